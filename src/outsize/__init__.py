@@ -1,0 +1,53 @@
+"""Outsize: tensors and models that do not fit in memory.
+
+Sizes them (`size`), sees what memory is there (`memory`), explains an out-of-memory failure (`explain`), and runs the work
+inside a budget of bytes. Every name below is loaded at its first use, so that `import outsize` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from outsize.core.errors import BudgetError, InputError, OutOfMemory, OutsizeError, StoreError
+from outsize.core.noun import Drawing, set_drawing
+
+if TYPE_CHECKING:
+    from outsize.machine import budget as budget
+    from outsize.machine import memory as memory
+    from outsize.sizing import size as size
+
+__version__ = "0.1.0"
+
+_VERBS = {
+    "budget": "outsize.machine",
+    "memory": "outsize.machine",
+    "size": "outsize.sizing",
+}
+"""Public verb -> the room it lives in."""
+
+_ROOMS: tuple[str, ...] = ()
+"""Rooms that are public as they are."""
+
+__all__ = ["BudgetError", "InputError", "OutOfMemory", "OutsizeError", "StoreError", *_VERBS, *_ROOMS]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _VERBS:
+        return getattr(importlib.import_module(_VERBS[name]), name)
+    if name in _ROOMS:
+        return importlib.import_module(f"outsize.{name}")
+    raise AttributeError(f"module 'outsize' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
+
+
+def _load_drawing() -> Drawing:
+    from outsize.report import draw
+
+    return draw
+
+
+set_drawing(_load_drawing)

@@ -1,0 +1,85 @@
+"""The `outsize` command: one file a verb.
+
+A verb's file has `add_arguments(parser)` and `run(args) -> int`; it parses, calls the verb, and hands the noun to
+`report`. Exit status: 0 fits or done, 1 does not fit or failed, 2 a mistake in what was asked. Only the file of the verb
+that was asked for is imported, so that an answer comes within half a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from outsize.core.errors import InputError, OutsizeError
+
+VERBS = {
+    "memory": "what memory is here, what limits it, and who holds it",
+    "size": "what tensors of a shape take, and where they fit",
+    "tour": "a walk through Outsize in under a minute",
+}
+"""Verb -> its help line, in the order they are listed."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except InputError as error:
+        return _complain(error, status=2)
+    except OutsizeError as error:
+        return _complain(error, status=1)
+    except KeyboardInterrupt:
+        return _complain("interrupted", status=130)
+    except BrokenPipeError:  # the reader (head, less) has gone: nothing to say, and no traceback at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words:
+        return _welcome()
+    verb = words[0] if words[0] in VERBS else None
+    parser = _build_parser(verb)
+    args = parser.parse_args(words)
+    if verb is None:
+        parser.print_help()
+        return 2
+    return int(args.run(args))
+
+
+def _build_parser(verb: str | None) -> argparse.ArgumentParser:
+    """The parser with every verb's help line, and the arguments of the one that was asked for."""
+    from outsize import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="outsize", description="Tensors and models that do not fit in memory.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"outsize {__version__}")
+    verbs = parser.add_subparsers(metavar="VERB", title="verbs")
+    for name, line in VERBS.items():
+        sub = verbs.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".", allow_abbrev=False)
+        if name == verb:
+            module = importlib.import_module(f"outsize.cli.{name}")
+            module.add_arguments(sub)
+            sub.add_argument("--json", action="store_true", help="print the same answer as JSON")
+            sub.set_defaults(run=module.run)
+    return parser
+
+
+def _welcome() -> int:
+    """`outsize` alone: the memory here, and the verbs."""
+    from outsize import report
+    from outsize.machine import memory
+
+    report.show(memory())
+    report.show_verbs(VERBS)
+    return 0
+
+
+def _complain(error: object, status: int) -> int:
+    print(f"outsize: {error}", file=sys.stderr)  # noqa: T201
+    return status

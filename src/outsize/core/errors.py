@@ -1,0 +1,67 @@
+"""The error tree. Every error carries its nouns, so that nobody has to parse our sentences.
+
+    OutsizeError
+    ├── InputError    a user's mistake: a bad shape, an unknown dtype, a missing file   (also a ValueError)
+    ├── BudgetError   the work cannot be done inside the budget; says the smallest that works
+    ├── OutOfMemory   memory ran out while running, in spite of the plan                (also a MemoryError)
+    └── StoreError    a file or store could not be read or written as asked             (also an OSError)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class OutsizeError(Exception):
+    """Root of every error Outsize raises on purpose."""
+
+
+class InputError(OutsizeError, ValueError):
+    """What was asked makes no sense; the message says what was read and what would be accepted."""
+
+
+class BudgetError(OutsizeError):
+    """The projected peak passes the budget."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        needed: int | None = None,
+        budget: int | None = None,
+        smallest: int | None = None,
+        culprit: str | None = None,
+        plan: Any = None,
+    ) -> None:
+        super().__init__(message)
+        self.needed = needed
+        """Bytes the work would hold at its peak."""
+        self.budget = budget
+        """Bytes that were allowed."""
+        self.smallest = smallest
+        """Smallest budget in bytes that works, None if none does."""
+        self.culprit = culprit
+        """Name of the step that needs the most."""
+        self.plan = plan
+        """The refused plan."""
+
+
+class OutOfMemory(OutsizeError, MemoryError):
+    """An allocation failed while running; carries the diagnosis when there is one."""
+
+    def __init__(self, message: str, *, diagnosis: Any = None) -> None:
+        super().__init__(message)
+        self.diagnosis = diagnosis
+        """The `Diagnosis` of this failure, or None."""
+
+
+class StoreError(OutsizeError, OSError):
+    """A file or store is damaged, missing, full, or not what its header claims."""
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
+        """The file or folder the error is about."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])

@@ -1,0 +1,48 @@
+"""What happens while work runs. Runs speak in events; whoever listens draws the bar or writes the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outsize.core.noun import Noun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started(Noun):
+    """A step begins."""
+
+    step: str
+    """Name of the step."""
+    index: int
+    """Its number, from 0."""
+    steps: int
+    """How many there are."""
+    bytes: int
+    """Bytes it will move."""
+    done: int = 0
+    """Bytes that an earlier, interrupted run has already moved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advanced(Noun):
+    """A step moved bytes."""
+
+    step: str
+    """Name of the step."""
+    bytes: int
+    """Bytes moved since the last such event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished(Noun):
+    """A step ended."""
+
+    step: str
+    """Name of the step."""
+    seconds: float
+    """How long it took."""
+
+
+Event = Started | Advanced | Finished
+Listener = Callable[[Event], None]

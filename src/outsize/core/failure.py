@@ -1,0 +1,116 @@
+"""A failure as its message states it, its cause with evidence, and what would mend it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from outsize.core.noun import Known, Noun
+
+
+class Exactness(enum.StrEnum):
+    """What a remedy does to the user's results."""
+
+    BITWISE = "bitwise"
+    """The same bits."""
+    ROUNDING = "same up to rounding"
+    """The same mathematics, summed in another order."""
+    DISTRIBUTION = "same in distribution"
+    """Other random draws, same law."""
+    APPROXIMATE = "approximate"
+    """Other results."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy(Noun):
+    """One thing to do about it."""
+
+    name: str
+    """What to do, in a few words."""
+    saves: int | None
+    """Bytes it gives back, None if that cannot be told from what is known."""
+    known: Known
+    """How `saves` is known."""
+    costs: str
+    """What it costs in time, disk or accuracy."""
+    exactness: Exactness
+    """What it does to results."""
+    how: str
+    """The exact line, setting or command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure(Noun):
+    """What a message says, exactly; None where it does not say."""
+
+    framework: str
+    """Who failed: `pytorch`, `tensorflow`, `jax`, `numpy`, `linux`, ..."""
+    requested_bytes: int | None = None
+    """Size of the allocation that failed."""
+    shape: tuple[int, ...] | None = None
+    """Shape of the failed allocation."""
+    dtype: str | None = None
+    """Its dtype as spelled in the message."""
+    device: str | None = None
+    """`cuda:0`, `cuda`, `hip:0`, `mps`, `tpu`, `cpu`, ..."""
+    total_bytes: int | None = None
+    """Capacity of the device."""
+    free_bytes: int | None = None
+    """What was free."""
+    allocated_bytes: int | None = None
+    """Held by the framework's allocator."""
+    reserved_bytes: int | None = None
+    """Total reserved by it."""
+    limit_bytes: int | None = None
+    """A cap below or beside the capacity."""
+    pid: int | None = None
+    """Process that was killed."""
+    process: str | None = None
+    """Its name."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further readings, by format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence(Noun):
+    """One reason to believe a cause."""
+
+    kind: Literal["message", "machine", "inferred"]
+    """Said by the message, read off the machine now, or concluded from both."""
+    text: str
+    """A sentence with its numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause(Noun):
+    """Why it ran out."""
+
+    name: str
+    """Short name: `true need`, `fragmentation`, `other process`, `limit`, ..."""
+    text: str
+    """One sentence for the user, with numbers."""
+    certain: bool
+    """True where the evidence decides; False for a candidate."""
+    decide: str = ""
+    """For a candidate: what would decide it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Diagnosis(Noun):
+    """A failure explained."""
+
+    failure: Failure | None
+    """What the message says; None where it is not an out-of-memory failure."""
+    cause: Cause | None
+    """The cause, or the likeliest candidate."""
+    candidates: tuple[Cause, ...] = ()
+    """Other causes that the evidence leaves open, likeliest first."""
+    evidence: tuple[Evidence, ...] = ()
+    """Why."""
+    remedies: tuple[Remedy, ...] = ()
+    """What to do, most bytes first."""
+
+    def __repr__(self) -> str:
+        return self.__str__()

@@ -1,0 +1,185 @@
+"""What memory is there: readings of pools, the limits on them, who holds them, and the budget we allow ourselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from outsize.core.noun import Known, Noun
+
+PoolKind = Literal["host", "pinned", "device", "disk", "shm"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool(Noun):
+    """A place where bytes can be."""
+
+    kind: PoolKind
+    """host RAM, pinned host RAM, a device's memory, disk, or shared memory."""
+    index: int | None = None
+    """Number of the device, None elsewhere."""
+
+    def __str__(self) -> str:
+        return self.kind if self.index is None else f"{self.kind} {self.index}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit(Noun):
+    """Something that forbids to pass a number of bytes."""
+
+    name: str
+    """What it is, as a user would say it: `container`, `ulimit -v`, `memory fraction`."""
+    bytes: int
+    """The most it allows."""
+    used: int | None
+    """How much of it is taken now, reclaimable cache not counted; None if unknown."""
+    source: str
+    """Where it was read: a file or a call."""
+
+    derived: ClassVar[tuple[str, ...]] = ("available",)
+
+    @property
+    def available(self) -> int:
+        """What this limit still leaves."""
+        return max(0, self.bytes - (self.used or 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder(Noun):
+    """A process that holds memory of a pool."""
+
+    pid: int
+    """Process id as the system that was asked counts it (inside a container it may be the host's)."""
+    name: str | None
+    """Command name, None if it cannot be seen from here."""
+    bytes: int | None
+    """What it holds, None where the driver does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolReading(Noun):
+    """One pool at one moment."""
+
+    pool: Pool
+    """Which pool."""
+    name: str
+    """What it is: `RAM`, `NVIDIA H200`, a path."""
+    total: int | None
+    """Bytes that exist."""
+    available: int | None
+    """Bytes that can be had now, all limits applied."""
+    limits: tuple[Limit, ...] = ()
+    """Everything that caps it below its total, tightest (least left) first."""
+    holders: tuple[Holder, ...] = ()
+    """Who holds it, largest first; empty if unknown."""
+    source: str = ""
+    """Who answered."""
+    notes: tuple[str, ...] = ()
+    """What else a user should know, a sentence each."""
+
+    derived: ClassVar[tuple[str, ...]] = ("biting",)
+
+    @property
+    def biting(self) -> Limit | None:
+        """The limit that is met first, None where the pool's own size is."""
+        return self.limits[0] if self.limits else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance(Noun):
+    """The budget of one pool."""
+
+    pool: Pool
+    """Which pool."""
+    bytes: int
+    """What we allow ourselves."""
+    reason: str
+    """Why this number, as a sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget(Noun):
+    """What we allow ourselves, a number per pool."""
+
+    allowances: tuple[Allowance, ...]
+    """One per pool that has a budget."""
+    scratch: str
+    """Folder for scratch files."""
+
+    def bytes_of(self, pool: Pool) -> int | None:
+        """Budget of a pool in bytes, None where it has none."""
+        return next((a.bytes for a in self.allowances if a.pool == pool), None)
+
+    @property
+    def host(self) -> int | None:
+        """Budget of host RAM in bytes."""
+        return self.bytes_of(HOST)
+
+    @property
+    def disk(self) -> int | None:
+        """Budget of scratch disk in bytes."""
+        return self.bytes_of(DISK)
+
+    def device(self, index: int = 0) -> int | None:
+        """Budget of a device in bytes."""
+        return self.bytes_of(Pool(kind="device", index=index))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Reading(Noun):
+    """This machine's memory at one moment, seen from inside this process."""
+
+    time: float
+    """Seconds since the epoch."""
+    host: PoolReading
+    """RAM with every limit that applies to this process."""
+    devices: tuple[PoolReading, ...]
+    """One per GPU."""
+    disk: PoolReading
+    """The scratch folder's disk."""
+    shm: PoolReading | None
+    """`/dev/shm`, None where there is none."""
+    swap_total: int
+    """Bytes of swap."""
+    swap_free: int
+    """Bytes of swap not in use."""
+    overcommit: Literal["heuristic", "always", "never"] | None
+    """The kernel's policy: does an allocation fail (`never`), or the process die later (`always`, mostly `heuristic`)?"""
+    rss: int
+    """Bytes of RAM this process holds now."""
+    oom_kills: int | None
+    """How often the kernel has killed for memory in this container so far."""
+    budget: Budget
+    """What Outsize would allow itself by default."""
+    notes: tuple[str, ...] = ()
+    """What could not be read and why."""
+
+    def __repr__(self) -> str:
+        return self.__str__()
+
+    @property
+    def pools(self) -> tuple[PoolReading, ...]:
+        """Every pool that was read."""
+        shm = () if self.shm is None else (self.shm,)
+        return (self.host, *self.devices, *shm, self.disk)
+
+    def of(self, pool: Pool) -> PoolReading | None:
+        """Reading of one pool."""
+        return next((reading for reading in self.pools if reading.pool == pool), None)
+
+
+HOST = Pool(kind="host")
+DISK = Pool(kind="disk")
+PINNED = Pool(kind="pinned")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part(Noun):
+    """One named share of a footprint."""
+
+    name: str
+    """What holds the bytes: `weights`, `gradients`, `tile of x`."""
+    bytes: int
+    """How many."""
+    known: Known
+    """How the number is known."""

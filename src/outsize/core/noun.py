@@ -1,0 +1,80 @@
+"""What all nouns share: a readable text, an HTML picture for notebooks, and plain data for JSON.
+
+A noun does not know how it looks: `report` does, and it sits above. So the drawing is looked up when it is needed, through
+`drawing`, which the top of the package points at `report`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any, ClassVar, Literal
+
+
+class Known(enum.StrEnum):
+    """How a number is known. Every projected number carries one of these."""
+
+    EXACT = "exact"
+    """Equal to what happens, to the byte."""
+    BOUND = "bound"
+    """Never below what happens."""
+    ESTIMATE = "estimate"
+    """Near what happens, on either side."""
+
+
+Drawing = Callable[[Any, Literal["text", "html"]], str | None]
+"""(noun, skin) -> drawn text, or None where `report` has no drawing for this noun."""
+
+_drawing: Callable[[], Drawing] | None = None
+
+
+def set_drawing(loader: Callable[[], Drawing]) -> None:
+    """Tell nouns where their drawings are; the loader runs at the first `print`, so that importing stays cheap."""
+    global _drawing
+    _drawing = loader
+
+
+class Noun:
+    """Base of the frozen nouns."""
+
+    __slots__ = ()
+
+    derived: ClassVar[tuple[str, ...]] = ()
+    """Names of the properties that belong in JSON beside the fields."""
+
+    def __str__(self) -> str:
+        drawn = _drawing()(self, "text") if _drawing else None
+        return repr(self) if drawn is None else drawn
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
+
+    def _repr_html_(self) -> str | None:
+        return _drawing()(self, "html") if _drawing else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """This noun as plain data: the same numbers that the text shows, bytes as integers, unknown as None."""
+        plain = to_plain(self)
+        assert isinstance(plain, dict)
+        return plain
+
+
+def to_plain(value: Any) -> Any:
+    """Nouns, enums, tuples and paths as JSON-ready data."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value) if field.repr]
+        names += [name for name in getattr(value, "derived", ()) if name not in names]
+        return {name: to_plain(getattr(value, name)) for name in names}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list | set | frozenset):
+        return [to_plain(item) for item in value]
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    if isinstance(value, PurePath):
+        return str(value)
+    return repr(value)

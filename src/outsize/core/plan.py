@@ -1,0 +1,113 @@
+"""A plan is a value: read it before it runs; it refuses itself where it does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from outsize.core.errors import BudgetError
+from outsize.core.memory import HOST, Allowance, Part, Pool
+from outsize.core.noun import Known, Noun
+from outsize.core.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak(Noun):
+    """What a step or a plan holds at most in one pool."""
+
+    pool: Pool
+    """Where."""
+    bytes: int
+    """The most it holds."""
+    known: Known
+    """How that is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step(Noun):
+    """One pass over data, or one phase of a training step."""
+
+    name: str
+    """What it does, in a few words."""
+    peaks: tuple[Peak, ...]
+    """Projected peak per pool while it runs."""
+    parts: tuple[Part, ...] = ()
+    """What makes up the peak."""
+    read: int = 0
+    """Bytes it reads from disk."""
+    written: int = 0
+    """Bytes it writes to disk."""
+    floor: int | None = None
+    """Fewest bytes any schedule could move for this step inside this budget, None if no bound is known."""
+    tiles: int = 1
+    """How many tiles it works through."""
+    tile: tuple[int, ...] = ()
+    """Shape of a tile of the output."""
+    smallest: int | None = None
+    """Smallest host budget in bytes with which this step could run, None if unknown."""
+    notes: tuple[str, ...] = ()
+    """Choices worth knowing."""
+
+    derived: ClassVar[tuple[str, ...]] = ("distance",)
+
+    @property
+    def distance(self) -> float | None:
+        """Bytes moved over the floor: 1.0 is optimal."""
+        return None if not self.floor else (self.read + self.written) / self.floor
+
+    def peak(self, pool: Pool = HOST) -> int:
+        """Projected peak in a pool in bytes."""
+        return max((peak.bytes for peak in self.peaks if peak.pool == pool), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Plan(Noun):
+    """Steps in order, with what they hold, read and write, before any of it runs."""
+
+    name: str
+    """What the whole does."""
+    steps: tuple[Step, ...]
+    """In the order they run."""
+    budgets: tuple[Allowance, ...]
+    """What each pool may hold."""
+    smallest: int | None
+    """Smallest host budget in bytes that works, None if unknown."""
+
+    derived: ClassVar[tuple[str, ...]] = ("fits", "read", "written")
+
+    def __repr__(self) -> str:
+        return self.__str__()
+
+    @property
+    def read(self) -> int:
+        """Bytes read from disk in all."""
+        return sum(step.read for step in self.steps)
+
+    @property
+    def written(self) -> int:
+        """Bytes written to disk in all."""
+        return sum(step.written for step in self.steps)
+
+    def peak(self, pool: Pool = HOST) -> int:
+        """Projected peak in a pool in bytes."""
+        return max((step.peak(pool) for step in self.steps), default=0)
+
+    @property
+    def fits(self) -> bool:
+        """True where every pool's projected peak is inside its budget."""
+        return all(self.peak(allowance.pool) <= allowance.bytes for allowance in self.budgets)
+
+    def check(self) -> None:
+        """Raise a `BudgetError` that names the worst step and the smallest budget that works; return if it fits."""
+        for allowance in self.budgets:
+            needed = self.peak(allowance.pool)
+            if needed <= allowance.bytes:
+                continue
+            worst = max(self.steps, key=lambda step: step.peak(allowance.pool))
+            smallest = self.smallest if allowance.pool == HOST else None
+            way_out = "" if smallest is None else f"; the smallest budget that works is {format_bytes(smallest)}"
+            raise BudgetError(
+                f"{self.name}: step '{worst.name}' holds {format_bytes(needed)} of {allowance.pool}, "
+                f"the budget is {format_bytes(allowance.bytes)}{way_out}",
+                needed=needed, budget=allowance.bytes, smallest=smallest, culprit=worst.name, plan=self,
+            )  # fmt: skip

@@ -1,0 +1,56 @@
+"""Bytes in, text out, and back: the only place where units live.
+
+KB, MB, GB, TB, PB are powers of 1000 and KiB, MiB, GiB, TiB, PiB powers of 1024, as the standards say; the field mixes
+them up by 7 % at G, and a budget may not. A bare K, M, G, T (as in `ulimit` or Kubernetes) is refused as ambiguous.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from outsize.core.errors import InputError
+
+KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
+
+_DECIMAL = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15}
+_BINARY = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "pib": 2**50}
+_UNITS = _DECIMAL | _BINARY | {"": 1, "byte": 1, "bytes": 1}
+_TEXT = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORECASE)
+_PRINTED = (("PiB", 2**50), ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def parse_bytes(value: int | str) -> int:
+    """`"1.5 GiB"` -> 1610612736, `"2GB"` -> 2000000000, `4096` -> 4096; anything else is an `InputError`."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise InputError(f"a size is a whole number of bytes or text such as '2GiB', not {value!r}")
+    if isinstance(value, int):
+        if value < 0:
+            raise InputError(f"a size cannot be negative: {value}")
+        return value
+    match = _TEXT.fullmatch(value)
+    if match is None:
+        raise InputError(f"cannot read {value!r} as a size: write a number and a unit, such as 512MiB, 2GiB or 2GB")
+    number, unit = match.group(1), match.group(2).lower()
+    if unit in {"k", "m", "g", "t", "p"}:
+        letter = unit.upper()
+        raise InputError(
+            f"{value!r} is ambiguous: write {letter}iB for powers of 1024 or {letter}B for powers of 1000"
+        )
+    if unit not in _UNITS:
+        raise InputError(
+            f"unknown unit {match.group(2)!r} in {value!r}: use B, KiB, MiB, GiB, TiB (1024) or KB, MB, GB, TB (1000)"
+        )
+    return int(Fraction(number.replace("_", "")) * _UNITS[unit])
+
+
+def format_bytes(value: int | None) -> str:
+    """1070596096 -> `'1021.00 MiB'`; None -> `'-'`. Below 1 KiB the exact count is given."""
+    if value is None:
+        return "-"
+    sign, size = ("-" if value < 0 else ""), abs(value)
+    for unit, scale in _PRINTED:
+        if size >= scale:
+            hundredths = (size * 100 + scale // 2) // scale
+            return f"{sign}{hundredths // 100:,}.{hundredths % 100:02d} {unit}"
+    return f"{sign}{size} B"

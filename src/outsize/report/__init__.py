@@ -1,0 +1,77 @@
+"""Nouns as text, JSON and HTML. One drawing a noun; every skin is made from it.
+
+A drawing takes a noun and returns a rich renderable. `DRAWINGS` says which file draws which noun, and a file is imported
+when its noun is first shown. Knows only `core`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from outsize.core.noun import to_plain
+
+DRAWINGS = {
+    "Plan": "outsize.report.plan",
+    "Reading": "outsize.report.reading",
+    "Sizing": "outsize.report.sizing",
+}
+"""Name of the noun's class -> the module whose `draw` draws it."""
+
+_HTML = '<pre style="font-family:monospace;line-height:1.25">{code}</pre>'
+
+
+def renderable(noun: Any) -> RenderableType | None:
+    """The noun's drawing, or None where it has none."""
+    module = DRAWINGS.get(type(noun).__name__)
+    return None if module is None else importlib.import_module(module).draw(noun)
+
+
+def draw(noun: Any, skin: Literal["text", "html"]) -> str | None:
+    """The noun as plain text or as an HTML fragment."""
+    drawn = renderable(noun)
+    if drawn is None:
+        return None
+    console = Console(
+        file=io.StringIO(), width=_width(), record=skin == "html", color_system="truecolor" if skin == "html" else None,
+        legacy_windows=False,
+    )  # fmt: skip
+    console.print(drawn)
+    if skin == "html":
+        return console.export_html(inline_styles=True, code_format=_HTML)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def to_json(noun: Any) -> str:
+    """The noun as JSON text."""
+    return json.dumps(to_plain(noun), indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def show(noun: Any, as_json: bool = False) -> None:
+    """Print a noun (or anything rich can print) to standard output, in colour where that is a terminal."""
+    if as_json:
+        sys.stdout.write(to_json(noun) + "\n")
+        return
+    drawn = renderable(noun)
+    Console(width=_width(), highlight=False).print(noun if drawn is None else drawn)
+
+
+def show_verbs(verbs: Mapping[str, str]) -> None:
+    """Print the list of verbs."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, line in verbs.items():
+        table.add_row(f"[bold]outsize {name}[/]", line)
+    show(table)
+
+
+def _width() -> int:
+    return min(120, shutil.get_terminal_size((100, 24)).columns) if sys.stdout.isatty() else 100
