@@ -1,0 +1,1 @@
+"""Arrays larger than memory: graph -> plan -> run, inside a budget of bytes."""

@@ -1,0 +1,1 @@
+"""Where arrays live: files and memory, each behind the two small interfaces of `base`."""
