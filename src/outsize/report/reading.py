@@ -65,7 +65,7 @@ def _details(pool: PoolReading) -> list[str]:
 
 
 _OVERCOMMIT = {
-    "heuristic": "overcommit is heuristic: a request larger than RAM and swap fails, smaller ones succeed and may be killed later",
+    "heuristic": "overcommit is heuristic: a request beyond RAM and swap fails, a smaller one succeeds and may be killed later",
     "always": "overcommit is always on: no request fails, the process is killed when memory runs out",
     "never": "overcommit is off: a request fails when the commit limit is reached, touched or not",
 }

@@ -28,7 +28,9 @@ def draw(sizing: Sizing) -> RenderableType:
 
 
 def _headline(sizing: Sizing) -> Text:
-    names = " + ".join(map(str, sizing.specs[:3])) + (f" + {len(sizing.specs) - 3} more" if len(sizing.specs) > 3 else "")
+    names = " + ".join(map(str, sizing.specs[:3])) + (
+        f" + {len(sizing.specs) - 3} more" if len(sizing.specs) > 3 else ""
+    )
     times = f"{sizing.count} x " if sizing.count != 1 else ""
     verdict, style = _FITS[sizing.fits]
     decimal = f" = {sizing.bytes / 1e9:,.3f} GB" if sizing.bytes >= 10**7 else ""
@@ -56,7 +58,9 @@ def _takes(sizing: Sizing) -> Table:
     table = _table("allocator", "takes", "more than asked", "known", "why")
     for take in sizing.takes:
         more = take.reserved - take.requested
-        table.add_row(take.allocator, format_bytes(take.reserved), format_bytes(more) if more else "-", take.known, take.note)
+        table.add_row(
+            take.allocator, format_bytes(take.reserved), format_bytes(more) if more else "-", take.known, take.note
+        )
     return table
 
 
@@ -64,7 +68,13 @@ def _places(sizing: Sizing) -> Table:
     table = _table("place", "has", "needs", "fits", "why")
     for place in sizing.places:
         verdict, style = _FITS[place.fits]
-        table.add_row(place.name, format_bytes(place.capacity), format_bytes(place.needed), Text(verdict, style=style), _why(place))
+        table.add_row(
+            place.name,
+            format_bytes(place.capacity),
+            format_bytes(place.needed),
+            Text(verdict, style=style),
+            _why(place),
+        )
     return table
 
 
@@ -75,5 +85,7 @@ def _why(place: Place) -> str:
 def _alternatives(title: str, alternatives: tuple[Alternative, ...]) -> Table:
     table = _table(title, "bytes", "", "saves")
     for other in alternatives:
-        table.add_row(other.name, f"{other.bytes:,}", format_bytes(other.bytes), format_bytes(other.saves) if other.saves else "-")
+        table.add_row(
+            other.name, f"{other.bytes:,}", format_bytes(other.bytes), format_bytes(other.saves) if other.saves else "-"
+        )
     return table
