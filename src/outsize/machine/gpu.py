@@ -54,12 +54,10 @@ def _visible(nvml: Any, handles: list[Any], environ: Mapping[str, str]) -> list[
     by_name |= {_text(nvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
     seen = []
     for name in (word.strip() for word in wanted.split(",")):
-        match = by_name.get(name) or next(
-            (h for key, h in by_name.items() if name.startswith("GPU-") and key.startswith(name)), None
-        )
-        if match is None:
+        matches = [key for key in by_name if key == name or (name.startswith("GPU-") and key.startswith(name))]
+        if not matches:
             break
-        seen.append(match)
+        seen.append(by_name[matches[0]])
     return seen
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -19,9 +20,9 @@ def draw(reading: Reading) -> RenderableType:
         table.add_row(_title(pool), format_bytes(pool.total), format_bytes(pool.available), _bar(pool), _biting(pool))
     lines: list[RenderableType] = [table, Text()]
     for pool in reading.pools:
-        lines += [Text("  " + line) for line in _details(pool)]
-    lines += [Text("  " + line) for line in _policies(reading)]
-    lines += [Text("  " + note, style="yellow") for note in reading.notes]
+        lines += [Padding(line, (0, 0, 0, 2)) for line in _details(pool)]
+    lines += [Padding(line, (0, 0, 0, 2)) for line in _policies(reading)]
+    lines += [Padding(Text(note, style="yellow"), (0, 0, 0, 2)) for note in reading.notes]
     lines += [Text(), Text("default budget", style="bold")]
     for allowance in reading.budget.allowances:
         lines.append(Text(f"  {allowance.pool}: {format_bytes(allowance.bytes)} = {allowance.reason}"))
@@ -65,7 +66,7 @@ def _details(pool: PoolReading) -> list[str]:
 
 
 _OVERCOMMIT = {
-    "heuristic": "overcommit is heuristic: a request beyond RAM and swap fails, a smaller one succeeds and may be killed later",
+    "heuristic": "overcommit is heuristic: a request beyond RAM and swap fails, others may be killed later",
     "always": "overcommit is always on: no request fails, the process is killed when memory runs out",
     "never": "overcommit is off: a request fails when the commit limit is reached, touched or not",
 }

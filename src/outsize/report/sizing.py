@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +24,7 @@ def draw(sizing: Sizing) -> RenderableType:
     if sizing.halved:
         blocks += [Text(), _alternatives("halving one axis", sizing.halved)]
     if sizing.moves:
-        blocks += [Text(), Text("next", style="bold"), *(Text(f"  {move}") for move in sizing.moves)]
+        blocks += [Text(), Text("next", style="bold"), *(Padding(move, (0, 0, 0, 2)) for move in sizing.moves)]
     return Group(*blocks)
 
 
