@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rich.console import Console, RenderableType
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -72,6 +73,16 @@ def show_verbs(verbs: Mapping[str, str]) -> None:
     for name, line in verbs.items():
         table.add_row(Text(f"outsize {name}", style="bold"), line)
     show(table)
+
+
+def show_stop(number: int, stops: int, command: str, why: str, noun: Any) -> None:
+    """Print one stop of the tour: what one would type, why, and the answer."""
+    show(Rule(Text(f"{number} of {stops}"), style="dim"))
+    show(Text(why))
+    show(Text(f"$ {command}", style="bold cyan"))
+    show(Text())
+    show(noun)
+    show(Text())
 
 
 def _width() -> int:
