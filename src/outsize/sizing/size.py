@@ -146,7 +146,7 @@ def _asked_places(takes: tuple[Take, ...], budget: int | str | None, card: str |
         found = find_card(card)
         yield Place(
             name=found.name, where="asked", capacity=found.usable, needed=_reserved(takes, "cuda"), known=Known.ESTIMATE,
-            reason="its memory less the context",
+            reason="its memory less driver and context",
         )  # fmt: skip
 
 
