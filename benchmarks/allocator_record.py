@@ -3,9 +3,10 @@
     python benchmarks/allocator_record.py OUT.tar        # all cases, each in a fresh process, several at a time
     python benchmarks/allocator_record.py --case NAME FILE.json.gz
 
-In: nothing but torch, torchvision and transformers (random weights). Out: for each case one gzipped JSON file with torch's
-own trace from the start of the process, in columns (action, address, bytes, stream), and torch's own statistics, which the
-tests hold the replay against. Files without a GPU in the name can be re-read on any machine.
+In: nothing but torch, torchvision and transformers (random weights). Out: for each case one gzipped JSON file with
+torch's own trace from the start of the process, in columns (action, address in steps of 512 bytes from the lowest, bytes,
+stream), and torch's own statistics, which the tests hold the replay against. The files that the tests use are in
+tests/allocator/data.
 """
 
 from __future__ import annotations
@@ -246,6 +247,12 @@ LIMITED = {
 """Name -> case whose peak the limit is taken from, settings, work, share of that peak."""
 
 
+def steps(entries: list[dict[str, Any]]) -> list[int]:
+    """Addresses from the lowest, in steps of 512 bytes; 0 for entries without one."""
+    lowest = min((entry["addr"] for entry in entries if "addr" in entry), default=0)
+    return [(entry["addr"] - lowest) // 512 if "addr" in entry else 0 for entry in entries]
+
+
 def record(name: str, file: Path, peak: int) -> None:
     """Run one case in this process and write its recording."""
     import torch
@@ -278,7 +285,7 @@ def record(name: str, file: Path, peak: int) -> None:
         "other_actions": sorted({entry["action"] for entry in entries} - set(ACTIONS)),
         "result": result,
         "action": "".join(ACTIONS[entry["action"]] for entry in kept),
-        "address": [entry["addr"] if "addr" in entry else entry.get("device_free", 0) for entry in kept],
+        "address": steps(kept),
         "bytes": [entry["size"] for entry in kept],
         "stream": [queues.index(entry["stream"]) for entry in kept],
         "segments": len(snapshot["segments"]),
@@ -296,7 +303,7 @@ def run_case(name: str, folder: Path, peak: int = 0) -> str:
         return f"{name}: failed: {done.stderr.strip().splitlines()[-1:]}"
     got = json.loads(gzip.decompress(file.read_bytes()))
     size = file.stat().st_size
-    return f"{name}: {len(got['action'])} entries, peak {got['peak']}, retries {got['retries']}, {size} B, {got['result'].get('ran_out', '')}"
+    return f"{name}: {len(got['action'])} entries, peak {got['peak']}, retries {got['retries']}, {size} B"
 
 
 def main() -> None:
