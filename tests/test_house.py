@@ -72,10 +72,3 @@ def test_ci_runs_the_test_command_of_the_readme():
     command = "python3 -m venv .venv && .venv/bin/pip install -q -e '.[test]' && .venv/bin/python scripts/check"
     assert command in (ROOT / "README.md").read_text()
     assert command in (ROOT / ".ci" / "run").read_text()
-
-
-def test_only_report_and_cli_print():
-    for path in (ROOT / "src" / "outsize").rglob("*.py"):
-        room = path.relative_to(ROOT / "src" / "outsize").parts[0]
-        if room not in ("report", "cli"):
-            assert "print(" not in path.read_text().replace("pprint(", ""), path

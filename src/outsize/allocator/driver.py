@@ -71,7 +71,7 @@ class CudaDriver(Driver):
         if recorded:
             return recorded.popleft()
         self.invents = True
-        for at, (address, room) in enumerate(self.holes):
+        for at, (address, room) in enumerate(self.holes):  # noqa: B007  (used after the loop)
             if room >= size:
                 del self.holes[at]
                 break

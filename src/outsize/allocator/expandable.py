@@ -81,7 +81,7 @@ class ExpandableCache(CudaCache):
                 return piece
         page = self.page(home)
         capacity = self.driver.capacity
-        space = UNBOUNDED if capacity is None else capacity + capacity // 8
+        space = max(UNBOUNDED, size) if capacity is None else capacity + capacity // 8
         space = -(-space // page) * page
         address = self.driver.place(space)
         piece = self.first[address] = home.unmapped[address] = Piece(home, address, address, space, UNMAPPED)

@@ -34,15 +34,16 @@ def _headline(sizing: Sizing) -> Text:
     )
     times = f"{sizing.count} x " if sizing.count != 1 else ""
     verdict, style = _FITS[sizing.fits]
+    where = ", ".join(place.name for place in sizing.places if place.where == "asked") or "here"
     decimal = f" = {sizing.bytes / 1e9:,.3f} GB" if sizing.bytes >= 10**7 else ""
     return Text.assemble(
         f"{times}{names}: ", (f"{sizing.bytes:,} bytes", "bold"), f" = {format_bytes(sizing.bytes)}{decimal} (exact)  ",
-        (f"{verdict} here", f"bold {style}"),
+        (f"{verdict}: {where}", f"bold {style}"),
     )  # fmt: skip
 
 
 def _table(*titles: str, left: int = 1) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 2), header_style="bold")
+    table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
     for position, title in enumerate(titles):
         table.add_column(title, justify="left" if position < left or title in ("why", "fits") else "right")
     return table

@@ -78,7 +78,7 @@ def size(
     asked = [*_asked_places(takes, budget, card)]
     sizing = Sizing(
         specs=specs, count=count, parts=parts, takes=takes,
-        places=(*asked, *_places_here(takes, reading), *_places_elsewhere(takes)),
+        places=(*asked, *_places_here(takes, reading), *_places_elsewhere(takes, card and find_card(card).name)),
         dtypes=_other_dtypes(specs, count), halved=_halved(specs, count), moves=(),
     )  # fmt: skip
     return replace(sizing, moves=choose_moves(sizing, reading))
@@ -163,10 +163,10 @@ def _place_of(reading: PoolReading, name: str, needed: int) -> Place:
     return Place(name=name, where="here", capacity=reading.available, needed=needed, known=Known.EXACT, reason=reason)
 
 
-def _places_elsewhere(takes: tuple[Take, ...]) -> Iterator[Place]:
+def _places_elsewhere(takes: tuple[Take, ...], asked: str | None) -> Iterator[Place]:
     needed = _reserved(takes, "cuda")
-    for card in CARDS:
-        if card.common:
+    for card in sorted(CARDS, key=lambda card: card.total):
+        if card.common and card.name != asked:
             yield Place(name=card.name, where="card", capacity=card.usable, needed=needed, known=Known.ESTIMATE)
 
 
