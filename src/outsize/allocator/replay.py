@@ -23,7 +23,6 @@ from outsize.core.allocation import EMPTY_CACHE, AllocationEvent, OutOfMemoryPoi
 from outsize.core.errors import InputError
 from outsize.core.noun import Known
 
-
 Settings = CudaSettings | BfcSettings | GlibcSettings
 Addresses = Iterable[tuple[int, int]]
 

@@ -25,9 +25,13 @@ class _Row(NamedTuple):
 
 TAKERS: dict[str, _Row] = {
     "host": _Row("glibc", MEMALIGN, Known.BOUND, "malloc: a header, alignment and whole pages"),
-    "cuda": _Row("cuda", 0, Known.EXACT, "torch: blocks of 512 B out of segments of 2 MiB, 20 MiB or a multiple of 2 MiB"),
+    "cuda": _Row(
+        "cuda", 0, Known.EXACT, "torch: blocks of 512 B out of segments of 2 MiB, 20 MiB or a multiple of 2 MiB"
+    ),
     "cuda expandable": _Row("cuda-expandable", 0, Known.EXACT, "torch, expandable_segments: pages of 2 MiB or 20 MiB"),
-    "tensorflow": _Row("bfc", 0, Known.EXACT, "regions that double from 2 MiB; all of the limit at once without growth"),
+    "tensorflow": _Row(
+        "bfc", 0, Known.EXACT, "regions that double from 2 MiB; all of the limit at once without growth"
+    ),
     "pinned": _Row("pinned", 0, Known.EXACT, "torch pin_memory: the next power of two"),
 }
 """Name of the allocator -> the model that answers."""
