@@ -71,6 +71,8 @@ def to_plain(value: Any) -> Any:
         return value.value
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: to_plain(item) for name, item in value._asdict().items()}
     if isinstance(value, tuple | list | set | frozenset):
         return [to_plain(item) for item in value]
     if isinstance(value, str | int | float | bool) or value is None:
