@@ -24,6 +24,7 @@ from outsize.core.noun import to_plain
 DRAWINGS = {
     "Plan": "outsize.report.plan",
     "Reading": "outsize.report.reading",
+    "Replay": "outsize.report.replay",
     "Sizing": "outsize.report.sizing",
 }
 """Name of the noun's class -> the module whose `draw` draws it."""
