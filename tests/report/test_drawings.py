@@ -45,3 +45,27 @@ def test_a_noun_without_a_drawing_prints_its_fields():
 
     assert isinstance(HOST, Noun)
     assert repr(HOST) == "Pool(kind='host', index=None)"
+
+
+def test_a_plan_shows_its_verdict_steps_and_smallest_budget():
+    from outsize.core.memory import HOST, Allowance, Part
+    from outsize.core.noun import Known
+    from outsize.core.plan import Peak, Plan, Step
+
+    parts = (Part(name="tile of x", bytes=3 * MiB, known=Known.EXACT),)
+    step = Step(
+        name="sum", peaks=(Peak(pool=HOST, bytes=3 * MiB, known=Known.EXACT),), parts=parts, read=8 * MiB, floor=4 * MiB,
+        tiles=2, tile=(512, 7), notes=("both ride on one read",),
+    )  # fmt: skip
+    small = (Allowance(pool=HOST, bytes=2 * MiB, reason="set by you"),)
+    text = str(Plan(name="sum of x", steps=(step,), budgets=small, smallest=MiB))
+    for piece in (
+        "does not fit",
+        "3.00 MiB of 2.00 MiB host",
+        "2 of 512x7",
+        "2.00x",
+        "tile of x",
+        "smallest",
+        "both ride",
+    ):
+        assert piece in text
