@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 
 _VERBS = {
     "budget": "outsize.machine",
+    "explain": "outsize.failure",
     "memory": "outsize.machine",
     "size": "outsize.sizing",
 }

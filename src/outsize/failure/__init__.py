@@ -1,0 +1,3 @@
+"""Why memory ran out and what would mend it: text, exception, snapshot or dead process -> `Diagnosis`."""
+
+from outsize.failure.explain import explain as explain

@@ -1,0 +1,137 @@
+"""Text as people paste it -> text as the program printed it: the front end that all formats share.
+
+In: a message with colours, log prefixes, quoting, JSON or mail escapes, HTML entities, wrapped lines. Out: `Cleaned`, the
+same text in three views: `flat` (line breaks are spaces), `joined` (line breaks are nothing, for text cut in the middle of
+a word or a number) and `lines`. A log of many megabytes is first cut to the passages around words that can matter.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from dataclasses import dataclass
+
+LONGEST = 60_000
+"""Characters that are read in full; of a longer text only passages are."""
+_BEFORE, _AFTER = 2_000, 6_000
+
+_TRIGGERS = re.compile(
+    r"out[ _]?of[ _]?(?:gpu |device |host |shared )?(?:memory|resource)|oom|memoryerror|allocat|alloc_failed|memory limit|"
+    r"resource_?exhausted|bad_alloc|killed|sigkill|bus error|heap space|insufficient memory|not enough memory|no space left|"
+    r"exit(?:ed)?[ _]?(?:code|status)|exitcode|memory pressure|memory budget|KV cache|cache blocks|malloc|mmap|overhead limit",
+    re.IGNORECASE,
+)
+_ANSI = re.compile(r"(?:\x1b|\\x1b|\\u001b|\\033|\\e|\^\[)\[[0-9;?]{0,20}[A-Za-z]|\[[0-9]{1,2}(?:;[0-9]{1,3}){0,4}m|\x1b\][^\x07]{0,200}\x07")
+_ENTITY = re.compile(r"&(?:#[0-9]{1,6}|#x[0-9a-fA-F]{1,6}|[a-zA-Z]{2,8});")
+_QUOTED_PRINTABLE = re.compile(r"=[ \t]{0,4}\r?\n|=3D|=20|=E2=80|=C2=A0")
+_SOFT_BREAK = re.compile(r"=[ \t]{0,4}\r?\n")
+_OCTETS = re.compile(r"(?:=[0-9A-F]{2}){1,64}")
+_ESCAPES = ((re.compile(r"\\{1,4}r(?=\\{1,4}n)"), ""), (re.compile(r"\\{1,4}n"), "\n"), (re.compile(r"\\{1,4}t"), " "),
+            (re.compile(r"\\{1,4}([\"'/])"), r"\1"))  # fmt: skip
+_UNICODE = re.compile(r"\\{1,4}u([0-9a-fA-F]{4})")
+_SPACES = str.maketrans({"\xa0": " ", "\u202f": " ", "\u2009": " ", "\u200b": "", "\u200c": "", "\ufeff": "", "\x00": "",
+                         "\u2026": "...", "\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "\t": " ",
+                         "\r": "\n", "\x0b": "\n", "\x0c": "\n", "\x85": "\n", "\u2028": "\n", "\u2029": "\n"})  # fmt: skip
+
+_TIME = r"[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]{1,9})?)?(?: ?[AP]M)?Z?(?:[+-][0-9]{2}:?[0-9]{2})?"
+_DATE = r"(?:[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}[-/][0-9]{1,2}(?:[-/][0-9]{2,4})?|(?:[A-Z][a-z]{2},? )?[A-Z][a-z]{2} {1,2}[0-9]{1,2}(?: [0-9]{4})?)"
+_LEVEL = r"(?:DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE|TRACE|[DIWEF])"
+_PREFIX = re.compile(
+    "|".join(
+        f"(?:{rule})"
+        for rule in (
+            r"[#>|│┃║╎┆]+(?= |$)|[#>]{1,8}(?=\S)|//+ ?|/\*+ |\*+ |;+ |--+ |REM |dnl |%+ |\"\"\"|'''",
+            rf"\[? ?{_DATE}[T ,]{{1,2}}{_TIME}(?: [0-9]{{4}})? ?\]?[:,]?(?= |$)",
+            rf"\[? ?{_TIME} ?\]?[:,]?(?= )",
+            r"\[ {0,8}[0-9]{1,9}\.[0-9]{1,9}\]",
+            r"[0-9]{1,3}\.[0-9]{2}\.[0-9]{3}\.[0-9]{3}(?= )",
+            rf"\[?{_LEVEL}\]?(?::(?:[\w.]{{1,40}}:)?| - | \|)(?= ?)",
+            rf"(?:\[{_LEVEL}\]|{_LEVEL}) (?=[0-9\[(])",
+            r"\[[a-z]{2,12}[ _-]?[0-9]{1,5}\]:?(?= |$)|\[[0-9]{1,6}(?:,[0-9]{1,6})?\](?:<\w{3,6}>)?:?(?= |$)|[0-9]{1,5}: (?=\D)",
+            r"\((?:[A-Z]\w{0,40}|pid)[ =][^()\n]{1,80}\)(?= |$)|\(raylet\)",
+            r"[a-z][\w.-]{1,40} {1,20}\|(?= |$)",
+            r"[\w./-]{1,60}\.(?:py|cc|cpp|cu|h|go|rs):[0-9]{1,6}\](?= |$)|\[[\w./-]{1,60}\.(?:py|cc|cpp|cu|h|go|rs):[0-9]{1,6}\](?= |$)",
+            r"[EIWF][0-9]{4} [0-9:.]{8,16} {1,6}[0-9]{1,9} ",
+        )
+    ),
+)  # fmt: skip
+_EDGE_OPEN = re.compile(r"(?:[fbru]{0,2}(?:\"|'))(?=[A-Za-z(0-9])")
+_EDGE_CLOSE = re.compile(r"(?: ?\\n)?(?:\"|')(?: ?[,+\\)]{0,3})$| ?[│┃║\\]$")
+_BLANKS = re.compile(r" {2,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """One message in three views."""
+
+    flat: str
+    """Every run of white space, line breaks included, is one space."""
+    joined: str
+    """Line breaks are gone without a trace."""
+    lines: str
+    """Line breaks kept, prefixes and colours gone."""
+    key: str
+    """Lower case without any white space: only to ask quickly whether a word is there."""
+
+
+def clean(text: str) -> Cleaned:
+    """The three views of a message."""
+    text = _decode(_cut(text))
+    lines = [line for line in map(_strip_line, text.split("\n")) if line]
+    flat = _BLANKS.sub(" ", " ".join(lines))
+    joined = _BLANKS.sub(" ", "".join(lines))
+    return Cleaned(flat=flat, joined=joined, lines="\n".join(lines), key="".join(flat.lower().split()))
+
+
+def _cut(text: str) -> str:
+    """The passages of a long text that can matter, as many as fit."""
+    if len(text) <= LONGEST:
+        return text
+    passages: list[tuple[int, int]] = []
+    taken = 0
+    for trigger in _TRIGGERS.finditer(text):
+        start, end = max(0, trigger.start() - _BEFORE), min(len(text), trigger.end() + _AFTER)
+        if passages and start <= passages[-1][1]:
+            taken += end - passages[-1][1]
+            passages[-1] = (passages[-1][0], end)
+        else:
+            passages.append((start, end))
+            taken += end - start
+        if taken >= LONGEST:
+            break
+    return "\n".join(text[start:end] for start, end in passages)[: 2 * LONGEST]
+
+
+def _decode(text: str) -> str:
+    """Escapes of mail, HTML, JSON and terminals undone."""
+    if _QUOTED_PRINTABLE.search(text):
+        text = _OCTETS.sub(_decode_octets, _SOFT_BREAK.sub("", text))
+    if "&" in text:
+        text = _ENTITY.sub(lambda entity: html.unescape(entity.group()), text)
+    if "[" in text:
+        text = _ANSI.sub("", text)
+    if "\\" in text:
+        for escape, plain in _ESCAPES:
+            text = escape.sub(plain, text)
+        text = _UNICODE.sub(lambda match: chr(int(match.group(1), 16)), text)
+        text = _ANSI.sub("", text)
+    return text.translate(_SPACES)
+
+
+def _decode_octets(match: re.Match[str]) -> str:
+    return bytes.fromhex(match.group().replace("=", "")).decode("utf-8", "replace")
+
+
+def _strip_line(line: str) -> str:
+    """A line without what a terminal, a log or a quotation put around it."""
+    line = line.strip()
+    for _ in range(8):
+        prefix = _PREFIX.match(line)
+        if prefix is None or prefix.end() == 0:
+            break
+        line = line[prefix.end() :].lstrip()
+    opening = _EDGE_OPEN.match(line)
+    closing = _EDGE_CLOSE.search(line, max(0, len(line) - 12))
+    if closing is not None:
+        line = line[: closing.start()].rstrip()
+    return line[opening.end() :] if opening is not None else line
