@@ -32,7 +32,7 @@ TENSORFLOW: list[Format] = [
         Pattern(r"on /job:[^ ]{1,80}/device:CPU:[0-9]", device="cpu"), *_TF_DEVICES, r"by allocator {allocator:word}",
         *_TF_STATS, device=None, fills=("tensorflow",), whole=True,
     ),
-    form("tensor-elided", "tensorflow", "oomwhenallocating", r"OOM when allocating tensor", *_TF_DEVICES, *_TF_STATS,
+    form("tensor-elided", "tensorflow", "oomwhenallocating", r"OOM when allocating tensor", r"and type {dtype} on", *_TF_DEVICES, *_TF_STATS,
          fills=("tensorflow",), whole=True),
     form(
         "async", "tensorflow", "cumemallocasync", r"cuMemAllocAsync failed to allocate {requested:count} bytes",
@@ -79,17 +79,20 @@ XLA: list[Format] = [
         "tpu-hbm", "jax", ("memoryspacehbm", "hbmcapacity"),
         r"Ran out of memory in memory space (?:hbm|vmem|smem|cmem)|Exceeded (?:hbm|vmem|smem) capacity by",
         r"Used {used_bytes} of {limit} (?:hbm|vmem|smem|cmem)", r"Exceeded (?:hbm|vmem|smem) capacity by {exceeded_bytes}",
-        r"Total hbm usage (?:&gt;=|>=) {total_usage_bytes}", device="tpu", whole=True,
+        r"Total hbm usage >= {total_usage_bytes}", Pattern(r"\bTPU\b|tpu_", device="tpu"), whole=True,
     ),
     form(
         "tpu-allocate", "jax", "thatwasnotpossible",
         r"Attempting to (?:allocate|reserve) {requested}(?: at the bottom of memory)?\. ?That was not possible",
-        r"There are {free} free", r"{reservable_bytes} reservable", device="tpu",
+        r"There are {free} free", r"{reservable_bytes} reservable", Pattern(r"\bTPU\b|tpu_", device="tpu"), whole=True,
     ),
+    form("tpu-usage", "jax", "exceedingavailablebytes", r"Hbm usage:? {used_bytes}[^\n]{0,120}?exceeding available bytes: {limit}",
+         r"TensorCore Hbm usage:? {tensorcore_used_bytes}", r"SparseCore Hbm usage:? {sparsecore_used_bytes}",
+         Pattern(r"\bTPU\b|tpu_", device="tpu"), whole=True),
     form(
         "request", "jax", "failedtoallocaterequestfor",
         r"Failed to allocate request for (?:{said_bytes} ?\({requested:count} ?B\)|{plain_bytes})(?: on device ordinal {index}\b)?",
-        r"Failed to allocate request for {requested}", r"on device ordinal {index}\b", device="cuda",
+        r"Failed to allocate request for {requested}", r"on device ordinal {index}\b",
     ),
     form(
         "exhausted", "jax", ("outofmemorywhiletryingtoallocate", "outofmemoryallocating"),
@@ -117,14 +120,15 @@ XLA: list[Format] = [
 HOST: list[Format] = [
     form(
         "numpy", "numpy", ("unabletoallocate",),
-        r"Unable to allocate (?:{requested} for an array|array)(?:[^\n]{0,8}with shape {shape})?",
+        r"Unable to allocate (?:{requested} for an array|array with shape|{r2:size})",
+        r"Unable to allocate {requested}",
         r"with shape {shape}", r"data type {dtype}", device="cpu",
     ),
     form("mlx", "mlx", ("[malloc", "malloc_or_wait", "maximumallowedbuffersize"),
          r"(?:Unable|Attempting) to allocate {requested:count} bytes", r"maximum allowed buffer size of {limit:count} bytes",
          device="metal"),
     form("arrow", "arrow", ("allocofsize", "allocationofsize"), r"(?:re|m|c)alloc(?:ation)? of size {requested:count} failed", device="cpu"),
-    form("pandas-parser", "pandas", "cerror:outofmemory", "C error: out of memory", device="cpu"),
+    form("pandas-parser", "pandas", "cerror:outofmemory", "C error: out of memory"),
     form(
         "cupy", "cupy", ("outofmemoryallocating", "outofmemorytoallocate"),
         r"out of memory (?:allocating|to allocate) {requested:count} bytes ?\(",
@@ -136,13 +140,16 @@ HOST: list[Format] = [
     form(
         "rmm", "rmm", ("std::bad_alloc", "rmm"),
         r"std::bad_alloc: (?:out_of_memory|CUDA error|RMM failure)|rmm::(?:out_of_memory|bad_alloc)|Maximum pool size exceeded",
-        r"failed to allocate {requested:count} bytes", r"failed to allocate {requested}",
-        r"Exceeded memory limit ?\(?{limit}?", device="cuda",
+        r"failed to allocate {requested:count} bytes", r"failed to allocate {requested}", device="cuda",
     ),
     form("thrust", "thrust", ("thrust::", "bad_alloc:cuda", "cudaerrormemoryallocation"),
          r"thrust::[\w:]{1,60}bad_alloc|std::bad_alloc: cudaErrorMemoryAllocation|temporary_buffer::allocate: get_temporary_buffer failed",
          r"Free memory: ?{free}", r"Requested memory: ?{requested}", r"Free memory: ?{free:count}", r"Requested memory: ?{requested:count}",
          device="cuda"),
+    form("thrust-call", "thrust", "failed:outofmemory", r"(?:parallel_for|trivial_device_copy\w{0,12}|reduce|scan|sort|transform)[^\n]{0,40} failed: out of memory",
+         device="cuda"),
+    form("theano", "theano", "bytesofdevicememory", r"Error allocating {requested:count} bytes of device memory",
+         r"Driver report {free:count} bytes free and {total:count} bytes total", device="cuda"),
     form("xgboost", "xgboost", "requestedmemory:", r"- ?Requested memory: ?{requested}", r"- ?Free memory: ?{free}", device="cuda",
          whole=True),
     form("catboost", "catboost", "toutofmemory", r"Out of memory\. Requested {requested};? ?(?:Free {free})?", device="cuda"),
@@ -153,36 +160,36 @@ HOST: list[Format] = [
         r"Effective GPU memory usage: [0-9.]{1,8}% \({used_bytes}/{total}\)", r"Memory pool usage: {allocated} \({reserved} reserved\)",
         r"Memory pool usage: {allocated}", r"CUDA allocator usage: {allocated}", device="cuda",
     ),
-    form("julia", "julia", "outofmemoryerror()", r"OutOfMemoryError\(\)", device="cpu"),
+    form("julia", "julia", "outofmemoryerror()", r"OutOfMemoryError\(\)"),
     form(
         "r", "r", ("cannotallocatevector", "cannotallocatememoryblock", "vectormemory", "memoryexhausted(limit", "reachedtotalallocation"),
         r"cannot allocate (?:vector|memory block|buffer) of (?:size|length) {requested}|vector memory (?:limit of {limit} reached|exhausted)|"
         r"cannot allocate (?:vector|memory block) of (?:size|length)|"
-        r"memory exhausted \(limit reached|Reached total allocation of {l2:size}", device="cpu",
+        r"memory exhausted \(limit reached|Reached total allocation of {l2:size}",
+        r"cannot allocate (?:vector|memory block|buffer) of (?:size|length) {requested}", r"vector memory limit of {limit} reached",
+        r"Reached total allocation of {limit}", device="cpu",
     ),
     form("rust", "rust", "memoryallocationof", r"memory allocation of {requested:count} bytes failed", device="cpu"),
     form(
         "java-native", "java", ("nativememoryallocation", "os::commit_memory"),
         r"Native memory allocation \((?:mmap|malloc)\) failed to (?:map|allocate) {requested:count} bytes|"
         r"os::commit_memory\(0x[0-9a-f]{1,16}, {r2:count}, [0-9]\) failed",
-        r"os::commit_memory\(0x[0-9a-f]{1,16}, {requested:count},", device="cpu",
+        r"failed to (?:map|allocate) {requested:count} bytes", r"os::commit_memory\(0x[0-9a-f]{1,16}, {requested:count},",
     ),
     form(
         "java", "java", "outofmemoryerror",
         r"java\.lang\.OutOfMemoryError|OutOfMemoryError: (?:Java heap space|GC overhead limit exceeded|Requested array size|"
-        r"Metaspace|Direct buffer memory|Compressed class space|PermGen)", device="cpu",
+        r"Metaspace|Direct buffer memory|Compressed class space|PermGen)",
         unless="unable to create (?:new )?native thread",
     ),
-    form("java-direct", "java", "directmemory", r"failed to allocate {requested:count} byte\(s\) of direct memory \(used: {allocated:count}, max: {limit:count}\)",
-         device="cpu"),
-    form("spark", "spark", "unabletoacquire", r"Unable to acquire {requested:count} bytes of memory, got {free:count}", device="cpu"),
-    form("node", "node", ("javascriptheapoutofmemory", "reachedheaplimit"), r"JavaScript heap out of memory|Reached heap limit",
-         device="cpu"),
+    form("java-direct", "java", "directmemory", r"failed to allocate {requested:count} byte\(s\) of direct memory \(used: {allocated:count}, max: {limit:count}\)"),
+    form("spark", "spark", "unabletoacquire", r"Unable to acquire {requested:count} bytes of memory, got {free:count}"),
+    form("node", "node", ("javascriptheapoutofmemory", "reachedheaplimit"), r"JavaScript heap out of memory|Reached heap limit"),
     form("go", "go", ("runtime:outofmemory", "runtime:cannotallocate"),
          r"fatal error: (?:runtime: )?(?:out of memory|cannot allocate memory)|runtime: out of memory|runtime: cannot allocate",
-         r"cannot allocate {requested:count}-byte block \({allocated:count} in use\)", device="cpu"),
+         r"cannot allocate {requested:count}-byte block \({allocated:count} in use\)"),
     form("openblas", "openblas", "openblas", r"OpenBLAS ?(?:error|warning)?:? ?(?:Memory allocation|malloc)[^\n]{0,40}?failed|"
-         r"OpenBLAS[^\n]{0,40}allocat[^\n]{0,40}fail", device="cpu"),
+         r"OpenBLAS[^\n]{0,40}allocat[^\n]{0,40}fail"),
     form("opencv", "opencv", "insufficientmemory", r"\(-4:Insufficient memory\) Failed to allocate {requested:count} bytes",
          device="cpu"),
     form("opencv-gpu", "opencv", "gpuapicall", r"\(-217:Gpu API call\) out of memory", device="cuda"),
@@ -196,16 +203,17 @@ HOST: list[Format] = [
 
 BARE: list[Format] = [
     form("windows-1455", "windows", ("1455", "pagingfile"),
-         r"\[WinError 1455\]|os error 1455|paging file is too small for this operation", device="cpu"),
+         r"\[WinError 1455\]|os error 1455|paging file is too small for this operation"),
     form("bad-alloc", "c++", ("std::bad_alloc", "bad_array_new_length", "badallocation"), r"std::bad_alloc|: bad allocation"),
     form("errno12", "linux", ("errno12", "cannotallocatememory", "oserror:[errno12", "enomem"),
          r"\[?Errno 12\]?:? ?(?:Cannot allocate memory|Not enough space)|fork(?:: retry)?: (?:Resource temporarily unavailable: )?Cannot allocate memory|"
          r"(?:mmap|malloc|calloc|realloc|vfork|clone|sbrk|mlock|allocation|error)\(?\)?[^\n]{0,60}?: ?Cannot allocate memory|"
          r"\bENOMEM\b|Cannot allocate memory",
-         r"mmap(?:\(|ing )? ?{requested:count} bytes", device="cpu"),
-    form("python", "python", "memoryerror", r"^(?:[\w.]{1,80}: )?(?:builtins\.)?MemoryError ?(?:$|: ?$|\(\)$|: std::bad_alloc)", device="cpu", lines=True),
+         r"mmap(?:\(|ing )? ?{requested:count} bytes",
+         unless=r"static TLS block|write\+execute"),
+    form("python", "python", "memoryerror", r"^(?:[\w.]{1,80}: )?(?:builtins\.)?MemoryError ?(?:$|: ?$|\(\)$|: std::bad_alloc)", lines=True),
     form("python-said", "python", "memoryerror", r"(?:^|[\s'\"`(])MemoryError: ?[^\s{]", r"(?:allocate|allocating) {requested:count} bytes",
-         r"(?:allocate|allocating) {requested}", device="cpu",
-         lines=True),
+         r"(?:allocate|allocating) {requested}",
+         unless=r"static TLS block|write\+execute", lines=True),
 ]  # fmt: skip
 """Words that say no more than that it failed; asked last."""

@@ -45,9 +45,10 @@ _PREFIX = re.compile(
             rf"\[? ?{_TIME} ?\]?[:,]?(?= )",
             r"\[ {0,8}[0-9]{1,9}\.[0-9]{1,9}\]",
             r"[0-9]{1,3}\.[0-9]{2}\.[0-9]{3}\.[0-9]{3}(?= )",
-            rf"\[?{_LEVEL}\]?(?::(?:[\w.]{{1,40}}:)?| - | \|)(?= ?)",
+            rf"(?:- )?\[?{_LEVEL}\]?(?::(?:[\w.]{{1,40}}:)?| - | -$| \|)(?= ?)",
+            r"[\w.-]{1,60} (?:kernel|[\w.-]{1,40}\[[0-9]{1,8}\]):(?= |$)",
             rf"(?:\[{_LEVEL}\]|{_LEVEL}) (?=[0-9\[(])",
-            r"\[[a-z]{2,12}[ _-]?[0-9]{1,5}\]:?(?= |$)|\[[0-9]{1,6}(?:,[0-9]{1,6})?\](?:<\w{3,6}>)?:?(?= |$)|[0-9]{1,5}: (?=\D)",
+            r"\[[a-z]{2,12}[ _-]?[0-9]{1,5}\](?::|(?= |$))|\[[0-9]{1,6}(?:,[0-9]{1,6})?\](?:<\w{3,6}>)?(?::|(?= |$))|[0-9]{1,5}: ",
             r"\((?:[A-Z]\w{0,40}|pid)[ =][^()\n]{1,80}\)(?= |$)|\(raylet\)",
             r"[a-z][\w.-]{1,40} {1,20}\|(?= |$)",
             r"[\w./-]{1,60}\.(?:py|cc|cpp|cu|h|go|rs):[0-9]{1,6}\](?= |$)|\[[\w./-]{1,60}\.(?:py|cc|cpp|cu|h|go|rs):[0-9]{1,6}\](?= |$)",
@@ -57,6 +58,10 @@ _PREFIX = re.compile(
 )  # fmt: skip
 _EDGE_OPEN = re.compile(r"(?:[fbru]{0,2}(?:\"|'))(?=[A-Za-z(0-9])")
 _EDGE_CLOSE = re.compile(r"(?: ?\\n)?(?:\"|')(?: ?[,+\\)]{0,3})$| ?[│┃║\\]$")
+_NARROWEST = 30
+"""Characters of the narrowest terminal."""
+_CUT_NUMBER_START = re.compile(r"[0-9]|[.,][0-9]")
+_CUT_NUMBER_END = re.compile(r"[0-9][.,]?$")
 _BLANKS = re.compile(r" {2,}")
 
 
@@ -70,6 +75,8 @@ class Cleaned:
     """Line breaks are gone without a trace."""
     lines: str
     """Line breaks kept, prefixes and colours gone."""
+    cut: bool
+    """The lines end at one column, so they were cut by a terminal, not by a writer."""
     key: str
     """Lower case without any white space: only to ask quickly whether a word is there."""
 
@@ -77,10 +84,32 @@ class Cleaned:
 def clean(text: str) -> Cleaned:
     """The three views of a message."""
     text = _decode(_cut(text))
-    lines = [line for line in map(_strip_line, text.split("\n")) if line]
+    raw = text.split("\n")
+    lines = _mend([(len(line), _strip_line(line)) for line in raw])
     flat = _BLANKS.sub(" ", " ".join(lines))
     joined = _BLANKS.sub(" ", "".join(lines))
-    return Cleaned(flat=flat, joined=joined, lines="\n".join(lines), key="".join(flat.lower().split()))
+    return Cleaned(flat=flat, joined=joined, lines="\n".join(lines), cut=_is_cut(raw), key="".join(flat.lower().split()))
+
+
+def _mend(lines: list[tuple[int, str]]) -> list[str]:
+    """The lines that say something; a number that the edge of a terminal cut in two is one again."""
+    widest = max((width for width, _ in lines), default=0)
+    mended: list[str] = []
+    at_edge = False
+    for width, line in lines:
+        if at_edge and line and _CUT_NUMBER_START.match(line) and _CUT_NUMBER_END.search(mended[-1], len(mended[-1]) - 3):
+            mended[-1] += line
+        elif line:
+            mended.append(line)
+        at_edge = bool(line) and width == widest and width >= _NARROWEST and bool(mended)
+    return mended
+
+
+def _is_cut(lines: list[str]) -> bool:
+    """True where at least two lines, and all but the last of some paragraph, are equally long."""
+    widths = [len(line) for line in lines if line.strip()]
+    widest = max(widths, default=0)
+    return widest >= _NARROWEST and sum(width == widest for width in widths[:-1]) >= 2 and widths[0] == widest
 
 
 def _cut(text: str) -> str:

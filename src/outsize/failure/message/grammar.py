@@ -19,7 +19,7 @@ from typing import Any
 SIZED = {"requested", "total", "free", "allocated", "reserved", "limit"}
 """Holes that fill the byte field of the same name."""
 
-_NUMBER = r"[0-9][0-9,]{0,40}(?:\.[0-9]{0,20})?"
+_NUMBER = r"(?<![0-9.])[0-9][0-9,]{0,40}(?:\.[0-9]{0,20})?"
 _UNIT = r"(?:[KMGTPE]iB|[KMGTPE]B|bytes?|B|[KMGTPE]i|[KMGTPE])"
 _DTYPE = (
     r"(?:bfloat16|float8_\w{1,12}|(?:u?int|float|complex)(?:8|16|32|64|128|256)|bool_?|half|float|double|object|"
@@ -27,6 +27,7 @@ _DTYPE = (
 )
 _SCALES = {"": 0, "B": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50, "E": 60}
 _WORD = r"[^\s,;:'\"()\[\]{}]{1,120}"
+_TASK = r"[^\s,;'\"()]{1,120}"
 
 
 def read_size(text: str) -> int | None:
@@ -62,14 +63,15 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "size": Kind(f"{_NUMBER} ?{_UNIT}", read_size),
-    "count": Kind(r"[0-9][0-9,]{0,40}", _read_count),
+    "count": Kind(r"(?<![0-9.])[0-9][0-9,]{0,40}", _read_count),
     "kb": Kind(r"[0-9]{1,24}", _read_kernel),
     "int": Kind(r"[0-9]{1,20}", int),
     "float": Kind(r"[0-9]{1,12}(?:\.[0-9]{1,12})?", float),
-    "shape": Kind(r"[\[(] ?[0-9]{1,20} ?(?:, ?[0-9]{1,20} ?){0,32},? ?[\])]", _read_shape),
+    "shape": Kind(r"[\[(] ?(?:[0-9]{1,20} ?(?:, ?[0-9]{1,20} ?){0,32},? ?)?[\])]", _read_shape),
     "dtype": Kind(_DTYPE, str),
     "word": Kind(_WORD, str),
-    "name": Kind(r"[^()\n]{1,64}?", str),
+    "task": Kind(_TASK, str),
+    "name": Kind(r"\(?[^()\n]{1,64}?\)?", str),
 }
 """Hole kind -> pattern and reader. `size` has a unit, `count` is a plain number of bytes, `kb` a kernel's kB."""
 

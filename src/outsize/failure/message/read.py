@@ -18,9 +18,9 @@ from outsize.failure.message.grammar import SIZED, Format
 FORMATS: tuple[Format, ...] = (
     *torch_formats.FORMATS,
     *array_formats.TENSORFLOW,
+    *array_formats.HOST,
     *array_formats.XLA,
     *system_formats.ENGINES,
-    *array_formats.HOST,
     *system_formats.CLUSTER,
     *system_formats.KERNEL,
     *torch_formats.LAST,
@@ -59,33 +59,35 @@ def _has_key(format_: Format, text: str) -> bool:
 def _best(format_: Format, views: Cleaned) -> dict[str, Any] | None:
     """The fields of the view that fills more of them."""
     if format_.lines:
-        return _fields(format_, views.lines)
-    flat = _fields(format_, views.flat)
+        return _fields(format_, views.lines)[0]
+    flat, parts = _fields(format_, views.flat)
     if views.joined == views.flat:
         return flat
-    joined = _fields(format_, views.joined)
-    return joined if joined is not None and (flat is None or len(joined) > len(flat)) else flat
+    joined, joined_parts = _fields(format_, views.joined)
+    if joined is None or flat is None:
+        return flat or joined
+    return joined if joined_parts + views.cut > parts else flat
 
 
-def _fields(format_: Format, text: str) -> dict[str, Any] | None:
-    """Everything the format's parts fill, None where its anchor is missing or it is a lookalike."""
+def _fields(format_: Format, text: str) -> tuple[dict[str, Any] | None, int]:
+    """Everything the format's parts fill and how many parts were found; None where its anchor is missing or it is a
+    lookalike."""
     place = format_.anchor.find(text)
     if place is None or (format_.unless is not None and format_.unless.find(text) is not None):
-        return None
-    fields = format_.anchor.read(place)
+        return None, 0
+    fields, parts = format_.anchor.read(place), 1
     again = format_.anchor.find(text, place.end())
     end = len(text) if again is None else again.start()
     for clause in format_.clauses:
-        if all(name in fields for name in (*clause.holes, *clause.constants)):
-            continue
         match = clause.find(text, place.start(), end) or (clause.find(text) if format_.whole else None)
         if match is not None:
-            fields = clause.read(match) | fields
+            fields, parts = clause.read(match) | fields, parts + 1
     for name, part in format_.each.items():
         repeated = list(part.find_all(text[place.start() : end]))
         if repeated:
             fields[name] = tuple(repeated)
-    return fields
+            parts += len(repeated)
+    return fields, parts
 
 
 def _failure(format_: Format, fields: dict[str, Any]) -> Failure:

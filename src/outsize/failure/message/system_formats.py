@@ -7,7 +7,7 @@ from outsize.failure.message.grammar import Format, Pattern, form
 ENGINES: list[Format] = [
     form("vllm-startup", "vllm", "onstartupisless",
          r"Free memory on device (?:cuda:{index} )?\({free_gib:float}/{total_gib:float} GiB\) on startup is less than",
-         r"desired GPU memory utilization \({gpu_memory_utilization:float}, {requested}\)", device="cuda"),
+         r"desired GPU memory utilization \({gpu_memory_utilization:float}, {requested}\)"),
     form(
         "vllm-kv", "vllm", "kvcacheisneeded", r"{requested} KV cache is needed, which is larger than the available KV cache memory",
         r"available KV cache memory \({free}\)", r"estimated maximum model length is {max_model_len:int}",
@@ -54,7 +54,8 @@ ENGINES: list[Format] = [
         "tensorrt", "tensorrt", ("amountofgpumemory", "errorcode2:outofmemory", "outofmemory(", "cudaerrorinallocate", "cudaruntime(outofmemory"),
         r"Requested amount of GPU memory \({requested:count} bytes\) could not be allocated|Error Code 2: OutOfMemory|"
         r"OutOfMemory \((?:no further|Requested size was)|Cuda Error in allocate: 2|Cuda Runtime \(out of memory\)",
-        r"Requested size was {requested:count} bytes", r"memory of size {requested:count}", device="cuda", whole=True,
+        r"Requested amount of GPU memory \({requested:count} bytes\)", r"Requested size was {requested:count} bytes",
+        r"memory of size {requested:count}", device="cuda", whole=True,
     ),
     form("tensorrt-tactic", "tensorrt", "devicememoryisinsufficient",
          r"Device request: {requested} Available: {free}\.? ?Device memory is insufficient", device="cuda", extra={"not_a_failure": True}),
@@ -64,7 +65,8 @@ ENGINES: list[Format] = [
         "onnxruntime", "onnxruntime", ("requestedbufferofsize", "smallerthanrequestedbytes"),
         r"Failed to allocate memory for requested buffer of size {requested:count}|"
         r"Available memory of {free:count} is smaller than requested bytes of {r2:count}",
-        r"smaller than requested bytes of {requested:count}",
+        r"smaller than requested bytes of {requested:count}", r"requested buffer of size {requested:count}",
+        r"Available memory of {free:count} is",
         Pattern(r"\bCUDA|CUDAExecutionProvider|cuda_", device="cuda"), r"GPU={index}\b", whole=True,
     ),
     form("onnxruntime-cuda", "onnxruntime", "cudafailure2",
@@ -111,9 +113,7 @@ KERNEL: list[Format] = [
     ),
     form("systemd", "systemd", ("oom-kill", "theoomkiller"),
          r"killed by the OOM killer|Failed with result 'oom-kill'|result 'oom-kill'"),
-    form("earlyoom", "earlyoom", "earlyoom|sendingsigterm|sendingsigkill".split("|")[0],
-         r"sending SIG(?:TERM|KILL) to process {pid:int} uid [0-9]{1,8} [\"']?{process:word}"),
-    form("earlyoom-line", "earlyoom", "sendingsig",
+    form("earlyoom", "earlyoom", "sendingsig",
          r"sending SIG(?:TERM|KILL) to process {pid:int} uid [0-9]{1,8} [\"']?{process:word}"),
 ]  # fmt: skip
 
@@ -121,15 +121,18 @@ CLUSTER: list[Format] = [
     form(
         "ray", "ray", ("memoryusagethreshold", "runninglowonmemory"),
         r"exceeds the memory usage threshold of|due to the node running low on memory",
-        r"name={process:word}, pid={pid:int}, memory used={task_used_bytes}", r"pid={pid:int}, memory used",
-        r"name={process:word}", r"running was {node_used_bytes} ?/ ?{total}", r"threshold of {threshold_fraction:float}",
+        r"name={process:task}, pid={pid:int}, memory used={task_used_bytes}", r"pid={pid:int}, memory used",
+        r"(?:task|actor|worker) \([^)\n]{0,200}name={process:task}", r"was {node_used_bytes} ?/ ?{total} \(",
+        r"was {node_used_bytes} ?/ ?{total}", r"threshold of {threshold_fraction:float}",
         whole=True,
     ),
+    form("ray-low", "ray", "systemmemorylowatnode", r"System memory low at node",
+         r"Used memory \({node_used_bytes}\) / total capacity \({total}\)", r"exceeds threshold {threshold_fraction:float}"),
     form("ray-old", "ray", "ofthememoryonnode",
          r"More than {threshold_pct:int}% of the memory on node {node:word} is used \({used:float} / {total} ?\)"),
     form("ray-summary", "ray", "duetomemorypressure(oom)",
          r"{workers_killed:int} Workers \(tasks / actors\) killed due to memory pressure \(OOM\)", r"IP: {node_ip:word}\)"),
-    form("ray-store", "ray", "objectstorefullerror|instorebecauseitisfull".split("|")[1], r"object store because it is full",
+    form("ray-store", "ray", "storebecauseitisfull", r"object store because it is full",
          r"Object size is {requested:count} bytes"),
     form("ray-store-name", "ray", "objectstorefullerror", r"ObjectStoreFullError", r"Object size is {requested:count} bytes"),
     form("dask-nanny", "dask", "memorybudget",
@@ -149,7 +152,7 @@ CLUSTER: list[Format] = [
         r"[Jj]ob {job_id:int} exceeded",
     ),
     form(
-        "slurm", "slurm", ("oom-killevent", "oomkillevent", "out-of-memoryhandler", "outofmemoryhandler", "task0:outofmemory"),
+        "slurm", "slurm", ("oom-killevent", "oom_killevent", "oomkillevent", "out-of-memoryhandler", "outofmemoryhandler", "srun:error"),
         r"oom[-_ ]kill event|cgroup out[- ]of[- ]memory handler|srun: error: [^\n]{1,80}: Out Of Memory",
         r"(?:StepId=|in step ){step_id:word}", Pattern(r"\b{pid:int} Killed {1,40}(?:\S{1,120}/)?{process:word}"), whole=True,
     ),
@@ -162,7 +165,7 @@ CLUSTER: list[Format] = [
     form("kubernetes-system", "kubernetes", "systemoomencountered", r"System OOM encountered, victim process: {process:word}, pid: {pid:int}"),
     form(
         "kubernetes", "kubernetes", "oomkilled", r"OOMKilled\b(?![\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:false|0)\b)",
-        r"exit ?code[\"']?[:=]? ?{exit_code:int}", r"Restart ?Count[\"']?: ?{restart_count:int}", r"limits?:\W{0,12}memory[\"']?: ?[\"']?{limit}",
+        r"exit ?code[\"']?[:=]? ?{exit_code:int}", r"Restart ?Count[\"']?: ?{restart_count:int}", r"limits?[\"']?:\W{0,12}(?:cpu[\"']?: ?[\"']?[0-9.]{1,8}m?\W{0,6})?memory[\"']?: ?[\"']?{limit}",
         whole=True,
     ),
 ]  # fmt: skip

@@ -29,7 +29,7 @@ _CACHING = (
 _PROCESSES = {"processes": "Process {pid} has {bytes:size} memory in use"}
 
 _LIBRARY = (
-    r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CURAND|CUTENSOR|HIPBLAS|ROCBLAS|CUBLASLT|NVJPEG)_STATUS_ALLOC(?:ATION)?_FAILED|"
+    r"(?:CUBLAS|CUDNN(?:_STATUS_INTERNAL_ERROR_DEVICE)?|CUSOLVER|CUSPARSE|CURAND|CUTENSOR|HIPBLAS|ROCBLAS|CUBLASLT|NVJPEG)_STATUS_ALLOC(?:ATION)?_FAILED|"
     r"CUFFT_ALLOC_FAILED|CURAND_STATUS_ALLOCATION_FAILED|rocblas_status_memory_error|miopenStatusAllocFailed"
 )
 
@@ -51,6 +51,8 @@ FORMATS: list[Format] = [
          device="cuda"),
     form("hip", "pytorch", "hipoutofmemory", r"HIP out of memory", *_CACHING, each=_PROCESSES, device="hip"),
     form("xpu", "pytorch", "xpuoutofmemory", r"XPU out of memory", *_CACHING, each=_PROCESSES, device="xpu"),
+    form("xpu-block", "pytorch", "cannotallocatememoryblock", r"platform can not allocate memory block with size larger than {limit}",
+         *_CACHING, device="xpu"),
     form("npu", "pytorch", "npuoutofmemory", r"NPU out of memory", r"\(NPU {index};", *_CACHING, device="npu"),
     form("mtia", "pytorch", "mtiaoutofmemory", r"MTIA out of memory", *_CACHING, device="mtia"),
     form("cuda-1eb", "pytorch", "morethan1eb", "Tried to allocate more than 1EB memory", device="cuda"),
@@ -85,6 +87,7 @@ FORMATS: list[Format] = [
         r"No space left on device[^\n]{0,80}/dev/shm|/dev/shm[^\n]{0,80}No space left on device",
         r"mmap {requested:count} bytes", r"resize[^\n]{0,120} to {requested:count} bytes", extra={"shared_memory": True},
     ),
+    form("library-host", "pytorch", "host_allocation_failed", r"CUDNN_STATUS_\w{0,40}HOST_ALLOCATION_FAILED"),
     form("library", "pytorch", ("alloc_failed", "allocation_failed", "memory_error", "allocfailed"), _LIBRARY,
          r"GPU {index}\b", r"\bcuda:{index}\b", r"device ordinal {index}\b", device="cuda"),
     form(
@@ -105,7 +108,7 @@ FORMATS: list[Format] = [
 
 LAST: list[Format] = [
     form("cuda-bare", "pytorch", "outofmemory",
-         r"CUDA (?:runtime |driver )?(?:error[:.]? ?(?:2\)?:? ?)?)?(?:is |ran )?out of memory(?= ?[.:!?,;)\"'`*<\n\]|-]| ?$| CUDA kernel| \w{0,12}=)",
+         r"CUDA[ _](?:runtime |driver )?(?:error|failure)?[^\w\n]{0,4}2?[^\w\n]{0,4}(?:is |ran )?out of memory(?= ?[.:!?,;)\"'`*<\n\]|-]| ?$| CUDA kernel| \w{0,12}=)",
          *_CACHING, device="cuda"),
     form("torch-name", "pytorch", "outofmemoryerror",
          r"torch(?:\.cuda)?\.OutOfMemoryError: ?\S", r"Tried to allocate {requested}", *_CACHING, device="cuda"),
