@@ -13,6 +13,9 @@ from outsize.core.errors import BudgetError, InputError, OutOfMemory, OutsizeErr
 from outsize.core.noun import Drawing, set_drawing
 
 if TYPE_CHECKING:
+    from outsize.failure import explain as explain
+    from outsize.failure import guard as guard
+    from outsize.failure import install as install
     from outsize.machine import budget as budget
     from outsize.machine import memory as memory
     from outsize.sizing import size as size
@@ -22,6 +25,8 @@ __version__ = "0.1.0"
 _VERBS = {
     "budget": "outsize.machine",
     "explain": "outsize.failure",
+    "guard": "outsize.failure",
+    "install": "outsize.failure",
     "memory": "outsize.machine",
     "size": "outsize.sizing",
 }
