@@ -114,15 +114,15 @@ def smaller_tensor(case: Case) -> Iterator[Remedy]:
     if spec is None or spec.bytes < 2**26:
         return
     yield from _stream(case, spec)
-    yield from _halve(case, spec)
+    yield from _in_pieces(case, spec)
     narrow = _NARROWER.get(spec.dtype.name)
-    if narrow and not (narrow == "complex32" and case.failure.framework == "numpy"):
+    if narrow and _fits(case, Spec.of(spec.shape, narrow)) and not (narrow == "complex32" and case.failure.framework == "numpy"):
         after = Spec.of(spec.shape, narrow)
         integer = spec.dtype.kind in ("int", "uint")
         yield _remedy(f"{narrow} instead of {spec.dtype.name}: {said(spec.bytes)} -> {said(after.bytes)}", spec.bytes - after.bytes,
                       _cast(case, narrow), "values must fit" if integer else "fewer digits",
                       _BITWISE if integer else _APPROXIMATE, Known.EXACT)  # fmt: skip
-    if spec.dtype.name in ("float64", "float32") and narrow != "float16":
+    if spec.dtype.name == "float64" and _fits(case, Spec.of(spec.shape, "float16")):
         after = Spec.of(spec.shape, "float16")
         yield _remedy(f"float16 instead of {spec.dtype.name}: {said(spec.bytes)} -> {said(after.bytes)}", spec.bytes - after.bytes,
                       _cast(case, "float16"), "3 digits, largest value 65504", _APPROXIMATE, Known.EXACT)  # fmt: skip
@@ -133,6 +133,9 @@ def _stream(case: Case, spec: Spec) -> Iterator[Remedy]:
     if not case.on_host and case.failure.framework not in {"numpy", "tensorflow", "pytorch"}:
         return
     room = case.reading.host.available if case.reading else None
+    disk = case.reading.disk.available if case.reading else None
+    if disk is not None and spec.bytes > disk:
+        return
     budget = min(2**30, spec.bytes // 4) if room is None else max(2**26, min(room // 2, 2**30, spec.bytes // 4))
     mib = budget // 2**20
     yield _remedy(
@@ -143,18 +146,35 @@ def _stream(case: Case, spec: Spec) -> Iterator[Remedy]:
     )  # fmt: skip
 
 
-def _halve(case: Case, spec: Spec) -> Iterator[Remedy]:
+def _room(case: Case) -> int | None:
+    """Bytes that can be had where the tensor was wanted, None if unknown."""
+    if case.on_host:
+        return None if case.reading is None else case.reading.host.available
+    return case.failure.limit_bytes or case.failure.total_bytes
+
+
+def _fits(case: Case, spec: Spec) -> bool:
+    """False where the smaller tensor would not go either."""
+    room = _room(case)
+    return room is None or spec.bytes <= room
+
+
+def _in_pieces(case: Case, spec: Spec) -> Iterator[Remedy]:
+    """Half of an axis at a time, or as many pieces as it takes."""
     axis, length = max(enumerate(spec.shape), key=lambda pair: (pair[1] > 1 and pair[0] == 0, pair[1]))
-    if length < 2:
+    room = _room(case)
+    pieces = 2 if not room else max(2, -(-2 * spec.bytes // room))
+    if length < pieces:
         return
-    half = list(spec.shape)
-    half[axis] = -(-length // 2)
-    after = Spec.of(half, spec.dtype)
-    how = {"tensorflow": f"for part in tf.split(x, [{half[axis]}, {length - half[axis]}], axis={axis}): ...",
-           "pytorch": f"for part in x.split({half[axis]}, dim={axis}): ..."}  # fmt: skip
-    yield _remedy(f"half of axis {axis} at a time: {length} -> {half[axis]}", spec.bytes - after.bytes,
-                  how.get(case.failure.framework, f"for part in np.array_split(x, 2, axis={axis}): ..."),
-                  "two passes", known=Known.EXACT)  # fmt: skip
+    part = list(spec.shape)
+    part[axis] = -(-length // pieces)
+    after = Spec.of(part, spec.dtype)
+    how = {"tensorflow": f"for start in range(0, {length}, {part[axis]}): part = tf.gather(x, range(start, min(start + {part[axis]}, {length})), axis={axis})",
+           "pytorch": f"for part in x.split({part[axis]}, dim={axis}): ..."}  # fmt: skip
+    name = "half of" if pieces == 2 else f"1/{pieces} of"
+    yield _remedy(f"{name} axis {axis} at a time: {length} -> {part[axis]}", spec.bytes - after.bytes,
+                  how.get(case.failure.framework, f"for part in np.array_split(x, {pieces}, axis={axis}): ..."),
+                  f"{pieces} passes", known=Known.EXACT)  # fmt: skip
 
 
 def _cast(case: Case, dtype: str) -> str:
@@ -328,7 +348,7 @@ def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
     """Every remedy that can help, most bytes first; those whose bytes cannot be told keep the order of the table."""
     on_device = not case.on_host and (case.failure.device or "") not in ("", "cpu")
     found: dict[str, Remedy] = {}
-    for cause in causes[:2]:
+    for cause in causes[: 1 if causes[0].name == "broadcast explosion" else 2]:
         for maker in REMEDIES.get(cause.name, ()):
             if (maker in _HOST_ONLY and on_device) or (maker is watermark and case.failure.device != "mps"):
                 continue
