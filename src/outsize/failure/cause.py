@@ -218,6 +218,14 @@ def refused_though_free(case: Case) -> Cause | None:
     need, free = case.need, case.failure.free_bytes
     if need is None or free is None or free < need or case.failure.framework == "vllm" or case.on_host:
         return None
+    if case.format == "snapshot":
+        return _cause(
+            "memory fraction",
+            f"{said(need)} were refused while the driver still had {said(free)}: PyTorch did not ask it, because "
+            f"`set_per_process_memory_fraction` allows little more than the {said(case.held)} it held.",
+            certain=False,
+            decide="the exception's text: it then says how much was 'allowed'",
+        )
     return _cause(
         "refused though free",
         f"{said(need)} were refused while {said(free)} were free when the message was made. Something freed memory in between (another "

@@ -29,6 +29,13 @@ def find_evidence(case: Case) -> tuple[Evidence, ...]:
 
 def _messages(case: Case) -> Iterator[Evidence]:
     failure = case.failure
+    if case.format == "dead child":
+        ended = "SIGBUS" if failure.extra.get("signal") == "Bus error" else "SIGKILL"
+        held = case.extra("anon_rss_bytes")
+        yield Evidence(kind="machine", text=f"{failure.process or 'the program'} (pid {failure.pid}) was ended by {ended} without a word"
+                       + (f"; it held {said(held)} then" if held else "")
+                       + (f"; its limit was {said(failure.limit_bytes)}" if failure.limit_bytes else ""))  # fmt: skip
+        return
     wrapped = {*failure.extra.get("wrapped", ()), *failure.extra.get("impossible", ())}
     parts = [f"{word} {said(getattr(failure, name))}" for name, word in _SAID
              if getattr(failure, name) is not None and name not in wrapped]  # fmt: skip

@@ -47,7 +47,9 @@ def explain(
     if isinstance(what, Mapping | os.PathLike):
         from outsize.failure.snapshot import explain_path, explain_snapshot
 
-        return explain_snapshot(what, after=after) if isinstance(what, Mapping) else explain_path(what, after=after)
+        if isinstance(what, Mapping):
+            return explain_snapshot(what, here=bool(here), after=after)
+        return explain_path(what, here=bool(here), after=after)
     raise InputError(f"cannot explain a {type(what).__name__}: give an exception, a text, a path or a memory snapshot")
 
 

@@ -258,7 +258,8 @@ def less_in_ram(case: Case) -> Iterator[Remedy]:
         yield _remedy("fewer tasks at once", None, "@ray.remote(num_cpus=4, memory=8 * 2**30)", "less runs in parallel")
     if case.failure.framework == "dask":
         yield _remedy("smaller chunks, fewer at once", None, 'x.rechunk("64MiB"); LocalCluster(threads_per_worker=1)', "more tasks")
-    yield _remedy("see who grows, with the line", None, "outsize run your_script.py   # peak, timeline and the growing line", "under 1 % of time")
+    if case.growth is None and case.format != "dead child":
+        yield _remedy("see who grows, with the line", None, "outsize run your_script.py   # peak, timeline and the growing line", "under 1 % of time")
     yield _remedy("stream large arrays instead of holding them", None, 'outsize.open("x.npy")   # then .save("y.zarr", budget="2GiB")',
                   "time to read and write the disk", _ROUNDING)  # fmt: skip
 

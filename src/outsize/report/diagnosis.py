@@ -15,21 +15,27 @@ _KINDS = {"message": "the message says", "machine": "the machine says", "inferre
 
 def draw(diagnosis: Diagnosis) -> RenderableType:
     """One screen."""
-    if diagnosis.failure is None or diagnosis.cause is None:
-        return Text("Not an out-of-memory failure, as far as this text says.", style="green")
+    if diagnosis.cause is None:
+        calm = Text("Not an out-of-memory failure, as far as this says.", style="green")
+        return Group(calm, *_rest(diagnosis)) if diagnosis.evidence else calm
     parts: list[RenderableType] = [_headline(diagnosis.cause), Padding(Text(diagnosis.cause.text), (0, 0, 0, 2))]
     if diagnosis.cause.decide and not diagnosis.cause.certain:
         parts.append(Padding(Text(f"What would decide it: {diagnosis.cause.decide}", style="dim"), (0, 0, 0, 2)))
     for candidate in diagnosis.candidates:
         parts.append(Padding(_candidate(candidate), (0, 0, 0, 2)))
-    parts += [Text(), Text("why", style="bold"), _evidence(diagnosis.evidence)]
+    return Group(*parts, *_rest(diagnosis))
+
+
+def _rest(diagnosis: Diagnosis) -> list[RenderableType]:
+    """Everything below the cause."""
+    parts: list[RenderableType] = [Text(), Text("why", style="bold"), _evidence(diagnosis.evidence)]
     if diagnosis.timeline:
         parts += [Text(), Text("memory over time", style="bold"), _timeline(diagnosis)]
     if diagnosis.holders:
         parts += [Text(), Text("who holds it", style="bold"), _holders(diagnosis)]
     if diagnosis.remedies:
         parts += [Text(), Text("what to do, most bytes first", style="bold"), _remedies(diagnosis.remedies)]
-    return Group(*parts)
+    return parts
 
 
 def _headline(cause: Cause) -> Text:
@@ -47,7 +53,7 @@ def _evidence(evidence: tuple[Evidence, ...]) -> RenderableType:
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     last = ""
-    for item in evidence:
+    for item in sorted(evidence, key=lambda item: list(_KINDS).index(item.kind)):
         title = _KINDS[item.kind]
         table.add_row("" if title == last else f"  {title}", Text(item.text))
         last = title
