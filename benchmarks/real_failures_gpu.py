@@ -54,7 +54,10 @@ def fragmentation(torch: Any) -> None:
 
 
 def other_process(torch: Any) -> None:
-    code = "import sys, torch\nx = torch.empty(100 * 2**30, dtype=torch.uint8, device='cuda')\nprint('held', flush=True)\nsys.stdin.read()"
+    code = (
+        "import sys, torch\nx = torch.empty(100 * 2**30, dtype=torch.uint8, device='cuda')\n"
+        "print('held', flush=True)\nsys.stdin.read()"
+    )
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     child.stdout.readline()
@@ -70,13 +73,15 @@ def fraction(torch: Any) -> None:
 
 
 def graph_pool(torch: Any) -> None:
-    """Eight graphs, each with its own pool of 8 GiB; then plain tensors until the card is full."""
+    """Eight graphs, each with 8 GiB of temporaries in a pool of its own; then plain tensors until the card is full."""
     source = take(torch, 8 * GiB)
     graphs = []
     for _ in range(8):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            result = source.add(1)
+            temporary = source.add(1)
+            result = temporary[:MiB].clone()
+            del temporary
         graphs.append((graph, result))
     true_need(torch)
 
@@ -99,7 +104,11 @@ def run_case(name: str, folder: pathlib.Path) -> None:
         facts["fitted"] = True
     except torch.OutOfMemoryError as error:
         snapshot = torch.cuda.memory._snapshot()
-        facts |= {"message": str(error), "said": explain(outsize.explain(str(error))), "felt": explain(outsize.explain(error))}
+        facts |= {
+            "message": str(error),
+            "said": explain(outsize.explain(str(error))),
+            "felt": explain(outsize.explain(error)),
+        }
         with open(folder / f"{name}.pickle", "wb") as file:
             pickle.dump(snapshot, file)
         began = time.perf_counter()
@@ -112,7 +121,11 @@ def run_case(name: str, folder: pathlib.Path) -> None:
 
 def explain(diagnosis: Any) -> dict[str, Any]:
     cause = diagnosis.cause
-    return {"cause": None if cause is None else cause.name, "certain": cause is not None and cause.certain, "text": str(diagnosis)}
+    return {
+        "cause": None if cause is None else cause.name,
+        "certain": cause is not None and cause.certain,
+        "text": str(diagnosis),
+    }
 
 
 def predicted_peak(folder: pathlib.Path) -> int:
@@ -125,7 +138,9 @@ def predicted_peak(folder: pathlib.Path) -> int:
 
 
 def start(name: str, folder: pathlib.Path, **environment: str) -> dict[str, Any]:
-    subprocess.run([sys.executable, __file__, "--case", name, str(folder)], env=os.environ | environment, check=False, timeout=200)
+    subprocess.run(
+        [sys.executable, __file__, "--case", name, str(folder)], env=os.environ | environment, check=False, timeout=200
+    )
     file = folder / f"{name}.json"
     return json.loads(file.read_text()) if file.exists() else {}
 
@@ -144,13 +159,24 @@ def main(result: str | None) -> int:
             right += ok
             lines.append(f"{'ok ' if ok else 'BAD'} {name}: text -> {said}, exception -> {felt}, snapshot -> {snapped} "
                          f"(read and replayed in {facts.get('snapshot_seconds', 0):.2f} s)")  # fmt: skip
-            lines += ["", facts.get("message", ""), "", facts.get("said", {}).get("text", ""), "", "-- from the snapshot", facts.get("text", ""), "=" * 100]
+            lines += [
+                "",
+                facts.get("message", ""),
+                "",
+                facts.get("said", {}).get("text", ""),
+                "",
+                "-- from the snapshot",
+                facts.get("text", ""),
+                "=" * 100,
+            ]
         predicted = predicted_peak(folder)
         again = start("fragmentation", folder, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
         measured = again.get("peak_reserved", 0)
         off = abs(predicted - measured) / measured if measured else 1.0
-        lines += ["", f"fragmentation with expandable segments on: fitted {again.get('fitted', False)}, measured peak {measured / GiB:.2f} GiB, "
-                  f"predicted {predicted / GiB:.2f} GiB, off by {off:.2%}", f"{right} of {len(EXPECTED)} named right three ways"]  # fmt: skip
+        lines += ["", f"fragmentation with expandable segments on: fitted {again.get('fitted', False)}, measured "
+                      f"peak {measured / GiB:.2f} GiB, "
+                  f"predicted {predicted / GiB:.2f} GiB, off by {off:.2%}", f"{right} of {len(EXPECTED)} named "
+                      f"right three ways"]  # fmt: skip
     output = "\n".join(lines) + "\n"
     print(output)
     if result:

@@ -13,9 +13,9 @@ from outsize.core.errors import BudgetError, InputError, OutOfMemory, OutsizeErr
 from outsize.core.noun import Drawing, set_drawing
 
 if TYPE_CHECKING:
-    from outsize.failure import explain as explain
-    from outsize.failure import guard as guard
-    from outsize.failure import install as install
+    from outsize.failure.explain import explain as explain
+    from outsize.failure.guard import guard as guard
+    from outsize.failure.guard import install as install
     from outsize.machine import budget as budget
     from outsize.machine import memory as memory
     from outsize.sizing import size as size

@@ -21,8 +21,12 @@ _LARGEST_LOG = 2**30
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's own arguments."""
-    parser.add_argument("file", nargs="?", metavar="FILE", help="a message, a log or a CUDA memory snapshot; - reads standard input")
-    parser.add_argument("--after", metavar="SNAPSHOT", help="a later snapshot of the same program: what grew between the two")
+    parser.add_argument(
+        "file", nargs="?", metavar="FILE", help="a message, a log or a CUDA memory snapshot; - reads standard input"
+    )
+    parser.add_argument(
+        "--after", metavar="SNAPSHOT", help="a later snapshot of the same program: what grew between the two"
+    )
     parser.add_argument("--here", action="store_true", help="it happened on this machine: look at its memory too")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from outsize.core.errors import InputError
-from outsize.core.failure import Failure
+from outsize.core.failure import Cause, Failure
 from outsize.core.memory import Limit, Reading
 from outsize.core.spec import Spec
 
@@ -24,9 +24,15 @@ SMALL = 64 * 2**20
 """A request below this many bytes is never the whole story."""
 
 _SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-_EXPANDABLE = re.compile(r"(?<!try setting )(?<!try setting `)PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF\W{1,8}expandable_segments:True",
+_EXPANDABLE = re.compile(r"(?<!try setting )(?<!try setting `)PYTORCH_(?:CUDA_|"
+                         r"HIP_)?ALLOC_CONF\W{1,8}expandable_segments:True",
                          re.IGNORECASE)  # fmt: skip
-HOST_KILLERS = {"linux", "systemd", "earlyoom"}
+NVIDIA_SMI = "`nvidia-smi` on that machine, or `outsize memory`: who holds the card"
+DMESG = (
+    "`dmesg -T | grep -i 'killed process'` (or `journalctl -k`), and `memory.events` of the container: an oom_kill "
+    "there settles it"
+)
+"""What decides where a message does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +145,24 @@ class Case:
     def on_host(self) -> bool:
         """True where RAM ran out, not a device's memory."""
         return self.failure.device == "cpu" or (
-            self.failure.device is None
-            and self.failure.framework
-            in {"c++", "python", "java", "node", "go", "openblas", "julia", "windows", "postgres", "duckdb", "matlab", "pandas"}
+            (
+                self.failure.device is None
+                and self.failure.framework
+                in {
+                    "c++",
+                    "python",
+                    "java",
+                    "node",
+                    "go",
+                    "openblas",
+                    "julia",
+                    "windows",
+                    "postgres",
+                    "duckdb",
+                    "matlab",
+                    "pandas",
+                }
+            )
             or self.format == "errno12"
         )
 
@@ -165,3 +186,8 @@ def pair_of_long_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
     if len(long) < 2 or math.prod(shape) > 64 * long[0] * long[1]:
         return None
     return long[0], long[1]
+
+
+def make_cause(name: str, text: str, certain: bool = True, decide: str = "") -> Cause:
+    """A cause; `decide` belongs to one that is not certain."""
+    return Cause(name=name, text=text, certain=certain, decide=decide)

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import outsize.machine
 from outsize.core.errors import InputError
 from outsize.core.failure import Diagnosis, Failure
 from outsize.core.memory import Reading
@@ -19,6 +18,7 @@ from outsize.failure.cause import find_causes
 from outsize.failure.evidence import find_evidence
 from outsize.failure.message import read
 from outsize.failure.remedy import find_remedies
+from outsize.machine import memory
 
 NOTHING = Diagnosis(failure=None, cause=None)
 """What is said of a text that is no out-of-memory message."""
@@ -92,7 +92,11 @@ def describe(error: BaseException) -> str:
         text = str(error)
     except Exception:
         text = ""
-    return f"{kind.__module__}.{kind.__qualname__}: {text}" if kind.__module__ != "builtins" else f"{kind.__qualname__}: {text}"
+    return (
+        f"{kind.__module__}.{kind.__qualname__}: {text}"
+        if kind.__module__ != "builtins"
+        else f"{kind.__qualname__}: {text}"
+    )
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -105,7 +109,10 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(link))
         yield link
-        queue += [*getattr(link, "exceptions", ()), *(cause for cause in (link.__cause__, link.__context__) if cause is not None)]
+        queue += [
+            *getattr(link, "exceptions", ()),
+            *(cause for cause in (link.__cause__, link.__context__) if cause is not None),
+        ]
 
 
 def _refine(failure: Failure | None, error: BaseException) -> Failure | None:
@@ -119,4 +126,4 @@ def _refine(failure: Failure | None, error: BaseException) -> Failure | None:
 
 
 def _read_machine() -> Reading:
-    return outsize.machine.memory()
+    return memory()

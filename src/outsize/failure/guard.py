@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import ContextDecorator
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-import outsize.machine
 from outsize.core.failure import Diagnosis, Evidence
 from outsize.core.units import format_bytes
 from outsize.failure.explain import explain_exception
 from outsize.failure.live import live_arrays
+from outsize.machine import memory
 
 HEADING = "outsize: why memory ran out"
 _MARK = "__outsize_explained__"
@@ -33,27 +34,26 @@ class guard(ContextDecorator):
         self._available: int | None = None
         self._rss: int | None = None
 
-    def __new__(cls, function: Any = None) -> Any:
+    def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
         """`@outsize.guard` without brackets decorates at once."""
-        made = super().__new__(cls)
-        if function is None:
-            return made
-        made.__init__()
-        return made(function)
+        return super().__new__(cls) if function is None else cls()(function)
 
     def __enter__(self) -> guard:
-        reading = outsize.machine.memory()
+        reading = memory()
         self._available, self._rss = reading.host.available, reading.rss
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if error is not None:
             annotate(error, trace, self._before())
 
     def _before(self) -> str | None:
         if self._rss is None:
             return None
-        return f"when the block began: {format_bytes(self._available)} of RAM available, this process held {format_bytes(self._rss)}"
+        available, held = format_bytes(self._available), format_bytes(self._rss)
+        return f"when the block began: {available} of RAM available, this process held {held}"
 
 
 def annotate(error: BaseException, trace: TracebackType | None, before: str | None = None) -> Diagnosis | None:

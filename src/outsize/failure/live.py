@@ -55,7 +55,11 @@ def _forget(frame: FrameType, values: Any) -> None:
 
 def _in_heap() -> Iterator[tuple[Any, str]]:
     """Arrays that containers and objects refer to."""
-    modules = {id(vars(module)): name for name, module in list(sys.modules.items()) if module is not None and hasattr(module, "__dict__")}
+    modules = {
+        id(vars(module)): name
+        for name, module in list(sys.modules.items())
+        if module is not None and hasattr(module, "__dict__")
+    }
     until = time.monotonic() + LONGEST_SEARCH
     for count, owner in enumerate(gc.get_objects()):
         if count % 1024 == 0 and time.monotonic() > until:
@@ -71,7 +75,10 @@ def _is_array(value: Any) -> bool:
     kind = type(value)
     module = kind.__module__
     return (module == "numpy" and kind.__name__ in ("ndarray", "memmap")) or (
-        module.partition(".")[0] in ("torch", "cupy") and hasattr(kind, "nbytes") and hasattr(kind, "shape") and "dtype" in dir(kind)
+        module.partition(".")[0] in ("torch", "cupy")
+        and hasattr(kind, "nbytes")
+        and hasattr(kind, "shape")
+        and "dtype" in dir(kind)
     )
 
 

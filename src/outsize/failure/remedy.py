@@ -51,14 +51,21 @@ def tf_async(case: Case) -> Iterator[Remedy]:
     """CUDA's own pool under TensorFlow."""
     if case.failure.framework == "tensorflow" and "TF_GPU_ALLOCATOR" not in case.settings:
         unused = _minus(case.failure.limit_bytes, case.failure.allocated_bytes)
-        yield _remedy("let CUDA's own pool serve TensorFlow", unused, "TF_GPU_ALLOCATOR=cuda_malloc_async python train.py",
+        yield _remedy("let CUDA's own pool serve TensorFlow", unused, "TF_GPU_ALLOCATOR=cuda_malloc_async python "
+            "train.py",
                       known=Known.BOUND)  # fmt: skip
 
 
 def stop_others(case: Case) -> Iterator[Remedy]:
     """End them, or go to another card."""
     for pid, size in case.strangers[:3]:
-        yield _remedy(f"end process {pid} if it is yours and no longer needed", size, f"kill {pid}", "that process", known=Known.EXACT)
+        yield _remedy(
+            f"end process {pid} if it is yours and no longer needed",
+            size,
+            f"kill {pid}",
+            "that process",
+            known=Known.EXACT,
+        )
     if not case.strangers:
         yield _remedy("end what else is on the card", case.others, "nvidia-smi  # then: kill PID", "those processes")
     if (case.failure.device or "").startswith(("cuda", "hip")):
@@ -83,7 +90,8 @@ def raise_fraction(case: Case) -> Iterator[Remedy]:
 
 def fewer_graphs(case: Case) -> Iterator[Remedy]:
     """What graphs captured stays."""
-    yield _remedy("run without CUDA graphs, or capture fewer sizes into one shared pool", case.extra("private_pool_bytes"),
+    yield _remedy("run without CUDA graphs, or capture fewer sizes into one "
+                  "shared pool", case.extra("private_pool_bytes"),
                   'torch.compile(model, mode="default")  # not "reduce-overhead"; vLLM: --enforce-eager',
                   "launch overhead of small kernels", known=Known.BOUND)  # fmt: skip
 
@@ -101,7 +109,8 @@ def fit_training(case: Case) -> Iterator[Remedy]:
                   "some time for recomputation", _ROUNDING)  # fmt: skip
     yield _remedy("evaluation: do not record gradients", None, "with torch.inference_mode(): output = model(batch)")
     if case.need is not None and case.need >= 2**28:
-        yield _remedy("halve the batch and accumulate two of them", case.need // 2,
+        yield _remedy("halve the batch and accumulate two "
+                      "of them", case.need // 2 if case.need // 2 >= (missing or 0) else None,
                       "(loss / 2).backward()  # twice, then optimizer.step(): same effective batch",
                       "BatchNorm sees half batches", _ROUNDING)  # fmt: skip
     yield _remedy("keep the optimizer's state in 8 bits", None, "torchao.optim.AdamW8bit(model.parameters(), lr=1e-4)",
@@ -116,15 +125,21 @@ def smaller_tensor(case: Case) -> Iterator[Remedy]:
     yield from _stream(case, spec)
     yield from _in_pieces(case, spec)
     narrow = _NARROWER.get(spec.dtype.name)
-    if narrow and _fits(case, Spec.of(spec.shape, narrow)) and not (narrow == "complex32" and case.failure.framework == "numpy"):
+    if (
+        narrow
+        and _fits(case, Spec.of(spec.shape, narrow))
+        and not (narrow == "complex32" and case.failure.framework == "numpy")
+    ):
         after = Spec.of(spec.shape, narrow)
         integer = spec.dtype.kind in ("int", "uint")
-        yield _remedy(f"{narrow} instead of {spec.dtype.name}: {said(spec.bytes)} -> {said(after.bytes)}", spec.bytes - after.bytes,
+        yield _remedy(f"{narrow} instead of {spec.dtype.name}: {said(spec.bytes)} -> "
+                      f"{said(after.bytes)}", spec.bytes - after.bytes,
                       _cast(case, narrow), "values must fit" if integer else "fewer digits",
                       _BITWISE if integer else _APPROXIMATE, Known.EXACT)  # fmt: skip
     if spec.dtype.name == "float64" and _fits(case, Spec.of(spec.shape, "float16")):
         after = Spec.of(spec.shape, "float16")
-        yield _remedy(f"float16 instead of {spec.dtype.name}: {said(spec.bytes)} -> {said(after.bytes)}", spec.bytes - after.bytes,
+        yield _remedy(f"float16 instead of {spec.dtype.name}: {said(spec.bytes)} -> "
+                      f"{said(after.bytes)}", spec.bytes - after.bytes,
                       _cast(case, "float16"), "3 digits, largest value 65504", _APPROXIMATE, Known.EXACT)  # fmt: skip
 
 
@@ -140,7 +155,8 @@ def _stream(case: Case, spec: Spec) -> Iterator[Remedy]:
     mib = budget // 2**20
     yield _remedy(
         f"stream it: {said(spec.bytes)} on disk, {mib} MiB in RAM", spec.bytes - mib * 2**20,
-        f'x = outsize.open("x.npy")                       # nothing is loaded\ny = (x - x.mean(axis=0)) / x.std(axis=0)        # any array expression\n'
+        f'x = outsize.open("x.npy")                       # nothing is loaded\ny = (x - x.mean(axis=0)) / '
+        f'x.std(axis=0)        # any array expression\n'
         f'y.save("y.zarr", budget="{mib}MiB")',
         "time to read and write the disk", _ROUNDING, Known.EXACT,
     )  # fmt: skip
@@ -169,7 +185,8 @@ def _in_pieces(case: Case, spec: Spec) -> Iterator[Remedy]:
     part = list(spec.shape)
     part[axis] = -(-length // pieces)
     after = Spec.of(part, spec.dtype)
-    how = {"tensorflow": f"for start in range(0, {length}, {part[axis]}): part = tf.gather(x, range(start, min(start + {part[axis]}, {length})), axis={axis})",
+    how = {"tensorflow": f"for start in range(0, {length}, {part[axis]}): part = tf.gather(x, range(start, "
+                         f"min(start + {part[axis]}, {length})), axis={axis})",
            "pytorch": f"for part in x.split({part[axis]}, dim={axis}): ..."}  # fmt: skip
     name = "half of" if pieces == 2 else f"1/{pieces} of"
     yield _remedy(f"{name} axis {axis} at a time: {length} -> {part[axis]}", spec.bytes - after.bytes,
@@ -180,7 +197,9 @@ def _in_pieces(case: Case, spec: Spec) -> Iterator[Remedy]:
 def _cast(case: Case, dtype: str) -> str:
     calls = {"tensorflow": f"tf.cast(x, tf.{dtype})   # keras: mixed_precision.set_global_policy('mixed_float16')",
              "pytorch": f"x = x.to(torch.{dtype})"}  # fmt: skip
-    return calls.get(case.failure.framework, f"np.empty(shape, dtype=np.{dtype})   # at creation: x.astype() holds both")
+    return calls.get(
+        case.failure.framework, f"np.empty(shape, dtype=np.{dtype})   # at creation: x.astype() holds both"
+    )
 
 
 def reshape_operands(case: Case) -> Iterator[Remedy]:
@@ -200,7 +219,8 @@ def pairwise_in_blocks(case: Case) -> Iterator[Remedy]:
         return
     rows = max(1, (2**28 * shape[0]) // case.need)
     yield _remedy(f"if every pair was meant: {rows:,} rows at a time", case.need - case.need * rows // shape[0],
-                  f"for i in range(0, len(x), {rows}):\n    block = x[i:i + {rows}, None] - y   # use it, keep only the answer",
+                  f"for i in range(0, len(x), {rows}):\n    block = x[i:i + {rows}, None] - y   # use it, keep "
+                  f"only the answer",
                   "time", known=Known.EXACT)  # fmt: skip
 
 
@@ -213,7 +233,10 @@ def raise_limit(case: Case) -> Iterator[Remedy]:
     mib = f"{want}" if want else "16384"
     lines = {
         "kubernetes": ("raise the pod's limit", f"resources: {{limits: {{memory: {mib}Mi}}}}"),
-        "slurm": ("ask Slurm for more", f"sbatch --mem={mib}M job.sh   # sacct -j JOBID --format=MaxRSS says what it took"),
+        "slurm": (
+            "ask Slurm for more",
+            f"sbatch --mem={mib}M job.sh   # sacct -j JOBID --format=MaxRSS says what it took",
+        ),
         "dask": ("give each worker more", f'LocalCluster(n_workers=2, memory_limit="{mib}MiB")'),
         "spark": ("give executors more beside the heap", f"--conf spark.executor.memoryOverhead={mib}m"),
         "java": ("raise the heap", "java -Xmx8g ...   # Spark: --driver-memory 8g --executor-memory 8g"),
@@ -221,7 +244,10 @@ def raise_limit(case: Case) -> Iterator[Remedy]:
         "pbs": ("ask PBS for more", f"qsub -l mem={mib}mb"),
         "lsf": ("ask LSF for more", f"bsub -M {mib}"),
     }
-    name, how = lines.get(failure.framework, ("raise the container's limit", f"docker run --memory={mib}m ...   # systemd: MemoryMax={mib}M"))
+    name, how = lines.get(
+        failure.framework,
+        ("raise the container's limit", f"docker run --memory={mib}m ...   # systemd: MemoryMax={mib}M"),
+    )
     if want is None and failure.framework not in lines:
         return
     gives = None if want is None or limit is None else want * 2**20 - limit
@@ -233,7 +259,8 @@ def lift_ulimit(case: Case) -> Iterator[Remedy]:
     limit = case.biting
     if limit is not None and limit.name.startswith("ulimit"):
         gives = None if case.reading is None else (case.reading.host.total or 0) - limit.bytes
-        yield _remedy("lift the limit on address space", gives, f"{limit.name.replace('ulimit', 'ulimit')} unlimited   # in the shell or job script",
+        yield _remedy("lift the limit on address space", gives, f"{limit.name.replace('ulimit', 'ulimit')} "
+            f"unlimited   # in the shell or job script",
                       "a runaway process is then stopped by the machine only", known=Known.EXACT)  # fmt: skip
 
 
@@ -244,23 +271,41 @@ def more_shm(case: Case) -> Iterator[Remedy]:
     yield _remedy("give the container shared memory", 8 * 2**30 - now if now < 8 * 2**30 else None,
                   "docker run --shm-size=8g ...   # Kubernetes: an emptyDir of medium Memory on /dev/shm",
                   "counts as RAM of the container")  # fmt: skip
-    yield _remedy("fewer batches in flight", None, "DataLoader(..., num_workers=2, prefetch_factor=1)   # workers x prefetch_factor batches live there",
+    yield _remedy("fewer batches in flight", None, "DataLoader(..., num_workers=2, prefetch_factor=1)   # workers "
+        "x prefetch_factor batches live there",
                   "slower loading")  # fmt: skip
-    yield _remedy("no workers: no shared memory at all", None, "DataLoader(..., num_workers=0)", "loading no longer overlaps the work")
+    yield _remedy(
+        "no workers: no shared memory at all",
+        None,
+        "DataLoader(..., num_workers=0)",
+        "loading no longer overlaps the work",
+    )
 
 
 def less_in_ram(case: Case) -> Iterator[Remedy]:
     """A process that holds too much of the host."""
     if case.failure.framework in {"pytorch"} and case.failure.process == "DataLoader worker":
         yield _remedy("fewer workers, and arrays instead of lists of objects in the Dataset", None,
-                      "DataLoader(..., num_workers=2)   # each worker touches, and so copies, a Python list of the parent", "slower loading")  # fmt: skip
+                      "DataLoader(..., num_workers=2)   # each worker touches, and so copies, a Python list of "
+                      "the parent", "slower loading")  # fmt: skip
     if case.failure.framework == "ray":
         yield _remedy("fewer tasks at once", None, "@ray.remote(num_cpus=4, memory=8 * 2**30)", "less runs in parallel")
     if case.failure.framework == "dask":
-        yield _remedy("smaller chunks, fewer at once", None, 'x.rechunk("64MiB"); LocalCluster(threads_per_worker=1)', "more tasks")
+        yield _remedy(
+            "smaller chunks, fewer at once",
+            None,
+            'x.rechunk("64MiB"); LocalCluster(threads_per_worker=1)',
+            "more tasks",
+        )
     if case.growth is None and case.format != "dead child":
-        yield _remedy("see who grows, with the line", None, "outsize run your_script.py   # peak, timeline and the growing line", "under 1 % of time")
-    yield _remedy("stream large arrays instead of holding them", None, 'outsize.open("x.npy")   # then .save("y.zarr", budget="2GiB")',
+        yield _remedy(
+            "see who grows, with the line",
+            None,
+            "outsize run your_script.py   # peak, timeline and the growing line",
+            "under 1 % of time",
+        )
+    yield _remedy("stream large arrays instead of holding them", None, 'outsize.open("x.npy")   # then '
+        '.save("y.zarr", budget="2GiB")',
                   "time to read and write the disk", _ROUNDING)  # fmt: skip
 
 
@@ -270,11 +315,17 @@ def growth(case: Case) -> Iterator[Remedy]:
     if framework == "tensorflow" and settings.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() != "true":
         yield _remedy("let TensorFlow take memory as it needs it", None,
                       "TF_FORCE_GPU_ALLOW_GROWTH=true python train.py")  # fmt: skip
-    if framework == "jax" and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in settings and (case.failure.device or "cuda").startswith("cuda"):
-        yield _remedy("let JAX have more than its 75 % of the card", None, "XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 python train.py",
+    if (
+        framework == "jax"
+        and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in settings
+        and (case.failure.device or "cuda").startswith("cuda")
+    ):
+        yield _remedy("let JAX have more than its 75 % of the card", None, "XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 "
+            "python train.py",
                       "leaves less to others")  # fmt: skip
     if framework == "jax":
-        yield _remedy("recompute instead of keeping", None, "loss = jax.checkpoint(loss)   # and donate_argnums for the old state",
+        yield _remedy("recompute instead of keeping", None, "loss = jax.checkpoint(loss)   # and donate_argnums "
+            "for the old state",
                       "about a third more time", _ROUNDING)  # fmt: skip
 
 
@@ -291,17 +342,36 @@ def serving(case: Case) -> Iterator[Remedy]:
         length = case.failure.extra.get("max_model_len")
         if length is None and case.need and case.failure.free_bytes and case.failure.extra.get("max_seq_len"):
             length = int(case.failure.extra["max_seq_len"] * case.failure.free_bytes / case.need) // 16 * 16
-        yield _remedy("serve shorter requests", _minus(case.need, case.failure.free_bytes), f"--max-model-len {length or 8192}", "shorter context",
+        yield _remedy("serve shorter requests", _minus(case.need, case.failure.free_bytes), f"--max-model-len "
+            f"{length or 8192}", "shorter context",
                       known=Known.BOUND)  # fmt: skip
-        yield _remedy("keep the KV cache in 8 bits", None if case.need is None else case.need // 2, "--kv-cache-dtype fp8", "slightly other logits", _APPROXIMATE)
+        yield _remedy(
+            "keep the KV cache in 8 bits",
+            None if case.need is None else case.need // 2,
+            "--kv-cache-dtype fp8",
+            "slightly other logits",
+            _APPROXIMATE,
+        )
         yield _remedy("give vLLM more of the card", None, "--gpu-memory-utilization 0.95", "leaves less to others")
     if case.failure.framework in {"ggml", "metal", "ollama"}:
-        yield _remedy("a smaller KV cache", None, "-c 4096 --cache-type-k q8_0 --cache-type-v q8_0", "shorter context, slightly other logits", _APPROXIMATE)
+        yield _remedy(
+            "a smaller KV cache",
+            None,
+            "-c 4096 --cache-type-k q8_0 --cache-type-v q8_0",
+            "shorter context, slightly other logits",
+            _APPROXIMATE,
+        )
         yield _remedy("keep some layers in RAM", None, "-ngl 20   # lower until it fits", "slower")
     if case.failure.framework == "tensorrt":
-        yield _remedy("less workspace", None, "trtexec --memPoolSize=workspace:1024", "perhaps slower tactics", _ROUNDING)
+        yield _remedy(
+            "less workspace", None, "trtexec --memPoolSize=workspace:1024", "perhaps slower tactics", _ROUNDING
+        )
     if case.failure.framework == "onnxruntime":
-        yield _remedy("let the arena grow only as asked", None, '("CUDAExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})')
+        yield _remedy(
+            "let the arena grow only as asked",
+            None,
+            '("CUDAExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})',
+        )
 
 
 def library_handle(case: Case) -> Iterator[Remedy]:
@@ -313,7 +383,11 @@ def library_handle(case: Case) -> Iterator[Remedy]:
 
 def check_length(case: Case) -> Iterator[Remedy]:
     """A wrapped or corrupt length."""
-    yield _remedy("look where the length comes from", None, "print the shape just before the call; a negative or overflowed int32 product is the usual reason")
+    yield _remedy(
+        "look where the length comes from",
+        None,
+        "print the shape just before the call; a negative or overflowed int32 product is the usual reason",
+    )
 
 
 REMEDIES: dict[str, tuple[Maker, ...]] = {

@@ -18,8 +18,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
-import outsize.machine
 from outsize.core.errors import InputError
 from outsize.core.failure import Diagnosis, Evidence, Failure
 from outsize.core.footprint import Moment
@@ -29,6 +29,7 @@ from outsize.core.units import format_bytes as said
 from outsize.failure.case import Case, process_settings
 from outsize.failure.explain import NOTHING, diagnose
 from outsize.failure.message import read
+from outsize.machine import memory
 from outsize.monitor.tree import TreeReading, read_address_limit, read_kills, read_tree
 
 _QUICK, _SLOW = 0.05, 0.25
@@ -66,7 +67,7 @@ class Watched:
 def run(command: Sequence[str]) -> tuple[int, Diagnosis, Watched]:
     """Run a program and wait: (exit status as a shell gives it, diagnosis, what was seen)."""
     words = build_command(list(command))
-    before, kills = outsize.machine.memory(), read_kills()
+    before, kills = memory(), read_kills()
     with tempfile.TemporaryDirectory(prefix="outsize-run-") as folder:
         watched = _watch(words, pathlib.Path(folder))
         diagnosis = _diagnose(watched, pathlib.Path(folder), before, kills)
@@ -92,7 +93,10 @@ def build_command(words: list[str]) -> list[str]:
 
 def _watch(words: list[str], folder: pathlib.Path) -> Watched:
     path = os.environ.get("PYTHONPATH")
-    environment = os.environ | {"OUTSIZE_RUN_FOLDER": str(folder), "PYTHONPATH": _CHILD + (os.pathsep + path if path else "")}
+    environment = os.environ | {
+        "OUTSIZE_RUN_FOLDER": str(folder),
+        "PYTHONPATH": _CHILD + (os.pathsep + path if path else ""),
+    }
     child = subprocess.Popen(words, env=environment)
     watched = Watched(command=words, pid=child.pid, began=time.time())
     restore = [(number, signal.signal(number, handler)) for number, handler in (
@@ -167,7 +171,8 @@ def _user_line(stack: str) -> str:
         if words.startswith('File "') and '", line ' in words:
             name, _, rest = words[6:].partition('", line ')
             number, _, function = rest.partition(" in ")
-            frames.append((name, f"{os.path.relpath(name) if os.path.isabs(name) and name.startswith(os.getcwd()) else name}:{number} in {function}"))
+            inside = os.path.isabs(name) and name.startswith(os.getcwd() + os.sep)
+            frames.append((name, f"{os.path.relpath(name) if inside else name}:{number} in {function}"))
     if not frames:
         return "starting up"
     libraries = (os.path.dirname(os.__file__), "site-packages", "dist-packages", "<frozen")
@@ -176,7 +181,7 @@ def _user_line(stack: str) -> str:
 
 def _diagnose(watched: Watched, folder: pathlib.Path, before: Reading, kills: int | None) -> Diagnosis:
     """Its last words if it had any, else how it ended."""
-    after = outsize.machine.memory()
+    after = memory()
     diagnosis = NOTHING
     for file in sorted(folder.glob("error.*"), key=lambda file: file.stat().st_mtime):
         text = file.read_text(errors="replace")
@@ -205,7 +210,11 @@ def _explain_signal(watched: Watched, before: Reading, after: Reading, kills: in
     in_group = (after.oom_kills or 0) - (before.oom_kills or 0)
     now = read_kills()
     on_machine = 0 if kills is None or now is None else now - kills
-    process = max(watched.last.processes, key=lambda item: item.anonymous) if watched.last and watched.last.processes else None
+    process = (
+        max(watched.last.processes, key=lambda item: item.anonymous)
+        if watched.last and watched.last.processes
+        else None
+    )
     limit = _container_limit(before)
     extra: dict[str, object] = {"format": "dead child", "peak_bytes": watched.peak}
     if watched.status in (-signal.SIGBUS, 135):
@@ -221,7 +230,15 @@ def _explain_signal(watched: Watched, before: Reading, after: Reading, kills: in
         pid=process.pid if process else watched.pid, process=process.name if process else None, extra=extra,
     )  # fmt: skip
     diagnosis = diagnose(Case(failure=failure, reading=after, growth=_growth(watched)))
-    counted = [Evidence(kind="machine", text=f"the kernel killed {max(in_group, on_machine)} time(s) for memory while it ran")] if in_group or on_machine else []
+    counted = (
+        [
+            Evidence(
+                kind="machine", text=f"the kernel killed {max(in_group, on_machine)} time(s) for memory while it ran"
+            )
+        ]
+        if in_group or on_machine
+        else []
+    )
     return replace(diagnosis, evidence=(*diagnosis.evidence, *counted))
 
 
@@ -248,8 +265,13 @@ def _tell_story(diagnosis: Diagnosis, watched: Watched) -> Diagnosis:
     holders = [Part(name=f"grew at {line}", bytes=grown, known=Known.ESTIMATE) for line, grown in lines if grown > 0]
     if watched.last is not None and len(watched.last.processes) > 1:
         ranked = sorted(watched.last.processes, key=lambda process: -process.anonymous)[:5]
-        holders += [Part(name=f"pid {process.pid} {process.name}", bytes=process.anonymous, known=Known.EXACT) for process in ranked]
-    at = next((place for place, item in enumerate(diagnosis.evidence) if item.kind == "inferred"), len(diagnosis.evidence))
+        holders += [
+            Part(name=f"pid {process.pid} {process.name}", bytes=process.anonymous, known=Known.EXACT)
+            for process in ranked
+        ]
+    at = next(
+        (place for place, item in enumerate(diagnosis.evidence) if item.kind == "inferred"), len(diagnosis.evidence)
+    )
     return replace(diagnosis, evidence=(*diagnosis.evidence[:at], *evidence, *diagnosis.evidence[at:]),
                    holders=tuple(holders), timeline=_thin(watched))  # fmt: skip
 
@@ -259,10 +281,6 @@ def _thin(watched: Watched, most: int = 60) -> tuple[Moment, ...]:
     moments = list(watched.moments)
     if len(moments) <= most:
         return tuple(moments)
-    step = len(moments) / most
-    chosen = [max(moments[int(index * step) : max(int(index * step) + 1, int((index + 1) * step))], key=lambda moment: moment.bytes)
-              for index in range(most)]  # fmt: skip
+    edges = [index * len(moments) // most for index in range(most + 1)]
+    chosen = [max(moments[low:high], key=lambda moment: moment.bytes) for low, high in pairwise(edges)]
     return (*chosen[:-1], moments[-1])
-
-
-

@@ -66,7 +66,9 @@ def _remedies(remedies: tuple[Remedy, ...]) -> RenderableType:
     table.add_column()
     for remedy in remedies:
         head = Text.assemble(remedy.name, (f"  ({remedy.exactness}; cost: {remedy.costs})", "dim"))
-        table.add_row("-" if remedy.saves is None else format_bytes(remedy.saves), Group(head, Text(remedy.how, style="cyan")))
+        table.add_row(
+            "-" if remedy.saves is None else format_bytes(remedy.saves), Group(head, Text(remedy.how, style="cyan"))
+        )
     return table
 
 

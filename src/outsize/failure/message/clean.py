@@ -16,12 +16,18 @@ LONGEST = 60_000
 _BEFORE, _AFTER = 2_000, 6_000
 
 _TRIGGERS = re.compile(
-    r"out[ _]?of[ _]?(?:gpu |device |host |shared )?(?:memory|resource)|oom|memoryerror|allocat|alloc_failed|memory limit|"
-    r"resource_?exhausted|bad_alloc|killed|sigkill|bus error|heap space|insufficient memory|not enough memory|no space left|"
-    r"exit(?:ed)?[ _]?(?:code|status)|exitcode|memory pressure|memory budget|KV cache|cache blocks|malloc|mmap|overhead limit",
+    r"out[ _]?of[ _]?(?:gpu |device |host |shared )?(?:memory|resource)|oom|memoryerror|allocat|alloc_failed|"
+    r"memory limit|"
+    r"resource_?exhausted|bad_alloc|killed|sigkill|bus error|heap space|insufficient memory|not enough memory|no "
+    r"space left|"
+    r"exit(?:ed)?[ _]?(?:code|status)|exitcode|memory pressure|memory budget|KV cache|cache blocks|malloc|mmap|"
+    r"overhead limit",
     re.IGNORECASE,
 )
-_ANSI = re.compile(r"(?:\x1b|\\x1b|\\u001b|\\033|\\e|\^\[)\[[0-9;?]{0,20}[A-Za-z]|\[[0-9]{1,2}(?:;[0-9]{1,3}){0,4}m|\x1b\][^\x07]{0,200}\x07")
+_ANSI = re.compile(
+    r"(?:\x1b|\\x1b|\\u001b|\\033|\\e|\^\[)\[[0-9;?]{0,20}[A-Za-z]|\[[0-9]{1,2}(?:;[0-9]{1,3}){0,4}m|"
+    r"\x1b\][^\x07]{0,200}\x07"
+)
 _ENTITY = re.compile(r"&(?:#[0-9]{1,6}|#x[0-9a-fA-F]{1,6}|[a-zA-Z]{2,8});")
 _QUOTED_PRINTABLE = re.compile(r"=[ \t]{0,4}\r?\n|=3D|=20|=E2=80|=C2=A0")
 _SOFT_BREAK = re.compile(r"=[ \t]{0,4}\r?\n")
@@ -34,7 +40,10 @@ _SPACES = str.maketrans({"\xa0": " ", "\u202f": " ", "\u2009": " ", "\u200b": ""
                          "\r": "\n", "\x0b": "\n", "\x0c": "\n", "\x85": "\n", "\u2028": "\n", "\u2029": "\n"})  # fmt: skip
 
 _TIME = r"[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]{1,9})?)?(?: ?[AP]M)?Z?(?:[+-][0-9]{2}:?[0-9]{2})?"
-_DATE = r"(?:[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}[-/][0-9]{1,2}(?:[-/][0-9]{2,4})?|(?:[A-Z][a-z]{2},? )?[A-Z][a-z]{2} {1,2}[0-9]{1,2}(?: [0-9]{4})?)"
+_DATE = (
+    r"(?:[0-9]{4}[-/][0-9]{1,2}[-/][0-9]{1,2}|[0-9]{1,2}[-/][0-9]{1,2}(?:[-/][0-9]{2,4})?|"
+    r"(?:[A-Z][a-z]{2},? )?[A-Z][a-z]{2} {1,2}[0-9]{1,2}(?: [0-9]{4})?)"
+)
 _LEVEL = r"(?:DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE|TRACE|[DIWEF])"
 _PREFIX = re.compile(
     "|".join(
@@ -48,10 +57,12 @@ _PREFIX = re.compile(
             rf"(?:- )?\[?{_LEVEL}\]?(?::(?:[\w.]{{1,40}}:)?| - | -$| \|)(?= ?)",
             r"[\w.-]{1,60} (?:kernel|[\w.-]{1,40}\[[0-9]{1,8}\]):(?= |$)",
             rf"(?:\[{_LEVEL}\]|{_LEVEL}) (?=[0-9\[(])",
-            r"\[[a-z]{2,12}[ _-]?[0-9]{1,5}\](?::|(?= |$))|\[[0-9]{1,6}(?:,[0-9]{1,6})?\](?:<\w{3,6}>)?(?::|(?= |$))|[0-9]{1,5}: ",
+            r"\[[a-z]{2,12}[ _-]?[0-9]{1,5}\](?::|(?= |$))|\[[0-9]{1,6}(?:,[0-9]{1,6})?\](?:<\w{3,6}>)?(?::|(?= |"
+            r"$))|[0-9]{1,5}: ",
             r"\((?:[A-Z]\w{0,40}|pid)[ =][^()\n]{1,80}\)(?= |$)|\(raylet\)",
             r"[a-z][\w.-]{1,40} {1,20}\|(?= |$)",
-            r"[\w./-]{1,60}\.(?:py|cc|cpp|cu|h|go|rs):[0-9]{1,6}\](?= |$)|\[[\w./-]{1,60}\.(?:py|cc|cpp|cu|h|go|rs):[0-9]{1,6}\](?= |$)",
+            r"[\w./-]{1,60}\.(?:py|cc|cpp|cu|h|go|rs):[0-9]{1,6}\](?= |$)|\[[\w./-]{1,60}\.(?:py|cc|cpp|cu|h|go|"
+            r"rs):[0-9]{1,6}\](?= |$)",
             r"[EIWF][0-9]{4} [0-9:.]{8,16} {1,6}[0-9]{1,9} ",
         )
     ),
@@ -88,7 +99,9 @@ def clean(text: str) -> Cleaned:
     lines = _mend([(len(line), _strip_line(line)) for line in raw])
     flat = _BLANKS.sub(" ", " ".join(lines))
     joined = _BLANKS.sub(" ", "".join(lines))
-    return Cleaned(flat=flat, joined=joined, lines="\n".join(lines), cut=_is_cut(raw), key="".join(flat.lower().split()))
+    return Cleaned(
+        flat=flat, joined=joined, lines="\n".join(lines), cut=_is_cut(raw), key="".join(flat.lower().split())
+    )
 
 
 def _mend(lines: list[tuple[int, str]]) -> list[str]:
@@ -97,7 +110,12 @@ def _mend(lines: list[tuple[int, str]]) -> list[str]:
     mended: list[str] = []
     at_edge = False
     for width, line in lines:
-        if at_edge and line and _CUT_NUMBER_START.match(line) and _CUT_NUMBER_END.search(mended[-1], len(mended[-1]) - 3):
+        if (
+            at_edge
+            and line
+            and _CUT_NUMBER_START.match(line)
+            and _CUT_NUMBER_END.search(mended[-1], len(mended[-1]) - 3)
+        ):
             mended[-1] += line
         elif line:
             mended.append(line)

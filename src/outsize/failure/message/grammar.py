@@ -23,7 +23,8 @@ _NUMBER = r"(?<![0-9.])[0-9][0-9,]{0,40}(?:\.[0-9]{0,20})?"
 _UNIT = r"(?:[KMGTPE]iB|[KMGTPE]B|bytes?|B|[KMGTPE]i|[KMGTPE])"
 _DTYPE = (
     r"(?:bfloat16|float8_\w{1,12}|(?:u?int|float|complex)(?:8|16|32|64|128|256)|bool_?|half|float|double|object|"
-    r"(?:datetime|timedelta)64(?:\[\w{1,4}\])?|[<>=|][a-zA-Z][0-9]{0,12}|\[.{1,300}?\](?= ?$| ?[\n'\"])|[a-zA-Z]\w{0,40})"
+    r"(?:datetime|timedelta)64(?:\[\w{1,4}\])?|[<>=|][a-zA-Z][0-9]{0,12}|\[.{1,300}?\](?= ?$| ?[\n'\"])|"
+    r"[a-zA-Z]\w{0,40})"
 )
 _SCALES = {"": 0, "B": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50, "E": 60}
 _WORD = r"[^\s,;:'\"()\[\]{}]{1,120}"
@@ -38,7 +39,7 @@ def read_size(text: str) -> int | None:
         return None
     number = digits.group().replace(",", "")
     unit = text[digits.end() :].strip()[:1].upper()
-    return round(Fraction(number.rstrip(".")) * 2 ** _SCALES.get(unit, 0))
+    return round(Fraction(number.rstrip(".")) * (1 << _SCALES.get(unit, 0)))
 
 
 def _read_count(text: str) -> int:

@@ -11,28 +11,42 @@ from __future__ import annotations
 from typing import Any
 
 from outsize.core.failure import Failure
-from outsize.failure.message import array_formats, system_formats, torch_formats
+from outsize.failure.message import engine_formats, host_formats, system_formats, tensor_formats, torch_formats
 from outsize.failure.message.clean import Cleaned, clean
 from outsize.failure.message.grammar import SIZED, Format
 
 FORMATS: tuple[Format, ...] = (
     *torch_formats.FORMATS,
-    *array_formats.TENSORFLOW,
-    *array_formats.HOST,
-    *array_formats.XLA,
-    *system_formats.ENGINES,
+    *tensor_formats.TENSORFLOW,
+    *host_formats.HOST,
+    *tensor_formats.XLA,
+    *engine_formats.ENGINES,
     *system_formats.CLUSTER,
     *system_formats.KERNEL,
     *torch_formats.LAST,
     *system_formats.GENERIC[:2],
-    *array_formats.BARE,
+    *host_formats.BARE,
     *system_formats.GENERIC[2:],
     *system_formats.EXITS,
 )
 """Every format, most telling first."""
 
 _FIELDS = ("shape", "dtype", "pid", "process", "device")
-_HIDDEN = {"index", "base", "shape2", "said_bytes", "plain_bytes", "r2", "i2", "t2", "l2", "p2", "p3", "free_gib", "total_gib"}
+_HIDDEN = {
+    "index",
+    "base",
+    "shape2",
+    "said_bytes",
+    "plain_bytes",
+    "r2",
+    "i2",
+    "t2",
+    "l2",
+    "p2",
+    "p3",
+    "free_gib",
+    "total_gib",
+}
 _ADDRESSABLE = 2**57
 """Bytes that the largest address space of today's processors has."""
 

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import outsize.machine
-from outsize import allocator
+import outsize.allocator as allocator
 from outsize.core.allocation import AllocationEvent
 from outsize.core.errors import InputError
 from outsize.core.failure import Cause, Diagnosis, Evidence, Failure
@@ -24,6 +23,7 @@ from outsize.failure.case import Case
 from outsize.failure.explain import diagnose, explain_text
 from outsize.failure.snapshot.load import check_snapshot, load_snapshot
 from outsize.failure.snapshot.state import DeviceState, hold_by_line, read_state
+from outsize.machine import memory
 
 _LARGEST_LOG = 2**30
 
@@ -70,7 +70,8 @@ def _with_failure(state: DeviceState, total: int | None) -> Diagnosis:
 
 def _state_evidence(state: DeviceState) -> tuple[Evidence, ...]:
     rows = [
-        f"cuda:{state.device}: {state.segments} segments of {said(state.reserved)} in all, {said(state.allocated)} in use, "
+        f"cuda:{state.device}: {state.segments} segments of {said(state.reserved)} in all, "
+        f"{said(state.allocated)} in use, "
         f"{said(state.unused)} unused in {state.unused_blocks} pieces, the largest {said(state.largest_unused)}"
     ]
     if state.private:
@@ -88,7 +89,10 @@ def _replays(snapshot: Mapping[str, Any], state: DeviceState) -> tuple[Evidence,
     rows = []
     for name, answer in answers.items():
         would = "it fits" if answer.fits else "it does not fit either"
-        rows.append(f"with {name} the peak would have been {said(answer.peak)} instead of {said(answer.instead)}: {would} ({answer.known})")
+        rows.append(
+            f"with {name} the peak would have been {said(answer.peak)} instead of {said(answer.instead)}: {would} "
+            f"({answer.known})"
+        )
     return tuple(Evidence(kind="inferred", text=row) for row in rows)
 
 
@@ -112,12 +116,15 @@ def replay_settings(snapshot: Mapping[str, Any], state: DeviceState) -> dict[str
         recording = allocator.read_snapshot(snapshot, state.device, keep_releases=False)
     except (KeyError, TypeError, InputError):
         return {}
-    last = AllocationEvent(0, True, 1 + max((event.id for event in recording.events), default=0), state.failed.requested)
+    last = AllocationEvent(
+        0, True, 1 + max((event.id for event in recording.events), default=0), state.failed.requested
+    )
     events = (*recording.events, last)
     capacity = state.reserved + (state.failed.free or 0)
     was = "cuda-expandable" if state.expandable else "cuda"
     instead = allocator.replay(events, was, addresses=recording.addresses).peak.reserved
-    tries = (("expandable_segments:True", "cuda-expandable", events), ("half the batch (what was freed again is half as large)", was, _halved(events)),
+    tries = (("expandable_segments:True", "cuda-expandable", events), ("half the batch (what was freed again is "
+        "half as large)", was, _halved(events)),
              ("no fragmentation at all", "exact", events))  # fmt: skip
     answers = {}
     for name, model, requests in tries:
@@ -133,7 +140,10 @@ def _halved(events: tuple[AllocationEvent, ...]) -> tuple[AllocationEvent, ...]:
     """The same requests with half the bytes for what does not stay: activations and temporaries, and the one that failed."""
     freed = {event.id for event in events if not event.alloc}
     last = events[-1]
-    return tuple(event._replace(bytes=-(-event.bytes // 2)) if event.alloc and (event.id in freed or event is last) else event for event in events)
+    return tuple(
+        event._replace(bytes=-(-event.bytes // 2)) if event.alloc and (event.id in freed or event is last) else event
+        for event in events
+    )
 
 
 def _timeline(snapshot: Mapping[str, Any], state: DeviceState, most: int = 60) -> tuple[Moment, ...]:
@@ -151,7 +161,9 @@ def _timeline(snapshot: Mapping[str, Any], state: DeviceState, most: int = 60) -
     offset = max(0, state.allocated - course[-1][1])
     begin, step = course[0][0], max(1, len(course) // most)
     scale = 1e6 if "time_us" in entries[0] else 1.0
-    return tuple(Moment(time=(time - begin) / scale, bytes=max(0, offset + size)) for time, size in (*course[::step], course[-1]))
+    return tuple(
+        Moment(time=(time - begin) / scale, bytes=max(0, offset + size)) for time, size in (*course[::step], course[-1])
+    )
 
 
 def _compare(diagnosis: Diagnosis, before: Mapping[str, Any], after: Any, device: int) -> Diagnosis:
@@ -161,19 +173,25 @@ def _compare(diagnosis: Diagnosis, before: Mapping[str, Any], after: Any, device
     grown = sorted(((new[line] - old.get(line, 0), line) for line in new if new[line] > old.get(line, 0)), reverse=True)
     total = sum(new.values()) - sum(old.values())
     rows = tuple(Part(name=f"grew at {line}", bytes=size, known=Known.EXACT) for size, line in grown[:8])
-    text = Evidence(kind="inferred", text=f"between the two snapshots the bytes in use {'grew' if total >= 0 else 'shrank'} by {said(abs(total))}")
+    text = Evidence(
+        kind="inferred",
+        text=f"between the two snapshots the bytes in use {'grew' if total >= 0 else 'shrank'} by {said(abs(total))}",
+    )
     leak = Cause(
         name="leak", certain=False,
-        text=f"{said(grown[0][0])} more are held by {grown[0][1]} than before." if grown else "Nothing is held that was not held before.",
+        text=f"{said(grown[0][0])} more are held by {grown[0][1]} than before." if grown else "Nothing is held "
+            "that was not held before.",
         decide="a third snapshot one step later: the same growth again is a leak, none is warm-up",
     )  # fmt: skip
+    evidence, holders = (*diagnosis.evidence, text), rows or diagnosis.holders
+    if diagnosis.cause is None:
+        return replace(diagnosis, cause=leak if grown else None, evidence=evidence, holders=holders)
     candidates = (*diagnosis.candidates, leak) if grown else diagnosis.candidates
-    return replace(diagnosis, cause=diagnosis.cause or (leak if grown else None), candidates=candidates if diagnosis.cause else (),
-                   evidence=(*diagnosis.evidence, text), holders=rows or diagnosis.holders)  # fmt: skip
+    return replace(diagnosis, candidates=candidates, evidence=evidence, holders=holders)
 
 
 def _card(index: int) -> int | None:
-    for device in outsize.machine.memory().devices:
+    for device in memory().devices:
         if device.pool.index == index:
             return device.total
     return None

@@ -45,7 +45,9 @@ def load_snapshot(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         size = os.stat(name).st_size
         if size > LARGEST_FILE:
-            raise StoreError(f"{name} has {size:,} bytes; a snapshot of more than {LARGEST_FILE:,} is not read", path=name)
+            raise StoreError(
+                f"{name} has {size:,} bytes; a snapshot of more than {LARGEST_FILE:,} is not read", path=name
+            )
         with open(name, "rb") as file:
             content = _unpickle(file, name)
     except OSError as error:
@@ -66,7 +68,10 @@ def _unpickle(file: IO[bytes], name: str) -> Any:
         ) from None
     except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, KeyError, IndexError, MemoryError,
             OverflowError, RecursionError, UnicodeError, ImportError) as error:  # fmt: skip
-        raise StoreError(f"{name} is not a readable pickle ({type(error).__name__}: {str(error)[:120]}): cut short or damaged", path=name) from None
+        raise StoreError(
+            f"{name} is not a readable pickle ({type(error).__name__}: {str(error)[:120]}): cut short or damaged",
+            path=name,
+        ) from None
 
 
 def check_snapshot(content: Any, name: str = "the snapshot") -> dict[str, Any]:
@@ -95,7 +100,7 @@ def _check(item: Any, fields: Mapping[str, type], what: str, name: str) -> None:
         raise StoreError(f"{name} is damaged: {what} is a {type(item).__name__}", path=name)
     for field, kind in fields.items():
         value = item.get(field)
-        if not isinstance(value, kind) or (kind is int and not 0 <= value < LARGEST_NUMBER):
+        if not isinstance(value, kind) or (isinstance(value, int) and not 0 <= value < LARGEST_NUMBER):
             raise StoreError(f"{name} is damaged: {what} has no valid {field!r}", path=name)
 
 

@@ -11,7 +11,7 @@ from outsize.core.memory import Part
 from outsize.core.noun import Known, Noun
 from outsize.failure.snapshot.load import frames_of
 
-_LIBRARY = ("/torch/", "site-packages", "dist-packages", "<frozen", "/lib/python", ".cpp", ".h", "??")
+_LIBRARY = ("/torch/", "site-packages", "dist-packages", "<frozen", "/lib/python")
 UNRECORDED = "no stack recorded (torch.cuda.memory._record_memory_history() before the run records them)"
 
 
@@ -94,7 +94,11 @@ def line_of(item: Mapping[str, Any]) -> str:
     frames = frames_of(item)
     if not frames:
         return UNRECORDED
-    own = next((frame for frame in frames if not any(part in str(frame.get("filename", "??")) for part in _LIBRARY)), frames[0])
+    python = [frame for frame in frames if str(frame.get("filename", "")).endswith((".py", ">"))]
+    own = next(
+        (frame for frame in python if not any(part in str(frame["filename"]) for part in _LIBRARY)),
+        (python or frames)[0],
+    )
     return f"{own.get('filename', '??')}:{own.get('line', 0)} in {own.get('name', '??')}"
 
 
@@ -117,7 +121,9 @@ def _failed(snapshot: Mapping[str, Any], device: int) -> OutOfMemoryEntry | None
     for entry in reversed(entries):
         if entry["action"] == "oom":
             free = entry.get("device_free", entry.get("addr"))
-            return OutOfMemoryEntry(requested=entry["size"], free=free if isinstance(free, int) else None, line=line_of(entry))
+            return OutOfMemoryEntry(
+                requested=entry["size"], free=free if isinstance(free, int) else None, line=line_of(entry)
+            )
     return None
 
 
