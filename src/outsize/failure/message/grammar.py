@@ -19,7 +19,7 @@ from typing import Any
 SIZED = {"requested", "total", "free", "allocated", "reserved", "limit"}
 """Holes that fill the byte field of the same name."""
 
-_NUMBER = r"(?<![0-9.])[0-9][0-9,]{0,40}(?:\.[0-9]{0,20})?"
+_NUMBER = r"(?<![0-9])(?<![0-9 ]\.)[0-9][0-9,]{0,40}(?:\.[0-9]{0,20})?"
 _UNIT = r"(?:[KMGTPE]iB|[KMGTPE]B|bytes?|B|[KMGTPE]i|[KMGTPE])"
 _DTYPE = (
     r"(?:bfloat16|float8_\w{1,12}|(?:u?int|float|complex)(?:8|16|32|64|128|256)|bool_?|half|float|double|object|"
@@ -64,7 +64,7 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "size": Kind(f"{_NUMBER} ?{_UNIT}", read_size),
-    "count": Kind(r"(?<![0-9.])[0-9][0-9,]{0,40}", _read_count),
+    "count": Kind(r"(?<![0-9])(?<![0-9 ]\.)[0-9][0-9,]{0,40}", _read_count),
     "kb": Kind(r"[0-9]{1,24}", _read_kernel),
     "int": Kind(r"[0-9]{1,20}", int),
     "float": Kind(r"[0-9]{1,12}(?:\.[0-9]{1,12})?", float),

@@ -52,7 +52,7 @@ HOST: list[Format] = [
         "rmm",
         "rmm",
         ("std::bad_alloc", "rmm"),
-        r"std::bad_alloc: (?:out_of_memory|CUDA error|RMM failure)|rmm::(?:out_of_memory|bad_alloc)|Maximum pool "
+        r"std::bad_alloc: (?:out_of_memory|CUDA error(?= ?(?:at|\())|RMM failure)|rmm::(?:out_of_memory|bad_alloc)|Maximum pool "
         r"size exceeded",
         r"failed to allocate {requested:count} bytes",
         r"failed to allocate {requested}",

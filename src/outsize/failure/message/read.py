@@ -90,8 +90,8 @@ def _fields(format_: Format, text: str) -> tuple[dict[str, Any] | None, int]:
     if place is None or (format_.unless is not None and format_.unless.find(text) is not None):
         return None, 0
     fields, parts = format_.anchor.read(place), 1
-    again = format_.anchor.find(text, place.end())
-    end = len(text) if again is None else again.start()
+    again = text.find(place.group(), place.end())
+    end = len(text) if again < 0 else again
     for clause in format_.clauses:
         match = clause.find(text, place.start(), end) or (clause.find(text) if format_.whole else None)
         if match is not None:

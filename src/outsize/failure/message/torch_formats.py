@@ -167,7 +167,7 @@ FORMATS: list[Format] = [
         "nccl",
         "nccl",
         ("cudafailure", "cudacalloc", "ncclunhandledcudaerror", "failedtocudamalloc", "failedtocudahost"),
-        r"Cuda failure (?:2 )?'out of memory'|Failed to CUDA (?:calloc|malloc|host alloc)(?: "
+        r"Cuda failure (?:2 )?'out of memory'?|Failed to CUDA (?:calloc|malloc|host alloc)(?: "
         r"async)? {requested:count} bytes",
         r"Failed to CUDA (?:calloc|malloc|host alloc)(?: async)? {requested:count} bytes",
         device="cuda",
