@@ -11,17 +11,18 @@ import html
 import re
 from dataclasses import dataclass
 
-LONGEST = 60_000
+LONGEST = 24_000
 """Characters that are read in full; of a longer text only passages are."""
-_BEFORE, _AFTER = 2_000, 6_000
+_BEFORE, _AFTER = 800, 3_200
 
-_TRIGGERS = re.compile(
-    r"out[ _]?of[ _]?(?:gpu |device |host |shared )?(?:memory|resource)|oom|memoryerror|allocat|alloc_failed|"
-    r"memory limit|"
-    r"resource_?exhausted|bad_alloc|killed|sigkill|bus error|heap space|insufficient memory|not enough memory|no "
-    r"space left|"
-    r"exit(?:ed)?[ _]?(?:code|status)|exitcode|memory pressure|memory budget|KV cache|cache blocks|malloc|mmap|"
-    r"overhead limit",
+_STRONG = re.compile(
+    r"out[ _]?of[ _]?(?:gpu |device |host |shared )?memory|\boom\b|oom[-_]kill|OOM when|unable to allocate|tried to allocate|"
+    r"MaxInUse|resource_?exhausted|bad_alloc|killed process|heap space|cannot allocate|alloc_failed|bus error",
+    re.IGNORECASE,
+)
+_WEAK = re.compile(
+    r"memoryerror|failed to alloc|not enough memory|insufficient|memory limit|\bkilled\b|sigkill|no space left|exit(?:ed)?[ _]?(?:code|status)|"
+    r"exitcode|memory pressure|memory budget|KV cache|cache blocks|overhead limit|exceed|malloc|mmap",
     re.IGNORECASE,
 )
 _ANSI = re.compile(
@@ -131,22 +132,31 @@ def _is_cut(lines: list[str]) -> bool:
 
 
 def _cut(text: str) -> str:
-    """The passages of a long text that can matter, as many as fit."""
+    """The passages of a long text that can matter, the telling ones first, as many as fit."""
     if len(text) <= LONGEST:
         return text
     passages: list[tuple[int, int]] = []
     taken = 0
-    for trigger in _TRIGGERS.finditer(text):
-        start, end = max(0, trigger.start() - _BEFORE), min(len(text), trigger.end() + _AFTER)
-        if passages and start <= passages[-1][1]:
-            taken += end - passages[-1][1]
-            passages[-1] = (passages[-1][0], end)
-        else:
+    for triggers in (_STRONG, _WEAK):
+        for trigger in triggers.finditer(text):
+            start, end = max(0, trigger.start() - _BEFORE), min(len(text), trigger.end() + _AFTER)
+            if any(low <= trigger.start() < high for low, high in passages[-2:]):
+                continue
             passages.append((start, end))
             taken += end - start
-        if taken >= LONGEST:
-            break
-    return "\n".join(text[start:end] for start, end in passages)[: 2 * LONGEST]
+            if taken >= LONGEST - _BEFORE - _AFTER:
+                return _join(text, passages)
+    return _join(text, passages)
+
+
+def _join(text: str, passages: list[tuple[int, int]]) -> str:
+    """The passages in the order of the text, none of it twice."""
+    pieces, done = [], 0
+    for start, end in sorted(passages):
+        if end > done:
+            pieces.append(text[max(start, done) : end])
+            done = end
+    return "\n".join(pieces)
 
 
 def _decode(text: str) -> str:

@@ -88,16 +88,33 @@ def _loosen(template: str) -> str:
     return _LITERAL_SPACE.sub(lambda match: match.group(1) or " ?", template)
 
 
+_ESCAPED = re.compile(r"(?:\\.|\{[^}]*\})[?*+]?")
+_NESTED = re.compile(r"(?:\([^()]*\)|\[[^\]]*\])[?*+]?")
+_SINGLE = re.compile(r".[?*+]|[.^$]")
+
+
+def _literal(template: str) -> str:
+    """The longest piece of text that every match must hold, in lower case without spaces; empty where there is none."""
+    rest, before = _ESCAPED.sub("\x00", template), ""
+    while before != rest:
+        before, rest = rest, _NESTED.sub("\x00", rest)
+    if "|" in rest:
+        return ""
+    return max(("".join(piece.lower().split()) for piece in _SINGLE.sub("\x00", rest).split("\x00")), key=len)
+
+
 class Pattern:
     """A compiled template."""
 
-    __slots__ = ("_regex", "constants", "holes")
+    __slots__ = ("_regex", "constants", "holes", "literal")
 
     def __init__(self, template: str, **constants: Any) -> None:
         self.constants = constants
         """Fields that this pattern settles by being there at all, such as `device="cpu"`."""
         self.holes: dict[str, Kind] = {}
         """Hole -> what stands in it."""
+        self.literal = _literal(template)
+        """Text without which there is no match: asking for it costs next to nothing."""
         pieces, end = [], 0
         for hole in _HOLE.finditer(template):
             kind = hole.group(2) or _DEFAULT_KINDS.get(hole.group(1), "size")

@@ -73,30 +73,34 @@ def _has_key(format_: Format, text: str) -> bool:
 def _best(format_: Format, views: Cleaned) -> dict[str, Any] | None:
     """The fields of the view that fills more of them."""
     if format_.lines:
-        return _fields(format_, views.lines)[0]
-    flat, parts = _fields(format_, views.flat)
+        return _fields(format_, views.lines, views.key)[0]
+    flat, parts = _fields(format_, views.flat, views.key)
     if views.joined == views.flat:
         return flat
-    joined, joined_parts = _fields(format_, views.joined)
+    joined, joined_parts = _fields(format_, views.joined, views.key)
     if joined is None or flat is None:
         return flat or joined
     return joined if joined_parts + views.cut > parts else flat
 
 
-def _fields(format_: Format, text: str) -> tuple[dict[str, Any] | None, int]:
+def _fields(format_: Format, text: str, key: str) -> tuple[dict[str, Any] | None, int]:
     """Everything the format's parts fill and how many parts were found; None where its anchor is missing or it is a
     lookalike."""
-    place = format_.anchor.find(text)
+    place = format_.anchor.find(text) if format_.anchor.literal in key else None
     if place is None or (format_.unless is not None and format_.unless.find(text) is not None):
         return None, 0
     fields, parts = format_.anchor.read(place), 1
     again = text.find(place.group(), place.end())
     end = len(text) if again < 0 else again
     for clause in format_.clauses:
+        if clause.literal not in key:
+            continue
         match = clause.find(text, place.start(), end) or (clause.find(text) if format_.whole else None)
         if match is not None:
             fields, parts = clause.read(match) | fields, parts + 1
     for name, part in format_.each.items():
+        if part.literal not in key:
+            continue
         repeated = list(part.find_all(text[place.start() : end]))
         if repeated:
             fields[name] = tuple(repeated)

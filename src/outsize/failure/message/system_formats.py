@@ -11,7 +11,7 @@ _KILL = (
     r",task={process:word},pid={pid:int}",
     r"memory: usage {usage_bytes:kb}kB, limit {limit:kb}kB",
     r"constraint={constraint:word}",
-    r"{invoker:word} invoked oom-killer",
+    r"(?<![\w.-]){invoker:word} invoked oom-killer",
     *_VM,
 )
 
