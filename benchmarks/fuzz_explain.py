@@ -16,16 +16,65 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
 
-from failure_messages import LOOKALIKES, MESSAGES  # noqa: E402
+from failure_messages import LOOKALIKES, MESSAGES
 
-from outsize.core.failure import Diagnosis  # noqa: E402
-from outsize.failure.explain import explain_text  # noqa: E402
+from outsize.core.failure import Diagnosis
+from outsize.failure.explain import explain_text
 
 HANG = 0.050
 """Seconds that one message may take."""
-JUNK = ["0", "9" * 30, "18446744073709551615", "17179869184.00 GiB", "1e999", "-1", ".", ",", " ", "\n", "\r\n", "\t", "\x00", "\x1b[31m", "=\n", "=3D",
-        "&gt;", "\\n", "\\\\n", "\\u0041", "(", ")", "[", "]", "{", "}", "GiB", "MiB", "bytes", "B", "K", "# ", "> ", "[rank0]: ", "│ ", "…",
-        "Tried to allocate", "total capacity", "Killed", "137", "OOM", "shape[", "memory", "\u202e", "é", "𝟘", "'", '"', "`"]  # fmt: skip
+JUNK = [
+    *(
+        "0",
+        "9" * 30,
+        "18446744073709551615",
+        "17179869184.00 GiB",
+        "1e999",
+        "-1",
+        ".",
+        ",",
+        " ",
+        "\n",
+        "\r\n",
+        "\t",
+        "\x00",
+    ),
+    *(
+        "\x1b[31m",
+        "=\n",
+        "=3D",
+        "&gt;",
+        "\\n",
+        "\\\\n",
+        "\\u0041",
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        "GiB",
+        "MiB",
+        "bytes",
+        "B",
+        "K",
+    ),
+    *(
+        "# ",
+        "> ",
+        "[rank0]: ",
+        "│ ",
+        "…",
+        "Tried to allocate",
+        "total capacity",
+        "Killed",
+        "137",
+        "OOM",
+        "shape[",
+        "memory",
+    ),
+    *("\u202e", "é", "𝟘", "'", '"', "`"),
+]
 FIELDS = ("requested_bytes", "total_bytes", "free_bytes", "allocated_bytes", "reserved_bytes", "limit_bytes")
 SEEDS = [row[1] for row in MESSAGES] + LOOKALIKES
 
@@ -91,7 +140,11 @@ def main(count: int, seed: int) -> int:
         if wrong is not None:
             findings.append((wrong, text))
         if number % 50_000 == 49_999:
-            print(f"{number + 1:,} in {time.time() - began:.0f} s, {len(findings)} findings, slowest {slowest[0] * 1e3:.1f} ms", flush=True)
+            print(
+                f"{number + 1:,} in {time.time() - began:.0f} s, {len(findings)} findings, slowest "
+                f"{slowest[0] * 1e3:.1f} ms",
+                flush=True,
+            )
     print(f"{time.strftime('%Y-%m-%d')}: {count:,} mutated messages, seed {seed}: {len(findings)} findings, "
           f"slowest {slowest[0] * 1e3:.1f} ms, mean {(time.time() - began) / count * 1e3:.2f} ms")  # fmt: skip
     print(f"  slowest: {slowest[1][:300]!r}")

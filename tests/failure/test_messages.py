@@ -7,17 +7,19 @@ import textwrap
 
 import hypothesis.strategies as st
 import pytest
+from failure_messages import LOOKALIKES, MESSAGES, V2, WRAPPED
 from hypothesis import given, settings
 
 import outsize
 from outsize.failure.message import read
-from failure_messages import LOOKALIKES, MESSAGES, V2, WRAPPED
 
 FIELDS = ("requested_bytes", "shape", "dtype", "device", "total_bytes", "free_bytes", "allocated_bytes", "reserved_bytes",
           "limit_bytes", "pid", "process")  # fmt: skip
 
 
-@pytest.mark.parametrize(("framework", "text", "expected"), MESSAGES, ids=[f"{row[0]}-{n}" for n, row in enumerate(MESSAGES)])
+@pytest.mark.parametrize(
+    ("framework", "text", "expected"), MESSAGES, ids=[f"{row[0]}-{n}" for n, row in enumerate(MESSAGES)]
+)
 def test_a_message_is_read_exactly(framework, text, expected):
     failure = read(text)
     assert failure is not None
@@ -69,7 +71,10 @@ def test_where_a_message_was_pasted_from_does_not_matter(disguise):
 
 
 def test_parts_left_out_leave_the_others_readable():
-    failure = read("... CUDA out of memory. Tried to allocate 5.00 GiB. GPU 1 ... Of the allocated memory 30.00 GiB is allocated by PyTorch ...")
+    failure = read(
+        "... CUDA out of memory. Tried to allocate 5.00 GiB. GPU 1 ... Of the allocated memory 30.00 GiB is "
+        "allocated by PyTorch ..."
+    )
     assert (failure.requested_bytes, failure.allocated_bytes, failure.device) == (5 * 2**30, 30 * 2**30, "cuda:1")
 
 

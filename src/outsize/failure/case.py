@@ -35,6 +35,22 @@ DMESG = (
 """What decides where a message does not."""
 
 
+_HOST_FRAMEWORKS = {
+    "c++",
+    "python",
+    "java",
+    "node",
+    "go",
+    "openblas",
+    "julia",
+    "windows",
+    "postgres",
+    "duckdb",
+    "matlab",
+    "pandas",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A failure with everything that is known around it."""
@@ -144,27 +160,11 @@ class Case:
     @property
     def on_host(self) -> bool:
         """True where RAM ran out, not a device's memory."""
-        return self.failure.device == "cpu" or (
-            (
-                self.failure.device is None
-                and self.failure.framework
-                in {
-                    "c++",
-                    "python",
-                    "java",
-                    "node",
-                    "go",
-                    "openblas",
-                    "julia",
-                    "windows",
-                    "postgres",
-                    "duckdb",
-                    "matlab",
-                    "pandas",
-                }
-            )
-            or self.format == "errno12"
-        )
+        if self.failure.device is not None:
+            return self.failure.device == "cpu"
+        if self.failure.framework == "jax":  # names no device; where there is no GPU it was RAM
+            return self.reading is not None and not self.reading.devices
+        return self.failure.framework in _HOST_FRAMEWORKS or self.format == "errno12"
 
     @property
     def on_torch_gpu(self) -> bool:

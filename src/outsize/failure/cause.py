@@ -29,6 +29,7 @@ from outsize.failure.cause_host import (
     container_kill,
     heap,
     machine_kill,
+    outer_product,
     rlimit,
     shared_memory,
     signal,
@@ -151,6 +152,7 @@ def find_causes(case: Case) -> tuple[Cause, ...]:
         if cause.certain:
             break
     first, *rest = found
+    rest += [cause for cause in (outer_product(case),) if cause is not None]
     if first.name == "memory already full" or (not first.certain and first.name != "broadcast explosion"):
         rest += [other for other in _usual_suspects(case) if other.name not in {cause.name for cause in found}]
     return (first, *rest)

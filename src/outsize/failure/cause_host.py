@@ -27,13 +27,19 @@ def broadcast(case: Case) -> Cause | None:
             decide=f"print the shapes of the operands: one is ({first}, 1) where a flat array was meant; if every "
             f"pair was meant, work through it in blocks",
         )
-    if need < 8 * (limit or 2**60):
+    return None
+
+
+def outer_product(case: Case) -> Cause | None:
+    """Two long axes that differ: perhaps every pair of two long arrays."""
+    shape, need = case.failure.shape, case.need
+    pair = None if shape is None else pair_of_long_axes(shape)
+    limit = case.reading.host.total if case.reading else None
+    if pair is None or pair[0] == pair[1] or need is None or limit is None or need < 8 * limit:
         return None
     return make_cause(
         "broadcast explosion",
-        f"{first:,} x {second:,} is every element of one long array against every element of another "
-        f"({said(need)}): an outer "
-        "product or a broadcast, many times what the machine has.",
+        f"{pair[0]:,} x {pair[1]:,} may be every element of one long array against every element of another.",
         certain=False,
         decide="print the shapes of the operands and see whether every pair was meant",
     )

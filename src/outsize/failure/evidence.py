@@ -76,10 +76,10 @@ def _machine(case: Case) -> Iterator[Evidence]:
     host = reading.host
     if case.on_host or case.failure.device is None:
         biting = f"; {host.biting.name} caps it at {said(host.biting.bytes)}" if host.biting else ""
+        holds = "" if case.format == "dead child" else f", this process holds {said(reading.rss)}"
         yield Evidence(
             kind="machine",
-            text=f"now: {said(host.available)} of {said(host.total)} RAM available, this process holds "
-            f"{said(reading.rss)}{biting}",
+            text=f"now: {said(host.available)} of {said(host.total)} RAM available{holds}{said(reading.rss)}{biting}",
         )
     if case.failure.device is not None and case.failure.device.startswith(("cuda", "hip")):
         index = int(case.failure.device.partition(":")[2] or 0)

@@ -47,7 +47,7 @@ class guard(ContextDecorator):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            annotate(error, trace, self._before())
+            _annotate_quietly(error, trace, self._before())
 
     def _before(self) -> str | None:
         if self._rss is None:
@@ -95,9 +95,9 @@ def install() -> None:
     sys.excepthook, threading.excepthook = hook, thread_hook
 
 
-def _annotate_quietly(error: BaseException, trace: TracebackType | None) -> None:
-    """At the top of a program nothing of ours may hide the error that ends it."""
+def _annotate_quietly(error: BaseException, trace: TracebackType | None, before: str | None = None) -> None:
+    """Nothing of ours may take the place of the error that is on its way, and memory is short here."""
     try:
-        annotate(error, trace)
+        annotate(error, trace, before)
     except Exception as own:
         sys.stderr.write(f"outsize: could not explain this: {own!r}\n")

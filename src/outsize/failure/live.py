@@ -25,7 +25,8 @@ _SMALLEST = 2**20
 def live_arrays(trace: TracebackType | None = None, most: int = 8) -> tuple[Part, ...]:
     """The largest arrays and tensors alive, largest first, one row a piece of memory."""
     found: dict[tuple[str, int], tuple[int, str, str]] = {}
-    for array, holder in (*_in_frames(trace), *_in_heap()):
+    types = _array_types()
+    for array, holder in (*_in_frames(trace, types), *_in_heap(types)):
         key, size, what = _identify(array)
         if size >= _SMALLEST and key not in found:
             found[key] = (size, what, holder)
@@ -33,16 +34,16 @@ def live_arrays(trace: TracebackType | None = None, most: int = 8) -> tuple[Part
     return tuple(Part(name=f"{what}: {holder}", bytes=size, known=Known.EXACT) for size, what, holder in rows)
 
 
-def _in_frames(trace: TracebackType | None) -> Iterator[tuple[Any, str]]:
+def _in_frames(trace: TracebackType | None, types: tuple[type, ...]) -> Iterator[tuple[Any, str]]:
     """Arrays in the locals of the frames that failed."""
     while trace is not None:
         frame = trace.tb_frame
         place = f"in {frame.f_code.co_qualname} ({frame.f_code.co_filename}:{trace.tb_lineno})"
         values = frame.f_locals
         for name, value in list(values.items()):
-            if _is_array(value):
+            if issubclass(type(value), types):
                 yield value, f"`{name}` {place}"
-        del name, value
+            del value
         _forget(frame, values)
         trace = trace.tb_next
 
@@ -53,7 +54,7 @@ def _forget(frame: FrameType, values: Any) -> None:
         values.clear()
 
 
-def _in_heap() -> Iterator[tuple[Any, str]]:
+def _in_heap(types: tuple[type, ...]) -> Iterator[tuple[Any, str]]:
     """Arrays that containers and objects refer to."""
     modules = {
         id(vars(module)): name
@@ -67,24 +68,20 @@ def _in_heap() -> Iterator[tuple[Any, str]]:
         if type(owner) is FrameType:  # isinstance would ask strange objects for their class
             continue
         for value in gc.get_referents(owner):
-            if _is_array(value):
+            if issubclass(type(value), types):
                 yield value, _name(owner, value, modules)
 
 
-def _is_array(value: Any) -> bool:
-    kind = type(value)
-    module = kind.__module__
-    return (module == "numpy" and kind.__name__ in ("ndarray", "memmap")) or (
-        module.partition(".")[0] in ("torch", "cupy")
-        and hasattr(kind, "nbytes")
-        and hasattr(kind, "shape")
-        and "dtype" in dir(kind)
-    )
+def _array_types() -> tuple[type, ...]:
+    """The array types of the libraries that this program has loaded."""
+    names = (("numpy", "ndarray"), ("torch", "Tensor"), ("cupy", "ndarray"))
+    found = [getattr(sys.modules[module], name, None) for module, name in names if module in sys.modules]
+    return tuple(kind for kind in found if isinstance(kind, type))
 
 
 def _identify(array: Any) -> tuple[tuple[str, int], int, str]:
     """(which piece of memory, its bytes, a description)."""
-    kind = type(array).__module__.partition(".")[0]
+    kind = "torch" if hasattr(array, "untyped_storage") else "array"
     dtype, shape = str(array.dtype).removeprefix("torch."), ", ".join(map(str, array.shape))
     if kind == "torch":
         try:
@@ -93,7 +90,7 @@ def _identify(array: Any) -> tuple[tuple[str, int], int, str]:
         except Exception:  # tensors without storage: fake, sparse, functional
             return ("torch", id(array)), 0, f"{dtype}[{shape}]"
     base = array
-    while getattr(base, "base", None) is not None and _is_array(base.base):
+    while type(getattr(base, "base", None)).__name__ in ("ndarray", "memmap"):
         base = base.base
     return (kind, id(base)), int(base.nbytes), f"{dtype}[{shape}]"
 

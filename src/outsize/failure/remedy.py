@@ -72,7 +72,7 @@ def stop_others(case: Case) -> Iterator[Remedy]:
         index = (case.failure.device or "").partition(":")[2]
         other = "1" if index in ("", "0") else "0"
         variable = "HIP_VISIBLE_DEVICES" if (case.failure.device or "").startswith("hip") else "CUDA_VISIBLE_DEVICES"
-        yield _remedy("use a card that is free", case.others, f"{variable}={other} python train.py", "another card")
+        yield _remedy("use a card that is free", None, f"{variable}={other} python train.py", "another card")
 
 
 def raise_fraction(case: Case) -> Iterator[Remedy]:

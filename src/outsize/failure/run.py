@@ -36,6 +36,8 @@ _QUICK, _SLOW = 0.05, 0.25
 """Seconds between readings: while it grows, and while it is quiet."""
 _STEP = 8 * 2**20
 """Growth in bytes after which a stack is asked for."""
+_NOTABLE = 64 * 2**20
+"""Growth in bytes that is worth a word in the report."""
 _MOMENTS = 4096
 _CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child")
 
@@ -164,7 +166,7 @@ def _ask_line(tree: TreeReading, folder: pathlib.Path) -> str:
 
 
 def _user_line(stack: str) -> str:
-    """The innermost frame of the user's own code, or the innermost at all."""
+    """The innermost frame of the user's own code, or the outermost at all."""
     frames = []
     for line in stack.splitlines():
         words = line.strip()
@@ -176,7 +178,7 @@ def _user_line(stack: str) -> str:
     if not frames:
         return "starting up"
     libraries = (os.path.dirname(os.__file__), "site-packages", "dist-packages", "<frozen")
-    return next((text for name, text in frames if not any(library in name for library in libraries)), frames[0][1])
+    return next((text for name, text in frames if not any(library in name for library in libraries)), frames[-1][1])
 
 
 def _diagnose(watched: Watched, folder: pathlib.Path, before: Reading, kills: int | None) -> Diagnosis:
@@ -196,12 +198,12 @@ def _diagnose(watched: Watched, folder: pathlib.Path, before: Reading, kills: in
 
 def _case(failure: Failure, text: str, watched: Watched, before: Reading) -> Case:
     """The case with the child's own address limit, which it may have set itself."""
-    limit, reading = watched.address_limit, before
+    limit, reading = watched.address_limit, replace(before, rss=watched.last.bytes if watched.last else watched.peak)
     held = watched.last.processes[0].address_space if watched.last and watched.last.processes else None
     if limit is not None and limit < (before.host.total or 0):
         own = Limit(name="ulimit -v", bytes=limit, used=held, source="RLIMIT_AS of the child")
         others = tuple(item for item in before.host.limits if item.name != own.name)
-        reading = replace(before, host=replace(before.host, limits=(own, *others)))
+        reading = replace(reading, host=replace(before.host, limits=(own, *others)))
     return Case(failure=failure, text=text, reading=reading, growth=_growth(watched), settings=process_settings())
 
 
@@ -247,12 +249,12 @@ def _container_limit(reading: Reading) -> Limit | None:
 
 
 def _growth(watched: Watched) -> int | None:
-    """Bytes by which it grew in its last minute, None where it shrank or stood."""
+    """Bytes by which it grew in its last minute, None where that is nothing to speak of."""
     if len(watched.moments) < 2:
         return None
     end = watched.moments[-1]
     start = next(moment for moment in watched.moments if moment.time >= end.time - 60)
-    return end.bytes - start.bytes if end.bytes > start.bytes else None
+    return end.bytes - start.bytes if end.bytes - start.bytes >= _NOTABLE else None
 
 
 def _tell_story(diagnosis: Diagnosis, watched: Watched) -> Diagnosis:
@@ -260,9 +262,13 @@ def _tell_story(diagnosis: Diagnosis, watched: Watched) -> Diagnosis:
     evidence = [Evidence(kind="machine", text=f"the program held {said(watched.peak)} of RAM at its peak, "
                          f"{watched.moments[-1].time if watched.moments else 0:.1f} s after its start")]  # fmt: skip
     lines = watched.lines.most_common(5)
-    if lines and lines[0][1] > 0:
+    if lines and lines[0][1] >= _NOTABLE:
         evidence.append(Evidence(kind="machine", text=f"it grew most at {lines[0][0]}: {said(lines[0][1])}"))
-    holders = [Part(name=f"grew at {line}", bytes=grown, known=Known.ESTIMATE) for line, grown in lines if grown > 0]
+    holders = [
+        Part(name=f"grew at {line}", bytes=grown, known=Known.ESTIMATE)
+        for line, grown in lines
+        if grown >= _NOTABLE // 4
+    ]
     if watched.last is not None and len(watched.last.processes) > 1:
         ranked = sorted(watched.last.processes, key=lambda process: -process.anonymous)[:5]
         holders += [

@@ -16,12 +16,14 @@ LONGEST = 24_000
 _BEFORE, _AFTER = 800, 3_200
 
 _STRONG = re.compile(
-    r"out[ _]?of[ _]?(?:gpu |device |host |shared )?memory|\boom\b|oom[-_]kill|OOM when|unable to allocate|tried to allocate|"
+    r"out[ _]?of[ _]?(?:gpu |device |host |shared )?memory|\boom\b|oom[-_]kill|OOM when|unable to allocate|tried "
+    r"to allocate|"
     r"MaxInUse|resource_?exhausted|bad_alloc|killed process|heap space|cannot allocate|alloc_failed|bus error",
     re.IGNORECASE,
 )
 _WEAK = re.compile(
-    r"memoryerror|failed to alloc|not enough memory|insufficient|memory limit|\bkilled\b|sigkill|no space left|exit(?:ed)?[ _]?(?:code|status)|"
+    r"memoryerror|failed to alloc|not enough memory|insufficient|memory limit|\bkilled\b|sigkill|no space left|"
+    r"exit(?:ed)?[ _]?(?:code|status)|"
     r"exitcode|memory pressure|memory budget|KV cache|cache blocks|overhead limit|exceed|malloc|mmap",
     re.IGNORECASE,
 )
