@@ -97,7 +97,7 @@ class Cleaned:
 
 def clean(text: str) -> Cleaned:
     """The three views of a message."""
-    text = _decode(_cut(text))
+    text = _cut(_decode(_cut(text)))
     raw = text.split("\n")
     lines = _mend([(len(line), _strip_line(line)) for line in raw])
     flat = _BLANKS.sub(" ", " ".join(lines))

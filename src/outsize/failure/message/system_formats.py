@@ -11,7 +11,7 @@ _KILL = (
     r",task={process:word},pid={pid:int}",
     r"memory: usage {usage_bytes:kb}kB, limit {limit:kb}kB",
     r"constraint={constraint:word}",
-    r"(?<![\w.-]){invoker:word} invoked oom-killer",
+    r"(?<![^\s\]:)]){invoker:command} invoked oom-killer",
     *_VM,
 )
 
@@ -46,7 +46,7 @@ KERNEL: list[Format] = [
         "oomd",
         "systemd",
         ("memorypressurefor", "systemd-oomd", "duetomemoryused"),
-        r"Killed [^ \n]{1,200}(?: \([^)\n]{1,40}\))? due to memory (?:pressure|used)|systemd-oomd killed|due to "
+        r"\bKilled [^ \n]{1,120}(?: \([^)\n]{1,40}\))? due to memory (?:pressure|used)|systemd-oomd killed|due to "
         r"memory pressure for",
         r"being {pressure_pct:float}% > {pressure_limit_pct:float}%",
         r"killed {processes_killed:int} process",
