@@ -145,8 +145,10 @@ def main(count: int, seed: int) -> int:
                 f"{slowest[0] * 1e3:.1f} ms",
                 flush=True,
             )
-    print(f"{time.strftime('%Y-%m-%d')}: {count:,} mutated messages, seed {seed}: {len(findings)} findings, "
-          f"slowest {slowest[0] * 1e3:.1f} ms, mean {(time.time() - began) / count * 1e3:.2f} ms")  # fmt: skip
+    print(
+        f"{time.strftime('%Y-%m-%d')}: {count:,} mutated messages, seed {seed}: {len(findings)} findings, "
+        f"slowest {slowest[0] * 1e3:.1f} ms, mean {(time.time() - began) / count * 1e3:.2f} ms"
+    )
     print(f"  slowest: {slowest[1][:300]!r}")
     for wrong, text in findings[:10]:
         print(f"  {wrong}: {text[:300]!r}")

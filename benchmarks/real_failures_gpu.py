@@ -157,8 +157,10 @@ def main(result: str | None) -> int:
             said, felt, snapped = (facts.get(key, {}).get("cause") for key in ("said", "felt", "snapshot"))
             ok = said == felt == snapped == expected
             right += ok
-            lines.append(f"{'ok ' if ok else 'BAD'} {name}: text -> {said}, exception -> {felt}, snapshot -> {snapped} "
-                         f"(read and replayed in {facts.get('snapshot_seconds', 0):.2f} s)")  # fmt: skip
+            lines.append(
+                f"{'ok ' if ok else 'BAD'} {name}: text -> {said}, exception -> {felt}, snapshot -> {snapped} "
+                f"(read and replayed in {facts.get('snapshot_seconds', 0):.2f} s)"
+            )
             lines += [
                 "",
                 facts.get("message", ""),
@@ -173,10 +175,13 @@ def main(result: str | None) -> int:
         again = start("fragmentation", folder, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
         measured = again.get("peak_reserved", 0)
         off = abs(predicted - measured) / measured if measured else 1.0
-        lines += ["", f"fragmentation with expandable segments on: fitted {again.get('fitted', False)}, measured "
-                      f"peak {measured / GiB:.2f} GiB, "
-                  f"predicted {predicted / GiB:.2f} GiB, off by {off:.2%}", f"{right} of {len(EXPECTED)} named "
-                      f"right three ways"]  # fmt: skip
+        lines += [
+            "",
+            f"fragmentation with expandable segments on: fitted {again.get('fitted', False)}, measured "
+            f"peak {measured / GiB:.2f} GiB, "
+            f"predicted {predicted / GiB:.2f} GiB, off by {off:.2%}",
+            f"{right} of {len(EXPECTED)} named right three ways",
+        ]
     output = "\n".join(lines) + "\n"
     print(output)
     if result:

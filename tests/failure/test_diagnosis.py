@@ -30,8 +30,11 @@ def hows(diagnosis):
         (CAPPED, "memory fraction", True),
         (GRAPHS, "CUDA graph pools", True),
         (HUGE, "request larger than the device", True),
-        ("Unable to allocate 34.4 TiB for an array with shape (3075200, 3075200) and data type "
-         "float32", "broadcast explosion", False),
+        (
+            "Unable to allocate 34.4 TiB for an array with shape (3075200, 3075200) and data type float32",
+            "broadcast explosion",
+            False,
+        ),
         ("RuntimeError: DataLoader worker (pid 3) is killed by signal: Bus error.", "shared memory", True),
         ("Memory cgroup out of memory: Killed process 7 (python)", "limit", True),
         ("Out of memory: Killed process 7 (python) total-vm:1kB, anon-rss:1kB", "machine out of memory", True),
@@ -40,7 +43,7 @@ def hows(diagnosis):
         ("Allocation of 617283072 exceeds 10% of free system memory.", "warning only", True),
         ("java.lang.OutOfMemoryError: Java heap space", "limit", True),
     ],
-)  # fmt: skip
+)
 def test_the_cause_is_named_by_rule(text, cause, certain):
     diagnosis = outsize.explain(text)
     assert (diagnosis.cause.name, diagnosis.cause.certain) == (cause, certain)

@@ -13,8 +13,19 @@ from hypothesis import given, settings
 import outsize
 from outsize.failure.message import read
 
-FIELDS = ("requested_bytes", "shape", "dtype", "device", "total_bytes", "free_bytes", "allocated_bytes", "reserved_bytes",
-          "limit_bytes", "pid", "process")  # fmt: skip
+FIELDS = (
+    "requested_bytes",
+    "shape",
+    "dtype",
+    "device",
+    "total_bytes",
+    "free_bytes",
+    "allocated_bytes",
+    "reserved_bytes",
+    "limit_bytes",
+    "pid",
+    "process",
+)
 
 
 @pytest.mark.parametrize(

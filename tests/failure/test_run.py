@@ -108,9 +108,11 @@ def test_the_growing_line_is_the_users_own():
 
 
 def test_a_tree_counts_its_children():
-    child = subprocess.Popen([sys.executable, "-c", "import sys; x = bytearray(50 * 2**20); print(flush=True); "
-        "sys.stdin.read()"],
-                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import sys; x = bytearray(50 * 2**20); print(flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     child.stdout.readline()
     tree = read_tree(os.getpid())
     child.communicate()

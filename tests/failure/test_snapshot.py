@@ -64,8 +64,18 @@ def make_snapshot(
                     "frames": stack(10, "keep"),
                 }
             )
-        held.append({"device": 0, "address": base, "total_size": whole, "stream": 0, "segment_type": "large",
-                     "segment_pool_id": pool, "is_expandable": False, "blocks": blocks})  # fmt: skip
+        held.append(
+            {
+                "device": 0,
+                "address": base,
+                "total_size": whole,
+                "stream": 0,
+                "segment_type": "large",
+                "segment_pool_id": pool,
+                "is_expandable": False,
+                "blocks": blocks,
+            }
+        )
     for segment in held:
         for piece in segment["blocks"]:
             if piece["state"] == "inactive":
@@ -166,12 +176,17 @@ def test_a_pickle_that_is_no_plain_snapshot_gives_a_clear_error(tmp_path, payloa
 @pytest.mark.parametrize(
     "content",
     [
-        3, [], {}, {"segments": 3}, {"segments": [3]}, {"segments": [], "device_traces": 5},
+        3,
+        [],
+        {},
+        {"segments": 3},
+        {"segments": [3]},
+        {"segments": [], "device_traces": 5},
         {"segments": [{"address": -1, "total_size": 1, "stream": 0, "blocks": []}]},
         {"segments": [{"address": 0, "total_size": 10**40, "stream": 0, "blocks": []}]},
         {"segments": [], "device_traces": [[{"action": "alloc"}]]},
     ],
-)  # fmt: skip
+)
 def test_contents_that_are_no_snapshot_are_refused(tmp_path, content):
     with pytest.raises(outsize.StoreError):
         outsize.explain(write(tmp_path / "odd.pickle", content))

@@ -17,8 +17,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's own arguments."""
     parser.add_argument("--report", metavar="FILE", help="also write the diagnosis to this file as JSON")
     parser.add_argument("--peak", action="store_true", help="say the peak even if all went well")
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ...", help="run a module, as python -m does")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="a script or command, with its arguments")
+    parser.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ...", help="run a module, as python -m does"
+    )
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="a script or command, with its arguments"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

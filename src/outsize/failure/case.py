@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from outsize.core.errors import InputError
-from outsize.core.failure import Cause, Failure
+from outsize.core.failure import Cause, Exactness, Failure, Remedy
 from outsize.core.memory import Limit, Reading
+from outsize.core.noun import Known
 from outsize.core.spec import Spec
 
 CONTEXT = 3 * 2**29
@@ -24,15 +25,19 @@ SMALL = 64 * 2**20
 """A request below this many bytes is never the whole story."""
 
 _SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-_EXPANDABLE = re.compile(r"(?<!try setting )(?<!try setting `)PYTORCH_(?:CUDA_|"
-                         r"HIP_)?ALLOC_CONF\W{1,8}expandable_segments:True",
-                         re.IGNORECASE)  # fmt: skip
+_EXPANDABLE = re.compile(
+    r"(?<!try setting )(?<!try setting `)PYTORCH_(?:CUDA_|"
+    r"HIP_)?ALLOC_CONF\W{1,8}expandable_segments:True",
+    re.IGNORECASE,
+)
 NVIDIA_SMI = "`nvidia-smi` on that machine, or `outsize memory`: who holds the card"
 DMESG = (
     "`dmesg -T | grep -i 'killed process'` (or `journalctl -k`), and `memory.events` of the container: an oom_kill "
     "there settles it"
 )
 """What decides where a message does not."""
+
+BITWISE, ROUNDING, APPROXIMATE = Exactness.BITWISE, Exactness.ROUNDING, Exactness.APPROXIMATE
 
 
 _HOST_FRAMEWORKS = {
@@ -175,8 +180,14 @@ class Case:
 
 def process_settings() -> dict[str, str]:
     """The allocator settings of this very process."""
-    names = (*_SETTINGS, "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GPU_ALLOCATOR", "XLA_PYTHON_CLIENT_PREALLOCATE",
-             "XLA_PYTHON_CLIENT_MEM_FRACTION", "PYTORCH_MPS_HIGH_WATERMARK_RATIO")  # fmt: skip
+    names = (
+        *_SETTINGS,
+        "TF_FORCE_GPU_ALLOW_GROWTH",
+        "TF_GPU_ALLOCATOR",
+        "XLA_PYTHON_CLIENT_PREALLOCATE",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION",
+        "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
+    )
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
@@ -191,3 +202,14 @@ def pair_of_long_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
 def make_cause(name: str, text: str, certain: bool = True, decide: str = "") -> Cause:
     """A cause; `decide` belongs to one that is not certain."""
     return Cause(name=name, text=text, certain=certain, decide=decide)
+
+
+def make_remedy(
+    name: str,
+    saves: int | None,
+    how: str,
+    costs: str = "nothing",
+    exactness: Exactness = BITWISE,
+    known: Known = Known.ESTIMATE,
+) -> Remedy:
+    return Remedy(name=name, saves=saves, known=known, costs=costs, exactness=exactness, how=how)

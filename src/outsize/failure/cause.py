@@ -109,10 +109,12 @@ def true_need(case: Case) -> Cause | None:
             f"{said(max(0, need - free))} are missing.",
         )
     if need is not None and free is not None:
-        return make_cause("true need", f"{said(need)} were asked for and {said(free)} could be had: "
-                                       f"{said(max(0, need - free))} are missing.",
-                      certain=False, decide="how much the process itself holds: `outsize run` or "
-                          "`outsize.guard()` says")  # fmt: skip
+        return make_cause(
+            "true need",
+            f"{said(need)} were asked for and {said(free)} could be had: {said(max(0, need - free))} are missing.",
+            certain=False,
+            decide="how much the process itself holds: `outsize run` or `outsize.guard()` says",
+        )
     return None
 
 
@@ -132,10 +134,30 @@ def unsaid(case: Case) -> Cause | None:
 
 
 RULES: tuple[Rule, ...] = (
-    impossible, warning_only, shared_memory, container_kill, machine_kill, kv_cache, tpu, watermark, prealloc, heap, broadcast,
-    larger_than_device, fragmentation, fraction, bfc_fragmentation, refused_though_free, other_process, graph_pools, rlimit,
-    small_request, signal, true_need, unsaid,
-)  # fmt: skip
+    impossible,
+    warning_only,
+    shared_memory,
+    container_kill,
+    machine_kill,
+    kv_cache,
+    tpu,
+    watermark,
+    prealloc,
+    heap,
+    broadcast,
+    larger_than_device,
+    fragmentation,
+    fraction,
+    bfc_fragmentation,
+    refused_though_free,
+    other_process,
+    graph_pools,
+    rlimit,
+    small_request,
+    signal,
+    true_need,
+    unsaid,
+)
 """Asked in this order; the first that answers is the cause."""
 
 
@@ -164,13 +186,24 @@ def _usual_suspects(case: Case) -> list[Cause]:
     if case.failure.framework in {"tensorflow", "jax"} and (case.failure.device or "").startswith("cuda"):
         suspects.append(make_cause("other process", "Another process holds part of the card.", False, NVIDIA_SMI))
     if case.on_host or case.failure.extra.get("signal") == "Killed":
-        suspects.append(make_cause("limit", "A container, a job or `ulimit` allows less than the machine has.", False,
-                               "`outsize memory` inside that container or job"))  # fmt: skip
+        suspects.append(
+            make_cause(
+                "limit",
+                "A container, a job or `ulimit` allows less than the machine has.",
+                False,
+                "`outsize memory` inside that container or job",
+            )
+        )
     if case.need is None or case.need < SMALL or case.growth:
         grown = f" It grew by {said(case.growth)} in its last minute." if case.growth else ""
-        suspects.append(make_cause("leak", f"Something keeps what it should let go, step after step.{grown}", False,
-                               "memory after each step: flat is need, rising is a leak (`outsize run`, `outsize "
-                               "watch`)"))  # fmt: skip
+        suspects.append(
+            make_cause(
+                "leak",
+                f"Something keeps what it should let go, step after step.{grown}",
+                False,
+                "memory after each step: flat is need, rising is a leak (`outsize run`, `outsize watch`)",
+            )
+        )
     return suspects
 
 

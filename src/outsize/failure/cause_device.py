@@ -177,18 +177,21 @@ def kv_cache(case: Case) -> Cause | None:
             "other process",
             f"vLLM wants {said(need)} of the card at start and {said(free)} are free: {said(held)} are already "
             f"held by something else.",
-            certain=False, decide=NVIDIA_SMI,
-        )  # fmt: skip
+            certain=False,
+            decide=NVIDIA_SMI,
+        )
     if need is not None and free is not None:
         return make_cause(
             "true need",
             f"One request of the longest length needs a KV cache of {said(need)}; after the weights {said(free)} "
             f"are left.",
         )
-    return make_cause("true need", "The weights and the profiled activations leave no room for the KV "
-                                   "cache.", certain=False,
-                  decide="the lines of vLLM's start: weights, peak activation, memory left for the "
-                         "KV cache")  # fmt: skip
+    return make_cause(
+        "true need",
+        "The weights and the profiled activations leave no room for the KV cache.",
+        certain=False,
+        decide="the lines of vLLM's start: weights, peak activation, memory left for the KV cache",
+    )
 
 
 def prealloc(case: Case) -> Cause | None:
@@ -202,5 +205,6 @@ def prealloc(case: Case) -> Cause | None:
         f"often another "
         "TensorFlow or a notebook kernel, already holds part of it. It then tries smaller pieces, so this alone "
         "may end nothing.",
-        certain=False, decide=NVIDIA_SMI,
-    )  # fmt: skip
+        certain=False,
+        decide=NVIDIA_SMI,
+    )

@@ -79,23 +79,35 @@ def container_kill(case: Case) -> Cause | None:
     return None
 
 
-_LIMITERS = {"kubernetes": "pod (resources.limits.memory)", "slurm": "Slurm job (--mem)", "pbs": "PBS job", "lsf": "LSF job",
-             "dask": "Dask worker (memory_limit)", "spark": "YARN container (executor memory + overhead)"}  # fmt: skip
+_LIMITERS = {
+    "kubernetes": "pod (resources.limits.memory)",
+    "slurm": "Slurm job (--mem)",
+    "pbs": "PBS job",
+    "lsf": "LSF job",
+    "dask": "Dask worker (memory_limit)",
+    "spark": "YARN container (executor memory + overhead)",
+}
 
 
 def machine_kill(case: Case) -> Cause | None:
     """The kernel's last resort, or a daemon before it."""
     failure = case.failure
     if failure.framework == "systemd":
-        return make_cause("machine out of memory", "systemd-oomd killed a whole unit because its processes "
+        return make_cause(
+            "machine out of memory",
+            "systemd-oomd killed a whole unit because its processes "
             "stalled for memory "
-                      f"({failure.extra.get('pressure_pct', '-')} % of the time): RAM was full, swap was "
-                      f"churning.")  # fmt: skip
+            f"({failure.extra.get('pressure_pct', '-')} % of the time): RAM was full, swap was "
+            f"churning.",
+        )
     if failure.framework == "ray":
         used, total = case.extra("node_used_bytes"), failure.total_bytes
-        return make_cause("machine out of memory", f"The node used {said(used)} of {said(total)} and Ray killed a "
+        return make_cause(
+            "machine out of memory",
+            f"The node used {said(used)} of {said(total)} and Ray killed a "
             f"worker before the kernel would: "
-                      "the tasks running side by side need more than the node has.")  # fmt: skip
+            "the tasks running side by side need more than the node has.",
+        )
     if failure.framework == "linux" and failure.extra.get("scope") == "machine":
         held = case.extra("anon_rss_bytes")
         invoker = failure.extra.get("invoker")
@@ -105,9 +117,13 @@ def machine_kill(case: Case) -> Cause | None:
             else f" {invoker} asked for memory and got none; the victim is the largest, not necessarily the one "
             f"at fault."
         )
-        return make_cause("machine out of memory", f"RAM and swap of the whole machine were full and the kernel "
+        return make_cause(
+            "machine out of memory",
+            f"RAM and swap of the whole machine were full and the kernel "
             f"killed {failure.process or 'a process'}"
-                      + (f", which held {said(held)}." if held is not None else ".") + victim)  # fmt: skip
+            + (f", which held {said(held)}." if held is not None else ".")
+            + victim,
+        )
     return None
 
 
@@ -120,8 +136,9 @@ def signal(case: Case) -> Cause | None:
         "The process was ended by SIGKILL without a word. The kernel does that when RAM or a container's limit is "
         "full; so does "
         "anyone with `kill -9`, a scheduler or a time limit.",
-        certain=False, decide=DMESG,
-    )  # fmt: skip
+        certain=False,
+        decide=DMESG,
+    )
 
 
 def rlimit(case: Case) -> Cause | None:

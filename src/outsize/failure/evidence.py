@@ -10,18 +10,26 @@ from outsize.core.units import format_bytes as said
 from outsize.failure.case import Case
 
 _SAID = (
-    ("requested_bytes", "asked for"), ("total_bytes", "the device has"), ("free_bytes", "free"),
-    ("allocated_bytes", "held by the framework's "
-                        "allocator"), ("reserved_bytes", "reserved by it in all"), ("limit_bytes", "allowed"),
-)  # fmt: skip
+    ("requested_bytes", "asked for"),
+    ("total_bytes", "the device has"),
+    ("free_bytes", "free"),
+    ("allocated_bytes", "held by the framework's allocator"),
+    ("reserved_bytes", "reserved by it in all"),
+    ("limit_bytes", "allowed"),
+)
 _SAID_EXTRA = (
-    ("reserved_unallocated_bytes", "reserved but not in use"), ("cached_bytes", "cached, not in use"),
-    ("private_pool_bytes", "in private pools of CUDA graphs"), ("process_in_use_bytes", "this process, outside "
-        "PyTorch included"),
-    ("other_allocations_bytes", "other allocations"), ("anon_rss_bytes", "RAM of the killed process"),
-    ("node_used_bytes", "used on the node"), ("used_bytes", "used"), ("temp_bytes", "temporaries of the program"),
-    ("parameter_bytes", "arguments of the program"), ("usage_bytes", "used when it was killed"),
-)  # fmt: skip
+    ("reserved_unallocated_bytes", "reserved but not in use"),
+    ("cached_bytes", "cached, not in use"),
+    ("private_pool_bytes", "in private pools of CUDA graphs"),
+    ("process_in_use_bytes", "this process, outside PyTorch included"),
+    ("other_allocations_bytes", "other allocations"),
+    ("anon_rss_bytes", "RAM of the killed process"),
+    ("node_used_bytes", "used on the node"),
+    ("used_bytes", "used"),
+    ("temp_bytes", "temporaries of the program"),
+    ("parameter_bytes", "arguments of the program"),
+    ("usage_bytes", "used when it was killed"),
+)
 
 
 def find_evidence(case: Case) -> tuple[Evidence, ...]:
@@ -34,16 +42,25 @@ def _messages(case: Case) -> Iterator[Evidence]:
     if case.format == "dead child":
         ended = "SIGBUS" if failure.extra.get("signal") == "Bus error" else "SIGKILL"
         held = case.extra("anon_rss_bytes")
-        yield Evidence(kind="machine", text=f"{failure.process or 'the program'} (pid {failure.pid}) was ended by "
+        yield Evidence(
+            kind="machine",
+            text=f"{failure.process or 'the program'} (pid {failure.pid}) was ended by "
             f"{ended} without a word"
-                       + (f"; it held {said(held)} then" if held else "")
-                       + (f"; its limit was {said(failure.limit_bytes)}" if failure.limit_bytes else ""))  # fmt: skip
+            + (f"; it held {said(held)} then" if held else "")
+            + (f"; its limit was {said(failure.limit_bytes)}" if failure.limit_bytes else ""),
+        )
         return
     wrapped = {*failure.extra.get("wrapped", ()), *failure.extra.get("impossible", ())}
-    parts = [f"{word} {said(getattr(failure, name))}" for name, word in _SAID
-             if getattr(failure, name) is not None and name not in wrapped]  # fmt: skip
-    parts += [f"{word} {said(failure.extra[name])}" for name, word in _SAID_EXTRA
-              if isinstance(failure.extra.get(name), int) and name not in wrapped]  # fmt: skip
+    parts = [
+        f"{word} {said(getattr(failure, name))}"
+        for name, word in _SAID
+        if getattr(failure, name) is not None and name not in wrapped
+    ]
+    parts += [
+        f"{word} {said(failure.extra[name])}"
+        for name, word in _SAID_EXTRA
+        if isinstance(failure.extra.get(name), int) and name not in wrapped
+    ]
     who = failure.framework + (f" on {failure.device}" if failure.device else "")
     if failure.shape is not None:
         parts.insert(0, f"shape {list(failure.shape)}" + (f" of {failure.dtype}" if failure.dtype else ""))
@@ -106,14 +123,20 @@ def _inferred(case: Case) -> Iterator[Evidence]:
         yield Evidence(kind="inferred", text=f"{spec} is exactly {spec.bytes:,} bytes ({said(spec.bytes)})")
     if case.on_torch_gpu and failure.requested_bytes in (2 * 2**20, 20 * 2**20):
         small = failure.requested_bytes == 2 * 2**20
-        yield Evidence(kind="inferred", text=f"{said(failure.requested_bytes)} is the segment PyTorch asks the "
+        yield Evidence(
+            kind="inferred",
+            text=f"{said(failure.requested_bytes)} is the segment PyTorch asks the "
             f"driver for, whenever a tensor of "
-                       f"{'up to 1 MiB' if small else '1 to 10 MiB'} finds no room: the tensor is smaller")  # fmt: skip
+            f"{'up to 1 MiB' if small else '1 to 10 MiB'} finds no room: the tensor is smaller",
+        )
     if case.on_torch_gpu and case.slack is not None and case.gap:
         if case.slack < case.gap:
-            yield Evidence(kind="inferred", text=f"not fragmentation: the {said(case.slack)} reserved but unused "
+            yield Evidence(
+                kind="inferred",
+                text=f"not fragmentation: the {said(case.slack)} reserved but unused "
                 f"are less than the {said(case.gap)} that were "
-                           "missing, so expandable_segments cannot help")  # fmt: skip
+                "missing, so expandable_segments cannot help",
+            )
         elif case.expandable:
             yield Evidence(kind="inferred", text="expandable_segments is already on, so it is not offered again")
         yield Evidence(

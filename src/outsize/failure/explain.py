@@ -58,8 +58,14 @@ def explain_text(text: str, *, here: bool = False) -> Diagnosis:
     failure = read(text)
     if failure is None:
         return NOTHING
-    return diagnose(Case(failure=failure, text=text, reading=_read_machine() if here else None,
-                         settings=process_settings() if here else {}))  # fmt: skip
+    return diagnose(
+        Case(
+            failure=failure,
+            text=text,
+            reading=_read_machine() if here else None,
+            settings=process_settings() if here else {},
+        )
+    )
 
 
 def explain_exception(error: BaseException, *, here: bool = True) -> Diagnosis:
@@ -71,8 +77,14 @@ def explain_exception(error: BaseException, *, here: bool = True) -> Diagnosis:
         text = describe(link)
         failure = _refine(read(text), link)
         if failure is not None:
-            return diagnose(Case(failure=failure, text=text, reading=_read_machine() if here else None,
-                                 settings=process_settings() if here else {}))  # fmt: skip
+            return diagnose(
+                Case(
+                    failure=failure,
+                    text=text,
+                    reading=_read_machine() if here else None,
+                    settings=process_settings() if here else {},
+                )
+            )
     return NOTHING
 
 
@@ -80,9 +92,12 @@ def diagnose(case: Case) -> Diagnosis:
     """Causes, evidence and remedies of a case."""
     causes = find_causes(case)
     return Diagnosis(
-        failure=case.failure, cause=causes[0], candidates=causes[1:], evidence=find_evidence(case),
+        failure=case.failure,
+        cause=causes[0],
+        candidates=causes[1:],
+        evidence=find_evidence(case),
         remedies=find_remedies(case, causes),
-    )  # fmt: skip
+    )
 
 
 def describe(error: BaseException) -> str:

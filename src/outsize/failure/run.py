@@ -101,9 +101,13 @@ def _watch(words: list[str], folder: pathlib.Path) -> Watched:
     }
     child = subprocess.Popen(words, env=environment)
     watched = Watched(command=words, pid=child.pid, began=time.time())
-    restore = [(number, signal.signal(number, handler)) for number, handler in (
-        (signal.SIGINT, lambda *_: None), (signal.SIGTERM, lambda *_: child.terminate()),
-    )]  # fmt: skip
+    restore = [
+        (number, signal.signal(number, handler))
+        for number, handler in (
+            (signal.SIGINT, lambda *_: None),
+            (signal.SIGTERM, lambda *_: child.terminate()),
+        )
+    ]
     try:
         _follow(child, watched, folder)
     finally:
@@ -228,9 +232,12 @@ def _explain_signal(watched: Watched, before: Reading, after: Reading, kills: in
     else:
         extra["signal"] = "Killed"
     failure = Failure(
-        framework="linux", limit_bytes=limit.bytes if extra.get("scope") == "cgroup" and limit else None,
-        pid=process.pid if process else watched.pid, process=process.name if process else None, extra=extra,
-    )  # fmt: skip
+        framework="linux",
+        limit_bytes=limit.bytes if extra.get("scope") == "cgroup" and limit else None,
+        pid=process.pid if process else watched.pid,
+        process=process.name if process else None,
+        extra=extra,
+    )
     diagnosis = diagnose(Case(failure=failure, reading=after, growth=_growth(watched)))
     counted = (
         [
@@ -259,8 +266,13 @@ def _growth(watched: Watched) -> int | None:
 
 def _tell_story(diagnosis: Diagnosis, watched: Watched) -> Diagnosis:
     """The diagnosis with peak, timeline and who grew."""
-    evidence = [Evidence(kind="machine", text=f"the program held {said(watched.peak)} of RAM at its peak, "
-                         f"{watched.moments[-1].time if watched.moments else 0:.1f} s after its start")]  # fmt: skip
+    evidence = [
+        Evidence(
+            kind="machine",
+            text=f"the program held {said(watched.peak)} of RAM at its peak, "
+            f"{watched.moments[-1].time if watched.moments else 0:.1f} s after its start",
+        )
+    ]
     lines = watched.lines.most_common(5)
     if lines and lines[0][1] >= _NOTABLE:
         evidence.append(Evidence(kind="machine", text=f"it grew most at {lines[0][0]}: {said(lines[0][1])}"))
@@ -278,8 +290,12 @@ def _tell_story(diagnosis: Diagnosis, watched: Watched) -> Diagnosis:
     at = next(
         (place for place, item in enumerate(diagnosis.evidence) if item.kind == "inferred"), len(diagnosis.evidence)
     )
-    return replace(diagnosis, evidence=(*diagnosis.evidence[:at], *evidence, *diagnosis.evidence[at:]),
-                   holders=tuple(holders), timeline=_thin(watched))  # fmt: skip
+    return replace(
+        diagnosis,
+        evidence=(*diagnosis.evidence[:at], *evidence, *diagnosis.evidence[at:]),
+        holders=tuple(holders),
+        timeline=_thin(watched),
+    )
 
 
 def _thin(watched: Watched, most: int = 60) -> tuple[Moment, ...]:

@@ -71,9 +71,12 @@ def read_process(pid: int) -> ProcessReading | None:
     if "Name" not in table:
         return None
     return ProcessReading(
-        pid=pid, name=table["Name"], anonymous=_kib(table.get("RssAnon")), shared=_kib(table.get("RssShmem")),
+        pid=pid,
+        name=table["Name"],
+        anonymous=_kib(table.get("RssAnon")),
+        shared=_kib(table.get("RssShmem")),
         address_space=_kib(table.get("VmSize")),
-    )  # fmt: skip
+    )
 
 
 def read_address_limit(pid: int) -> int | None:

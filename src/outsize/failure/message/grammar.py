@@ -78,8 +78,12 @@ KINDS: Mapping[str, Kind] = {
 """Hole kind -> pattern and reader. `size` has a unit, `count` is a plain number of bytes, `kb` a kernel's kB."""
 
 _DEFAULT_KINDS = dict.fromkeys(SIZED, "size") | {
-    "index": "int", "pid": "int", "shape": "shape", "dtype": "dtype", "process": "word",
-}  # fmt: skip
+    "index": "int",
+    "pid": "int",
+    "shape": "shape",
+    "dtype": "dtype",
+    "process": "word",
+}
 _HOLE = re.compile(r"\{([a-z]\w*)(?::(\w+))?\}")
 _LITERAL_SPACE = re.compile(r"(\[(?:\\.|[^\]])*\]|\\.)| (?![?*+]|\{[0-9])")
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from outsize.failure.message.grammar import Format, Pattern, form
 
-_VM = ("total-vm:{total_vm_bytes:kb}kB", "anon-rss:{anon_rss_bytes:kb}kB", "file-rss:{file_rss_bytes:kb}kB",
-       "shmem-rss:{shmem_rss_bytes:kb}kB")  # fmt: skip
+_VM = (
+    "total-vm:{total_vm_bytes:kb}kB",
+    "anon-rss:{anon_rss_bytes:kb}kB",
+    "file-rss:{file_rss_bytes:kb}kB",
+    "shmem-rss:{shmem_rss_bytes:kb}kB",
+)
 _KILL = (
     r"Kill(?:ed)? process {pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\)",
     r",task={process:word},pid={pid:int}",

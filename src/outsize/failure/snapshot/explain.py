@@ -50,8 +50,12 @@ def explain_snapshot(snapshot: Mapping[str, Any], *, here: bool = False, after: 
     state = read_state(snapshot)
     total = _card(state.device) if here else None
     diagnosis = _with_failure(state, total) if state.failed else Diagnosis(failure=None, cause=None)
-    diagnosis = replace(diagnosis, holders=state.holders, timeline=_timeline(snapshot, state),
-                        evidence=(*diagnosis.evidence, *_state_evidence(state), *_replays(snapshot, state)))  # fmt: skip
+    diagnosis = replace(
+        diagnosis,
+        holders=state.holders,
+        timeline=_timeline(snapshot, state),
+        evidence=(*diagnosis.evidence, *_state_evidence(state), *_replays(snapshot, state)),
+    )
     return diagnosis if after is None else _compare(diagnosis, snapshot, after, state.device)
 
 
@@ -59,11 +63,21 @@ def _with_failure(state: DeviceState, total: int | None) -> Diagnosis:
     assert state.failed is not None
     free = state.failed.free
     failure = Failure(
-        framework="pytorch", requested_bytes=state.failed.requested, device=f"cuda:{state.device}", total_bytes=total,
-        free_bytes=free, allocated_bytes=state.allocated, reserved_bytes=state.reserved,
-        extra={"format": "snapshot", "reserved_unallocated_bytes": state.unused, "largest_free_bytes": state.largest_unused,
-               "private_pool_bytes": state.private, "line": state.failed.line},
-    )  # fmt: skip
+        framework="pytorch",
+        requested_bytes=state.failed.requested,
+        device=f"cuda:{state.device}",
+        total_bytes=total,
+        free_bytes=free,
+        allocated_bytes=state.allocated,
+        reserved_bytes=state.reserved,
+        extra={
+            "format": "snapshot",
+            "reserved_unallocated_bytes": state.unused,
+            "largest_free_bytes": state.largest_unused,
+            "private_pool_bytes": state.private,
+            "line": state.failed.line,
+        },
+    )
     settings = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if state.expandable else {}
     return diagnose(Case(failure=failure, settings=settings))
 
@@ -86,13 +100,13 @@ def _replays(snapshot: Mapping[str, Any], state: DeviceState) -> tuple[Evidence,
     if state.failed is None or state.failed.free is None:
         return ()
     answers = replay_settings(snapshot, state)
-    rows = []
-    for name, answer in answers.items():
-        would = "it fits" if answer.fits else "it does not fit either"
-        rows.append(
-            f"with {name} the peak would have been {said(answer.peak)} instead of {said(answer.instead)}: {would} "
-            f"({answer.known})"
-        )
+    rows = [
+        f"with {name} the peak would have been {said(answer.peak)} instead of {said(answer.instead)}: it fits ({answer.known})"
+        for name, answer in answers.items()
+        if answer.fits
+    ]
+    if answers and "expandable_segments:True" in answers and not answers["expandable_segments:True"].fits:
+        rows.append("replayed with expandable_segments:True the request fails as well")
     return tuple(Evidence(kind="inferred", text=row) for row in rows)
 
 
@@ -123,9 +137,11 @@ def replay_settings(snapshot: Mapping[str, Any], state: DeviceState) -> dict[str
     capacity = state.reserved + (state.failed.free or 0)
     was = "cuda-expandable" if state.expandable else "cuda"
     instead = allocator.replay(events, was, addresses=recording.addresses).peak.reserved
-    tries = (("expandable_segments:True", "cuda-expandable", events), ("half the batch (what was freed again is "
-        "half as large)", was, _halved(events)),
-             ("no fragmentation at all", "exact", events))  # fmt: skip
+    tries = (
+        ("expandable_segments:True", "cuda-expandable", events),
+        ("half the batch (what was freed again is half as large)", was, _halved(events)),
+        ("no fragmentation at all", "exact", events),
+    )
     answers = {}
     for name, model, requests in tries:
         if model == "cuda-expandable" and state.expandable and requests is events:
@@ -178,11 +194,13 @@ def _compare(diagnosis: Diagnosis, before: Mapping[str, Any], after: Any, device
         text=f"between the two snapshots the bytes in use {'grew' if total >= 0 else 'shrank'} by {said(abs(total))}",
     )
     leak = Cause(
-        name="leak", certain=False,
-        text=f"{said(grown[0][0])} more are held by {grown[0][1]} than before." if grown else "Nothing is held "
-            "that was not held before.",
+        name="leak",
+        certain=False,
+        text=f"{said(grown[0][0])} more are held by {grown[0][1]} than before."
+        if grown
+        else "Nothing is held that was not held before.",
         decide="a third snapshot one step later: the same growth again is a leak, none is warm-up",
-    )  # fmt: skip
+    )
     evidence, holders = (*diagnosis.evidence, text), rows or diagnosis.holders
     if diagnosis.cause is None:
         return replace(diagnosis, cause=leak if grown else None, evidence=evidence, holders=holders)

@@ -66,8 +66,20 @@ def _unpickle(file: IO[bytes], name: str) -> Any:
             "torch.cuda.memory._dump_snapshot() holds only numbers and text",
             path=name,
         ) from None
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, KeyError, IndexError, MemoryError,
-            OverflowError, RecursionError, UnicodeError, ImportError) as error:  # fmt: skip
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        KeyError,
+        IndexError,
+        MemoryError,
+        OverflowError,
+        RecursionError,
+        UnicodeError,
+        ImportError,
+    ) as error:
         raise StoreError(
             f"{name} is not a readable pickle ({type(error).__name__}: {str(error)[:120]}): cut short or damaged",
             path=name,

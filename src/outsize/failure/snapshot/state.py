@@ -111,8 +111,10 @@ def _holders(segments: list[Mapping[str, Any]], most: int = 8) -> tuple[Part, ..
                 line = line_of(block)
                 lines[line] += block["size"]
                 counts[line] += 1
-    return tuple(Part(name=f"{counts[line]} block{'s' * (counts[line] > 1)} from {line}", bytes=size, known=Known.EXACT)
-                 for line, size in lines.most_common(most))  # fmt: skip
+    return tuple(
+        Part(name=f"{counts[line]} block{'s' * (counts[line] > 1)} from {line}", bytes=size, known=Known.EXACT)
+        for line, size in lines.most_common(most)
+    )
 
 
 def _failed(snapshot: Mapping[str, Any], device: int) -> OutOfMemoryEntry | None:
