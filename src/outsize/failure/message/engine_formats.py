@@ -9,14 +9,19 @@ ENGINES: list[Format] = [
         "vllm-startup",
         "vllm",
         "onstartupisless",
-        r"Free memory on device (?:cuda:{index} )?\({free_gib:float}/{total_gib:float} GiB\) on startup is less than",
+        r"on startup is less than desired GPU memory utilization|on startup is less than desired",
+        r"Free memory on device(?: cuda:[0-9]{1,3})? \({free_gib:float}/{total_gib:float} GiB\)",
+        r"Free memory on device cuda:{index}\b",
         r"desired GPU memory utilization \({gpu_memory_utilization:float}, {requested}\)",
+        Pattern(r"on device cuda", base="cuda"),
+        whole=True,
     ),
     form(
         "vllm-kv",
         "vllm",
         "kvcacheisneeded",
-        r"{requested} KV cache is needed, which is larger than the available KV cache memory",
+        r"KV cache is needed, which is larger than the available KV cache memory|KV cache is needed, which is larger",
+        r"{requested} KV cache is needed",
         r"available KV cache memory \({free}\)",
         r"estimated maximum model length is {max_model_len:int}",
         r"max seq len \({max_seq_len:int}\)",
@@ -129,7 +134,7 @@ ENGINES: list[Format] = [
             "cudaerrorinallocate",
             "cudaruntime(outofmemory",
         ),
-        r"Requested amount of GPU memory \({requested:count} bytes\) could not be allocated|Error Code 2: OutOfMemory|"
+        r"Requested amount of GPU memory[^\n]{0,60}? could not be allocated|Error Code 2: OutOfMemory|"
         r"OutOfMemory \((?:no further|Requested size was)|Cuda Error in allocate: 2|Cuda Runtime \(out of memory\)",
         r"Requested amount of GPU memory \({requested:count} bytes\)",
         r"Requested size was {requested:count} bytes",
@@ -157,8 +162,8 @@ ENGINES: list[Format] = [
         "onnxruntime",
         "onnxruntime",
         ("requestedbufferofsize", "smallerthanrequestedbytes"),
-        r"Failed to allocate memory for requested buffer of size {requested:count}|"
-        r"Available memory of {free:count} is smaller than requested bytes of {r2:count}",
+        r"Failed to allocate memory for requested buffer of size|"
+        r"Available memory of [^ \n]{1,24} is smaller than requested bytes",
         r"smaller than requested bytes of {requested:count}",
         r"requested buffer of size {requested:count}",
         r"Available memory of {free:count} is",
@@ -178,8 +183,9 @@ ENGINES: list[Format] = [
         "paddle",
         "paddle",
         ("memoryerrorongpu", "memoryongpu", "memoryerroron"),
-        r"Out of memory error on (?:GPU|XPU) {index}|Cannot allocate {r2:size} memory on GPU {i2:int}",
-        r"Cannot allocate {requested} memory on GPU {index}",
+        r"Out of memory error on (?:GPU|XPU)(?: Virtual Memory)? {index}|Cannot allocate {r2:size} memory on "
+        r"GPU(?: Virtual Memory)? {i2:int}",
+        r"Cannot allocate {requested} memory on GPU(?: Virtual Memory)? {index}",
         r"{allocated} memory has been allocated",
         r"available memory is only {free}",
         device="cuda",

@@ -9,7 +9,7 @@ HOST: list[Format] = [
         "numpy",
         "numpy",
         ("unabletoallocate",),
-        r"Unable to allocate (?:{requested} for an array|array with shape|{r2:size})",
+        r"Unable to allocate (?:{requested} for an array|array\b|{r2:size}|[^\n]{1,24}? for an array)",
         r"Unable to allocate {requested}",
         r"with shape {shape}",
         r"data type {dtype}",
@@ -27,7 +27,7 @@ HOST: list[Format] = [
         "arrow",
         "arrow",
         ("allocofsize", "allocationofsize"),
-        r"(?:re|m|c)alloc(?:ation)? of size {requested:count} failed",
+        r"(?:re|m|c)alloc(?:ation)? of size (?:{requested:count}|[^ \n]{1,24}) failed",
         device="cpu",
     ),
     form("pandas-parser", "pandas", "cerror:outofmemory", "C error: out of memory"),
@@ -52,7 +52,8 @@ HOST: list[Format] = [
         "rmm",
         "rmm",
         ("std::bad_alloc", "rmm"),
-        r"std::bad_alloc: (?:out_of_memory|CUDA error(?= ?(?:at|\())|RMM failure)|rmm::(?:out_of_memory|bad_alloc)|Maximum pool "
+        r"std::bad_alloc: (?:out_of_memory|CUDA error(?= ?(?:at|\())|RMM failure)|rmm::(?:out_of_memory|"
+        r"bad_alloc)|Maximum pool "
         r"size exceeded",
         r"failed to allocate {requested:count} bytes",
         r"failed to allocate {requested}",
@@ -113,7 +114,7 @@ HOST: list[Format] = [
         "julia",
         ("outofgpumemory",),
         r"Out of GPU memory(?: trying to allocate {requested})?",
-        r"Effective GPU memory usage: [0-9.]{1,8}% \({used_bytes}/{total}\)",
+        r"[0-9.]{1,8}% \({used_bytes}/{total}\)",
         r"Memory pool usage: {allocated} \({reserved} reserved\)",
         r"Memory pool usage: {allocated}",
         r"CUDA allocator usage: {allocated}",
@@ -139,7 +140,13 @@ HOST: list[Format] = [
         r"Reached total allocation of {limit}",
         device="cpu",
     ),
-    form("rust", "rust", "memoryallocationof", r"memory allocation of {requested:count} bytes failed", device="cpu"),
+    form(
+        "rust",
+        "rust",
+        "memoryallocationof",
+        r"memory allocation of (?:{requested:count}|[^ \n]{1,24}) bytes failed",
+        device="cpu",
+    ),
     form(
         "java-native",
         "java",

@@ -8,6 +8,7 @@ kept as they were printed and named in `extra`.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from outsize.core.failure import Failure
@@ -98,6 +99,9 @@ def _fields(format_: Format, text: str, key: str) -> tuple[dict[str, Any] | None
         match = clause.find(text, place.start(), end) or (clause.find(text) if format_.whole else None)
         if match is not None:
             fields, parts = clause.read(match) | fields, parts + 1
+    if not format_.anchor.holes.keys() <= fields.keys():  # a class name may have stood for the words of the message
+        for later in islice(format_.anchor.find_all(text), 1, 5):
+            fields = later | fields
     for name, part in format_.each.items():
         if part.literal not in key:
             continue

@@ -12,7 +12,9 @@ _VM = (
 )
 _KILL = (
     r"Kill(?:ed)? process {pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\)",
-    r",task={process:word},pid={pid:int}",
+    r"\btask={process:word},pid={pid:int}",
+    r"Kill(?:ed)? process (?:pid=)?{pid:int}(?: \({process:name}\))?",
+    r"Kill(?:ed)? process \({process:name}\)",
     r"memory: usage {usage_bytes:kb}kB, limit {limit:kb}kB",
     r"constraint={constraint:word}",
     r"(?<![^\s\]:)]){invoker:command} invoked oom-killer",
@@ -82,6 +84,7 @@ CLUSTER: list[Format] = [
         r"(?:task|actor|worker) \([^)\n]{0,200}name={process:task}",
         r"was {node_used_bytes} ?/ ?{total} \(",
         r"was {node_used_bytes} ?/ ?{total}",
+        r"{node_used_bytes} ?/ ?{total} ?\(0\.[0-9]{1,8}\)",
         r"threshold of {threshold_fraction:float}",
         whole=True,
     ),
@@ -164,7 +167,8 @@ CLUSTER: list[Format] = [
         "slurm",
         "slurm",
         ("oom-killevent", "oom_killevent", "oomkillevent", "out-of-memoryhandler", "outofmemoryhandler", "srun:error"),
-        r"oom[-_ ]kill event|cgroup out[- ]of[- ]memory handler|srun: error: [^\n]{1,80}: Out Of Memory",
+        r"Detected {events:int} oom[-_ ]kill event|oom[-_ ]kill event(?:\(s\))? in (?:step|StepId)|cgroup out[- "
+        r"]of[- ]memory handler|srun: error: [^\n]{1,80}: Out Of Memory",
         r"(?:StepId=|in step ){step_id:word}",
         Pattern(r"\b{pid:int} Killed {1,40}(?:\S{1,120}/)?{process:word}"),
         whole=True,
@@ -203,6 +207,7 @@ CLUSTER: list[Format] = [
         r"Restart ?Count[\"']?: ?{restart_count:int}",
         r"limits?[\"']?:\W{0,12}(?:cpu[\"']?: ?[\"']?[0-9.]{1,8}m?\W{0,6})?memory[\"']?: ?[\"']?{limit}",
         whole=True,
+        fills=("linux",),
     ),
 ]
 

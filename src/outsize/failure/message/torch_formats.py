@@ -53,7 +53,7 @@ FORMATS: list[Format] = [
         "cuda-async",
         "pytorch",
         "wouldexceedallowedmemory",
-        r"Allocation on device(?: {index})? would exceed allowed memory",
+        r"Allocation(?: on device)?(?: {index})? would exceed allowed memory",
         r"Currently allocated ?: ?{allocated}",
         r"Requested ?: ?{requested}",
         r"Device limit ?: ?{total}",
