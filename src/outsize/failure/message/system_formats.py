@@ -11,7 +11,8 @@ _VM = (
     "shmem-rss:{shmem_rss_bytes:kb}kB",
 )
 _KILL = (
-    r"Kill(?:ed)? process {pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\)",
+    r"Killed process {pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\)",
+    r"Kill process {pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\)",
     r"\btask={process:word},pid={pid:int}",
     r"Kill(?:ed)? process (?:pid=)?{pid:int}(?: \({process:name}\))?",
     r"Kill(?:ed)? process \({process:name}\)",
