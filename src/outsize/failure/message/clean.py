@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import html
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 LONGEST = 24_000
 """Characters that are read in full; of a longer text only passages are."""
 _BEFORE, _AFTER = 800, 3_200
 
-_STRONG = re.compile(
-    r"out[ _]?of[ _]?(?:gpu |device |host |shared )?memory|\boom\b|oom[-_]kill|OOM when|unable to allocate|tried "
-    r"to allocate|"
-    r"MaxInUse|resource_?exhausted|bad_alloc|killed process|heap space|cannot allocate|alloc_failed|bus error",
-    re.IGNORECASE,
-)
-_WEAK = re.compile(
-    r"memoryerror|failed to alloc|not enough memory|insufficient|memory limit|\bkilled\b|sigkill|no space left|"
-    r"exit(?:ed)?[ _]?(?:code|status)|"
-    r"exitcode|memory pressure|memory budget|KV cache|cache blocks|overhead limit|exceed|malloc|mmap",
-    re.IGNORECASE,
-)
+_STRONG = (
+    "out of memory", "out_of_memory", "outofmemory", "out of gpu memory", "out of shared memory", "oom when", "oom-kill", "oom_kill",
+    "oomkill", "unable to allocate", "tried to allocate", "maxinuse", "resource_exhausted", "resourceexhausted", "bad_alloc",
+    "killed process", "heap space", "cannot allocate", "can't allocate", "alloc_failed", "bus error",
+)  # fmt: skip
+_WEAK = (
+    "memoryerror", "failed to alloc", "not enough memory", "insufficient", "memory limit", "killed", "sigkill", "no space left",
+    "exit code", "exit status", "exitcode", "exited with", "memory pressure", "memory budget", "kv cache", "cache blocks",
+    "overhead limit", "exceed", "malloc", "mmap",
+)  # fmt: skip
+"""Words around which a long text is read, the telling ones first."""
+_MOST_PLACES = 64
 _ANSI = re.compile(
     r"(?:\x1b|\\x1b|\\u001b|\\033|\\e|\^\[)\[[0-9;?]{0,20}[A-Za-z]|\[[0-9]{1,2}(?:;[0-9]{1,3}){0,4}m|"
     r"\x1b\][^\x07]{0,200}\x07"
@@ -162,17 +163,26 @@ def _cut(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     passages: list[tuple[int, int]] = []
-    taken = 0
-    for triggers in (_STRONG, _WEAK):
-        for trigger in triggers.finditer(text):
-            start, end = max(0, trigger.start() - _BEFORE), min(len(text), trigger.end() + _AFTER)
-            if any(low <= trigger.start() < high for low, high in passages[-2:]):
+    taken, lower = 0, text.lower()
+    for words in (_STRONG, _WEAK):
+        for place in sorted(place for word in words for place in _places(lower, word)):
+            if any(low <= place < high for low, high in passages):
                 continue
-            passages.append((start, end))
-            taken += end - start
+            passages.append((max(0, place - _BEFORE), min(len(text), place + _AFTER)))
+            taken += passages[-1][1] - passages[-1][0]
             if taken >= LONGEST - _BEFORE - _AFTER:
                 return _join(text, passages)
     return _join(text, passages)
+
+
+def _places(text: str, word: str) -> Iterator[int]:
+    """Where a word stands, a number of times at most: plain search is ten times as fast here as a regular expression."""
+    place = text.find(word)
+    for _ in range(_MOST_PLACES):
+        if place < 0:
+            return
+        yield place
+        place = text.find(word, place + _BEFORE)
 
 
 def _join(text: str, passages: list[tuple[int, int]]) -> str:

@@ -252,9 +252,10 @@ EXITS: list[Format] = [
     form(
         "exit-137",
         "linux",
-        "137",
+        ("137", "-9"),
         r"exit(?:ed)?[ _]?(?:with )?(?:non-zero )?(?:code|status|value)?[\"']?:? ?(?:with )?(?:code|status|of|is|"
-        r"=)? ?[:=(]? ?137\b|\(137\)|code 137\b|\brc ?= ?137\b|status 137\b",
+        r"=)? ?[:=(]? ?137\b|\(137\)|code 137\b|\brc ?= ?137\b|status 137\b|"
+        r"(?:exit ?code|return ?code|exit status)[\"']?[:= ]{1,3}-9\b",
         extra={"exit_code": 137, "signal": "Killed"},
     ),
     form(
