@@ -17,7 +17,8 @@ LONGEST = 24_000
 _BEFORE, _AFTER = 800, 3_200
 
 _STRONG = (
-    "out of memory", "out_of_memory", "outofmemory", "out of gpu memory", "out of shared memory", "oom when", "oom-kill", "oom_kill",
+    "out of memory", "out_of_memory", "outofmemory", "out of gpu memory", "out of shared memory", "oom when", "oom-kill",
+    "oom_kill",
     "oomkill", "unable to allocate", "tried to allocate", "maxinuse", "resource_exhausted", "resourceexhausted", "bad_alloc",
     "killed process", "heap space", "cannot allocate", "can't allocate", "alloc_failed", "bus error",
 )  # fmt: skip
