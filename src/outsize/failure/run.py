@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import select
 import shutil
 import signal
 import subprocess
@@ -60,6 +61,8 @@ class Watched:
     """The last reading of it alive."""
     lines: Counter[str] = field(default_factory=Counter)
     """Bytes of growth by the line that was running."""
+    stacks: int = 0
+    """How often it was asked where it is."""
     address_limit: int | None = None
     """Its own `ulimit -v`."""
     status: int = 0
@@ -118,14 +121,23 @@ def _watch(words: list[str], folder: pathlib.Path) -> Watched:
 
 
 def _follow(child: subprocess.Popen[bytes], watched: Watched, folder: pathlib.Path) -> None:
-    """Read the tree until the child ends."""
+    """Read the tree until the child ends. Waiting on a pidfd wakes once; `Popen.wait(timeout)` would poll all the while."""
+    handle = os.pidfd_open(child.pid)
+    ended = select.poll()
+    ended.register(handle, select.POLLIN)
+    try:
+        _read_until(child, watched, folder, ended)
+    finally:
+        os.close(handle)
+
+
+def _read_until(child: subprocess.Popen[bytes], watched: Watched, folder: pathlib.Path, ended: select.poll) -> None:
+    """The loop of readings: quick while the tree grows, slow while it is quiet."""
     pause, asked, held_then = _QUICK, 0.0, 0
     while True:
-        try:
-            child.wait(pause)
+        if ended.poll(round(pause * 1000)):
+            child.wait()
             return
-        except subprocess.TimeoutExpired:
-            pass
         tree = read_tree(child.pid)
         if not tree.processes:
             continue
@@ -137,6 +149,7 @@ def _follow(child: subprocess.Popen[bytes], watched: Watched, folder: pathlib.Pa
         if grew >= _STEP:
             pause = _QUICK
             watched.lines[_ask_line(tree, folder)] += grew
+            watched.stacks += 1
             held_then = held
         else:
             held_then = min(held_then, held)
