@@ -1,4 +1,4 @@
-"""What serving engines and inference runtimes print: vLLM, llama.cpp, TensorRT, ONNX Runtime, Paddle, MXNet."""
+"""What inference runtimes and serving engines print: vLLM, llama.cpp, TensorRT, ONNX Runtime, Paddle and their kin."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ ENGINES: list[Format] = [
     form(
         "vllm-startup",
         "vllm",
-        "onstartupisless",
-        r"on startup is less than desired GPU memory utilization|on startup is less than desired",
-        r"Free memory on device(?: cuda:[0-9]{1,3})? \({free_gib:float}/{total_gib:float} GiB\)",
-        r"Free memory on device cuda:{index}\b",
+        "islessthandesiredgpumemory",
+        r"Free memory on device (?:(?:cuda|xpu|hip):{index}\b)?[^\n]{0,60}is less than desired GPU memory utili[sz]ation",
+        Pattern(r"on device xpu\b", base="xpu"),
+        r"\({free:gib}(?: ?- ?[0-9.]{1,12})?/{total:gib} GiB\) on startup",
         r"desired GPU memory utilization \({gpu_memory_utilization:float}, {requested}\)",
-        Pattern(r"on device cuda", base="cuda"),
-        whole=True,
     ),
     form(
         "vllm-kv",
         "vllm",
         "kvcacheisneeded",
-        r"KV cache is needed, which is larger than the available KV cache memory|KV cache is needed, which is larger",
-        r"{requested} KV cache is needed",
+        r"(?:{requested} )?(?:of )?KV cache is needed, which is larger than the available KV cache memory",
         r"available KV cache memory \({free}\)",
         r"estimated maximum model length is {max_model_len:int}",
         r"max seq len \({max_seq_len:int}\)",
@@ -35,7 +32,14 @@ ENGINES: list[Format] = [
         r"max seq len \({max_seq_len:int}\) is larger than the maximum number of tokens that can be stored in KV "
         r"cache \({kv_tokens:int}\)",
     ),
-    form("vllm-blocks", "vllm", "memoryforthecacheblocks", "No available memory for the cache blocks"),
+    form(
+        "vllm-blocks",
+        "vllm",
+        "memoryforthecacheblocks",
+        "No available memory for the cache blocks",
+        r"Available KV cache memory: {free}",
+        whole=True,
+    ),
     form(
         "sglang", "sglang", "mem-fraction-static", r"Not enough memory\.? ?Please try to increase --mem-fraction-static"
     ),
@@ -43,15 +47,24 @@ ENGINES: list[Format] = [
         "ollama",
         "ollama",
         "requiresmoresystemmemory",
-        r"requires more system memory \({requested}\) than is available \({free}\)",
+        r"requires more system memory(?: \({requested}\))? than is available(?: \({free}\))?",
         device="cpu",
+    ),
+    form(
+        "ggml-rocm",
+        "ggml",
+        "rocm",
+        r"(?:failed|unable) to allocate ROCm{index} buffer",
+        r"ROCm{index} buffer of size {requested:count}",
+        r"allocating {requested} on device {index}",
+        device="hip",
+        whole=True,
     ),
     form(
         "ggml-cuda",
         "ggml",
         ("cudamallocfailed", "ggml_backend_cuda", "bufferofsize", "cudabuffer", "cuda0buffer"),
-        r"allocating {said_bytes} on device {index}: cudaMalloc failed: out of memory|failed to allocate "
-        r"CUDA[0-9]{1,2} buffer of size|"
+        r"failed to allocate CUDA[0-9]{1,2} buffer of size|"
         r"cudaMalloc failed: out of memory|unable to allocate CUDA[0-9]{1,2} buffer",
         r"failed to allocate CUDA{index} buffer of size {requested:count}",
         r"allocating {requested} on device {index}",
@@ -60,13 +73,6 @@ ENGINES: list[Format] = [
         device="cuda",
         whole=True,
         unless="retry failed",
-    ),
-    form(
-        "ggml-rocm",
-        "ggml",
-        ("rocm0buffer", "rocm1buffer", "rocmbuffer", "rocm"),
-        r"failed to allocate ROCm{index} buffer of size {requested:count}",
-        device="hip",
     ),
     form("ggml-sycl", "ggml", "sycl", r"failed to allocate SYCL{index} buffer of size {requested:count}", device="xpu"),
     form(
@@ -79,8 +85,8 @@ ENGINES: list[Format] = [
             "error_out_of_device_memory",
             "erroroutofhostmemory",
         ),
-        r"ggml_vulkan: ?(?:Device|Host) memory allocation of size|failed to allocate Vulkan[0-9]{1,2} buffer of "
-        r"size|ErrorOutOf(?:Device|Host)Memory|"
+        r"ggml_vulkan: ?(?:Device|Host) memory allocation of size|"
+        r"failed to allocate Vulkan[0-9]{1,2} buffer of size|ErrorOutOf(?:Device|Host)Memory|"
         r"VK_ERROR_OUT_OF_(?:DEVICE|HOST)_MEMORY",
         r"memory allocation of size {requested:count}",
         r"Vulkan[0-9]{1,2} buffer of size {requested:count}",
@@ -91,13 +97,29 @@ ENGINES: list[Format] = [
     form(
         "metal",
         "metal",
-        ("kiogpucommandbuffer", "ggml_metal", "ggml_backend_metal", "[metal]", "insufficientmemory(00000008"),
-        r"kIOGPUCommandBufferCallbackErrorOutOfMemory|(?:ggml_metal|ggml_backend_metal)\w{0,60}: error: failed to "
-        r"allocate|"
-        r"Insufficient Memory \(0000000[0-9]|failed to allocate Metal buffer",
+        (
+            "kiogpucommandbuffer",
+            "ggml_metal",
+            "ggml_backend_metal",
+            "[metal]",
+            "insufficientmemory(00000008",
+            "metaloutofmemory",
+        ),
+        r"kIOGPUCommandBufferCallbackErrorOutOfMemory|(?:ggml_metal|"
+        r"ggml_backend_metal)\w{0,60}: error: failed to allocate|"
+        r"Insufficient Memory \(0000000[0-9]|failed to allocate Metal buffer|Metal out of memory",
         r"failed to allocate (?:'\w{1,24}' )?buffer,? (?:of )?size ?=? ?{requested}",
         device="metal",
         whole=True,
+    ),
+    form(
+        "ggml-pool",
+        "ggml",
+        "notenoughspaceinthe",
+        r"not enough space in the (?:context's memory pool|buffer)",
+        r"needed {requested:count}",
+        r"available {free:count}",
+        device="cpu",
     ),
     form(
         "ggml-pinned",
@@ -121,24 +143,25 @@ ENGINES: list[Format] = [
         "ggml-other",
         "ggml",
         "bufferofsize",
-        r"(?:ggml\w{0,60}|alloc_tensor_range|llama\w{0,40}): failed to allocate \w{1,24} buffer of "
-        r"size {requested:count}",
+        r"(?:ggml\w{0,60}|alloc_tensor_range|llama\w{0,40}): failed to allocate \w{1,24} buffer of size "
+        r"{requested:count}",
     ),
     form(
         "tensorrt",
         "tensorrt",
         (
-            "amountofgpumemory",
+            "requestedamountof",
             "errorcode2:outofmemory",
             "outofmemory(",
             "cudaerrorinallocate",
             "cudaruntime(outofmemory",
         ),
-        r"Requested amount of GPU memory[^\n]{0,60}? could not be allocated|Error Code 2: OutOfMemory|"
+        r"Requested amount of (?:GPU )?memory \([^()\n]{1,40}\) could not be allocated|Error Code 2: OutOfMemory|"
         r"OutOfMemory \((?:no further|Requested size was)|Cuda Error in allocate: 2|Cuda Runtime \(out of memory\)",
-        r"Requested amount of GPU memory \({requested:count} bytes\)",
+        r"Requested amount of (?:GPU )?memory \({requested:count} bytes\)",
         r"Requested size was {requested:count} bytes",
         r"memory of size {requested:count}",
+        r"allocator error allocating {requested:count}-byte buffer",
         device="cuda",
         whole=True,
     ),
@@ -161,9 +184,10 @@ ENGINES: list[Format] = [
     form(
         "onnxruntime",
         "onnxruntime",
-        ("requestedbufferofsize", "smallerthanrequestedbytes"),
-        r"Failed to allocate memory for requested buffer of size|"
-        r"Available memory of [^ \n]{1,24} is smaller than requested bytes",
+        ("memoryforrequestedbuffer", "smallerthanrequestedbytes", "allocaterawinternal"),
+        r"Failed to allocate memory for requested buffer|"
+        r"Available memory of \w{1,24} is smaller than requested bytes|"
+        r"AllocateRawInternal[^\n]{0,120}Failed to allocate memory",
         r"smaller than requested bytes of {requested:count}",
         r"requested buffer of size {requested:count}",
         r"Available memory of {free:count} is",
@@ -171,6 +195,7 @@ ENGINES: list[Format] = [
         r"GPU={index}\b",
         whole=True,
     ),
+    form("directml", "onnxruntime", ("e_outofmemory", "8007000e"), r"\bE_OUTOFMEMORY\b|\b(?:0x)?8007000E\b"),
     form(
         "onnxruntime-cuda",
         "onnxruntime",
@@ -183,9 +208,8 @@ ENGINES: list[Format] = [
         "paddle",
         "paddle",
         ("memoryerrorongpu", "memoryongpu", "memoryerroron"),
-        r"Out of memory error on (?:GPU|XPU)(?: Virtual Memory)? {index}|Cannot allocate {r2:size} memory on "
-        r"GPU(?: Virtual Memory)? {i2:int}",
-        r"Cannot allocate {requested} memory on GPU(?: Virtual Memory)? {index}",
+        r"Out of memory error on (?:GPU|XPU) {index}|Cannot allocate [0-9.]{1,24} ?[KMGTP]?i?B memory on GPU",
+        r"Cannot allocate {requested} memory on GPU {index}",
         r"{allocated} memory has been allocated",
         r"available memory is only {free}",
         device="cuda",

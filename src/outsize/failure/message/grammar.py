@@ -19,16 +19,23 @@ from typing import Any
 SIZED = {"requested", "total", "free", "allocated", "reserved", "limit"}
 """Holes that fill the byte field of the same name."""
 
-_NUMBER = r"(?<![0-9])(?<![0-9 ]\.)[0-9][0-9,]{0,40}(?:\.[0-9]{0,20})?"
+_COUNT = r"(?<![0-9.])(?:[0-9]{1,3}(?:,[0-9]{3}){1,10}(?![0-9])|[0-9]{1,30})"
+_NUMBER = rf"{_COUNT}(?:\.[0-9]{{0,20}})?"
 _UNIT = r"(?:[KMGTPE]iB|[KMGTPE]B|bytes?|B|[KMGTPE]i|[KMGTPE])"
-_DTYPE = (
-    r"(?:bfloat16|float8_\w{1,12}|(?:u?int|float|complex)(?:8|16|32|64|128|256)|bool_?|half|float|double|object|"
-    r"(?:datetime|timedelta)64(?:\[\w{1,4}\])?|[<>=|][a-zA-Z][0-9]{0,12}|\[.{1,300}?\](?= ?$| ?[\n'\"])|"
-    r"[a-zA-Z]\w{0,40})"
+_TYPES = (
+    r"(?:bfloat16|float8_\w{1,12}|q?u?int(?:4|8|16|32|64)|float(?:16|32|64|96|128)|complex(?:64|128|192|256)|bool_?|half|float|"
+    r"double|object|string|str_?|bytes_?|void[0-9]{0,6}|(?:datetime|timedelta)64(?:\[\w{1,4}\])?|[<>=|][a-zA-Z][0-9]{0,12})"
 )
+_DTYPE = rf"(?:{_TYPES}(?!(?-i:[a-z0-9_]))|\[.{{1,300}}?\](?= ?$| ?[\n'\"])|[a-zA-Z]\w{{0,40}})"
+_IS_DTYPE = re.compile(rf"{_TYPES}|\[.*\]", re.IGNORECASE)
 _SCALES = {"": 0, "B": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50, "E": 60}
 _WORD = r"[^\s,;:'\"()\[\]{}]{1,120}"
 _TASK = r"[^\s,;'\"()]{1,120}"
+
+
+def is_dtype(text: str) -> bool:
+    """True for the name of a type of element that some library has."""
+    return _IS_DTYPE.fullmatch(text) is not None
 
 
 def read_size(text: str) -> int | None:
@@ -50,6 +57,10 @@ def _read_shape(text: str) -> tuple[int, ...]:
     return tuple(int(axis) for axis in re.findall(r"[0-9]+", text))
 
 
+def _read_gib(text: str) -> int:
+    return round(Fraction(text) * 2**30)
+
+
 def _read_kernel(text: str) -> int:
     return int(text) * 1024
 
@@ -64,26 +75,23 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "size": Kind(f"{_NUMBER} ?{_UNIT}", read_size),
-    "count": Kind(r"(?<![0-9])(?<![0-9 ]\.)[0-9][0-9,]{0,40}", _read_count),
+    "count": Kind(_COUNT, _read_count),
     "kb": Kind(r"[0-9]{1,24}", _read_kernel),
+    "gib": Kind(r"[0-9]{1,12}(?:\.[0-9]{1,12})?", _read_gib),
     "int": Kind(r"[0-9]{1,20}", int),
     "float": Kind(r"[0-9]{1,12}(?:\.[0-9]{1,12})?", float),
     "shape": Kind(r"[\[(] ?(?:[0-9]{1,20} ?(?:, ?[0-9]{1,20} ?){0,32},? ?)?[\])]", _read_shape),
     "dtype": Kind(_DTYPE, str),
     "word": Kind(_WORD, str),
     "task": Kind(_TASK, str),
-    "command": Kind(r"[\w./-]{1,32}", str),
     "name": Kind(r"\(?[^()\n]{1,64}?\)?", str),
 }
-"""Hole kind -> pattern and reader. `size` has a unit, `count` is a plain number of bytes, `kb` a kernel's kB."""
+"""Hole kind -> pattern and reader. `size` has a unit, `count` is a plain number of bytes, `kb` a kernel's kB, `gib` a number
+whose GiB stands further on."""
 
 _DEFAULT_KINDS = dict.fromkeys(SIZED, "size") | {
-    "index": "int",
-    "pid": "int",
-    "shape": "shape",
-    "dtype": "dtype",
-    "process": "word",
-}
+    "index": "int", "pid": "int", "shape": "shape", "dtype": "dtype", "process": "word",
+}  # fmt: skip
 _HOLE = re.compile(r"\{([a-z]\w*)(?::(\w+))?\}")
 _LITERAL_SPACE = re.compile(r"(\[(?:\\.|[^\]])*\]|\\.)| (?![?*+]|\{[0-9])")
 

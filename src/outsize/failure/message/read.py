@@ -8,32 +8,40 @@ kept as they were printed and named in `extra`.
 
 from __future__ import annotations
 
-from itertools import islice
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from outsize.core.failure import Failure
-from outsize.failure.message import engine_formats, host_formats, system_formats, tensor_formats, torch_formats
+from outsize.failure.message import engine_formats, language_formats, system_formats, tensor_formats, torch_formats
 from outsize.failure.message.clean import Cleaned, clean
-from outsize.failure.message.grammar import SIZED, Format
+from outsize.failure.message.grammar import SIZED, Format, Pattern, is_dtype
 
 FORMATS: tuple[Format, ...] = (
     *torch_formats.FORMATS,
     *tensor_formats.TENSORFLOW,
-    *host_formats.HOST,
+    *tensor_formats.LIBRARIES,
     *tensor_formats.XLA,
     *engine_formats.ENGINES,
+    *language_formats.LANGUAGES,
     *system_formats.CLUSTER,
     *system_formats.KERNEL,
     *torch_formats.LAST,
-    *system_formats.GENERIC[:2],
-    *host_formats.BARE,
-    *system_formats.GENERIC[2:],
+    *system_formats.NAMES,
+    *language_formats.BARE,
     *system_formats.EXITS,
+    *system_formats.WORDS,
 )
 """Every format, most telling first."""
 
+SAYING = SIZED | {"shape", "pid"}
+"""Holes that make an occurrence more than a title."""
+_TITLES = 6
+_DEVICE = frozenset({"device", "index"})
+"""Two ways to say where: the first that is found holds."""
+
 _FIELDS = ("shape", "dtype", "pid", "process", "device")
-_HIDDEN = {"index", "base", "said_bytes", "plain_bytes", "free_gib", "total_gib"}
+_HIDDEN = {"index", "base"}
 _ADDRESSABLE = 2**57
 """Bytes that the largest address space of today's processors has."""
 
@@ -57,65 +65,65 @@ def _has_key(format_: Format, text: str) -> bool:
     return format_.key in text if isinstance(format_.key, str) else any(key in text for key in format_.key)
 
 
-def _best(format_: Format, views: Cleaned) -> dict[str, Any] | None:
-    """The fields of the view that fills more of them."""
-    if format_.lines:
-        return _fields(format_, views.lines, views.key)[0]
-    flat, parts = _fields(format_, views.flat, views.key)
-    if views.joined == views.flat:
-        return flat
-    joined, joined_parts = _fields(format_, views.joined, views.key)
-    if joined is None or flat is None:
-        return flat or joined
-    return joined if joined_parts + views.cut > parts else flat
+def _best(format_: Format, text: Cleaned) -> dict[str, Any] | None:
+    """The fields of the view in which the format says most, of the likelier view where two say as much;
+    None where its anchor is missing or it is a lookalike."""
+    views = (text.lines, *text.views) if format_.lines else text.views
+    if format_.unless is not None and any(format_.unless.find(view) is not None for view in text.views):
+        return None
+    if format_.anchor.literal not in text.key:
+        return None
+    clauses = [clause for clause in format_.clauses if clause.literal in text.key]
+    readings = [fields for view in views if (fields := _fields(format_, clauses, view)) is not None]
+    return max(readings, key=_worth, default=None)
 
 
-def _fields(format_: Format, text: str, key: str) -> tuple[dict[str, Any] | None, int]:
-    """Everything the format's parts fill and how many parts were found; None where its anchor is missing or it is a
-    lookalike."""
-    place = format_.anchor.find(text) if format_.anchor.literal in key else None
-    if place is None or (format_.unless is not None and format_.unless.find(text) is not None):
-        return None, 0
-    fields, parts = format_.anchor.read(place), 1
-    again = text.find(place.group(), place.end())
-    end = len(text) if again < 0 else again
-    for clause in format_.clauses:
-        if clause.literal not in key:
-            continue
-        match = clause.find(text, place.start(), end) or (clause.find(text) if format_.whole else None)
-        if match is not None:
-            fields, parts = clause.read(match) | fields, parts + 1
-    if not format_.anchor.holes.keys() <= fields.keys():  # a class name may have stood for the words of the message
-        for later in islice(format_.anchor.find_all(text), 1, 5):
-            fields = later | fields
+def _worth(fields: dict[str, Any]) -> int:
+    """How much a reading says, less what no program prints: a cut in the middle of a word leaves half a type or a name
+    with a gap."""
+    said = sum(len(value) if isinstance(value, tuple) and name != "shape" else 1 for name, value in fields.items())
+    return said - ("dtype" in fields and not is_dtype(fields["dtype"])) - (" " in fields.get("process", ""))
+
+
+def _fields(format_: Format, clauses: Sequence[Pattern], text: str) -> dict[str, Any] | None:
+    """Everything the format's parts fill; None where its anchor is missing."""
+    place = format_.anchor.find(text)
+    if place is None:
+        return None
+    fields, end = _first(format_, clauses, text, place)
     for name, part in format_.each.items():
-        if part.literal not in key:
-            continue
-        repeated = list(part.find_all(text[place.start() : end]))
-        if repeated:
-            fields[name] = tuple(repeated)
-            parts += len(repeated)
-    return fields, parts
+        repeated = tuple(part.find_all(text[place.start() : end]))
+        fields |= {name: repeated} if repeated else {}
+    return fields
+
+
+def _first(format_: Format, clauses: Sequence[Pattern], text: str, place: re.Match[str]) -> tuple[dict[str, Any], int]:
+    """The fields of the first failure and where it ends: at the next one of the same format. One that says no number is a
+    title, and the next one is what it announces."""
+    fields, end = format_.anchor.read(place), len(text)
+    for _ in range(_TITLES):
+        again = format_.anchor.find(text, place.end())
+        end = len(text) if again is None else again.start()
+        for clause in clauses:
+            match = clause.find(text, place.start(), end) or (clause.find(text) if format_.whole else None)
+            told = _DEVICE if _DEVICE & fields.keys() else frozenset()
+            more = {} if match is None else clause.read(match)
+            fields = {name: value for name, value in more.items() if name not in told} | fields
+        if again is None or format_.whole or fields.keys() & SAYING:
+            break
+        place, fields = again, fields | format_.anchor.read(again)
+    return fields, end
 
 
 def _failure(format_: Format, fields: dict[str, Any]) -> Failure:
     known: dict[str, Any] = {f"{name}_bytes": fields[name] for name in SIZED if name in fields}
     known |= {name: fields[name] for name in _FIELDS if name in fields}
     known["device"] = fields.get("device") or _device(format_, fields)
-    extra = dict(format_.extra) | {name: value for name, value in fields.items() if not _is_read(name)}
-    for size in ("said_bytes", "plain_bytes"):
-        if size in fields:
-            known.setdefault("requested_bytes", fields[size])
-    for name, gib in (("free_bytes", "free_gib"), ("total_bytes", "total_gib")):
-        if gib in fields:
-            known[name] = round(fields[gib] * 2**30)
+    extra = dict(format_.extra) | {
+        name: value for name, value in fields.items() if name not in SIZED | _HIDDEN and name not in _FIELDS
+    }
     extra |= _absurd(known | extra)
     return Failure(framework=format_.framework, extra={"format": format_.name} | extra, **known)
-
-
-def _is_read(name: str) -> bool:
-    """True for a hole that a field or nobody takes; a name that ends in a digit only tells two places in a template apart."""
-    return name in SIZED or name in _HIDDEN or name in _FIELDS or name[-1].isdigit()
 
 
 def _device(format_: Format, fields: dict[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""What schedulers, containers, the kernel and shells print, and words that any program may use."""
+"""What schedulers, containers and the kernel print, how a killed program ends, and words that say no more than that."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ _VM = (
     "shmem-rss:{shmem_rss_bytes:kb}kB",
 )
 _KILL = (
-    r"Killed process {pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\)",
-    r"Kill process {pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\)",
-    r"\btask={process:word},pid={pid:int}",
-    r"Kill(?:ed)? process (?:pid=)?{pid:int}(?: \({process:name}\))?",
-    r"Kill(?:ed)? process \({process:name}\)",
+    r"Killed process (?:pid=)?{pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\)",
+    r"Kill process (?:pid=)?{pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\)",
+    r"Kill(?:ed)? process (?:pid=)?{pid:int}\b",
+    r"Killed process \({process:name}\)",
+    r"\btask={process:word}, ?pid={pid:int}",
+    r"\btask={process:word}",
     r"memory: usage {usage_bytes:kb}kB, limit {limit:kb}kB",
     r"constraint={constraint:word}",
-    r"(?<![^\s\]:)]){invoker:command} invoked oom-killer",
+    r"{invoker:word} invoked oom-killer",
     *_VM,
 )
 
@@ -37,7 +38,7 @@ KERNEL: list[Format] = [
         "linux",
         ("outofmemory:kill", "oom-kill", "oom_kill", "killedprocess"),
         r"Out of memory(?: \([^)\n]{1,40}\))?: Kill(?:ed)? process|invoked oom-killer|oom-kill:constraint|"
-        r"Killed process {pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\),? total-vm",
+        r"Killed process (?:pid=)?{pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\),? total-vm",
         *_KILL,
         whole=True,
         extra={"scope": "machine"},
@@ -53,8 +54,8 @@ KERNEL: list[Format] = [
         "oomd",
         "systemd",
         ("memorypressurefor", "systemd-oomd", "duetomemoryused"),
-        r"\bKilled [^ \n]{1,120}(?: \([^)\n]{1,40}\))? due to memory (?:pressure|used)|systemd-oomd killed|due to "
-        r"memory pressure for",
+        r"Killed (?=[/.])[^ \n]{1,200}(?: \([^)\n]{1,40}\))? due to memory (?:pressure|used)|systemd-oomd killed|"
+        r"due to memory pressure for",
         r"being {pressure_pct:float}% > {pressure_limit_pct:float}%",
         r"killed {processes_killed:int} process",
         r"memory used \({used_bytes:count}\) / total \({total:count}\)",
@@ -85,7 +86,6 @@ CLUSTER: list[Format] = [
         r"(?:task|actor|worker) \([^)\n]{0,200}name={process:task}",
         r"was {node_used_bytes} ?/ ?{total} \(",
         r"was {node_used_bytes} ?/ ?{total}",
-        r"{node_used_bytes} ?/ ?{total} ?\(0\.[0-9]{1,8}\)",
         r"threshold of {threshold_fraction:float}",
         whole=True,
     ),
@@ -107,7 +107,7 @@ CLUSTER: list[Format] = [
         "ray-summary",
         "ray",
         "duetomemorypressure(oom)",
-        r"{workers_killed:int} Workers \(tasks / actors\) killed due to memory pressure \(OOM\)",
+        r"(?:{workers_killed:int} )?Workers (?:\(tasks / actors\) |\.\.\. ?)?killed due to memory pressure \(OOM\)",
         r"IP: {node_ip:word}\)",
     ),
     form(
@@ -130,6 +130,7 @@ CLUSTER: list[Format] = [
         "memorybudget",
         r"exceeded {threshold_pct:int}% memory budget",
         r"\(pid={pid:int}\)",
+        r"Worker memory limit: {limit}",
         whole=True,
     ),
     form(
@@ -168,8 +169,8 @@ CLUSTER: list[Format] = [
         "slurm",
         "slurm",
         ("oom-killevent", "oom_killevent", "oomkillevent", "out-of-memoryhandler", "outofmemoryhandler", "srun:error"),
-        r"Detected {events:int} oom[-_ ]kill event|oom[-_ ]kill event(?:\(s\))? in (?:step|StepId)|cgroup out[- "
-        r"]of[- ]memory handler|srun: error: [^\n]{1,80}: Out Of Memory",
+        r"Detected (?:an? |[0-9]{1,9} )?oom[-_ ]kill event|oom[-_ ]kill event(?:\(s\))? (?:in |detected)|"
+        r"cgroup out[- ]of[- ]memory handler|srun: error: [^\n]{1,80}: Out Of Memory",
         r"(?:StepId=|in step ){step_id:word}",
         Pattern(r"\b{pid:int} Killed {1,40}(?:\S{1,120}/)?{process:word}"),
         whole=True,
@@ -185,6 +186,13 @@ CLUSTER: list[Format] = [
         "pbs", "pbs", ("pbs:jobkilled", "jobkilled:mem"), r"job killed: (?:v?mem) {used_bytes} exceeded limit {limit}"
     ),
     form("lsf", "lsf", "term_memlimit", "TERM_MEMLIMIT"),
+    form(
+        "cloud",
+        "cloud",
+        "memorylimitof",
+        r"Memory limit of {limit} exceeded with {used_bytes} used|Exceeded (?:hard|soft) memory limit of",
+    ),
+    form("heroku", "heroku", "memoryquota", r"Error R1[45] \(Memory quota"),
     form(
         "kubernetes-evicted",
         "kubernetes",
@@ -207,8 +215,8 @@ CLUSTER: list[Format] = [
         r"exit ?code[\"']?[:=]? ?{exit_code:int}",
         r"Restart ?Count[\"']?: ?{restart_count:int}",
         r"limits?[\"']?:\W{0,12}(?:cpu[\"']?: ?[\"']?[0-9.]{1,8}m?\W{0,6})?memory[\"']?: ?[\"']?{limit}",
+        *_KILL,
         whole=True,
-        fills=("linux",),
     ),
 ]
 
@@ -217,8 +225,7 @@ EXITS: list[Format] = [
         "elastic",
         "pytorch",
         ("exitcode:-9", "(sigkill)"),
-        r"exit ?code ?: ?-9\)? ?(?:\(pid: {p2:int}\) )?(?:local_rank: [0-9]{1,5} \(pid: {pid:int}\))?|Signal 9 "
-        r"\(SIGKILL\)(?: received by PID {p3:int})?",
+        r"exit ?code ?: ?-9\b|Signal 9 \(SIGKILL\)",
         r"\(pid: {pid:int}\)",
         r"received by PID {pid:int}",
         extra={"signal": "Killed"},
@@ -236,9 +243,23 @@ EXITS: list[Format] = [
         "killed",
         "linux",
         "killed",
-        r"^(?:\[[0-9]\][+-]? ?)?(?:zsh: killed|Killed)(?:: 9)?(?: {1,40}[\w./-]{1,120}[^\n]{0,200})?$|^(?:[\w./ "
-        r"-]{1,80}: )?Killed(?:: 9)?$",
+        r"^(?:\[[0-9]\][+-]? ?)?(?:zsh: killed|Killed)(?:: 9)?(?: {1,40}(?!by\b)[\w./-]{1,120}[^\n]{0,200})?$|"
+        r"^(?:[\w./ -]{1,80}: )?Killed(?:: 9)?$",
         lines=True,
+        extra={"signal": "Killed"},
+    ),
+    form(
+        "joblib",
+        "python",
+        "sigkill(-9)",
+        r"exit codes of the workers are \{[^}\n]{0,80}SIGKILL\(-9\)",
+        extra={"signal": "Killed"},
+    ),
+    form(
+        "exit-9",
+        "linux",
+        "-9",
+        r"(?:exit(?:ed)?(?: with)?[ _]?(?:code|status)|return ?code|\brc)\W{0,4}-9\b",
         extra={"signal": "Killed"},
     ),
     form(
@@ -252,10 +273,9 @@ EXITS: list[Format] = [
     form(
         "exit-137",
         "linux",
-        ("137", "-9"),
+        "137",
         r"exit(?:ed)?[ _]?(?:with )?(?:non-zero )?(?:code|status|value)?[\"']?:? ?(?:with )?(?:code|status|of|is|"
-        r"=)? ?[:=(]? ?137\b|\(137\)|code 137\b|\brc ?= ?137\b|status 137\b|"
-        r"(?:exit ?code|return ?code|exit status)[\"']?[:= ]{1,3}-9\b",
+        r"=)? ?[:=(]? ?137\b|\(137\)|code 137\b|exit code:[^\n0-9]{1,60}: 137\b|\brc ?= ?137\b|status 137\b",
         extra={"exit_code": 137, "signal": "Killed"},
     ),
     form(
@@ -270,7 +290,7 @@ EXITS: list[Format] = [
 ]
 """Ends that memory most often explains though each can have other causes; asked last."""
 
-GENERIC: list[Format] = [
+NAMES: list[Format] = [
     form(
         "cuda-name",
         "cuda",
@@ -282,9 +302,10 @@ GENERIC: list[Format] = [
             "cumemalloc",
             "cudahostalloc",
             "cumemcreate",
+            "cudasuccess",
         ),
-        r"CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|(?:cudaMalloc|cuMem\w{1,20}|cudaHostAlloc|"
-        r"cudaMallocHost)[^\n]{0,60}?(?:out of memory|failed)",
+        r"(?<!case\s)CUDA_ERROR_OUT_OF_MEMORY|== ?cudaSuccess[^\n]{0,80}?out of memory|cudaErrorMemoryAllocation|(?:cudaMalloc|"
+        r"cuMem\w{1,20}|cudaHostAlloc|cudaMallocHost)[^\n]{0,60}?(?:out of memory|failed)",
         r"(?:allocate|alloc|size|requested)[ =:]{1,3}{requested:count} bytes",
         r"(?:allocate|allocating) {requested}",
         r"device ordinal {index}\b",
@@ -293,17 +314,31 @@ GENERIC: list[Format] = [
         whole=True,
     ),
     form("opencl", "opencl", "cl_mem_object_allocation_failure", "CL_MEM_OBJECT_ALLOCATION_FAILURE"),
+]
+"""Names of errors of a driver, whoever prints them."""
+
+_OUT_OF_MEMORY = "out of (?:host |system |device |gpu |video )?memory"
+
+WORDS: list[Format] = [
     form(
         "said",
         "unknown",
-        "outofmemory",
-        r"(?:\berror\b|exception|fatal|failed|failure|abort\w{0,3}|panic\w{0,3})[^\n.]{0,60}?\bout of memory\b|"
-        r"^(?:[\w./\[\]-]{1,40}: )?out of memory(?: ?[.!:]| ?$)",
+        (
+            "outofmemory",
+            "outofhostmemory",
+            "outofsystemmemory",
+            "outofdevicememory",
+            "outofgpumemory",
+            "outofvideomemory",
+        ),
+        rf"(?:\berror\b|exception|fatal|failed|failure|abort\w{{0,3}}|panic\w{{0,3}}|"
+        rf"Error:)[^\n.]{{0,60}}?\b{_OUT_OF_MEMORY}\b|"
+        rf"(?<![a-z,]\n)^(?:[\w ./\[\]-]{{1,60}}: |System is )?{_OUT_OF_MEMORY}(?: ?[.!:]| ?$)",
         r"(?:allocate|allocating|requested) {requested:count} bytes",
         r"(?:allocate|allocating|requested) {requested}",
         lines=True,
-        unless=r"(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|can|if|until|"
-        r"no)\b[^\n.]{0,40}\bout of memory",
+        unless=r"(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|can|if|until|no)\b[^\n.]{0,40}\bout of memory|"
+        r"native thread",
     ),
     form(
         "insufficient",
@@ -313,3 +348,4 @@ GENERIC: list[Format] = [
         r"(?:cannot|could not|failed to|unable to) allocate (?:memory )?(?:of )?{requested:size}",
     ),
 ]
+"""Words that anybody may use; asked when nothing else was found."""

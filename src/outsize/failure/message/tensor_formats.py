@@ -1,4 +1,4 @@
-"""What TensorFlow, JAX and XLA print when memory ran out."""
+"""What array libraries on a host or a GPU print: TensorFlow, JAX/XLA, NumPy and kin, CuPy, RMM, and their kin."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ _TF_DEVICES = (
     Pattern(r"GPU_{index}_bfc"),
     Pattern(r"by allocator (?:cpu|cpu_pool|mklcpu|cuda_host)", device="cpu"),
     Pattern(r"device:CPU:[0-9]", device="cpu"),
+    Pattern(r"task:[0-9]{1,6}/gpu:{index}"),
+    Pattern(r"task:[0-9]{1,6}/cpu:[0-9]", device="cpu"),
+)
+_XLA_BASES = (
+    Pattern("HIP_ERROR|rocm_driver|hipError", base="hip"),
+    Pattern("GPU_[0-9]_bfc|device ordinal|CUDA_ERROR", base="cuda"),
 )
 _TF_STATS = (
     r"Stats: ?Limit: {limit:count}",
@@ -30,8 +36,8 @@ TENSORFLOW: list[Format] = [
         "tensorflow",
         "oomwhenallocating",
         r"OOM when allocating tensor(?: with| of)? shape ?{shape}",
-        r"shape ?{shape2:shape} and type {dtype} on",
-        r"shape ?{shape2:shape} and type {dtype}\b",
+        r"shape ?[\[(][0-9, ]{0,200}[\])] and type {dtype} on",
+        r"shape ?[\[(][0-9, ]{0,200}[\])] and type {dtype}\b",
         r"type {dtype} on /job:[^ ]{1,80}device:GPU:{index}",
         r"on /job:[^ ]{1,80}/device:GPU:{index}",
         Pattern(r"on /job:[^ ]{1,80}/device:CPU:[0-9]", device="cpu"),
@@ -68,7 +74,7 @@ TENSORFLOW: list[Format] = [
         "bfc-warning",
         "tensorflow",
         "ranoutofmemorytryingtoallocate",
-        r"Allocator(?: \(?{allocator:word}\)?)? ran out of memory trying to allocate(?: {said_bytes})?",
+        r"(?:Allocator \(?{allocator:word}\)? )?\bran out of memory trying to allocate",
         r"trying to allocate [0-9.]{1,24} ?[KMGTP]?i?B \(rounded to {requested:count}\)",
         r"ran out of memory trying to allocate {requested}",
         r"Allocator \(GPU_{index}_bfc\)",
@@ -83,7 +89,7 @@ TENSORFLOW: list[Format] = [
         "ten-percent",
         "tensorflow",
         "%offreesystemmemory",
-        r"Allocation of (?:{requested:count}|[^ \n]{1,24}) exceeds {percent:int}% of (?:free )?system memory",
+        r"Allocation of (?:{requested:count}|\w{1,12}) exceeds {percent:int}% of (?:free )?system memory",
         device="cpu",
         extra={"not_a_failure": True},
     ),
@@ -91,8 +97,8 @@ TENSORFLOW: list[Format] = [
         "host",
         "tensorflow",
         ("onhost:", "pinnedhostmemory"),
-        r"failed to alloc(?:ate)? (?:{said_bytes} \()?{requested:count} bytes\)? on host|could not allocate "
-        r"pinned host memory of",
+        r"failed to alloc(?:ate)? (?:[0-9.]{1,24} ?[KMGTP]?i?B? \()?{requested:count} bytes\)? on host|"
+        r"could not allocate pinned host memory of",
         r"could not allocate pinned host memory of (?:size|bytes): ?{requested:count}",
         device="cpu",
     ),
@@ -100,9 +106,10 @@ TENSORFLOW: list[Format] = [
         "driver",
         "tensorflow",
         "fromdevice",
-        r"failed to allocate {said_bytes} ?\({requested:count} bytes\) from device",
+        r"ailed to allocate [0-9.]{1,24} ?[KMGTP]?i?B? ?\({requested:count} bytes\) from device",
         r"device ordinal {index}\b",
         r"device {index}\b",
+        *_XLA_BASES,
         device="cuda",
     ),
     form(
@@ -119,6 +126,7 @@ TENSORFLOW: list[Format] = [
         r"(?:cuDevicePrimaryCtxRetain|cuCtxCreate|cuInit|failed initializing "
         r"StreamExecutor)[^\n]{0,300}?CUDA_ERROR_OUT_OF_MEMORY",
         r"device ordinal {index}\b",
+        r"total memory reported: {total:count}",
         device="cuda",
         whole=True,
     ),
@@ -152,14 +160,16 @@ TENSORFLOW: list[Format] = [
     ),
 ]
 
+_SPACE = "(?:hbm|[vsc]mem|sflag)"
+
 XLA: list[Format] = [
     form(
         "tpu-hbm",
         "jax",
         ("inmemoryspace", "hbmcapacity"),
-        r"Ran out of memory in memory space (?:hbm|vmem|smem|cmem)|Exceeded (?:hbm|vmem|smem) capacity by",
-        r"Used {used_bytes} of {limit} (?:hbm|vmem|smem|cmem)",
-        r"Exceeded (?:hbm|vmem|smem) capacity by {exceeded_bytes}",
+        rf"Ran out of memory in memory space {_SPACE}|Exceeded {_SPACE} capacity by",
+        rf"Used {{used_bytes}} of {{limit}} {_SPACE}",
+        rf"Exceeded {_SPACE} capacity by {{exceeded_bytes}}",
         r"Total hbm usage >= {total_usage_bytes}",
         Pattern(r"\bTPU\b|tpu_", device="tpu"),
         whole=True,
@@ -167,9 +177,11 @@ XLA: list[Format] = [
     form(
         "tpu-allocate",
         "jax",
-        "thatwasnotpossible",
-        r"Attempting to (?:allocate|reserve) {requested}(?: at the bottom of memory)?\. ?That was not possible",
-        r"There are {free} free",
+        ("attemptingtoallocate", "attemptingtoreserve"),
+        r"RESOURCE_EXHAUSTED: (?:[A-Z][\w ]{1,60}: )?Attempting to (?:allocate|reserve)|"
+        r"Attempting to (?:allocate|reserve) [0-9.]{1,12} ?[KMGTPE]?i?B?(?: at the bottom of memory)?\. ?That was not",
+        r"Attempting to (?:allocate|reserve) {requested}",
+        r"(?:There are|Only|\.\.\.) {free} free",
         r"{reservable_bytes} reservable",
         Pattern(r"\bTPU\b|tpu_", device="tpu"),
         whole=True,
@@ -188,16 +200,18 @@ XLA: list[Format] = [
         "request",
         "jax",
         "failedtoallocaterequestfor",
-        r"Failed to allocate request for (?:{said_bytes} ?\({requested:count} ?B\)|{plain_bytes})(?: on device "
-        r"ordinal {index}\b)?",
+        r"Failed to allocate request for",
+        r"request for [0-9.]{1,24} ?[KMGTP]?i?B? ?\({requested:count} ?B(?:ytes)?\)",
         r"Failed to allocate request for {requested}",
         r"on device ordinal {index}\b",
+        *_XLA_BASES,
+        whole=True,
     ),
     form(
         "exhausted",
         "jax",
         ("outofmemorywhiletryingtoallocate", "outofmemoryallocating"),
-        r"Out of memory (?:while trying to allocate|allocating) {said_bytes}(?! \(allocated so far)(?!, limit)",
+        r"Out of memory (?:while trying to allocate|allocating) (?=[0-9])[^(\n]{1,60}(?!\(allocated so far)",
         r"(?:trying to allocate|allocating) [0-9.]{1,24} ?[KMGTP]i?B? ?\({requested:count} ?(?:B|bytes)\)",
         r"(?:trying to allocate|allocating) {requested:count} bytes",
         r"(?:trying to allocate|allocating) {requested}",
@@ -208,7 +222,7 @@ XLA: list[Format] = [
         r"constant allocation: ?{constant_bytes}",
         r"maybe_live_out allocation: ?{output_bytes}",
         r"total allocation: ?{total_program_bytes}",
-        Pattern(r"GPU_[0-9]_bfc|device ordinal|CUDA_ERROR", base="cuda"),
+        *_XLA_BASES,
         device=None,
         unless=r"OutOfMemoryError: Out of memory allocating [0-9,]{1,40} bytes \(allocated so far",
     ),
@@ -226,12 +240,148 @@ XLA: list[Format] = [
         "xla-other",
         "jax",
         ("resource_exhausted", "resourceexhausted"),
-        r"(?:RESOURCE_EXHAUSTED|Resource exhausted): ?(?:[^\n]{0,200}?)(?:out of memory|failed to allocate|oom|"
+        r"(?:RESOURCE_EXHAUSTED|Resource exhausted): ?(?:[^\n]{0,80}?)(?:out of memory|failed to allocate|oom|"
         r"\bmemory\b)",
         r"(?:failed to allocate|allocate) {requested:count} bytes",
         r"(?:failed to allocate|allocate) {requested}",
         r"device ordinal {index}\b",
         unless=r"quota|received message larger|rate limit|larger than max|429|too many requests|"
         r"grpc|trying to send message|per minute|shared memory",
+    ),
+]
+
+LIBRARIES: list[Format] = [
+    form(
+        "numpy",
+        "numpy",
+        ("unabletoallocate",),
+        r"(?:MemoryError\W{1,3}|Memory Error: )Unable to allocate|"
+        r"Unable to allocate (?:[0-9][0-9.]{0,12} [KMGTPE]i?B\b|array with shape|[^\n]{1,12} for an array)",
+        r"Unable to allocate {requested}",
+        r"with (?:shape|form) {shape}",
+        r"(?:data type|dtype) {dtype}",
+        device="cpu",
+    ),
+    form(
+        "mlx",
+        "mlx",
+        ("malloc]", "malloc_or_wait", "maximumallowedbuffersize"),
+        r"(?:Unable|Attempting) to allocate (?:{requested:count} bytes|\.\.\.)|"
+        r"malloc\] Resource limit[^\n]{0,30}exceeded",
+        r"maximum allowed buffer size of {limit:count} bytes",
+        device="metal",
+    ),
+    form(
+        "arrow",
+        "arrow",
+        ("allocofsize", "allocationofsize"),
+        r"(?:re|m|c)alloc(?:ation)? of size (?:{requested:count}|\w{1,8}) failed",
+        device="cpu",
+    ),
+    form("pandas-parser", "pandas", "cerror:outofmemory", "C error: out of memory"),
+    form(
+        "cupy",
+        "cupy",
+        ("outofmemoryallocating", "outofmemorytoallocate"),
+        r"out of memory (?:allocating|to allocate) (?:{requested:count}|\w{1,12}) bytes ?\((?:allocated so far|total )",
+        r"allocated so far: {allocated:count} bytes",
+        r"limit set to:? {limit:count} bytes",
+        r"\(total {allocated:count} bytes",
+        device="cuda",
+    ),
+    form(
+        "cupy-short",
+        "cupy",
+        "cupy",
+        r"cupy[^\n]{0,60}OutOfMemoryError: ?Out of memory allocating {requested:count} bytes",
+        device="cuda",
+    ),
+    form(
+        "rmm",
+        "rmm",
+        ("std::bad_alloc", "rmm"),
+        r"std::bad_alloc: (?:out_of_memory|CUDA error(?!Memory)|RMM failure)|rmm::(?:out_of_memory|bad_alloc)|"
+        r"RMM_ERROR_OUT_OF_MEMORY|Maximum pool size exceeded",
+        r"failed to allocate {requested:count} bytes",
+        r"failed to allocate {requested}",
+        device="cuda",
+    ),
+    form(
+        "thrust",
+        "thrust",
+        ("thrust::", "bad_alloc:cuda", "cudaerrormemoryallocation"),
+        r"thrust::[\w:]{1,60}bad_alloc|std::bad_alloc: cudaErrorMemoryAllocation|"
+        r"temporary_buffer::allocate: get_temporary_buffer failed",
+        r"Free memory: ?{free}",
+        r"Requested memory: ?{requested}",
+        r"Free memory: ?{free:count}",
+        r"Requested memory: ?{requested:count}",
+        device="cuda",
+    ),
+    form(
+        "thrust-call",
+        "thrust",
+        "failed:outofmemory",
+        r"(?:parallel_for|trivial_device_copy\w{0,12}|reduce|scan|sort|transform)[^\n]{0,40} failed: out of memory",
+        device="cuda",
+    ),
+    form(
+        "theano",
+        "theano",
+        "bytesofdevicememory",
+        r"Error allocating {requested:count} bytes of device memory",
+        r"Driver report {free:count} bytes free and {total:count} bytes total",
+        device="cuda",
+    ),
+    form(
+        "xgboost",
+        "xgboost",
+        "requestedmemory:",
+        r"- ?Requested memory: ?{requested}",
+        r"- ?Free memory: ?{free}",
+        device="cuda",
+        whole=True,
+    ),
+    form(
+        "catboost",
+        "catboost",
+        "toutofmemory",
+        r"Out of memory\. Requested {requested};? ?(?:Free {free})?",
+        device="cuda",
+    ),
+    form(
+        "faiss",
+        "faiss",
+        "cudamalloc",
+        r"(?:Failed to cudaMalloc|alloc fail type)[^\n]{0,160}error (?:2 )?out of memory",
+        r"cudaMalloc {requested:count} bytes",
+        r"size {requested:count} bytes",
+        r"dev {index} space",
+        device="cuda",
+    ),
+    form(
+        "mindspore",
+        "mindspore",
+        "isn'tenoughandallocfailed",
+        r"memory isn't enough and alloc failed",
+        r"alloc size: {requested}",
+    ),
+    form(
+        "numba",
+        "numba",
+        "cumemalloc",
+        r"cuMemAlloc(?:_v2|Managed|Host)? ?(?:results in|failed)?[^\n]{0,40}?(?:CUDA_ERROR_)?OUT[_ ]OF[_ ]MEMORY",
+        device="cuda",
+    ),
+    form(
+        "julia-cuda",
+        "julia",
+        ("outofgpumemory",),
+        r"Out of GPU memory trying to allocate(?: {requested})?|OutOfGPUMemoryError",
+        r"[0-9.]{1,8}% \({used_bytes}/{total}\)",
+        r"Memory pool usage: {allocated} \({reserved} reserved\)",
+        r"Memory pool usage: {allocated}",
+        r"CUDA allocator usage: {allocated}",
+        device="cuda",
     ),
 ]

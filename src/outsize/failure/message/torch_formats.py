@@ -10,12 +10,14 @@ _CACHING = (
     r"\((?:GPU|NPU|device) {index}; {total} total capacity",
     "{total} total capacity",
     r"of which {free} is free",
+    r"{free} free(?= ?[;)])",
     r"; {free} free",
     "{allocated} already allocated",
     "Of the allocated memory {allocated} is allocated by PyTorch",
     "{allocated} is allocated by PyTorch",
     "{limit} allowed",
-    "{reserved} reserved in total by",
+    r"Already allocated:? {allocated}",
+    "{reserved} reserved in (?:total|PyTorch)",
     "{cached_bytes} cached",
     "with {private_pool_bytes} allocated in private pools",
     "and {reserved_unallocated_bytes} is reserved by PyTorch but unallocated",
@@ -29,9 +31,18 @@ _CACHING = (
 _PROCESSES = {"processes": "Process {pid} has {bytes:size} memory in use"}
 
 _LIBRARY = (
-    r"(?:CUBLAS|CUDNN(?:_STATUS_INTERNAL_ERROR_DEVICE)?|CUSOLVER|CUSPARSE|CURAND|CUTENSOR|HIPBLAS|ROCBLAS|"
-    r"CUBLASLT|NVJPEG)_STATUS_ALLOC(?:ATION)?_FAILED|"
-    r"CUFFT_ALLOC_FAILED|CURAND_STATUS_ALLOCATION_FAILED|rocblas_status_memory_error|miopenStatusAllocFailed"
+    r"(?<!case\s)(?<!return\s\")(?<!::\s)(?:"
+    r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CURAND|CUTENSOR|HIPBLAS|ROCBLAS|CUBLASLT|NVJPEG)_STATUS_ALLOC(?:ATION)?_FAILED|"
+    r"CUDNN_STATUS_\w{0,40}DEVICE_ALLOCATION_FAILED|CUFFT_ALLOC_FAILED|CURAND_STATUS_ALLOCATION_FAILED|"
+    r"CUBLAS failure 3\b|rocblas_status_memory_error|miopenStatusAllocFailed"
+    r")(?![\"'] in\b)"
+)
+"""What the vendors' libraries answer; not where a program's source lists or tests the answers."""
+
+_WORKER = r"ataLoader worker (?:\([^()]{0,80}\) )?"
+_WORKER_CLAUSES = (
+    r"worker \(pid\(?s?\)? ?{pid}",
+    Pattern("ataLoader worker", process="DataLoader worker"),
 )
 
 FORMATS: list[Format] = [
@@ -40,9 +51,9 @@ FORMATS: list[Format] = [
         "pytorch",
         "mpsbackendoutofmemory",
         "MPS backend out of memory",
-        r"MPS allocated: {allocated}",
+        r"(?:MPS |\()allocated:? {allocated}",
         "other allocations: {other_allocations_bytes}",
-        "max allowed: {limit}",
+        r"\bmax(?: allowed)?:? {limit}",
         "Tried to allocate {requested}",
         Pattern("on private pool", pool="private"),
         Pattern("on shared pool", pool="shared"),
@@ -53,9 +64,9 @@ FORMATS: list[Format] = [
         "cuda-async",
         "pytorch",
         "wouldexceedallowedmemory",
-        r"Allocation(?: on device)?(?: {index})? would exceed allowed memory",
-        r"Currently allocated ?: ?{allocated}",
-        r"Requested ?: ?{requested}",
+        r"Allocation on device(?: {index})? would exceed allowed memory",
+        r"Currently allocated ?:? ?{allocated}",
+        r"Requested ?:? ?{requested}",
         r"Device limit ?: ?{total}",
         r"Free \(according to CUDA\): ?{free}",
         r"PyTorch limit \(set by user-supplied memory fraction\) ?: ?{limit}",
@@ -97,7 +108,7 @@ FORMATS: list[Format] = [
         "cuda-elided-clauses",
         "pytorch",
         ("totalcapac", "reservedbypytorch", "allocatedbypytorch"),
-        r"GPU {index} has a total capaci?ty of {total}|GPU {i2:int}; {t2:size} total capacity|"
+        r"GPU {index} has a total capaci?ty of {total}|GPU [0-9]{1,4}; [0-9.]{1,16} [KMGT]iB total capacity|"
         r"is allocated by PyTorch, (?:with|and) [0-9]",
         *_CACHING,
         each=_PROCESSES,
@@ -123,28 +134,27 @@ FORMATS: list[Format] = [
         device="cpu",
     ),
     form(
-        "loader-bus",
-        "pytorch",
-        ("buserror", "unexpectedbuserror"),
-        r"DataLoader worker \(pid\(?s?\)? ?{pid}\)? is killed by signal: Bus error|Unexpected bus error "
-        r"encountered in worker",
-        Pattern(r"worker \(pid\(?s?\)? ?{pid}", process="DataLoader worker"),
-        extra={"signal": "Bus error"},
-    ),
-    form(
         "loader-killed",
         "pytorch",
-        "iskilledbysignal:killed",
-        r"DataLoader worker \(pid\(?s?\)? ?{pid}[^)]{0,60}\) is killed by signal: Killed",
-        Pattern("DataLoader worker", process="DataLoader worker"),
+        "bysignal:killed",
+        rf"{_WORKER}(?:is )?killed by signal: Killed",
+        *_WORKER_CLAUSES,
         extra={"signal": "Killed"},
+    ),
+    form(
+        "loader-bus",
+        "pytorch",
+        "buserror",
+        rf"{_WORKER}(?:is )?killed by signal: Bus error|Unexpected bus error encountered in worker",
+        *_WORKER_CLAUSES,
+        extra={"signal": "Bus error"},
     ),
     form(
         "shm",
         "pytorch",
         ("sharedmemory(shm)", "</torch_", "torch_", "/dev/shm"),
-        r"unable to (?:write to|resize|mmap|allocate shared memory\(shm\) for|"
-        r"open)[^:\n]{0,200}?(?:torch_\w{1,60}|shm)[^:\n]{0,120}: ?"
+        r"unable to (?:write to|resize|mmap|allocate shared memory\(shm\) for|open)[^:\n]{0,200}?(?:torch_\w{1,60}|"
+        r"shm)[^:\n]{0,120}: ?"
         r"(?:No space left on device|Cannot allocate memory|Success)|unable to allocate shared memory ?\(shm\)|"
         r"insufficient shared memory \(shm\)|unable to write to file </?torch_[\w-]{1,80}>|"
         r"No space left on device[^\n]{0,80}/dev/shm|/dev/shm[^\n]{0,80}No space left on device",
@@ -156,9 +166,9 @@ FORMATS: list[Format] = [
     form(
         "library",
         "pytorch",
-        ("alloc_failed", "allocation_failed", "memory_error", "allocfailed"),
+        ("alloc_failed", "allocation_failed", "memory_error", "allocfailed", "cublasfailure3"),
         _LIBRARY,
-        r"GPU {index}\b",
+        r"GPU[ =]{index}\b",
         r"\bcuda:{index}\b",
         r"device ordinal {index}\b",
         device="cuda",
@@ -167,8 +177,8 @@ FORMATS: list[Format] = [
         "nccl",
         "nccl",
         ("cudafailure", "cudacalloc", "ncclunhandledcudaerror", "failedtocudamalloc", "failedtocudahost"),
-        r"Cuda failure (?:2 )?'out of memory'?|Failed to CUDA (?:calloc|malloc|host alloc)(?: "
-        r"async)? {requested:count} bytes",
+        r"Cuda failure (?:2 )?'out of memory\b|Failed to CUDA (?:calloc|malloc|"
+        r"host alloc)(?: async)? {requested:count} bytes",
         r"Failed to CUDA (?:calloc|malloc|host alloc)(?: async)? {requested:count} bytes",
         device="cuda",
     ),
@@ -182,9 +192,11 @@ FORMATS: list[Format] = [
     form(
         "runtime-hip",
         "pytorch",
-        ("hiperroroutofmemory", "hiperrormemoryallocation", "hiperror:outofmemory"),
-        r"hipErrorOutOfMemory|hipErrorMemoryAllocation|HIP error: ?out of memory",
-        r"failed to allocate {requested:count} bytes",
+        "hip",
+        r"hipErrorOutOfMemory|hipErrorMemoryAllocation|HIP (?:driver |runtime )?(?:error:|"
+        r"failed with error) ?out of memory",
+        r"(?:failed to|could not) allocate {requested:count} bytes",
+        r"(?:failed to|could not) allocate {requested}",
         device="hip",
     ),
     form(
@@ -208,10 +220,13 @@ LAST: list[Format] = [
         "cuda-bare",
         "pytorch",
         "outofmemory",
-        r"CUDA[ _](?:runtime |driver )?(?:error|failure)?[^\w\n]{0,4}2?[^\w\n]{0,4}(?:is |ran )?out of "
-        r"memory(?= ?[.:!?,;)\"'`*<\n\]|-]| ?$| CUDA kernel| \w{0,12}=)",
+        r"CUDA\b[ _:]{0,2}(?:runtime |driver )?(?:failed with )?(?:error|"
+        r"failure)?(?: 2)?(?: at [^\n]{1,100}?)?[^\w\n]{0,4}2?[^\w\n]{0,4}(?:is |"
+        r"ran )?out of memory(?= ?[.:!?,;)\"'`*<\n\]|/-]| ?$| in cu| current device| CUDA kernel| \w{0,12}=)",
+        r"current device: {index}\b",
         *_CACHING,
         device="cuda",
+        lines=True,
     ),
     form(
         "torch-name",
