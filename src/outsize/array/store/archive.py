@@ -1,7 +1,7 @@
 """The directory of a zip file (`.npz`, torch's `.pt`): which entries there are, and where their bytes stand.
 
-In: a path. Out: a `Member` per entry. Entries that are stored uncompressed are then read directly at their offset, as if
-they were files of their own; no entry is read to learn that.
+In: a path. Out: a `Member` per entry. Entries that are stored uncompressed are then read directly at their offset, as
+if they were files of their own; no entry is read to learn that.
 """
 
 from __future__ import annotations
@@ -43,13 +43,15 @@ class Member:
             header = file.read(_LOCAL.size)
             length = os.fstat(file.fileno()).st_size
         if len(header) < _LOCAL.size or header[:4] != b"PK\x03\x04":
-            raise StoreError(f"{self.path}: no entry where its directory says {self.info.filename!r} is", path=self.path)
+            raise StoreError(
+                f"{self.path}: no entry where its directory says {self.info.filename!r} is", path=self.path
+            )
         *_, name_length, extra_length = _LOCAL.unpack(header)
         start: int = self.info.header_offset + _LOCAL.size + name_length + extra_length
         if start + self.info.compress_size > length:
             raise StoreError(
-                f"{self.path} is truncated: entry {self.info.filename!r} ends at byte {start + self.info.compress_size}, "
-                f"the file at {length}", path=self.path,
+                f"{self.path} is truncated: entry {self.info.filename!r} ends at byte "
+                f"{start + self.info.compress_size}, the file at {length}", path=self.path,
             )  # fmt: skip
         return start
 
@@ -59,7 +61,9 @@ class Member:
             with zipfile.ZipFile(self.path) as archive, archive.open(self.info) as stream:
                 return stream.read(most)
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
-            raise StoreError(f"{self.path}: cannot read entry {self.info.filename!r}: {error}", path=self.path) from None
+            raise StoreError(
+                f"{self.path}: cannot read entry {self.info.filename!r}: {error}", path=self.path
+            ) from None
 
 
 def read_directory(path: str) -> dict[str, Member]:

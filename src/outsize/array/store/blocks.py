@@ -2,8 +2,8 @@
 
 The rule: if every file is called by its place, `0-0.npy`, `0-1.npy`, ... (two or more numbers joined by `-`, whatever
 stands before them), they form a grid with one axis a number, and every place must be there. Else the blocks are
-concatenated along axis 0 in natural order: `part-2.npy` before `part-10.npy`. All blocks have one dtype, and lengths that
-meet.
+concatenated along axis 0 in natural order: `part-2.npy` before `part-10.npy`. All blocks have one dtype, and lengths
+that meet.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,31 +77,27 @@ class BlocksStore(Store):
             self._open.move_to_end(place)
             return store
 
-    def _pieces(self, region: Region) -> list[tuple[FlatStore, Region, Piece]]:
-        return [
-            (self._block(piece.chunk), tuple((s.start, s.stop) for s in piece.inside), piece)
-            for piece in cut(region, self._edges)
-        ]
+    def _pieces(self, region: Region) -> Iterator[tuple[FlatStore, Region, Piece]]:
+        """(block, region inside it, piece) of every block that the region touches, one open at a time."""
+        for piece in cut(region, self._edges):
+            yield self._block(piece.chunk), tuple((s.start, s.stop) for s in piece.inside), piece
 
     def extent(self, region: Region) -> int:
-        pieces = self._pieces(region)
-        inner = max((store.extent(inside) for store, inside, _ in pieces), default=0)
-        return inner if len(pieces) == 1 else inner + round_up(math.prod(region_shape(region)) * self.dtype.itemsize)
+        extents = [store.extent(inside) for store, inside, _ in self._pieces(region)]
+        inner = max(extents, default=0)
+        return inner if len(extents) == 1 else inner + round_up(math.prod(region_shape(region)) * self.dtype.itemsize)
 
     def traffic(self, region: Region) -> int:
         return sum(store.traffic(inside) for store, inside, _ in self._pieces(region))
 
     def read(self, region: Region, buffer: Buffer) -> Block:
         shape = region_shape(region)
-        pieces = list(cut(region, self._edges))
-        if len(pieces) == 1:
-            inside = tuple((s.start, s.stop) for s in pieces[0].inside)
-            return self._block(pieces[0].chunk).read(inside, buffer)
         used = math.prod(shape) * self.dtype.itemsize
-        block = np.ndarray(shape, self.dtype, buffer[:used].data)
-        for piece in pieces:
-            inside = tuple((s.start, s.stop) for s in piece.inside)
-            block[piece.target] = self._block(piece.chunk).read(inside, buffer[round_up(used) :])
+        block = np.ndarray(shape, self.dtype, buffer.data)
+        for store, inside, piece in self._pieces(region):
+            if region_shape(piece.region) == shape:  # all of it lies in one block
+                return store.read(inside, buffer)
+            block[piece.target] = store.read(inside, buffer[round_up(used) :])
         return block
 
     def fingerprint(self) -> str:
@@ -160,8 +157,8 @@ def _check_same(first: _Head, heads: Any) -> None:
     for head in heads:
         if head.dtype != first.dtype or len(head.shape) != len(first.shape):
             raise StoreError(
-                f"{head.path} is {head.dtype} with {len(head.shape)} axes, {os.path.basename(first.path)} is {first.dtype} with "
-                f"{len(first.shape)}: blocks of one array must agree", path=head.path,
+                f"{head.path} is {head.dtype} with {len(head.shape)} axes, {os.path.basename(first.path)} is "
+                f"{first.dtype} with {len(first.shape)}: blocks of one array must agree", path=head.path,
             )  # fmt: skip
 
 

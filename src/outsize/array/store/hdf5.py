@@ -1,10 +1,10 @@
 """HDF5 datasets. Those that lie in the file in one piece are read and written directly; chunked ones through h5py.
 
-A contiguous dataset is a flat array at an offset, which HDF5 tells; so it is read like any other flat file, in parallel
-and without the library's one lock. A chunked one is read by a single call for a region, with the library's chunk cache
-switched off, so that what it holds is known: with filters, `_FILTER_COPIES` decoded chunks at most (measured in
-tests/array/test_store_hdf5.py). Outputs are contiguous, or chunked where the user asks; neither is compressed, because a
-compressed HDF5 file that was interrupted cannot be taken up again.
+A contiguous dataset is a flat array at an offset, which HDF5 tells; so it is read like any other flat file, in
+parallel and without the library's one lock. A chunked one is read by a single call for a region, with the library's
+chunk cache switched off, so that what it holds is known: with filters, `_FILTER_COPIES` decoded chunks at most
+(measured in tests/array/test_store_hdf5.py). Outputs are contiguous, or chunked where the user asks; neither is
+compressed, because a compressed HDF5 file that was interrupted cannot be taken up again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.store.file import AlignedFile, naming, sync_folder
-from outsize.array.store.flat import FlatSink, FlatStore
+from outsize.array.store.flat import FlatLayout, FlatSink, FlatStore
 from outsize.array.store.folder import sync_path
 from outsize.array.store.keys import choose_key
 from outsize.array.store.npy import partial_path
@@ -30,10 +30,11 @@ from outsize.core.errors import InputError, StoreError
 from outsize.core.units import KiB
 
 _FILTER_COPIES = 5
-"""Decoded chunks that HDF5 holds at once while it undoes filters: encoded, inflating (grown by doubling), unshuffled."""
+"""Decoded chunks that HDF5 holds at once while it undoes filters: encoded, inflating (by doubling), unshuffled."""
 _CONSTANT = 512 * KiB
 """Bytes of its own tables per read."""
 _DEFAULT_KEY = "data"
+_ALIGNED = {"alignment_threshold": 4096, "alignment_interval": 4096}
 
 
 def load_h5py() -> Any:
@@ -143,7 +144,9 @@ class Hdf5Store(Store):
 
     def fingerprint(self) -> str:
         stat = os.stat(self._path)
-        return f"{os.path.abspath(self._path)} {self.name} {self.shape} {self.dtype.str} {stat.st_size} {stat.st_mtime_ns}"
+        return (
+            f"{os.path.abspath(self._path)} {self.name} {self.shape} {self.dtype.str} {stat.st_size} {stat.st_mtime_ns}"
+        )
 
     def update(self) -> Sink:
         return super().update() if self._file.mode == "r" else _InPlaceHdf5(self)
@@ -157,92 +160,97 @@ def create_hdf5(
     chunks: tuple[int, ...] | None = None, resume: bool = False,
 ) -> Sink:  # fmt: skip
     """Begin a file of one dataset, called `key`."""
-    key = key or _DEFAULT_KEY
-    if chunks is None or not shape or 0 in shape:
-        return _create_flat(path, shape, np.dtype(dtype), key, resume)
-    return ChunkedHdf5Sink(path, shape, np.dtype(dtype), key, chunks, resume)
+    if chunks is not None and (len(chunks) != len(shape) or any(length < 1 for length in chunks)):
+        raise InputError(f"chunks {chunks} do not suit shape {shape}: give one length of 1 or more for each axis")
+    if not shape or 0 in shape:  # HDF5 cuts neither into chunks
+        chunks = None
+    draft = _Draft(path, shape, np.dtype(dtype), key or _DEFAULT_KEY, chunks)
+    if not (resume and draft.matches()):
+        draft.make()
+    offset = draft.flat_offset()
+    return H5pySink(draft) if offset is None else FlatHdf5Sink(draft, offset)
 
 
-def _make_file(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], key: str, chunks: tuple[int, ...] | None) -> Any:
-    """A file whose one dataset has all its space and no values yet; writing values then changes no table of the file."""
-    h5py = load_h5py()
-    with _told(path):
-        file = h5py.File(path, "w", libver="earliest", alignment_threshold=4096, alignment_interval=4096)
-        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-        properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-        properties.set_obj_track_times(False)
-        file.create_dataset(key, shape, dtype, chunks=chunks, dcpl=properties)
-        file.flush()
-        return file
+class _Draft:
+    """The unfinished file: one dataset that has all its space and no values yet."""
+
+    def __init__(
+        self, path: str, shape: tuple[int, ...], dtype: np.dtype[Any], key: str, chunks: tuple[int, ...] | None
+    ) -> None:
+        self.path, self.shape, self.dtype, self.key = path, shape, dtype, key
+        self.chunks = None if chunks is None else tuple(min(c, n) for c, n in zip(chunks, shape, strict=True))
+        self.partial = partial_path(path)
+
+    def open(self, mode: str) -> Any:
+        """The file in h5py, without a chunk cache."""
+        with _told(self.path):
+            return load_h5py().File(self.partial, mode, rdcc_nbytes=0)
+
+    def matches(self) -> bool:
+        """True where an interrupted run left the same file."""
+        try:
+            with self.open("r") as file:
+                found = file.get(self.key)
+                wanted = (self.shape, self.dtype, self.chunks)
+                return hasattr(found, "shape") and (found.shape, found.dtype, found.chunks) == wanted
+        except StoreError:
+            return False
+
+    def make(self) -> None:
+        """Create it with its blocks reserved, so that writing values later changes nothing but values."""
+        h5py = load_h5py()
+        self.remove()
+        try:
+            with naming(self.path):
+                handle = AlignedFile(self.partial, writable=True, create=True)
+            with _told(self.path), h5py.File(self.partial, "w", libver="earliest", **_ALIGNED) as file:
+                properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+                properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+                properties.set_obj_track_times(False)
+                file.create_dataset(self.key, self.shape, self.dtype, chunks=self.chunks, dcpl=properties)
+            handle.allocate(handle.size)
+            handle.sync()
+            handle.close()
+        except BaseException:
+            self.remove()
+            raise
+
+    def flat_offset(self) -> int | None:
+        """Where the values begin, None where they are in chunks or HDF5 gave them no place of their own."""
+        with self.open("r") as file:
+            return _flat_offset(load_h5py(), file[self.key])
+
+    def remove(self) -> None:
+        """Remove it."""
+        if os.path.exists(self.partial):
+            os.unlink(self.partial)
 
 
-def _create_flat(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], key: str, resume: bool) -> Sink:
-    """A contiguous dataset: h5py makes a file without values, whose first bytes are then the header of a flat sink."""
-    partial = partial_path(path)
-    draft = f"{partial}.header"
-    try:
-        with naming(path), _make_file(draft, shape, dtype, key, None) as file:
-            offset, nbytes = file[key].id.get_offset(), math.prod(shape) * dtype.itemsize
-        with naming(path), open(draft, "rb") as written:
-            end = os.fstat(written.fileno()).st_size
-            header = written.read(end if offset is None else offset)
-    finally:
-        if os.path.exists(draft):
-            os.unlink(draft)
-    assert end == len(header) + nbytes, "HDF5 has put something behind the only dataset"
-    sink = _FlatHdf5Sink(path, partial, shape, dtype, header, resume=resume)
-    sink.key = key
-    return sink
+class FlatHdf5Sink(FlatSink):
+    """A contiguous dataset that is being written, directly at its offset."""
 
-
-class _FlatHdf5Sink(FlatSink):
-    """A contiguous dataset that is being written."""
-
-    key = _DEFAULT_KEY
+    def __init__(self, draft: _Draft, offset: int) -> None:
+        self.name, self.partial, self.shape, self.dtype = draft.path, draft.partial, draft.shape, draft.dtype
+        self.key = draft.key
+        self.layout = FlatLayout(draft.shape, draft.dtype, offset)
+        self.granule = tuple(min(length, 1) for length in draft.shape)
+        self.file = AlignedFile(draft.partial, writable=True)
 
     def reopen(self) -> Store:
+        """The finished file."""
         return open_hdf5(self.name, self.key)
 
 
-class ChunkedHdf5Sink(Sink):
-    """A chunked, uncompressed dataset that is being written through h5py, one chunk at a time."""
+class H5pySink(Sink):
+    """A chunked, uncompressed dataset (or one without a place of its own), written through h5py, chunk by chunk."""
 
-    def __init__(
-        self, path: str, shape: tuple[int, ...], dtype: np.dtype[Any], key: str, chunks: tuple[int, ...], resume: bool
-    ) -> None:
-        if len(chunks) != len(shape) or any(length < 1 for length in chunks):
-            raise InputError(f"chunks {chunks} do not suit shape {shape}: give one length of 1 or more for each axis")
-        self.name, self.shape, self.dtype, self.key = path, shape, dtype, key
-        self.granule = tuple(min(length, end) for length, end in zip(chunks, shape, strict=True))
-        self.partial = partial_path(path)
-        self._file = (self._reopen() if resume else None) or self._create()
-        self._dataset = self._file[key]
-
-    def _reopen(self) -> Any:
-        try:
-            file = load_h5py().File(self.partial, "r+", rdcc_nbytes=0)
-        except OSError:
-            return None
-        found = file.get(self.key)
-        if getattr(found, "shape", None) == self.shape and (found.dtype, found.chunks) == (self.dtype, self.granule):
-            return file
-        file.close()
-        return None
-
-    def _create(self) -> Any:
-        try:
-            _make_file(self.partial, self.shape, self.dtype, self.key, self.granule).close()
-            handle = AlignedFile(self.partial, writable=True)
-            try:
-                handle.allocate(handle.size)
-                handle.sync()
-            finally:
-                handle.close()
-        except StoreError:
-            self._remove()
-            raise
-        return load_h5py().File(self.partial, "r+", rdcc_nbytes=0)
+    def __init__(self, draft: _Draft) -> None:
+        self.name, self.shape, self.dtype, self.partial = draft.path, draft.shape, draft.dtype, draft.partial
+        self.granule = draft.chunks or tuple(max(1, length) for length in draft.shape)
+        self._draft = draft
+        self._file = draft.open("r+")
+        self._dataset = self._file[draft.key]
 
     def extent(self, region: Region) -> int:
         return round_up(math.prod(self.granule) * self.dtype.itemsize) + _CONSTANT
@@ -265,15 +273,11 @@ class ChunkedHdf5Sink(Sink):
         with naming(self.name):
             os.replace(self.partial, self.name)
             sync_folder(os.path.dirname(os.path.abspath(self.name)))
-        return open_hdf5(self.name, self.key)
+        return open_hdf5(self.name, self._draft.key)
 
     def abort(self) -> None:
         self._file.close()
-        self._remove()
-
-    def _remove(self) -> None:
-        if os.path.exists(self.partial):
-            os.unlink(self.partial)
+        self._draft.remove()
 
 
 class _InPlaceHdf5(Sink):

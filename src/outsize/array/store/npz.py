@@ -1,8 +1,8 @@
 """Members of `.npz` files: those stored as they are are read directly, deflated ones as a stream.
 
-A deflated member has no way in but its beginning. So a few streams are kept open, each where its last read ended, and a
-read takes the one that is nearest before it; reading in order then decompresses everything once. What is not wanted is
-decompressed in small pieces and dropped, so memory stays bounded whatever the member's size.
+A deflated member has no way in but its beginning. So a few streams are kept open, each where its last read ended, and
+a read takes the one that is nearest before it; reading in order then decompresses everything once. What is not wanted
+is decompressed in small pieces and dropped, so memory stays bounded whatever the member's size.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ _STREAMS = 4
 _PIECE = 256 * KiB
 """Bytes decompressed at once."""
 _HELD = MiB
-"""Bytes one read holds beside its block: a piece decompressed, its compressed bytes, zlib's window (measured: 0.6 MiB)."""
+"""Bytes one read holds beside its block: a piece, its compressed bytes, zlib's window (0.6 MiB measured)."""
 
 
 def open_npz(path: str, key: str | None = None) -> Store:
     """One member of the file, called by its name without `.npy`."""
-    members = {name.removesuffix(".npy"): member for name, member in read_directory(path).items() if name.endswith(".npy")}
+    members = {
+        name.removesuffix(".npy"): member for name, member in read_directory(path).items() if name.endswith(".npy")
+    }
     chosen = choose_key(path, list(members), key)
     member, name = members[chosen], f"{path}::{chosen}"
     if member.info.flag_bits & 1:
@@ -112,14 +114,13 @@ class DeflatedStore(Store):
 
     def traffic(self, region: Region) -> int:
         """The region's share of the compressed bytes; a read out of order moves those before it too."""
-        runs = self._runs(region)
-        share = runs.count * runs.length / max(1, self._member.size)
+        share = math.prod(region_shape(region)) * self.dtype.itemsize / max(1, self._member.size)
         return math.ceil(share * self._member.info.compress_size)
 
     def read(self, region: Region, buffer: Buffer) -> Block:
         runs = self._runs(region)
         shape = region_shape(region)
-        used = runs.count * runs.length
+        used = math.prod(shape) * self.dtype.itemsize
         packed = buffer[:used]
         if used:
             with self._stream_before(runs.start) as stream:
@@ -140,7 +141,15 @@ class DeflatedStore(Store):
         try:
             stream = stream or _Stream(self._member)
             yield stream
-        except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError, ValueError, RuntimeError, zlib.error) as error:
+        except (
+            zipfile.BadZipFile,
+            NotImplementedError,
+            EOFError,
+            OSError,
+            ValueError,
+            RuntimeError,
+            zlib.error,
+        ) as error:
             if stream is not None:
                 stream.close()
             raise StoreError(f"{self.name} is damaged: {error}", path=self._member.path) from None

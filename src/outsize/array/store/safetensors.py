@@ -2,8 +2,8 @@
 
 Opening reads the table and believes none of it before it is checked: lengths against the file, offsets against the
 length, shapes against offsets. A tensor is then a flat array at an offset and is read directly. bfloat16 and float8
-tensors are opened as float32 (see `widen`). An output holds one tensor; its table is padded to a page, which the format
-allows, so that the data is written directly too.
+tensors are opened as float32 (see `widen`). An output holds one tensor; its table is padded to a page, which the
+format allows, so that the data is written directly too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from outsize.array.store.file import AlignedFile, naming
 from outsize.array.store.flat import FlatSink, FlatStore
 from outsize.array.store.keys import choose_key
 from outsize.array.store.npy import partial_path
-from outsize.array.store.widen import numpy_dtype, widened
+from outsize.array.store.widen import NARROW, numpy_dtype, widened
 from outsize.core.dtypes import parse_dtype
 from outsize.core.errors import InputError, StoreError
 from outsize.core.units import format_bytes
@@ -35,6 +35,11 @@ _CODES = {
     "uint64": "U64", "int64": "I64", "float16": "F16", "float32": "F32", "float64": "F64", "complex64": "C64",
 }  # fmt: skip
 """Our name of a dtype -> the format's, of what can be written."""
+_NAMES = {code: name for name, code in _CODES.items()} | {
+    "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
+"""The format's name of a dtype -> ours, of what can be read."""
 
 
 def looks_like_safetensors(head: bytes, size: int) -> bool:
@@ -57,20 +62,19 @@ def open_safetensors(path: str, key: str | None = None, mode: str = "r") -> Stor
         sound = False
     if not sound:
         raise StoreError(f"{name}: its row of the table is damaged: {str(table[chosen])[:100]}", path=path)
-    try:
-        dtype = parse_dtype(code, dialect="safetensors")
-    except InputError:
-        raise StoreError(f"{name} has dtype {code!r}, which Outsize does not know", path=path) from None
-    bits = numpy_dtype(dtype.name, name)
+    if code not in _NAMES:
+        raise StoreError(f"{name} has dtype {code[:20]}; Outsize reads {', '.join(_NAMES)}", path=path)
+    dtype = _NAMES[code]
+    bits = numpy_dtype(dtype, name)
     if math.prod(shape) * bits.itemsize != last - first or start + last > size:
         raise StoreError(
-            f"{name}: {shape} of {code} take {math.prod(shape) * bits.itemsize} bytes, the table gives it bytes {first} to "
-            f"{last} of {size - start}: the file is damaged or truncated", path=path,
+            f"{name}: {shape} of {code} take {math.prod(shape) * bits.itemsize} bytes, the table gives it bytes "
+            f"{first} to {last} of {size - start}: the file is damaged or truncated", path=path,
         )  # fmt: skip
-    if mode == "r+" and bits.itemsize != np.dtype(np.float32).itemsize and dtype.name not in _CODES:
-        raise InputError(f"{name} is {dtype.name}: Outsize reads that as float32 and cannot write into it")
+    if mode == "r+" and dtype in NARROW:
+        raise InputError(f"{name} is {dtype}: Outsize reads that as float32 and cannot write into it")
     file = AlignedFile(path, writable=mode == "r+")
-    return widened(FlatStore(file, shape, bits.newbyteorder("<"), start + first, name=name), dtype.name)
+    return widened(FlatStore(file, shape, bits.newbyteorder("<"), start + first, name=name), dtype)
 
 
 def read_table(path: str) -> tuple[dict[str, dict[str, Any]], int, int]:
@@ -81,8 +85,8 @@ def read_table(path: str) -> tuple[dict[str, dict[str, Any]], int, int]:
         length = struct.unpack("<Q", lead)[0] if len(lead) == 8 else None
         if length is None or length > size - 8:
             raise StoreError(
-                f"{path} is not a whole safetensors file: it states a table of {'-' if length is None else length} bytes, "
-                f"the file has {size}", path=path,
+                f"{path} is not a whole safetensors file: it states a table of "
+                f"{'-' if length is None else length} bytes, the file has {size}", path=path,
             )  # fmt: skip
         if length > _LONGEST_HEADER:
             raise StoreError(f"{path} states a table of {format_bytes(length)}, the format allows 100 MB", path=path)

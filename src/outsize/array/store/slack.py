@@ -1,8 +1,8 @@
 """Memory that a library takes by itself while it reads for us, counted in the buffer that the engine handed over.
 
-A store that decodes through a library (zarr-python's filters, HDF5's) cannot make it work inside our buffer. So `extent`
-asks for as much more as the library takes, and the store gives the pages of that part back to the system before it calls
-the library: what the process holds is then the buffer's size or less, whoever allocates it.
+A store that decodes through a library (zarr-python's filters, HDF5's) cannot make it work inside our buffer. So
+`extent` asks for as much more as the library takes, and the store gives the pages of that part back to the system
+before it calls the library: what the process holds is then the buffer's size or less, whoever allocates it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A tensor whose elements stand in a file at given strides: torch's views, transposed weights, expanded ones.
 
-In: a file, an offset, shape and strides. Out: the raw store where the elements are contiguous; the raw store with its axes
-exchanged where they are contiguous in another order; else a store that reads the stretch of the file from the region's first
-element to its last.
+In: a file, an offset, shape and strides. Out: the raw store where the elements are contiguous; the raw store with its
+axes exchanged where they are contiguous in another order; else a store that reads the stretch of the file from the
+region's first element to its last.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def open_strided(
     path: str, *, name: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, first: int, offset: int,
     size: int, swapped: bool = False,
 ) -> Store:  # fmt: skip
-    """The elements at `first + sum(index * strides)` (counted in elements) of the `size` bytes at `offset` of a file."""
+    """The elements at `first + sum(index * strides)`, counted in elements, of the `size` bytes at `offset`."""
     bits = numpy_dtype(dtype, name)
     if swapped:
         bits = bits.newbyteorder(">")

@@ -1,22 +1,19 @@
 """Tensors in PyTorch's `.pt`/`.pth` files, read without torch and without running anything that the file says.
 
 The file is a zip: one pickle that describes the objects, and one uncompressed entry for each storage, so a tensor's
-data is read directly at its offset. A pickle is a program, and loading one runs it; here its opcodes are walked by a small reader
-that knows how to build dictionaries, lists, numbers, text and tensors. Any other class or function in it becomes an
-inert `Opaque`: it is named in no call, imports nothing, and only hides what was inside it.
+data is read directly at its offset. A pickle is a program, and loading one runs it; here its opcodes are walked by a
+small reader that knows how to build dictionaries, lists, numbers, text and tensors. Any other class or function in it
+becomes an inert `Opaque`: it is named in no call, imports nothing, and only hides what was inside it.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import os
 import pickletools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from outsize.array.store.archive import Member, read_directory
 from outsize.array.store.base import Store
@@ -101,19 +98,21 @@ def open_torchfile(path: str, key: str | None = None) -> Store:
 
 
 def read_tensors(path: str) -> tuple[dict[str, TensorRef], dict[str, Member], str, bool]:
-    """All tensors of a file by key, the entries of its zip, their common prefix, and whether its bytes are big-endian."""
+    """All tensors of a file by key, the entries of its zip, their prefix, and whether its bytes are big-endian."""
     members = read_directory(path)
     found = [name for name in members if name.rsplit("/", 1)[-1] == "data.pkl" and name.count("/") <= 1]
+    if any(name.endswith("/constants.pkl") for name in members):
+        raise StoreError(f"{path} is a TorchScript program; save its state_dict() and open that", path=path)
     if len(found) != 1:
-        if any(name.endswith("constants.pkl") for name in members):
-            raise StoreError(f"{path} is a TorchScript program; save its state_dict() and open that", path=path)
         raise StoreError(f"{path} is a zip without data.pkl: not a file that torch.save made", path=path)
     prefix = found[0].removesuffix("data.pkl")
     order = members.get(f"{prefix}byteorder")
     swapped = order is not None and order.read(16).strip() == b"big"
     description = members[found[0]]
     if description.size > _MOST_PICKLE:
-        raise StoreError(f"{path}: data.pkl has {format_bytes(description.size)}, it cannot be a description of tensors")
+        raise StoreError(
+            f"{path}: data.pkl has {format_bytes(description.size)}, it cannot be a description of tensors"
+        )
     try:
         root = walk_pickle(description.read(_MOST_PICKLE))
     except _Bad as error:
@@ -127,8 +126,8 @@ def read_tensors(path: str) -> tuple[dict[str, TensorRef], dict[str, Member], st
 def refuse_legacy(path: str) -> StoreError:
     """What to say about the formats before torch 1.6 (a bare pickle, or a tar)."""
     return StoreError(
-        f"{os.fspath(path)} is in torch's old format (before 1.6), which can only be read by running it; where you trust it: "
-        f"torch.save(torch.load('{os.path.basename(path)}'), 'new.pt')", path=path,
+        f"{path} is in torch's old format (before 1.6), which can only be read by running it; where you trust "
+        f"it: torch.save(torch.load('{os.path.basename(path)}'), 'new.pt')", path=path,
     )  # fmt: skip
 
 
@@ -168,9 +167,9 @@ _CONSTANTS: dict[str, Callable[[], Any]] = {
     "EMPTY_TUPLE": tuple, "EMPTY_SET": Opaque,
 }  # fmt: skip
 _LITERALS = {
-    "BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE",
-    "BINUNICODE8", "UNICODE", "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
-    "BYTEARRAY8",
+    "BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "BINUNICODE",
+    "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE", "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES",
+    "BINBYTES8", "BYTEARRAY8",
 }  # fmt: skip
 _PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
 _GETS = {"GET", "BINGET", "LONG_BINGET"}

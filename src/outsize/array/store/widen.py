@@ -1,8 +1,8 @@
 """Element types that NumPy does not have (bfloat16, the float8 family), read as float32.
 
-Every value of these types is a float32 exactly, so nothing is lost; the store's dtype is float32, the bytes it moves from
-disk are the narrow ones, and both copies are inside the engine's buffer. Narrow tensors are opened as their bits (uint16
-or uint8) by the store of their file, and wrapped here.
+Every value of these types is a float32 exactly, so nothing is lost; the store's dtype is float32, the bytes it moves
+from disk are the narrow ones, and both copies are inside the engine's buffer. Narrow tensors are opened as their bits
+(uint16 or uint8) by the store of their file, and wrapped here.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _FLOAT8 = {
     "float8_e8m0fnu": _Float8(8, 0, 127, (0xFF,)),
 }
 
-NARROW = {"bfloat16": np.dtype(np.uint16), **dict.fromkeys(_FLOAT8, np.dtype(np.uint8))}
+NARROW: dict[str, np.dtype[Any]] = {"bfloat16": np.dtype(np.uint16), **dict.fromkeys(_FLOAT8, np.dtype(np.uint8))}
 """Name of the type -> the NumPy type of its bits."""
 
 
 def numpy_dtype(name: str, where: str) -> np.dtype[Any]:
-    """The NumPy type in which elements called `name` are opened, bits for the narrow ones; a `StoreError` for others."""
+    """The NumPy type in which elements called `name` are opened: bits for the narrow ones."""
     if name in NARROW:
         return NARROW[name]
     try:
