@@ -114,3 +114,15 @@ def float8_values(name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         else:
             values[code] = sign * math.ldexp(1 + fraction, exponent - layout.bias)
     return values
+
+
+def round_to_bfloat16(values: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+    """Round float32 values in place to the nearest that a bfloat16 can hold, ties to even; NaN stays NaN."""
+    bits = values.view(np.uint32)
+    quiet = np.isnan(values)
+    odd = bits >> np.uint32(16)
+    odd &= np.uint32(1)
+    odd += np.uint32(0x7FFF)
+    bits += odd
+    bits &= np.uint32(0xFFFF0000)
+    bits[quiet] = np.uint32(0x7FC00000)
