@@ -28,10 +28,11 @@ _TEMPORARIES = 4 * MiB
 class Meter:
     """Sums up the error of a cast over blocks, from any thread."""
 
-    def __init__(self, before: np.dtype[Any], after: np.dtype[Any]) -> None:
+    def __init__(self, before: np.dtype[Any], after: np.dtype[Any], *, bfloat16: bool = False) -> None:
         wide = before.kind in "iu" and before.itemsize == 8 or before.itemsize > 8 and before.kind == "f"
         self._work = np.dtype(np.longdouble if wide else np.complex128 if before.kind == "c" else np.float64)
         self._range = _integer_range(after)
+        self._exact = not bfloat16 and _is_exact(before, after)
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(("elements", "changed", "overflowed", "flushed", "nans_created", "kept"), 0)
         self._peaks = {"max_abs": 0.0, "max_rel": 0.0, "largest": 0.0, "smallest": math.inf}
@@ -39,6 +40,9 @@ class Meter:
 
     def add(self, before: Block, after: Block) -> None:
         """Measure a block; both have one shape."""
+        if self._exact:
+            self._merge({"elements": before.size, "kept": before.size}, {}, 0.0, 0.0)
+            return
         flat, cast = before.reshape(-1), after.reshape(-1)
         for start in range(0, flat.size, _SLICE):
             self._add_slice(flat[start : start + _SLICE], cast[start : start + _SLICE])
@@ -83,9 +87,8 @@ class Meter:
         with self._lock:
             for name, count in counts.items():
                 self._counts[name] += count
-            for name in ("max_abs", "max_rel", "largest"):
-                self._peaks[name] = max(self._peaks[name], peaks[name])
-            self._peaks["smallest"] = min(self._peaks["smallest"], peaks["smallest"])
+            for name, peak in peaks.items():
+                self._peaks[name] = (min if name == "smallest" else max)(self._peaks[name], peak)
             if scale > self._scale:  # squares are kept relative to the largest error, so that they cannot overflow
                 self._squares = self._squares * (self._scale / scale) ** 2 + squares
                 self._scale = scale
@@ -106,6 +109,13 @@ class Meter:
             )  # fmt: skip
 
 
+def _is_exact(before: np.dtype[Any], after: np.dtype[Any]) -> bool:
+    """True where the new type holds every value of the old one, so that nothing needs to be measured."""
+    if before.kind in "iu" and after.kind == "f":  # NumPy calls int64 -> float64 safe
+        return bool(8 * before.itemsize <= np.finfo(after).nmant)
+    return bool(np.can_cast(before, after, "safe"))
+
+
 def _integer_range(dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
     """The range of an integer type; None for types in which what is beyond the range becomes infinite."""
     if dtype.kind not in "iu":
@@ -121,7 +131,7 @@ class MeasuredStore(Store):
         self.name, self.shape, self.paths = inner.name, inner.shape, inner.paths
         self.granule, self.order = inner.granule, inner.order
         self.dtype = np.dtype(dtype)
-        self.meter = Meter(inner.dtype, self.dtype)
+        self.meter = Meter(inner.dtype, self.dtype, bfloat16=bfloat16)
         self._inner = inner
         self._bfloat16 = bfloat16
 
@@ -133,6 +143,9 @@ class MeasuredStore(Store):
 
     def traffic(self, region: Region) -> int:
         return self._inner.traffic(region)
+
+    def seeks(self, region: Region) -> int:
+        return self._inner.seeks(region)
 
     def read(self, region: Region, buffer: Buffer) -> Block:
         """Read, cast and measure a region; the cast block has the strides' order of the inner one."""

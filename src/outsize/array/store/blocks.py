@@ -100,6 +100,9 @@ class BlocksStore(Store):
             block[piece.target] = store.read(inside, buffer[round_up(used) :])
         return block
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BlocksStore, (self.name,)
+
     def fingerprint(self) -> str:
         newest = max(os.stat(path).st_mtime_ns for path in self.paths)
         return f"{os.path.abspath(self.name)} {self.shape} {self.dtype.str} {len(self.paths)} {newest}"

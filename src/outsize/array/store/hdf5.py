@@ -142,6 +142,9 @@ class Hdf5Store(Store):
                 self._dataset.read_direct(block, tuple(slice(*axis) for axis in region))
         return block
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_hdf5, (self._path, self._dataset.name, self._file.mode)
+
     def fingerprint(self) -> str:
         stat = os.stat(self._path)
         return (

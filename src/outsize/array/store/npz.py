@@ -159,6 +159,9 @@ class DeflatedStore(Store):
         if dropped is not None:
             dropped.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_npz, (self._member.path, self._member.info.filename.removesuffix(".npy"))
+
     def fingerprint(self) -> str:
         stat = os.stat(self._member.path)
         return f"{os.path.abspath(self.name)} {self.shape} {self.dtype.str} {stat.st_size} {stat.st_mtime_ns}"

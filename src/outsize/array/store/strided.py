@@ -81,6 +81,9 @@ class TransposedStore(Store):
     def traffic(self, region: Region) -> int:
         return self._inner.traffic(self._turned(region))
 
+    def seeks(self, region: Region) -> int:
+        return self._inner.seeks(self._turned(region))
+
     def read(self, region: Region, buffer: Buffer) -> Block:
         return self._inner.read(self._turned(region), buffer).transpose(self._back)
 
@@ -118,6 +121,9 @@ class SpanStore(Store):
 
     def traffic(self, region: Region) -> int:
         return self._flat.traffic(self._stretch(region))
+
+    def seeks(self, region: Region) -> int:
+        return self._flat.seeks(self._stretch(region))
 
     def read(self, region: Region, buffer: Buffer) -> Block:
         flat = self._flat.read(self._stretch(region), buffer)

@@ -78,6 +78,9 @@ class WideStore(Store):
     def traffic(self, region: Region) -> int:
         return self._bits.traffic(region)
 
+    def seeks(self, region: Region) -> int:
+        return self._bits.seeks(region)
+
     def read(self, region: Region, buffer: Buffer) -> Block:
         shape = region_shape(region)
         used = 4 * math.prod(shape)

@@ -71,6 +71,7 @@ class ZarrStore(Store):
         if missing not in ("error", "fill"):
             raise InputError(f"missing={missing!r}: use 'error' (a missing chunk stops the read) or 'fill'")
         array = _open_array(path, key, mode)
+        self._again = (path, key, missing, mode)
         self.name = path if not array.path else f"{path}::{array.path}"
         self.paths = (path,)
         self.shape = tuple(array.shape)
@@ -115,6 +116,9 @@ class ZarrStore(Store):
                 decoded = self._decode(self._coding, piece.chunk, scratch)
                 block[piece.target] = self._array.fill_value if decoded is None else decoded[piece.inside]
         return block
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_again, self._again
 
     def fingerprint(self) -> str:
         """Metadata and the folder's own times: a chunk that is replaced changes the folder it stands in."""
@@ -162,6 +166,10 @@ class ZarrStore(Store):
                 f"only the fill value {self._array.fill_value}; to read it as that, open with missing='fill'",
                 path=os.path.join(self._folder, key),
             )
+
+
+def _open_again(path: str, key: str | None, missing: Missing, mode: str) -> ZarrStore:
+    return ZarrStore(path, key=key, missing=missing, mode=mode)
 
 
 class _Coding:
