@@ -38,6 +38,10 @@ class AlignedFile:
     def __del__(self) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its path: another process opens it again."""
+        return _open_again, (self.path, self.writable)
+
     def close(self) -> None:
         """Close the file; closing twice does nothing."""
         for fd in (getattr(self, "_buffered", None), getattr(self, "_direct", None)):
@@ -152,6 +156,10 @@ class AlignedFile:
             os.fsync(self._buffered)
         if self._direct is None:
             os.posix_fadvise(self._buffered, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _open_again(path: str, writable: bool) -> AlignedFile:
+    return AlignedFile(path, writable=writable)
 
 
 def window(length: int) -> int:
