@@ -4,9 +4,9 @@
     python benchmarks/allocator_record.py --case NAME FILE.json.gz
 
 In: nothing but torch, torchvision and transformers (random weights). Out: for each case one gzipped JSON file with
-torch's own trace from the start of the process, in columns (action, address in steps of 512 bytes from the lowest, bytes,
-stream), and torch's own statistics, which the tests hold the replay against. The files that the tests use are in
-tests/allocator/data.
+torch's own trace from the start of the process, in columns (action, address in steps of 512 bytes from the lowest,
+bytes, stream), and torch's own statistics, which the tests hold the replay against. The files that the tests use are
+in tests/allocator/data.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def streams(rounds: int = 1500) -> dict[str, Any]:
 
 
 def fuzz(rounds: int = 6000, seed: int = 1, empty: bool = False, limit: int | None = None) -> dict[str, Any]:
-    """Random sizes, random frees, two streams; with `limit`, under a memory fraction that is reached again and again."""
+    """Random sizes, random frees, two streams; with `limit`, under a memory fraction that is reached again and
+    again."""
     import torch
 
     out: dict[str, Any] = {}

@@ -100,7 +100,8 @@ def chunk_shapes(draw: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def peak_of(code: str, *arguments: str) -> int:
-    """Peak of anonymous memory in bytes that `code` adds in a fresh process, between its calls of `begin()` and `end()`."""
+    """Peak of anonymous memory in bytes that `code` adds in a fresh process, between its calls of `begin()` and
+    `end()`."""
     import subprocess
     import sys
 

@@ -1,7 +1,7 @@
 """The lazy array: NumPy's manners over a graph of nodes, nothing computed until it is asked for.
 
-`Array` follows the array API standard and NumPy's promotion; `np.sin(x)` and `np.mean(x)` return arrays too. `plan` shows what a
-result would take, `save` writes it to disk inside the budget, `compute` brings it into memory if it fits.
+`Array` follows the array API standard and NumPy's promotion; `np.sin(x)` and `np.mean(x)` return arrays too. `plan`
+shows what a result would take, `save` writes it to disk inside the budget, `compute` brings it into memory if it fits.
 """
 
 from __future__ import annotations
@@ -22,6 +22,23 @@ from outsize.core.errors import InputError
 from outsize.core.events import Listener, default_listener
 from outsize.core.plan import Plan
 from outsize.core.units import format_bytes
+
+
+def _known(value: Any) -> bool:
+    return isinstance(value, Array | bool | int | float | complex | np.generic | np.ndarray)
+
+
+def _binary(ufunc: np.ufunc, swapped: bool = False) -> Callable[[Array, Any], Array]:
+    def method(self: Array, other: Any) -> Array:
+        if not _known(other):
+            return NotImplemented  # type: ignore[no-any-return]
+        return apply(operation(ufunc), *((other, self) if swapped else (self, other)))
+
+    return method
+
+
+def _unary(ufunc: np.ufunc) -> Callable[[Array], Array]:
+    return lambda self: apply(operation(ufunc), self)
 
 
 class Array:
@@ -211,6 +228,34 @@ class Array:
         """Running sum."""
         return Array(make.scan(np.add, self.node, axis))
 
+    # Operators
+
+    __add__, __radd__ = _binary(np.add), _binary(np.add, swapped=True)
+    __sub__, __rsub__ = _binary(np.subtract), _binary(np.subtract, swapped=True)
+    __mul__, __rmul__ = _binary(np.multiply), _binary(np.multiply, swapped=True)
+    __truediv__, __rtruediv__ = _binary(np.true_divide), _binary(np.true_divide, swapped=True)
+    __floordiv__, __rfloordiv__ = _binary(np.floor_divide), _binary(np.floor_divide, swapped=True)
+    __mod__, __rmod__ = _binary(np.remainder), _binary(np.remainder, swapped=True)
+    __pow__, __rpow__ = _binary(np.power), _binary(np.power, swapped=True)
+    __and__, __rand__ = _binary(np.bitwise_and), _binary(np.bitwise_and, swapped=True)
+    __or__, __ror__ = _binary(np.bitwise_or), _binary(np.bitwise_or, swapped=True)
+    __xor__, __rxor__ = _binary(np.bitwise_xor), _binary(np.bitwise_xor, swapped=True)
+    __lshift__, __rlshift__ = _binary(np.left_shift), _binary(np.left_shift, swapped=True)
+    __rshift__, __rrshift__ = _binary(np.right_shift), _binary(np.right_shift, swapped=True)
+    __lt__, __le__ = _binary(np.less), _binary(np.less_equal)
+    __gt__, __ge__ = _binary(np.greater), _binary(np.greater_equal)
+    __eq__ = _binary(np.equal)  # type: ignore[assignment]
+    __ne__ = _binary(np.not_equal)  # type: ignore[assignment]
+    __neg__, __pos__ = _unary(np.negative), _unary(np.positive)
+    __abs__, __invert__ = _unary(np.absolute), _unary(np.invert)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __matmul__(self, other: Any) -> Array:
+        return Array(make.matmul(self.node, _as_node(other))) if _known(other) else NotImplemented
+
+    def __rmatmul__(self, other: Any) -> Array:
+        return Array(make.matmul(_as_node(other), self.node)) if _known(other) else NotImplemented
+
     # NumPy's protocols
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
@@ -258,8 +303,6 @@ class Array:
         if self.dtype.kind not in "iu":
             raise TypeError(f"an index is a whole number, not {self.dtype}")
         return int(self._item())
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _operand(value: Any) -> Node | Scalar:
@@ -313,54 +356,3 @@ def _region(target: Node, base: Node) -> tuple[tuple[int, int], ...]:
             raise InputError(f"in-place writing takes slices of step 1, not {step}")
         region.append((start, start + (1 if axis is None else target.shape[axis])))
     return tuple(region)
-
-
-_OPERATORS = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.true_divide, "floordiv": np.floor_divide,
-    "mod": np.remainder, "pow": np.power, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-    "lshift": np.left_shift, "rshift": np.right_shift,
-}  # fmt: skip
-_COMPARISONS = {
-    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
-}  # fmt: skip
-_UNARY = {"neg": np.negative, "pos": np.positive, "abs": np.absolute, "invert": np.invert}
-
-
-def _known(value: Any) -> bool:
-    return isinstance(value, Array | bool | int | float | complex | np.generic | np.ndarray)
-
-
-def _binary(ufunc: np.ufunc, swapped: bool) -> Callable[[Array, Any], Any]:
-    def method(self: Array, other: Any) -> Any:
-        if not _known(other):
-            return NotImplemented
-        return apply(operation(ufunc), *((other, self) if swapped else (self, other)))
-
-    return method
-
-
-def _unary(ufunc: np.ufunc) -> Callable[[Array], Array]:
-    return lambda self: apply(operation(ufunc), self)
-
-
-def _matmul(self: Array, other: Any) -> Any:
-    return Array(make.matmul(self.node, _as_node(other))) if _known(other) else NotImplemented
-
-
-def _rmatmul(self: Array, other: Any) -> Any:
-    return Array(make.matmul(_as_node(other), self.node)) if _known(other) else NotImplemented
-
-
-def _add_operators() -> None:
-    for name, ufunc in _OPERATORS.items():
-        setattr(Array, f"__{name}__", _binary(ufunc, swapped=False))
-        setattr(Array, f"__r{name}__", _binary(ufunc, swapped=True))
-    for name, ufunc in _COMPARISONS.items():
-        setattr(Array, f"__{name}__", _binary(ufunc, swapped=False))
-    for name, ufunc in _UNARY.items():
-        setattr(Array, f"__{name}__", _unary(ufunc))
-    setattr(Array, "__matmul__", _matmul)  # noqa: B010
-    setattr(Array, "__rmatmul__", _rmatmul)  # noqa: B010
-
-
-_add_operators()

@@ -1,4 +1,5 @@
-"""Nodes that need more than a region at a time: each is made by a pass of its own and read from where that pass left it."""
+"""Nodes that need more than a region at a time: each is made by a pass of its own and read from where that pass left
+it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The BLAS that NumPy has already loaded, called directly where NumPy's own interface falls short.
 
-`np.matmul` can only overwrite its output, so accumulating a product costs a second pass over C; `gemm` with beta = 1 does not.
-And its threads have to be told how many they are. Both are reached through the library's symbols; where they are not found
-(another BLAS, a static build) NumPy itself does the work, a strip at a time.
+`np.matmul` can only overwrite its output, so accumulating a product costs a second pass over C; `gemm` with beta = 1
+does not. And its threads have to be told how many they are. Both are reached through the library's symbols; where they
+are not found (another BLAS, a static build) NumPy itself does the work, a strip at a time.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ def _gemm(a: Block, b: Block, c: Block) -> bool:
         return False
     function, integer = found
     real, pointer = row[1], ctypes.c_void_p
-    function.argtypes = [ctypes.c_int] * 3 + [integer] * 3 + [real, pointer, integer, pointer, integer, real, pointer, integer]
+    function.argtypes = (
+        [ctypes.c_int] * 3 + [integer] * 3 + [real, pointer, integer, pointer, integer, real, pointer, integer]
+    )
     function.restype = None
     m, k, n = *a.shape, b.shape[1]
     function(101, a_lead[0], b_lead[0], m, n, k, 1.0, a.ctypes.data, a_lead[1], b.ctypes.data, b_lead[1], 1.0,
@@ -97,7 +99,8 @@ def _gemm(a: Block, b: Block, c: Block) -> bool:
 
 
 def _leading(matrix: Block) -> tuple[int, int] | None:
-    """(plain 111 or transposed 112, elements from one row to the next) as BLAS wants it, None where it cannot say it."""
+    """(plain 111 or transposed 112, elements from one row to the next) as BLAS wants it, None where it cannot say
+    it."""
     size = matrix.itemsize
     rows, columns = matrix.shape
     down, along = matrix.strides

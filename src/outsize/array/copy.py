@@ -1,9 +1,9 @@
 """Copying blocks, also across a transposition, without leaving the cache.
 
-NumPy copies a transposed block along the target's rows, touching a new cache line of the source for every element: 0.8 GB/s on
-the 2-core machine this was measured on. In strips of 16 rows it does 3.8, and OpenBLAS's `omatcopy`, which NumPy's wheels
-carry, 13. So that is used for floats where it is found (it multiplies by one, which a signalling NaN does not survive
-unchanged: integers take the strips).
+NumPy copies a transposed block along the target's rows, touching a new cache line of the source for every element: 0.8
+GB/s on the 2-core machine this was measured on. In strips of 16 rows it does 3.8, and OpenBLAS's `omatcopy`, which
+NumPy's wheels carry, 13. So that is used for floats where it is found (it multiplies by one, which a signalling NaN
+does not survive unchanged: integers take the strips).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Elementwise operations: NumPy's ufuncs and the few that are not ufuncs, one row each.
 
-The result's dtype is NumPy's own answer: the operation is asked on arrays of no elements, so that promotion (weak Python
-scalars included) is never imitated.
+The result's dtype is NumPy's own answer: the operation is asked on arrays of no elements, so that promotion (weak
+Python scalars included) is never imitated.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ _UFUNCS: dict[str, Operation] = {}
 def operation(ufunc: np.ufunc) -> Operation:
     """The operation of a ufunc with one output and no core dimensions."""
     if ufunc.nout != 1 or ufunc.signature is not None:
-        raise InputError(f"np.{ufunc.__name__} has no elementwise rule: it returns {ufunc.nout} arrays or works on whole axes")
+        raise InputError(
+            f"np.{ufunc.__name__} has no elementwise rule: it returns {ufunc.nout} arrays or works on whole axes"
+        )
     return _UFUNCS.setdefault(ufunc.__name__, _from_ufunc(ufunc))
 
 
@@ -114,7 +116,8 @@ def make_elementwise(op: Operation, args: tuple[Node | Scalar, ...], dtype: Any 
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
-    """The common shape, or an `InputError` that names the shapes; any length goes, NumPy's own function stops at 2**63."""
+    """The common shape, or an `InputError` that names the shapes; any length goes, NumPy's own function stops at
+    2**63."""
     ndim = max((len(shape) for shape in shapes), default=0)
     result = [1] * ndim
     for shape in shapes:

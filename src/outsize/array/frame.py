@@ -1,8 +1,8 @@
 """The memory of one worker: one buffer from the pool, handed out from its front and taken back in the reverse order.
 
-In: a buffer, and the stores that finished passes left behind. Out: blocks inside the buffer. A dry frame has no buffer: it
-hands out blocks that take no memory and records what would have been taken and read; that is how a plan learns its exact
-peak and its reads.
+In: a buffer, and the stores that finished passes left behind. Out: blocks inside the buffer. A dry frame has no
+buffer: it hands out blocks that take no memory and records what would have been taken and read; that is how a plan
+learns its exact peak and its reads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A chain of elementwise operations as one program that runs over a block in slices that stay in the cache.
 
-In: the elementwise nodes above the blocks they read. Out: the result in a given block, or slice by slice to whoever consumes
-it (a reduction). RAM is touched once a chain, not once an operation: each slice goes through all instructions while it is in the
-second-level cache, in a few registers that are reused as soon as their value is dead.
+In: the elementwise nodes above the blocks they read. Out: the result in a given block, or slice by slice to whoever
+consumes it (a reduction). RAM is touched once a chain, not once an operation: each slice goes through all instructions
+while it is in the second-level cache, in a few registers that are reused as soon as their value is dead.
 """
 
 from __future__ import annotations
@@ -232,7 +232,8 @@ class _Registers:
 
 
 def _slices(shape: tuple[int, ...], elements: int) -> Iterator[tuple[Index, tuple[int, ...]]]:
-    """Boxes of at most `elements` that cover the shape: whole trailing axes, a part of one, single indices of the rest."""
+    """Boxes of at most `elements` that cover the shape: whole trailing axes, a part of one, single indices of the
+    rest."""
     axis, inner = len(shape), 1
     while axis > 0 and inner * shape[axis - 1] <= elements:
         axis -= 1
@@ -264,7 +265,11 @@ def _flattened(
 def _natural_order(blocks: Sequence[Block], shape: tuple[int, ...]) -> tuple[int, ...]:
     """Axes from slow to fast as the first block of full shape lies in memory."""
     for block in blocks:
-        if block.shape == shape and block.size > 1 and all(block.strides[a] or shape[a] == 1 for a in range(len(shape))):
+        if (
+            block.shape == shape
+            and block.size > 1
+            and all(block.strides[a] or shape[a] == 1 for a in range(len(shape)))
+        ):
             return tuple(sorted(range(len(shape)), key=lambda axis: -abs(block.strides[axis])))
     return tuple(range(len(shape)))
 

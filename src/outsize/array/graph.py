@@ -1,9 +1,10 @@
 """The graph: small frozen nodes with a concrete shape and dtype, and how each makes any region of itself.
 
-In: nodes, regions, a `Frame` of memory. Out: blocks. A node says how to make a region of itself from regions of its inputs,
-taking every byte it needs from the frame; a frame that is only measuring hands out nothing, so the same lines that run
-the work also measure it, and a node without such a rule cannot exist. Nodes that need more than a region at a time
-(reductions, scans, products, sorts: the barriers) are made by passes and bound to a store before anything reads them.
+In: nodes, regions, a `Frame` of memory. Out: blocks. A node says how to make a region of itself from regions of its
+inputs, taking every byte it needs from the frame; a frame that is only measuring hands out nothing, so the same lines
+that run the work also measure it, and a node without such a rule cannot exist. Nodes that need more than a region at a
+time (reductions, scans, products, sorts: the barriers) are made by passes and bound to a store before anything reads
+them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a save has finished, on disk, so that the same call can go on after a kill.
 
-A folder beside the unfinished output: a log with one line a finished tile, and small results of finished passes. A line is written
-only after the data it speaks of was synced. The first line is a digest of the work (graph, sources with size and time,
-budget, tiles); a journal with another digest belongs to other work and is thrown away.
+A folder beside the unfinished output: a log with one line a finished tile, and small results of finished passes. A
+line is written only after the data it speaks of was synced. The first line is a digest of the work (graph, sources
+with size and time, budget, tiles); a journal with another digest belongs to other work and is thrown away.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Makes nodes from what users write: operands, axes, indices, reductions, products. Every shape and dtype is worked out here."""
+"""Makes nodes from what users write: operands, axes, indices, reductions, products. Every shape and dtype is worked
+out here."""
 
 from __future__ import annotations
 
@@ -262,9 +263,7 @@ def reduce(name: str, node: Node, axis: Any, keepdims: bool = False, dtype: Any 
         result = np.asarray(getattr(np, name)(np.zeros(1, node.dtype))).dtype
     working = _working(name, node.dtype, result)
     shape = tuple(1 if a in axes else n for a, n in enumerate(node.shape))
-    made: Node = Reduce(
-        shape=shape, dtype=result, inputs=(node,), name=name, axes=axes, working=working, ddof=ddof
-    )
+    made: Node = Reduce(shape=shape, dtype=result, inputs=(node,), name=name, axes=axes, working=working, ddof=ddof)
     return made if keepdims else drop_axes(made, axes)
 
 
@@ -277,7 +276,12 @@ def scan(ufunc: np.ufunc, node: Node, axis: Any, dtype: Any = None) -> Node:
     if dtype is None and node.dtype.kind in "biu":
         result = np.asarray(np.sum(np.zeros(1, node.dtype))).dtype
     return Scan(
-        shape=node.shape, dtype=result, inputs=(node,), ufunc=ufunc, axis=axis, working=_working("sum", node.dtype, result)
+        shape=node.shape,
+        dtype=result,
+        inputs=(node,),
+        ufunc=ufunc,
+        axis=axis,
+        working=_working("sum", node.dtype, result),
     )
 
 
@@ -299,7 +303,9 @@ def matmul(a: Node, b: Node) -> Node:
     a = insert_axes(a, (0,)) if left else a
     b = insert_axes(b, (1,)) if right else b
     if a.shape[-1] != b.shape[-2]:
-        raise InputError(f"shapes {a.shape} and {b.shape} do not match: {a.shape[-1]} columns against {b.shape[-2]} rows")
+        raise InputError(
+            f"shapes {a.shape} and {b.shape} do not match: {a.shape[-1]} columns against {b.shape[-2]} rows"
+        )
     lead = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = broadcast_to(a, (*lead, *a.shape[-2:])), broadcast_to(b, (*lead, *b.shape[-2:]))
     result = contract(a, b, len(lead), 1)

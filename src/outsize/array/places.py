@@ -1,4 +1,5 @@
-"""Where a pass may put its result besides a user's file: memory that stays, a scratch file, or a turned view of another sink.
+"""Where a pass may put its result besides a user's file: memory that stays, a scratch file, or a turned view of
+another sink.
 
 Each exists twice: as a sketch, enough to plan with, and for real, once the run reaches it.
 """
@@ -27,7 +28,9 @@ class Kept(MemorySink):
 
     def begin(self, buffer: Buffer) -> None:
         """From here on it is real."""
-        self.array = np.ndarray(self.shape, self.dtype, buffer.data) if buffer.nbytes else np.empty(self.shape, self.dtype)
+        self.array = (
+            np.ndarray(self.shape, self.dtype, buffer.data) if buffer.nbytes else np.empty(self.shape, self.dtype)
+        )
 
     def store(self) -> Store:
         """What reads it."""
@@ -85,9 +88,9 @@ class Turned(Sink):
         self.granule = tuple(1 if t is None else sink.granule[t] for t in targets)
         under = sink.order or tuple(range(len(sink.shape)))
         place = {axis: rank for rank, axis in enumerate(under)}
-        self.order = tuple(sorted(range(len(shape)), key=lambda a: -1 if targets[a] is None else place[targets[a]]))
-        if self.order == tuple(range(len(shape))):
-            self.order = None
+        ranks = [-1 if target is None else place[target] for target in targets]
+        order = tuple(sorted(range(len(shape)), key=lambda axis: ranks[axis]))
+        self.order = None if order == tuple(range(len(shape))) else order
 
     def _under(self, region: Region) -> Region:
         spans: list[tuple[int, int]] = [(0, 1)] * len(self.sink.shape)

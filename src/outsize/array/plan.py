@@ -1,9 +1,10 @@
 """The graph becomes passes, and the passes a plan that can be read before it runs.
 
-In: the node that is wanted, the sink for it, a budget. Out: an `Itinerary` (passes in order, what each needs and leaves) and the
-`Plan` that shows it. Barriers are put in levels; reductions of one level that read the same data ride on one read. Results
-stay in memory while they are a small share of the budget and go to scratch files otherwise; a source that several passes
-read is kept in memory where it fits. Where that makes the plan too large, it is made again with nothing kept.
+In: the node that is wanted, the sink for it, a budget. Out: an `Itinerary` (passes in order, what each needs and
+leaves) and the `Plan` that shows it. Barriers are put in levels; reductions of one level that read the same data ride
+on one read. Results stay in memory while they are a small share of the budget and go to scratch files otherwise; a
+source that several passes read is kept in memory where it fits. Where that makes the plan too large, it is made again
+with nothing kept.
 """
 
 from __future__ import annotations
@@ -91,12 +92,11 @@ def _size(trip: Itinerary, stop: Stop, host: int) -> bool:
 
 
 def _describe(stop: Stop) -> Step:
-    step = stop.work.step(stop.resident, 0)
-    barest = None
+    step = stop.work.step(stop.resident)
     disk = (Peak(pool=DISK, bytes=stop.scratch, known=Known.EXACT),) if stop.scratch else ()
     return Step(
         name=step.name, peaks=(*step.peaks, *disk), parts=step.parts, read=step.read, written=step.written,
-        floor=step.floor, tiles=step.tiles, tile=step.tile, smallest=barest, notes=step.notes,
+        floor=step.floor, tiles=step.tiles, tile=step.tile, notes=step.notes,
     )  # fmt: skip
 
 
@@ -221,7 +221,9 @@ def _reads_of(work: Pass, bound: Iterable[Node]) -> set[Node]:
     wanted = set(bound)
     made = {node for node, _ in work.outputs}
     found: set[Node] = set()
-    stack = [child for node in made for child in node.inputs] + [node for node in made if not node.barrier and node in wanted]
+    stack = [child for node in made for child in node.inputs] + [
+        node for node in made if not node.barrier and node in wanted
+    ]
     seen: set[int] = set()
     while stack:
         node = stack.pop()
@@ -237,16 +239,13 @@ def _reads_of(work: Pass, bound: Iterable[Node]) -> set[Node]:
 
 def _fill_in_lifetimes(trip: Itinerary) -> None:
     """When each result is last read, and so what is held beside every pass."""
-    owner = {id(store): number for number, stop in enumerate(trip.stops) for _, place in stop.places
-             for store in [place.store()] if isinstance(place, Scratch)}  # fmt: skip
     made: dict[Node, int] = {}
     for number, stop in enumerate(trip.stops):
         for node, _ in stop.places:
             for twin, store in trip.bindings.items():
-                if store.name == trip.bindings[node].name and twin.shape == node.shape and store is trip.bindings[node]:
+                if store is trip.bindings[node]:
                     made[twin] = number
             made[node] = number
-    del owner
     for number, stop in enumerate(trip.stops):
         stop.last_use = max(stop.last_use, number)
         for node in _reads_of(stop.work, made):

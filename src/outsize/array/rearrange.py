@@ -1,7 +1,7 @@
 """Moving elements without changing them: views, joins, repeats and picks.
 
-`Affine` is every rearrangement that NumPy would call a view, composed into one node: transposition, slices with steps, flips,
-single indices, new axes, broadcasting. The others assemble a region piece by piece into a block.
+`Affine` is every rearrangement that NumPy would call a view, composed into one node: transposition, slices with steps,
+flips, single indices, new axes, broadcasting. The others assemble a region piece by piece into a block.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Affine(Node):
         axis = self._sparse_axis(region)
         if axis is not None:
             return self._gather(axis, region, frame, out)
-        spans, picks, kept = [], [], []
+        spans: list[tuple[int, int]] = []
+        picks: list[int | slice] = []
+        kept: list[int] = []
         for target, start, step in self.axes:
             if target is None:
                 spans.append((start, start + 1))
@@ -86,7 +88,7 @@ class Affine(Node):
 def make_affine(node: Node, shape: Shape, axes: tuple[tuple[int | None, int, int], ...]) -> Node:
     """An affine node; one on top of another becomes one, and one that changes nothing disappears."""
     if isinstance(node, Affine):
-        inner = []
+        inner: list[tuple[int | None, int, int]] = []
         for target, start, step in node.axes:
             if target is None:
                 inner.append((None, start, 0))
@@ -136,7 +138,10 @@ def _stretches(shape: Shape, region: Region) -> list[tuple[int, int]]:
     base = sum(start * stride for (start, _), stride in zip(region, strides, strict=True))
     size = math.prod(lengths[axis:]) if shape else 1
     return [
-        (base + sum(i * strides[a] for a, i in enumerate(index)), base + sum(i * strides[a] for a, i in enumerate(index)) + size)
+        (
+            base + sum(i * strides[a] for a, i in enumerate(index)),
+            base + sum(i * strides[a] for a, i in enumerate(index)) + size,
+        )
         for index in itertools.product(*(range(length) for length in lengths[:axis]))
     ]
 
@@ -150,7 +155,9 @@ def _boxes(shape: Shape, start: int, stop: int) -> list[Region]:
         return [((start, stop),)]
     first, last = -(-start // row), stop // row
     if first > last:  # inside one row
-        return [((first - 1, first), *box) for box in _boxes(shape[1:], start - (first - 1) * row, stop - (first - 1) * row)]
+        return [
+            ((first - 1, first), *box) for box in _boxes(shape[1:], start - (first - 1) * row, stop - (first - 1) * row)
+        ]
     boxes: list[Region] = []
     if start < first * row:
         boxes += [((first - 1, first), *box) for box in _boxes(shape[1:], start - (first - 1) * row, row)]
@@ -231,7 +238,7 @@ class Take(Node):
         wanted = self.indices[start:stop]
         if wanted.size == 0 or block.size == 0:
             return block
-        lead = (slice(None),) * self.axis
+        lead: tuple[Any, ...] = (slice(None),) * self.axis
         low, high = int(wanted.min()), int(wanted.max()) + 1
         if high - low <= 2 * wanted.size:  # dense: one read, then a pick
             part = (*region[: self.axis], (low, high), *region[self.axis + 1 :])

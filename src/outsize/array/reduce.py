@@ -1,9 +1,10 @@
-"""Reductions in three steps: slices into the partial of a chunk, partials into the state of a tile, the state into a result.
+"""Reductions in three steps: slices into the partial of a chunk, partials into the state of a tile, the state into a
+result.
 
-Slices are summed pairwise in their own dtype, everything above them in float64, so that billions of float32 do not drift.
-Moments are shifted sums within a chunk (the shift is the first slice's mean; a chunk in which the shift turns out poor is
-gone through again with its own mean) and Chan's pairwise formula between chunks. Partials are folded in the chunks' order,
-so that a result does not depend on which thread was faster.
+Slices are summed pairwise in their own dtype, everything above them in float64, so that billions of float32 do not
+drift. Moments are shifted sums within a chunk (the shift is the first slice's mean; a chunk in which the shift turns
+out poor is gone through again with its own mean) and Chan's pairwise formula between chunks. Partials are folded in
+the chunks' order, so that a result does not depend on which thread was faster.
 """
 
 from __future__ import annotations
@@ -108,13 +109,16 @@ class Taking:
         """True where more elements are summed one after another than float32 bears."""
         if self.axes is None or (len(value.shape) - 1 in self.axes and value.shape[-1] > 8):
             return False
-        return math.prod(value.shape[axis] for axis in self.axes) > _SAFE_ROWS
+        rows: int = math.prod(value.shape[axis] for axis in self.axes)
+        return rows > _SAFE_ROWS
 
 
 class Fold(Accumulator):
     """sum, product, minimum, maximum, any, all."""
 
-    def __init__(self, kind: str, axes: tuple[int, ...], ndim: int, dtype: np.dtype[Any], working: np.dtype[Any]) -> None:
+    def __init__(
+        self, kind: str, axes: tuple[int, ...], ndim: int, dtype: np.dtype[Any], working: np.dtype[Any]
+    ) -> None:
         super().__init__(axes, ndim, dtype, working)
         self.kind = kind
         self.ufunc, begin = _FOLDS[kind]
@@ -229,7 +233,9 @@ class _Shifting(Taking):
 class ArgExtreme(Accumulator):
     """Where the smallest or largest element is; the first NaN wins, the smaller index on ties, as in NumPy."""
 
-    def __init__(self, kind: str, axes: tuple[int, ...], ndim: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, kind: str, axes: tuple[int, ...], ndim: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> None:
         super().__init__(axes, ndim, dtype, np.dtype(np.int64))
         self.kind, self.shape = kind, shape
 
@@ -293,7 +299,7 @@ def _finish_index(states: States, count: int, ddof: float, out: Block) -> None:
 FINISH: dict[str, Callable[[States, int, float, Block], None]] = {
     "mean": _finish_mean, "var": _finish_moments(1), "std": _finish_moments(0.5), "argmin": _finish_index,
     "argmax": _finish_index,
-    **{name: _finish_plain for name in ("sum", "prod", "min", "max", "any", "all")},
+    **dict.fromkeys(("sum", "prod", "min", "max", "any", "all"), _finish_plain),
 }  # fmt: skip
 """Reduction -> finish(states, count, ddof, out)."""
 

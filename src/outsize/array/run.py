@@ -1,4 +1,5 @@
-"""Runs an itinerary: each pass inside one pool, with events, a journal, and scratch that is removed after its last reader.
+"""Runs an itinerary: each pass inside one pool, with events, a journal, and scratch that is removed after its last
+reader.
 
 In: an `Itinerary` and its plan, already inside the budget. Out: the final sink, complete but not committed.
 """
@@ -129,7 +130,9 @@ class _Recorded:
         return self._work.chunks(tile[1])
 
     def context(self, buffer: Any) -> Any:
-        np.seterr(all="ignore")  # a thread starts with NumPy's defaults: it would warn where the caller's call already did
+        np.seterr(
+            all="ignore"
+        )  # a thread starts with NumPy's defaults: it would warn where the caller's call already did
         return self._work.context(buffer)
 
     def open(self, tile: tuple[int, Region], slot: Any) -> Any:

@@ -1,8 +1,9 @@
 """Grids of boxes, and which box is best: the one that moves data in the longest runs the budget allows.
 
-In: a shape, what a box costs in seconds of disk time, what it holds in bytes. Out: a box. The box grows from the smallest by
-doubling whichever axis saves most; it stops when nothing more is saved or nothing more fits. So a row-wise file gets blocks of
-rows, a transposition gets tiles that are long both ways, and a matrix product a nearly square C: nobody told it so.
+In: a shape, what a box costs in seconds of disk time, what it holds in bytes. Out: a box. The box grows from the
+smallest by doubling whichever axis saves most; it stops when nothing more is saved or nothing more fits. So a row-wise
+file gets blocks of rows, a transposition gets tiles that are long both ways, and a matrix product a nearly square C:
+nobody told it so.
 """
 
 from __future__ import annotations

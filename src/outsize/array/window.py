@@ -1,7 +1,7 @@
 """User functions on blocks: `map_blocks`, and `map_overlap`, which gives each block its neighbours' edges.
 
-The function is a stranger: what it allocates is outside our buffers. So it declares a memory factor (bytes it may hold beside its
-input, as a multiple of that input), the plan counts it, and without one the call is refused.
+The function is a stranger: what it allocates is outside our buffers. So it declares a memory factor (bytes it may hold
+beside its input, as a multiple of that input), the plan counts it, and without one the call is refused.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outsize.array.graph import Node
 from outsize.array.elementwise import broadcast_region
+from outsize.array.graph import Node
 from outsize.array.store.base import Block, Region, region_shape
 from outsize.core.errors import InputError
 

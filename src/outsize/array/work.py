@@ -135,7 +135,9 @@ def update_node(node: Node, store: Store, region: Region, budget: Any = None) ->
     given, reason = resolve_budget(budget)
     sink = _Part(store.update(), region)
     if any(isinstance(n, Source) and (n.store is store or set(n.store.paths) & set(store.paths)) for n in walk(node)):
-        raise InputError(f"{store.name} is both read and written by this assignment: save the values to another file first")
+        raise InputError(
+            f"{store.name} is both read and written by this assignment: save the values to another file first"
+        )
     trip, plan = make_plan(node, sink, given, f"write into {store.name}", reason)
     plan.check()
     run_itinerary(trip, plan, given.host or 0, given.scratch, None, None)

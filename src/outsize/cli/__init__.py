@@ -17,6 +17,7 @@ from typing import NoReturn
 from outsize.core.errors import InputError, OutsizeError
 
 VERBS = {
+    "compute": "array expressions on files larger than memory, inside a budget",
     "memory": "what memory is here, what limits it, and who holds it",
     "size": "what tensors of a shape take, and where they fit",
     "tour": "a walk through Outsize in under a minute",

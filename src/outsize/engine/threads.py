@@ -1,10 +1,10 @@
 """Threads that work through the tiles of a pass in order.
 
-In: a `Work` (what to do with a tile and its chunks), a pool. Out: events. Tiles are taken in order and chunks within them; every
-worker has a buffer of its own for the chunk it works on, and a fixed number of slots hold the tiles in flight, so that the
-memory of a pass is known before it starts: workers x buffer + slots x slot. Reading, computing and writing overlap because workers
-are in different phases. Where a tile's chunks must be folded in order, each waits its turn; that also makes results
-the same on every run.
+In: a `Work` (what to do with a tile and its chunks), a pool. Out: events. Tiles are taken in order and chunks within
+them; every worker has a buffer of its own for the chunk it works on, and a fixed number of slots hold the tiles in
+flight, so that the memory of a pass is known before it starts: workers x buffer + slots x slot. Reading, computing and
+writing overlap because workers are in different phases. Where a tile's chunks must be folded in order, each waits its
+turn; that also makes results the same on every run.
 """
 
 from __future__ import annotations
@@ -198,7 +198,10 @@ def run_work(work: Work, tiles: Iterable[Any], pool: MemoryPool) -> None:
         if work.workers == 1:
             run.work_through(buffers[0])
         else:
-            _join(run, [threading.Thread(target=run.work_through, args=(b,), name="outsize", daemon=True) for b in buffers])
+            _join(
+                run,
+                [threading.Thread(target=run.work_through, args=(b,), name="outsize", daemon=True) for b in buffers],
+            )
         if run.error is not None:
             raise run.error
     finally:

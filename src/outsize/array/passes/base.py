@@ -1,20 +1,19 @@
 """What all passes share: how they are sized, and what they tell the plan.
 
-In: nodes to make, where to put them, stores that earlier passes left, a budget. A pass is sized by trying a list of manners,
-from generous (many workers, large buffers) to the barest (one worker, one granule), and taking the first whose exact peak is
-inside the budget. The barest one's peak is the smallest budget that works.
+In: nodes to make, where to put them, stores that earlier passes left, a budget. A pass is sized by trying a list of
+manners, from generous (many workers, large buffers) to the barest (one worker, one granule), and taking the first
+whose exact peak is inside the budget. The barest one's peak is the smallest budget that works.
 """
 
 from __future__ import annotations
 
 import abc
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from outsize.array.frame import Frame
 from outsize.array.graph import Node
@@ -26,7 +25,8 @@ from outsize.core.plan import Peak, Step
 from outsize.engine.pool import round_to_pages
 
 CHUNK = 8 << 20
-"""Bytes of a worker's buffer at its most generous: large direct reads, and all workers' buffers in the last-level cache."""
+"""Bytes of a worker's buffer at its most generous: large direct reads, and all workers' buffers in the last-level
+cache."""
 SMALL = 2 << 20
 """Work that fits in this runs in one piece on the calling thread."""
 
@@ -94,10 +94,7 @@ class Pass(abc.ABC):
 
     def size(self, room: int) -> bool:
         """Find the most generous manner that fits; False, with the barest chosen, where none does."""
-        for manner in manners(max(room, 0)):
-            if self.shape_up(manner, room) and self.peak <= room:
-                return True
-        return False
+        return any(self.shape_up(manner, room) and self.peak <= room for manner in manners(max(room, 0)))
 
     def smallest(self) -> int:
         """Peak of the barest manner."""
@@ -126,17 +123,19 @@ class Pass(abc.ABC):
         """A dry frame."""
         return Frame(None, self.bindings)
 
-    def step(self, resident: tuple[Part, ...], smallest: int) -> Step:
+    def step(self, resident: tuple[Part, ...]) -> Step:
         """This pass as a step of a plan; `resident` is what else is held meanwhile."""
         parts = [Part(name=f"{self.slots} tiles of the output", bytes=self.slots * self.slot_bytes, known=Known.EXACT)]
-        parts.append(Part(name=f"{self.workers} workers' buffers", bytes=self.workers * self.worker_bytes, known=Known.EXACT))
+        parts.append(
+            Part(name=f"{self.workers} workers' buffers", bytes=self.workers * self.worker_bytes, known=Known.EXACT)
+        )
         parts.append(Part(name="temporaries of calls", bytes=self.workers * self.outside_bytes, known=Known.BOUND))
         parts += resident
         held = self.peak + sum(part.bytes for part in resident)
         return Step(
             name=self.label(), peaks=(Peak(pool=HOST, bytes=held, known=Known.BOUND),),
             parts=tuple(part for part in parts if part.bytes), read=self.reads(), written=self.writes(), floor=self.floor(),
-            tiles=max(1, len(self.grid)), tile=self.grid.box, smallest=smallest, notes=self.notes(),
+            tiles=max(1, len(self.grid)), tile=self.grid.box, notes=self.notes(),
         )  # fmt: skip
 
     def notes(self) -> tuple[str, ...]:
@@ -190,5 +189,5 @@ def inside(region: Region, outer: Region) -> tuple[slice, ...]:
 
 def split(buffer: Buffer, *sizes: int) -> list[Buffer]:
     """Consecutive pieces of a buffer."""
-    edges = np.cumsum([0, *sizes]).tolist()
-    return [buffer[low:high] for low, high in zip(edges, edges[1:], strict=False)]
+    edges = itertools.accumulate(sizes, initial=0)
+    return [buffer[low:high] for low, high in itertools.pairwise(edges)]

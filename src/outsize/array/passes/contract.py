@@ -1,9 +1,10 @@
-"""A pass for matrix products: a tile of C stays in memory while panels of A and B stream past it, the next read during this product.
+"""A pass for matrix products: a tile of C stays in memory while panels of A and B stream past it, the next read during
+this product.
 
-The box that is chosen has three kinds of axes: those of C (cut into tiles) and those summed over (cut into panels). With S words of
-memory a square C moves about 2mnk/sqrt(S) words, the least that is possible (Smith, Lowery, Langou, van de Geijn 2017); the
-chooser finds that shape because nothing else costs less disk time. BLAS has all cores; one worker multiplies, the other reads.
-Long sums of float32 whose C is small are accumulated in float64.
+The box that is chosen has three kinds of axes: those of C (cut into tiles) and those summed over (cut into panels).
+With S words of memory a square C moves about 2mnk/sqrt(S) words, the least that is possible (Smith, Lowery, Langou,
+van de Geijn 2017); the chooser finds that shape because nothing else costs less disk time. BLAS has all cores; one
+worker multiplies, the other reads. Long sums of float32 whose C is small are accumulated in float64.
 """
 
 from __future__ import annotations
@@ -81,7 +82,11 @@ class ContractPass(Pass):
             found = self.frame()
             split_at = len(self.node.shape)
             self._load(region[:split_at], region[split_at:], found)
-            if find_symbol("cblas_sgemm") is None or self.node.dtype.char not in "fd" or self.working != self.node.dtype:
+            if (
+                find_symbol("cblas_sgemm") is None
+                or self.node.dtype.char not in "fd"
+                or self.working != self.node.dtype
+            ):
                 shape = region_shape(region)
                 found.reserve(2 * min(STRIP_BYTES, math.prod(shape[self.batch : split_at]) * self.working.itemsize))
             self._probes[region] = found
@@ -199,7 +204,11 @@ class ContractPass(Pass):
         if payload is None:
             return
         a, b = payload
-        total = state.total if self._plain() else state.total.reshape(_grouped(state.total.shape, (self.batch, self.m, self.n)))
+        total = (
+            state.total
+            if self._plain()
+            else state.total.reshape(_grouped(state.total.shape, (self.batch, self.m, self.n)))
+        )
         total = total[None] if total.ndim == 2 else total
         a, b = (block[None] if block.ndim == 2 else block for block in (a, b))
         for i in range(total.shape[0]):

@@ -1,8 +1,8 @@
 """A pass that makes a node region by region: fused elementwise chains, rearrangements, windows, lanes.
 
-A tile of the output is laid out as the sink likes it; chunks of it are evaluated straight into it, each small enough to stay in
-the cache and shaped after how the sources lie; a full tile is written. Where reading and writing agree a tile is one chunk;
-for a transposition tiles are as large as the budget allows and chunks are long reads within them.
+A tile of the output is laid out as the sink likes it; chunks of it are evaluated straight into it, each small enough
+to stay in the cache and shaped after how the sources lie; a full tile is written. Where reading and writing agree a
+tile is one chunk; for a transposition tiles are as large as the budget allows and chunks are long reads within them.
 """
 
 from __future__ import annotations

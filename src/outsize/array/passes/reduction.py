@@ -1,8 +1,8 @@
 """A pass that reduces: everything that rides on one read is reduced in it, each into its own sink.
 
-The domain (the inputs' common shape) is cut into tiles along the axes that are kept, so that a tile's state is complete when its
-last chunk has been folded; within a tile chunks run over everything. Reductions over different axes share a read as long as
-their states are small enough to be held whole.
+The domain (the inputs' common shape) is cut into tiles along the axes that are kept, so that a tile's state is
+complete when its last chunk has been folded; within a tile chunks run over everything. Reductions over different axes
+share a read as long as their states are small enough to be held whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from outsize.array.passes.base import SMALL, Manner, Pass, inside, traffic
 from outsize.array.reduce import FINISH, KINDS, Accumulator, ArgExtreme, States, make_accumulator, outside
 from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, read_seconds
-
 
 _AHEAD = 16
 """Partials that may wait for their turn."""
@@ -135,7 +134,9 @@ class ReducePass(Pass):
 
     def _state_bytes(self, tile: Box) -> int:
         return sum(
-            round_up(math.prod(acc.kept(tile)) * dtype.itemsize) for _, acc in self.accumulators for dtype in acc.dtypes()
+            round_up(math.prod(acc.kept(tile)) * dtype.itemsize)
+            for _, acc in self.accumulators
+            for dtype in acc.dtypes()
         ) + max(self._finish_bytes(tile, node, sink) for node, sink in self.outputs)
 
     def _finish_bytes(self, tile: Box, node: Node, sink: Sink) -> int:
