@@ -267,7 +267,7 @@ class ReducePass(Pass):
             place = tuple(
                 slice(0, 1) if axis in accumulator.axes else part for axis, part in enumerate(inside(chunk, tile))
             )
-            views = [array[place] for array in state.states[number]]
+            views = [array[(*place, ...)] for array in state.states[number]]
             accumulator.combine(views, payload[number], self._count(accumulator, shape))
         self.progress(self._bytes(shape))
 
