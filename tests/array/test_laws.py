@@ -84,7 +84,9 @@ def test_elementwise_chains_equal_numpy_and_keep_its_dtypes(
 
 @QUICK
 @given(SHAPES, DTYPES, st.data(), st.integers(0, 99), BUDGETS)
-def test_reductions_equal_numpy(tmp_path: Path, shape: tuple[int, ...], dtype: str, data: Any, seed: int, budget: int) -> None:
+def test_reductions_equal_numpy(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, data: Any, seed: int, budget: int
+) -> None:
     a = values(dtype, shape, seed)
     x = on_disk(a, tmp_path)
     axes = st.none() if not shape else st.one_of(
@@ -113,7 +115,9 @@ def test_reductions_equal_numpy(tmp_path: Path, shape: tuple[int, ...], dtype: s
 
 @QUICK
 @given(SHAPES, DTYPES, st.data(), st.integers(0, 99), BUDGETS)
-def test_views_and_joins_equal_numpy(tmp_path: Path, shape: tuple[int, ...], dtype: str, data: Any, seed: int, budget: int) -> None:
+def test_views_and_joins_equal_numpy(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, data: Any, seed: int, budget: int
+) -> None:
     a = np.asarray(values(dtype, shape, seed), order=data.draw(st.sampled_from("CF")))
     x = on_disk(a, tmp_path)
     key = data.draw(hnp.basic_indices(shape, allow_newaxis=True, allow_ellipsis=True))
@@ -136,7 +140,9 @@ def test_views_and_joins_equal_numpy(tmp_path: Path, shape: tuple[int, ...], dty
 
 @QUICK
 @given(SHAPES.filter(lambda s: len(s) > 0), DTYPES, st.data(), st.integers(0, 99), BUDGETS)
-def test_scans_and_sorts_equal_numpy(tmp_path: Path, shape: tuple[int, ...], dtype: str, data: Any, seed: int, budget: int) -> None:
+def test_scans_and_sorts_equal_numpy(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, data: Any, seed: int, budget: int
+) -> None:
     a = values(dtype, shape, seed)
     x = on_disk(a, tmp_path)
     axis = data.draw(st.integers(0, len(shape) - 1))
@@ -165,7 +171,9 @@ def test_products_equal_numpy(
 
 @QUICK
 @given(hnp.array_shapes(min_dims=1, max_dims=3, min_side=3, max_side=9), st.data(), st.integers(0, 99), BUDGETS)
-def test_a_filter_by_windows_has_no_seams(tmp_path: Path, shape: tuple[int, ...], data: Any, seed: int, budget: int) -> None:
+def test_a_filter_by_windows_has_no_seams(
+    tmp_path: Path, shape: tuple[int, ...], data: Any, seed: int, budget: int
+) -> None:
     a = values("f8", shape, seed)
     x = on_disk(a, tmp_path)
     depth = tuple(data.draw(st.integers(0, 3)) for _ in shape)
@@ -185,7 +193,9 @@ def test_a_filter_by_windows_has_no_seams(tmp_path: Path, shape: tuple[int, ...]
 
 
 @QUICK
-@given(hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=40), FLOATS, st.integers(12, 22), st.integers(0, 9))
+@given(
+    hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=40), FLOATS, st.integers(12, 22), st.integers(0, 9)
+)
 def test_a_plan_fits_its_budget_or_refuses_with_one_that_works(
     tmp_path: Path, shape: tuple[int, ...], dtype: str, power: int, seed: int
 ) -> None:
