@@ -30,6 +30,8 @@ from outsize.core.plan import Peak, Plan, Step
 
 _TINY = 1 << 16
 """Bytes of a result that always stays in memory."""
+_WORTH_KEEPING = 1 << 30
+"""Bytes of sources that are read into memory for several passes: beyond this, fresh memory costs more than a second read."""
 
 
 @dataclass(slots=True)
@@ -107,7 +109,7 @@ def _lay_out(root: Node, sink: Sink, keep: int, *, keep_sources: bool, room: int
     nodes = walk(root)
     groups = _group(nodes, digests, root)
     if keep_sources:
-        _keep_sources(trip, nodes, groups, root, keep)
+        _keep_sources(trip, nodes, groups, root, min(keep, _WORTH_KEEPING))
     target, turned = _see_through(root, sink)
     for group in groups:
         _add_barrier(trip, group, target, turned, keep, nodes, digests)

@@ -19,6 +19,10 @@ from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_
 from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, read_seconds, write_seconds
 
 
+_LARGEST = 256 << 20
+"""Bytes of a tile beyond which longer runs save nothing that fresh memory does not cost."""
+
+
 @dataclass(slots=True)
 class _State:
     block: Block
@@ -74,7 +78,7 @@ class MapPass(Pass):
             if self._slot(least) > allowed:
                 continue
             slots = number
-            tile, starved = grow(shape, least, self._seconds, self._slot_fits(allowed), self._bytes)
+            tile, starved = grow(shape, least, self._seconds, self._slot_fits(allowed), self._bytes, _LARGEST)
             if not starved:
                 break
         if tile is None:
