@@ -1,4 +1,5 @@
-"""The promise, measured in fresh processes: what a work really takes is inside its plan, and its plan inside the budget."""
+"""The promise, measured in fresh processes: what a work really takes is inside its plan, and its plan inside the
+budget."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ def run(work: str, folder: Path, budget: str, limit: int | None = None) -> dict[
     return found
 
 
-def expected(work: str, x: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def expected(
+    work: str, x: np.ndarray[tuple[int, int], np.dtype[np.float32]]
+) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     wide = x.astype("float64")
     if work == "zscore":
         return (wide - wide.mean(0)) / wide.std(0)
@@ -76,7 +79,9 @@ def test_a_fresh_process_takes_no_more_than_the_plan_said(folder: Path, work: st
     (folder / f"out-{work}.npy").unlink()
 
 
-@pytest.mark.skipif(not os.access(CGROUP / "memory.limit_in_bytes", os.W_OK), reason="no memory cgroup (v1) can be made here")
+@pytest.mark.skipif(
+    not os.access(CGROUP / "memory.limit_in_bytes", os.W_OK), reason="no memory cgroup (v1) can be made here"
+)
 @pytest.mark.parametrize("work", ["sum", "moments", "zscore", "transpose", "gram"])
 def test_work_of_four_times_the_container_ends_well_and_right(folder: Path, work: str) -> None:
     run(work, folder, "24MiB", limit=112 << 20)

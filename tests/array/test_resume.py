@@ -24,7 +24,10 @@ KILLS = 50
 
 def start(folder: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(CHILD), "slow", str(folder), "4MiB"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, str(CHILD), "slow", str(folder), "4MiB"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
@@ -53,8 +56,11 @@ def test_fifty_kills_at_random_moments_are_taken_up_without_doing_finished_tiles
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.npy"]
 
 
-def check_finished(child: subprocess.Popen[str], target: Path, x: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> int:
-    """The result is right, nothing is left beside it, and no finished tile was done again; 1 if it had been taken up."""
+def check_finished(
+    child: subprocess.Popen[str], target: Path, x: np.ndarray[tuple[int, int], np.dtype[np.float32]]
+) -> int:
+    """The result is right, nothing is left beside it, and no finished tile was done again; 1 if it had been taken
+    up."""
     out, err = child.communicate()
     assert child.returncode == 0, err[-2000:]
     report = json.loads(out)

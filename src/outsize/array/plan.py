@@ -31,7 +31,8 @@ from outsize.core.plan import Peak, Plan, Step
 _TINY = 1 << 16
 """Bytes of a result that always stays in memory."""
 _WORTH_KEEPING = 1 << 30
-"""Bytes of sources that are read into memory for several passes: beyond this, fresh memory costs more than a second read."""
+"""Bytes of sources that are read into memory for several passes: beyond this, fresh memory costs more than a second
+read."""
 
 
 @dataclass(slots=True)

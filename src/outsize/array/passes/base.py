@@ -51,6 +51,10 @@ def manners(room: int = 0) -> list[Manner]:
     return [*(Manner(workers, chunk) for workers, chunk in rows), Manner(1, 0, bare=True)]
 
 
+_SHARES = (1.0, 0.8, 0.6, 0.4)
+"""Shares of the room to aim at: boxes are chosen by one in the middle, and those at the edges may need a little
+more."""
+
 Progress = Callable[[int], None]
 """Called with the bytes that were moved."""
 
@@ -94,7 +98,13 @@ class Pass(abc.ABC):
 
     def size(self, room: int) -> bool:
         """Find the most generous manner that fits; False, with the barest chosen, where none does."""
-        return any(self.shape_up(manner, room) and self.peak <= room for manner in manners(max(room, 0)))
+        for manner in manners(max(room, 0)):
+            for share in (1.0,) if manner.bare else _SHARES:
+                if not self.shape_up(manner, int(room * share)):
+                    break
+                if self.peak <= room:
+                    return True
+        return False
 
     def smallest(self) -> int:
         """Peak of the barest manner."""

@@ -18,7 +18,6 @@ from outsize.array.passes.base import SMALL, Manner, Pass, inside, split, traffi
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape
 from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, read_seconds, write_seconds
 
-
 _LARGEST = 256 << 20
 """Bytes of a tile beyond which longer runs save nothing that fresh memory does not cost."""
 
