@@ -1,8 +1,8 @@
 """The error that a cast costs, measured while the data streams past.
 
-In: blocks before and after the cast. Out: a `Precision`. `MeasuredStore` is the source store seen through the cast: whoever
-reads it gets the new dtype, and every element that passes is measured on its way, so one pass over the data both writes it
-and knows what that cost. Work is done in slices that stay in the cache.
+In: blocks before and after the cast. Out: a `Precision`. `MeasuredStore` is the source store seen through the cast:
+whoever reads it gets the new dtype, and every element that passes is measured on its way, so one pass over the data
+both writes it and knows what that cost. Work is done in slices that stay in the cache.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Meter:
     """Sums up the error of a cast over blocks, from any thread."""
 
     def __init__(self, before: np.dtype[Any], after: np.dtype[Any], *, bfloat16: bool = False) -> None:
-        wide = before.kind in "iu" and before.itemsize == 8 or before.itemsize > 8 and before.kind == "f"
+        wide = (before.kind in "iu" and before.itemsize == 8) or (before.itemsize > 8 and before.kind == "f")
         self._work = np.dtype(np.longdouble if wide else np.complex128 if before.kind == "c" else np.float64)
         self._range = _integer_range(after)
         self._exact = not bfloat16 and _is_exact(before, after)
@@ -104,8 +104,9 @@ class Meter:
                 elements=self._counts["elements"], changed=self._counts["changed"], max_abs=self._peaks["max_abs"],
                 max_rel=self._peaks["max_rel"], rms=self._scale * math.sqrt(self._squares / kept) if kept else 0.0,
                 overflowed=self._counts["overflowed"], flushed=self._counts["flushed"],
-                nans_created=self._counts["nans_created"], largest=self._peaks["largest"],
-                smallest=0.0 if math.isinf(smallest) else smallest,
+                nans_created=self._counts["nans_created"],
+                largest=None if self._exact else self._peaks["largest"],
+                smallest=None if math.isinf(smallest) else smallest,
             )  # fmt: skip
 
 
