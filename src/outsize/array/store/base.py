@@ -39,6 +39,13 @@ def whole(shape: tuple[int, ...]) -> Region:
     return tuple((0, length) for length in shape)
 
 
+def count_granules(region: Region, granule: tuple[int, ...]) -> int:
+    """How many granules a region touches; granules of one element do not count as a grid."""
+    if all(length <= 1 for length in granule):
+        return 1
+    return math.prod(-(-stop // g) - start // g for (start, stop), g in zip(region, granule, strict=True))
+
+
 def round_up(value: int, step: int = ALIGNMENT) -> int:
     """The next multiple of `step`."""
     return -(-value // step) * step
@@ -78,6 +85,10 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def traffic(self, region: Region) -> int:
         """Bytes that reading this region moves from disk."""
+
+    def seeks(self, region: Region) -> int:
+        """How many separate transfers reading this region takes."""
+        return count_granules(region, self.granule)
 
     def fingerprint(self) -> str:
         """Text that changes when the data may have changed; a journal is only followed while it stays the same."""
@@ -130,6 +141,10 @@ class Sink(abc.ABC):
     @abc.abstractmethod
     def abort(self) -> None:
         """Remove the unfinished output."""
+
+    def seeks(self, region: Region) -> int:
+        """How many separate transfers writing this region takes."""
+        return count_granules(region, self.granule)
 
     def room(self, region: Region) -> int:
         """Bytes of buffer that `lay` needs for this region."""

@@ -140,6 +140,14 @@ class FlatStore(Store):
         _, rows, pitch = runs.outer[-1]
         return runs.number // rows * round_up((rows - 1) * pitch + runs.length)
 
+    def seeks(self, region: Region) -> int:
+        """One for each run, or for each group of close rows."""
+        runs = self.layout.runs(self._turn(region))
+        if not _sieve(runs):
+            return runs.number
+        _, rows, pitch = runs.outer[-1]
+        return runs.number // max(rows, 1) * -(-rows * pitch // _BOUNCE)
+
     def read(self, region: Region, buffer: Buffer) -> Block:
         """One window, or rows gathered through the bounce buffer at its head."""
         runs = self.layout.runs(self._turn(region))
@@ -226,6 +234,11 @@ class FlatSink(Sink):
     def traffic(self, region: Region) -> int:
         """The bytes themselves: ragged pages are merged by the page cache."""
         return math.prod(region_shape(region)) * self.dtype.itemsize
+
+    def seeks(self, region: Region) -> int:
+        """One for each run, three where its ragged ends go through the page cache."""
+        runs = self.layout.runs(region)
+        return runs.number if runs.start % ALIGNMENT == 0 and runs.length % ALIGNMENT == 0 else 3 * runs.number
 
     def room(self, region: Region) -> int:
         """Bytes of the layout that `lay` uses, whatever the phase of the first run."""
@@ -319,6 +332,10 @@ class InPlaceSink(FlatSink):
         self.granule = store.granule
         self.order = store.order
         self.layout = store.layout
+
+    def seeks(self, region: Region) -> int:
+        """As of any flat file, axes turned where the order is Fortran's."""
+        return super().seeks(self.store._turn(region))
 
     def room(self, region: Region) -> int:
         """As of any flat file, axes turned where the order is Fortran's."""
