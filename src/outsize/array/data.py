@@ -17,7 +17,7 @@ import math
 import mmap
 import os
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +30,10 @@ Batch = Block | tuple[Block, ...]
 
 _STRETCH = 4 * MiB
 """Bytes of rows read at once, where the budget has room: long enough that a disk is at its full rate."""
+_DRAWN = 24
+"""Bytes per row of a window for the numbers that say which rows are drawn."""
+_SAMPLES = 64
+"""Places of an array at which the extent of a stretch is asked for; it differs only where blocks of unequal size meet."""
 _NEAR = 64
 """Rows that are asked for together and lie fewer rows apart than this are read as one stretch."""
 
@@ -78,7 +82,7 @@ class DataSource:
         if isinstance(index, slice):
             return self.take(range(*index.indices(self._length)))
         if isinstance(index, Sequence | np.ndarray):
-            return self.take(index)
+            return self.take([int(number) for number in index])
         rows = self._gather([self._check_index(index)])
         return self._pack([block[0] for block in rows])
 
@@ -93,7 +97,8 @@ class DataSource:
 
     def __iter__(self) -> Iterator[Batch]:
         """Every row in order."""
-        for blocks in self._stretches(range(self._stretch_count(self._plan_stretch(0)))):
+        stretch, _ = self._plan(1)
+        for blocks in self._stretches(range(self._stretch_count(stretch)), stretch):
             for number in range(len(blocks[0])):
                 yield self._pack([np.array(block[number]) for block in blocks])
 
@@ -107,7 +112,7 @@ class DataSource:
         """
         if size < 1:
             raise InputError(f"a batch has at least 1 row, not {size}")
-        stretch = self._plan_stretch(size)
+        stretch, kept = self._plan(size, shuffle=shuffle, window=window)
         order = np.arange(self._stretch_count(stretch))
         random = np.random.default_rng([seed, epoch]) if shuffle else None
         if random is not None:
@@ -116,7 +121,7 @@ class DataSource:
         blocks = self._stretches(mine, stretch)
         if random is not None:
             own = np.random.default_rng([seed, epoch, *shard])
-            blocks = self._shuffled(blocks, own, self._plan_window(window, size, stretch), stretch)
+            blocks = self._shuffled(blocks, own, kept, stretch)
         for parts in self._cut(blocks, size):
             if len(parts[0]) == size or not drop_last:
                 yield self._pack(parts)
@@ -176,7 +181,8 @@ class DataSource:
 
     def _extent(self, rows: int) -> int:
         """Most buffer that reading a stretch of this many rows takes."""
-        starts = {0, max(0, self._length - rows), max(0, self._length // 2 - rows // 2)}
+        step = max(rows, self._length // _SAMPLES)
+        starts = [*range(0, self._length, step), max(0, self._length - rows)]
         return max(
             (store.extent(_rows_region(store, start, min(self._length, start + rows)))
              for store in self._stores for start in starts), default=0,
@@ -209,32 +215,30 @@ class DataSource:
     def _stretch_count(self, rows: int) -> int:
         return -(-self._length // rows)
 
-    def _plan_stretch(self, batch: int) -> int:
-        """Rows of a stretch: whole granules, about `_STRETCH` bytes, within half of what the budget leaves beside a batch."""
-        granule = max((store.granule[0] if store.granule else 1 for store in self._stores), default=1) or 1
-        row = max(1, self._row_bytes())
-        room = (self.budget - 2 * batch * row) // 2
-        self._refuse_over(2 * batch * row + 2 * self._extent(1), f"batches of {batch} rows" if batch else "single rows")
-        rows = max(1, min(self._length, -(-max(1, _STRETCH // row) // granule) * granule))
-        while rows > 1 and self._extent(rows) + rows * row > room:
-            rows = rows // 2 if rows <= granule else max(granule, rows // 2 // granule * granule)
-        return rows
+    def _plan(
+        self, batch: int, *, shuffle: bool = False, window: int | Literal["all"] | None = None
+    ) -> tuple[int, int]:
+        """(rows of a stretch, rows of the shuffling window) with which everything that is held is inside the budget.
 
-    def _plan_window(self, window: int | Literal["all"] | None, batch: int, stretch: int) -> int:
-        """Rows of the shuffling window."""
+        Held are two batches (one with the caller, one being filled), a stretch with what reading it takes, and when
+        shuffling the window, the rows drawn from it and the numbers that say which.
+        """
         row = max(1, self._row_bytes())
-        room = (self.budget - 2 * batch * row - self._extent(stretch) - stretch * row) // row
-        if window == "all" or (window is not None and window > room):
-            wanted = self._length if window == "all" else int(window)
-            if wanted > room:
-                needed = self.budget + (wanted - room) * row
-                raise BudgetError(
-                    f"a shuffling window of {wanted} rows holds {format_bytes(wanted * row)}, the budget of "
-                    f"{format_bytes(self.budget)} leaves {format_bytes(max(0, room) * row)}; the smallest budget that works "
-                    f"is {format_bytes(needed)}", needed=needed, budget=self.budget, smallest=needed, culprit="window",
-                )  # fmt: skip
-            return max(1, wanted)
-        return max(1, min(self._length, room if window is None else int(window)))
+        wanted = 0 if not shuffle or window is None else self._length if window == "all" else int(window)
+        fixed = 2 * batch * row + wanted * (row + _DRAWN)
+
+        def held(rows: int) -> int:
+            return fixed + self._extent(rows) + (2 if shuffle else 1) * rows * row
+
+        what = f"a shuffling window of {wanted} rows" if wanted else f"batches of {batch} rows" if batch else "rows"
+        self._refuse_over(held(1), what)
+        granule = max(1, *(store.granule[0] for store in self._stores))
+        stretch = max(1, min(self._length, -(-max(1, _STRETCH // row) // granule) * granule))
+        share = fixed + (self.budget - fixed) // 4 if shuffle and not wanted else self.budget
+        while stretch > 1 and held(stretch) > share:
+            stretch = stretch // 2 if stretch <= granule else max(granule, stretch // 2 // granule * granule)
+        room = (self.budget - held(stretch)) // (row + _DRAWN)
+        return stretch, wanted or max(1, min(self._length, room))
 
     def _refuse_over(self, needed: int, what: str) -> None:
         if needed > self.budget:
@@ -244,9 +248,8 @@ class DataSource:
                 needed=needed, budget=self.budget, smallest=needed, culprit=what,
             )  # fmt: skip
 
-    def _stretches(self, numbers: Any, rows: int | None = None) -> Iterator[list[Block]]:
-        """Stretches of rows by number; the blocks are new arrays and belong to the caller."""
-        rows = rows or self._plan_stretch(0)
+    def _stretches(self, numbers: Iterable[int], rows: int) -> Iterator[list[Block]]:
+        """Stretches of `rows` rows by number; the blocks are new arrays and belong to the caller."""
         for number in numbers:
             start = int(number) * rows
             stop = min(self._length, start + rows)
