@@ -17,12 +17,11 @@ import numpy as np
 from outsize.array.store.base import Block, Buffer, Region, Store, region_shape, round_up
 from outsize.array.store.widen import round_to_bfloat16
 from outsize.core.conversion import Precision
-from outsize.core.units import MiB
 
-_SLICE = 32768
+_SLICE = 8192
 """Elements measured at once."""
-_TEMPORARIES = 4 * MiB
-"""Bytes of the temporaries of one slice: at most fourteen of them, in complex128 or long double."""
+_TEMPORARIES = 16
+"""Temporaries of one slice that are alive at once, at most."""
 
 
 class Meter:
@@ -33,6 +32,8 @@ class Meter:
         self._work = np.dtype(np.longdouble if wide else np.complex128 if before.kind == "c" else np.float64)
         self._range = _integer_range(after)
         self._exact = not bfloat16 and _is_exact(before, after)
+        self.held = _TEMPORARIES * _SLICE * self._work.itemsize
+        """Bytes that measuring takes, however large the block."""
         self._lock = threading.Lock()
         self._counts = dict.fromkeys(("elements", "changed", "overflowed", "flushed", "nans_created", "kept"), 0)
         self._peaks = {"max_abs": 0.0, "max_rel": 0.0, "largest": 0.0, "smallest": math.inf}
@@ -137,7 +138,7 @@ class MeasuredStore(Store):
         self._bfloat16 = bfloat16
 
     def extent(self, region: Region) -> int:
-        return round_up(self._bytes(region)) + self._inner.extent(region) + _TEMPORARIES
+        return round_up(self._bytes(region)) + self._inner.extent(region) + self.meter.held
 
     def _bytes(self, region: Region) -> int:
         return math.prod(region_shape(region)) * self.dtype.itemsize

@@ -17,6 +17,7 @@ from typing import NoReturn
 from outsize.core.errors import InputError, OutsizeError
 
 VERBS = {
+    "convert": "rewrite an array in another dtype or format, and say what that cost",
     "memory": "what memory is here, what limits it, and who holds it",
     "size": "what tensors of a shape take, and where they fit",
     "tour": "a walk through Outsize in under a minute",

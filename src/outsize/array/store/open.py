@@ -243,7 +243,7 @@ def _open_raw(path: str, shape: Any, dtype: Any, offset: int, order: str, mode: 
         raise InputError(f"offset is a number of bytes from the file's start, not {offset}")
     if os.path.isdir(path):
         raise StoreError(f"{path} is a folder, not a file of raw binary", path=path)
-    return open_raw(path, shape, _as_numpy(dtype), offset=offset, order=order, mode=mode)
+    return open_raw(path, shape, as_numpy(dtype), offset=offset, order=order, mode=mode)
 
 
 def _find_format(path: str) -> Format:
@@ -298,7 +298,7 @@ def create_sink(
     options = Options(key=key, chunks=None if chunks is None else parse_shape(chunks), compress=compress, resume=resume)
     if row.bfloat16 and is_bfloat16(dtype):
         return row.create(target, parse_shape(shape), "bfloat16", options)  # type: ignore[arg-type]
-    return row.create(target, parse_shape(shape), _as_numpy(dtype), options)
+    return row.create(target, parse_shape(shape), as_numpy(dtype), options)
 
 
 def is_bfloat16(dtype: Any) -> bool:
@@ -308,7 +308,7 @@ def is_bfloat16(dtype: Any) -> bool:
     return "bf" in str(dtype).lower() and parse_dtype(dtype).name == "bfloat16"
 
 
-def _as_numpy(dtype: Any) -> np.dtype[Any]:
+def as_numpy(dtype: Any) -> np.dtype[Any]:
     """NumPy's own reading first; then the names of other frameworks."""
     try:
         return np.dtype(dtype)  # type: ignore[no-any-return]

@@ -122,12 +122,10 @@ class Bfloat16Sink(Sink):
         self.dtype = np.dtype(np.float32)
         self._bits = bits
 
-    def _scratch(self, region: Region) -> int:
-        return round_up(6 * math.prod(region_shape(region)))
-
     def extent(self, region: Region) -> int:
         """The block again in float32, its bits in uint16, and what writing those takes."""
-        return 2 * self._scratch(region) + self._bits.extent(region)
+        size = math.prod(region_shape(region))
+        return round_up(4 * size) + round_up(2 * size) + self._bits.extent(region)
 
     def traffic(self, region: Region) -> int:
         return self._bits.traffic(region)
@@ -145,7 +143,7 @@ class Bfloat16Sink(Sink):
             piece = flat[start : start + _ROUNDED]
             round_to_bfloat16(piece)
             np.right_shift(piece.view(np.uint32), np.uint32(16), out=bits[start : start + _ROUNDED], casting="unsafe")
-        self._bits.write(region, narrow, buffer[2 * self._scratch(region) :])
+        self._bits.write(region, narrow, buffer[round_up(4 * size) + round_up(2 * size) :])
 
     def sync(self) -> None:
         self._bits.sync()

@@ -299,12 +299,20 @@ class _ZarrWriter(Sink):
 
     def __init__(self, array: Any, folder: str) -> None:
         self._array, self._folder = array, folder
-        self._edge = threading.Lock()
+        self._edge, self._lock = threading.Lock(), threading.Lock()
         self._written: set[str] = set()
         self._chunk_bytes = math.prod(self.granule) * self.dtype.itemsize
 
+    def _is_complete(self, region: Region) -> bool:
+        """True where a region cuts no chunk, so that nothing is read back."""
+        return all(
+            start % length == 0 and (stop % length == 0 or stop == end)
+            for (start, stop), length, end in zip(region, self.granule, self.shape, strict=True)
+        )
+
     def extent(self, region: Region) -> int:
-        return _LIBRARY_COPIES * self._chunk_bytes + _most_encoded(self._chunk_bytes) + _LIBRARY_CONSTANT
+        copies = 1 if self._is_complete(region) else _LIBRARY_COPIES
+        return copies * self._chunk_bytes + _most_encoded(self._chunk_bytes) + _LIBRARY_CONSTANT
 
     def traffic(self, region: Region) -> int:
         return math.prod(region_shape(region)) * self.dtype.itemsize
@@ -312,20 +320,18 @@ class _ZarrWriter(Sink):
     def write(self, region: Region, block: Block, buffer: Buffer) -> None:
         give_back(buffer)
         for piece in cut_regular(region, self.granule):
-            complete = all(
-                start % length == 0 and (stop % length == 0 or stop == end)
-                for (start, stop), length, end in zip(piece.region, self.granule, self.shape, strict=True)
-            )
-            with nullcontext() if complete else self._edge:  # an incomplete chunk is read, changed and written back
+            with nullcontext() if self._is_complete(piece.region) else self._edge:  # one cut chunk at a time
                 self._write_piece(piece.region, block[piece.target])
-            self._written.add(self._array.metadata.encode_chunk_key(piece.chunk))
+            with self._lock:
+                self._written.add(self._array.metadata.encode_chunk_key(piece.chunk))
 
     def _write_piece(self, region: Region, block: Block) -> None:
         with naming(self.name):
             self._array[tuple(slice(*axis) for axis in region)] = block
 
     def sync(self) -> None:
-        written, self._written = self._written, set()
+        with self._lock:
+            written, self._written = self._written, set()
         with naming(self.name):
             for key in written:
                 sync_path(os.path.join(self._folder, key))
