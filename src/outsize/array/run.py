@@ -77,11 +77,10 @@ def _run_stop(
     step = plan.steps[number]
     report = _Report(listener, step.name, stop.work, step.read + step.written)
     done = journal.done.get(number, set()) if journal is not None and not stop.places else set()
-    tiles = list(enumerate(stop.work.tiles()))
-    report.start(number, len(plan.steps), len(done) / max(1, len(tiles)))
+    report.start(number, len(plan.steps), len(done) / max(1, len(stop.work.grid)))
     work = _Recorded(stop.work, journal if not stop.places else None, number, trip.final)
     stop.work.progress = report.moved
-    run_work(work, [tile for tile in tiles if tile[0] not in done], pool)
+    run_work(work, (tile for tile in enumerate(stop.work.tiles()) if tile[0] not in done), pool)
     report.finish()
     if journal is not None and stop.places and all(isinstance(p, Kept) and p.nbytes <= _KEPT for _, p in stop.places):
         for index, (_, place) in enumerate(stop.places):

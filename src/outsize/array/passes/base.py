@@ -42,11 +42,12 @@ class Manner:
     """True for the barest: smallest tiles, one of everything."""
 
 
-def manners() -> list[Manner]:
-    """From generous to bare."""
+def manners(room: int = 0) -> list[Manner]:
+    """From generous to bare; the last but one splits what there is."""
     most = max(2, min(8, len(os.sched_getaffinity(0)) + 1))
     rows = [(most, CHUNK), (most, CHUNK // 2), (most, CHUNK // 4), (2, CHUNK // 4), (2, CHUNK // 16), (1, CHUNK // 16)]
-    return [*(Manner(workers, chunk) for workers, chunk in rows), Manner(1, CHUNK // 64), Manner(1, 0, bare=True)]
+    rows += [(1, CHUNK // 64), (1, room // 3), (1, room // 12)]
+    return [*(Manner(workers, chunk) for workers, chunk in rows), Manner(1, 0, bare=True)]
 
 
 Progress = Callable[[int], None]
@@ -85,7 +86,7 @@ class Pass(abc.ABC):
 
     def size(self, room: int) -> bool:
         """Find the most generous manner that fits; False, with the barest chosen, where none does."""
-        for manner in manners():
+        for manner in manners(max(room, 0)):
             if self.shape_up(manner, room) and self.peak <= room:
                 return True
         return False

@@ -8,7 +8,7 @@ for a transposition tiles are as large as the budget allows and chunks are long 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from outsize.array.barrier import Lane
@@ -68,21 +68,25 @@ class MapPass(Pass):
             return self._settle(Manner(1, 0), whole, whole, 1)
         one = self.probe(center(shape, least))
         buffer = max(manner.chunk, one.peak + one.outside)
-        for slots in (manner.workers, 2):
-            slots = min(slots, manner.workers)
-            allowed = (room - manner.workers * buffer) // slots
+        slots, tile = 0, None
+        for number in sorted({manner.workers, min(2, manner.workers)}, reverse=True):  # fewer slots, larger tiles
+            allowed = (room - manner.workers * buffer) // number
             if self._slot(least) > allowed:
                 continue
-            tile, starved = grow(shape, least, self._seconds, lambda box: self._slot(box) <= allowed, self._bytes)
+            slots = number
+            tile, starved = grow(shape, least, self._seconds, self._slot_fits(allowed), self._bytes)
             if not starved:
                 break
-        else:
+        if tile is None:
             return False
         tile = balance(shape, tile, least)
         chunk = self._choose_chunk(tile, least, buffer)
         if chunk != tile and math.prod(tile) * self.node.dtype.itemsize <= 2 * manner.chunk:
             tile = chunk if self._slot(chunk) >= self._slot(tile) // 4 and self._aligned(chunk, tile) else tile
         return self._settle(manner, tile, chunk, min(slots, max(1, len(Grid(shape, tile)))))
+
+    def _slot_fits(self, allowed: int) -> Callable[[Box], bool]:
+        return lambda box: self._slot(box) <= allowed
 
     def _aligned(self, chunk: Box, tile: Box) -> bool:
         """True where cutting the tile at the chunk only cuts its slowest axis, so that runs stay whole."""

@@ -143,10 +143,8 @@ class FlatStore(Store):
     def seeks(self, region: Region) -> int:
         """One for each run, or for each group of close rows."""
         runs = self.layout.runs(self._turn(region))
-        if not _sieve(runs):
-            return runs.number
-        _, rows, pitch = runs.outer[-1]
-        return runs.number // max(rows, 1) * -(-rows * pitch // _BOUNCE)
+        rows = runs.outer[-1][1] if runs.outer else 1
+        return runs.number // max(rows, 1) * -(-rows // _rows_at_once(runs))
 
     def read(self, region: Region, buffer: Buffer) -> Block:
         """One window, or rows gathered through the bounce buffer at its head."""
@@ -166,7 +164,7 @@ class FlatStore(Store):
         packed = buffer[bounce.nbytes : bounce.nbytes + runs.number * runs.length]
         rows = packed.reshape(*(count for _, count, _ in runs.outer), runs.length)
         _, count, pitch = runs.outer[-1]
-        group = max(1, _BOUNCE // pitch) if _sieve(runs) else 1
+        group = _rows_at_once(runs)
         for index, offset in _offsets(runs, len(runs.outer) - 1):
             for row in range(0, count, group):
                 taken = min(group, count - row)
@@ -192,11 +190,16 @@ class FlatStore(Store):
         self.file.close()
 
 
-def _bounce_bytes(runs: Runs) -> int:
+def _rows_at_once(runs: Runs) -> int:
+    """Close rows that one read takes: up to the bounce buffer, which is never larger than what is wanted in all."""
     if not _sieve(runs):
-        return window(runs.length)
-    pitch = runs.outer[-1][2]
-    return window(max(1, _BOUNCE // pitch) * pitch + runs.length)
+        return 1
+    _, rows, pitch = runs.outer[-1]
+    return max(1, min(rows, min(_BOUNCE, max(4 * ALIGNMENT, runs.number * runs.length)) // pitch))
+
+
+def _bounce_bytes(runs: Runs) -> int:
+    return window((_rows_at_once(runs) - 1) * runs.outer[-1][2] + runs.length)
 
 
 class FlatSink(Sink):
@@ -228,8 +231,9 @@ class FlatSink(Sink):
             raise
 
     def extent(self, region: Region) -> int:
-        """A bounce buffer, for blocks that were not laid out by `lay`."""
-        return _BOUNCE
+        """A bounce buffer, for runs that `lay` could not place."""
+        size = math.prod(region_shape(region)) * self.dtype.itemsize
+        return min(_BOUNCE, max(4 * ALIGNMENT, round_up(2 * size)))
 
     def traffic(self, region: Region) -> int:
         """The bytes themselves: ragged pages are merged by the page cache."""
