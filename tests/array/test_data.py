@@ -197,3 +197,20 @@ def test_a_source_says_what_it_is(tmp_path: Path) -> None:
     text = repr(DataSource(tmp_path / "x.npy", budget="1MiB"))
     assert "10 rows" in text and "1.00 MiB" in text
     assert open_store(tmp_path / "x.npy").shape == (10, 3)
+
+
+def test_a_lazy_array_feeds_rows_and_one_with_a_reduction_says_to_save_it(tmp_path: Path) -> None:
+    from outsize.array.array import Array
+    from outsize.array.make import source as make_source
+
+    values = numbered(5000)
+    np.save(tmp_path / "x.npy", values)
+    stored = Array(make_source(open_store(tmp_path / "x.npy")))
+    np.testing.assert_array_equal(np.concatenate(list(DataSource(stored, budget="8MiB").batches(999))), values)
+    lazy = (stored[10:4000] * 2 + 1).astype("float64")
+    source = DataSource(lazy, budget="8MiB")
+    assert source.specs == (((3,), np.dtype("float64")),)
+    np.testing.assert_array_equal(np.concatenate(list(source.batches(64))), values[10:4000] * 2.0 + 1)
+    np.testing.assert_array_equal(source[[7, 3000]], values[[17, 3010]] * 2.0 + 1)
+    with pytest.raises(InputError, match="save it first"):
+        DataSource(stored - stored.mean(axis=0))

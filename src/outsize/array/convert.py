@@ -1,8 +1,9 @@
 """An array rewritten in another dtype or format, with what that cost, in one pass over the data.
 
-In: whatever `open_store` opens, a dtype, a target. Out: a `Conversion`. The pass is the engine's own: it reads the source
-through `MeasuredStore`, which casts and measures, and writes to the target's sink, or to one that keeps nothing when the
-cost is only to be known. An interrupted conversion starts over, since numbers about half of the data would mislead.
+In: whatever `open_store` opens, a dtype, a target. Out: a `Conversion`. The pass is the engine's own: it reads the
+source through `MeasuredStore`, which casts and measures, and writes to the target's sink, or to one that keeps
+nothing when the cost is only to be known. An interrupted conversion starts over, since numbers about half of the data
+would mislead.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from outsize.array.plan import make_plan
 from outsize.array.precision import MeasuredStore
 from outsize.array.run import run_itinerary
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store
-from outsize.array.store.open import create_sink, is_bfloat16, open_store
+from outsize.array.store.open import as_numpy, create_sink, is_bfloat16, open_store
+from outsize.array.work import resolve_budget
 from outsize.core.conversion import Conversion, Precision
 from outsize.core.errors import InputError
 from outsize.core.events import Listener
-from outsize.core.memory import HOST, Allowance, Budget
-from outsize.core.units import parse_bytes
-from outsize.machine import current_budget
+from outsize.core.memory import Budget
 
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028235e38}
 
@@ -52,9 +52,9 @@ def convert(
         _check_target(os.fspath(target), store)
         kind = "bfloat16" if narrow else wanted
         sink = create_sink(target, store.shape, kind, chunks=chunks, compress=compress)
-    allowed = _choose_budget(budget)
+    allowed, reason = resolve_budget(budget)
     try:
-        _run(measured, sink, allowed, listener)
+        _run(measured, sink, allowed, reason, listener)
         sink.commit().close()
     except BaseException:
         sink.abort()
@@ -72,24 +72,14 @@ def convert(
     )  # fmt: skip
 
 
-def _run(measured: MeasuredStore, sink: Sink, budget: Budget, listener: Listener | None) -> None:
+def _run(measured: MeasuredStore, sink: Sink, budget: Budget, reason: str, listener: Listener | None) -> None:
     root = Source(shape=measured.shape, dtype=measured.dtype, store=measured)
-    trip, plan = make_plan(root, sink, budget, f"convert {measured.name}", budget.allowances[0].reason)
+    trip, plan = make_plan(root, sink, budget, f"convert {measured.name}", reason)
     plan.check()
     run_itinerary(trip, plan, budget.host or 0, budget.scratch, listener, None)
 
 
-def _choose_budget(budget: int | str | None) -> Budget:
-    here = current_budget()
-    if budget is None:
-        return here
-    allowance = Allowance(pool=HOST, bytes=parse_bytes(budget), reason="asked for")
-    return Budget(allowances=(allowance, *(a for a in here.allowances if a.pool != HOST)), scratch=here.scratch)
-
-
 def _as_dtype(dtype: Any, store: Store) -> np.dtype[Any]:
-    from outsize.array.store.open import as_numpy
-
     return store.dtype if dtype is None else as_numpy(dtype)
 
 
@@ -98,7 +88,9 @@ def _check_kinds(store: Store, wanted: np.dtype[Any]) -> None:
         if dtype.kind not in "biufc":
             raise InputError(f"{store.name}: {store.dtype} cannot be converted to {wanted}: both must be numbers")
     if store.dtype.kind == "c" and wanted.kind != "c":
-        raise InputError(f"{store.name} is {store.dtype}; as {wanted} it would lose its imaginary part: take .real first")
+        raise InputError(
+            f"{store.name} is {store.dtype}; as {wanted} it would lose its imaginary part: take .real first"
+        )
 
 
 def _check_target(target: str, store: Store) -> None:
@@ -118,7 +110,9 @@ def _notes(cost: Precision, name: str) -> list[str]:
     notes = []
     if cost.overflowed and cost.largest is not None:
         limit = f", {name} ends at {_LARGEST[name]:.4g}" if name in _LARGEST else ""
-        better = ": bfloat16 has the range of float32" if name == "float16" and cost.largest < _LARGEST["bfloat16"] else ""
+        better = (
+            ": bfloat16 has the range of float32" if name == "float16" and cost.largest < _LARGEST["bfloat16"] else ""
+        )
         notes.append(f"the largest magnitude is {cost.largest:.4g}{limit}{better}")
     if cost.flushed and cost.smallest is not None and name in _LARGEST:
         notes.append(f"the smallest magnitude above zero is {cost.smallest:.4g}: scaling the values up would keep it")

@@ -13,6 +13,7 @@ shuffle=True)` is one too, at the price of a read per row.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -22,9 +23,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from outsize.array.store.base import Block, Buffer, Region, Store, whole
+from outsize.array.array import Array
+from outsize.array.frame import Frame
+from outsize.array.graph import Node, Source, walk
+from outsize.array.store.base import Block, Buffer, Region, Store, region_shape, whole
+from outsize.array.store.open import open_store
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.units import MiB, format_bytes, parse_bytes
+from outsize.machine import current_budget
 
 Batch = Block | tuple[Block, ...]
 
@@ -164,8 +170,9 @@ class DataSource:
     def _open(self) -> tuple[Store, ...]:
         """The stores, opened again in a process that was forked or got them by pickle."""
         if self._process != os.getpid():
-            if self._process is not None:
-                self._stores = pickle.loads(pickle.dumps(self._stores))
+            if self._process is not None:  # a fork: own handles, where the stores can be opened again
+                with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
+                    self._stores = pickle.loads(pickle.dumps(self._stores))
             self._process, self._buffer = os.getpid(), None
         return self._stores
 
@@ -305,8 +312,6 @@ def _rows_region(store: Store, start: int, stop: int) -> Region:
 
 
 def _default_budget() -> int:
-    from outsize.machine import current_budget
-
     return current_budget().host or 256 * MiB
 
 
@@ -314,6 +319,40 @@ def _as_store(array: Any) -> Store:
     """The store behind whatever was given."""
     if isinstance(array, Store):
         return array
-    from outsize.array.store.open import open_store
-
+    if isinstance(array, Array):
+        return array.node.store if isinstance(array.node, Source) else LazyRows(array.node)
     return open_store(array)
+
+
+class LazyRows(Store):
+    """Rows of an array that is computed as it is read: slices, casts and elementwise work on stored arrays."""
+
+    def __init__(self, node: Node) -> None:
+        for inner in walk(node):
+            if inner.barrier:
+                raise InputError(
+                    f"rows of an array with a '{inner.label()}' in it would be computed anew for every batch: "
+                    f"save it first, and feed what was saved"
+                )
+        self.name, self.shape, self.dtype = node.label(), node.shape, node.dtype
+        self.granule = tuple(min(1, length) for length in node.shape)
+        self.paths = tuple(path for n in walk(node) if isinstance(n, Source) for path in n.store.paths)
+        self._node = node
+
+    def _measured(self, region: Region) -> Frame:
+        frame = Frame(None, {})
+        frame.array(region_shape(region), self.dtype)
+        frame.evaluate(self._node, region)
+        return frame
+
+    def extent(self, region: Region) -> int:
+        frame = self._measured(region)
+        return frame.peak + frame.outside
+
+    def traffic(self, region: Region) -> int:
+        return sum(store.traffic(read) for store, read in self._measured(region).reads)
+
+    def read(self, region: Region, buffer: Buffer) -> Block:
+        frame = Frame(buffer, {})
+        block = frame.array(region_shape(region), self.dtype)
+        return frame.evaluate(self._node, region, block)

@@ -6,11 +6,14 @@ import argparse
 
 from outsize import report
 from outsize.core.errors import InputError
+from outsize.core.events import default_listener
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's own arguments."""
-    parser.add_argument("source", help="x.npy, x.zarr, x.h5::/group/x, x.safetensors::key, x.npz::key, x.pt::key, a folder")
+    parser.add_argument(
+        "source", help="x.npy, x.zarr, x.h5::/group/x, x.safetensors::key, x.npz::key, x.pt::key, a folder"
+    )
     parser.add_argument("target", nargs="?", help=".npy, .zarr, .h5, .safetensors or .bin; not needed with --check")
     parser.add_argument("--dtype", help="element type to convert to (default: as it is)")
     parser.add_argument("--check", action="store_true", help="measure what it would cost, write nothing")
@@ -38,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     done = convert(
         args.source, None if args.check else args.target, args.dtype, budget=args.budget,
         chunks=None if args.chunks is None else _lengths(args.chunks, "--chunks"),
-        compress=not args.no_compression, **options,
+        compress=not args.no_compression, listener=None if args.json else default_listener(), **options,
     )  # fmt: skip
     report.show(done, args.json)
     return 0
