@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunks", metavar="SHAPE", help="chunks of a zarr or HDF5 output, such as 1024,512")
     parser.add_argument("--no-compression", action="store_true", help="write zarr chunks uncompressed")
     parser.add_argument("--key", help="which array of the source")
-    parser.add_argument("--shape", help="shape of raw binary, such as 1000,512; one length may be -1")
+    parser.add_argument("--shape", help="shape of raw binary, such as 1000,512, or --shape=-1,512")
     parser.add_argument("--raw-dtype", help="element type of raw binary")
     parser.add_argument("--offset", type=int, default=0, metavar="BYTES", help="where raw binary begins")
     parser.add_argument("--missing", choices=("error", "fill"), default="error", help="what a missing zarr chunk means")

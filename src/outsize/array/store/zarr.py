@@ -40,6 +40,10 @@ Missing = Literal["error", "fill"]
 _MARKERS = ("zarr.json", ".zarray", ".zgroup")
 _LIBRARY_COPIES = 5
 """Decoded chunks that zarr-python holds at once while it reads or writes one chunk, at most (encoded bytes beside)."""
+_DECODER = MiB
+"""Bytes of a decompressor's own state and blocks."""
+_ENCODER = 4 * MiB
+"""Bytes of a compressor's tables: zstd takes about 2.4 MiB at its default level."""
 _LIBRARY_CONSTANT = 256 * 1024
 """Bytes of its event loop, tasks and metadata per call."""
 _EVERY_CHUNK = {"write_empty_chunks": True}
@@ -92,8 +96,8 @@ class ZarrStore(Store):
         block = round_up(math.prod(region_shape(region)) * self.dtype.itemsize)
         encoded = round_up(_most_encoded(self._chunk_bytes))
         if self._coding is None:
-            return block + encoded + _LIBRARY_COPIES * self._chunk_bytes + _LIBRARY_CONSTANT
-        return block + encoded + round_up(self._chunk_bytes) * self._coding.copies
+            return block + encoded + _LIBRARY_COPIES * self._chunk_bytes + _LIBRARY_CONSTANT + _DECODER
+        return block + encoded + round_up(self._chunk_bytes) * self._coding.copies + self._coding.state
 
     def traffic(self, region: Region) -> int:
         """A bound: chunks touched times the decoded size of one; what was saved is known only after reading."""
@@ -180,6 +184,8 @@ class _Coding:
         self.order: Literal["C", "F"] = order
         self.copies = 2 if name == "zstd" else 1
         """Decoded chunks held at once: a zstd frame that does not state its size is decoded beside the buffer."""
+        self.state = 0 if name is None else _DECODER
+        """Bytes the decompressor takes by itself."""
         self._name = name
         if name is not None:
             self._codec = importlib.import_module("numcodecs").get_codec({"id": name})
@@ -312,7 +318,7 @@ class _ZarrWriter(Sink):
 
     def extent(self, region: Region) -> int:
         copies = 1 if self._is_complete(region) else _LIBRARY_COPIES
-        return copies * self._chunk_bytes + _most_encoded(self._chunk_bytes) + _LIBRARY_CONSTANT
+        return copies * self._chunk_bytes + _most_encoded(self._chunk_bytes) + _LIBRARY_CONSTANT + _ENCODER
 
     def traffic(self, region: Region) -> int:
         return math.prod(region_shape(region)) * self.dtype.itemsize
