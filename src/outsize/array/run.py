@@ -121,7 +121,8 @@ class _Recorded:
 
     def __init__(self, work: Pass, journal: Journal | None, number: int, final: Any) -> None:
         self._work, self._journal, self._number, self._final = work, journal, number, final
-        self.workers, self.slots, self.ordered = work.workers, work.slots, work.ordered
+        self.workers, self.slots, self.ordered, self.ahead = work.workers, work.slots, work.ordered, work.ahead
+        self.detach = work.detach
         self.worker_bytes, self.slot_bytes, self.outside_bytes = work.worker_bytes, work.slot_bytes, work.outside_bytes
 
     def chunks(self, tile: tuple[int, Region]) -> Iterator[Region]:

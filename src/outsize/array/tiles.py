@@ -21,7 +21,7 @@ _SECONDS_A_TRANSFER = 40e-6
 """A plain NVMe disk: what a byte and what a transfer costs. Only their ratio matters here."""
 _WORTH_IT = 0.98
 """A doubling has to bring the cost below this share."""
-LEAST = 4 << 20
+LEAST = 8 << 20
 """Bytes up to which a box grows even if nothing is saved: Python's own cost a tile."""
 
 
@@ -97,9 +97,11 @@ def grow(
     most: int | None = None,
 ) -> tuple[Box, bool]:
     """(the best box, whether it stopped for want of memory). `seconds` is what a box costs, `size` its bytes."""
+    if not shape:
+        return (), False
     box = tuple(min(step, length) if length else step for step, length in zip(smallest, shape, strict=True))
     cost = seconds(box) / max(math.prod(box), 1)
-    starved = False
+    last = 0
     while True:
         options = []
         starved = False
@@ -115,11 +117,23 @@ def grow(
                 continue
             options.append((seconds(larger) / math.prod(larger), axis, larger))
         if not options:
-            return box, starved
+            return (_stretch(box, last, shape[last], fits) if starved else box), starved
         best = min(options, key=lambda option: (option[0], -option[1]))
         if best[0] > cost * _WORTH_IT and size(best[2]) > LEAST:
             return box, False
-        cost, box = best[0], best[2]
+        cost, last, box = best
+
+
+def _stretch(box: Box, axis: int, length: int, fits: Callable[[Box], bool]) -> Box:
+    """The last doubled axis as far as memory goes: a full buffer is a whole number of the disk's largest transfers."""
+    low, high = box[axis], min(length, 2 * box[axis])
+    while high - low > max(1, low // 64):
+        middle = (low + high) // 2
+        if fits((*box[:axis], middle, *box[axis + 1 :])):
+            low = middle
+        else:
+            high = middle
+    return (*box[:axis], low, *box[axis + 1 :])
 
 
 def balance(shape: tuple[int, ...], box: Box, granule: Box) -> Box:

@@ -56,11 +56,18 @@ class MemoryPool:
             self._change.notify_all()
 
 
+def round_to_pages(size: int) -> int:
+    """What a buffer of this size really takes: whole pages, huge ones from 2 MiB on."""
+    page = _HUGE if size >= _HUGE else _PAGE
+    return -(-size // page) * page
+
+
 def make_buffer(size: int) -> npt.NDArray[np.uint8]:
-    """A buffer that begins on a page."""
+    """A buffer that begins on a page, and on a huge one where it is large enough."""
     if size == 0:
         return np.empty(0, np.uint8)
-    memory: Any = mmap.mmap(-1, -(-size // _PAGE) * _PAGE)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory would be counted as files, and has no huge pages
+    memory: Any = mmap.mmap(-1, round_to_pages(size), flags=flags)
     if size >= _HUGE:
         with contextlib.suppress(OSError, AttributeError):
             memory.madvise(mmap.MADV_HUGEPAGE)

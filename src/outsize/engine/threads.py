@@ -10,7 +10,7 @@ the same on every run.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +36,8 @@ class Work(Protocol):
     """What a worker's calls may allocate by themselves."""
     ordered: bool
     """True where the chunks of a tile are folded in order, one at a time."""
+    ahead: int
+    """How many loaded chunks may wait for their turn outside their worker's buffer; 0 where the worker itself waits."""
 
     def chunks(self, tile: Any) -> Iterable[Any]:
         """The chunks of a tile, in order; at least one."""
@@ -48,6 +50,9 @@ class Work(Protocol):
 
     def load(self, tile: Any, chunk: Any, state: Any, context: Any) -> Any:
         """Read and compute a chunk; many at once."""
+
+    def detach(self, payload: Any) -> Any:
+        """A copy of a payload that does not need the worker's buffer."""
 
     def fold(self, tile: Any, chunk: Any, state: Any, payload: Any) -> None:
         """Bring a loaded chunk into the state; in order where the work is ordered."""
@@ -64,6 +69,8 @@ class _Tile:
         self.turn = 0
         self.pending = 0
         self.all_taken = False
+        self.waiting: dict[int, tuple[Any, Any]] = {}
+        self.folding = False
         self.change = threading.Condition()
 
 
@@ -131,23 +138,54 @@ class _Run:
     def _do(self, flight: _Tile, chunk: Any, number: int, context: Any) -> None:
         work = self.work
         payload = work.load(flight.tile, chunk, flight.state, context)
-        if work.ordered:
-            with flight.change:
-                while flight.turn != number:
-                    if self.stop.is_set():
-                        raise _Stopped
-                    flight.change.wait(0.2)
-        work.fold(flight.tile, chunk, flight.state, payload)
-        with flight.change:
-            flight.turn += 1
-            flight.pending -= 1
-            last = flight.pending == 0 and flight.all_taken
-            flight.change.notify_all()
+        if not work.ordered:
+            work.fold(flight.tile, chunk, flight.state, payload)
+            last = self._count(flight, 1)
+        elif work.ahead:
+            last = self._fold_in_turn(flight, chunk, number, payload)
+        else:
+            self._wait_for_turn(flight, lambda: flight.turn == number)
+            work.fold(flight.tile, chunk, flight.state, payload)
+            last = self._count(flight, 1)
         if last:
             work.close(flight.tile, flight.state)
             with self.slot_free:
                 self.slots.append(flight.slot)
                 self.slot_free.notify_all()
+
+    def _count(self, flight: _Tile, folded: int) -> bool:
+        """Count folded chunks; True after the last one."""
+        with flight.change:
+            flight.turn += folded
+            flight.pending -= folded
+            flight.change.notify_all()
+            return flight.pending == 0 and flight.all_taken
+
+    def _wait_for_turn(self, flight: _Tile, ready: Callable[[], bool]) -> None:
+        with flight.change:
+            while not ready():
+                if self.stop.is_set():
+                    raise _Stopped
+                flight.change.wait(0.2)
+
+    def _fold_in_turn(self, flight: _Tile, chunk: Any, number: int, payload: Any) -> bool:
+        """Fold this chunk and those that waited for it; where it is not its turn, leave it and go on reading."""
+        self._wait_for_turn(flight, lambda: number < flight.turn + self.work.ahead)
+        with flight.change:
+            if flight.folding or flight.turn != number:
+                flight.waiting[number] = (chunk, self.work.detach(payload))
+                if flight.folding or flight.turn not in flight.waiting:
+                    return False
+                chunk, payload = flight.waiting.pop(flight.turn)
+            flight.folding = True
+        while True:
+            self.work.fold(flight.tile, chunk, flight.state, payload)
+            last = self._count(flight, 1)
+            with flight.change:
+                if flight.turn not in flight.waiting:
+                    flight.folding = False
+                    return last
+                chunk, payload = flight.waiting.pop(flight.turn)
 
 
 def run_work(work: Work, tiles: Iterable[Any], pool: MemoryPool) -> None:

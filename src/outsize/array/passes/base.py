@@ -23,6 +23,7 @@ from outsize.array.tiles import Grid
 from outsize.core.memory import HOST, Part
 from outsize.core.noun import Known
 from outsize.core.plan import Peak, Step
+from outsize.engine.pool import round_to_pages
 
 CHUNK = 8 << 20
 """Bytes of a worker's buffer at its most generous: large direct reads, and all workers' buffers in the last-level cache."""
@@ -58,6 +59,7 @@ class Pass(abc.ABC):
     """One pass. After `size` it can be described and run."""
 
     ordered = False
+    ahead = 0
 
     def __init__(self, outputs: tuple[tuple[Node, Sink], ...], bindings: Mapping[Node, Store]) -> None:
         self.outputs = outputs
@@ -82,7 +84,13 @@ class Pass(abc.ABC):
     @property
     def peak(self) -> int:
         """Bytes it holds by itself."""
-        return self.slots * self.slot_bytes + self.workers * (self.worker_bytes + self.outside_bytes)
+        slots, buffers = self.slots * self.slot_bytes, self.workers * self.worker_bytes
+        return slots + buffers + self.workers * self.outside_bytes
+
+    def take_stock(self, frame: Frame, slot: int) -> None:
+        """Fix the sizes of buffers, rounded as the pool rounds them."""
+        self.worker_bytes, self.outside_bytes = round_to_pages(frame.peak), frame.outside
+        self.slot_bytes = round_to_pages(slot)
 
     def size(self, room: int) -> bool:
         """Find the most generous manner that fits; False, with the barest chosen, where none does."""
@@ -156,6 +164,10 @@ class Pass(abc.ABC):
     @abc.abstractmethod
     def load(self, tile: Region, chunk: Region, state: Any, frame: Frame) -> Any:
         """Read and compute a chunk."""
+
+    def detach(self, payload: Any) -> Any:
+        """A copy of a payload, for passes that allow chunks to wait."""
+        return payload
 
     @abc.abstractmethod
     def fold(self, tile: Region, chunk: Region, state: Any, payload: Any) -> None:

@@ -141,8 +141,7 @@ class ContractPass(Pass):
         self.grid, self.panel = Grid(self.node.shape, box[:split_at]), box[split_at:]
         self.slots, self.workers = 1, min(workers, max(1, len(Grid(self.domain, box))))
         frame = self.probe_all()
-        self.worker_bytes, self.outside_bytes = frame.peak, frame.outside
-        self.slot_bytes = max((self._slot(region_shape(r)) for r, _ in self.grid.kinds()), default=0)
+        self.take_stock(frame, max((self._slot(region_shape(r)) for r, _ in self.grid.kinds()), default=0))
         return True
 
     def _kinds(self) -> Iterator[tuple[Region, int]]:

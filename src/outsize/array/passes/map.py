@@ -125,9 +125,8 @@ class MapPass(Pass):
         self.grid, self.chunk = Grid(self.node.shape, tile), chunk
         self.workers, self.slots = min(manner.workers, self._pieces()), slots
         frame = self.probe_all()
-        self.worker_bytes, self.outside_bytes = frame.peak, frame.outside
         kinds = [region for region, _ in self.grid.kinds()] or [tuple((0, 0) for _ in tile)]
-        self.slot_bytes = max(self.sink.room(region) + self.sink.extent(region) for region in kinds)
+        self.take_stock(frame, max(self.sink.room(region) + self.sink.extent(region) for region in kinds))
         return True
 
     def _pieces(self) -> int:

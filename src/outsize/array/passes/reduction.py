@@ -22,6 +22,12 @@ from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape, 
 from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, read_seconds
 
 
+_AHEAD = 16
+"""Partials that may wait for their turn."""
+_LIGHT = 1 << 16
+"""Bytes of a partial that is light enough to wait."""
+
+
 @dataclass(slots=True)
 class _State:
     states: dict[int, States]
@@ -189,8 +195,12 @@ class ReducePass(Pass):
         pieces = sum(n * len(Grid(region_shape(r), chunk)) for r, n in self.grid.kinds())
         self.workers = max(1, min(manner.workers, pieces))
         frame = self.probe_all()
-        self.worker_bytes, self.outside_bytes = frame.peak, frame.outside
-        self.slot_bytes = self._state_bytes(tile)
+        partial = sum(
+            math.prod(acc.kept(chunk)) * dtype.itemsize for _, acc in self.accumulators for dtype in acc.dtypes()
+        )
+        self.ahead = _AHEAD if partial <= _LIGHT and self.workers > 1 else 0
+        frame.outside += self.ahead * partial
+        self.take_stock(frame, self._state_bytes(tile))
         return True
 
     def _kinds(self) -> Iterator[tuple[Region, int]]:
@@ -242,6 +252,11 @@ class ReducePass(Pass):
         frame.reset()
         partials = self._evaluate(chunk, frame)
         return partials
+
+    def detach(self, payload: dict[int, States] | None) -> dict[int, States] | None:
+        if payload is None:
+            return None
+        return {number: [array.copy() for array in arrays] for number, arrays in payload.items()}
 
     def fold(self, tile: Region, chunk: Region, state: _State, payload: dict[int, States] | None) -> None:
         if payload is None:

@@ -92,8 +92,7 @@ class ScanPass(Pass):
         self.workers = min(manner.workers, max(1, len(Grid(shape, chunk))))
         self.slots = min(self.workers, max(1, len(self.grid)))
         frame = self.probe_all()
-        self.worker_bytes, self.outside_bytes = frame.peak, frame.outside
-        self.slot_bytes = max(self._slot(tile, region_shape(r)) for r, _ in self._kinds()) if len(self.grid) else 0
+        self.take_stock(frame, max(self._slot(tile, region_shape(r)) for r, _ in self._kinds()) if len(self.grid) else 0)
         return True
 
     def _kinds(self) -> Iterator[tuple[Region, int]]:
