@@ -25,6 +25,7 @@ DRAWINGS = {
     "Conversion": "outsize.report.conversion",
     "Plan": "outsize.report.plan",
     "Reading": "outsize.report.reading",
+    "Replay": "outsize.report.replay",
     "Sizing": "outsize.report.sizing",
 }
 """Name of the noun's class -> the module whose `draw` draws it."""
