@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from arena import run_limited
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -171,3 +172,16 @@ def test_the_command_converts_checks_and_refuses(tmp_path: Path, capsys: pytest.
     raw = ["convert", str(tmp_path / "r.bin"), str(tmp_path / "r.npy"), "--shape=-1,2", "--raw-dtype", "<i2"]
     assert main(raw) == 0
     np.testing.assert_array_equal(np.load(tmp_path / "r.npy"), np.arange(12).reshape(6, 2))
+
+
+@pytest.mark.parametrize("target", ["y.npy", "y.zarr", "y.h5", "y.safetensors"])
+def test_a_file_larger_than_a_real_memory_limit_is_converted_inside_it(target: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((50_000, 1000), np.float32))  # 191 MiB
+    code = f"""
+from outsize.array.convert import convert
+done = convert("x.npy", "{target}", "float16", budget="48MiB")
+assert done.precision.exact and done.precision.elements == 50_000_000
+"""
+    outcome = run_limited(code, 160 << 20, cwd=str(tmp_path))
+    assert not outcome.killed and outcome.status == 0, outcome.stderr
+    assert open_store(tmp_path / target).dtype == np.float16
