@@ -18,7 +18,7 @@ from outsize.array.store.base import Block, Buffer, Region, Store, region_shape,
 from outsize.array.store.widen import round_to_bfloat16
 from outsize.core.conversion import Precision
 
-_SLICE = 8192
+_SLICE = 16384
 """Elements measured at once."""
 _TEMPORARIES = 16
 """Temporaries of one slice that are alive at once, at most."""
@@ -32,6 +32,7 @@ class Meter:
         self._work = np.dtype(np.longdouble if wide else np.complex128 if before.kind == "c" else np.float64)
         self._range = _integer_range(after)
         self._exact = not bfloat16 and _is_exact(before, after)
+        self._narrowing = before.kind == after.kind == "f" and before.isnative and before.itemsize <= 8
         self.held = _TEMPORARIES * _SLICE * self._work.itemsize
         """Bytes that measuring takes, however large the block."""
         self._lock = threading.Lock()
@@ -46,7 +47,33 @@ class Meter:
             return
         flat, cast = before.reshape(-1), after.reshape(-1)
         for start in range(0, flat.size, _SLICE):
-            self._add_slice(flat[start : start + _SLICE], cast[start : start + _SLICE])
+            old, new = flat[start : start + _SLICE], cast[start : start + _SLICE]
+            if not (self._narrowing and self._add_plain(old, new)):
+                self._add_slice(old, new)
+
+    def _add_plain(self, before: Block, after: Block) -> bool:
+        """A slice of floats that stayed finite and of which none became zero: most slices, at half the cost.
+
+        A float minus itself rounded to fewer bits is a float of the same type exactly, so nothing wider is needed.
+        """
+        with np.errstate(all="ignore"):
+            size = np.abs(before)
+            new = after.astype(before.dtype, copy=False)
+            error = np.abs(before - new)
+            largest, largest_error = float(size.max()), float(error.max())
+            zeros = size.size - int(np.count_nonzero(size))
+            if not (largest_error < 1e150 and math.isfinite(largest)) or zeros != new.size - int(np.count_nonzero(new)):
+                return False
+            smallest = float(size.min() if not zeros else size.min(where=size > 0, initial=math.inf))
+            squares = float(np.square(error, dtype=np.float64).sum())
+            relative = float(np.fmax.reduce(np.divide(error, size, out=size)))  # ignores the NaN of 0 / 0
+        counts = {"elements": before.size, "changed": int(np.count_nonzero(error)), "kept": before.size}
+        peaks = {
+            "max_abs": largest_error, "max_rel": 0.0 if math.isnan(relative) else relative, "largest": largest,
+            "smallest": smallest,
+        }  # fmt: skip
+        self._merge(counts, peaks, 1.0, squares)
+        return True
 
     def _add_slice(self, before: Block, after: Block) -> None:
         with np.errstate(all="ignore"):
