@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from stores import arrays, chunk_shapes, make_buffer, peak_of, read, regions, select, write
 
 from outsize.array.store.open import create_sink, open_store
-from outsize.array.store.zarr import ZarrStore, choose_chunks
+from outsize.array.store.pieces import choose_chunks
+from outsize.array.store.zarr import ZarrStore
 from outsize.core.errors import InputError, StoreError
 
 zarr = pytest.importorskip("zarr")
@@ -205,7 +206,7 @@ def test_unaligned_regions_written_by_many_threads_lose_nothing(tmp_path: Path) 
 @settings(max_examples=50, deadline=None)
 @given(shape=st.lists(st.integers(0, 10**7), max_size=5), itemsize=st.sampled_from([1, 2, 4, 8, 16]))
 def test_chosen_chunks_are_inside_the_target(shape: list[int], itemsize: int) -> None:
-    chunks = choose_chunks(tuple(shape), itemsize)
+    chunks = choose_chunks(tuple(shape), itemsize, 8 * 2**20)
     assert all(1 <= c <= max(1, n) for c, n in zip(chunks, shape, strict=True))
     assert np.prod([float(c) for c in chunks]) * itemsize <= max(8 * 2**20, itemsize)
 

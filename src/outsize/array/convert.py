@@ -21,12 +21,16 @@ from outsize.array.precision import MeasuredStore
 from outsize.array.run import run_itinerary
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store
 from outsize.array.store.open import as_numpy, create_sink, is_bfloat16, open_store
+from outsize.array.store.pieces import choose_chunks
 from outsize.array.work import resolve_budget
 from outsize.core.conversion import Conversion, Precision
 from outsize.core.errors import InputError
 from outsize.core.events import Listener
 from outsize.core.memory import Budget
+from outsize.core.units import KiB
 
+_GRANULE = 32 * KiB
+"""Bytes of the smallest piece that is measured by itself."""
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028235e38}
 
 
@@ -47,7 +51,7 @@ def convert(
     _check_kinds(store, wanted)
     measured = MeasuredStore(store, wanted, bfloat16=narrow)
     if target is None:
-        sink: Sink = Nowhere(store.shape, wanted, store.granule)
+        sink: Sink = Nowhere(store.shape, wanted)
     else:
         _check_target(os.fspath(target), store)
         kind = "bfloat16" if narrow else wanted
@@ -124,8 +128,9 @@ class Nowhere(Sink):
 
     partial = ""
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], granule: tuple[int, ...]) -> None:
-        self.name, self.shape, self.dtype, self.granule = "nowhere", shape, dtype, granule
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.name, self.shape, self.dtype = "nowhere", shape, dtype
+        self.granule = choose_chunks(shape, dtype.itemsize, _GRANULE)
 
     def extent(self, region: Region) -> int:
         return 0

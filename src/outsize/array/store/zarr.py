@@ -30,7 +30,7 @@ from outsize.array.store.file import naming
 from outsize.array.store.folder import replace_folder, sync_path
 from outsize.array.store.keys import choose_key
 from outsize.array.store.npy import partial_path
-from outsize.array.store.pieces import count_regular, cut_regular
+from outsize.array.store.pieces import choose_chunks, count_regular, cut_regular
 from outsize.array.store.slack import give_back
 from outsize.core.errors import InputError, StoreError
 from outsize.core.units import MiB, format_bytes
@@ -357,7 +357,9 @@ class ZarrSink(_ZarrWriter):
                 f"{path} exists and is not a zarr array: it is not overwritten; remove it or choose another name"
             )
         self.name, self.shape, self.dtype = path, shape, np.dtype(dtype)
-        self.granule = choose_chunks(shape, self.dtype.itemsize) if chunks is None else _check_chunks(chunks, shape)
+        self.granule = (
+            choose_chunks(shape, self.dtype.itemsize, _CHUNK_TARGET) if chunks is None else _check_chunks(chunks, shape)
+        )
         self.partial = partial_path(path)
         super().__init__((self._reopen() if resume else None) or self._create(compress), self.partial)
 
@@ -419,12 +421,3 @@ def _check_chunks(chunks: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int,
             f"chunks {tuple(chunks)} do not suit shape {shape}: give one length of 1 or more for each axis"
         )
     return tuple(min(length, max(1, end)) for length, end in zip(chunks, shape, strict=True))
-
-
-def choose_chunks(shape: tuple[int, ...], itemsize: int, target: int = _CHUNK_TARGET) -> tuple[int, ...]:
-    """Chunks of at most `target` bytes: the longest axis is halved until they fit."""
-    chunk = [max(1, length) for length in shape]
-    while math.prod(chunk) * itemsize > target and max(chunk) > 1:
-        longest = chunk.index(max(chunk))
-        chunk[longest] = -(-chunk[longest] // 2)
-    return tuple(chunk)
