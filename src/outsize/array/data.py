@@ -107,6 +107,7 @@ class DataSource:
         for blocks in self._stretches(range(self._stretch_count(stretch)), stretch):
             for number in range(len(blocks[0])):
                 yield self._pack([np.array(block[number]) for block in blocks])
+            del blocks  # before the next stretch is read
 
     def batches(
         self, size: int, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, window: int | Literal["all"] | None = None,
@@ -265,6 +266,7 @@ class DataSource:
                 region = _rows_region(store, start, stop)
                 blocks.append(np.array(store.read(region, self._scratch(store.extent(region))), dtype, order="C"))
             yield blocks
+            del blocks  # before the next stretch is read
 
     def _shuffled(
         self, blocks: Iterator[list[Block]], random: np.random.Generator, window: int, stretch: int
@@ -275,17 +277,18 @@ class DataSource:
         for incoming in blocks:
             while len(incoming[0]):
                 taken = min(len(incoming[0]), window - filled)
-                for target, block in zip(held, incoming, strict=True):
-                    target[filled : filled + taken] = block[:taken]
+                for number, target in enumerate(held):
+                    target[filled : filled + taken] = incoming[number][:taken]
                 filled += taken
                 incoming = [block[taken:] for block in incoming]
                 drawn = min(len(incoming[0]), window)
                 if drawn:
                     slots = random.choice(filled, drawn, replace=False)
                     yield [target[slots] for target in held]
-                    for target, block in zip(held, incoming, strict=True):
-                        target[slots] = block[:drawn]
+                    for number, target in enumerate(held):
+                        target[slots] = incoming[number][:drawn]
                     incoming = [block[drawn:] for block in incoming]
+            del incoming  # before the next stretch is read
         rest = random.permutation(filled)
         for start in range(0, filled, stretch):
             yield [target[rest[start : start + stretch]] for target in held]
@@ -297,12 +300,13 @@ class DataSource:
             start = 0
             while start < len(parts[0]):
                 taken = min(size - filled, len(parts[0]) - start)
-                for target, part in zip(batch, parts, strict=True):
-                    target[filled : filled + taken] = part[start : start + taken]
+                for number, target in enumerate(batch):
+                    target[filled : filled + taken] = parts[number][start : start + taken]
                 start, filled = start + taken, filled + taken
                 if filled == size:
                     yield batch
                     batch, filled = [np.empty((size, *shape), dtype) for shape, dtype in self.specs], 0
+            del parts  # before the next stretch is read
         if filled:
             yield [target[:filled] for target in batch]
 
