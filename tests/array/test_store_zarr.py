@@ -139,7 +139,7 @@ def test_a_chunk_that_claims_to_be_huge_is_refused_before_it_is_decoded(tmp_path
 
 
 def test_a_zstd_chunk_that_does_not_state_its_size_is_read(tmp_path: Path) -> None:
-    from outsize.array.store.zarr import _zstd_size
+    from outsize.array.store.coding import _zstd_size
 
     values = np.arange(16.0).reshape(4, 4)
     path = make(tmp_path / "x.zarr", values, (4, 4))

@@ -189,18 +189,9 @@ FORMATS = (
     Format(".npz", (".npz",), _is_zip_with(".npy"), _open_npz, keyed=True),
     Format("torch", (".pt", ".pth"), _is_zip_with(".pkl"), _open_torch, keyed=True),
     Format("old torch", (), _is_old_torch, _open_old_torch, keyed=True),
-    Format(
-        "safetensors",
-        (".safetensors",),
-        _is_safetensors,
-        _open_safetensors,
-        True,
-        _create_safetensors,
-        True,
-        keyed=True,
-    ),
+    Format("safetensors", (".safetensors",), _is_safetensors, _open_safetensors, True, _create_safetensors, True, keyed=True),
     Format("raw binary", (".bin", ".raw", ".dat"), _never, _raw_needs_more, True, _create_raw),
-)
+)  # fmt: skip
 """Every format, in the order in which a file is tried."""
 
 
