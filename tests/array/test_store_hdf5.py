@@ -100,7 +100,7 @@ def test_a_truncated_file_is_one_store_error(keep: float, tmp_path: Path) -> Non
     assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)  # the library is in C: the same damage on every run
 @given(data=st.data())
 def test_damaged_bytes_give_values_or_an_error_of_ours(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:

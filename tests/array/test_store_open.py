@@ -226,3 +226,21 @@ def test_a_missing_extra_says_what_to_install(tmp_path: Path, monkeypatch: pytes
         open_store(tmp_path / "x.h5")
     with pytest.raises(StoreError, match=r"pip install outsize\[hdf5\]"):
         create_sink(tmp_path / "y.h5", (3,), "f4")
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000, 1000000000)}", "cut off"),
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (-3,)}", "shape"),
+        ("{'descr': '|O', 'fortran_order': False, 'shape': (3,)}", "Python objects"),
+        ("__import__('os').abort()", "damaged"),
+        ("{'descr': '<f8'}", "damaged"),
+    ],
+)
+def test_a_hostile_npy_header_is_one_clear_error(header: str, said: str, tmp_path: Path) -> None:
+    text = header.ljust(117) + "\n"
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + bytes(80))
+    with pytest.raises(StoreError, match=said) as caught:
+        open_store(tmp_path / "x.npy")
+    assert "\n" not in str(caught.value)

@@ -37,8 +37,8 @@ class BfcSettings(Noun):
     """Regions that double; False takes the whole limit at once (JAX, and TensorFlow's default)."""
     limit: int | None = None
     """Bytes it may take; None for the device's capacity."""
-    garbage_collection: bool = False
-    """Give whole unused regions back before failing."""
+    garbage_collection: bool = True
+    """Give whole unused regions back before failing, as TensorFlow does; False for JAX."""
     fragmentation_fraction: float = 0.0
     """Share of the limit above which what is left over is cut off; 0 for 128 MiB."""
 
@@ -66,7 +66,6 @@ class Bfc:
         self.waste = (
             int(settings.fragmentation_fraction * limit) if settings.fragmentation_fraction and limit else WASTE
         )
-        self.backpedalled = False
         self.requested = self.allocated = self.active = self.reserved = self.reserved_peak = self.retries = 0
         self.guessed = False
         self.live: dict[int, Piece | None] = {}
@@ -137,15 +136,11 @@ class Bfc:
             doubled = True
         bytes = self.region if left is None else min(self.region, left)
         address = self.driver.take(bytes)
-        if address is None and not self.backpedalled:
-            self.backpedalled = True
-            while address is None:
-                bytes = _rounded(int(bytes * BACKPEDAL))
-                if bytes < size:
-                    break
-                address = self.driver.take(bytes)
-        if address is None:
-            return False
+        while address is None:
+            bytes = min(_rounded(int(bytes * BACKPEDAL)), bytes - QUANTUM)
+            if bytes < size:
+                return False
+            address = self.driver.take(bytes)
         if not doubled:
             self.region *= 2
         self.first[address] = Piece(self.home, address, address, bytes, FREE)

@@ -71,10 +71,9 @@ class CudaDriver(Driver):
         if recorded:
             return recorded.popleft()
         self.invents = True
-        for at, (address, room) in enumerate(self.holes):  # noqa: B007  (used after the loop)
-            if room >= size:
-                del self.holes[at]
-                break
+        at = next((at for at, hole in enumerate(self.holes) if hole[1] >= size), None)
+        if at is not None:
+            address, room = self.holes.pop(at)
         else:
             room = -(-size // CHUNK) * CHUNK
             self.low -= room

@@ -18,6 +18,7 @@ from outsize.core.errors import InputError, OutsizeError
 
 VERBS = {
     "compute": "array expressions on files larger than memory, inside a budget",
+    "convert": "rewrite an array in another dtype or format, and say what that cost",
     "memory": "what memory is here, what limits it, and who holds it",
     "size": "what tensors of a shape take, and where they fit",
     "tour": "a walk through Outsize in under a minute",

@@ -32,10 +32,10 @@ class Precision(Noun):
     """Values other than zero that are zero now."""
     nans_created: int
     """Numbers that are NaN now."""
-    largest: float
-    """Largest finite magnitude before the cast."""
-    smallest: float
-    """Smallest magnitude above zero before the cast; 0 where there was none."""
+    largest: float | None
+    """Largest finite magnitude before the cast; None where it was not looked for, since the new type holds all of the old."""
+    smallest: float | None
+    """Smallest magnitude above zero before the cast; None where there was none, or it was not looked for."""
 
     derived: ClassVar[tuple[str, ...]] = ("exact",)
 

@@ -22,8 +22,10 @@ from rich.text import Text
 from outsize.core.noun import to_plain
 
 DRAWINGS = {
+    "Conversion": "outsize.report.conversion",
     "Plan": "outsize.report.plan",
     "Reading": "outsize.report.reading",
+    "Replay": "outsize.report.replay",
     "Sizing": "outsize.report.sizing",
 }
 """Name of the noun's class -> the module whose `draw` draws it."""

@@ -44,4 +44,4 @@ def _draw_cost(conversion: Conversion) -> RenderableType:
 
 
 def _share(count: int, of: int) -> str:
-    return "none" if not count else f"{count:,} of {of:,} ({100 * count / of:.2g} %)"
+    return "none" if not count else f"{count:,} of {of:,} ({100 * count / of:.3g} %)"

@@ -15,6 +15,7 @@ import numpy as np
 from outsize.array.store.base import Sink, Store
 from outsize.array.store.file import naming
 from outsize.array.store.keys import split_key
+from outsize.core.dtypes import parse_dtype
 from outsize.core.errors import InputError, StoreError
 from outsize.core.spec import parse_shape
 
@@ -51,6 +52,8 @@ class Format(NamedTuple):
     """True where `r+` is understood."""
     create: Callable[[str, tuple[int, ...], np.dtype[Any], Options], Sink] | None = None
     """Begins an output, None where the format is only read."""
+    bfloat16: bool = False
+    """True where an output may be of bfloat16, which NumPy does not have: its blocks are float32."""
     keyed: bool = False
     """True where a file may hold several arrays."""
     chunked: bool = False
@@ -186,9 +189,9 @@ FORMATS = (
     Format(".npz", (".npz",), _is_zip_with(".npy"), _open_npz, keyed=True),
     Format("torch", (".pt", ".pth"), _is_zip_with(".pkl"), _open_torch, keyed=True),
     Format("old torch", (), _is_old_torch, _open_old_torch, keyed=True),
-    Format("safetensors", (".safetensors",), _is_safetensors, _open_safetensors, True, _create_safetensors, keyed=True),
+    Format("safetensors", (".safetensors",), _is_safetensors, _open_safetensors, True, _create_safetensors, True, keyed=True),
     Format("raw binary", (".bin", ".raw", ".dat"), _never, _raw_needs_more, True, _create_raw),
-)
+)  # fmt: skip
 """Every format, in the order in which a file is tried."""
 
 
@@ -231,7 +234,7 @@ def _open_raw(path: str, shape: Any, dtype: Any, offset: int, order: str, mode: 
         raise InputError(f"offset is a number of bytes from the file's start, not {offset}")
     if os.path.isdir(path):
         raise StoreError(f"{path} is a folder, not a file of raw binary", path=path)
-    return open_raw(path, shape, _as_numpy(dtype), offset=offset, order=order, mode=mode)
+    return open_raw(path, shape, as_numpy(dtype), offset=offset, order=order, mode=mode)
 
 
 def _find_format(path: str) -> Format:
@@ -284,18 +287,26 @@ def create_sink(
     if os.path.isdir(target) and row.name != "zarr":
         raise InputError(f"{target} is a folder: it is not overwritten by a file")
     options = Options(key=key, chunks=None if chunks is None else parse_shape(chunks), compress=compress, resume=resume)
-    return row.create(target, parse_shape(shape), _as_numpy(dtype), options)
+    if row.bfloat16 and is_bfloat16(dtype):
+        return row.create(target, parse_shape(shape), "bfloat16", options)  # type: ignore[arg-type]
+    return row.create(target, parse_shape(shape), as_numpy(dtype), options)
 
 
-def _as_numpy(dtype: Any) -> np.dtype[Any]:
+def is_bfloat16(dtype: Any) -> bool:
+    """True for every spelling of bfloat16, and torch's and JAX's own."""
+    if isinstance(dtype, np.dtype):
+        return bool(dtype.name == "bfloat16")
+    return "bf" in str(dtype).lower() and parse_dtype(dtype).name == "bfloat16"
+
+
+def as_numpy(dtype: Any) -> np.dtype[Any]:
     """NumPy's own reading first; then the names of other frameworks."""
     try:
         return np.dtype(dtype)  # type: ignore[no-any-return]
     except TypeError:
-        from outsize.core.dtypes import parse_dtype
-
         name = parse_dtype(dtype).name
     try:
         return np.dtype(name)
     except TypeError:
-        raise InputError(f"NumPy has no {name}: use float16 or float32 instead") from None
+        way_out = "only .safetensors can hold it" if name == "bfloat16" else "use float16 or float32 instead"
+        raise InputError(f"NumPy has no {name}: {way_out}") from None

@@ -8,6 +8,7 @@ blocks) reads and writes through this one loop.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -79,3 +80,12 @@ def _combine(axes: list[list[_AxisPiece]]) -> Iterator[Piece]:
             inside=tuple(slice(first - low, last - low) for _, first, last, low, _ in combination),
             target=tuple(slice(first - origin, last - origin) for _, first, last, _, origin in combination),
         )
+
+
+def choose_chunks(shape: tuple[int, ...], itemsize: int, target: int) -> tuple[int, ...]:
+    """Chunks of at most `target` bytes: the longest axis is halved until they fit."""
+    chunk = [max(1, length) for length in shape]
+    while math.prod(chunk) * itemsize > target and max(chunk) > 1:
+        longest = chunk.index(max(chunk))
+        chunk[longest] = -(-chunk[longest] // 2)
+    return tuple(chunk)

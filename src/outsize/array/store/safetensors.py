@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.store.base import ALIGNMENT, Store, round_up
+from outsize.array.store.base import ALIGNMENT, Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.store.file import AlignedFile, naming
 from outsize.array.store.flat import FlatSink, FlatStore
 from outsize.array.store.keys import choose_key
 from outsize.array.store.npy import partial_path
-from outsize.array.store.widen import NARROW, numpy_dtype, widened
+from outsize.array.store.widen import NARROW, numpy_dtype, round_to_bfloat16, widened
 from outsize.core.dtypes import parse_dtype
 from outsize.core.errors import InputError, StoreError
 from outsize.core.units import format_bytes
@@ -29,6 +29,8 @@ from outsize.core.units import format_bytes
 _LONGEST_HEADER = 100_000_000
 """The format's own limit on the table, in bytes."""
 _DEFAULT_KEY = "tensor"
+_ROUNDED = 65536
+"""Elements rounded at once: the temporaries stay in the cache."""
 
 _CODES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
@@ -112,17 +114,66 @@ class SafetensorsSink(FlatSink):
         return open_safetensors(self.name, self.key)
 
 
+class Bfloat16Sink(Sink):
+    """A file of one bfloat16 tensor: takes float32 blocks and writes the nearest bfloat16."""
+
+    def __init__(self, bits: SafetensorsSink) -> None:
+        self.name, self.partial, self.shape, self.granule = bits.name, bits.partial, bits.shape, bits.granule
+        self.dtype = np.dtype(np.float32)
+        self._bits = bits
+
+    def extent(self, region: Region) -> int:
+        """The block again in float32, its bits in uint16, and what writing those takes."""
+        size = math.prod(region_shape(region))
+        return round_up(4 * size) + round_up(2 * size) + self._bits.extent(region)
+
+    def traffic(self, region: Region) -> int:
+        return self._bits.traffic(region)
+
+    def seeks(self, region: Region) -> int:
+        return self._bits.seeks(region)
+
+    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
+        shape, size = region_shape(region), math.prod(region_shape(region))
+        values = np.ndarray(shape, np.float32, buffer.data)
+        narrow = np.ndarray(shape, np.uint16, buffer[round_up(4 * size) :].data)
+        np.copyto(values, block, casting="unsafe")
+        flat, bits = values.reshape(-1), narrow.reshape(-1)
+        for start in range(0, size, _ROUNDED):
+            piece = flat[start : start + _ROUNDED]
+            round_to_bfloat16(piece)
+            np.right_shift(piece.view(np.uint32), np.uint32(16), out=bits[start : start + _ROUNDED], casting="unsafe")
+        self._bits.write(region, narrow, buffer[round_up(4 * size) + round_up(2 * size) :])
+
+    def sync(self) -> None:
+        self._bits.sync()
+
+    def commit(self) -> Store:
+        return self._bits.commit()
+
+    def abort(self) -> None:
+        self._bits.abort()
+
+
 def create_safetensors(
-    path: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, key: str | None = None, resume: bool = False
-) -> SafetensorsSink:
-    """Begin a safetensors file of one tensor, called `key`."""
-    name = parse_dtype(np.dtype(dtype)).name
+    path: str, shape: tuple[int, ...], dtype: Any, *, key: str | None = None, resume: bool = False
+) -> Sink:
+    """Begin a safetensors file of one tensor, called `key`; `dtype` may be "bfloat16"."""
+    name = parse_dtype(dtype).name
+    if name == "bfloat16":
+        return Bfloat16Sink(_create(path, shape, np.dtype(np.uint16), "BF16", key, resume))
     if name not in _CODES:
-        raise InputError(f"safetensors cannot hold {name}: it has {', '.join(_CODES)}")
+        raise InputError(f"safetensors cannot hold {name}: it has bfloat16, {', '.join(_CODES)}")
+    return _create(path, shape, np.dtype(dtype), _CODES[name], key, resume)
+
+
+def _create(
+    path: str, shape: tuple[int, ...], dtype: np.dtype[Any], code: str, key: str | None, resume: bool
+) -> SafetensorsSink:
     key = key or _DEFAULT_KEY
-    little = np.dtype(dtype).newbyteorder("<")
+    little = dtype.newbyteorder("<")
     nbytes = math.prod(shape) * little.itemsize
-    row = {key: {"dtype": _CODES[name], "shape": list(shape), "data_offsets": [0, nbytes]}}
+    row = {key: {"dtype": code, "shape": list(shape), "data_offsets": [0, nbytes]}}
     text = json.dumps(row, separators=(",", ":"), ensure_ascii=False).encode()
     length = round_up(8 + len(text), ALIGNMENT) - 8
     header = struct.pack("<Q", length) + text.ljust(length, b" ")

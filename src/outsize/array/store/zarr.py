@@ -19,18 +19,19 @@ import os
 import shutil
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
 
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
+from outsize.array.store.coding import DECODER, Coding, plain_coding
 from outsize.array.store.file import naming
 from outsize.array.store.folder import replace_folder, sync_path
 from outsize.array.store.keys import choose_key
 from outsize.array.store.npy import partial_path
-from outsize.array.store.pieces import count_regular, cut_regular
+from outsize.array.store.pieces import choose_chunks, count_regular, cut_regular
 from outsize.array.store.slack import give_back
 from outsize.core.errors import InputError, StoreError
 from outsize.core.units import MiB, format_bytes
@@ -40,6 +41,8 @@ Missing = Literal["error", "fill"]
 _MARKERS = ("zarr.json", ".zarray", ".zgroup")
 _LIBRARY_COPIES = 5
 """Decoded chunks that zarr-python holds at once while it reads or writes one chunk, at most (encoded bytes beside)."""
+_ENCODER = 4 * MiB
+"""Bytes of a compressor's tables: zstd takes about 2.4 MiB at its default level."""
 _LIBRARY_CONSTANT = 256 * 1024
 """Bytes of its event loop, tasks and metadata per call."""
 _EVERY_CHUNK = {"write_empty_chunks": True}
@@ -84,7 +87,7 @@ class ZarrStore(Store):
         self._missing = missing
         self._writable = mode == "r+"
         self._folder = os.path.join(path, array.path) if array.path else path
-        self._coding = _plain_coding(array)
+        self._coding = plain_coding(array)
         self._shard = tuple(array.shards) if array.shards else self._chunk
         self._chunk_bytes = math.prod(self._chunk) * self.dtype.itemsize
 
@@ -92,8 +95,8 @@ class ZarrStore(Store):
         block = round_up(math.prod(region_shape(region)) * self.dtype.itemsize)
         encoded = round_up(_most_encoded(self._chunk_bytes))
         if self._coding is None:
-            return block + encoded + _LIBRARY_COPIES * self._chunk_bytes + _LIBRARY_CONSTANT
-        return block + encoded + round_up(self._chunk_bytes) * self._coding.copies
+            return block + encoded + _LIBRARY_COPIES * self._chunk_bytes + _LIBRARY_CONSTANT + DECODER
+        return block + encoded + round_up(self._chunk_bytes) * self._coding.copies + self._coding.state
 
     def traffic(self, region: Region) -> int:
         """A bound: chunks touched times the decoded size of one; what was saved is known only after reading."""
@@ -131,7 +134,7 @@ class ZarrStore(Store):
     def update(self) -> Sink:
         return _InPlaceZarr(self) if self._writable else super().update()
 
-    def _decode(self, coding: _Coding, chunk: tuple[int, ...], scratch: Buffer) -> Block | None:
+    def _decode(self, coding: Coding, chunk: tuple[int, ...], scratch: Buffer) -> Block | None:
         """One chunk, decoded inside `scratch`; None where its file is missing and that means the fill value."""
         key = self._array.metadata.encode_chunk_key(chunk)
         path = os.path.join(self._folder, key)
@@ -170,81 +173,6 @@ class ZarrStore(Store):
 
 def _open_again(path: str, key: str | None, missing: Missing, mode: str) -> ZarrStore:
     return ZarrStore(path, key=key, missing=missing, mode=mode)
-
-
-class _Coding:
-    """How chunks that need no more than a compressor are decoded."""
-
-    def __init__(self, name: str | None, dtype: np.dtype[Any], order: Literal["C", "F"]) -> None:
-        self.dtype = dtype
-        self.order: Literal["C", "F"] = order
-        self.copies = 2 if name == "zstd" else 1
-        """Decoded chunks held at once: a zstd frame that does not state its size is decoded beside the buffer."""
-        self._name = name
-        if name is not None:
-            self._codec = importlib.import_module("numcodecs").get_codec({"id": name})
-
-    def decode(self, encoded: Buffer, out: Buffer) -> Buffer:
-        """The bytes of a chunk, in `out` where the encoding says that they fit there."""
-        if self._name is None:
-            return encoded
-        stated = _STATED_SIZE[self._name](encoded)
-        if stated is None:
-            return np.frombuffer(self._codec.decode(encoded), np.uint8)
-        if stated != out.nbytes:
-            raise ValueError(f"it states {stated} bytes, not {out.nbytes}")
-        self._codec.decode(encoded, out)
-        return out
-
-
-def _blosc_size(encoded: Buffer) -> int:
-    decoded, _, whole = struct.unpack_from("<III", encoded.data, 4)
-    if whole != encoded.nbytes:  # blosc itself decodes a short file into whatever was in memory
-        raise ValueError(f"{encoded.nbytes} bytes of the {whole} that its header states")
-    return int(decoded)
-
-
-def _lz4_size(encoded: Buffer) -> int:
-    return int(struct.unpack_from("<I", encoded.data, 0)[0])
-
-
-def _zstd_size(encoded: Buffer) -> int | None:
-    """Content size in the frame's header (RFC 8878, 3.1.1), None where the writer did not know it yet."""
-    magic, descriptor = struct.unpack_from("<IB", encoded.data, 0)
-    if magic != 0xFD2FB528:
-        raise ValueError("it does not begin like a zstd frame")
-    single = bool(descriptor & 0x20)
-    at = 5 + (0 if single else 1) + (0, 1, 2, 4)[descriptor & 3]
-    flag = descriptor >> 6
-    if flag == 0 and not single:
-        return None
-    form, base = (("<B", 0), ("<H", 256), ("<I", 0), ("<Q", 0))[flag]
-    return int(struct.unpack_from(form, encoded.data, at)[0]) + base
-
-
-_STATED_SIZE: dict[str, Callable[[Buffer], int | None]] = {
-    "blosc": _blosc_size, "zstd": _zstd_size, "lz4": _lz4_size,
-}  # fmt: skip
-"""Compressors that decode into a buffer of ours -> the reader of the size that the encoded bytes state."""
-
-
-def _plain_coding(array: Any) -> _Coding | None:
-    """The coding of an array whose chunks need no more than a compressor, else None."""
-    fields = array.metadata.to_dict()
-    dtype = np.dtype(array.dtype)
-    if fields["zarr_format"] == 2:
-        compressor = fields.get("compressor")
-        name = None if compressor is None else compressor["id"]
-        if fields.get("filters") or name not in (None, *_STATED_SIZE):
-            return None
-        return _Coding(name, dtype, fields["order"])
-    codecs: list[dict[str, Any]] = [codec if isinstance(codec, dict) else {"name": codec} for codec in fields["codecs"]]
-    names = [codec["name"] for codec in codecs]
-    if names[:1] != ["bytes"] or len(names) > 2 or not set(names[1:]) <= set(_STATED_SIZE):
-        return None
-    endian = codecs[0].get("configuration", {}).get("endian")
-    stored = dtype if endian is None else dtype.newbyteorder("<" if endian == "little" else ">")
-    return _Coding(names[1] if len(names) == 2 else None, stored, "C")
 
 
 def _open_array(path: str, key: str | None, mode: str) -> Any:
@@ -299,12 +227,20 @@ class _ZarrWriter(Sink):
 
     def __init__(self, array: Any, folder: str) -> None:
         self._array, self._folder = array, folder
-        self._edge = threading.Lock()
+        self._edge, self._lock = threading.Lock(), threading.Lock()
         self._written: set[str] = set()
         self._chunk_bytes = math.prod(self.granule) * self.dtype.itemsize
 
+    def _is_complete(self, region: Region) -> bool:
+        """True where a region cuts no chunk, so that nothing is read back."""
+        return all(
+            start % length == 0 and (stop % length == 0 or stop == end)
+            for (start, stop), length, end in zip(region, self.granule, self.shape, strict=True)
+        )
+
     def extent(self, region: Region) -> int:
-        return _LIBRARY_COPIES * self._chunk_bytes + _most_encoded(self._chunk_bytes) + _LIBRARY_CONSTANT
+        copies = 1 if self._is_complete(region) else _LIBRARY_COPIES
+        return copies * self._chunk_bytes + _most_encoded(self._chunk_bytes) + _LIBRARY_CONSTANT + _ENCODER
 
     def traffic(self, region: Region) -> int:
         return math.prod(region_shape(region)) * self.dtype.itemsize
@@ -312,20 +248,18 @@ class _ZarrWriter(Sink):
     def write(self, region: Region, block: Block, buffer: Buffer) -> None:
         give_back(buffer)
         for piece in cut_regular(region, self.granule):
-            complete = all(
-                start % length == 0 and (stop % length == 0 or stop == end)
-                for (start, stop), length, end in zip(piece.region, self.granule, self.shape, strict=True)
-            )
-            with nullcontext() if complete else self._edge:  # an incomplete chunk is read, changed and written back
+            with nullcontext() if self._is_complete(piece.region) else self._edge:  # one cut chunk at a time
                 self._write_piece(piece.region, block[piece.target])
-            self._written.add(self._array.metadata.encode_chunk_key(piece.chunk))
+            with self._lock:
+                self._written.add(self._array.metadata.encode_chunk_key(piece.chunk))
 
     def _write_piece(self, region: Region, block: Block) -> None:
         with naming(self.name):
             self._array[tuple(slice(*axis) for axis in region)] = block
 
     def sync(self) -> None:
-        written, self._written = self._written, set()
+        with self._lock:
+            written, self._written = self._written, set()
         with naming(self.name):
             for key in written:
                 sync_path(os.path.join(self._folder, key))
@@ -345,7 +279,9 @@ class ZarrSink(_ZarrWriter):
                 f"{path} exists and is not a zarr array: it is not overwritten; remove it or choose another name"
             )
         self.name, self.shape, self.dtype = path, shape, np.dtype(dtype)
-        self.granule = choose_chunks(shape, self.dtype.itemsize) if chunks is None else _check_chunks(chunks, shape)
+        self.granule = (
+            choose_chunks(shape, self.dtype.itemsize, _CHUNK_TARGET) if chunks is None else _check_chunks(chunks, shape)
+        )
         self.partial = partial_path(path)
         super().__init__((self._reopen() if resume else None) or self._create(compress), self.partial)
 
@@ -407,12 +343,3 @@ def _check_chunks(chunks: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int,
             f"chunks {tuple(chunks)} do not suit shape {shape}: give one length of 1 or more for each axis"
         )
     return tuple(min(length, max(1, end)) for length, end in zip(chunks, shape, strict=True))
-
-
-def choose_chunks(shape: tuple[int, ...], itemsize: int, target: int = _CHUNK_TARGET) -> tuple[int, ...]:
-    """Chunks of at most `target` bytes: the longest axis is halved until they fit."""
-    chunk = [max(1, length) for length in shape]
-    while math.prod(chunk) * itemsize > target and max(chunk) > 1:
-        longest = chunk.index(max(chunk))
-        chunk[longest] = -(-chunk[longest] // 2)
-    return tuple(chunk)
