@@ -1,5 +1,4 @@
-"""Every example of README.md and docs/ runs: Python blocks of a page share a namespace, `$ outsize ...` lines are
-executed."""
+"""Every example of README.md and docs/ runs: Python blocks of a page share a namespace, `$ outsize ...` lines are executed."""
 
 import os
 import pathlib

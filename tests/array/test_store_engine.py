@@ -1,4 +1,5 @@
-"""Every store under the engine: results as NumPy's, and the memory of the process inside the budget, in a fresh process."""
+"""Every store under the engine: results as NumPy's, and the memory of the process inside the budget, in a fresh
+process."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ def convert(
     source: Any, target: str | os.PathLike[str] | None, dtype: Any = None, *, budget: int | str | None = None,
     chunks: Any = None, compress: bool = True, listener: Listener | None = None, **options: Any,
 ) -> Conversion:  # fmt: skip
-    """Rewrite an array as `dtype` (its own by default) into `target`; with `target=None` only measure what it would cost.
+    """Rewrite an array as `dtype` (its own by default) into `target`; with `target=None` only measure what it would
+    cost.
 
     `options` are those of `outsize.open`: key, shape, dtype of raw binary as `raw_dtype`, offset, order, missing.
     """

@@ -39,7 +39,8 @@ _STRETCH = 4 * MiB
 _DRAWN = 24
 """Bytes per row of a window for the numbers that say which rows are drawn."""
 _SAMPLES = 64
-"""Places of an array at which the extent of a stretch is asked for; it differs only where blocks of unequal size meet."""
+"""Places of an array at which the extent of a stretch is asked for; it differs only where blocks of unequal size
+meet."""
 _NEAR = 64
 """Rows that are asked for together and lie fewer rows apart than this are read as one stretch."""
 
@@ -113,9 +114,11 @@ class DataSource:
         self, size: int, *, shuffle: bool = False, seed: int = 0, epoch: int = 0, window: int | Literal["all"] | None = None,
         drop_last: bool = False, shard: tuple[int, int] = (0, 1),
     ) -> Iterator[Batch]:  # fmt: skip
-        """Batches of `size` rows: in order, or shuffled through a window of that many rows (by default what the budget holds).
+        """Batches of `size` rows: in order, or shuffled through a window of that many rows (by default what the budget
+        holds).
 
-        `shard=(i, n)` takes the i-th of n shares, for n workers or machines; shares do not overlap and cover everything.
+        `shard=(i, n)` takes the i-th of n shares, for n workers or machines; shares do not overlap and cover
+        everything.
         """
         if size < 1:
             raise InputError(f"a batch has at least 1 row, not {size}")

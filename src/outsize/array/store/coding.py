@@ -1,8 +1,8 @@
 """Chunks that need no more than a decompressor (blosc, zstd, lz4 or none): decoded inside a buffer of ours.
 
 In: a zarr array, then the bytes of its chunk files. Out: the bytes of a chunk. The size that the encoded bytes state
-is checked before anything is decoded, so that a damaged chunk can neither take more memory than was planned nor leave part
-of a buffer as it was (a zstd frame that states no size is the exception: it is decoded beside the buffer).
+is checked before anything is decoded, so that a damaged chunk can neither take more memory than was planned nor leave
+part of a buffer as it was (a zstd frame that states no size is the exception: it is decoded beside the buffer).
 """
 
 from __future__ import annotations
