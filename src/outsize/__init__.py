@@ -10,12 +10,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from outsize.core.errors import BudgetError, InputError, OutOfMemory, OutsizeError, StoreError
+from outsize.core.events import Listener, set_default_listener
 from outsize.core.noun import Drawing, set_drawing
 
 if TYPE_CHECKING:
     from outsize.failure.explain import explain as explain
     from outsize.failure.guard import guard as guard
     from outsize.failure.guard import install as install
+    from outsize import array as array
+    from outsize.array import open as open
     from outsize.machine import budget as budget
     from outsize.machine import memory as memory
     from outsize.sizing import size as size
@@ -28,11 +31,12 @@ _VERBS = {
     "guard": "outsize.failure",
     "install": "outsize.failure",
     "memory": "outsize.machine",
+    "open": "outsize.array",
     "size": "outsize.sizing",
 }
 """Public verb -> the room it lives in."""
 
-_ROOMS: tuple[str, ...] = ()
+_ROOMS: tuple[str, ...] = ("array",)
 """Rooms that are public as they are."""
 
 __all__ = ["BudgetError", "InputError", "OutOfMemory", "OutsizeError", "StoreError", *_VERBS, *_ROOMS]
@@ -57,3 +61,12 @@ def _load_drawing() -> Drawing:
 
 
 set_drawing(_load_drawing)
+
+
+def _load_listener() -> Listener | None:
+    from outsize.report.progress import terminal_listener
+
+    return terminal_listener()
+
+
+set_default_listener(_load_listener)

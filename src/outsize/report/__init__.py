@@ -23,6 +23,7 @@ from outsize.core.noun import to_plain
 
 DRAWINGS = {
     "Diagnosis": "outsize.report.diagnosis",
+    "Conversion": "outsize.report.conversion",
     "Plan": "outsize.report.plan",
     "Reading": "outsize.report.reading",
     "Replay": "outsize.report.replay",

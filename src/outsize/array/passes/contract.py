@@ -1,0 +1,250 @@
+"""A pass for matrix products: a tile of C stays in memory while panels of A and B stream past it, the next read during
+this product.
+
+The box that is chosen has three kinds of axes: those of C (cut into tiles) and those summed over (cut into panels).
+With S words of memory a square C moves about 2mnk/sqrt(S) words, the least that is possible (Smith, Lowery, Langou,
+van de Geijn 2017); the chooser finds that shape because nothing else costs less disk time. BLAS has all cores; one
+worker multiplies, the other reads. Long sums of float32 whose C is small are accumulated in float64.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outsize.array.barrier import Contract
+from outsize.array.blas import STRIP_BYTES, find_symbol, multiply_add
+from outsize.array.frame import Frame
+from outsize.array.graph import Node
+from outsize.array.passes.base import Manner, Pass, split, traffic
+from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
+from outsize.array.tiles import Box, Grid, balance, center, grow, read_seconds, write_seconds
+
+_LONG = 1 << 16
+"""Terms of a sum from which float32 is accumulated in float64."""
+_SMALL_C = 16 << 20
+"""Bytes of a C that is small enough for that."""
+
+
+@dataclass(slots=True)
+class _State:
+    total: Block
+    out: Block
+    scratch: Buffer
+
+
+class ContractPass(Pass):
+    """Makes one contraction."""
+
+    ordered = True
+
+    def __init__(self, node: Contract, sink: Sink, bindings: Mapping[Node, Store]) -> None:
+        super().__init__(((node, sink),), bindings)
+        self.node, self.sink = node, sink
+        a, b = node.inputs
+        self.batch = node.batch
+        self.m = a.ndim - node.batch - node.summed
+        self.n = b.ndim - node.batch - node.summed
+        self.lengths = a.shape[self.batch + self.m :]
+        """Lengths of the axes summed over."""
+        self.domain = (*node.shape, *self.lengths)
+        self.working = self._working()
+        self.panel: Box = ()
+        self._probes: dict[Region, Frame] = {}
+
+    def _working(self) -> np.dtype[Any]:
+        dtype = self.node.dtype
+        if dtype.char == "e":
+            return np.dtype(np.float32)
+        if dtype.char in "fF" and math.prod(self.lengths) > _LONG and self.node.nbytes <= _SMALL_C:
+            return np.dtype(np.float64 if dtype.char == "f" else np.complex128)
+        return dtype.newbyteorder("=")
+
+    def label(self) -> str:
+        a, b = self.node.inputs
+        return f"product of {a.label()} and {b.label()}"
+
+    def _regions(self, tile: Region, panel: Region) -> tuple[Region, Region]:
+        batch, m = tile[: self.batch], tile[self.batch : self.batch + self.m]
+        n = tile[self.batch + self.m :]
+        return (*batch, *m, *panel), (*batch, *panel, *n)
+
+    def probe(self, region: Region) -> Frame:
+        """A dry run of one panel; the region covers C's axes and those summed over."""
+        found = self._probes.get(region)
+        if found is None:
+            found = self.frame()
+            split_at = len(self.node.shape)
+            self._load(region[:split_at], region[split_at:], found)
+            if (
+                find_symbol("cblas_sgemm") is None
+                or self.node.dtype.char not in "fd"
+                or self.working != self.node.dtype
+            ):
+                shape = region_shape(region)
+                found.reserve(2 * min(STRIP_BYTES, math.prod(shape[self.batch : split_at]) * self.working.itemsize))
+            self._probes[region] = found
+        return found
+
+    def _load(self, tile: Region, panel: Region, frame: Frame) -> tuple[Block, Block]:
+        a_region, b_region = self._regions(tile, panel)
+        groups = ((self.batch, self.m, self.node.summed), (self.batch, self.node.summed, self.n))
+        out = []
+        for child, region, axes in zip(self.node.inputs, (a_region, b_region), groups, strict=True):
+            block = frame.evaluate(child, region)
+            dtype = np.dtype(np.float32) if self.node.dtype.char == "e" else self.node.dtype.newbyteorder("=")
+            shape = _grouped(block.shape, axes)
+            if block.dtype != dtype or not _reshapes(block, axes):
+                packed = frame.array(block.shape, dtype)
+                frame.copy(packed, block)
+                block = packed
+            out.append(block.reshape(shape))
+        return out[0], out[1]
+
+    def _slot(self, tile: Box) -> int:
+        region = center(self.node.shape, tile)
+        size = self.sink.room(region) + self.sink.extent(region)
+        if self.working != self.sink.dtype or not self._plain():
+            size += round_up(math.prod(tile) * self.working.itemsize)
+        return size
+
+    def _plain(self) -> bool:
+        """True where the sink's own block can be the accumulator: one matrix, rows as BLAS likes them."""
+        return self.batch == 0 and self.m == 1 and self.n == 1 and self.sink.order is None
+
+    def shape_up(self, manner: Manner, room: int) -> bool:
+        split_at = len(self.node.shape)
+        least = (*(max(1, min(g, n)) for g, n in zip(self.sink.granule, self.node.shape, strict=True)),
+                 *(1 for _ in self.lengths))  # fmt: skip
+        if manner.bare:
+            return self._settle(1, least)
+        workers = min(2, manner.workers)
+
+        def held(box: Box) -> int:
+            frame = self.probe(center(self.domain, box))
+            return self._slot(box[:split_at]) + workers * (frame.peak + frame.outside)
+
+        def seconds(box: Box) -> float:
+            region = center(self.domain, box)
+            panels = math.prod(-(-n // max(1, k)) for n, k in zip(self.lengths, box[split_at:], strict=True))
+            write = write_seconds(self.sink, region[:split_at]) / max(panels, 1)
+            return read_seconds(self.probe(region).reads) + write + _CALL_SECONDS
+
+        if held(least) > room:
+            return False
+        box, _ = grow(self.domain, least, seconds, lambda b: held(b) <= room, lambda b: math.prod(b[:split_at]) * 4)
+        return self._settle(workers, balance(self.domain, box, least))
+
+    def _settle(self, workers: int, box: Box) -> bool:
+        split_at = len(self.node.shape)
+        self.grid, self.panel = Grid(self.node.shape, box[:split_at]), box[split_at:]
+        self.slots, self.workers = 1, min(workers, max(1, len(Grid(self.domain, box))))
+        frame = self.probe_all()
+        self.take_stock(frame, max((self._slot(region_shape(r)) for r, _ in self.grid.kinds()), default=0))
+        return True
+
+    def _kinds(self) -> Iterator[tuple[Region, int]]:
+        for tile, number in self.grid.kinds():
+            for panel, times in Grid(self.lengths, self.panel).kinds():
+                yield (*tile, *panel), number * times
+
+    def probe_all(self) -> Frame:
+        total = self.frame()
+        for region, _ in self._kinds():
+            frame = self.probe(region)
+            total.peak, total.outside = max(total.peak, frame.peak), max(total.outside, frame.outside)
+            total.reads += frame.reads
+        return total
+
+    def reads(self) -> int:
+        return sum(traffic(self.probe(region)) * number for region, number in self._kinds())
+
+    def volume(self) -> int:
+        return math.prod(self.node.shape) * max(1, math.prod(self.lengths))
+
+    def floor(self) -> int | None:
+        """2mnk/sqrt(S) words and C once; never less than reading A and B once."""
+        size = self.node.dtype.itemsize
+        least = super().floor() or 0
+        words = max(1, self.peak // size)
+        m = math.prod(self.node.shape[self.batch : self.batch + self.m])
+        n = math.prod(self.node.shape[self.batch + self.m :])
+        work = 2 * math.prod(self.node.shape[: self.batch]) * m * n * math.prod(self.lengths)
+        return max(least, int(work / math.sqrt(words)) * size + self.writes())
+
+    def chunks(self, tile: Region) -> Iterator[Region]:
+        if math.prod(self.lengths) == 0:
+            return iter([tuple((0, 0) for _ in self.lengths)])
+        return iter(Grid(self.lengths, self.panel))
+
+    def open(self, tile: Region, slot: Buffer) -> _State:
+        room = self.sink.room(tile)
+        scratch = self.sink.extent(tile)
+        place, rest, more = split(slot, room, scratch, slot.nbytes - room - scratch)
+        out = self.sink.lay(tile, place)
+        total = out
+        if self.working != self.sink.dtype or not self._plain():
+            total = np.ndarray(region_shape(tile), self.working, more.data)
+        total[...] = 0
+        return _State(total, out, rest)
+
+    def load(self, tile: Region, chunk: Region, state: _State, frame: Frame) -> tuple[Block, Block] | None:
+        if math.prod(region_shape(chunk)) == 0:
+            return None
+        frame.reset()
+        return self._load(tile, chunk, frame)
+
+    def fold(self, tile: Region, chunk: Region, state: _State, payload: tuple[Block, Block] | None) -> None:
+        if payload is None:
+            return
+        a, b = payload
+        total = (
+            state.total
+            if self._plain()
+            else state.total.reshape(_grouped(state.total.shape, (self.batch, self.m, self.n)))
+        )
+        total = total[None] if total.ndim == 2 else total
+        a, b = (block[None] if block.ndim == 2 else block for block in (a, b))
+        for i in range(total.shape[0]):
+            if total.dtype.kind == "b":
+                total[i] |= a[i] @ b[i]
+            else:
+                multiply_add(a[i], b[i], total[i])
+        self.progress(total.size * a.shape[2])
+
+    def close(self, tile: Region, state: _State) -> None:
+        if state.out is not state.total:
+            np.copyto(state.out, state.total, casting="unsafe")
+        self.sink.write(tile, state.out, state.scratch)
+
+    def notes(self) -> tuple[str, ...]:
+        cores = len(os.sched_getaffinity(0))
+        return (f"C tile {self.grid.box} stays, panels of {self.panel} stream; BLAS on {cores} cores",)
+
+
+_CALL_SECONDS = 2e-4
+"""What a panel costs whatever its size; keeps panels from becoming slivers when data is in memory."""
+
+
+def _grouped(shape: tuple[int, ...], axes: tuple[int, int, int]) -> tuple[int, ...]:
+    """(batch, rows, columns), or (rows, columns) without a batch."""
+    first, second = axes[0], axes[0] + axes[1]
+    matrix = (math.prod(shape[first:second]), math.prod(shape[second:]))
+    return (math.prod(shape[:first]), *matrix) if axes[0] else matrix
+
+
+def _reshapes(block: Block, axes: tuple[int, int, int]) -> bool:
+    """True where merging each group of axes into one needs no copy."""
+    edges = list(itertools.accumulate((0, *axes)))
+    for low, high in itertools.pairwise(edges):
+        live = [axis for axis in range(low, high) if block.shape[axis] > 1]
+        for slow, fast in itertools.pairwise(live):
+            if block.strides[slow] != block.strides[fast] * block.shape[fast]:
+                return False
+    return True
