@@ -16,11 +16,13 @@ SURFACE = [
     "OutOfMemory",
     "OutsizeError",
     "StoreError",
+    "array",
     "budget",
     "explain",
     "guard",
     "install",
     "memory",
+    "open",
     "size",
 ]
 

@@ -14,11 +14,11 @@ from outsize.core.events import Listener, set_default_listener
 from outsize.core.noun import Drawing, set_drawing
 
 if TYPE_CHECKING:
+    from outsize import array as array
+    from outsize.array import open as open
     from outsize.failure.explain import explain as explain
     from outsize.failure.guard import guard as guard
     from outsize.failure.guard import install as install
-    from outsize import array as array
-    from outsize.array import open as open
     from outsize.machine import budget as budget
     from outsize.machine import memory as memory
     from outsize.sizing import size as size

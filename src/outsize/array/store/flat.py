@@ -282,7 +282,8 @@ class FlatSink(Sink):
             self._write_packed(region, block, buffer)
             return
         for index, offset in _offsets(runs, len(runs.outer)):
-            run = block[(*index, ...)]
+            whole_run: Any = (*index, ...)
+            run: Block = block[whole_run]
             data = np.ndarray((runs.length,), np.uint8, _memory(run))
             self.file.write(offset, data, buffer)
 
