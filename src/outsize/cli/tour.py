@@ -19,7 +19,10 @@ BUDGET = "64MiB"
 SHAPE = (131072, 512)
 """A float32 array of this shape is 256 MiB: four times the budget."""
 
-MESSAGE = "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 5.87 GiB for an array with shape (3075200, 512) and data type float32"
+MESSAGE = (
+    "numpy._core._exceptions._ArrayMemoryError: "
+    "Unable to allocate 5.87 GiB for an array with shape (3075200, 512) and data type float32"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
