@@ -17,6 +17,8 @@ from outsize.array.store.base import Region, Sink, Store, region_shape
 
 Box = tuple[int, ...]
 
+_PAGE = 4096
+
 _BYTES_A_SECOND = 4e9
 _SECONDS_A_TRANSFER = 40e-6
 """A plain NVMe disk: what a byte and what a transfer costs. Only their ratio matters here."""
@@ -70,6 +72,17 @@ def inner_grid(outer: Region, box: Box) -> Iterator[Region]:
     """The boxes of a region."""
     for region in Grid(region_shape(outer), box):
         yield tuple((a + start, b + start) for (a, b), (start, _) in zip(region, outer, strict=True))
+
+
+def page_box(shape: tuple[int, ...], box: Box, order: tuple[int, ...] | None, itemsize: int) -> Box:
+    """A box made longer along the fastest axes to a page of bytes: the least that is worth a transfer."""
+    longer = list(box)
+    for axis in reversed(order or range(len(shape))):
+        size = math.prod(longer) * itemsize
+        if size >= _PAGE:
+            break
+        longer[axis] = max(longer[axis], min(shape[axis], longer[axis] * -(-_PAGE // size)))
+    return tuple(longer)
 
 
 def center(shape: tuple[int, ...], box: Box) -> Region:

@@ -123,7 +123,7 @@ class ContractPass(Pass):
         least = (*(max(1, min(g, n)) for g, n in zip(self.sink.granule, self.node.shape, strict=True)),
                  *(1 for _ in self.lengths))  # fmt: skip
         if manner.bare:
-            return self._settle(1, least)
+            return self._settle(1, tuple(max(step, min(_EDGE, n)) for step, n in zip(least, self.domain, strict=True)))
         workers = min(2, manner.workers)
 
         def held(box: Box) -> int:
@@ -228,6 +228,8 @@ class ContractPass(Pass):
         return (f"C tile {self.grid.box} stays, panels of {self.panel} stream; BLAS on {cores} cores",)
 
 
+_EDGE = 32
+"""Edge of the smallest blocks that are multiplied."""
 _CALL_SECONDS = 2e-4
 """What a panel costs whatever its size; keeps panels from becoming slivers when data is in memory."""
 
