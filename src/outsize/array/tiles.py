@@ -91,9 +91,9 @@ def center(shape: tuple[int, ...], box: Box) -> Region:
     return tuple((start, min(length, start + step)) for start, step, length in zip(starts, box, shape, strict=True))
 
 
-def read_seconds(reads: Iterable[tuple[Store, Region]]) -> float:
+def read_seconds(reads: Iterable[tuple[Store, Region]], transfer: float = _SECONDS_A_TRANSFER) -> float:
     """Disk time of some reads."""
-    return sum(store.traffic(r) / _BYTES_A_SECOND + store.seeks(r) * _SECONDS_A_TRANSFER for store, r in reads)
+    return sum(store.traffic(r) / _BYTES_A_SECOND + store.seeks(r) * transfer for store, r in reads)
 
 
 def write_seconds(sink: Sink, region: Region) -> float:

@@ -162,12 +162,13 @@ class ReducePass(Pass):
         allowed = room - manner.workers * buffer
         slots = 1
         tile = whole
-        if self.free and self._state_bytes(whole) > min(allowed // 2, 16 * buffer):
+        if self.free and self._state_bytes(whole) > min(allowed // 2, 4 * buffer):
             slots = min(2, manner.workers)
-            tile = self._choose_tile(ones, allowed // slots)
+            tile = self._choose_tile(ones, min(allowed // slots, 2 * buffer))
         if self._state_bytes(tile) > allowed // slots:
             return False
         chunk, _ = grow(domain, tuple(1 for _ in domain), self._seconds, self._chunk_fits(buffer, tile), self._bytes)
+        slots = min(slots, max(1, len(Grid(domain, tile))))
         return self._settle(manner, tile, balance(tile, chunk, tuple(1 for _ in domain)), slots)
 
     def _choose_tile(self, ones: Box, allowed: int) -> Box:
