@@ -16,6 +16,9 @@ from outsize.core.noun import Drawing, set_drawing
 if TYPE_CHECKING:
     from outsize import array as array
     from outsize.array import open as open
+    from outsize.failure.explain import explain as explain
+    from outsize.failure.guard import guard as guard
+    from outsize.failure.guard import install as install
     from outsize.machine import budget as budget
     from outsize.machine import memory as memory
     from outsize.sizing import size as size
@@ -24,6 +27,9 @@ __version__ = "0.1.0"
 
 _VERBS = {
     "budget": "outsize.machine",
+    "explain": "outsize.failure",
+    "guard": "outsize.failure",
+    "install": "outsize.failure",
     "memory": "outsize.machine",
     "open": "outsize.array",
     "size": "outsize.sizing",

@@ -23,6 +23,7 @@ from outsize.core.noun import to_plain
 
 DRAWINGS = {
     "Conversion": "outsize.report.conversion",
+    "Diagnosis": "outsize.report.diagnosis",
     "Plan": "outsize.report.plan",
     "Reading": "outsize.report.reading",
     "Replay": "outsize.report.replay",
