@@ -139,6 +139,18 @@ def test_products_and_transposes_do_without_the_blas_symbols(monkeypatch: pytest
     np.testing.assert_array_equal(turned, a.T)
 
 
+def test_lanes_across_rows_are_turned_in_passes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outsize.array.names.order._LARGE", 0)
+    a = np.random.default_rng(0).random((300, 40, 5))
+    np.save(tmp_path / "a.npy", a)
+    x = outsize.open(tmp_path / "a.npy")
+    with outsize.budget(host="150KiB", scratch=str(tmp_path / "scratch")):
+        ordered = xp.sort(x, axis=0, descending=True)
+        assert len(ordered.plan().steps) == 3
+        np.testing.assert_array_equal(np.load(_saved(ordered, tmp_path, "150KiB")), np.sort(a, 0)[::-1])
+        np.testing.assert_array_equal(np.load(_saved(xp.argsort(x, axis=1), tmp_path, "150KiB")), np.argsort(a, 1))
+
+
 def test_single_values_become_python_numbers() -> None:
     x = xp.asarray(np.arange(5))
     assert int(x.sum()) == 10 and bool(x.any()) and list(range(5))[x.argmax()] == 4

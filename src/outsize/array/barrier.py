@@ -112,3 +112,17 @@ class Lane(Barrier):
 
     def label(self) -> str:
         return self.name
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Settled(Barrier):
+    """Its input, written out before anything reads it: what comes next would otherwise read it in crumbs."""
+
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+        return frame.evaluate(self.inputs[0], region, out)
+
+    def detail(self) -> tuple[Any, ...]:
+        return ()
+
+    def label(self) -> str:
+        return self.inputs[0].label()

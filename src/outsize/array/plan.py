@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from outsize.array.barrier import Contract, Lane, Reduce, Scan
+from outsize.array.barrier import Contract, Lane, Reduce, Scan, Settled
 from outsize.array.graph import Node, Source, structure, walk
 from outsize.array.passes.base import Pass
 from outsize.array.passes.contract import ContractPass
@@ -130,6 +130,8 @@ def _see_through(root: Node, sink: Sink) -> tuple[Node | None, Sink]:
     targets = tuple(target for target, _, _ in root.axes)
     plain = all((t is None and n == 1) or (t is not None and (start, step) == (0, 1) and root.shape[t] == n)
                 for (t, start, step), n in zip(root.axes, below.shape, strict=True))  # fmt: skip
+    if isinstance(below, Lane) and list(targets) != sorted(t for t in targets if t is not None):
+        return None, sink  # whole lanes across the output's rows: turned in a pass of its own, in long runs
     added = [axis for axis in range(root.ndim) if axis not in targets]
     if not plain or any(root.shape[axis] != 1 for axis in added):
         return None, sink
@@ -215,7 +217,7 @@ def _make_pass(outputs: list[tuple[Node, Sink]], bindings: dict[Node, Store]) ->
         return ContractPass(node, sink, bindings)
     if isinstance(node, Scan):
         return ScanPass(node, sink, bindings)
-    assert isinstance(node, Lane), node
+    assert isinstance(node, Lane | Settled), node
     return MapPass(node, sink, bindings)
 
 

@@ -17,6 +17,8 @@ from outsize.array.store.base import Region, Sink, Store, region_shape
 
 Box = tuple[int, ...]
 
+_PAGE = 4096
+
 _BYTES_A_SECOND = 4e9
 _SECONDS_A_TRANSFER = 40e-6
 """A plain NVMe disk: what a byte and what a transfer costs. Only their ratio matters here."""
@@ -72,15 +74,26 @@ def inner_grid(outer: Region, box: Box) -> Iterator[Region]:
         yield tuple((a + start, b + start) for (a, b), (start, _) in zip(region, outer, strict=True))
 
 
+def page_box(shape: tuple[int, ...], box: Box, order: tuple[int, ...] | None, itemsize: int) -> Box:
+    """A box made longer along the fastest axes to a page of bytes: the least that is worth a transfer."""
+    longer = list(box)
+    for axis in reversed(order or range(len(shape))):
+        size = math.prod(longer) * itemsize
+        if size >= _PAGE:
+            break
+        longer[axis] = max(longer[axis], min(shape[axis], longer[axis] * -(-_PAGE // size)))
+    return tuple(longer)
+
+
 def center(shape: tuple[int, ...], box: Box) -> Region:
     """A box away from the edges, as most are."""
     starts = (((length - step) // 2 // max(step, 1)) * step for length, step in zip(shape, box, strict=True))
     return tuple((start, min(length, start + step)) for start, step, length in zip(starts, box, shape, strict=True))
 
 
-def read_seconds(reads: Iterable[tuple[Store, Region]]) -> float:
+def read_seconds(reads: Iterable[tuple[Store, Region]], transfer: float = _SECONDS_A_TRANSFER) -> float:
     """Disk time of some reads."""
-    return sum(store.traffic(r) / _BYTES_A_SECOND + store.seeks(r) * _SECONDS_A_TRANSFER for store, r in reads)
+    return sum(store.traffic(r) / _BYTES_A_SECOND + store.seeks(r) * transfer for store, r in reads)
 
 
 def write_seconds(sink: Sink, region: Region) -> float:

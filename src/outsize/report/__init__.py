@@ -22,8 +22,8 @@ from rich.text import Text
 from outsize.core.noun import to_plain
 
 DRAWINGS = {
-    "Diagnosis": "outsize.report.diagnosis",
     "Conversion": "outsize.report.conversion",
+    "Diagnosis": "outsize.report.diagnosis",
     "Plan": "outsize.report.plan",
     "Reading": "outsize.report.reading",
     "Replay": "outsize.report.replay",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,7 +123,7 @@ class ContractPass(Pass):
         least = (*(max(1, min(g, n)) for g, n in zip(self.sink.granule, self.node.shape, strict=True)),
                  *(1 for _ in self.lengths))  # fmt: skip
         if manner.bare:
-            return self._settle(1, least)
+            return self._settle(1, tuple(max(step, min(_EDGE, n)) for step, n in zip(least, self.domain, strict=True)))
         workers = min(2, manner.workers)
 
         def held(box: Box) -> int:
@@ -134,12 +134,35 @@ class ContractPass(Pass):
             region = center(self.domain, box)
             panels = math.prod(-(-n // max(1, k)) for n, k in zip(self.lengths, box[split_at:], strict=True))
             write = write_seconds(self.sink, region[:split_at]) / max(panels, 1)
-            return read_seconds(self.probe(region).reads) + write + _CALL_SECONDS
+            return read_seconds(self.probe(region).reads, _HIDDEN) + write + _CALL_SECONDS
 
         if held(least) > room:
             return False
-        box, _ = grow(self.domain, least, seconds, lambda b: held(b) <= room, lambda b: math.prod(b[:split_at]) * 4)
+        if self._plain() and len(self.lengths) == 1:
+            box = self._search(least, room, held, seconds)
+        else:
+            box, _ = grow(self.domain, least, seconds, lambda b: held(b) <= room, held)
         return self._settle(workers, balance(self.domain, box, least))
+
+    def _search(self, least: Box, room: int, held: Callable[[Box], int], seconds: Callable[[Box], float]) -> Box:
+        """The best of even cuts of C and of panels in powers of two; of equally good ones the smallest."""
+        m, n, k = self.domain
+        if held(self.domain) <= min(room, _LIGHT):
+            return self.domain
+        panels = [step for step in (16, 64, 256, 1024, 2048, 4096, 8192) if step < k] + [k]
+        found = [(math.inf, 0, least)]
+        for rows, columns in itertools.product(_cuts(m, least[0]), _cuts(n, least[1])):
+            if rows * columns * self.working.itemsize > room:
+                continue
+            for panel in panels:
+                box = (rows, columns, panel)
+                size = held(box)
+                if size > room:
+                    break
+                times = -(-m // rows) * -(-n // columns) * -(-k // panel)
+                found.append((seconds(box) * times, size, box))
+        best = min(found)[0]
+        return min((size, box) for cost, size, box in found if cost <= best * _NEAR)[1]
 
     def _settle(self, workers: int, box: Box) -> bool:
         split_at = len(self.node.shape)
@@ -228,8 +251,23 @@ class ContractPass(Pass):
         return (f"C tile {self.grid.box} stays, panels of {self.panel} stream; BLAS on {cores} cores",)
 
 
+_HIDDEN = 5e-6
+"""Seconds that a transfer costs while BLAS is at work: its latency is hidden, its system call is not."""
+_LIGHT = 16 << 20
+"""Bytes of a product that is done in one piece."""
+_NEAR = 1.03
+"""Costs within this of the best are as good."""
+_EDGE = 32
+"""Edge of the smallest blocks that are multiplied."""
 _CALL_SECONDS = 2e-4
 """What a panel costs whatever its size; keeps panels from becoming slivers when data is in memory."""
+
+
+def _cuts(length: int, grain: int) -> list[int]:
+    """Lengths of even cuts into 1, 2, 3, ... pieces, in whole granules."""
+    pieces = [*range(1, 9), 12, 16, 32, 64, 256, 1024]
+    cuts = {-(-length // count) for count in pieces if count <= length}
+    return sorted({min(length, -(-cut // grain) * grain) for cut in cuts}, reverse=True)
 
 
 def _grouped(shape: tuple[int, ...], axes: tuple[int, int, int]) -> tuple[int, ...]:

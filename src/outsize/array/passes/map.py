@@ -16,7 +16,7 @@ from outsize.array.frame import Frame, phantom
 from outsize.array.graph import Node, walk
 from outsize.array.passes.base import SMALL, Manner, Pass, inside, split, traffic
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape
-from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, read_seconds, write_seconds
+from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds, write_seconds
 
 _LARGEST = 256 << 20
 """Bytes of a tile beyond which longer runs save nothing that fresh memory does not cost."""
@@ -52,11 +52,12 @@ class MapPass(Pass):
         return found
 
     def _smallest_box(self) -> Box:
-        """One granule of the sink; whole lanes where the node must not be cut."""
+        """One granule of the sink, or a page; whole lanes where the node must not be cut."""
         box = [min(g, n) if n else 1 for g, n in zip(self.sink.granule, self.node.shape, strict=True)]
         if isinstance(self.node, Lane):
             box[self.node.axis] = self.node.shape[self.node.axis]
-        return tuple(max(1, step) for step in box)
+        least = tuple(max(1, step) for step in box)
+        return page_box(self.node.shape, least, self.sink.order, self.node.dtype.itemsize)
 
     def _slot(self, box: Box) -> int:
         region = center(self.node.shape, box)
@@ -71,6 +72,10 @@ class MapPass(Pass):
             return self._settle(Manner(1, 0), whole, whole, 1)
         one = self.probe(center(shape, least))
         buffer = max(manner.chunk, one.peak + one.outside)
+        if isinstance(
+            self.node, Lane
+        ):  # lanes across a file's rows are read many at a time, or the file is read many times
+            buffer = max(buffer, room // (2 * manner.workers))
         slots, tile = 0, None
         for number in sorted({manner.workers, min(2, manner.workers)}, reverse=True):  # fewer slots, larger tiles
             allowed = (room - manner.workers * buffer) // number

@@ -19,7 +19,7 @@ from outsize.array.graph import Node
 from outsize.array.passes.base import SMALL, Manner, Pass, inside, traffic
 from outsize.array.reduce import FINISH, KINDS, Accumulator, ArgExtreme, States, make_accumulator, outside
 from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape, round_up
-from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, read_seconds
+from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds
 
 _AHEAD = 16
 """Partials that may wait for their turn."""
@@ -148,7 +148,9 @@ class ReducePass(Pass):
         domain = self.domain
         ones = tuple(1 if axis in self.free else max(1, n) for axis, n in enumerate(domain))
         if manner.bare:
-            return self._settle(manner, ones, tuple(1 for _ in domain), 1)
+            page = page_box(domain, tuple(1 for _ in domain), None, self._bytes(tuple(1 for _ in domain)))
+            tile = tuple(max(one, step) for one, step in zip(ones, page, strict=True))
+            return self._settle(manner, tile, page, 1)
         whole = tuple(max(1, n) for n in domain)
         size = math.prod(domain) * max((s.dtype.itemsize for s, _ in self.accumulators), default=1)
         if size <= SMALL:
@@ -160,12 +162,13 @@ class ReducePass(Pass):
         allowed = room - manner.workers * buffer
         slots = 1
         tile = whole
-        if self.free and self._state_bytes(whole) > min(allowed // 2, 16 * buffer):
+        if self.free and self._state_bytes(whole) > min(allowed // 2, 4 * buffer):
             slots = min(2, manner.workers)
-            tile = self._choose_tile(ones, allowed // slots)
+            tile = self._choose_tile(ones, min(allowed // slots, 2 * buffer))
         if self._state_bytes(tile) > allowed // slots:
             return False
         chunk, _ = grow(domain, tuple(1 for _ in domain), self._seconds, self._chunk_fits(buffer, tile), self._bytes)
+        slots = min(slots, max(1, len(Grid(domain, tile))))
         return self._settle(manner, tile, balance(tile, chunk, tuple(1 for _ in domain)), slots)
 
     def _choose_tile(self, ones: Box, allowed: int) -> Box:

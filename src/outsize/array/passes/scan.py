@@ -17,7 +17,7 @@ from outsize.array.frame import Frame
 from outsize.array.graph import Node
 from outsize.array.passes.base import Manner, Pass, inside, split, traffic
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
-from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, read_seconds, write_seconds
+from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds, write_seconds
 
 
 @dataclass(slots=True)
@@ -71,6 +71,7 @@ class ScanPass(Pass):
     def shape_up(self, manner: Manner, room: int) -> bool:
         shape = self.node.shape
         least = tuple(max(1, min(g, n)) for g, n in zip(self.sink.granule, shape, strict=True))
+        least = page_box(shape, least, self.sink.order, self.node.dtype.itemsize)
         if manner.bare:
             return self._settle(manner, least)
 

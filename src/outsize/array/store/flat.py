@@ -282,8 +282,8 @@ class FlatSink(Sink):
             self._write_packed(region, block, buffer)
             return
         for index, offset in _offsets(runs, len(runs.outer)):
-            whole_run: Any = (*index, ...)
-            run: Block = block[whole_run]
+            place: Any = (*index, ...)  # the dots keep a single element an array
+            run = block[place]
             data = np.ndarray((runs.length,), np.uint8, _memory(run))
             self.file.write(offset, data, buffer)
 
