@@ -22,8 +22,11 @@ from outsize.array.store.base import Block, Region, Store, region_shape
 if TYPE_CHECKING:
     from outsize.array.frame import Frame
 
-SLICE = 1 << 15
-"""Elements of a slice; twice this where a program has at most one register."""
+SLICE_BYTES = 1 << 19
+"""Bytes of a register's slice: a few of them fit a core's second-level cache, and each is long enough that threads seldom
+meet at the interpreter's lock (128 KiB slices spent a fifth of the time there; 1 MiB ones fell out of the cache)."""
+_SMALL = 1 << 15
+"""Elements of a block that is not worth turning."""
 
 _OUT = -1
 """The register that stands for the result's own memory."""
@@ -60,7 +63,7 @@ class Program:
 
     def slice_elements(self) -> int:
         """How many elements go through at a time."""
-        return SLICE * 2 if len(self.registers) <= 1 else SLICE
+        return SLICE_BYTES // max((dtype.itemsize for dtype in self.registers), default=4)
 
     def scratch(self, shape: tuple[int, ...]) -> int:
         """Bytes of all registers for a block of this shape."""
@@ -144,7 +147,7 @@ def evaluate_fused(root: Node, region: Region, frame: Frame, out: Block | None) 
     blocks = load_leaves(program, region, frame)
     order = _natural_order(blocks, shape)
     target = out
-    if target is None or (_fast_axis(target) != _fast_axis_of(order, shape) and math.prod(shape) > SLICE):
+    if target is None or (_fast_axis(target) != _fast_axis_of(order, shape) and math.prod(shape) > _SMALL):
         turned = frame.array(tuple(shape[axis] for axis in order), root.dtype)
         target = turned.transpose(tuple(np.argsort(order))) if order else turned
     scratch = frame.bytes(program.scratch(shape))
@@ -184,7 +187,10 @@ def run_program(
         consumer.begin(order, extent)
     single = [tuple(length == 1 for length in view.shape) for view in views]
     registers = _Registers(program, scratch)
-    for index, slice_shape in _slices(extent, program.slice_elements()):
+    elements = program.slice_elements()
+    if flat is not None and program.result < 0 and consumers and all(getattr(c, "whole", False) for c in consumers):
+        elements = math.prod(extent)  # nothing is computed on the way, so nothing has to stay in cache
+    for index, slice_shape in _slices(extent, elements):
         ins = [
             view[tuple(slice(0, 1) if one else part for one, part in zip(ones, index, strict=True))]
             for view, ones in zip(views, single, strict=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import threading
@@ -21,7 +22,9 @@ import numpy as np
 from outsize.array.store.base import Block
 
 _EVERY = 0.25
-"""Seconds between syncs."""
+"""Seconds between syncs, at the least."""
+_SHARE = 20
+"""Syncs may take one part in so many of the time."""
 
 
 class Journal:
@@ -32,7 +35,7 @@ class Journal:
         self._log = os.path.join(folder, "log")
         self._lock = threading.Lock()
         self._pending: list[str] = []
-        self._last = time.monotonic()
+        self._next = time.monotonic() + _EVERY
         self.done: dict[int, set[int]] = {}
         """Pass -> its tiles that are finished."""
         self.kept: set[str] = set()
@@ -72,12 +75,16 @@ class Journal:
         """A tile is written; it enters the log with the next sync."""
         with self._lock:
             self._pending.append(f"tile {number} {tile}\n")
-            if time.monotonic() - self._last < _EVERY:
+            begin = time.monotonic()
+            if begin < self._next:
                 return
             pending, self._pending = self._pending, []
-            self._last = time.monotonic()
+            self._next = math.inf  # nobody else meanwhile
         sync()
         self._append(pending)
+        with self._lock:
+            end = time.monotonic()
+            self._next = end + max(_EVERY, _SHARE * (end - begin))
 
     def keep(self, name: str, block: Block) -> None:
         """Put a result aside."""

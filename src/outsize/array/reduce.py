@@ -140,6 +140,8 @@ class Fold(Accumulator):
 
 class _Folding(Taking):
     owner: Fold
+    whole = True
+    """Makes no temporaries, so a slice of any length will do."""
 
     def take(self, value: Block, index: Index) -> None:
         owner = self.owner

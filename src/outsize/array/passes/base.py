@@ -45,7 +45,7 @@ class Manner:
 
 def manners(room: int = 0) -> list[Manner]:
     """From generous to bare; the last but one splits what there is."""
-    most = max(2, min(8, len(os.sched_getaffinity(0)) + 1))
+    most = max(2, min(8, len(os.sched_getaffinity(0)) + 2))
     rows = [(most, CHUNK), (most, CHUNK // 2), (most, CHUNK // 4), (2, CHUNK // 4), (2, CHUNK // 16), (1, CHUNK // 16)]
     rows += [(1, CHUNK // 64), (1, room // 3), (1, room // 12)]
     return [*(Manner(workers, chunk) for workers, chunk in rows), Manner(1, 0, bare=True)]
