@@ -21,6 +21,12 @@ class AllocationEvent(NamedTuple):
     """Bytes asked for; ignored at a free."""
     stream: int = 0
     """Stream (queue) the block belongs to; blocks are not shared between streams."""
+    waits: bool = False
+    """At a free: another stream still uses the block; it counts as active until a second free of the same id."""
+
+
+EMPTY_CACHE = -1
+"""The id of a free that means `empty_cache()`: the allocator gives back what it holds and does not use."""
 
 
 class Sample(NamedTuple):
@@ -90,8 +96,8 @@ class OutOfMemoryPoint(Noun):
     """Number of the event that failed."""
     requested: int
     """Bytes it asked for."""
-    free: int
-    """Bytes that the device still had."""
+    free: int | None
+    """Bytes that the device still had; None where a limit was reached on a device without an end."""
     reserved_unallocated: int
     """Bytes the allocator held without using them: the fragmentation."""
 
@@ -115,7 +121,9 @@ class Replay(Noun):
     retries: int
     """How often the cache was released and the system asked again."""
     out_of_memory: OutOfMemoryPoint | None
-    """Where it ran out, None if it did not."""
+    """Where it ran out, None if it did not; the replay ends there."""
+    known: Known
+    """How the reserved bytes are known: exact where no choice hung on an address that had to be invented."""
 
     derived: ClassVar[tuple[str, ...]] = ("fragmentation",)
 

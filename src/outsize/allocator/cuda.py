@@ -1,0 +1,343 @@
+"""torch's CUDA caching allocator, native segments: requests in, blocks and segments out, to the byte.
+
+The rules are those of torch 2.11 (`c10/cuda/CUDACachingAllocator.cpp`), checked against recordings of the real one. A
+request is rounded up, looked for among the free blocks of its stream and pool (smallest that fits, lowest address), cut
+where what is left over is worth keeping, and only then asked from the driver. Freed blocks join their free neighbours and
+stay reserved.
+
+Free blocks of one pool and stream stand in one sorted list of whole numbers, size above address, so that the best fit is
+one bisection; no object is made for an event, only for a block.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from outsize.allocator.driver import Driver
+from outsize.allocator.settings import INTERVALS, CudaSettings
+from outsize.core.allocation import Block, Segment
+from outsize.core.units import MiB
+
+QUANTUM = 512
+"""Every block is a multiple of this."""
+SMALL_REQUEST = MiB
+"""Largest rounded request of the small pool."""
+SMALL_SEGMENT = 2 * MiB
+"""Segment of the small pool."""
+LARGE_REQUEST = 10 * MiB
+"""Smallest rounded request that gets a segment of its own."""
+LARGE_STEP = 2 * MiB
+"""Such a segment is a multiple of this."""
+
+SHIFT = 48
+"""A free block's key is its size shifted above its address."""
+
+HELD, FREE, UNMAPPED = 0, 1, 2
+
+
+class Piece:
+    """A block: one piece of a segment, linked to its neighbours."""
+
+    __slots__ = ("address", "born", "home", "id", "next", "previous", "requested", "size", "state")
+
+    def __init__(self, home: Home, address: int, size: int, state: int) -> None:
+        self.home = home
+        self.address = address
+        self.size = size
+        self.state = state
+        self.previous: Piece | None = None
+        self.next: Piece | None = None
+        self.id = 0
+        self.requested = 0
+        self.born = 0
+
+
+class Home:
+    """The free blocks of one pool and stream."""
+
+    __slots__ = ("keys", "pieces", "small", "stream", "unmapped")
+
+    def __init__(self, small: bool, stream: int) -> None:
+        self.small = small
+        self.stream = stream
+        self.keys: list[int] = []
+        self.pieces: dict[int, Piece] = {}
+        self.unmapped: list[int] = []
+
+    def add(self, piece: Piece) -> None:
+        key = piece.size << SHIFT | piece.address
+        insort(self.keys, key)
+        self.pieces[key] = piece
+        piece.state = FREE
+
+    def remove(self, piece: Piece) -> None:
+        key = piece.size << SHIFT | piece.address
+        del self.keys[bisect_left(self.keys, key)]
+        del self.pieces[key]
+
+
+class CudaCache:
+    """The native allocator on one device."""
+
+    def __init__(self, driver: Driver, settings: CudaSettings, limit: int | None) -> None:
+        self.driver = driver
+        self.settings = settings
+        self.limit = limit
+        self.requested = 0
+        self.allocated = 0
+        self.active = 0
+        self.reserved = 0
+        self.reserved_peak = 0
+        self.retries = 0
+        self.live: dict[int, Piece | None] = {}
+        self.waiting: dict[int, Piece | None] = {}
+        self.homes: tuple[dict[int, Home], dict[int, Home]] = ({}, {})
+        self.first: dict[int, Piece] = {}
+        self.max_split = settings.max_split_size
+        self.divisions = (
+            settings.roundup_power2_divisions if any(d > 1 for d in settings.roundup_power2_divisions) else ()
+        )
+        self.collects = limit is not None and settings.garbage_collection_threshold > 0
+        self.searches = 0
+        self.guessed = False
+
+    # -- the common path -------------------------------------------------------------------------------------------
+
+    def malloc(self, id: int, requested: int, stream: int) -> bool:
+        """Hand out a block; False where memory ran out."""
+        size = self.round(requested) if self.divisions else (requested + QUANTUM - 1) & -QUANTUM
+        if size == 0:
+            self.live[id] = None
+            return True
+        small = size <= SMALL_REQUEST
+        home = self.homes[small].get(stream)
+        if home is None:
+            home = self.homes[small][stream] = Home(small, stream)
+        piece = self.find(home, size) or self.grow(home, size)
+        if piece is None:
+            return False
+        rest = piece.size - size
+        if rest and self.splits(home, size, rest):
+            remainder = Piece(home, piece.address + size, rest, FREE)
+            remainder.previous = piece
+            after = remainder.next = piece.next
+            if after is not None:
+                after.previous = remainder
+            piece.next = remainder
+            piece.size = size
+            key = rest << SHIFT | remainder.address
+            insort(home.keys, key)
+            home.pieces[key] = remainder
+            remainder.born = self.searches
+        piece.state = HELD
+        piece.id = id
+        piece.requested = requested
+        self.live[id] = piece
+        self.requested += requested
+        self.allocated += piece.size
+        self.active += piece.size
+        return True
+
+    def free(self, id: int) -> None:
+        """Take a block back and join it to its free neighbours."""
+        if id in self.waiting:
+            piece = self.waiting.pop(id)
+        else:
+            piece = self.live.pop(id)
+            if piece is not None:
+                self.allocated -= piece.size
+        if piece is None:
+            return
+        home = piece.home
+        keys = home.keys
+        size = piece.size
+        self.requested -= piece.requested
+        self.active -= size
+        before = piece.previous
+        if before is not None and before.state == FREE:
+            key = before.size << SHIFT | before.address
+            del keys[bisect_left(keys, key)]
+            del home.pieces[key]
+            size += before.size
+            after = before.next = piece.next
+            if after is not None:
+                after.previous = before
+            piece = before
+        after = piece.next
+        if after is not None and after.state == FREE:
+            key = after.size << SHIFT | after.address
+            del keys[bisect_left(keys, key)]
+            del home.pieces[key]
+            size += after.size
+            beyond = piece.next = after.next
+            if beyond is not None:
+                beyond.previous = piece
+        piece.size = size
+        piece.state = FREE
+        piece.born = self.searches
+        key = size << SHIFT | piece.address
+        insort(keys, key)
+        home.pieces[key] = piece
+
+    def wait(self, id: int) -> None:
+        """The program freed a block that another stream still uses: it is active until `free` is called for it."""
+        piece = self.waiting[id] = self.live.pop(id)
+        if piece is not None:
+            self.allocated -= piece.size
+
+    # -- the rules -------------------------------------------------------------------------------------------------
+
+    def round(self, requested: int) -> int:
+        """Bytes of the block for a request, with `roundup_power2_divisions`."""
+        interval = min(max(requested.bit_length() - 21, 0), INTERVALS - 1)
+        divisions = self.divisions[interval]
+        if divisions > 1 and requested > QUANTUM * divisions:
+            step = 1 << (requested.bit_length() - 1) >> (divisions.bit_length() - 1)
+            return (requested + step - 1) & -step
+        return (requested + QUANTUM - 1) & -QUANTUM
+
+    def splits(self, home: Home, size: int, rest: int) -> bool:
+        """Whether what is left over of a block is cut off."""
+        if home.small:
+            return rest >= QUANTUM
+        return rest > SMALL_REQUEST and (self.max_split is None or size < self.max_split)
+
+    def segment_size(self, home: Home, size: int) -> int:
+        """Bytes asked from the driver for a rounded request."""
+        if home.small:
+            return SMALL_SEGMENT
+        if size < LARGE_REQUEST:
+            return self.settings.large_segment_size
+        return -(-size // LARGE_STEP) * LARGE_STEP
+
+    def find(self, home: Home, size: int) -> Piece | None:
+        """The best free block, taken out of its list."""
+        if self.collects:
+            self.searches += not home.small
+        keys = home.keys
+        at = bisect_left(keys, size << SHIFT)
+        if at == len(keys):
+            return None
+        if self.max_split is not None and not self.allows(size, keys[at] >> SHIFT):
+            return None
+        return home.pieces.pop(keys.pop(at))
+
+    def allows(self, size: int, block: int) -> bool:
+        """With `max_split_size`: blocks above it are kept for requests above it, and for those of about their size."""
+        assert self.max_split is not None
+        if size < self.max_split:
+            return block < self.max_split
+        rounding = self.settings.max_non_split_rounding
+        return block < size + (self.settings.large_segment_size if rounding is None else rounding)
+
+    # -- the driver ------------------------------------------------------------------------------------------------
+
+    def grow(self, home: Home, size: int) -> Piece | None:
+        """A block from the driver; the cache is given back and the driver asked again before giving up."""
+        if self.collects:
+            self.collect()
+        piece = self.ask(home, size)
+        if piece is None and self.max_split is not None and self.release_oversize(home, size):
+            piece = self.ask(home, size)
+        if piece is None:
+            self.release()
+            self.retries += 1
+            piece = self.ask(home, size)
+        return piece
+
+    def ask(self, home: Home, size: int) -> Piece | None:
+        bytes = self.segment_size(home, size)
+        if self.limit is not None and self.reserved + bytes > self.limit:
+            return None
+        address = self.driver.take(bytes)
+        if address is None:
+            return None
+        piece = self.first[address] = Piece(home, address, bytes, HELD)
+        self.reserve(bytes)
+        return piece
+
+    def reserve(self, bytes: int) -> None:
+        self.reserved += bytes
+        self.reserved_peak = max(self.reserved_peak, self.reserved)
+
+    def give_back(self, piece: Piece) -> None:
+        piece.home.remove(piece)
+        del self.first[piece.address]
+        self.driver.give(piece.size)
+        self.reserved -= piece.size
+
+    def whole(self, home: Home) -> list[Piece]:
+        """Free blocks that are a whole segment, in order of size."""
+        pieces = (home.pieces[key] for key in home.keys)
+        return [piece for piece in pieces if piece.previous is None and piece.next is None]
+
+    def release(self) -> None:
+        """Give back every segment that is one free block (`empty_cache`)."""
+        for pool in self.homes:
+            for home in pool.values():
+                for piece in self.whole(home):
+                    self.give_back(piece)
+
+    def release_oversize(self, home: Home, size: int) -> bool:
+        """With `max_split_size`: give back one oversize block that is large enough, else the largest ones until it is."""
+        assert self.max_split is not None
+        wanted = max(size, self.max_split)
+        at = bisect_left(home.keys, wanted << SHIFT)
+        if at < len(home.keys):
+            self.give_back(home.pieces[home.keys[at]])
+            return True
+        released = 0
+        while released < wanted and home.keys and home.keys[-1] >> SHIFT >= self.max_split:
+            piece = home.pieces[home.keys[-1]]
+            released += piece.size
+            self.give_back(piece)
+        return released >= wanted
+
+    def collect(self) -> None:
+        """`garbage_collection_threshold`: give back the large segments that were passed over longest."""
+        assert self.limit is not None
+        target = self.reserved - int(self.settings.garbage_collection_threshold * self.limit)
+        if target <= 0:
+            return
+        candidates = [piece for home in self.homes[False].values() for piece in self.whole(home)]
+        reclaimed = 0
+        while candidates and reclaimed < target:
+            ages = [(piece, self.searches - piece.born) for piece in candidates]
+            threshold = sum(age for _, age in ages) / len(ages)
+            candidates = []
+            for piece, age in ages:
+                if age >= threshold:
+                    reclaimed += piece.size
+                    self.give_back(piece)
+                else:
+                    candidates.append(piece)
+
+    # -- the picture -----------------------------------------------------------------------------------------------
+
+    def segments(self) -> Iterator[Segment]:
+        """The segment map, by address; of an expandable segment, every run of mapped pages is one."""
+        for address in sorted(self.first):
+            run: list[Piece] = []
+            piece: Piece | None = self.first[address]
+            while piece is not None:
+                if piece.state != UNMAPPED:
+                    run.append(piece)
+                if run and (piece.state == UNMAPPED or piece.next is None):
+                    yield _segment(run)
+                    run = []
+                piece = piece.next
+
+
+def _segment(run: list[Piece]) -> Segment:
+    start, home = run[0].address, run[0].home
+    return Segment(
+        address=start,
+        bytes=sum(piece.size for piece in run),
+        pool="small" if home.small else "large",
+        stream=home.stream,
+        blocks=tuple(
+            Block(offset=piece.address - start, bytes=piece.size, id=piece.id if piece.state == HELD else None)
+            for piece in run
+        ),
+    )

@@ -1,0 +1,179 @@
+"""What a user told torch's allocator: the text of `PYTORCH_ALLOC_CONF` in, a `CudaSettings` out.
+
+The text is `key:value,key:[low:divisions,>:divisions]`. torch refuses a key it does not know; we keep it and say so, since
+the text may belong to a newer torch than the one this was written against. A value that makes no sense is an `InputError`,
+with torch's own bounds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from outsize.core.errors import InputError
+from outsize.core.noun import Noun
+from outsize.core.units import MiB
+
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Where the text is looked for; the first that is set counts."""
+
+INTERVALS = 16
+"""`roundup_power2_divisions` has one entry for each power of two of MiB, 1 MiB to 64 GiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaSettings(Noun):
+    """Settings of torch's CUDA caching allocator; the defaults are torch's."""
+
+    expandable_segments: bool = False
+    """One growing segment per stream and pool instead of many fixed ones."""
+    max_split_size: int | None = None
+    """Bytes from which a block is never split; None for no such bound."""
+    large_segment_size: int = 20 * MiB
+    """Bytes of the segment made for a request between 1 MiB and 10 MiB; of a large page of an expandable segment."""
+    max_non_split_rounding: int | None = None
+    """Bytes by which a block that may not be split can be larger than the request; None for `large_segment_size`."""
+    roundup_power2_divisions: tuple[int, ...] = ()
+    """Steps between two powers of two a size is rounded up to, per interval from 1 MiB; empty when off."""
+    garbage_collection_threshold: float = 0.0
+    """Share of `limit` above which unused old blocks are given back; 0 when off. Without a limit it does nothing."""
+    memory_fraction: float | None = None
+    """Share of the device this process may take; the limit is this times the capacity."""
+    limit: int | None = None
+    """Bytes this process may reserve (`set_per_process_memory_fraction`); None for what the device has."""
+    backend: str = "native"
+    """`native`, or `cudaMallocAsync`: the driver's own pool, to which none of the other settings apply."""
+    caching: bool = True
+    """False where `PYTORCH_NO_CUDA_MEMORY_CACHING` is set: every block is a plain cudaMalloc."""
+    pinned_reserve_segment_size: int = 0
+    """Bytes of pinned host memory taken at once at the first request, from which small requests are served; 0 when off."""
+    without_effect: tuple[tuple[str, str], ...] = ()
+    """Keys that change speed but no bytes, as written."""
+    unknown: tuple[tuple[str, str], ...] = ()
+    """Keys we do not know, as written; they are not modelled."""
+
+    def changed(self) -> str:
+        """The settings that differ from the default, as one short text; empty if none does."""
+        plain = CudaSettings()
+        names = [f.name for f in fields(self) if getattr(self, f.name) != getattr(plain, f.name)]
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
+
+def _whole(key: str, text: str, low: int = 0) -> int:
+    if not text.isdecimal() or int(text) < low:
+        raise InputError(f"{key} takes a whole number from {low} up, not {text!r}")
+    return int(text)
+
+
+def _mebibytes(low: int) -> Callable[[str, str], int]:
+    return lambda key, text: _whole(key, text, low) * MiB
+
+
+def _truth(key: str, text: str) -> bool:
+    if text not in {"True", "False"}:
+        raise InputError(f"{key} takes True or False, spelled so, not {text!r}")
+    return text == "True"
+
+
+def _share(key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 < value <= 1.0:
+        raise InputError(f"{key} takes a share between 0 and 1, not {text!r}")
+    return value
+
+
+def _backend(key: str, text: str) -> str:
+    if text not in {"native", "cudaMallocAsync", "hipMallocAsync"}:
+        raise InputError(f"{key} is native or cudaMallocAsync, not {text!r}")
+    return "native" if text == "native" else "cudaMallocAsync"
+
+
+def _power_of_two(key: str, text: str) -> int:
+    value = _whole(key, text)
+    if value & (value - 1):
+        raise InputError(f"{key} takes powers of two, not {value}")
+    return value
+
+
+def _divisions(key: str, text: str) -> tuple[int, ...]:
+    """`4` for every interval, or `[256:1,1024:4,>:8]`: per interval in MiB; below the first as the first, `>` the rest."""
+    if not text.startswith("["):
+        return (_power_of_two(key, text),) * INTERVALS
+    table = [0] * INTERVALS
+    last: int | None = None
+    for entry in text.strip("[]").split(","):
+        interval, colon, count = entry.partition(":")
+        if not colon:
+            raise InputError(f"{key} takes entries such as 256:4 or >:8, not {entry!r}")
+        divisions = _power_of_two(key, count)
+        if interval == ">":
+            table[last or 0 :] = [divisions] * (INTERVALS - (last or 0))
+            continue
+        place = min(max(_power_of_two(key, interval), 1).bit_length() - 1, INTERVALS - 1)
+        if last is None:
+            table[:place] = [divisions] * place
+        table[place] = divisions
+        last = place
+    return tuple(table)
+
+
+_KEYS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "expandable_segments": ("expandable_segments", _truth),
+    "max_split_size_mb": ("max_split_size", _mebibytes(20)),
+    "large_segment_size_mb": ("large_segment_size", _mebibytes(2)),
+    "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes(20)),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _share),
+    "per_process_memory_fraction": ("memory_fraction", _share),
+    "backend": ("backend", _backend),
+    "pinned_reserve_segment_size_mb": ("pinned_reserve_segment_size", _mebibytes(1)),
+}
+"""Key in the text -> field, reader of the value."""
+
+_WITHOUT_EFFECT: dict[str, Callable[[str, str], Any]] = {
+    "release_lock_on_cudamalloc": _truth,
+    "release_lock_on_hipmalloc": _truth,
+    "pinned_use_cuda_host_register": _truth,
+    "pinned_use_hip_host_register": _truth,
+    "pinned_num_register_threads": _power_of_two,
+    "pinned_use_background_threads": _truth,
+    "graph_capture_record_stream_reuse": _truth,
+}
+"""Keys that are read and checked but change no bytes outside CUDA graphs."""
+
+_ENTRY = re.compile(r"([^:,\[\]]+):(\[[^\]]*\]|[^,\[\]]*)(?:,|$)")
+
+
+def parse_settings(text: str, **given: Any) -> CudaSettings:
+    """`"expandable_segments:True,max_split_size_mb:128"` -> CudaSettings; a nonsense value is an `InputError`."""
+    squeezed = "".join(text.split())
+    values: dict[str, Any] = dict(given)
+    without_effect: list[tuple[str, str]] = []
+    unknown: list[tuple[str, str]] = []
+    at = 0
+    while at < len(squeezed):
+        match = _ENTRY.match(squeezed, at)
+        if match is None:
+            raise InputError(f"cannot read {squeezed[at:]!r} in allocator settings: write key:value,key:value")
+        key, value = match.groups()
+        if key in _KEYS:
+            field, read = _KEYS[key]
+            values[field] = read(key, value)
+        elif key in _WITHOUT_EFFECT:
+            _WITHOUT_EFFECT[key](key, value)
+            without_effect.append((key, value))
+        else:
+            unknown.append((key, value))
+        at = match.end()
+    return CudaSettings(**values, without_effect=tuple(without_effect), unknown=tuple(unknown))
+
+
+def settings_from_environment(environ: Mapping[str, str]) -> CudaSettings:
+    """What torch would read from these environment variables, the newest name first."""
+    text = next((environ[name] for name in VARIABLES if environ.get(name)), "")
+    return parse_settings(text, caching="PYTORCH_NO_CUDA_MEMORY_CACHING" not in environ)
