@@ -33,6 +33,8 @@ class Layer(NamedTuple):
     """Bytes."""
     output: int
     weight: int
+    plane: int
+    """Elements of one input plane."""
     last: bool
     """Channels last in memory."""
 
@@ -42,8 +44,20 @@ class Layer(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """Input, output and weights in another layout."""
-        return self.input + self.output + self.weight
+        """Input, output and weights in another layout, the channels filled up to a multiple of 16 bytes."""
+        step = 16 // self.element
+        full = -(-self.channels // step) * step if self.groups == 1 else self.channels
+        return (self.input + self.weight) * full // self.channels + self.output
+
+    @property
+    def odd(self) -> bool:
+        """True where a filter's bytes, over its output channels, are no multiple of 16: kernels on whole vectors do not fit."""
+        return bool(self.weight // (self.channels * self.kernel) % 16 or self.channels * self.element % 16)
+
+    @property
+    def sums(self) -> int:
+        """The weights' gradient in float32, once for every image."""
+        return self.batch * self.weight * 4 // self.element
 
 
 def layer_of(x: Any, weight: Any, output: Any, stride: Any, groups: int) -> Layer:
@@ -53,7 +67,7 @@ def layer_of(x: Any, weight: Any, output: Any, stride: Any, groups: int) -> Laye
     last = x.dim() > 3 and strides[1] == 1 and x.shape[1] > 1 and not x.is_contiguous()
     return Layer(
         x.shape[0], x.shape[1], math.prod(weight.shape[2:]), max(stride), groups, size, x.numel() * size,
-        math.prod(output) * size, weight.numel() * size, last,
+        math.prod(output) * size, weight.numel() * size, math.prod(x.shape[2:]), last,
     )  # fmt: skip
 
 
@@ -62,16 +76,19 @@ def forward(layer: Layer, bound: bool) -> int:
     if layer.depthwise:
         return 0
     if bound:
-        return 0 if layer.last and layer.kernel > 1 else layer.copies
+        return layer.copies
     if layer.last or layer.channels <= 4:
         return 0
     if layer.kernel == 1:
-        return layer.input + layer.output if layer.stride > 1 else 0
+        small = layer.plane < 100 and layer.element == 2 and layer.channels > 96
+        return layer.input + layer.output if layer.stride > 1 or small else 0
     return layer.copies
 
 
 def input_gradient(layer: Layer, bound: bool) -> int:
     """Workspace of the gradient with respect to the input."""
+    if layer.kernel == 1 and layer.stride == 1 and not bound:
+        return 0
     return forward(layer, bound)
 
 
@@ -79,15 +96,27 @@ def weight_gradient(layer: Layer, bound: bool) -> int:
     """Workspace of the gradient with respect to the weights."""
     if layer.depthwise:
         return 0
-    sums = layer.batch * layer.weight * 4 // layer.element
     if layer.kernel == 1 and layer.stride == 1:
-        return max(sums, layer.copies) if bound and sums < 2 * layer.copies else min(sums, layer.input + layer.output)
+        return _pointwise_weight_gradient(layer, bound)
     if bound:
         return layer.copies + SPLIT_BOUND
     if layer.last:
-        return min(sums, SPLIT[2])
+        return min(layer.sums, SPLIT[2])
     if layer.channels <= 4 and layer.element == 4:
         return 0
     if layer.kernel == 1:
         return layer.input + layer.output
     return layer.copies + min(SPLIT.get(layer.element, 0), 64 * layer.weight)
+
+
+def _pointwise_weight_gradient(layer: Layer, bound: bool) -> int:
+    """A float32 sum for every image, or the copies where those sums would be much larger."""
+    both = layer.input + layer.output
+    if layer.odd and layer.plane > 1:
+        return both
+    if bound:
+        return max(layer.sums, both) if layer.sums <= 6 * both else 2 * both
+    if layer.element == 4:
+        return layer.sums if layer.sums <= 3.6 * both else int(1.4 * both)
+    narrow = layer.plane < 100 and layer.channels <= 320 and layer.sums <= 11 * both
+    return layer.sums if narrow or layer.sums <= 1.15 * both else both
