@@ -29,6 +29,8 @@ from torch.utils._pytree import tree_leaves
 
 FORK = multiprocessing.get_context("fork")
 FORKING = threading.Lock()
+UNSEEN = "--unseen" in sys.argv
+"""Measure the models that no rule was read from, without the operator log."""
 
 
 def describe(value: Any) -> str:
@@ -166,6 +168,18 @@ def grid() -> list[Case]:
     return cases
 
 
+def unseen() -> list[Case]:
+    """Models and settings that no rule was read from: they check the rules."""
+    vision = ["resnet101", "densenet169", "mobilenet_v3_small", "swin_v2_t", "convnext_small", "shufflenet_v2_x0_5",
+              "regnet_y_1_6gf", "efficientnet_b2", "vgg13", "efficientnet_v2_s", "regnet_x_3_2gf", "vit_l_16", "vgg11_bn"]  # fmt: skip
+    text = ["albert", "bart", "gpt_neo", "bloom", "phi", "gemma", "deberta", "qwen3", "falcon", "roberta", "mixtral"]
+    settings = {"vision": [(24, "adamw", "fp32"), (48, "momentum", "amp")], "text": [(3, "adamw", "fp32"), (6, "adagrad", "amp")]}
+    cases = [{"model": m, "batch": b, "optimizer": o, "precision": p} for m in vision for b, o, p in settings["vision"]]
+    cases += [{"model": m, "batch": b, "optimizer": o, "precision": p} for m in text for b, o, p in settings["text"]]
+    cases += [{"model": m, "batch": 128, "optimizer": "sgd", "precision": "fp32"} for m in ("resnet50", "vgg16", "regnet_y_400mf")]
+    return cases
+
+
 def main() -> None:
     out = Path(sys.argv[1])
     limit = float(sys.argv[2]) if len(sys.argv) > 2 else 400
@@ -181,8 +195,9 @@ def main() -> None:
     from record_sweep import sweep
 
     with ThreadPoolExecutor(int(os.environ.get("WORKERS", "6"))) as pool:
-        sweeps = pool.submit(in_child, sweep, limit=limit)
-        list(pool.map(one, itertools.product(grid(), (True, False))))
+        sweeps = pool.submit(list) if UNSEEN else pool.submit(in_child, sweep, limit=limit)
+        kinds = (False,) if UNSEEN else (True, False)
+        list(pool.map(one, itertools.product(unseen() if UNSEEN else grid(), kinds)))
         answer = sweeps.result()
     for name, data in (("events", rows), ("sweep", answer)):
         with gzip.open(out / f"{name}.json.gz", "wt") as file:

@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from outsize.model import convolution
+from outsize.model.convolution import Layer, call_bound, layer_of, weight_bound
+from outsize.model.measured import Inside, table
 from outsize.model.reduction import buffer_bytes
 
 KiB, MiB = 2**10, 2**20
@@ -82,28 +83,39 @@ def _addmm(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
 
 def _convolution(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     x, weight, _, stride, _, _, transposed, _, groups = args[:9]
-    if transposed:
-        layer = convolution.layer_of(results[0], weight, x.shape, stride, groups)
-        return Blocks(after=_some(convolution.input_gradient(layer, scratch.bound)))
-    layer = convolution.layer_of(x, weight, results[0].shape, stride, groups)
-    return Blocks(after=_some(convolution.forward(layer, scratch.bound)))
+    if transposed:  # the forward call of a transposed convolution is the input's gradient of a plain one
+        layer = layer_of(results[0], weight, x.shape, stride, groups)
+        return Blocks(after=_some(_inside(scratch, layer).input_gradient))
+    layer = layer_of(x, weight, results[0].shape, stride, groups)
+    return Blocks(after=_some(_inside(scratch, layer).forward))
 
 
 def _convolution_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     grad, x, weight, _, stride, _, _, transposed, _, groups, wanted = args[:11]
     first, second = (grad, x.shape) if transposed else (x, grad.shape)
-    layer = convolution.layer_of(first, weight, second, stride, groups)
-    inside = convolution.forward if transposed else convolution.input_gradient
+    layer = layer_of(first, weight, second, stride, groups)
+    inside = _inside(scratch, layer)
     sizes = []
     if wanted[0]:
-        sizes.append(inside(layer, scratch.bound))
+        sizes.append(inside.forward if transposed else inside.input_gradient)
     if wanted[1]:
-        sizes.append(convolution.weight_gradient(layer, scratch.bound))
-    return Blocks(before=() if layer.last else _copies(grad), each=tuple(sizes))
+        sizes.append(inside.weight_gradient)
+    return Blocks(before=() if layer.last else _copies(grad), each=tuple(size or 0 for size in sizes))
 
 
-def _some(*sizes: int) -> tuple[int, ...]:
-    return tuple(size for size in sizes if size)
+def _inside(scratch: Scratch, layer: Layer) -> Inside:
+    """What the three calls of a convolution take: as measured or as in a similar layer, or the most they may take."""
+    bound = Inside(call_bound(layer), call_bound(layer), weight_bound(layer))
+    found = table().look_up(layer)
+    if found is None:
+        return bound
+    if not scratch.bound:
+        return found
+    return Inside(*(max(size or 0, most or 0) for size, most in zip(found, bound, strict=True)))
+
+
+def _some(size: int | None) -> tuple[int, ...]:
+    return (size,) if size else ()
 
 
 def _reduce(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:

@@ -119,8 +119,25 @@ def _rnn_backward(func: Any, args: Any, kwargs: Any) -> Any:
     )  # fmt: skip
 
 
+def _grouped_mm(func: Any, args: Any, kwargs: Any) -> Any:
+    """Products of groups of rows, or of groups of columns: torch's own shape rule takes bfloat16 only."""
+    import torch
+
+    a, b = args[:2]
+    offsets = args[2] if len(args) > 2 else kwargs.get("offs")
+    groups = 0 if offsets is None else offsets.shape[0]
+    if a.dim() == b.dim() == 2:
+        shape = [groups, a.shape[0], b.shape[1]]
+    elif a.dim() == 3 and b.dim() == 2:
+        shape = [a.shape[1], b.shape[1]]
+    else:
+        shape = [*a.shape[:-1], b.shape[-1]]
+    return torch.empty(shape, dtype=a.dtype, device="meta")
+
+
 SHAPES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "aten._cudnn_rnn.default": _rnn,
     "aten._cudnn_rnn_backward.default": _rnn_backward,
+    "aten._grouped_mm.default": _grouped_mm,
 }
 """Operator -> its results, where torch's own shape rule does not do."""
