@@ -124,10 +124,9 @@ class Autocast:
         return args[:position], {**kwargs, "dtype": torch.float32}
 
     def _cast_all(self, args: Any, kwargs: Any, dtype: Any) -> tuple[Any, Any]:
-        return (
-            tuple(self._cast_item(item, dtype) for item in args),
-            {key: self._cast_item(item, dtype) for key, item in kwargs.items()},
-        )
+        """Every argument, the last one first: so the compiled kernels evaluate theirs, and the allocator sees that order."""
+        cast = [self._cast_item(item, dtype) for item in reversed([*args, *kwargs.values()])][::-1]
+        return tuple(cast[: len(args)]), dict(zip(kwargs, cast[len(args) :], strict=True))
 
     def _cast_item(self, value: Any, dtype: Any) -> Any:
         if isinstance(value, list | tuple):

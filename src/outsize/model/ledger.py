@@ -14,7 +14,7 @@ from typing import Any
 class Held:
     """One allocation from its birth to its end."""
 
-    __slots__ = ("born", "bytes", "died", "id", "kind", "label", "line", "module", "op", "phase", "step")
+    __slots__ = ("born", "bytes", "died", "id", "kind", "label", "line", "module", "node", "op", "phase", "step")
 
     def __init__(self, id: int, size: int, label: str, op: str, born: int, step: int, phase: str) -> None:
         self.id = id
@@ -33,6 +33,8 @@ class Held:
         """`weights`, `gradients`, ...; empty until somebody says."""
         self.module = ""
         self.line = ""
+        self.node = -1
+        """Number of the autograd node whose backward made it."""
 
 
 class Ledger:

@@ -64,6 +64,13 @@ class Owners:
             return "optimizer"
         return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
 
+    def node(self) -> int:
+        """Number of the autograd node that runs now, -1 outside a backward pass."""
+        import torch
+
+        node = torch._C._current_autograd_node()
+        return -1 if node is None else int(node._sequence_nr())
+
     def place(self) -> str:
         """Module and line of now, for a note."""
         held = Held(-1, 0, "", "", 0, 0, self.phase())
@@ -75,10 +82,8 @@ class Owners:
         import torch
 
         if held.phase == "backward":
-            node = torch._C._current_autograd_node()
-            found = self._made.get(node._sequence_nr()) if node is not None else None
-            if found is not None:
-                held.module, held.line = found
+            held.node = self.node()
+            held.module, held.line = self._made.get(held.node, ("", ""))
             return
         held.module = self._stack[-1] if self._stack else ""
         held.line = self._line()

@@ -83,6 +83,10 @@ def _recurrent(name: str, kind: int, on_card: OnCard) -> Callable[..., Any]:
         hx, cx = (state[0], state[1]) if kind == 2 else (state, None)
         if not on_card(x) or hx.shape[-1] != weights[1].shape[-1]:
             return op.decompose(x, state, weights, biases, layers, dropout, train, both, batch_first)
+        if torch.is_autocast_enabled("cuda"):
+            half = torch.float16  # whatever the autocast dtype is
+            x, hx, weights = x.to(half), hx.to(half), [weight.to(half) for weight in weights]
+            cx = None if cx is None else cx.to(half)
         out = torch.ops.aten._cudnn_rnn(
             x, weights, 4 if biases else 2, None, hx, cx, kind, hx.shape[-1], 0, layers, batch_first, dropout, train, both, [], None
         )

@@ -44,7 +44,7 @@ def make_function_mode(tracer: Tracer) -> Any:
         tensor.__repr__: _repr, tensor.get_device: _get_device, tensor.pin_memory: _pin, tensor.is_pinned: _is_pinned,
         torch.tensor: _literal, torch.as_tensor: _literal, torch.asarray: _literal, tensor.__array__: _numpy,
         torch.nn.functional.scaled_dot_product_attention: attend, tensor.__deepcopy__: _deepcopy,
-        tensor.new_tensor: _new_tensor,
+        tensor.new_tensor: _new_tensor, torch.nn.functional.linear: _linear,
     }  # fmt: skip
 
     class Stage(TorchFunctionMode):  # type: ignore[misc]
@@ -146,6 +146,15 @@ def _literal(tracer: Tracer, func: Any, call: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return move(tracer, value, None if device is None else label_for(device), torch.Tensor.to, {})
+
+
+def _linear(tracer: Tracer, func: Any, call: Any) -> Any:
+    """A linear layer adds its bias in place, but not while a mode in Python looks on: the tracer has to know."""
+    before, tracer.in_linear = tracer.in_linear, True
+    try:
+        return func(*call[0], **call[1])
+    finally:
+        tracer.in_linear = before
 
 
 def _new_tensor(tracer: Tracer, func: Any, call: Any) -> Any:

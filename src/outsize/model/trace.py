@@ -37,6 +37,9 @@ class Tracer:
         self._placing: str | None = None
         self._twins: dict[int, tuple[Any, Any]] = {}
         self._mode: Any = None
+        self._alone = 2
+        self.in_linear = False
+        """True while a linear layer runs its forward pass."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -52,6 +55,8 @@ class Tracer:
                     return tracer.dispatch(func, args, kwargs or {})
 
         self._mode = Mode
+        probe = torch.empty(1, device="meta")
+        self._alone = torch._C._storage_Use_Count(probe.untyped_storage()._cdata)
         stage = make_function_mode(self)
         engine = torch.autograd._engine_run_backward
 
@@ -149,7 +154,10 @@ class Tracer:
             args = _replace(args, self.adopt)
             flat = [leaf for leaf in _tensors(args)]
         name = str(func)
-        out = self._compute(func, name, args, kwargs, flat, label)
+        if self._reuses(name, args):
+            out = args[0]
+        else:
+            out = self._compute(func, name, args, kwargs, flat, label)
         results = out if isinstance(out, tuple | list) else (out,)
         fresh = [r for r in results if isinstance(r, torch.Tensor)] + [
             t for r in results if isinstance(r, list) for t in r if isinstance(t, torch.Tensor)
@@ -158,6 +166,27 @@ class Tracer:
         if name in _RESIZING:
             self.ledger.add(args[0], label, name)
         return out
+
+    def _reuses(self, name: str, args: Any) -> bool:
+        """True where a backward pass writes into its first argument although a new tensor is asked for.
+
+        Autograd sums two gradients into the first where nobody else holds it, and fills a fresh block of zeros in place; it does
+        neither while a mode in Python looks on, which holds everything once more. On its own it would.
+        """
+        import torch
+
+        if name == "aten.add.Tensor" and self.in_linear and args[1].dim() == 1:
+            return True
+        if name not in _REUSING or torch._C._current_graph_task_id() == -1:
+            return False
+        first = args[0]
+        storage = first.untyped_storage()
+        held = self.ledger.live.get(storage._cdata)
+        if held is None or held.phase != "backward" or torch._C._storage_Use_Count(storage._cdata) > self._alone:
+            return False
+        if name == "aten.add.Tensor":  # the engine adds what an earlier node left; a node's own sums are new tensors
+            return bool(first.shape == args[1].shape and held.node != self.owners.node())
+        return True
 
     def _write(self, name: str, args: Any, results: list[Any], label: str) -> None:
         """Results and what the card's kernel takes inside, in the order in which the card is asked for them."""
@@ -169,7 +198,8 @@ class Tracer:
         blocks = blocks_of(self.scratch, name, args, results, thread)
         inside = [self._workspace(size, label, name) for size in blocks.before]
         each = iter(blocks.each)
-        for tensor in results:
+        order = _ORDER.get(name)
+        for tensor in results if order is None else [results[i] for i in order if i < len(results)]:
             self.ledger.add(tensor, label, name)
             size = next(each, 0)
             if size:
@@ -279,6 +309,19 @@ class Tracer:
 
 
 _RESIZING = {"aten.resize_.default", "aten.set_.source_Storage_storage_offset", "aten.resize_as_.default"}
+
+
+_REUSING = {
+    "aten.add.Tensor", "aten.scatter_add.default", "aten.index_put.default", "aten.index_add.default", "aten.scatter.src",
+    "aten.scatter.value",
+}  # fmt: skip
+"""Operators that backward passes run in place where they can."""
+
+_ORDER: dict[str, tuple[int, ...]] = {
+    "aten.native_dropout.default": (1, 0),
+    "aten._scaled_dot_product_cudnn_attention.default": (2, 3, 0, 1),
+}
+"""Operators that allocate their results in another order than they return them; positions among the tensors."""
 
 
 def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
