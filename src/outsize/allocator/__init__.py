@@ -1,8 +1,29 @@
-"""Models of allocators: what they take from the system for the blocks a program asks for."""
+"""Models of allocators: what they take from the system for the blocks a program asks for.
+
+In: allocation events (a trace of a real run, a foreseen step, a list of tensors). Out: requested, allocated, active and
+reserved bytes at every event, their peaks, the segment map. `trace` reads torch's own recordings.
+"""
 
 from __future__ import annotations
 
+from outsize.allocator.bfc import BfcSettings
+from outsize.allocator.glibc import GlibcSettings
 from outsize.allocator.replay import MODELS, replay
 from outsize.allocator.settings import CudaSettings, parse_settings, settings_from_environment
+from outsize.allocator.take import TAKERS, take
+from outsize.allocator.trace import Recording, read_snapshot, read_trace
 
-__all__ = ["MODELS", "CudaSettings", "parse_settings", "replay", "settings_from_environment"]
+__all__ = [
+    "MODELS",
+    "TAKERS",
+    "BfcSettings",
+    "CudaSettings",
+    "GlibcSettings",
+    "Recording",
+    "parse_settings",
+    "read_snapshot",
+    "read_trace",
+    "replay",
+    "settings_from_environment",
+    "take",
+]

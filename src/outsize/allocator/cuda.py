@@ -2,21 +2,19 @@
 
 The rules are those of torch 2.11 (`c10/cuda/CUDACachingAllocator.cpp`), checked against recordings of the real one. A
 request is rounded up, looked for among the free blocks of its stream and pool (smallest that fits, lowest address), cut
-where what is left over is worth keeping, and only then asked from the driver. Freed blocks join their free neighbours and
-stay reserved.
-
-Free blocks of one pool and stream stand in one sorted list of whole numbers, size above address, so that the best fit is
-one bisection; no object is made for an event, only for a block.
+where what is left over is worth keeping, and only then asked from the driver. Freed blocks join their free neighbours
+and stay reserved. Not modelled: the private pools of CUDA graphs.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from outsize.allocator.driver import Driver
+from outsize.allocator.pieces import HELD, SHIFT, UNMAPPED, Home, Piece, segment_of
 from outsize.allocator.settings import INTERVALS, CudaSettings
-from outsize.core.allocation import Block, Segment
+from outsize.core.allocation import Segment
 from outsize.core.units import MiB
 
 QUANTUM = 512
@@ -30,52 +28,6 @@ LARGE_REQUEST = 10 * MiB
 LARGE_STEP = 2 * MiB
 """Such a segment is a multiple of this."""
 
-SHIFT = 48
-"""A free block's key is its size shifted above its address."""
-
-HELD, FREE, UNMAPPED = 0, 1, 2
-
-
-class Piece:
-    """A block: one piece of a segment, linked to its neighbours."""
-
-    __slots__ = ("address", "born", "home", "id", "next", "previous", "requested", "size", "state")
-
-    def __init__(self, home: Home, address: int, size: int, state: int) -> None:
-        self.home = home
-        self.address = address
-        self.size = size
-        self.state = state
-        self.previous: Piece | None = None
-        self.next: Piece | None = None
-        self.id = 0
-        self.requested = 0
-        self.born = 0
-
-
-class Home:
-    """The free blocks of one pool and stream."""
-
-    __slots__ = ("keys", "pieces", "small", "stream", "unmapped")
-
-    def __init__(self, small: bool, stream: int) -> None:
-        self.small = small
-        self.stream = stream
-        self.keys: list[int] = []
-        self.pieces: dict[int, Piece] = {}
-        self.unmapped: list[int] = []
-
-    def add(self, piece: Piece) -> None:
-        key = piece.size << SHIFT | piece.address
-        insort(self.keys, key)
-        self.pieces[key] = piece
-        piece.state = FREE
-
-    def remove(self, piece: Piece) -> None:
-        key = piece.size << SHIFT | piece.address
-        del self.keys[bisect_left(self.keys, key)]
-        del self.pieces[key]
-
 
 class CudaCache:
     """The native allocator on one device."""
@@ -84,25 +36,20 @@ class CudaCache:
         self.driver = driver
         self.settings = settings
         self.limit = limit
-        self.requested = 0
-        self.allocated = 0
-        self.active = 0
-        self.reserved = 0
-        self.reserved_peak = 0
-        self.retries = 0
+        self.requested = self.allocated = self.active = self.reserved = self.reserved_peak = self.retries = 0
+        self.guessed = False
         self.live: dict[int, Piece | None] = {}
         self.waiting: dict[int, Piece | None] = {}
         self.homes: tuple[dict[int, Home], dict[int, Home]] = ({}, {})
+        """Large and small pool: stream -> its free blocks."""
         self.first: dict[int, Piece] = {}
+        """First block of each segment, by address."""
         self.max_split = settings.max_split_size
-        self.divisions = (
-            settings.roundup_power2_divisions if any(d > 1 for d in settings.roundup_power2_divisions) else ()
-        )
+        self.divisions = settings.roundup_power2_divisions
         self.collects = limit is not None and settings.garbage_collection_threshold > 0
         self.searches = 0
-        self.guessed = False
 
-    # -- the common path -------------------------------------------------------------------------------------------
+    # -- the common path -----------------------------------------------------------------------------------------
 
     def malloc(self, id: int, requested: int, stream: int) -> bool:
         """Hand out a block; False where memory ran out."""
@@ -117,19 +64,10 @@ class CudaCache:
         piece = self.find(home, size) or self.grow(home, size)
         if piece is None:
             return False
-        rest = piece.size - size
-        if rest and self.splits(home, size, rest):
-            remainder = Piece(home, piece.address + size, rest, FREE)
-            remainder.previous = piece
-            after = remainder.next = piece.next
-            if after is not None:
-                after.previous = remainder
-            piece.next = remainder
-            piece.size = size
-            key = rest << SHIFT | remainder.address
-            insort(home.keys, key)
-            home.pieces[key] = remainder
-            remainder.born = self.searches
+        if piece.size > size and self.splits(home, size, piece.size - size):
+            rest = piece.cut(size)
+            rest.born = self.searches
+            home.add(rest)
         piece.state = HELD
         piece.id = id
         piece.requested = requested
@@ -141,44 +79,17 @@ class CudaCache:
 
     def free(self, id: int) -> None:
         """Take a block back and join it to its free neighbours."""
-        if id in self.waiting:
+        piece = self.live.pop(id, None)
+        if piece is not None:
+            self.allocated -= piece.size
+        elif id in self.waiting:
             piece = self.waiting.pop(id)
-        else:
-            piece = self.live.pop(id)
-            if piece is not None:
-                self.allocated -= piece.size
         if piece is None:
             return
-        home = piece.home
-        keys = home.keys
-        size = piece.size
         self.requested -= piece.requested
-        self.active -= size
-        before = piece.previous
-        if before is not None and before.state == FREE:
-            key = before.size << SHIFT | before.address
-            del keys[bisect_left(keys, key)]
-            del home.pieces[key]
-            size += before.size
-            after = before.next = piece.next
-            if after is not None:
-                after.previous = before
-            piece = before
-        after = piece.next
-        if after is not None and after.state == FREE:
-            key = after.size << SHIFT | after.address
-            del keys[bisect_left(keys, key)]
-            del home.pieces[key]
-            size += after.size
-            beyond = piece.next = after.next
-            if beyond is not None:
-                beyond.previous = piece
-        piece.size = size
-        piece.state = FREE
+        self.active -= piece.size
+        piece = piece.home.settle(piece)
         piece.born = self.searches
-        key = size << SHIFT | piece.address
-        insort(keys, key)
-        home.pieces[key] = piece
 
     def wait(self, id: int) -> None:
         """The program freed a block that another stream still uses: it is active until `free` is called for it."""
@@ -186,7 +97,7 @@ class CudaCache:
         if piece is not None:
             self.allocated -= piece.size
 
-    # -- the rules -------------------------------------------------------------------------------------------------
+    # -- the rules -----------------------------------------------------------------------------------------------
 
     def round(self, requested: int) -> int:
         """Bytes of the block for a request, with `roundup_power2_divisions`."""
@@ -221,17 +132,20 @@ class CudaCache:
             return None
         if self.max_split is not None and not self.allows(size, keys[at] >> SHIFT):
             return None
-        return home.pieces.pop(keys.pop(at))
+        piece = home.pieces.pop(keys.pop(at))
+        if self.driver.invents and not self.guessed and at < len(keys) and keys[at] >> SHIFT == piece.size:
+            self.guessed = home.pieces[keys[at]].base != piece.base
+        return piece
 
     def allows(self, size: int, block: int) -> bool:
-        """With `max_split_size`: blocks above it are kept for requests above it, and for those of about their size."""
+        """With `max_split_size`: blocks above it are for requests above it, and for those of about their size."""
         assert self.max_split is not None
         if size < self.max_split:
             return block < self.max_split
         rounding = self.settings.max_non_split_rounding
         return block < size + (self.settings.large_segment_size if rounding is None else rounding)
 
-    # -- the driver ------------------------------------------------------------------------------------------------
+    # -- the driver ----------------------------------------------------------------------------------------------
 
     def grow(self, home: Home, size: int) -> Piece | None:
         """A block from the driver; the cache is given back and the driver asked again before giving up."""
@@ -247,24 +161,27 @@ class CudaCache:
         return piece
 
     def ask(self, home: Home, size: int) -> Piece | None:
+        """A new segment, None where the limit or the device does not allow it."""
         bytes = self.segment_size(home, size)
         if self.limit is not None and self.reserved + bytes > self.limit:
             return None
         address = self.driver.take(bytes)
         if address is None:
             return None
-        piece = self.first[address] = Piece(home, address, bytes, HELD)
+        piece = self.first[address] = Piece(home, address, address, bytes, HELD)
         self.reserve(bytes)
         return piece
 
     def reserve(self, bytes: int) -> None:
+        """Count bytes that came from the driver."""
         self.reserved += bytes
         self.reserved_peak = max(self.reserved_peak, self.reserved)
 
     def give_back(self, piece: Piece) -> None:
+        """Return a segment that is one free block."""
         piece.home.remove(piece)
         del self.first[piece.address]
-        self.driver.give(piece.size)
+        self.driver.give(piece.address, piece.size)
         self.reserved -= piece.size
 
     def whole(self, home: Home) -> list[Piece]:
@@ -280,7 +197,7 @@ class CudaCache:
                     self.give_back(piece)
 
     def release_oversize(self, home: Home, size: int) -> bool:
-        """With `max_split_size`: give back one oversize block that is large enough, else the largest ones until it is."""
+        """With `max_split_size`: give back one oversize block that is large enough, else the largest until they are."""
         assert self.max_split is not None
         wanted = max(size, self.max_split)
         at = bisect_left(home.keys, wanted << SHIFT)
@@ -313,7 +230,7 @@ class CudaCache:
                 else:
                     candidates.append(piece)
 
-    # -- the picture -----------------------------------------------------------------------------------------------
+    # -- the picture ---------------------------------------------------------------------------------------------
 
     def segments(self) -> Iterator[Segment]:
         """The segment map, by address; of an expandable segment, every run of mapped pages is one."""
@@ -324,20 +241,6 @@ class CudaCache:
                 if piece.state != UNMAPPED:
                     run.append(piece)
                 if run and (piece.state == UNMAPPED or piece.next is None):
-                    yield _segment(run)
+                    yield segment_of(run, "small" if run[0].home.small else "large")
                     run = []
                 piece = piece.next
-
-
-def _segment(run: list[Piece]) -> Segment:
-    start, home = run[0].address, run[0].home
-    return Segment(
-        address=start,
-        bytes=sum(piece.size for piece in run),
-        pool="small" if home.small else "large",
-        stream=home.stream,
-        blocks=tuple(
-            Block(offset=piece.address - start, bytes=piece.size, id=piece.id if piece.state == HELD else None)
-            for piece in run
-        ),
-    )

@@ -41,12 +41,12 @@ class Exact:
     def free(self, id: int) -> None:
         """Give a block back to the system."""
         waited = id in self.waiting
-        _, size, requested, _ = self.waiting.pop(id) if waited else self.live.pop(id)
+        address, size, requested, _ = self.waiting.pop(id) if waited else self.live.pop(id)
         self.requested -= requested
         self.allocated -= 0 if waited else size
         self.active -= size
         self.reserved -= size
-        self.driver.give(size)
+        self.driver.give(address, size)
 
     def wait(self, id: int) -> None:
         """The program freed a block that another stream still uses."""

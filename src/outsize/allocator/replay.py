@@ -8,16 +8,23 @@ stops where memory runs out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
+from outsize.allocator.bfc import Bfc, BfcSettings
 from outsize.allocator.cuda import CudaCache
-from outsize.allocator.driver import Driver
+from outsize.allocator.driver import CudaDriver, Driver
 from outsize.allocator.exact import Exact
 from outsize.allocator.expandable import ExpandableCache
+from outsize.allocator.glibc import Glibc, GlibcSettings
+from outsize.allocator.pinned import Pinned
 from outsize.allocator.settings import CudaSettings
 from outsize.core.allocation import EMPTY_CACHE, AllocationEvent, OutOfMemoryPoint, Replay, Sample, Segment
 from outsize.core.errors import InputError
 from outsize.core.noun import Known
+
+Settings = CudaSettings | BfcSettings | GlibcSettings
+Addresses = Iterable[tuple[int, int]]
 
 
 class Model(Protocol):
@@ -43,35 +50,44 @@ class Model(Protocol):
     def segments(self) -> Iterator[Segment]: ...
 
 
-def _cuda(driver: Driver, settings: Any) -> Model:
-    chosen = settings or CudaSettings()
-    if chosen.backend != "native":
+def _cuda(capacity: int | None, settings: CudaSettings, addresses: Addresses) -> Model:
+    if settings.backend != "native":
         raise InputError(
-            f"backend:{chosen.backend} leaves allocation to the driver's own pool, whose rules are not published; "
+            f"backend:{settings.backend} leaves allocation to the driver's own pool, whose rules are not published; "
             "replay with backend:native, or with the allocator 'exact' for the floor"
         )
-    if not chosen.caching:
-        return Exact(driver, 512)
-    limit = chosen.limit
-    if limit is None and chosen.memory_fraction is not None:
-        if driver.capacity is None:
-            raise InputError(f"a memory fraction of {chosen.memory_fraction} needs the device's capacity in bytes")
-        limit = int(chosen.memory_fraction * driver.capacity)
-    return (ExpandableCache if chosen.expandable_segments else CudaCache)(driver, chosen, limit)
+    if not settings.caching:
+        return Exact(Driver(capacity), 512)
+    limit = settings.limit
+    if limit is None and settings.memory_fraction is not None:
+        if capacity is None:
+            raise InputError(f"a memory fraction of {settings.memory_fraction} needs the device's capacity in bytes")
+        limit = int(settings.memory_fraction * capacity)
+    kind = ExpandableCache if settings.expandable_segments else CudaCache
+    return kind(CudaDriver(capacity, addresses), settings, limit)
 
 
-def _expandable(driver: Driver, settings: Any) -> Model:
-    from dataclasses import replace
-
-    return _cuda(driver, replace(settings or CudaSettings(), expandable_segments=True))
+def _expandable(capacity: int | None, settings: CudaSettings, addresses: Addresses) -> Model:
+    return _cuda(capacity, replace(settings, expandable_segments=True), addresses)
 
 
-MODELS: dict[str, tuple[Callable[[Driver, Any], Model], Known]] = {
-    "cuda": (_cuda, Known.EXACT),
-    "cuda-expandable": (_expandable, Known.EXACT),
-    "exact": (lambda driver, settings: Exact(driver), Known.EXACT),
+class _Kind(NamedTuple):
+    """One row of the table of models."""
+
+    make: Callable[[int | None, Any, Addresses], Model]
+    settings: type[Any]
+    known: Known
+
+
+MODELS: dict[str, _Kind] = {
+    "cuda": _Kind(_cuda, CudaSettings, Known.EXACT),
+    "cuda-expandable": _Kind(_expandable, CudaSettings, Known.EXACT),
+    "bfc": _Kind(lambda capacity, settings, _: Bfc(Driver(capacity), settings), BfcSettings, Known.ESTIMATE),
+    "pinned": _Kind(lambda capacity, settings, _: Pinned(Driver(capacity), settings), CudaSettings, Known.EXACT),
+    "glibc": _Kind(lambda capacity, settings, _: Glibc(Driver(capacity), settings), GlibcSettings, Known.ESTIMATE),
+    "exact": _Kind(lambda capacity, settings, _: Exact(Driver(capacity)), CudaSettings, Known.EXACT),
 }
-"""Name -> maker of the model, how its numbers are known at best."""
+"""Name -> maker of the model, the settings it takes, how its numbers are known at best."""
 
 
 def replay(
@@ -79,9 +95,9 @@ def replay(
     allocator: str = "cuda",
     *,
     capacity: int | None = None,
-    settings: Any = None,
+    settings: Settings | None = None,
     samples: bool = False,
-    addresses: Iterable[tuple[int, int]] = (),
+    addresses: Addresses = (),
 ) -> Replay:
     """Run `events` through a model of an allocator.
 
@@ -91,12 +107,15 @@ def replay(
     """
     if allocator not in MODELS:
         raise InputError(f"unknown allocator {allocator!r}: one of {', '.join(MODELS)}")
-    make, known = MODELS[allocator]
-    model = make(Driver(capacity, addresses), settings)
+    kind = MODELS[allocator]
+    chosen = kind.settings() if settings is None else settings
+    if not isinstance(chosen, kind.settings):
+        raise InputError(f"the allocator {allocator!r} takes {kind.settings.__name__}, not {type(chosen).__name__}")
+    model = kind.make(capacity, chosen, addresses)
     taken: list[Sample] | None = [] if samples else None
     count, peak, peak_event, failed = _run(model, events, taken)
     return Replay(
-        allocator=_name(allocator, settings),
+        allocator=f"{allocator} ({chosen.changed()})" if chosen.changed() else allocator,
         events=count,
         peak=peak,
         peak_event=peak_event,
@@ -104,7 +123,7 @@ def replay(
         segments=tuple(model.segments()),
         retries=model.retries,
         out_of_memory=failed,
-        known=Known.ESTIMATE if model.guessed else known,
+        known=Known.ESTIMATE if model.guessed else kind.known,
     )
 
 
@@ -159,8 +178,3 @@ def _out_of_memory(model: Model, number: int, size: int) -> OutOfMemoryPoint:
         free=None if capacity is None else capacity - model.driver.held,
         reserved_unallocated=model.reserved - model.allocated,
     )
-
-
-def _name(allocator: str, settings: Any) -> str:
-    changed = settings.changed() if settings is not None else ""
-    return f"{allocator} ({changed})" if changed else allocator

@@ -1,8 +1,8 @@
 """What a user told torch's allocator: the text of `PYTORCH_ALLOC_CONF` in, a `CudaSettings` out.
 
-The text is `key:value,key:[low:divisions,>:divisions]`. torch refuses a key it does not know; we keep it and say so, since
-the text may belong to a newer torch than the one this was written against. A value that makes no sense is an `InputError`,
-with torch's own bounds.
+The text is `key:value,key:[low:divisions,>:divisions]`. torch refuses a key it does not know; we keep it and say so,
+since the text may belong to a newer torch than the one this was written against. A value that makes no sense is an
+`InputError`, with the bounds that torch 2.13 gives.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from outsize.core.errors import InputError
 from outsize.core.noun import Noun
 from outsize.core.units import MiB
 
-VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-"""Where the text is looked for; the first that is set counts."""
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Where the text is looked for; the first that is set counts. The order is what torch 2.13 does, not what it documents."""
 
 INTERVALS = 16
 """`roundup_power2_divisions` has one entry for each power of two of MiB, 1 MiB to 64 GiB."""
@@ -48,7 +48,11 @@ class CudaSettings(Noun):
     caching: bool = True
     """False where `PYTORCH_NO_CUDA_MEMORY_CACHING` is set: every block is a plain cudaMalloc."""
     pinned_reserve_segment_size: int = 0
-    """Bytes of pinned host memory taken at once at the first request, from which small requests are served; 0 when off."""
+    """Bytes of pinned host memory taken at once, from which requests are served while it lasts; 0 when off."""
+    pinned_max_round_threshold: int | None = None
+    """Bytes above which a pinned block is not rounded up to a power of two; None for no such bound."""
+    pinned_max_cached_size: int | None = None
+    """Bytes above which a freed pinned block goes back to the system at once; None for no such bound."""
     without_effect: tuple[tuple[str, str], ...] = ()
     """Keys that change speed but no bytes, as written."""
     unknown: tuple[tuple[str, str], ...] = ()
@@ -57,7 +61,7 @@ class CudaSettings(Noun):
     def changed(self) -> str:
         """The settings that differ from the default, as one short text; empty if none does."""
         plain = CudaSettings()
-        names = [f.name for f in fields(self) if getattr(self, f.name) != getattr(plain, f.name)]
+        names = [field.name for field in fields(self) if getattr(self, field.name) != getattr(plain, field.name)]
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
 
@@ -82,7 +86,7 @@ def _share(key: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0.0 < value <= 1.0:
+    if not 0.0 < value < 1.0 and not (value == 1.0 and key.endswith("fraction")):
         raise InputError(f"{key} takes a share between 0 and 1, not {text!r}")
     return value
 
@@ -93,15 +97,15 @@ def _backend(key: str, text: str) -> str:
     return "native" if text == "native" else "cudaMallocAsync"
 
 
-def _power_of_two(key: str, text: str) -> int:
-    value = _whole(key, text)
+def _power_of_two(key: str, text: str, low: int = 1) -> int:
+    value = _whole(key, text, low)
     if value & (value - 1):
         raise InputError(f"{key} takes powers of two, not {value}")
     return value
 
 
 def _divisions(key: str, text: str) -> tuple[int, ...]:
-    """`4` for every interval, or `[256:1,1024:4,>:8]`: per interval in MiB; below the first as the first, `>` the rest."""
+    """`4` for all, or `[256:1,1024:4,>:8]` per interval in MiB: what is below the first is as the first, `>` the rest."""
     if not text.startswith("["):
         return (_power_of_two(key, text),) * INTERVALS
     table = [0] * INTERVALS
@@ -110,11 +114,12 @@ def _divisions(key: str, text: str) -> tuple[int, ...]:
         interval, colon, count = entry.partition(":")
         if not colon:
             raise InputError(f"{key} takes entries such as 256:4 or >:8, not {entry!r}")
-        divisions = _power_of_two(key, count)
+        divisions = _power_of_two(key, count, 0)
         if interval == ">":
-            table[last or 0 :] = [divisions] * (INTERVALS - (last or 0))
+            rest = 0 if last is None else last + 1
+            table[rest:] = [divisions] * (INTERVALS - rest)
             continue
-        place = min(max(_power_of_two(key, interval), 1).bit_length() - 1, INTERVALS - 1)
+        place = min(_power_of_two(key, interval).bit_length() - 1, INTERVALS - 1)
         if last is None:
             table[:place] = [divisions] * place
         table[place] = divisions
@@ -124,14 +129,16 @@ def _divisions(key: str, text: str) -> tuple[int, ...]:
 
 _KEYS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "expandable_segments": ("expandable_segments", _truth),
-    "max_split_size_mb": ("max_split_size", _mebibytes(20)),
-    "large_segment_size_mb": ("large_segment_size", _mebibytes(2)),
-    "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes(20)),
+    "max_split_size_mb": ("max_split_size", _mebibytes(1)),
+    "large_segment_size_mb": ("large_segment_size", _mebibytes(11)),
+    "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes(1)),
     "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
     "garbage_collection_threshold": ("garbage_collection_threshold", _share),
     "per_process_memory_fraction": ("memory_fraction", _share),
     "backend": ("backend", _backend),
     "pinned_reserve_segment_size_mb": ("pinned_reserve_segment_size", _mebibytes(1)),
+    "pinned_max_round_threshold_mb": ("pinned_max_round_threshold", _mebibytes(0)),
+    "pinned_max_cached_size_mb": ("pinned_max_cached_size", _mebibytes(0)),
 }
 """Key in the text -> field, reader of the value."""
 
@@ -143,10 +150,12 @@ _WITHOUT_EFFECT: dict[str, Callable[[str, str], Any]] = {
     "pinned_num_register_threads": _power_of_two,
     "pinned_use_background_threads": _truth,
     "graph_capture_record_stream_reuse": _truth,
+    "throw_on_cudamalloc_oom": _truth,
 }
 """Keys that are read and checked but change no bytes outside CUDA graphs."""
 
 _ENTRY = re.compile(r"([^:,\[\]]+):(\[[^\]]*\]|[^,\[\]]*)(?:,|$)")
+"""One key and its value, with the comma behind."""
 
 
 def parse_settings(text: str, **given: Any) -> CudaSettings:
@@ -170,10 +179,17 @@ def parse_settings(text: str, **given: Any) -> CudaSettings:
         else:
             unknown.append((key, value))
         at = match.end()
-    return CudaSettings(**values, without_effect=tuple(without_effect), unknown=tuple(unknown))
+    settings = CudaSettings(**values, without_effect=tuple(without_effect), unknown=tuple(unknown))
+    for name in ("max_split_size", "max_non_split_rounding"):
+        value = getattr(settings, name)
+        if value is not None and value < settings.large_segment_size:
+            raise InputError(
+                f"{name}_mb is {value // MiB}, but must be at least the large segment: {settings.large_segment_size // MiB}"
+            )
+    return settings
 
 
 def settings_from_environment(environ: Mapping[str, str]) -> CudaSettings:
-    """What torch would read from these environment variables, the newest name first."""
-    text = next((environ[name] for name in VARIABLES if environ.get(name)), "")
+    """What torch would read from these environment variables."""
+    text = next((environ[name] for name in VARIABLES if name in environ), "")
     return parse_settings(text, caching="PYTORCH_NO_CUDA_MEMORY_CACHING" not in environ)

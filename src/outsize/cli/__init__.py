@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from outsize.core.errors import InputError, OutsizeError
 
@@ -21,6 +22,14 @@ VERBS = {
     "tour": "a walk through Outsize in under a minute",
 }
 """Verb -> its help line, in the order they are listed."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one sentence, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the whole usage."""
+        raise InputError(f"{message} (see {self.prog} --help)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,9 +64,7 @@ def _build_parser(verb: str | None) -> argparse.ArgumentParser:
     """The parser with every verb's help line, and the arguments of the one that was asked for."""
     from outsize import __version__
 
-    parser = argparse.ArgumentParser(
-        prog="outsize", description="Tensors and models that do not fit in memory.", allow_abbrev=False
-    )
+    parser = Parser(prog="outsize", description="Tensors and models that do not fit in memory.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"outsize {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", title="verbs")
     for name, line in VERBS.items():

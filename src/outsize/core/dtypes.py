@@ -86,7 +86,6 @@ _DIALECTS: dict[str, dict[str, str]] = {
                     "f6_e2m3": "float6_e2m3fn", "f6_e3m2": "float6_e3m2fn"},
 }  # fmt: skip
 
-_TF_ENUM = {"dt_float": "float32", "dt_half": "float16", "dt_double": "float64"}
 _NUMPY = re.compile(r"[<>=|]?([?bBhHiIlLqQefdgFDGuicfSaUVmM])([0-9]*)(\[.*\])?")
 _NUMPY_LETTERS = {
     "?": "bool", "b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32", "l": "int64",
@@ -129,16 +128,16 @@ def _from_object(value: Any, dialect: Dialect) -> DType:
 
 def _from_text(text: str, dialect: Dialect) -> DType | None:
     match = _CLASS.match(text)
-    if match:
-        text = match.group(1)
-    text = _PREFIXES.sub("", text)
+    text = _PREFIXES.sub("", match.group(1) if match else text)
     lower = text.lower()
-    for table in (_DIALECTS.get(dialect, {}), _TF_ENUM, _ALIASES):
-        if lower in table and (text == lower or table is not _ALIASES or not _NUMPY.fullmatch(text)):
-            return DTYPES[table[lower]]
-    lower = lower.removeprefix("dt_").removesuffix("tensor")
-    name = _ALIASES.get(lower, lower) if text == lower or not _NUMPY.fullmatch(text) else text
-    return DTYPES.get(name) or _from_numpy(text) or _from_fields(text)
+    first = _DIALECTS.get(dialect, {}) | {"f16": "float16"}  # in NumPy f16 is 16 bytes; nobody who writes it means that
+    if lower in first:
+        return DTYPES[first[lower]]
+    found = _from_numpy(text)
+    if found is not None:
+        return found
+    bare = lower.removeprefix("dt_").removesuffix("tensor")
+    return DTYPES.get(_ALIASES.get(bare, bare)) or _from_fields(text)
 
 
 def _from_numpy(text: str) -> DType | None:

@@ -1,10 +1,10 @@
 """The error tree. Every error carries its nouns, so that nobody has to parse our sentences.
 
-    OutsizeError
-    ├── InputError    a user's mistake: a bad shape, an unknown dtype, a missing file   (also a ValueError)
-    ├── BudgetError   the work cannot be done inside the budget; says the smallest that works
-    ├── OutOfMemory   memory ran out while running, in spite of the plan                (also a MemoryError)
-    └── StoreError    a file or store could not be read or written as asked             (also an OSError)
+OutsizeError
+├── InputError    a user's mistake: a bad shape, an unknown dtype, a missing file   (also a ValueError)
+├── BudgetError   the work cannot be done inside the budget; says the smallest that works
+├── OutOfMemory   memory ran out while running, in spite of the plan                (also a MemoryError)
+└── StoreError    a file or store could not be read or written as asked             (also an OSError)
 """
 
 from __future__ import annotations

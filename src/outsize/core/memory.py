@@ -81,8 +81,9 @@ class PoolReading(Noun):
 
     @property
     def biting(self) -> Limit | None:
-        """The limit that is met first, None where the pool's own size is."""
-        return self.limits[0] if self.limits else None
+        """The limit that is met first, None where what the machine itself has left is."""
+        first = self.limits[0] if self.limits else None
+        return first if first is not None and first.available <= (self.available or 0) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ class Place(Noun):
 
     name: str
     """`RAM here`, `GPU 0 NVIDIA H200`, `RTX 4090`."""
-    where: Literal["here", "card"]
-    """On this machine, or on a card one could have."""
+    where: Literal["asked", "here", "card"]
+    """What the user asked about, this machine, or a card one could have."""
     capacity: int | None
     """Bytes that can be had there, None if unknown."""
     needed: int
@@ -86,6 +86,9 @@ class Sizing(Noun):
 
     @property
     def fits(self) -> bool | None:
-        """True where it fits in this machine's RAM or on one of its GPUs now; None if neither is known."""
+        """Whether it fits in what was asked about, else in this machine's RAM or on one of its GPUs; None if unknown."""
+        asked = [place.fits for place in self.places if place.where == "asked"]
+        if asked:
+            return all(asked)
         here = [place.fits for place in self.places if place.where == "here" and place.name != "disk here"]
         return True if any(here) else (None if all(fit is None for fit in here) else False)

@@ -34,9 +34,7 @@ def parse_bytes(value: int | str) -> int:
     number, unit = match.group(1), match.group(2).lower()
     if unit in {"k", "m", "g", "t", "p"}:
         letter = unit.upper()
-        raise InputError(
-            f"{value!r} is ambiguous: write {letter}iB for powers of 1024 or {letter}B for powers of 1000"
-        )
+        raise InputError(f"{value!r} is ambiguous: write {letter}iB for powers of 1024 or {letter}B for powers of 1000")
     if unit not in _UNITS:
         raise InputError(
             f"unknown unit {match.group(2)!r} in {value!r}: use B, KiB, MiB, GiB, TiB (1024) or KB, MB, GB, TB (1000)"

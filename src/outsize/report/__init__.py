@@ -15,13 +15,16 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from rich.console import Console, RenderableType
+from rich.rule import Rule
 from rich.table import Table
+from rich.text import Text
 
 from outsize.core.noun import to_plain
 
 DRAWINGS = {
     "Plan": "outsize.report.plan",
     "Reading": "outsize.report.reading",
+    "Replay": "outsize.report.replay",
     "Sizing": "outsize.report.sizing",
 }
 """Name of the noun's class -> the module whose `draw` draws it."""
@@ -42,7 +45,7 @@ def draw(noun: Any, skin: Literal["text", "html"]) -> str | None:
         return None
     console = Console(
         file=io.StringIO(), width=_width(), record=skin == "html", color_system="truecolor" if skin == "html" else None,
-        legacy_windows=False,
+        legacy_windows=False, markup=False, highlight=False,
     )  # fmt: skip
     console.print(drawn)
     if skin == "html":
@@ -62,15 +65,25 @@ def show(noun: Any, as_json: bool = False) -> None:
         sys.stdout.write(to_json(noun) + "\n")
         return
     drawn = renderable(noun)
-    Console(width=_width(), highlight=False).print(noun if drawn is None else drawn)
+    Console(width=_width(), highlight=False, markup=False).print(noun if drawn is None else drawn)
 
 
 def show_verbs(verbs: Mapping[str, str]) -> None:
     """Print the list of verbs."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, line in verbs.items():
-        table.add_row(f"[bold]outsize {name}[/]", line)
+        table.add_row(Text(f"outsize {name}", style="bold"), line)
     show(table)
+
+
+def show_stop(number: int, stops: int, command: str, why: str, noun: Any) -> None:
+    """Print one stop of the tour: what one would type, why, and the answer."""
+    show(Rule(Text(f"{number} of {stops}"), style="dim"))
+    show(Text(why))
+    show(Text(f"$ {command}", style="bold cyan"))
+    show(Text())
+    show(noun)
+    show(Text())
 
 
 def _width() -> int:

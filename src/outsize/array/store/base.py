@@ -59,7 +59,7 @@ class Store(abc.ABC):
     def traffic(self, region: Region) -> int:
         """Bytes that reading this region moves from disk."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  (most stores hold nothing open)
         """Let go of files."""
 
 

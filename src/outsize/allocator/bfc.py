@@ -1,0 +1,177 @@
+"""The best-fit-with-coalescing allocator of TensorFlow, XLA and JAX (`xla/tsl/framework/bfc_allocator.cc`).
+
+Memory comes in regions: the whole limit at once (JAX, TensorFlow without growth), or regions that double. A request is
+rounded to 256 bytes and takes the smallest free chunk that fits, lowest address first; the chunk is cut when it is twice
+the request or leaves 128 MiB over. The bins of the original only speed up its search: a chunk's bin grows with its size,
+so searching bin by bin finds what one sorted list finds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from outsize.allocator.driver import Driver
+from outsize.allocator.pieces import FREE, HELD, SHIFT, Home, Piece, segment_of
+from outsize.core.allocation import Segment
+from outsize.core.errors import InputError
+from outsize.core.noun import Noun
+from outsize.core.units import MiB
+
+QUANTUM = 256
+"""Every chunk is a multiple of this."""
+FIRST_REGION = 2 * MiB
+"""The first region, where memory grows."""
+WASTE = 128 * MiB
+"""A chunk that leaves this much over is cut."""
+BACKPEDAL = 0.9
+"""Where the system refuses a region, the next smaller one that is tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BfcSettings(Noun):
+    """Settings of the BFC allocator; the defaults are those of TensorFlow with memory growth on."""
+
+    growth: bool = True
+    """Regions that double; False takes the whole limit at once (JAX, and TensorFlow's default)."""
+    limit: int | None = None
+    """Bytes it may take; None for the device's capacity."""
+    garbage_collection: bool = True
+    """Give whole unused regions back before failing, as TensorFlow does; False for JAX."""
+    fragmentation_fraction: float = 0.0
+    """Share of the limit above which what is left over is cut off; 0 for 128 MiB."""
+
+    def changed(self) -> str:
+        """The settings that differ from the default, as one short text; empty if none does."""
+        plain = BfcSettings()
+        names = [f.name for f in fields(self) if getattr(self, f.name) != getattr(plain, f.name)]
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
+
+class Bfc:
+    """The allocator on one device. Streams share its chunks."""
+
+    def __init__(self, driver: Driver, settings: BfcSettings) -> None:
+        self.driver = driver
+        self.settings = settings
+        limit = settings.limit if settings.limit is not None else driver.capacity
+        if limit is None and not settings.growth:
+            raise InputError(
+                "the BFC allocator without growth takes its whole limit at once: give a limit or a capacity"
+            )
+        self.limit = limit
+        first = (limit or FIRST_REGION) if not settings.growth else min(limit or FIRST_REGION, FIRST_REGION)
+        self.region = _rounded(first)
+        self.waste = (
+            int(settings.fragmentation_fraction * limit) if settings.fragmentation_fraction and limit else WASTE
+        )
+        self.requested = self.allocated = self.active = self.reserved = self.reserved_peak = self.retries = 0
+        self.guessed = False
+        self.live: dict[int, Piece | None] = {}
+        self.waiting: dict[int, Piece | None] = {}
+        self.home = Home(False, 0)
+        self.first: dict[int, Piece] = {}
+
+    def malloc(self, id: int, requested: int, stream: int) -> bool:
+        """Hand out a chunk; False where memory ran out."""
+        if requested == 0:
+            self.live[id] = None
+            return True
+        size = _rounded(requested)
+        piece = self.find(size)
+        if piece is None and self.extend(size):
+            piece = self.find(size)
+        if piece is None and self.collect(size) and self.extend(size):
+            self.retries += 1
+            piece = self.find(size)
+        if piece is None:
+            return False
+        if piece.size >= 2 * size or piece.size - size >= self.waste:
+            self.home.add(piece.cut(size))
+        piece.state = HELD
+        piece.id = id
+        piece.requested = requested
+        self.live[id] = piece
+        self.requested += requested
+        self.allocated += piece.size
+        self.active += piece.size
+        return True
+
+    def free(self, id: int) -> None:
+        """Take a chunk back and join it to its free neighbours."""
+        if id in self.waiting:
+            piece = self.waiting.pop(id)
+        else:
+            piece = self.live.pop(id)
+            self.allocated -= piece.size if piece is not None else 0
+        if piece is None:
+            return
+        self.requested -= piece.requested
+        self.active -= piece.size
+        self.home.settle(piece)
+
+    def wait(self, id: int) -> None:
+        """The program freed a chunk that another stream still uses."""
+        piece = self.waiting[id] = self.live.pop(id)
+        self.allocated -= piece.size if piece is not None else 0
+
+    def release(self) -> None:
+        """Nothing: this allocator gives memory back only to avoid failing."""
+
+    def find(self, size: int) -> Piece | None:
+        """The best free chunk, taken out of the list."""
+        keys = self.home.keys
+        at = bisect_left(keys, size << SHIFT)
+        return self.home.pieces.pop(keys.pop(at)) if at < len(keys) else None
+
+    def extend(self, size: int) -> bool:
+        """A further region: doubled until the request fits, at most what is left of the limit."""
+        left = None if self.limit is None else (self.limit - self.reserved) // QUANTUM * QUANTUM
+        if left is not None and size > left:
+            return False
+        doubled = False
+        while size > self.region:
+            self.region *= 2
+            doubled = True
+        bytes = self.region if left is None else min(self.region, left)
+        address = self.driver.take(bytes)
+        while address is None:
+            bytes = min(_rounded(int(bytes * BACKPEDAL)), bytes - QUANTUM)
+            if bytes < size:
+                return False
+            address = self.driver.take(bytes)
+        if not doubled:
+            self.region *= 2
+        self.first[address] = Piece(self.home, address, address, bytes, FREE)
+        self.home.add(self.first[address])
+        self.reserved += bytes
+        self.reserved_peak = max(self.reserved_peak, self.reserved)
+        return True
+
+    def collect(self, size: int) -> bool:
+        """With `garbage_collection`: give back every region that is wholly free, if that can help."""
+        if not self.settings.garbage_collection:
+            return False
+        unused = [piece for piece in self.first.values() if piece.state == FREE and piece.next is None]
+        bytes = sum(piece.size for piece in unused)
+        if not bytes or (self.limit is not None and size > self.limit - self.reserved + bytes):
+            return False
+        for piece in unused:
+            self.home.remove(piece)
+            del self.first[piece.address]
+            self.driver.give(piece.address, piece.size)
+        self.reserved -= bytes
+        return True
+
+    def segments(self) -> Iterator[Segment]:
+        """The regions, by address."""
+        for address in sorted(self.first):
+            run = [self.first[address]]
+            while run[-1].next is not None:
+                run.append(run[-1].next)
+            yield segment_of(run, "bfc")
+
+
+def _rounded(bytes: int) -> int:
+    return -(-bytes // QUANTUM) * QUANTUM

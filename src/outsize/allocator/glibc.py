@@ -1,0 +1,195 @@
+"""glibc's malloc, main arena, as an estimate: what stays with the process after arrays are freed.
+
+Requests of the mmap threshold and more are mapped on their own and returned at once when freed; the threshold starts at
+128 KiB and rises to the size of the largest mapped block freed so far, 32 MiB at most. Everything below lives on the
+heap: best fit, cut and joined, grown at its end, and trimmed only where its top is free. Not modelled: per-thread caches
+and fast bins (chunks up to 1 KiB that are not joined at once) and the arenas of further threads. Whether a page counts
+as resident depends on whether it was ever written; here every reserved page does.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from outsize.allocator.driver import Driver
+from outsize.allocator.pieces import FREE, HELD, SHIFT, Home, Piece, segment_of
+from outsize.core.allocation import Block, Segment
+from outsize.core.noun import Noun
+from outsize.core.units import KiB, MiB
+
+PAGE = 4096
+ALIGNMENT = 16
+HEADER = 8
+"""Bytes before each chunk on the heap; a mapped one has twice as many."""
+SMALLEST = 32
+"""Smallest chunk."""
+PAD = 128 * KiB
+"""What the heap grows beyond the request, and what a trim leaves at its top."""
+CONSOLIDATES = 64 * KiB
+"""Freeing a chunk of this size and more looks whether the heap can be trimmed."""
+LARGEST_THRESHOLD = 32 * MiB
+"""Where the mmap threshold stops rising."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlibcSettings(Noun):
+    """Settings of glibc's malloc; setting either threshold stops both from moving."""
+
+    mmap_threshold: int | None = None
+    """`MALLOC_MMAP_THRESHOLD_`: bytes from which a request is mapped on its own; None for 128 KiB and rising."""
+    trim_threshold: int | None = None
+    """`MALLOC_TRIM_THRESHOLD_`: bytes free at the heap's top from which they are returned; None for 128 KiB and rising."""
+
+    def changed(self) -> str:
+        """The settings that differ from the default, as one short text; empty if none does."""
+        names = [field.name for field in fields(self) if getattr(self, field.name) is not None]
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
+
+
+class Glibc:
+    """One process with one arena; streams mean nothing to it."""
+
+    def __init__(self, driver: Driver, settings: GlibcSettings) -> None:
+        self.driver = driver
+        self.fixed = settings.mmap_threshold is not None or settings.trim_threshold is not None
+        self.threshold = 128 * KiB if settings.mmap_threshold is None else settings.mmap_threshold
+        self.trim_threshold = 128 * KiB if settings.trim_threshold is None else settings.trim_threshold
+        self.requested = self.allocated = self.active = self.reserved = self.reserved_peak = self.retries = 0
+        self.guessed = False
+        self.live: dict[int, Piece] = {}
+        self.waiting: dict[int, Piece] = {}
+        self.heap = Home(True, 0)
+        self.mapped = Home(False, 0)
+        self.start = driver.place(1 << 46)
+        self.last: Piece | None = None
+        """The highest chunk of the heap; where it is free it is the heap's top."""
+
+    def malloc(self, id: int, requested: int, stream: int) -> bool:
+        """Hand out a chunk; False where the system has no more."""
+        size = max(SMALLEST, (requested + HEADER + ALIGNMENT - 1) & -ALIGNMENT)
+        piece = self.find(size)
+        if piece is None:
+            piece = self.map(size) if size >= self.threshold else self.extend(size)
+        if piece is None:
+            return False
+        if piece.home is self.heap and piece.size - size >= SMALLEST:
+            rest = piece.cut(size)
+            if self.last is piece:
+                self.last = rest
+            self.heap.add(rest)
+        piece.state = HELD
+        piece.id = id
+        piece.requested = requested
+        self.live[id] = piece
+        self.requested += requested
+        self.allocated += piece.size
+        self.active += piece.size
+        return True
+
+    def free(self, id: int) -> None:
+        """Unmap a mapped chunk, or join one of the heap to its free neighbours and trim the top."""
+        piece = self.live.pop(id, None)
+        if piece is not None:
+            self.allocated -= piece.size
+        else:
+            piece = self.waiting.pop(id)
+        self.requested -= piece.requested
+        self.active -= piece.size
+        if piece.home is self.mapped:
+            self.give_back(piece.address, piece.size)
+            if not self.fixed and self.threshold < piece.size <= LARGEST_THRESHOLD:
+                self.threshold = piece.size
+                self.trim_threshold = 2 * piece.size
+            return
+        at_end = piece is self.last or piece.next is self.last
+        piece = self.heap.settle(piece)
+        if at_end and piece.next is None:
+            self.last = piece
+        if piece.size >= CONSOLIDATES:
+            self.trim(self.trim_threshold)
+
+    def wait(self, id: int) -> None:
+        """The program freed a chunk that is still in use elsewhere."""
+        piece = self.waiting[id] = self.live.pop(id)
+        self.allocated -= piece.size
+
+    def release(self) -> None:
+        """`malloc_trim(0)`, at the heap's top."""
+        self.trim(0)
+
+    def find(self, size: int) -> Piece | None:
+        """The best free chunk, taken out of the list; the top comes last whatever its size."""
+        keys, pieces = self.heap.keys, self.heap.pieces
+        at = bisect_left(keys, size << SHIFT)
+        if at < len(keys) and pieces[keys[at]] is self.last and at + 1 < len(keys):
+            at += 1
+        return pieces.pop(keys.pop(at)) if at < len(keys) else None
+
+    def map(self, size: int) -> Piece | None:
+        """A chunk of its own, in whole pages."""
+        bytes = -(-(size + HEADER) // PAGE) * PAGE
+        address = self.driver.take(bytes)
+        if address is None:
+            return None
+        self.reserve(bytes)
+        return Piece(self.mapped, address, address, bytes, HELD)
+
+    def extend(self, size: int) -> Piece | None:
+        """Grow the heap at its end, by what is missing and a pad."""
+        top = self.last if self.last is not None and self.last.state == FREE else None
+        bytes = -(-(size + PAD + SMALLEST - (top.size if top else 0)) // PAGE) * PAGE
+        if self.driver.take(bytes) is None:
+            return None
+        self.reserve(bytes)
+        if top is not None:
+            self.heap.remove(top)
+            top.size += bytes
+            return top
+        end = self.last.address + self.last.size if self.last is not None else self.start
+        piece = Piece(self.heap, self.start, end, bytes, FREE)
+        piece.previous = self.last
+        if self.last is not None:
+            self.last.next = piece
+        self.last = piece
+        return piece
+
+    def trim(self, threshold: int) -> None:
+        """Return the pages at the heap's top beyond the pad, where the top has grown past the threshold."""
+        top = self.last
+        if top is None or top.state != FREE or top.size < threshold:
+            return
+        pad = PAD if threshold else 0
+        bytes = (top.size - SMALLEST - 1 - pad) // PAGE * PAGE
+        if bytes <= 0:
+            return
+        self.heap.remove(top)
+        top.size -= bytes
+        self.heap.add(top)
+        self.give_back(top.address + top.size, bytes)
+
+    def reserve(self, bytes: int) -> None:
+        """Count bytes that came from the system."""
+        self.reserved += bytes
+        self.reserved_peak = max(self.reserved_peak, self.reserved)
+
+    def give_back(self, address: int, bytes: int) -> None:
+        """Count bytes that went back."""
+        self.driver.give(address, bytes)
+        self.reserved -= bytes
+
+    def segments(self) -> Iterator[Segment]:
+        """The heap, then every mapped chunk."""
+        run: list[Piece] = []
+        piece = self.last
+        while piece is not None:
+            run.append(piece)
+            piece = piece.previous
+        if run:
+            yield segment_of(run[::-1], "heap")
+        held = self.live | self.waiting
+        for id, piece in sorted(held.items(), key=lambda item: item[1].address):
+            if piece.home is self.mapped:
+                block = Block(offset=0, bytes=piece.size, id=id)
+                yield Segment(address=piece.address, bytes=piece.size, pool="mmap", stream=0, blocks=(block,))

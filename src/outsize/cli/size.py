@@ -1,0 +1,64 @@
+"""`outsize size 1,256,1024,1021 --dtype float32`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from outsize import report
+from outsize.core.errors import InputError
+from outsize.core.spec import Spec
+from outsize.core.units import parse_bytes
+from outsize.sizing import size
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's own arguments."""
+    parser.add_argument(
+        "shapes", nargs="+", metavar="SHAPE", help="1,256,1024,1021; with its own dtype: 384,192:float16"
+    )
+    parser.add_argument("--dtype", default="float32", help="element type where the shape names none (float32)")
+    parser.add_argument("--count", type=_count, default=1, metavar="N", help="this many copies of all of it")
+    parser.add_argument("--grad", action="store_true", help="add gradients")
+    parser.add_argument("--optimizer", metavar="NAME", help="add gradients and the state of sgd, adamw, ...")
+    parser.add_argument("--budget", metavar="SIZE", help="say whether it fits in this much RAM, such as 2GiB")
+    parser.add_argument("--card", metavar="NAME", help="say whether it fits on this card, such as rtx4090")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Size what was asked; 1 where it does not fit."""
+    budget = None if args.budget is None else parse_bytes(args.budget)
+    specs = [read_tensor(text, args.dtype) for text in args.shapes]
+    sizing = size(specs, count=args.count, grad=args.grad, optimizer=args.optimizer, budget=budget, card=args.card)
+    report.show(sizing, args.json)
+    return 1 if sizing.fits is False else 0
+
+
+def read_tensor(text: str, dtype: str) -> Spec:
+    """`1,256,1024,1021`, `(384, 192)`, `384x192`, `384,192:float16` -> a spec."""
+    lengths, colon, own = text.partition(":")
+    bare = lengths.strip().strip("[]() ").rstrip(",")
+    if not bare:
+        raise InputError(
+            f"{text!r} is an empty shape: write the length of each axis, such as 384,192 (one number is 1)"
+        )
+    if re.fullmatch(r"\d+(\s*[x×]\s*\d+)+", bare):
+        bare = re.sub(r"[x×]", ",", bare)
+    axes = [_length(word.strip(), text) for word in bare.split(",")]
+    return Spec.of(axes, own if colon else dtype)
+
+
+def _length(word: str, text: str) -> int:
+    if re.fullmatch(r"-\s*\d+", word):
+        raise InputError(f"the shape {text!r} has the length {word}: lengths cannot be negative")
+    if not re.fullmatch(r"[0-9][0-9_]*", word):
+        raise InputError(
+            f"the shape {text!r} has {word!r} where a length should be: lengths are whole numbers such as 384"
+        )
+    return int(word)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise InputError(f"--count is {text!r}: it must be a whole number of at least 1")
+    return int(text)

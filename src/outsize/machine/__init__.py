@@ -1,0 +1,45 @@
+"""What memory is here, seen from inside this process: host, container, process limits, GPUs, disk -> `Reading`, `Budget`."""
+
+from __future__ import annotations
+
+from outsize.core.memory import Budget, Reading
+from outsize.machine.budget import budget, choose_budget, current_wishes
+from outsize.machine.disk import default_scratch, read_disk
+from outsize.machine.host import read_host, read_overcommit, read_rss, read_shm, read_swap
+from outsize.machine.system import LiveSystem, System
+
+__all__ = ["budget", "current_budget", "memory", "use_system"]
+
+_system: System = LiveSystem()
+
+
+def use_system(system: System) -> System:
+    """Read another system from now on (a fake one, in tests); returns the one before."""
+    global _system
+    before, _system = _system, system
+    return before
+
+
+def memory() -> Reading:
+    """Read this machine: what is there, what limits it, who holds it, and the budget that follows.
+
+    >>> outsize.memory().host.available
+    """
+    system, wishes = _system, current_wishes()
+    host, kills = read_host(system)
+    devices, notes = system.devices()
+    disk = read_disk(system, wishes.scratch or default_scratch(system))
+    swap_total, swap_free = read_swap(system)
+    return Reading(
+        time=system.now(), host=host, devices=devices, disk=disk, shm=read_shm(system), swap_total=swap_total,
+        swap_free=swap_free, overcommit=read_overcommit(system), rss=read_rss(system), oom_kills=kills,
+        budget=choose_budget(wishes, (host, *devices, disk), disk.name), notes=notes,
+    )  # fmt: skip
+
+
+def current_budget(*, devices: bool = False) -> Budget:
+    """The budget that holds now: what `outsize.budget` set, else the default rule. GPUs are asked only on request."""
+    system, wishes = _system, current_wishes()
+    gpus = system.devices()[0] if devices else ()
+    disk = read_disk(system, wishes.scratch or default_scratch(system))
+    return choose_budget(wishes, (read_host(system)[0], *gpus, disk), disk.name)

@@ -1,0 +1,108 @@
+"""The one rule for what Outsize allows itself, and the user's own word on it.
+
+Default: 80 % of what is available now in each pool, all limits applied. The rest is for what cannot be planned: other processes,
+the kernel, the interpreter's own growth. A user's number is taken as it is.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+
+from outsize.core.memory import PINNED, Allowance, Budget, PoolReading
+from outsize.core.units import format_bytes, parse_bytes
+
+SHARE = 0.8
+"""Part of what is available that is ours by default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the user has set; None means the default rule."""
+
+    host: int | None = None
+    """Bytes of RAM."""
+    device: int | None = None
+    """Bytes of each device's memory."""
+    pinned: int | None = None
+    """Bytes of pinned RAM."""
+    disk: int | None = None
+    """Bytes of scratch disk."""
+    scratch: str | None = None
+    """Scratch folder."""
+
+
+@dataclass(slots=True)
+class _Setting:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    wishes: Wishes = field(default_factory=Wishes)
+
+
+_setting = _Setting()
+
+
+class budget:
+    """Set what Outsize may use, for good or for a `with` block: `outsize.budget(host="2GiB", device="8GiB")`.
+
+    Names that are not given keep their present value. Sizes are bytes or text such as `"2GiB"`.
+    """
+
+    def __init__(
+        self,
+        host: int | str | None = None,
+        device: int | str | None = None,
+        *,
+        pinned: int | str | None = None,
+        disk: int | str | None = None,
+        scratch: str | None = None,
+    ) -> None:
+        sizes = {"host": host, "device": device, "pinned": pinned, "disk": disk}
+        given: dict[str, int] = {name: parse_bytes(size) for name, size in sizes.items() if size is not None}
+        with _setting.lock:
+            self._before = _setting.wishes
+            _setting.wishes = replace(self._before, **given)  # type: ignore[arg-type]
+            if scratch is not None:
+                _setting.wishes = replace(_setting.wishes, scratch=str(scratch))
+
+    def __enter__(self) -> budget:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with _setting.lock:
+            _setting.wishes = self._before
+
+    def __repr__(self) -> str:
+        return repr(current_wishes()).replace("Wishes", "outsize.budget")
+
+
+def current_wishes() -> Wishes:
+    """What the user has set so far."""
+    with _setting.lock:
+        return _setting.wishes
+
+
+def choose_budget(wishes: Wishes, pools: tuple[PoolReading, ...], scratch: str) -> Budget:
+    """The budget of every pool that was read: the user's number, else the default rule with its reason."""
+    said = {"host": wishes.host, "device": wishes.device, "disk": wishes.disk}
+    allowances = [
+        choose_allowance(said.get(reading.pool.kind), reading) for reading in pools if reading.pool.kind in said
+    ]
+    if wishes.pinned is not None:
+        allowances.append(Allowance(pool=PINNED, bytes=wishes.pinned, reason="set by you"))
+    known = tuple(allowance for allowance in allowances if allowance is not None)
+    return Budget(allowances=known, scratch=scratch)
+
+
+def choose_allowance(wish: int | None, reading: PoolReading) -> Allowance | None:
+    """One pool's budget; None where nothing is set and nothing is known."""
+    if wish is not None:
+        return Allowance(pool=reading.pool, bytes=wish, reason="set by you")
+    if reading.available is None:
+        return None
+    biting = reading.biting
+    left = format_bytes(reading.available)
+    why = f"{left} that the {biting.name} leaves" if biting else f"the {left} available now"
+    return Allowance(pool=reading.pool, bytes=int(reading.available * SHARE), reason=f"{SHARE:.0%} of {why}")

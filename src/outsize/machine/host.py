@@ -1,0 +1,103 @@
+"""RAM as this process may use it: what the kernel has left, under every limit that applies."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from outsize.core.memory import HOST, Limit, Pool, PoolReading
+from outsize.machine.cgroup import read_cgroups
+from outsize.machine.system import System
+
+_OVERCOMMIT: dict[str, Literal["heuristic", "always", "never"]] = {"0": "heuristic", "1": "always", "2": "never"}
+
+
+def read_host(system: System) -> tuple[PoolReading, int | None]:
+    """The host pool, and how often the kernel has killed in this container."""
+    info = read_kib_table(system, "/proc/meminfo")
+    total, free = (info["MemTotal"], info["MemAvailable"]) if "MemAvailable" in info else _ask_psutil()
+    groups, kills = read_cgroups(system)
+    limits = [limit for limit in _distinct([*groups, *_process_limits(system, info)]) if limit.bytes < total]
+    limits.sort(key=lambda limit: limit.available)
+    available = min([free, *(limit.available for limit in limits)])
+    source = "/proc/meminfo" if info else "psutil"
+    reading = PoolReading(pool=HOST, name="RAM", total=total, available=available, limits=tuple(limits), source=source)
+    return reading, kills
+
+
+def _distinct(limits: list[Limit]) -> list[Limit]:
+    """One limit a size and use: an ancestor that repeats its child's says nothing new."""
+    seen: dict[tuple[int, int | None], Limit] = {}
+    for limit in limits:
+        seen.setdefault((limit.bytes, limit.used), limit)
+    return list(seen.values())
+
+
+def _process_limits(system: System, info: dict[str, int]) -> list[Limit]:
+    """`ulimit` and the kernel's commit limit."""
+    status = read_kib_table(system, "/proc/self/status")
+    limits = []
+    for name, field, said in (("AS", "VmSize", "ulimit -v"), ("DATA", "VmData", "ulimit -d")):
+        cap = system.rlimit(name)
+        if cap is not None:
+            limits.append(Limit(name=said, bytes=cap, used=status.get(field), source=f"RLIMIT_{name}"))
+    if read_overcommit(system) == "never" and "CommitLimit" in info:
+        limits.append(
+            Limit(
+                name="commit limit (overcommit is off)",
+                bytes=info["CommitLimit"],
+                used=info.get("Committed_AS"),
+                source="/proc/meminfo CommitLimit",
+            )
+        )
+    return limits
+
+
+def read_overcommit(system: System) -> Literal["heuristic", "always", "never"] | None:
+    """The kernel's policy on promising more memory than it has."""
+    return _OVERCOMMIT.get((system.read_text("/proc/sys/vm/overcommit_memory") or "").strip())
+
+
+def read_kib_table(system: System, path: str) -> dict[str, int]:
+    """`Name:  123 kB` lines in bytes."""
+    table = {}
+    for line in (system.read_text(path) or "").splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[1] == "kB" and words[0].isdigit():
+            table[name] = int(words[0]) * 1024
+    return table
+
+
+def read_swap(system: System) -> tuple[int, int]:
+    """(total, free) bytes of swap."""
+    info = read_kib_table(system, "/proc/meminfo")
+    return info.get("SwapTotal", 0), info.get("SwapFree", 0)
+
+
+def read_rss(system: System) -> int:
+    """Bytes of RAM this process holds."""
+    status = read_kib_table(system, "/proc/self/status")
+    if "VmRSS" in status:
+        return status["VmRSS"]
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def read_shm(system: System) -> PoolReading | None:
+    """`/dev/shm`, where DataLoader workers pass tensors; None where there is none."""
+    mounts = system.read_text("/proc/self/mountinfo") or ""
+    if " /dev/shm " not in mounts:
+        return None
+    space = system.disk_space("/dev/shm")
+    return PoolReading(
+        pool=Pool(kind="shm"), name="/dev/shm", total=space.total, available=space.free, source="statvfs /dev/shm",
+        notes=("bytes there are RAM too and count against the container",),
+    )  # fmt: skip
+
+
+def _ask_psutil() -> tuple[int, int]:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return int(memory.total), int(memory.available)

@@ -1,0 +1,123 @@
+"""The one door to the operating system: every fact the machine room reads comes through a `System`.
+
+The live one asks the kernel; `fake.FakeSystem` answers from a script. So the rules about containers, limits and budgets are
+tested with the same code that runs on a user's machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from outsize.core.memory import PoolReading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSpace:
+    """Space of the disk under a folder."""
+
+    folder: str
+    """Nearest folder that exists."""
+    total: int
+    """Bytes of the file system."""
+    free: int
+    """Bytes this user may still write."""
+    direct: bool | None
+    """Whether direct I/O works there; None if it could not be tried."""
+
+
+class System(Protocol):
+    """What the machine room asks of the operating system."""
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """Environment of this process."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+
+    def read_text(self, path: str) -> str | None:
+        """A file of /proc or /sys; None where it is missing or may not be read."""
+
+    def rlimit(self, name: str) -> int | None:
+        """Soft limit `AS` or `DATA` in bytes, None where there is none."""
+
+    def disk_space(self, folder: str) -> DiskSpace:
+        """Space under a folder."""
+
+    def devices(self) -> tuple[tuple[PoolReading, ...], tuple[str, ...]]:
+        """GPUs, and notes on what could not be read."""
+
+
+class LiveSystem:
+    """This machine."""
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """Environment of this process."""
+        return os.environ
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
+
+    def read_text(self, path: str) -> str | None:
+        """A file of /proc or /sys; None where it is missing or may not be read."""
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                return file.read()
+        except OSError:
+            return None
+
+    def rlimit(self, name: str) -> int | None:
+        """Soft limit `AS` or `DATA` in bytes, None where there is none."""
+        try:
+            import resource
+        except ImportError:  # Windows
+            return None
+        soft, _ = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
+        return None if soft == resource.RLIM_INFINITY else soft
+
+    def disk_space(self, folder: str) -> DiskSpace:
+        """Space under a folder, which need not exist yet."""
+        while not os.path.isdir(folder):
+            folder = os.path.dirname(folder) or os.sep
+        space = os.statvfs(folder)
+        return DiskSpace(
+            folder=folder, total=space.f_frsize * space.f_blocks, free=space.f_frsize * space.f_bavail,
+            direct=direct_io_works(folder),
+        )  # fmt: skip
+
+    def devices(self) -> tuple[tuple[PoolReading, ...], tuple[str, ...]]:
+        """GPUs, and notes on what could not be read."""
+        from outsize.machine.gpu import read_devices
+
+        return read_devices(self)
+
+
+def direct_io_works(folder: str) -> bool | None:
+    """Try one direct write and read of a page in an unnamed file; None where the folder cannot be written."""
+    import mmap
+    import tempfile
+
+    if not hasattr(os, "O_DIRECT"):
+        return False
+    try:
+        probe = tempfile.NamedTemporaryFile(dir=folder, prefix=".outsize-probe-")  # noqa: SIM115
+    except OSError:
+        return None
+    with probe, contextlib.closing(mmap.mmap(-1, 4096)) as page:
+        try:
+            file = os.open(probe.name, os.O_RDWR | os.O_DIRECT)
+        except OSError:
+            return False
+        try:
+            return os.pwritev(file, [page], 0) == 4096 and os.preadv(file, [page], 0) == 4096
+        except OSError:
+            return False
+        finally:
+            os.close(file)

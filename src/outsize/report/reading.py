@@ -1,0 +1,87 @@
+"""Draws a `Reading`: what is there, what bites first, who holds it, the default budget."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from outsize.core.memory import PoolReading, Reading
+from outsize.core.units import format_bytes
+
+
+def draw(reading: Reading) -> RenderableType:
+    """One screen."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("memory", "total", "available", "in use", "what bites first"):
+        table.add_column(title, justify="left" if title in ("memory", "what bites first") else "right")
+    for pool in reading.pools:
+        table.add_row(_title(pool), format_bytes(pool.total), format_bytes(pool.available), _bar(pool), _biting(pool))
+    lines: list[RenderableType] = [table, Text()]
+    for pool in reading.pools:
+        lines += [Padding(line, (0, 0, 0, 2)) for line in _details(pool)]
+    lines += [Padding(line, (0, 0, 0, 2)) for line in _policies(reading)]
+    lines += [Padding(Text(note, style="yellow"), (0, 0, 0, 2)) for note in reading.notes]
+    lines += [Text(), Text("default budget", style="bold")]
+    for allowance in reading.budget.allowances:
+        lines.append(Text(f"  {allowance.pool}: {format_bytes(allowance.bytes)} = {allowance.reason}"))
+    return Group(*lines)
+
+
+def _title(pool: PoolReading) -> str:
+    prefix = f"GPU {pool.pool.index} " if pool.pool.kind == "device" else ""
+    return prefix + ("scratch disk" if pool.pool.kind == "disk" else pool.name)
+
+
+def _bar(pool: PoolReading, width: int = 12) -> Text:
+    """How much of what may be used is taken."""
+    cap = pool.biting.bytes if pool.biting else pool.total
+    if not cap or pool.available is None:
+        return Text("-")
+    taken = min(1.0, max(0.0, 1 - pool.available / cap))
+    full = round(taken * width)
+    style = "red" if taken > 0.9 else "yellow" if taken > 0.7 else "green"
+    return Text.assemble(("█" * full, style), ("░" * (width - full), "dim"), f" {taken:4.0%}")
+
+
+def _biting(pool: PoolReading) -> str:
+    if pool.biting is not None:
+        return f"{pool.biting.name}: {format_bytes(pool.biting.bytes)}"
+    return "its own size" if pool.total is not None else "-"
+
+
+def _details(pool: PoolReading) -> list[str]:
+    lines = [
+        f"{limit.name}: {format_bytes(limit.bytes)}, {format_bytes(limit.used)} of it taken ({limit.source})"
+        for limit in pool.limits
+    ]
+    for holder in pool.holders:
+        lines.append(f"GPU {pool.pool.index}: pid {holder.pid} {holder.name or '-'} holds {format_bytes(holder.bytes)}")
+    if pool.pool.kind == "disk":
+        lines.append(f"scratch: {pool.name} ({', '.join(pool.notes)})")
+    elif pool.pool.kind == "device":
+        lines += [f"GPU {pool.pool.index}: {note}" for note in pool.notes]
+    return lines
+
+
+_OVERCOMMIT = {
+    "heuristic": "overcommit is heuristic: a request beyond RAM and swap fails, others may be killed later",
+    "always": "overcommit is always on: no request fails, the process is killed when memory runs out",
+    "never": "overcommit is off: a request fails when the commit limit is reached, touched or not",
+}
+
+
+def _policies(reading: Reading) -> list[str]:
+    lines = [f"this process holds {format_bytes(reading.rss)} of RAM"]
+    if reading.swap_total:
+        lines.append(f"swap: {format_bytes(reading.swap_free)} of {format_bytes(reading.swap_total)} free")
+    else:
+        lines.append("no swap")
+    if reading.overcommit:
+        lines.append(_OVERCOMMIT[reading.overcommit])
+    if reading.oom_kills:
+        lines.append(f"the kernel has killed {reading.oom_kills} time(s) for memory here so far")
+    if not reading.devices:
+        lines.append("no GPU seen")
+    return lines

@@ -1,0 +1,59 @@
+"""What to do next about a size, as sentences a user can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from outsize.core.memory import Reading
+from outsize.core.sizing import Alternative, Sizing
+from outsize.core.units import format_bytes
+
+SMALL = 0.01
+"""Part of the available memory below which a tensor is not the reason that memory ran out."""
+
+_LOSSY = ("int", "bool", "float8")
+
+
+def choose_moves(sizing: Sizing, reading: Reading) -> tuple[str, ...]:
+    """Empty where it fits comfortably; else what would make it fit, cheapest first."""
+    if sizing.fits is False:
+        return tuple(_ways_out(sizing, reading))
+    available = reading.host.available or 0
+    if 0 < sizing.bytes < SMALL * available:
+        return ("this is too small to exhaust memory by itself; if an error named it, run: outsize explain error.txt",)
+    return ()
+
+
+def _ways_out(sizing: Sizing, reading: Reading) -> Iterator[str]:
+    room = _room(sizing)
+    smaller = [row for row in sizing.dtypes if row.bytes <= room and row.saves > 0 and not row.name.startswith(_LOSSY)]
+    if smaller and len(sizing.parts) == 1:
+        best = max(smaller, key=lambda row: row.bytes)
+        yield (
+            f"as {best.name} it is {format_bytes(best.bytes)} and fits; see what that costs in accuracy: "
+            f"outsize convert x.npy --dtype {best.name} --check"
+        )
+    halves = [row for row in sizing.halved if row.bytes <= room]
+    if halves and len(sizing.parts) == 1:
+        yield _say_halves(halves)
+    disk = reading.disk.available
+    if disk is not None and sizing.bytes <= disk:
+        yield (
+            f"keep it on disk ({format_bytes(disk)} free here) and stream it through "
+            f"{format_bytes(reading.budget.host)}: outsize compute, or outsize.open(...) in Python"
+        )
+    cards = [place.name for place in sizing.places if place.where == "card" and place.fits]
+    if cards:
+        yield f"it fits whole on: {', '.join(cards)}"
+
+
+def _say_halves(halves: list[Alternative]) -> str:
+    names = ", ".join(row.name for row in halves)
+    return f"half of it fits ({format_bytes(halves[0].bytes)}): process it in two parts along one of {names}"
+
+
+def _room(sizing: Sizing) -> int:
+    """The most bytes that would fit where the verdict is about."""
+    wanted = "asked" if any(place.where == "asked" for place in sizing.places) else "here"
+    places = [place for place in sizing.places if place.where == wanted and place.name != "disk here"]
+    return max((place.capacity or 0 for place in places), default=0)

@@ -1,0 +1,77 @@
+"""The command line as a user meets it: in a process of its own."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from outsize.cli import VERBS, main
+
+
+def outsize(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "outsize", *words], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("words", "bytes_"),
+    [
+        (["1,256,1024,1021"], 1070596096), (["3075200,512"], 6298009600), (["384,192"], 294912),
+        (["384,192", "--dtype", "float16"], 147456), (["384,192", "--dtype", "int8"], 73728), (["0"], 0),
+        (["[384, 192]"], 294912),
+        (["384x192"], 294912), (["384,192:int8", "384,192:float16"], 73728 + 147456), (["10", "--count", "3"], 120),
+        (["10", "--grad"], 80), (["10", "--optimizer", "AdamW"], 160), (["1000000000,1000000000,1000000000"], 4 * 10**27),
+    ],
+)  # fmt: skip
+def test_size_gives_the_exact_bytes_as_json(words, bytes_, capsys):
+    status = main(["size", *words, "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["bytes"] == bytes_
+    assert status == (0 if answer["fits"] else 1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["size", "3,-1"], ["size", "3,x"], ["size", ""], ["size", "()"], ["size"], ["size", "3", "--dtype", "flot32"],
+        ["size", "3", "--budget", "12XB"], ["size", "3", "--count", "0"], ["size", "3", "--card", "rtx9999"],
+        ["size", "3", "--optimizer", "adamz"], ["size", "3", "--nonsense"], ["size", "-1,3"], ["size", "1.5"], ["nonsense"],
+        ["size", "3,,4"], ["size", "3:"],
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_clear_sentence_and_status_2(words):
+    answer = outsize(*words)
+    assert answer.returncode == 2, answer
+    assert answer.stdout == ""
+    assert answer.stderr.startswith("outsize: ")
+    assert answer.stderr.count("\n") == 1
+    assert "Traceback" not in answer.stderr
+
+
+def test_outsize_alone_shows_memory_and_every_verb():
+    answer = outsize()
+    assert answer.returncode == 0
+    assert "default budget" in answer.stdout
+    for verb in VERBS:
+        assert f"outsize {verb}" in answer.stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_and_takes_json(verb):
+    answer = outsize(verb, "--help")
+    assert answer.returncode == 0
+    assert "--json" in answer.stdout
+
+
+def test_a_size_beyond_the_budget_has_status_1_and_says_what_to_do(capsys):
+    assert main(["size", "3075200,512", "--budget", "1GiB"]) == 1
+    text = capsys.readouterr().out
+    assert "does not fit" in text
+    assert "outsize compute" in text
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    command = f"{sys.executable} -m outsize size 10 --json | head -c 1"
+    answer = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert "Traceback" not in answer.stderr
+    assert answer.stdout == "{"

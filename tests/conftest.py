@@ -1,0 +1,17 @@
+"""Makes the helpers beside this file importable, and keeps every test's scratch and budget to itself."""
+
+import pathlib
+import sys
+
+import pytest
+
+import outsize
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def own_scratch_and_budget(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("OUTSIZE_SCRATCH", str(tmp_path_factory.getbasetemp() / "scratch"))
+    with outsize.budget():  # what a test sets for good ends with it
+        yield

@@ -1,0 +1,71 @@
+import dataclasses
+import importlib
+import pkgutil
+
+import pytest
+
+import outsize.core
+from outsize.core.errors import BudgetError, InputError, OutOfMemory, OutsizeError, StoreError
+from outsize.core.memory import HOST, Allowance
+from outsize.core.noun import Known, Noun
+from outsize.core.plan import Peak, Plan, Step
+from outsize.core.units import GiB, MiB
+
+
+def all_nouns():
+    for module in pkgutil.iter_modules(outsize.core.__path__):
+        for value in vars(importlib.import_module(f"outsize.core.{module.name}")).values():
+            if isinstance(value, type) and issubclass(value, Noun) and value is not Noun:
+                yield value
+
+
+@pytest.mark.parametrize(
+    "noun", sorted(set(all_nouns()), key=lambda noun: noun.__name__), ids=lambda noun: noun.__name__
+)
+def test_every_noun_is_frozen_slotted_and_takes_keywords_only(noun):
+    options = noun.__dataclass_params__
+    assert options.frozen
+    assert "__slots__" in vars(noun)
+    assert all(field.kw_only for field in dataclasses.fields(noun))
+    assert noun.__doc__
+
+
+def plan(peak: int, budget: int) -> Plan:
+    step = Step(name="multiply", peaks=(Peak(pool=HOST, bytes=peak, known=Known.EXACT),), read=3 * GiB, floor=2 * GiB)
+    allowance = Allowance(pool=HOST, bytes=budget, reason="set by you")
+    return Plan(name="a @ b", steps=(step,), budgets=(allowance,), smallest=64 * MiB)
+
+
+def test_a_plan_inside_its_budget_lets_itself_run():
+    plan(GiB, GiB).check()
+    assert plan(GiB, GiB).fits
+
+
+def test_a_plan_over_its_budget_refuses_itself_with_the_culprit_and_the_smallest_budget():
+    with pytest.raises(BudgetError) as caught:
+        plan(2 * GiB, GiB).check()
+    error = caught.value
+    assert (error.needed, error.budget, error.smallest, error.culprit) == (2 * GiB, GiB, 64 * MiB, "multiply")
+    assert "64.00 MiB" in str(error)
+    assert "multiply" in str(error)
+
+
+def test_a_step_knows_its_distance_from_the_floor():
+    assert plan(GiB, GiB).steps[0].distance == 1.5
+
+
+def test_errors_are_also_what_a_python_user_would_catch():
+    assert issubclass(InputError, ValueError)
+    assert issubclass(OutOfMemory, MemoryError)
+    assert issubclass(StoreError, OSError)
+    for kind in (InputError, BudgetError, OutOfMemory, StoreError):
+        assert issubclass(kind, OutsizeError)
+
+
+def test_a_noun_that_report_cannot_draw_still_prints():
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+    class Other(Plan):
+        """A plan of another room."""
+
+    other = Other(name="a @ b", steps=(), budgets=(), smallest=None)
+    assert str(other).startswith("Other(name='a @ b'")

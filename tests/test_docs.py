@@ -1,0 +1,50 @@
+"""Every example of README.md and docs/ runs: Python blocks of a page share a namespace, `$ outsize ...` lines are executed."""
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: pathlib.Path, language: str) -> list[str]:
+    return [code for name, _, code in BLOCK.findall(page.read_text()) if name == language]
+
+
+def run_outsize(line: str, folder: pathlib.Path) -> None:
+    command, _, comment = line.partition("  #")
+    expected = int(match.group(1)) if (match := re.search(r"exit (\d+)", comment)) else 0
+    words = shlex.split(command.removeprefix("$ "))
+    assert words[0] == "outsize"
+    answer = subprocess.run(
+        [sys.executable, "-m", "outsize", *words[1:]], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+    assert answer.returncode == expected, f"{line}\n{answer.stdout}\n{answer.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_examples_of_this_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    names: dict[str, object] = {"__name__": "__main__"}
+    for code in blocks(page, "python"):
+        exec(compile(code, str(page), "exec"), names)
+    for code in blocks(page, "console"):
+        for line in code.splitlines():
+            if line.startswith("$ outsize "):
+                run_outsize(line, tmp_path)
+    assert os.getcwd() == str(tmp_path)
+
+
+def test_every_verb_of_the_command_line_has_a_page():
+    from outsize.cli import VERBS
+
+    pages = {page.stem for page in PAGES}
+    assert set(VERBS) - {"tour"} <= pages
