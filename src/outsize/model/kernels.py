@@ -12,10 +12,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from outsize.model.convolution import Layer, call_bound, layer_of, weight_bound
-from outsize.model.measured import Inside, table
+from outsize.model.measured import table
 from outsize.model.reduction import buffer_bytes
 
 KiB, MiB = 2**10, 2**20
+
+
+Size = int | tuple[int, int]
+"""Bytes of a block, or (likely, at most) where only that is known."""
 
 
 class Blocks(NamedTuple):
@@ -23,9 +27,9 @@ class Blocks(NamedTuple):
 
     before: tuple[int, ...] = ()
     """Alive from before the results are made to the end of the call."""
-    after: tuple[int, ...] = ()
+    after: tuple[Size, ...] = ()
     """Asked for after the results, alive to the end of the call."""
-    each: tuple[int, ...] = ()
+    each: tuple[Size, ...] = ()
     """Asked for after the first result, the second, ... and let go before the next; 0 for none."""
     stays: tuple[int, ...] = ()
     """Kept for good."""
@@ -34,11 +38,9 @@ class Blocks(NamedTuple):
 class Scratch:
     """The card the rows are for, and what is already there."""
 
-    def __init__(self, capability: tuple[int, int], processors: int = 132, bound: bool = False) -> None:
+    def __init__(self, capability: tuple[int, int], processors: int = 132) -> None:
         self.capability = capability
         self.processors = processors
-        self.bound = bound
-        """Take the most a convolution may ask for instead of what it likely asks for."""
         self.cublas = 32 * MiB if capability >= (9, 0) else 8_519_680
         self.cublas_lt = 1 * MiB
         self._there: set[tuple[str, str]] = set()
@@ -85,37 +87,35 @@ def _convolution(scratch: Scratch, args: Any, results: Any, thread: str) -> Bloc
     x, weight, _, stride, _, _, transposed, _, groups = args[:9]
     if transposed:  # the forward call of a transposed convolution is the input's gradient of a plain one
         layer = layer_of(results[0], weight, x.shape, stride, groups)
-        return Blocks(after=_some(_inside(scratch, layer).input_gradient))
+        return Blocks(after=_some(_inside(layer)[1]))
     layer = layer_of(x, weight, results[0].shape, stride, groups)
-    return Blocks(after=_some(_inside(scratch, layer).forward))
+    return Blocks(after=_some(_inside(layer)[0]))
 
 
 def _convolution_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     grad, x, weight, _, stride, _, _, transposed, _, groups, wanted = args[:11]
     first, second = (grad, x.shape) if transposed else (x, grad.shape)
     layer = layer_of(first, weight, second, stride, groups)
-    inside = _inside(scratch, layer)
+    inside = _inside(layer)
     sizes = []
     if wanted[0]:
-        sizes.append(inside.forward if transposed else inside.input_gradient)
+        sizes.append(inside[0 if transposed else 1])
     if wanted[1]:
-        sizes.append(inside.weight_gradient)
-    return Blocks(before=() if layer.last else _copies(grad), each=tuple(size or 0 for size in sizes))
+        sizes.append(inside[2])
+    return Blocks(before=() if layer.last else _copies(grad), each=tuple(sizes))
 
 
-def _inside(scratch: Scratch, layer: Layer) -> Inside:
-    """What the three calls of a convolution take: as measured or as in a similar layer, or the most they may take."""
-    bound = Inside(call_bound(layer), call_bound(layer), weight_bound(layer))
+def _inside(layer: Layer) -> tuple[tuple[int, int], ...]:
+    """(likely, at most) of the three calls of a convolution: as measured or as in a similar layer, and the bound."""
+    most = (call_bound(layer), call_bound(layer), weight_bound(layer))
     found = table().look_up(layer)
     if found is None:
-        return bound
-    if not scratch.bound:
-        return found
-    return Inside(*(max(size or 0, most or 0) for size, most in zip(found, bound, strict=True)))
+        return tuple((size, size) for size in most)
+    return tuple((size or 0, max(size or 0, bound)) for size, bound in zip(found, most, strict=True))
 
 
-def _some(size: int | None) -> tuple[int, ...]:
-    return (size,) if size else ()
+def _some(size: tuple[int, int]) -> tuple[Size, ...]:
+    return (size,) if size[1] else ()
 
 
 def _reduce(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:

@@ -14,11 +14,13 @@ from typing import Any
 class Held:
     """One allocation from its birth to its end."""
 
-    __slots__ = ("born", "bytes", "died", "id", "kind", "label", "line", "module", "node", "op", "phase", "step")
+    __slots__ = ("born", "bytes", "died", "id", "kind", "label", "line", "module", "most", "node", "op", "phase", "step")
 
     def __init__(self, id: int, size: int, label: str, op: str, born: int, step: int, phase: str) -> None:
         self.id = id
         self.bytes = size
+        self.most = size
+        """Most bytes it may have; the same except for the workspaces of convolutions."""
         self.label = label
         """Device the step believes it is on: `cuda:0`, `cpu`, `pinned`."""
         self.op = op
@@ -50,6 +52,8 @@ class Ledger:
         """Address of the storage -> a real storage with its contents, for the few small ones whose contents are known."""
         self._watch: dict[int, Any] = {}
         self.step = -1
+        self.closed = False
+        """True when the trace is over: what dies later is not written down."""
         self.phase: Callable[[], str] = lambda: "build"
         self.where: Callable[[Held], None] = lambda held: None
         """Writes module and line into a new record."""
@@ -92,6 +96,8 @@ class Ledger:
         return held
 
     def _gone(self, key: int) -> None:
-        self.free(self.live.pop(key))
+        held = self.live.pop(key)
+        if not self.closed:
+            self.free(held)
         self._watch.pop(key, None)
         self.values.pop(key, None)

@@ -118,6 +118,17 @@ class Owners:
             self._roots.add(module)
             self.mark()
 
+    def inputs(self, args: Any) -> None:
+        """Name what modules and optimizers among the step's arguments hold."""
+        import torch
+
+        for value in args:
+            if isinstance(value, torch.nn.Module):
+                self._adopt(value)
+            elif isinstance(value, torch.optim.Optimizer):
+                self._optimizers.add(value)
+        self.mark()
+
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._optimizers.add(optimizer)
         self.mark()

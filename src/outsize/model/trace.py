@@ -15,7 +15,7 @@ from typing import Any
 from outsize.core.errors import InputError
 from outsize.model import rewrites, values
 from outsize.model.autocast import Autocast
-from outsize.model.kernels import Scratch, blocks_of
+from outsize.model.kernels import Scratch, Size, blocks_of
 from outsize.model.ledger import Held, Ledger
 from outsize.model.owners import Owners
 from outsize.model.stage import make_function_mode, pretend
@@ -24,8 +24,16 @@ from outsize.model.stage import make_function_mode, pretend
 class Tracer:
     """One trace: the stage, the ledger and the rules for what is not seen."""
 
-    def __init__(self, device: str = "cuda:0", capability: tuple[int, int] = (9, 0), total: int = 80 * 2**30) -> None:
+    def __init__(
+        self,
+        device: str = "cuda:0",
+        capability: tuple[int, int] = (9, 0),
+        total: int = 80 * 2**30,
+        everything: str | None = None,
+    ) -> None:
         self.device = device
+        self.everything = everything
+        """Where host tensors are counted instead, for a step that never moves anything."""
         self.capability = capability
         self.total = total
         self.ledger = Ledger()
@@ -78,6 +86,7 @@ class Tracer:
                 yield
         finally:
             torch.autograd._engine_run_backward = engine
+            self.ledger.closed = True
 
     @contextlib.contextmanager
     def placing(self, label: str) -> Iterator[None]:
@@ -202,7 +211,7 @@ class Tracer:
         for tensor in results if order is None else [results[i] for i in order if i < len(results)]:
             self.ledger.add(tensor, label, name)
             size = next(each, 0)
-            if size:
+            if size not in (0, (0, 0)):
                 self.ledger.free(self._workspace(size, label, name))
         for size in blocks.stays:
             self._workspace(size, label, name)
@@ -210,16 +219,23 @@ class Tracer:
         for held in reversed(inside):
             self.ledger.free(held)
 
-    def _workspace(self, size: int, label: str, name: str) -> Held:
-        held = self.ledger.allocate(size, label, name)
+    def _workspace(self, size: Size, label: str, name: str) -> Held:
+        likely, most = (size, size) if isinstance(size, int) else size
+        held = self.ledger.allocate(likely, label, name)
+        held.most = most
         held.kind = "workspace"
         return held
 
     def _label(self, func: Any, flat: list[Any], kwargs: dict[str, Any]) -> str:
         """Device the result believes to be on; the real `device` argument becomes meta."""
+        label = self._named(func, flat, kwargs)
+        return self.everything if label == "cpu" and self.everything is not None else label
+
+    def _named(self, func: Any, flat: list[Any], kwargs: dict[str, Any]) -> str:
         device = kwargs.get("device")
-        if kwargs.pop("pin_memory", None):
-            self._pinned = True
+        if kwargs.pop("pin_memory", None) and self._placing is None:
+            kwargs["device"] = "meta"
+            return "pinned"
         if device is not None:
             kwargs["device"] = "meta"
             if self._placing is None and device.type != "meta":
