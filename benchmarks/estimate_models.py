@@ -100,14 +100,18 @@ class UNet(torch.nn.Module):
         super().__init__()
         sizes = [3, width, 2 * width, 4 * width, 8 * width]
         self.down = torch.nn.ModuleList(self._block(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
-        self.up = torch.nn.ModuleList(torch.nn.ConvTranspose2d(b, a, 2, 2) for a, b in zip(sizes[1:-1], sizes[2:], strict=True))
+        self.up = torch.nn.ModuleList(
+            torch.nn.ConvTranspose2d(b, a, 2, 2) for a, b in zip(sizes[1:-1], sizes[2:], strict=True)
+        )
         self.merge = torch.nn.ModuleList(self._block(2 * a, a) for a in sizes[1:-1])
         self.head = torch.nn.Conv2d(width, 21, 1)
 
     @staticmethod
     def _block(a: int, b: int) -> Any:
         layers = [torch.nn.Conv2d(a, b, 3, padding=1), torch.nn.GroupNorm(8, b), torch.nn.SiLU()]
-        return torch.nn.Sequential(*layers, torch.nn.Conv2d(b, b, 3, padding=1), torch.nn.GroupNorm(8, b), torch.nn.SiLU())
+        return torch.nn.Sequential(
+            *layers, torch.nn.Conv2d(b, b, 3, padding=1), torch.nn.GroupNorm(8, b), torch.nn.SiLU()
+        )
 
     def forward(self, x: Any) -> Any:
         skips = []
@@ -122,7 +126,9 @@ class UNet(torch.nn.Module):
 
 def _encoder() -> Any:
     layer = torch.nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True)
-    return torch.nn.Sequential(torch.nn.Embedding(30000, 512), torch.nn.TransformerEncoder(layer, 6), torch.nn.Linear(512, 30000))
+    return torch.nn.Sequential(
+        torch.nn.Embedding(30000, 512), torch.nn.TransformerEncoder(layer, 6), torch.nn.Linear(512, 30000)
+    )
 
 
 OWN: dict[str, tuple[Callable[[], Any], str]] = {

@@ -19,14 +19,29 @@ from typing import Any
 import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SETTINGS = [("float32", False, n) for n in (32, 64, 16, 128, 8)] + [("bfloat16", False, n) for n in (32, 64, 16, 128, 8)]
-SETTINGS += [("float32", True, 32), ("bfloat16", True, 64), ("float16", False, 32), ("float32", True, 64), ("bfloat16", True, 32)]
-SETTINGS += [("float32", False, 4), ("bfloat16", False, 256), ("float16", False, 64), ("bfloat16", False, 4), ("float16", True, 32)]
+SETTINGS = [("float32", False, n) for n in (32, 64, 16, 128, 8)] + [
+    ("bfloat16", False, n) for n in (32, 64, 16, 128, 8)
+]
+SETTINGS += [
+    ("float32", True, 32),
+    ("bfloat16", True, 64),
+    ("float16", False, 32),
+    ("float32", True, 64),
+    ("bfloat16", True, 32),
+]
+SETTINGS += [
+    ("float32", False, 4),
+    ("bfloat16", False, 256),
+    ("float16", False, 64),
+    ("bfloat16", False, 4),
+    ("float16", True, 32),
+]
 
 
 def collect(path: str) -> None:
     """Every distinct convolution of torchvision's classifiers at their usual size, by tracing them."""
     import torchvision
+
     from outsize.model.trace import Tracer
 
     layers: dict[tuple[Any, ...], None] = {}
@@ -81,7 +96,9 @@ def measure_layer(layer: list[int], dtype: str, last: bool, n: int) -> list[Any]
     aten = torch.ops.aten
     found = [inside(lambda: aten.convolution(x, weight, None, *rest), grad.numel() * size)]
     for mask, result in (([True, False, False], x), ([False, True, False], weight)):
-        found.append(inside(lambda: aten.convolution_backward(grad, x, weight, None, *rest, mask), result.numel() * size))
+        found.append(
+            inside(lambda: aten.convolution_backward(grad, x, weight, None, *rest, mask), result.numel() * size)
+        )
     return [dtype, last, n, c, h, w, k, kh, kw, stride, pad, dilation, groups, *found]
 
 

@@ -15,12 +15,18 @@ from outsize.core.noun import Drawing, set_drawing
 if TYPE_CHECKING:
     from outsize.machine import budget as budget
     from outsize.machine import memory as memory
+    from outsize.model import calibrate as calibrate
+    from outsize.model import estimate as estimate
+    from outsize.model import keep as keep
     from outsize.sizing import size as size
 
 __version__ = "0.1.0"
 
 _VERBS = {
     "budget": "outsize.machine",
+    "calibrate": "outsize.model",
+    "estimate": "outsize.model",
+    "keep": "outsize.model",
     "memory": "outsize.machine",
     "size": "outsize.sizing",
 }

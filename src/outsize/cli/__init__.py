@@ -19,6 +19,7 @@ from outsize.core.errors import InputError, OutsizeError
 VERBS = {
     "memory": "what memory is here, what limits it, and who holds it",
     "size": "what tensors of a shape take, and where they fit",
+    "estimate": "what a training or inference step will take, before it runs and without the card",
     "tour": "a walk through Outsize in under a minute",
 }
 """Verb -> its help line, in the order they are listed."""

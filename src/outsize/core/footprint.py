@@ -154,12 +154,14 @@ class Footprint(Noun):
         return False if self.peak_reserved.bytes > self.capacity else None
 
     def compare(self, measured: Mapping[str, Any] | None = None, **named: int) -> Receipt:
-        """Set a real run beside this: `footprint.compare(torch.cuda.memory_stats())` or `compare(allocated=..., reserved=...)`."""
+        """A real run beside this: `compare(torch.cuda.memory_stats())` or `compare(allocated=..., reserved=...)`."""
         found = {**(measured or {}), **named}
         allocated = found.get("allocated", found.get("allocated_bytes.all.peak"))
         reserved = found.get("reserved", found.get("reserved_bytes.all.peak"))
         if allocated is None and reserved is None:
-            raise InputError("nothing to compare with: give torch.cuda.memory_stats(), or allocated= and reserved= in bytes")
+            raise InputError(
+                "nothing to compare with: give torch.cuda.memory_stats(), or allocated= and reserved= in bytes"
+            )
         return Receipt(
             name=self.name, card=None if self.card is None else self.card.name,
             projected_allocated=self.peak_allocated, projected_reserved=self.peak_reserved,

@@ -82,7 +82,15 @@ def choose(
     fits_cudnn = half and width % 8 == 0 and width <= 256 and v.shape[-1] <= 256 and capability >= (9, 0)
     if fits_cudnn and flags.cudnn_sdp_enabled() and heads and k.shape[2] > 1:
         return "cudnn"
-    if half and mask is None and width <= 256 and v.shape[-1] == width and capability >= (8, 0) and heads and flags.flash_sdp_enabled():
+    if (
+        half
+        and mask is None
+        and width <= 256
+        and v.shape[-1] == width
+        and capability >= (8, 0)
+        and heads
+        and flags.flash_sdp_enabled()
+    ):
         return "flash"
     wide = 4 if q.dtype == torch.float32 else 8
     if flags.mem_efficient_sdp_enabled() and not gqa and heads and width % wide == 0 and v.shape[-1] % wide == 0:

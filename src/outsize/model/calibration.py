@@ -1,7 +1,7 @@
 """What was measured on this machine, kept in a file of the user's cache folder.
 
-In: a CUDA card that is really there, or receipts of real runs. Out: the bytes of its context, and how far reserved memory has been
-above what was projected. `estimate` reads them; without a file, the constants measured on an H200 stand.
+In: a CUDA card that is really there, or receipts of real runs. Out: the bytes of its context, and how far reserved memory
+has been above what was projected. `estimate` reads them; without a file, the constants measured on an H200 stand.
 """
 
 from __future__ import annotations
@@ -54,8 +54,10 @@ def read(card: str) -> Calibration:
 def _write(calibration: Calibration) -> Calibration:
     kept = _all()
     kept[calibration.card] = {
-        "context": calibration.context, "reserved_margin": calibration.reserved_margin, "receipts": calibration.receipts,
-    }  # fmt: skip
+        "context": calibration.context,
+        "reserved_margin": calibration.reserved_margin,
+        "receipts": calibration.receipts,
+    }
     _path().parent.mkdir(parents=True, exist_ok=True)
     _path().write_text(json.dumps(kept, indent=1))
     return calibration
@@ -68,9 +70,11 @@ def keep(receipt: Receipt) -> Calibration:
     margin = receipt.measured_reserved / receipt.projected_reserved.bytes - 1 if receipt.measured_reserved else above
     return _write(
         Calibration(
-            card=before.card, context=before.context, reserved_margin=max(before.reserved_margin, margin + 0.01, 0.0),
+            card=before.card,
+            context=before.context,
+            reserved_margin=max(before.reserved_margin, margin + 0.01, 0.0),
             receipts=before.receipts + 1,
-        )  # fmt: skip
+        )
     )
 
 

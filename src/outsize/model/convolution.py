@@ -34,6 +34,8 @@ class Layer(NamedTuple):
     """Elements of one input plane."""
     last: bool
     """Channels last in memory."""
+    dtype: str
+    """`float32`, `bfloat16`, `float16`."""
 
     @property
     def depthwise(self) -> bool:
@@ -64,7 +66,9 @@ def layer_of(x: Any, weight: Any, output: Any, stride: Any, groups: int) -> Laye
     last = x.dim() > 3 and strides[1] == 1 and x.shape[1] > 1 and not x.is_contiguous()
     return Layer(
         x.shape[0], x.shape[1], math.prod(weight.shape[2:]), max(stride), groups, size, x.numel() * size,
-        math.prod(output) * size, weight.numel() * size, math.prod(x.shape[2:]), last,
+        math.prod(output) * size, weight.numel() * size, math.prod(x.shape[2:]),
+        last,
+        str(x.dtype).removeprefix("torch."),
     )  # fmt: skip
 
 

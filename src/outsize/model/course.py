@@ -19,7 +19,7 @@ from outsize.core.noun import Known
 from outsize.model.ledger import Held, Ledger
 
 KINDS = ("weights", "buffers", "gradients", "optimizer state", "inputs", "activations", "temporaries", "workspace")
-STRETCHES = 96
+STRETCHES = 80
 """Points of a timeline."""
 
 

@@ -59,7 +59,13 @@ class Job:
     """A step with all that is needed to trace it, once or for several sizes."""
 
     def __init__(
-        self, step: Callable[..., Any], args: tuple[Any, ...], build: Callable[..., Any] | None, label: str, card: Card, steps: int
+        self,
+        step: Callable[..., Any],
+        args: tuple[Any, ...],
+        build: Callable[..., Any] | None,
+        label: str,
+        card: Card,
+        steps: int,
     ) -> None:
         if not callable(step):
             raise InputError(f"the step is a function that runs one training or inference step, not {step!r}")

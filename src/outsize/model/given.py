@@ -1,7 +1,7 @@
 """Real modules, optimizers and tensors as tensors without contents; the real ones are not touched.
 
-In: a step and its arguments, and what the step reaches through its closure and its module's globals. Out: the same objects copied,
-every tensor in them replaced by one without contents on the device that was asked for; shared storages stay shared.
+In: a step and its arguments, and what the step reaches through its closure and its module's globals. Out: the same objects
+copied, every tensor in them replaced by one without contents on the device that was asked for; shared storages stay shared.
 """
 
 from __future__ import annotations
@@ -90,7 +90,13 @@ def _replaced(value: Any, memo: dict[int, Any]) -> Any:
     """The value without contents if torch's tensors are in it, else the value itself."""
     import torch
 
-    kinds = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler)
+    kinds = (
+        torch.Tensor,
+        torch.nn.Module,
+        torch.optim.Optimizer,
+        torch.amp.GradScaler,
+        torch.optim.lr_scheduler.LRScheduler,
+    )
     if isinstance(value, kinds):
         return copy.deepcopy(value, memo)
     if isinstance(value, list | tuple | dict) and len(value) < 1000:

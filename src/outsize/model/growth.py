@@ -34,9 +34,13 @@ def add(footprint: Footprint, batch: int, play: Play, capacity: int | None, card
     growth = Growth(size="batch", traced=tuple(sorted(reserved.items())), fixed=fixed, each=each, error=error)
     rows = [
         Largest(
-            place=known.name, capacity=known.usable, size="batch", largest=max(0, (known.usable - fixed) // each),
-            next_needs=None, known=Known.ESTIMATE,
-        )  # fmt: skip
+            place=known.name,
+            capacity=known.usable,
+            size="batch",
+            largest=max(0, (known.usable - fixed) // each),
+            next_needs=None,
+            known=Known.ESTIMATE,
+        )
         for known in CARDS
         if known.common
     ]
@@ -71,5 +75,7 @@ def _middle(low: int, high: int, unit: int) -> int:
 
 def fits(course: Course, capacity: int) -> bool:
     """True where the allocator, which gives back what it does not need before it fails, gets through."""
-    events = [AllocationEvent(i, alloc, held.id, held.bytes) for i, (alloc, held) in enumerate(course.events) if held.bytes]
+    events = [
+        AllocationEvent(i, alloc, held.id, held.bytes) for i, (alloc, held) in enumerate(course.events) if held.bytes
+    ]
     return replay(events, allocator="cuda", capacity=int(capacity * SAFETY)).out_of_memory is None

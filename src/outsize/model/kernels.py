@@ -122,7 +122,11 @@ def _reduce(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     x = args[0]
     given = args[1] if len(args) > 1 and isinstance(args[1], list | tuple | int) else None
     axes = range(x.dim()) if given is None or given == [] else ([given] if isinstance(given, int) else given)
-    cast = (_size(x) // x.element_size() * 8,) if not x.dtype.is_floating_point and results and results[0].dtype != x.dtype else ()
+    cast = (
+        (_size(x) // x.element_size() * 8,)
+        if not x.dtype.is_floating_point and results and results[0].dtype != x.dtype
+        else ()
+    )
     return Blocks(before=cast, after=buffer_bytes(x, {axis % max(1, x.dim()) for axis in axes}, scratch.processors))
 
 
@@ -180,7 +184,7 @@ def _index_put(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks
 
 
 def _efficient_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    grad, q = args[0], args[1]
+    q = args[1]
     heads, length, width = q.shape[0] * q.shape[1], q.shape[2], q.shape[3]
     tile, columns = (128, 64) if 64 < width <= 128 else ((64, 64) if width <= 64 else (64, 128))
     rows, cols = -(-length // tile), -(-width // columns)
@@ -206,8 +210,8 @@ def _cudnn_attention_backward(scratch: Scratch, args: Any, results: Any, thread:
 def _rnn_workspace(x: Any, weights: Any, hidden: int, layers: int, both: bool) -> int:
     """8 MiB a layer and direction, the weights, and about six values a hidden unit and time step: within 15 % of those seen."""
     sides = 2 if both else 1
-    steps = x.shape[0] * x.shape[1] * hidden * sides
-    return layers * sides * 8 * MiB + x.element_size() * (sum(int(w.numel()) for w in weights) + 6 * steps)
+    steps = int(x.shape[0]) * int(x.shape[1]) * hidden * sides
+    return layers * sides * 8 * MiB + int(x.element_size()) * (sum(int(w.numel()) for w in weights) + 6 * steps)
 
 
 def _rnn(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:

@@ -6,6 +6,7 @@ allocation whatever views look at it, so the ledger counts storages, and a weak 
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,21 @@ from typing import Any
 class Held:
     """One allocation from its birth to its end."""
 
-    __slots__ = ("born", "bytes", "died", "id", "kind", "label", "line", "module", "most", "node", "op", "phase", "step")
+    __slots__ = (
+        "born",
+        "bytes",
+        "died",
+        "id",
+        "kind",
+        "label",
+        "line",
+        "module",
+        "most",
+        "node",
+        "op",
+        "phase",
+        "step",
+    )
 
     def __init__(self, id: int, size: int, label: str, op: str, born: int, step: int, phase: str) -> None:
         self.id = id
@@ -87,7 +102,7 @@ class Ledger:
         held = self.live.get(key)
         if held is None:
             held = self.live[key] = self.allocate(storage.nbytes(), label, op)
-            self._watch[key] = weakref.ref(storage, lambda _, key=key: self._gone(key))
+            self._watch[key] = weakref.ref(storage, functools.partial(self._gone, key))
         elif held.bytes != storage.nbytes():  # resized in place: the old block goes after the new one has come
             old = held
             held = self.live[key] = self.allocate(storage.nbytes(), old.label, op)
@@ -95,7 +110,7 @@ class Ledger:
             self.free(old)
         return held
 
-    def _gone(self, key: int) -> None:
+    def _gone(self, key: int, _: Any) -> None:
         held = self.live.pop(key)
         if not self.closed:
             self.free(held)

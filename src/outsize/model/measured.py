@@ -56,17 +56,21 @@ class Table:
             wo = (w + 2 * pads[1] - dilation * (kw - 1) - 1) // stride + 1
             layer = Layer(
                 n, c, kh * kw, stride, groups, element, element * n * c * h * w, element * n * k * ho * wo,
-                element * k * c // groups * kh * kw, h * w, bool(last),
+                element * k * c // groups * kh * kw, h * w, bool(last), dtype,
             )  # fmt: skip
             inside = Inside(*found)
-            if dtype != "float16" or layer not in self.exact:
-                self.exact[layer] = inside
-                self._kinds.setdefault(kind_of(layer), []).append((place_of(layer), layer, inside))
+            self.exact[layer] = inside
+            self._kinds.setdefault(kind_of(layer), []).append((place_of(layer), layer, inside))
 
     def look_up(self, layer: Layer) -> Inside | None:
         """What is inside the three calls: as measured, or as in the most similar layer; None where there is none of its kind."""
-        found = self.exact.get(layer)
-        return found if found is not None else self._similar(layer)
+        found = self.exact.get(layer) or self._similar(layer)
+        if found is None and layer.dtype == "float16":
+            return self.look_up(layer._replace(dtype="bfloat16"))
+        if found is not None and layer not in self.exact and layer.odd and layer.kernel == 1 and layer.plane > 64:
+            # channels that fill no whole vectors are copied with their neighbours
+            found = found._replace(weight_gradient=layer.input + layer.output)
+        return found
 
     def _similar(self, layer: Layer) -> Inside | None:
         place = place_of(layer)
@@ -79,7 +83,7 @@ class Table:
 def kind_of(layer: Layer) -> tuple[Any, ...]:
     """Layers are compared within a kind only."""
     groups = "one" if layer.groups == 1 else ("each" if layer.depthwise else "some")
-    return layer.element, layer.last, layer.kernel == 1, layer.stride > 1, groups, layer.channels <= 4, layer.odd
+    return layer.dtype, layer.last, layer.kernel == 1, layer.stride > 1, groups, layer.channels <= 4, layer.odd
 
 
 def place_of(layer: Layer) -> tuple[float, ...]:
@@ -107,5 +111,8 @@ def transfer(size: int, source: Layer, target: Layer) -> int:
 @functools.cache
 def table() -> Table:
     """The measured layers that come with the package."""
-    with resources.files("outsize.model").joinpath("convolutions_h200.json.gz").open("rb") as raw, gzip.open(raw, "rt") as file:
+    with (
+        resources.files("outsize.model").joinpath("convolutions_h200.json.gz").open("rb") as raw,
+        gzip.open(raw, "rt") as file,
+    ):
         return Table(json.load(file))

@@ -16,7 +16,7 @@ from typing import Any
 
 from outsize.model.ledger import Held, Ledger
 
-OURS = str(Path(__file__).parent)
+OURS = str(Path(__file__).parent.parent)
 
 
 class Owners:
@@ -94,7 +94,7 @@ class Owners:
         frame: Any = sys._getframe(2)
         while frame is not None:
             name = frame.f_code.co_filename
-            if not (name.startswith(self._torch) or name.startswith(OURS) or name.startswith("<")):
+            if not name.startswith((self._torch, OURS, "<")):
                 return f"{Path(name).name}:{frame.f_lineno}"
             frame = frame.f_back
         return ""

@@ -78,7 +78,15 @@ def _recurrent(name: str, kind: int, on_card: OnCard) -> Callable[..., Any]:
     op = getattr(getattr(torch.ops.aten, base), overload)
 
     def recurrent(
-        x: Any, state: Any, weights: Any, biases: bool, layers: int, dropout: float, train: bool, both: bool, batch_first: bool
+        x: Any,
+        state: Any,
+        weights: Any,
+        biases: bool,
+        layers: int,
+        dropout: float,
+        train: bool,
+        both: bool,
+        batch_first: bool,
     ) -> Any:
         hx, cx = (state[0], state[1]) if kind == 2 else (state, None)
         if not on_card(x) or hx.shape[-1] != weights[1].shape[-1]:
@@ -88,7 +96,22 @@ def _recurrent(name: str, kind: int, on_card: OnCard) -> Callable[..., Any]:
             x, hx, weights = x.to(half), hx.to(half), [weight.to(half) for weight in weights]
             cx = None if cx is None else cx.to(half)
         out = torch.ops.aten._cudnn_rnn(
-            x, weights, 4 if biases else 2, None, hx, cx, kind, hx.shape[-1], 0, layers, batch_first, dropout, train, both, [], None
+            x,
+            weights,
+            4 if biases else 2,
+            None,
+            hx,
+            cx,
+            kind,
+            hx.shape[-1],
+            0,
+            layers,
+            batch_first,
+            dropout,
+            train,
+            both,
+            [],
+            None,
         )
         return out[:3] if kind == 2 else out[:2]
 
@@ -103,7 +126,9 @@ def _rnn(func: Any, args: Any, kwargs: Any) -> Any:
     x, hx, kind, hidden, layers, train, both = args[0], args[4], args[6], args[7], args[9], args[12], args[13]
     sides = 2 if both else 1
     steps = x.shape[0] * x.shape[1] * hidden * x.element_size()
-    kept = steps * (layers * sides * GATES[kind] + (layers - 1) * sides) + 256 if train and torch.is_grad_enabled() else 0
+    kept = (
+        steps * (layers * sides * GATES[kind] + (layers - 1) * sides) + 256 if train and torch.is_grad_enabled() else 0
+    )
     if args[10]:  # batch first: the result is a view of one that has time first
         time_first = torch.empty(out[0].shape[1], out[0].shape[0], out[0].shape[2], dtype=x.dtype, device="meta")
         out[0] = time_first.transpose(0, 1)

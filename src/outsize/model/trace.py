@@ -157,11 +157,11 @@ class Tracer:
         if _composite(func) and str(func) not in rewrites.WHOLE:
             with self._mode():
                 return func.decompose(*args, **kwargs)
-        flat = [leaf for leaf in _tensors(args)]
+        flat = _tensors(args)
         label = self._label(func, flat, kwargs)
         if any(leaf.device.type != "meta" and (leaf.dim() or len(flat) == 1) for leaf in flat):
             args = _replace(args, self.adopt)
-            flat = [leaf for leaf in _tensors(args)]
+            flat = _tensors(args)
         name = str(func)
         if self._reuses(name, args):
             out = args[0]
@@ -184,6 +184,8 @@ class Tracer:
         """
         import torch
 
+        if name == "aten.add.Tensor" and not isinstance(args[1], torch.Tensor):
+            return False
         if name == "aten.add.Tensor" and self.in_linear and args[1].dim() == 1:
             return True
         if name not in _REUSING or torch._C._current_graph_task_id() == -1:

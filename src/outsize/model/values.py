@@ -83,7 +83,11 @@ def _unique(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     tracer.note_value("the number of distinct values, taken as all", tracer.ledger.of(args[0]))
     count = args[0].numel()
     index = torch.empty(args[0].shape, dtype=torch.int64, device="meta")
-    return torch.empty(count, dtype=args[0].dtype, device="meta"), index, torch.empty(count, dtype=torch.int64, device="meta")
+    return (
+        torch.empty(count, dtype=args[0].dtype, device="meta"),
+        index,
+        torch.empty(count, dtype=torch.int64, device="meta"),
+    )
 
 
 def _repeat(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:

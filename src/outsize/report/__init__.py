@@ -22,8 +22,10 @@ from rich.text import Text
 from outsize.core.noun import to_plain
 
 DRAWINGS = {
+    "Footprint": "outsize.report.footprint",
     "Plan": "outsize.report.plan",
     "Reading": "outsize.report.reading",
+    "Receipt": "outsize.report.receipt",
     "Replay": "outsize.report.replay",
     "Sizing": "outsize.report.sizing",
 }
