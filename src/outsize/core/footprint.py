@@ -127,6 +127,9 @@ class Footprint(Noun):
     """The card it was asked about."""
     capacity: int | None = None
     """Bytes that the step may reserve there."""
+    fits: bool | None = None
+    """True where even the bound gets through inside the capacity, the allocator giving back what it does not need; False where
+    the likely course does not; None in between or without a capacity."""
     growth: tuple[Growth, ...] = ()
     """How the peak grows, where a batch size was given."""
     largest: tuple[Largest, ...] = ()
@@ -134,7 +137,7 @@ class Footprint(Noun):
     notes: tuple[str, ...] = ()
     """What was assumed, a sentence each; none means that the step was followed exactly."""
 
-    derived: ClassVar[tuple[str, ...]] = ("fits", "fragmentation")
+    derived: ClassVar[tuple[str, ...]] = ("fragmentation",)
 
     def __repr__(self) -> str:
         return self.__str__()
@@ -143,15 +146,6 @@ class Footprint(Noun):
     def fragmentation(self) -> int:
         """Bytes reserved above what is allocated, peak against peak."""
         return max(0, self.peak_reserved.bytes - self.peak_allocated.bytes)
-
-    @property
-    def fits(self) -> bool | None:
-        """True where even the bound fits, False where the likely value does not; None in between or without a capacity."""
-        if self.capacity is None:
-            return None
-        if self.peak_reserved.bound <= self.capacity:
-            return True
-        return False if self.peak_reserved.bytes > self.capacity else None
 
     def compare(self, measured: Mapping[str, Any] | None = None, **named: int) -> Receipt:
         """A real run beside this: `compare(torch.cuda.memory_stats())` or `compare(allocated=..., reserved=...)`."""

@@ -23,6 +23,9 @@ ALLOCATED_MARGIN = 0.01
 RESERVED_MARGIN = 0.07
 """Runs of the same program with other addresses reserved up to 7 % apart."""
 
+VERDICT_MARGIN = 0.02
+"""Room that the bound's course has to leave for a yes: near the end the allocator gives back what it caches, so less is needed."""
+
 
 def amounts(played: Course, card: Card, estimate: bool) -> tuple[Amount, Amount, Amount]:
     """(allocated, reserved, device use) of a replay, each with its bound."""

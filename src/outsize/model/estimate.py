@@ -145,8 +145,19 @@ def _footprint(job: Job, tracer: Tracer, card: Card | None, capacity: int | None
         host=None if on_host else host.side(tracer),
         card=card,
         capacity=capacity,
+        fits=_verdict(played, use, capacity, on_host),
         notes=tuple(notes),
     )
+
+
+def _verdict(played: Course, use: Amount, capacity: int | None, on_host: bool) -> bool | None:
+    if capacity is None:
+        return None
+    if not on_host:
+        return growth.verdict(played, capacity, constants.VERDICT_MARGIN)
+    if use.bound <= capacity:
+        return True
+    return None if use.bytes <= capacity else False
 
 
 def _capacity(card: Card | None, budget: int | str | None) -> int | None:

@@ -75,7 +75,17 @@ def _middle(low: int, high: int, unit: int) -> int:
 
 def fits(course: Course, capacity: int) -> bool:
     """True where the allocator, which gives back what it does not need before it fails, gets through."""
-    events = [
-        AllocationEvent(i, alloc, held.id, held.bytes) for i, (alloc, held) in enumerate(course.events) if held.bytes
-    ]
-    return replay(events, allocator="cuda", capacity=int(capacity * SAFETY)).out_of_memory is None
+    return _through(course, int(capacity * SAFETY), most=False)
+
+
+def verdict(course: Course, capacity: int, margin: float) -> bool | None:
+    """True where even the bound gets through, False where the likely course does not, None in between."""
+    if _through(course, int(capacity / (1 + margin)), most=True):
+        return True
+    return None if _through(course, capacity, most=False) else False
+
+
+def _through(course: Course, capacity: int, most: bool) -> bool:
+    sizes = [(alloc, held.id, held.most if most else held.bytes) for alloc, held in course.events]
+    events = [AllocationEvent(i, alloc, id, size) for i, (alloc, id, size) in enumerate(sizes) if size]
+    return replay(events, allocator="cuda", capacity=capacity).out_of_memory is None

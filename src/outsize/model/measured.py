@@ -74,7 +74,8 @@ class Table:
 
     def _similar(self, layer: Layer) -> Inside | None:
         place = place_of(layer)
-        near = min(self._kinds.get(kind_of(layer), ()), key=lambda row: _distance(row[0], place), default=None)
+        rows = self._kinds.get(kind_of(layer)) or self._kinds.get((*kind_of(layer)[:-1], not layer.odd), ())
+        near = min(rows, key=lambda row: _distance(row[0], place), default=None)
         if near is None:
             return None
         return Inside(*(None if size is None else transfer(size, near[1], layer) for size in near[2]))

@@ -46,6 +46,8 @@ class Tracer:
         self._twins: dict[int, tuple[Any, Any]] = {}
         self._mode: Any = None
         self._alone = 2
+        self.reuse = True
+        """Follow autograd where it would write in place on its own; off for comparing with another mode in Python."""
         self.in_linear = False
         """True while a linear layer runs its forward pass."""
 
@@ -163,7 +165,7 @@ class Tracer:
             args = _replace(args, self.adopt)
             flat = _tensors(args)
         name = str(func)
-        if self._reuses(name, args):
+        if self.reuse and self._reuses(name, args):
             out = args[0]
         else:
             out = self._compute(func, name, args, kwargs, flat, label)

@@ -55,6 +55,8 @@ def _verdict(footprint: Footprint) -> Text:
     words = {True: ("fits", "bold green"), False: ("does not fit", "bold red"), None: ("may not fit", "bold yellow")}
     place = "in the budget" if footprint.card is None else f"on the {footprint.card.name}"
     room = f", of {format_bytes(footprint.capacity)} {place}"
+    if footprint.fits and peak.bytes > footprint.capacity:
+        room += ", by giving back cached blocks in between"
     return Text.assemble((f"{footprint.name}: ", "bold"), words[footprint.fits], f": {need}{room}")
 
 
