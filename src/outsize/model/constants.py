@@ -24,7 +24,7 @@ RESERVED_MARGIN = 0.07
 """Runs of the same program with other addresses reserved up to 7 % apart."""
 
 VERDICT_MARGIN = 0.02
-"""Room that the bound's course has to leave for a yes: near the end the allocator gives back what it caches, so less is needed."""
+"""Room that the bound's course has to leave for a yes: near the end the allocator gives back what it caches."""
 
 
 def amounts(played: Course, card: Card, estimate: bool) -> tuple[Amount, Amount, Amount]:

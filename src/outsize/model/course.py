@@ -108,21 +108,22 @@ def _sum(records: list[Held], key: Callable[[Held], str]) -> dict[str, int]:
 
 
 def timeline(course: Course) -> tuple[Layers, ...]:
-    """The highest moment of each of some hundred stretches of equal length."""
+    """The highest moment of each of some eighty stretches of equal length."""
     width = max(1, -(-len(course.events) // STRETCHES))
     now = dict.fromkeys(KINDS, 0)
     out: list[Layers] = []
-    best: tuple[int, Layers] | None = None
+    total = 0
+    best: tuple[int, int, tuple[int, ...]] = (-1, 0, ())
     for number, (alloc, held) in enumerate(course.events):
-        now[held.kind] += held.bytes if alloc else -held.bytes
-        total = sum(now.values())
-        if best is None or total > best[0]:
-            layers = tuple(now[kind] for kind in KINDS)
-            label = describe(held)
-            best = (total, Layers(time=number, label=label, bytes=layers, reserved=course.samples[number].reserved))
+        change = held.bytes if alloc else -held.bytes
+        now[held.kind] += change
+        total += change
+        if total > best[0]:
+            best = (total, number, tuple(now.values()))
         if number % width == width - 1 or number == len(course.events) - 1:
-            out.append(best[1])
-            best = None
+            label, reserved = describe(course.events[best[1]][1]), course.samples[best[1]].reserved
+            out.append(Layers(time=best[1], label=label, bytes=best[2], reserved=reserved))
+            best = (-1, number, ())
     return tuple(out)
 
 

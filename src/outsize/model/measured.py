@@ -48,6 +48,7 @@ class Table:
 
     def __init__(self, rows: list[list[Any]]) -> None:
         self.exact: dict[Layer, Inside] = {}
+        self._answers: dict[Layer, Inside | None] = {}
         self._kinds: dict[tuple[Any, ...], list[tuple[tuple[float, ...], Layer, Inside]]] = {}
         for dtype, last, n, c, h, w, k, kh, kw, stride, pad, dilation, groups, *found in rows:
             element = 4 if dtype == "float32" else 2
@@ -64,9 +65,14 @@ class Table:
 
     def look_up(self, layer: Layer) -> Inside | None:
         """What is inside the three calls: as measured, or as in the most similar layer; None where there is none of its kind."""
+        if layer not in self._answers:
+            self._answers[layer] = self._find(layer)
+        return self._answers[layer]
+
+    def _find(self, layer: Layer) -> Inside | None:
         found = self.exact.get(layer) or self._similar(layer)
         if found is None and layer.dtype == "float16":
-            return self.look_up(layer._replace(dtype="bfloat16"))
+            return self._find(layer._replace(dtype="bfloat16"))
         if found is not None and layer not in self.exact and layer.odd and layer.kernel == 1 and layer.plane > 64:
             # channels that fill no whole vectors are copied with their neighbours
             found = found._replace(weight_gradient=layer.input + layer.output)
@@ -74,7 +80,7 @@ class Table:
 
     def _similar(self, layer: Layer) -> Inside | None:
         place = place_of(layer)
-        rows = self._kinds.get(kind_of(layer)) or self._kinds.get((*kind_of(layer)[:-1], not layer.odd), ())
+        rows = self._kinds.get(kind_of(layer)) or self._kinds.get((*kind_of(layer)[:-1], not layer.odd), [])
         near = min(rows, key=lambda row: _distance(row[0], place), default=None)
         if near is None:
             return None
