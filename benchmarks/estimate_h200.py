@@ -163,12 +163,12 @@ def collect(limit: float) -> dict[str, Any]:
     begin = time.time()
     cases = grid() + unseen()
     rows: dict[str, dict[str, Any]] = {key_of(case): {"case": case} for case in cases}
-    groups = [cases[start::12] for start in range(12)]
-    with ThreadPoolExecutor(13) as blind, ThreadPoolExecutor(6) as card:
-        estimates = [blind.submit(run_hidden, "case", group) for group in groups]
+    groups = [cases[start::10] for start in range(10)]
+    with ThreadPoolExecutor(10) as blind, ThreadPoolExecutor(7) as card:
         largest = [blind.submit(run_hidden, "largest", [row]) for row in LARGEST]
+        estimates = [blind.submit(run_hidden, "case", group) for group in groups]
         measured = {key_of(case): card.submit(_within, begin + limit, measure, case) for case in cases}
-        plain = [case for case in cases if len(case) == 4 and case["precision"] == "fp32"]
+        plain = [case for case in cases if len(case) == 4 and (case["optimizer"], case["precision"]) == ("adamw", "fp32")]
         tracked = {key_of(case): card.submit(_within, begin + limit, memtracker, case) for case in plain}
         for future in estimates:
             for case, answer in future.result():
@@ -275,6 +275,7 @@ def main() -> None:
 
     out = Path(sys.argv[1])
     data = collect(float(sys.argv[2]) if len(sys.argv) > 2 else 300)
+    (out / "estimate.json").write_text(json.dumps(data))
     sizes: dict[str, int] = {}
     for row in data["rows"]:
         if row["case"]["optimizer"] == "adamw" and row["case"]["precision"] == "fp32":

@@ -17,6 +17,9 @@ SURFACE = [
     "OutsizeError",
     "StoreError",
     "budget",
+    "explain",
+    "guard",
+    "install",
     "memory",
     "size",
 ]

@@ -23,6 +23,7 @@ from outsize.core.noun import to_plain
 
 DRAWINGS = {
     "Footprint": "outsize.report.footprint",
+    "Diagnosis": "outsize.report.diagnosis",
     "Plan": "outsize.report.plan",
     "Reading": "outsize.report.reading",
     "Receipt": "outsize.report.receipt",
