@@ -17,9 +17,12 @@ SURFACE = [
     "OutsizeError",
     "StoreError",
     "budget",
+    "calibrate",
+    "estimate",
     "explain",
     "guard",
     "install",
+    "keep",
     "memory",
     "size",
 ]
