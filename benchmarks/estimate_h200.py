@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Projected against measured, on a CUDA card: peaks of training steps, their bounds, and the largest batch that fits.
 
     python benchmarks/estimate_h200.py OUT_FOLDER [seconds]
@@ -168,7 +169,9 @@ def collect(limit: float) -> dict[str, Any]:
         largest = [blind.submit(run_hidden, "largest", [row]) for row in LARGEST]
         estimates = [blind.submit(run_hidden, "case", group) for group in groups]
         measured = {key_of(case): card.submit(_within, begin + limit, measure, case) for case in cases}
-        plain = [case for case in cases if len(case) == 4 and (case["optimizer"], case["precision"]) == ("adamw", "fp32")]
+        plain = [
+            case for case in cases if len(case) == 4 and (case["optimizer"], case["precision"]) == ("adamw", "fp32")
+        ]
         tracked = {key_of(case): card.submit(_within, begin + limit, memtracker, case) for case in plain}
         for future in estimates:
             for case, answer in future.result():

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """The training and inference steps that the estimate is scored on: name -> how to build model, batch and loss.
 
 Weights are random: only shapes matter. A case is a dictionary with `model`, `batch`, `optimizer`, `precision` and optional

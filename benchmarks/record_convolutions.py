@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Measure what cuDNN takes inside the convolutions of common networks, on a CUDA card.
 
     python benchmarks/record_convolutions.py collect LAYERS.json.gz          (anywhere: traces torchvision's networks)

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Record, on a CUDA card, what training steps really ask of the caching allocator, operator by operator.
 
     python benchmarks/record_cuda.py OUT_FOLDER [seconds]

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Single operators over many shapes: what each one allocates besides its results (see `record_cuda.py`)."""
 
 from __future__ import annotations

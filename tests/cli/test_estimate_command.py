@@ -84,7 +84,20 @@ def test_a_transformers_config_is_enough(folder, capsys):
     pytest.importorskip("transformers")
     config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 500, "n_positions": 128}
     (folder / "config.json").write_text(json.dumps(config))
-    words = ["estimate", "--hf", "config.json", "--batch", "2", "--seq", "64", "--precision", "bf16-amp", "--card", "t4", "--json"]
+    words = [
+        "estimate",
+        "--hf",
+        "config.json",
+        "--batch",
+        "2",
+        "--seq",
+        "64",
+        "--precision",
+        "bf16-amp",
+        "--card",
+        "t4",
+        "--json",
+    ]
     assert main(words) == 0
     data = json.loads(capsys.readouterr().out)
     weights = next(part["bytes"] for part in data["parts"] if part["name"] == "weights")

@@ -6,6 +6,11 @@ host's tensors through its model, on top of what the interpreter and torch hold 
 
 from __future__ import annotations
 
+import functools
+import os
+import subprocess
+import sys
+
 from outsize.allocator import replay
 from outsize.core.allocation import AllocationEvent
 from outsize.core.footprint import Amount
@@ -18,24 +23,48 @@ BASE_SPREAD = 32 * MiB
 """What two starts of one program differ by."""
 
 
+HEAVY = (
+    "transformers",
+    "torchvision",
+    "scipy",
+    "pandas",
+    "sklearn",
+    "datasets",
+    "accelerate",
+    "peft",
+    "timm",
+    "diffusers",
+)
+"""Libraries that a training program loads and that hold tens of MiB each."""
+
+CODE = """
+import importlib, resource, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except Exception:
+        pass
+import torch
+m = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 4))
+o = torch.optim.AdamW(m.parameters())
+for _ in range(2):
+    m(torch.rand(2, 3, 8, 8)).sum().backward()
+    o.step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
 def base() -> int:
-    """Resident bytes of a process that has imported torch and run a small step: measured in a process of its own."""
-    import functools
+    """Resident bytes of a process with the libraries that are loaded here, after a small step: measured in one of its own."""
+    loaded = [name for name in sys.modules if name.partition(".")[0] in HEAVY]
+    return _measure_base(tuple(sorted(loaded, key=lambda name: name.count("."))))
 
-    return functools.cache(_measure_base)()
 
-
-def _measure_base() -> int:
-    import subprocess
-    import sys
-
-    code = (
-        "import resource, torch\n"
-        "m = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 4))\n"
-        "o = torch.optim.AdamW(m.parameters()); m(torch.rand(2, 3, 8, 8)).sum().backward(); o.step()\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+@functools.cache
+def _measure_base(names: tuple[str, ...]) -> int:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    words = [sys.executable, "-c", CODE, *names]
+    answer = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
     return int(answer.stdout.split()[-1])
 
 
