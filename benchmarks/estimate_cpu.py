@@ -1,4 +1,3 @@
-# ruff: noqa: E501
 """Projected against measured peak of resident bytes for training steps on the CPU, a fresh process a model.
 
 python benchmarks/estimate_cpu.py

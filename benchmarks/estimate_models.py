@@ -8,6 +8,7 @@ Weights are random: only shapes matter. A case is a dictionary with `model`, `ba
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -100,10 +101,8 @@ class UNet(torch.nn.Module):
     def __init__(self, width: int = 32) -> None:
         super().__init__()
         sizes = [3, width, 2 * width, 4 * width, 8 * width]
-        self.down = torch.nn.ModuleList(self._block(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
-        self.up = torch.nn.ModuleList(
-            torch.nn.ConvTranspose2d(b, a, 2, 2) for a, b in zip(sizes[1:-1], sizes[2:], strict=True)
-        )
+        self.down = torch.nn.ModuleList(self._block(a, b) for a, b in itertools.pairwise(sizes))
+        self.up = torch.nn.ModuleList(torch.nn.ConvTranspose2d(b, a, 2, 2) for a, b in itertools.pairwise(sizes[1:]))
         self.merge = torch.nn.ModuleList(self._block(2 * a, a) for a in sizes[1:-1])
         self.head = torch.nn.Conv2d(width, 21, 1)
 

@@ -98,7 +98,9 @@ def measure_layer(layer: list[int], dtype: str, last: bool, n: int) -> list[Any]
     found = [inside(lambda: aten.convolution(x, weight, None, *rest), grad.numel() * size)]
     for mask, result in (([True, False, False], x), ([False, True, False], weight)):
         found.append(
-            inside(lambda: aten.convolution_backward(grad, x, weight, None, *rest, mask), result.numel() * size)
+            inside(
+                lambda mask=mask: aten.convolution_backward(grad, x, weight, None, *rest, mask), result.numel() * size
+            )
         )
     return [dtype, last, n, c, h, w, k, kh, kw, stride, pad, dilation, groups, *found]
 

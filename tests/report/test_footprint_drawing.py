@@ -14,6 +14,13 @@ def amount(size):
     return Amount(bytes=size, bound=size + size // 10, known=Known.ESTIMATE)
 
 
+def moment(number):
+    grown = number * GiB // 20
+    return Layers(
+        time=number, label=f"step {1 + number // 20} forward", bytes=(GiB, 0, 0, 0, 0, grown, 0, 0), reserved=4 * GiB
+    )
+
+
 def footprint(**changes):
     fields = {
         "name": "train", "pool": Pool(kind="device", index=0), "steps": 3, "peak_requested": amount(3 * GiB),
@@ -21,7 +28,7 @@ def footprint(**changes):
         "parts": (Part(name="weights", bytes=GiB, known=Known.EXACT), Part(name="activations", bytes=2 * GiB, known=Known.EXACT)),
         "modules": (Part(name="Net.layer", bytes=2 * GiB, known=Known.EXACT),),
         "lines": (Part(name="train.py:7", bytes=2 * GiB, known=Known.EXACT),), "kinds": KINDS,
-        "timeline": tuple(Layers(time=i, label=f"step {1 + i // 20} forward", bytes=(GiB, 0, 0, 0, 0, i * GiB // 20, 0, 0), reserved=4 * GiB) for i in range(40)),
+        "timeline": tuple(moment(number) for number in range(40)),
         "peak_label": "step 2 backward",
     }  # fmt: skip
     return Footprint(**{**fields, **changes})
