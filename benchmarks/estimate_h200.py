@@ -243,7 +243,10 @@ def summarise(data: dict[str, Any]) -> str:
         )
         cells.append(f"{row['formula'] / real['allocated'] - 1:+.0%}" if "formula" in row else "-")
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", *_statistics(errors), f"- failed: {len(failed)} {failed}", "", "## Largest batch inside 8 GiB", ""]
+    lines += ["", *_statistics(errors), f"- failed: {len(failed)} {failed}"]
+    if not data["largest"]:
+        return "\n".join(lines) + "\n"
+    lines += ["", "## Largest batch inside 8 GiB", ""]
     lines += ["| model | projected | step | tried (batch: got through) |", "|---|---|---|---|"]
     for row in data["largest"]:
         lines.append(
@@ -255,7 +258,9 @@ def summarise(data: dict[str, Any]) -> str:
 def _statistics(errors: dict[str, list[float]]) -> list[str]:
     out = []
     for kind in ("allocated", "reserved", "memtracker"):
-        sizes = [abs(error) for error in errors[kind]] or [0.0]
+        if not errors[kind]:
+            continue
+        sizes = [abs(error) for error in errors[kind]]
         out.append(
             f"- {kind}: median error {statistics.median(sizes):.3%}, worst {max(sizes):.2%}, {len(errors[kind])} cases"
         )
