@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from outsize.failure.run import _user_line, build_command
+from outsize.failure.run import Watched, _user_line, build_command, growth_by_line
 from outsize.monitor import read_tree
 
 GROUPS = pathlib.Path("/sys/fs/cgroup/memory")
@@ -105,6 +105,14 @@ def test_the_growing_line_is_the_users_own():
         '  File "/home/me/train.py", line 7 in load\n  File "/home/me/train.py", line 20 in <module>\n'
     )
     assert _user_line(stack) == "/home/me/train.py:7 in load"
+
+
+def test_growth_belongs_to_the_line_that_grew_while_it_was_watched():
+    watched = Watched(command=[], pid=1, began=0.0)
+    watched.passed.update({"a.py:5 in sleep": 900, "a.py:3 in load": 100})
+    watched.lines.update({"a.py:3 in load": 40})
+    assert growth_by_line(watched).most_common(1) == [("a.py:3 in load", 1000)]
+    assert not growth_by_line(Watched(command=[], pid=1, began=0.0))
 
 
 def test_a_tree_counts_its_children():

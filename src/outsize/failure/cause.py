@@ -201,7 +201,7 @@ def _usual_suspects(case: Case) -> list[Cause]:
                 "leak",
                 f"Something keeps what it should let go, step after step.{grown}",
                 False,
-                "memory after each step: flat is need, rising is a leak (`outsize run`, `outsize watch`)",
+                "memory after each step: flat is need, rising is a leak (`outsize run`)",
             )
         )
     return suspects

@@ -60,7 +60,9 @@ class Watched:
     last: TreeReading | None = None
     """The last reading of it alive."""
     lines: Counter[str] = field(default_factory=Counter)
-    """Bytes of growth by the line that was running."""
+    """Bytes of growth between two stacks a few milliseconds apart that were in the same line: what that line does."""
+    passed: Counter[str] = field(default_factory=Counter)
+    """Bytes of growth since the stack before, by the line reached then: also counts lines that only wait."""
     stacks: int = 0
     """How often it was asked where it is."""
     address_limit: int | None = None
@@ -148,8 +150,7 @@ def _read_until(child: subprocess.Popen[bytes], watched: Watched, folder: pathli
         grew = held - held_then
         if grew >= _STEP:
             pause = _QUICK
-            watched.lines[_ask_line(tree, folder)] += grew
-            watched.stacks += 1
+            held = max(held, _look_closely(child.pid, tree, watched, folder, grew))
             held_then = held
         else:
             held_then = min(held_then, held)
@@ -157,6 +158,19 @@ def _read_until(child: subprocess.Popen[bytes], watched: Watched, folder: pathli
         if now - asked > 1:
             asked = now
             watched.address_limit = read_address_limit(child.pid)
+
+
+def _look_closely(root: int, tree: TreeReading, watched: Watched, folder: pathlib.Path, grew: int) -> int:
+    """Two stacks with a reading after each: growth between them is of their line, if they agree. Returns the last reading."""
+    line = _ask_line(tree, folder)
+    between = read_tree(root).bytes
+    again = _ask_line(tree, folder)
+    after = read_tree(root).bytes
+    watched.stacks += 2
+    watched.passed[line] += grew
+    if line == again:
+        watched.lines[line] += max(0, after - between)
+    return after
 
 
 def _ask_line(tree: TreeReading, folder: pathlib.Path) -> str:
@@ -170,16 +184,24 @@ def _ask_line(tree: TreeReading, folder: pathlib.Path) -> str:
             os.kill(process.pid, signal.SIGURG)
         except OSError:
             continue
-        for _ in range(20):
-            if file.stat().st_size > before:
-                break
-            time.sleep(0.0005)
-        time.sleep(0.0005)
-        with file.open("rb") as stream:
-            stream.seek(before)
-            stack = stream.read(65536).decode("utf-8", "replace")
+        stack = _read_stack(file, before)
         return _user_line(stack)
     return "outside Python"
+
+
+def _read_stack(file: pathlib.Path, start: int) -> str:
+    """What was written behind `start`. It comes in many small writes, so wait for the outermost frame or for silence."""
+    stack, quiet = "", 0
+    for _ in range(50):
+        time.sleep(0.001)
+        with file.open("rb") as stream:
+            stream.seek(start)
+            now = stream.read(65536).decode("utf-8", "replace")
+        quiet = quiet + 1 if now == stack else 0
+        stack = now
+        if stack.endswith("in <module>\n") or (stack and quiet >= 5):
+            break
+    return stack
 
 
 def _user_line(stack: str) -> str:
@@ -286,7 +308,7 @@ def _tell_story(diagnosis: Diagnosis, watched: Watched) -> Diagnosis:
             f"{watched.moments[-1].time if watched.moments else 0:.1f} s after its start",
         )
     ]
-    lines = watched.lines.most_common(5)
+    lines = growth_by_line(watched).most_common(5)
     if lines and lines[0][1] >= _NOTABLE:
         evidence.append(Evidence(kind="machine", text=f"it grew most at {lines[0][0]}: {said(lines[0][1])}"))
     holders = [
@@ -309,6 +331,13 @@ def _tell_story(diagnosis: Diagnosis, watched: Watched) -> Diagnosis:
         holders=tuple(holders),
         timeline=_thin(watched),
     )
+
+
+def growth_by_line(watched: Watched) -> Counter[str]:
+    """The growth that was seen, shared out by what grew while a line was watched; a line only passed by counts for little."""
+    weights = {line: watched.lines[line] + watched.passed[line] // 1000 for line in watched.passed}
+    total, grown = sum(weights.values()), sum(watched.passed.values())
+    return Counter({line: grown * weight // total for line, weight in weights.items()}) if total else Counter()
 
 
 def _thin(watched: Watched, most: int = 60) -> tuple[Moment, ...]:

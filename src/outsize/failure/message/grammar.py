@@ -84,6 +84,7 @@ KINDS: Mapping[str, Kind] = {
     "dtype": Kind(_DTYPE, str),
     "word": Kind(_WORD, str),
     "task": Kind(_TASK, str),
+    "command": Kind(r"[\w./-]{1,32}", str),
     "name": Kind(r"\(?[^()\n]{1,64}?\)?", str),
 }
 """Hole kind -> pattern and reader. `size` has a unit, `count` is a plain number of bytes, `kb` a kernel's kB, `gib` a number

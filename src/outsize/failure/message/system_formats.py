@@ -19,7 +19,7 @@ _KILL = (
     r"\btask={process:word}",
     r"memory: usage {usage_bytes:kb}kB, limit {limit:kb}kB",
     r"constraint={constraint:word}",
-    r"{invoker:word} invoked oom-killer",
+    r"(?<![^\s\]:)]){invoker:command} invoked oom-killer",
     *_VM,
 )
 
