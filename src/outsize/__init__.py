@@ -21,15 +21,21 @@ if TYPE_CHECKING:
     from outsize.failure.guard import install as install
     from outsize.machine import budget as budget
     from outsize.machine import memory as memory
+    from outsize.model import calibrate as calibrate
+    from outsize.model import estimate as estimate
+    from outsize.model import keep as keep
     from outsize.sizing import size as size
 
 __version__ = "0.1.0"
 
 _VERBS = {
     "budget": "outsize.machine",
+    "calibrate": "outsize.model",
+    "estimate": "outsize.model",
     "explain": "outsize.failure",
     "guard": "outsize.failure",
     "install": "outsize.failure",
+    "keep": "outsize.model",
     "memory": "outsize.machine",
     "open": "outsize.array",
     "size": "outsize.sizing",

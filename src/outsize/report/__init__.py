@@ -24,8 +24,10 @@ from outsize.core.noun import to_plain
 DRAWINGS = {
     "Conversion": "outsize.report.conversion",
     "Diagnosis": "outsize.report.diagnosis",
+    "Footprint": "outsize.report.footprint",
     "Plan": "outsize.report.plan",
     "Reading": "outsize.report.reading",
+    "Receipt": "outsize.report.receipt",
     "Replay": "outsize.report.replay",
     "Sizing": "outsize.report.sizing",
 }
