@@ -24,7 +24,7 @@ from outsize.core.noun import Known
 from outsize.core.plan import Peak, Step
 from outsize.engine.pool import round_to_pages
 
-CHUNK = 8 << 20
+CHUNK = 16 << 20
 """Bytes of a worker's buffer at its most generous: large direct reads, and all workers' buffers in the last-level
 cache."""
 SMALL = 2 << 20

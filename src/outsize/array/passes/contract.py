@@ -3,8 +3,10 @@ this product.
 
 The box that is chosen has three kinds of axes: those of C (cut into tiles) and those summed over (cut into panels).
 With S words of memory a square C moves about 2mnk/sqrt(S) words, the least that is possible (Smith, Lowery, Langou,
-van de Geijn 2017); the chooser finds that shape because nothing else costs less disk time. BLAS has all cores; one
-worker multiplies, the other reads. Long sums of float32 whose C is small are accumulated in float64.
+van de Geijn 2017); the chooser finds that shape because nothing else costs less disk time. Panels of A are short
+pieces of its rows, thousands of small reads; where it costs no more, the tile's whole rows of A stay beside C instead,
+read once in one stretch, and only B streams. BLAS has all cores; one worker multiplies, the other reads. Long sums of
+float32 whose C is small are accumulated in float64.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ class _State:
     total: Block
     out: Block
     scratch: Buffer
+    left: Block | None
+    """The tile's whole rows of A, where they stay."""
 
 
 class ContractPass(Pass):
@@ -56,7 +60,9 @@ class ContractPass(Pass):
         self.domain = (*node.shape, *self.lengths)
         self.working = self._working()
         self.panel: Box = ()
-        self._probes: dict[Region, Frame] = {}
+        self.left_stays = False
+        """True where a tile keeps its whole rows of A."""
+        self._probes: dict[tuple[Region, bool], Frame] = {}
 
     def _working(self) -> np.dtype[Any]:
         dtype = self.node.dtype
@@ -77,11 +83,11 @@ class ContractPass(Pass):
 
     def probe(self, region: Region) -> Frame:
         """A dry run of one panel; the region covers C's axes and those summed over."""
-        found = self._probes.get(region)
+        found = self._probes.get((region, self.left_stays))
         if found is None:
             found = self.frame()
             split_at = len(self.node.shape)
-            self._load(region[:split_at], region[split_at:], found)
+            self._load(region[:split_at], region[split_at:], found, None)
             if (
                 find_symbol("cblas_sgemm") is None
                 or self.node.dtype.char not in "fd"
@@ -89,30 +95,50 @@ class ContractPass(Pass):
             ):
                 shape = region_shape(region)
                 found.reserve(2 * min(STRIP_BYTES, math.prod(shape[self.batch : split_at]) * self.working.itemsize))
-            self._probes[region] = found
+            self._probes[region, self.left_stays] = found
         return found
 
-    def _load(self, tile: Region, panel: Region, frame: Frame) -> tuple[Block, Block]:
+    def _probe_left(self, tile: Region) -> Frame:
+        """A dry run of reading a tile's whole rows of A."""
+        frame = self.frame()
+        self._load_left(tile, frame)
+        return frame
+
+    def _load(self, tile: Region, panel: Region, frame: Frame, left: Block | None) -> tuple[Block, Block]:
         a_region, b_region = self._regions(tile, panel)
-        groups = ((self.batch, self.m, self.node.summed), (self.batch, self.node.summed, self.n))
-        out = []
-        for child, region, axes in zip(self.node.inputs, (a_region, b_region), groups, strict=True):
-            block = frame.evaluate(child, region)
-            dtype = np.dtype(np.float32) if self.node.dtype.char == "e" else self.node.dtype.newbyteorder("=")
-            shape = _grouped(block.shape, axes)
-            if block.dtype != dtype or not _reshapes(block, axes):
-                packed = frame.array(block.shape, dtype)
-                frame.copy(packed, block)
-                block = packed
-            out.append(block.reshape(shape))
-        return out[0], out[1]
+        if left is not None:
+            (start, stop) = panel[0]
+            a = left[:, start:stop]
+        elif self.left_stays:  # a dry run: A is counted with the tile
+            a = np.empty((0, 0), self.node.dtype)
+        else:
+            a = self._operand(self.node.inputs[0], a_region, (self.batch, self.m, self.node.summed), frame)
+        return a, self._operand(self.node.inputs[1], b_region, (self.batch, self.node.summed, self.n), frame)
+
+    def _load_left(self, tile: Region, frame: Frame) -> Block:
+        rows, _ = self._regions(tile, tuple((0, n) for n in self.lengths))
+        return self._operand(self.node.inputs[0], rows, (self.batch, self.m, self.node.summed), frame)
+
+    def _operand(self, child: Node, region: Region, axes: tuple[int, int, int], frame: Frame) -> Block:
+        """A region of an operand as a matrix (or a batch of them) that BLAS can take."""
+        block = frame.evaluate(child, region)
+        dtype = np.dtype(np.float32) if self.node.dtype.char == "e" else self.node.dtype.newbyteorder("=")
+        shape = _grouped(block.shape, axes)
+        if block.dtype != dtype or not _reshapes(block, axes):
+            packed = frame.array(block.shape, dtype)
+            frame.copy(packed, block)
+            block = packed
+        return block.reshape(shape)
 
     def _slot(self, tile: Box) -> int:
         region = center(self.node.shape, tile)
         size = self.sink.room(region) + self.sink.extent(region)
         if self.working != self.sink.dtype or not self._plain():
             size += round_up(math.prod(tile) * self.working.itemsize)
-        return size
+        return size + (self._left_bytes(region) if self.left_stays else 0)
+
+    def _left_bytes(self, tile: Region) -> int:
+        return self._probe_left(tile).peak
 
     def _plain(self) -> bool:
         """True where the sink's own block can be the accumulator: one matrix, rows as BLAS likes them."""
@@ -122,6 +148,7 @@ class ContractPass(Pass):
         split_at = len(self.node.shape)
         least = (*(max(1, min(g, n)) for g, n in zip(self.sink.granule, self.node.shape, strict=True)),
                  *(1 for _ in self.lengths))  # fmt: skip
+        self.left_stays = False
         if manner.bare:
             return self._settle(1, tuple(max(step, min(_EDGE, n)) for step, n in zip(least, self.domain, strict=True)))
         workers = min(2, manner.workers)
@@ -139,30 +166,36 @@ class ContractPass(Pass):
         if held(least) > room:
             return False
         if self._plain() and len(self.lengths) == 1:
-            box = self._search(least, room, held, seconds)
+            box, self.left_stays = self._search(least, room, held, seconds)
         else:
             box, _ = grow(self.domain, least, seconds, lambda b: held(b) <= room, held)
         return self._settle(workers, balance(self.domain, box, least))
 
-    def _search(self, least: Box, room: int, held: Callable[[Box], int], seconds: Callable[[Box], float]) -> Box:
-        """The best of even cuts of C and of panels in powers of two; of equally good ones the smallest."""
+    def _search(
+        self, least: Box, room: int, held: Callable[[Box], int], seconds: Callable[[Box], float]
+    ) -> tuple[Box, bool]:
+        """The best of even cuts of C and of panels in powers of two, with A streaming or staying; of equally good ones the
+        smallest."""
         m, n, k = self.domain
         if held(self.domain) <= min(room, _LIGHT):
-            return self.domain
+            return self.domain, False
         panels = [step for step in (16, 64, 256, 1024, 2048, 4096, 8192) if step < k] + [k]
-        found = [(math.inf, 0, least)]
-        for rows, columns in itertools.product(_cuts(m, least[0]), _cuts(n, least[1])):
-            if rows * columns * self.working.itemsize > room:
+        found = [(math.inf, 0, least, False)]
+        for rows, columns, stays in itertools.product(_cuts(m, least[0]), _cuts(n, least[1]), (False, True)):
+            self.left_stays = stays
+            if rows * (columns + k * stays) * self.working.itemsize > room:
                 continue
+            tiles = -(-m // rows) * -(-n // columns)
+            tile = center(self.node.shape, (rows, columns))
+            once = tiles * read_seconds(self._probe_left(tile).reads, _HIDDEN) if stays else 0.0
             for panel in panels:
                 box = (rows, columns, panel)
                 size = held(box)
                 if size > room:
                     break
-                times = -(-m // rows) * -(-n // columns) * -(-k // panel)
-                found.append((seconds(box) * times, size, box))
+                found.append((once + seconds(box) * tiles * -(-k // panel), size, box, stays))
         best = min(found)[0]
-        return min((size, box) for cost, size, box in found if cost <= best * _NEAR)[1]
+        return min((size, box, stays) for cost, size, box, stays in found if cost <= best * _NEAR)[1:]
 
     def _settle(self, workers: int, box: Box) -> bool:
         split_at = len(self.node.shape)
@@ -183,10 +216,14 @@ class ContractPass(Pass):
             frame = self.probe(region)
             total.peak, total.outside = max(total.peak, frame.peak), max(total.outside, frame.outside)
             total.reads += frame.reads
+        for tile, _ in self.grid.kinds() if self.left_stays else ():
+            total.reads += self._probe_left(tile).reads
         return total
 
     def reads(self) -> int:
-        return sum(traffic(self.probe(region)) * number for region, number in self._kinds())
+        panels = sum(traffic(self.probe(region)) * number for region, number in self._kinds())
+        rows = ((self._probe_left(tile), number) for tile, number in self.grid.kinds() if self.left_stays)
+        return panels + sum(traffic(frame) * number for frame, number in rows)
 
     def volume(self) -> int:
         return math.prod(self.node.shape) * max(1, math.prod(self.lengths))
@@ -213,15 +250,18 @@ class ContractPass(Pass):
         out = self.sink.lay(tile, place)
         total = out
         if self.working != self.sink.dtype or not self._plain():
+            size = math.prod(region_shape(tile)) * self.working.itemsize
             total = np.ndarray(region_shape(tile), self.working, more.data)
+            more = more[round_up(size) :]
         total[...] = 0
-        return _State(total, out, rest)
+        left = self._load_left(tile, Frame(more, self.bindings)) if self.left_stays else None
+        return _State(total, out, rest, left)
 
     def load(self, tile: Region, chunk: Region, state: _State, frame: Frame) -> tuple[Block, Block] | None:
         if math.prod(region_shape(chunk)) == 0:
             return None
         frame.reset()
-        return self._load(tile, chunk, frame)
+        return self._load(tile, chunk, frame, state.left)
 
     def fold(self, tile: Region, chunk: Region, state: _State, payload: tuple[Block, Block] | None) -> None:
         if payload is None:
@@ -248,10 +288,11 @@ class ContractPass(Pass):
 
     def notes(self) -> tuple[str, ...]:
         cores = len(os.sched_getaffinity(0))
-        return (f"C tile {self.grid.box} stays, panels of {self.panel} stream; BLAS on {cores} cores",)
+        stays = "C tile and its rows of A stay" if self.left_stays else "C tile stays"
+        return (f"{stays}, panels of {self.panel} stream; BLAS on {cores} cores",)
 
 
-_HIDDEN = 5e-6
+_HIDDEN = 25e-6
 """Seconds that a transfer costs while BLAS is at work: its latency is hidden, its system call is not."""
 _LIGHT = 16 << 20
 """Bytes of a product that is done in one piece."""
