@@ -25,8 +25,7 @@ from outsize.core.plan import Peak, Step
 from outsize.engine.pool import round_to_pages
 
 CHUNK = 16 << 20
-"""Bytes of a worker's buffer at its most generous: large direct reads, and all workers' buffers in the last-level
-cache."""
+"""Bytes of a worker's buffer at its most generous: transfers this long lose nothing to their latency."""
 SMALL = 2 << 20
 """Work that fits in this runs in one piece on the calling thread."""
 
