@@ -34,7 +34,7 @@ def tiny_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outsize.array.passes.map.SMALL", 0)
     monkeypatch.setattr("outsize.array.passes.reduction.SMALL", 0)
     monkeypatch.setattr(tiles, "LEAST", 64)
-    monkeypatch.setattr(fuse, "SLICE", 16)
+    monkeypatch.setattr(fuse, "SLICE_BYTES", 64)
 
 
 def values(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
