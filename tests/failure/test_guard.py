@@ -153,3 +153,14 @@ def test_install_explains_what_ends_a_thread():
 def test_install_leaves_other_errors_as_they_are():
     answer = run_program("import outsize; outsize.install(); raise KeyError('x')")
     assert answer.returncode == 1 and "outsize" not in answer.stderr
+
+
+def test_a_tensor_without_a_shape_does_not_stop_the_diagnosis():
+    torch = pytest.importorskip("torch")
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    with pytest.raises(MemoryError) as caught, outsize.guard():
+        raise MemoryError(
+            "Unable to allocate 34.4 TiB for an array with shape (3075200, 3075200) and data type float32"
+        )
+    assert nested is not None
+    assert any("broadcast" in note for note in caught.value.__notes__)

@@ -81,18 +81,18 @@ def _array_types() -> tuple[type, ...]:
 
 def _identify(array: Any) -> tuple[tuple[str, int], int, str]:
     """(which piece of memory, its bytes, a description)."""
-    kind = "torch" if hasattr(array, "untyped_storage") else "array"
-    dtype, shape = str(array.dtype).removeprefix("torch."), ", ".join(map(str, array.shape))
-    if kind == "torch":
+    if hasattr(array, "untyped_storage"):
         try:
+            text = f"{str(array.dtype).removeprefix('torch.')}[{', '.join(map(str, array.shape))}] on {array.device}"
             storage = array.untyped_storage()
-            return (str(array.device), storage.data_ptr()), storage.nbytes(), f"{dtype}[{shape}] on {array.device}"
-        except Exception:  # tensors without storage: fake, sparse, functional
-            return ("torch", id(array)), 0, f"{dtype}[{shape}]"
+            return (str(array.device), storage.data_ptr()), storage.nbytes(), text
+        except Exception:  # tensors without a shape or storage of their own: nested, fake, sparse, functional
+            return ("torch", id(array)), 0, type(array).__name__
+    dtype, shape = str(array.dtype), ", ".join(map(str, array.shape))
     base = array
     while type(getattr(base, "base", None)).__name__ in ("ndarray", "memmap"):
         base = base.base
-    return (kind, id(base)), int(base.nbytes), f"{dtype}[{shape}]"
+    return ("array", id(base)), int(base.nbytes), f"{dtype}[{shape}]"
 
 
 def _name(owner: Any, value: Any, modules: dict[int, str]) -> str:

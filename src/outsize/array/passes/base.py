@@ -54,6 +54,9 @@ _SHARES = (1.0, 0.8, 0.6, 0.4)
 """Shares of the room to aim at: boxes are chosen by one in the middle, and those at the edges may need a little
 more."""
 
+_LITTLE_MORE = 1.25
+"""Reads up to this much of the sources' bytes are as good as reading them once."""
+
 Progress = Callable[[int], None]
 """Called with the bytes that were moved."""
 
@@ -63,6 +66,8 @@ class Pass(abc.ABC):
 
     ordered = False
     ahead = 0
+    rereads = False
+    """True where reading sources again and again is the nature of the work, so that it is no reason to look further."""
 
     def __init__(self, outputs: tuple[tuple[Node, Sink], ...], bindings: Mapping[Node, Store]) -> None:
         self.outputs = outputs
@@ -96,14 +101,29 @@ class Pass(abc.ABC):
         self.slot_bytes = round_to_pages(slot)
 
     def size(self, room: int) -> bool:
-        """Find the most generous manner that fits; False, with the barest chosen, where none does."""
+        """Find the most generous manner that fits and reads little more than once; else, of those that fit, the one that
+        reads the least. False, with the barest chosen, where none fits."""
+        fitting: list[tuple[int, int, Manner, float]] = []
         for manner in manners(max(room, 0)):
             for share in (1.0,) if manner.bare else _SHARES:
                 if not self.shape_up(manner, int(room * share)):
                     break
-                if self.peak <= room:
+                if self.peak > room:
+                    continue
+                reads = 0 if self.rereads else self.reads()
+                if reads <= _LITTLE_MORE * self._sources():
                     return True
-        return False
+                fitting.append((reads, len(fitting), manner, share))
+                break
+        if fitting:
+            _, _, manner, share = min(fitting, key=lambda row: row[:2])
+            self.shape_up(manner, int(room * share))
+        return bool(fitting)
+
+    def _sources(self) -> int:
+        """Bytes of every source, once."""
+        stores = {id(store): store for store, _ in self.probe_all().reads}
+        return sum(math.prod(store.shape) * store.dtype.itemsize for store in stores.values())
 
     def smallest(self) -> int:
         """Peak of the barest manner."""
@@ -112,9 +132,7 @@ class Pass(abc.ABC):
 
     def floor(self) -> int | None:
         """Fewest bytes any schedule could move: every source once, the output once."""
-        stores = {id(store): store for store, _ in self.probe_all().reads}
-        read = sum(math.prod(store.shape) * store.dtype.itemsize for store in stores.values())
-        return min(read, self.reads()) + self.writes()
+        return min(self._sources(), self.reads()) + self.writes()
 
     def writes(self) -> int:
         """Bytes that it will write."""

@@ -47,6 +47,7 @@ class ContractPass(Pass):
     """Makes one contraction."""
 
     ordered = True
+    rereads = True
 
     def __init__(self, node: Contract, sink: Sink, bindings: Mapping[Node, Store]) -> None:
         super().__init__(((node, sink),), bindings)
