@@ -1,0 +1,1 @@
+"""Foresee a step's memory without the card."""

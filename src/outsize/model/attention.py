@@ -1,0 +1,108 @@
+"""Which attention kernel the card would choose, called by its own name so that what it saves is what the card saves.
+
+In: a call of `scaled_dot_product_attention`. Out: the call of one of torch's CUDA operators for it (their shapes are known to
+torch without a card) or of the plain formula. The order of choice was read off an H200 with torch 2.11: cuDNN before flash
+before memory-efficient before plain on compute capability 9 and above, where each takes the call at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outsize.model.trace import Tracer
+
+NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+DEFAULTS: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+
+
+def attend(tracer: Tracer, func: Any, call: Any) -> Any:
+    """The attention of one call, through the kernel that the card would choose."""
+    import torch
+
+    args, kwargs = call
+    given = {**DEFAULTS, **dict(zip(NAMES, args, strict=False)), **kwargs}
+    q = given["query"]
+    if not str(tracer.ledger.label_of(q)).startswith("cuda"):
+        return func(*args, **kwargs)
+    if torch.is_autocast_enabled("cuda"):
+        for name in ("query", "key", "value", "attn_mask"):
+            if given[name] is not None:
+                given[name] = tracer.autocast.lower(given[name])
+    with torch.autocast("cuda", enabled=False):
+        return _dispatch(tracer, given)
+
+
+def _dispatch(tracer: Tracer, given: dict[str, Any]) -> Any:
+    import torch
+
+    aten = torch.ops.aten
+    q, k, v, mask = (given[name] for name in NAMES[:4])
+    dropout, causal, scale = float(given["dropout_p"]), bool(given["is_causal"]), given["scale"]
+    grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, mask))
+    choice = choose(tracer.capability, q, k, v, mask, dropout, given["enable_gqa"], grad)
+    if mask is not None and mask.dtype == torch.bool and choice != "math":
+        mask = _additive(mask, q)
+    if choice == "cudnn":
+        out = aten._scaled_dot_product_cudnn_attention(q, k, v, mask, grad, dropout, causal, False, scale=scale)
+        return out[0]
+    if choice == "flash":
+        pad = -q.shape[-1] % 8
+        width = q.shape[-1]
+        if pad:
+            scale = width**-0.5 if scale is None else scale
+            q, k, v = (torch.nn.functional.pad(x, (0, pad)) for x in (q, k, v))
+        out = aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)
+        return out[0][..., :width] if pad else out[0]
+    if choice == "efficient":
+        if mask is not None:
+            mask = _aligned(mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+        out = aten._scaled_dot_product_efficient_attention(q, k, v, mask, grad, dropout, causal, scale=scale)
+        return out[0]
+    return aten._scaled_dot_product_attention_math(
+        q, k, v, mask, dropout, causal, None, scale=scale, enable_gqa=given["enable_gqa"]
+    )[0]
+
+
+def choose(
+    capability: tuple[int, int], q: Any, k: Any, v: Any, mask: Any, dropout: float, gqa: bool, grad: bool
+) -> str:
+    """`cudnn`, `flash`, `efficient` or `math`, as torch's own checks would have it."""
+    import torch
+    from torch.backends import cuda as flags
+
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    same = q.dtype == k.dtype == v.dtype
+    dense = all(x.dim() == 4 and x.stride(-1) == 1 for x in (q, k, v))
+    width = q.shape[-1]
+    heads = gqa or q.shape[1] == k.shape[1] == v.shape[1]
+    if not (same and dense) or 0 in q.shape or 0 in k.shape:
+        return "math"
+    fits_cudnn = half and width % 8 == 0 and width <= 128 and v.shape[-1] <= 128 and capability >= (9, 0)
+    masked_grad = mask is not None and mask.requires_grad
+    if fits_cudnn and flags.cudnn_sdp_enabled() and heads and not masked_grad and k.shape[2] > 1:
+        return "cudnn"
+    if half and mask is None and width <= 256 and v.shape[-1] == width and capability >= (8, 0) and heads and flags.flash_sdp_enabled():
+        return "flash"
+    wide = 4 if q.dtype == torch.float32 else 8
+    if flags.mem_efficient_sdp_enabled() and not gqa and heads and width % wide == 0 and v.shape[-1] % wide == 0:
+        return "efficient"
+    return "math"
+
+
+def _additive(mask: Any, like: Any) -> Any:
+    """A boolean mask as the numbers that are added: what torch makes of it before any fused kernel."""
+    import torch
+
+    new = torch.empty_like(mask, dtype=like.dtype)
+    return new.fill_(0.0).masked_fill_(mask.logical_not(), float("-inf"))
+
+
+def _aligned(mask: Any) -> Any:
+    """The mask with its last axis laid out in multiples of 16, as the memory-efficient kernel wants it."""
+    import torch
+
+    last = mask.shape[-1]
+    if last % 16 == 0:
+        return mask
+    return torch.nn.functional.pad(mask, (0, 16 - last % 16))[..., :last]

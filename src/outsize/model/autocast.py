@@ -1,0 +1,167 @@
+"""What `torch.autocast("cuda")` casts, applied to tensors that only pretend to be on a card.
+
+The C++ autocast looks at a tensor's real device and so passes ours by. While a trace runs, its kernels are replaced by these:
+which operators there are is read from torch itself, what is done to their arguments follows torch's documented policies.
+Casts happen above autograd, as on the card, so the graph saves what it would save there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+LOWER = """
+_convolution _convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
+conv_transpose3d.input convolution cudnn_convolution cudnn_convolution_transpose prelu addmm addmv addr matmul einsum mm mv
+linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell
+gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention
+""".split()
+"""Run in the lower precision."""
+
+PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
+"""Run in the widest type among their arguments."""
+
+RESULT = """
+prod prod.dim_int softmax.int log_softmax.int cumprod cumsum sum sum.dim_IntList linalg_vector_norm linalg_matrix_norm
+linalg_matrix_norm.str_ord
+""".split()
+"""Read what they get and give float32: their `dtype` argument is set where the caller left it out."""
+
+REFUSED = ("binary_cross_entropy",)
+"""Torch raises for these under autocast; its own kernel does that well."""
+
+Labelled = Callable[[Any], bool]
+
+
+class Autocast:
+    """The casting rules for the tensors for which `on_card(tensor)` holds."""
+
+    def __init__(self, on_card: Labelled) -> None:
+        self._on_card = on_card
+        self._cache: dict[int, tuple[Any, Any]] = {}
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """The rules instead of torch's own kernels, for as long as the block runs."""
+        import torch
+
+        library = torch.library.Library("aten", "IMPL")
+        clear = torch.clear_autocast_cache
+        key = torch._C.DispatchKey.AutocastCUDA
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
+                base, _, overload = name.removeprefix("aten::").partition(".")
+                if name.startswith("aten::") and base not in REFUSED:
+                    op = getattr(getattr(torch.ops.aten, base), overload or "default")
+                    library.impl(op, self._kernel(op, name.removeprefix("aten::")), "AutocastCUDA")
+        torch.clear_autocast_cache = self._clear
+        try:
+            with torch._C._IncludeDispatchKeyGuard(key):
+                yield
+        finally:
+            torch.clear_autocast_cache = clear
+            self._cache.clear()
+            library._destroy()
+
+    def lower(self, value: Any) -> Any:
+        """A tensor in the lower precision, for rules that live above the dispatcher."""
+        import torch
+
+        return self._cast(value, torch.get_autocast_dtype("cuda"))
+
+    def _clear(self) -> None:
+        self._cache.clear()
+
+    def _kernel(self, op: Any, name: str) -> Callable[..., Any]:
+        import torch
+
+        excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+        prepare = self._policy(name)
+
+        def kernel(*args: Any, **kwargs: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(excluded):
+                args, kwargs = prepare(op, args, kwargs)
+                return op(*args, **kwargs)
+
+        return kernel
+
+    def _policy(self, name: str) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
+        if name in LOWER:
+            return self._lower_all
+        if name in PROMOTE:
+            return self._widest
+        if name in RESULT:
+            return self._set_result
+        return self._float_all
+
+    def _lower_all(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        import torch
+
+        return self._cast_all(args, kwargs, torch.get_autocast_dtype("cuda"))
+
+    def _float_all(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        import torch
+
+        return self._cast_all(args, kwargs, torch.float32)
+
+    def _widest(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        import torch
+
+        dtypes = {item.dtype for item in _leaves(args) + _leaves(kwargs) if self._eligible(item)}
+        wide = torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("cuda")
+        return self._cast_all(args, kwargs, wide)
+
+    def _set_result(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        import torch
+
+        position = next(i for i, argument in enumerate(op._schema.arguments) if argument.name == "dtype")
+        given = args[position] if len(args) > position else kwargs.get("dtype")
+        if given is not None or not self._eligible(args[0]):
+            return args, kwargs
+        return args[:position], {**kwargs, "dtype": torch.float32}
+
+    def _cast_all(self, args: Any, kwargs: Any, dtype: Any) -> tuple[Any, Any]:
+        return (
+            tuple(self._cast_item(item, dtype) for item in args),
+            {key: self._cast_item(item, dtype) for key, item in kwargs.items()},
+        )
+
+    def _cast_item(self, value: Any, dtype: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(self._cast_item(item, dtype) for item in value)
+        return self._cast(value, dtype)
+
+    def _eligible(self, value: Any) -> bool:
+        import torch
+
+        if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point or value.dtype == torch.float64:
+            return False
+        return self._on_card(value)
+
+    def _cast(self, value: Any, dtype: Any) -> Any:
+        """As `cached_cast`: a leaf weight is cast once and kept until the outermost autocast block ends."""
+        import torch
+
+        if not self._eligible(value) or value.dtype == dtype:
+            return value
+        keep = (
+            dtype == torch.get_autocast_dtype("cuda") and value.dtype == torch.float32 and value.requires_grad
+            and value.is_leaf and not value._is_view() and torch.is_autocast_cache_enabled()
+        )  # fmt: skip
+        if not keep:
+            return torch.ops.aten.to.dtype(value, dtype)
+        found = self._cache.get(id(value))
+        if found is None or found[0] is not value:
+            found = self._cache[id(value)] = (value, torch.ops.aten.to.dtype(value, dtype))
+        return found[1]
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [leaf for item in value for leaf in _leaves(item)]
+    return [value]

@@ -1,0 +1,95 @@
+"""Storages and their lifetimes: what was allocated when, where, by whom, and when it was let go.
+
+In: tensors as the dispatcher sees them. Out: `Held` records and the order in which they came and went. A storage is one
+allocation whatever views look at it, so the ledger counts storages, and a weak reference to each tells the moment it dies.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+
+class Held:
+    """One allocation from its birth to its end."""
+
+    __slots__ = ("born", "bytes", "died", "id", "kind", "label", "line", "module", "op", "phase", "step")
+
+    def __init__(self, id: int, size: int, label: str, op: str, born: int, step: int, phase: str) -> None:
+        self.id = id
+        self.bytes = size
+        self.label = label
+        """Device the step believes it is on: `cuda:0`, `cpu`, `pinned`."""
+        self.op = op
+        self.born = born
+        """Number of the event that allocated it."""
+        self.died: int | None = None
+        self.step = step
+        """-1 while things are built, then the number of the step."""
+        self.phase = phase
+        """`build`, `forward`, `backward`, `optimizer`."""
+        self.kind = ""
+        """`weights`, `gradients`, ...; empty until somebody says."""
+        self.module = ""
+        self.line = ""
+
+
+class Ledger:
+    """Every storage that a trace has seen."""
+
+    def __init__(self) -> None:
+        self.all: list[Held] = []
+        self.events: list[tuple[bool, Held]] = []
+        """(True at an allocation, False at a free; what), in order."""
+        self.live: dict[int, Held] = {}
+        """Address of the storage -> its record."""
+        self.values: dict[int, Any] = {}
+        """Address of the storage -> a real storage with its contents, for the few small ones whose contents are known."""
+        self._watch: dict[int, Any] = {}
+        self.step = -1
+        self.phase: Callable[[], str] = lambda: "build"
+        self.where: Callable[[Held], None] = lambda held: None
+        """Writes module and line into a new record."""
+
+    def allocate(self, size: int, label: str, op: str) -> Held:
+        """A new record that starts now."""
+        held = Held(len(self.all), size, label, op, len(self.events), self.step, self.phase())
+        self.where(held)
+        self.all.append(held)
+        self.events.append((True, held))
+        return held
+
+    def free(self, held: Held) -> None:
+        """The record ends now."""
+        held.died = len(self.events)
+        self.events.append((False, held))
+
+    def of(self, tensor: Any) -> Held | None:
+        """Record of a tensor's storage."""
+        return self.live.get(tensor.untyped_storage()._cdata)
+
+    def label_of(self, tensor: Any) -> str | None:
+        """Device that a tensor believes to be on, None for a tensor the trace has not seen."""
+        held = self.live.get(tensor.untyped_storage()._cdata)
+        return None if held is None else held.label
+
+    def add(self, tensor: Any, label: str, op: str) -> Held:
+        """Count the tensor's storage from now until it dies; a storage that is known already stays as it is."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        held = self.live.get(key)
+        if held is None:
+            held = self.live[key] = self.allocate(storage.nbytes(), label, op)
+            self._watch[key] = weakref.ref(storage, lambda _, key=key: self._gone(key))
+        elif held.bytes != storage.nbytes():  # resized in place: the old block goes after the new one has come
+            old = held
+            held = self.live[key] = self.allocate(storage.nbytes(), old.label, op)
+            held.kind = old.kind
+            self.free(old)
+        return held
+
+    def _gone(self, key: int) -> None:
+        self.free(self.live.pop(key))
+        self._watch.pop(key, None)
+        self.values.pop(key, None)

@@ -1,0 +1,310 @@
+"""Runs a real step on tensors without contents and writes down every storage that comes and goes.
+
+In: the user's own code. Out: a ledger of allocations with device, kind, module and line. Every tensor is on torch's meta device,
+where torch knows each operator's result shapes but computes nothing; this mode sits at the dispatcher, below autograd and
+autocast, so it sees what the card's kernels would be asked for, in that order, backward pass included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from outsize.core.errors import InputError
+from outsize.model import rewrites, values
+from outsize.model.autocast import Autocast
+from outsize.model.kernels import Scratch, blocks_of
+from outsize.model.ledger import Held, Ledger
+from outsize.model.owners import Owners
+from outsize.model.stage import make_function_mode, pretend
+
+
+class Tracer:
+    """One trace: the stage, the ledger and the rules for what is not seen."""
+
+    def __init__(self, device: str = "cuda:0", capability: tuple[int, int] = (9, 0), total: int = 80 * 2**30) -> None:
+        self.device = device
+        self.capability = capability
+        self.total = total
+        self.ledger = Ledger()
+        self.owners = Owners(self.ledger)
+        self.autocast = Autocast(self.on_card)
+        self.notes: dict[str, None] = {}
+        """Sentences about what was assumed, in order."""
+        self.scratch = Scratch(capability)
+        self._placing: str | None = None
+        self._twins: dict[int, tuple[Any, Any]] = {}
+        self._mode: Any = None
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The stage is set for as long as the block runs."""
+        import torch
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        tracer = self
+
+        class Mode(TorchDispatchMode):  # type: ignore[misc]
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                with torch._C.DisableTorchFunction():  # in here a tensor's device is the real one: meta
+                    return tracer.dispatch(func, args, kwargs or {})
+
+        self._mode = Mode
+        stage = make_function_mode(self)
+        engine = torch.autograd._engine_run_backward
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            # Python code inside a backward pass (checkpointing, custom functions) needs the stage too, and the call that
+            # started the pass has taken it off.
+            with make_function_mode(tracer):
+                return engine(*args, **kwargs)
+
+        torch.autograd._engine_run_backward = run_backward
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(pretend(self, self.capability, self.total))
+                stack.enter_context(self.autocast.installed())
+                stack.enter_context(rewrites.installed(self.on_card))
+                stack.enter_context(self.owners.watching())
+                stack.enter_context(Mode())
+                stack.enter_context(stage)
+                yield
+        finally:
+            torch.autograd._engine_run_backward = engine
+
+    @contextlib.contextmanager
+    def placing(self, label: str) -> Iterator[None]:
+        """What is made inside is on this device."""
+        before, self._placing = self._placing, label
+        try:
+            yield
+        finally:
+            self._placing = before
+
+    def on_card(self, tensor: Any) -> bool:
+        """True for a tensor that the step believes to be on a card."""
+        return str(self.ledger.label_of(tensor)).startswith("cuda")
+
+    def note(self, sentence: str) -> None:
+        """Say something that turns the result into an estimate."""
+        self.notes.setdefault(sentence)
+
+    def note_value(self, what: str, held: Held | None) -> None:
+        """A value had to be chosen: say what and where."""
+        place = self.owners.place()
+        self.note(f"{what} was chosen, not computed{f' ({place})' if place else ''}")
+
+    def compile(self, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Stands for `torch.compile`: the step is traced as written."""
+        self.note("torch.compile is not modelled: the step was traced uncompiled, which usually takes more")
+        return model if model is not None else (lambda function: function)
+
+    def real_value(self, tensor: Any, what: str) -> Any:
+        """A real tensor with the contents, for Python code that wants them."""
+        return values.real(self, self.adopt(tensor), what)
+
+    def adopt(self, tensor: Any) -> Any:
+        """The meta twin of a real tensor that came from outside; any other tensor as it is."""
+        import torch
+
+        if tensor.device.type == "meta":
+            if self.ledger.of(tensor) is None:
+                self.ledger.add(tensor, self._placing or self.device, "given")
+            return tensor
+        storage = tensor.untyped_storage()
+        found = self._twins.get(storage._cdata)
+        if found is None or found[0]() is not storage:
+            import weakref
+
+            with torch.utils._python_dispatch._disable_current_modes():
+                base = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
+            self.ledger.add(base, self._real_label(tensor), "given")
+            if tensor.device.type == "cpu" and tensor.numel() <= values.KEEP_ELEMENTS:
+                self.ledger.values[base.untyped_storage()._cdata] = storage
+            found = self._twins[storage._cdata] = (weakref.ref(storage), base)
+        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+            twin = torch.empty(0, dtype=tensor.dtype, device="meta")
+            twin.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        return twin
+
+    @staticmethod
+    def _real_label(tensor: Any) -> str:
+        device = tensor.device
+        return f"cuda:{device.index or 0}" if device.type == "cuda" else str(device.type)
+
+    # what happens at the dispatcher
+
+    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """One operator: run it on shapes, write down what it allocates."""
+        import torch
+
+        if _composite(func):
+            with self._mode():
+                return func.decompose(*args, **kwargs)
+        flat = [leaf for leaf in _tensors(args)]
+        label = self._label(func, flat, kwargs)
+        if any(leaf.device.type != "meta" and (leaf.dim() or len(flat) == 1) for leaf in flat):
+            args = _replace(args, self.adopt)
+            flat = [leaf for leaf in _tensors(args)]
+        name = str(func)
+        out = self._compute(func, name, args, kwargs, flat, label)
+        results = out if isinstance(out, tuple | list) else (out,)
+        fresh = [r for r in results if isinstance(r, torch.Tensor)] + [
+            t for r in results if isinstance(r, list) for t in r if isinstance(t, torch.Tensor)
+        ]
+        self._write(name, args, fresh, label)
+        if name in _RESIZING:
+            self.ledger.add(args[0], label, name)
+        return out
+
+    def _write(self, name: str, args: Any, results: list[Any], label: str) -> None:
+        """Results and what the card's kernel takes inside, in the order in which the card is asked for them."""
+        if not label.startswith("cuda"):
+            for tensor in results:
+                self.ledger.add(tensor, label, name)
+            return
+        thread = "backward" if self.owners.phase() == "backward" else "forward"
+        blocks = blocks_of(self.scratch, name, args, results, thread)
+        inside = [self._workspace(size, label, name) for size in blocks.before]
+        for tensor in results:
+            self.ledger.add(tensor, label, name)
+        for size in blocks.stays:
+            self._workspace(size, label, name)
+        inside += [self._workspace(size, label, name) for size in blocks.after]
+        for size in blocks.each:
+            self.ledger.free(self._workspace(size, label, name))
+        for held in reversed(inside):
+            self.ledger.free(held)
+
+    def _workspace(self, size: int, label: str, name: str) -> Held:
+        held = self.ledger.allocate(size, label, name)
+        held.kind = "workspace"
+        return held
+
+    def _label(self, func: Any, flat: list[Any], kwargs: dict[str, Any]) -> str:
+        """Device the result believes to be on; the real `device` argument becomes meta."""
+        device = kwargs.get("device")
+        if kwargs.pop("pin_memory", None):
+            self._pinned = True
+        if device is not None:
+            kwargs["device"] = "meta"
+            if self._placing is None and device.type != "meta":
+                return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+            return self._placing or (self.ledger.label_of(flat[0]) if flat else None) or self.device
+        if self._placing is not None and flat:
+            return self._placing
+        for tensor in flat:
+            label = self.ledger.label_of(tensor)
+            if label is not None and (tensor.dim() or len(flat) == 1):
+                return label
+        labels = [self.ledger.label_of(tensor) for tensor in flat]
+        known = [label for label in labels if label is not None]
+        if known:
+            return next((label for label in known if label.startswith("cuda")), known[0])
+        if not flat and any(argument.name == "device" for argument in func._schema.arguments):
+            kwargs["device"] = "meta"
+        return self._placing or "cpu"
+
+    def _compute(self, func: Any, name: str, args: Any, kwargs: Any, flat: list[Any], label: str) -> Any:
+        import torch
+
+        kwargs.pop("generator", None)
+        rule = values.RULES.get(name)
+        if rule is not None and not self._all_known(flat):
+            return rule(self, func, args, kwargs)
+        if name == "aten._local_scalar_dense.default":
+            return values.item(self, args[0])
+        if name in ("aten.lift_fresh.default", "aten.lift.default"):
+            return args[0]
+        if name in values.RULES:  # contents are known: the real operator says the shape
+            real = func(*_replace(args, functools.partial(values.shadow, self)), **{**kwargs, **_on_cpu(kwargs)})
+            if not isinstance(real, torch.Tensor | tuple):
+                return real
+            return _replace(real, lambda t: self._known_like(t, label))
+        try:
+            out = func(*args, **kwargs)
+        except NotImplementedError as error:
+            raise InputError(
+                f"torch cannot tell the result shape of {name} without running it ({str(error).splitlines()[0]}): "
+                "give the operator a fake implementation with torch.library.register_fake"
+            ) from error
+        self._follow(func, args, kwargs, flat, out)
+        return out
+
+    def _known_like(self, real: Any, label: str) -> Any:
+        import torch
+
+        twin = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+        self.ledger.add(twin, label, "values")
+        if real.numel() <= values.KEEP_ELEMENTS:
+            self.ledger.values[twin.untyped_storage()._cdata] = real.untyped_storage()
+        return twin
+
+    def _all_known(self, flat: list[Any]) -> bool:
+        return all(t.device.type == "cpu" or t.untyped_storage()._cdata in self.ledger.values for t in flat)
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, flat: list[Any], out: Any) -> None:
+        """Keep the contents of small host tensors up to date, and forget those that are overwritten by what is not known."""
+        import torch
+
+        known = self.ledger.values
+        mutable = func._schema.is_mutable
+        if not flat:
+            small = isinstance(out, torch.Tensor) and out.numel() <= values.KEEP_ELEMENTS
+            if not small or self._placing not in (None, "cpu"):
+                return
+        elif not self._all_known(flat) or (not known and not any(t.device.type == "cpu" for t in flat)):
+            if mutable and known:
+                for tensor in flat:
+                    known.pop(tensor.untyped_storage()._cdata, None)
+            return
+        if sum(t.numel() for t in flat) > 4 * values.KEEP_ELEMENTS:
+            return
+        try:
+            real = func(*_replace(args, functools.partial(values.shadow, self)), **{**kwargs, **_on_cpu(kwargs)})
+        except Exception:
+            if mutable:
+                for tensor in flat:
+                    known.pop(tensor.untyped_storage()._cdata, None)
+            return
+        for made, contents in zip(_tensors(out), _tensors(real), strict=False):
+            key = made.untyped_storage()._cdata
+            if key not in known and made.numel() <= values.KEEP_ELEMENTS:
+                known[key] = contents.untyped_storage()
+
+
+_RESIZING = {"aten.resize_.default", "aten.set_.source_Storage_storage_offset", "aten.resize_as_.default"}
+
+
+def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"device": "cpu"} if "device" in kwargs else {}
+
+
+@functools.cache
+def _composite(func: Any) -> bool:
+    """True for operators made of others, which reach the dispatcher whole only where autograd is off altogether."""
+    import torch
+
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+
+
+def _tensors(value: Any) -> list[Any]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []
+
+
+def _replace(value: Any, change: Callable[[Any], Any]) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_replace(item, change) for item in value)
+    return value

@@ -1,0 +1,140 @@
+"""What a trace does where a step looks at values it does not have.
+
+In: an operator whose result depends on contents (`.item()`, `nonzero`, indexing by a mask). Out: a result chosen by the rules
+below, and a note that makes the estimate an estimate. Small tensors made on the host keep their contents (a learning rate's
+step count, a table of drop rates, a list of lengths), so that most such looks are answered exactly.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outsize.model.trace import Tracer
+
+KEEP_ELEMENTS = 4096
+"""Largest tensor whose contents are kept: indices and lengths are small, data is not."""
+
+
+def shadow(tracer: Tracer, tensor: Any) -> Any:
+    """The tensor with its real contents, or None where they are not known."""
+    import torch
+
+    if tensor.device.type == "cpu":
+        return tensor.detach()
+    storage = tracer.ledger.values.get(tensor.untyped_storage()._cdata)
+    if storage is None:
+        return None
+    plain = torch.empty(0, dtype=tensor.dtype)
+    return plain.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def item(tracer: Tracer, tensor: Any) -> Any:
+    """A Python number for a one-element tensor: the real one if known, else a likely one and a note."""
+    import torch
+
+    known = shadow(tracer, tensor)
+    if known is not None:
+        return known.item()
+    held = tracer.ledger.of(tensor)
+    source = held.op if held is not None else ""
+    tracer.note_value("a value read on the host", held)
+    if tensor.dtype == torch.bool:
+        return "all" in source or "eq" in source or "isfinite" in source
+    if tensor.dtype.is_floating_point:
+        return 0.0
+    return 1 if not tensor.dtype.is_complex else 0j
+
+
+def real(tracer: Tracer, tensor: Any, what: str) -> Any:
+    """A real tensor of the same shape: its contents if known, else zeros and a note."""
+    import torch
+
+    known = shadow(tracer, tensor)
+    if known is not None:
+        return known
+    tracer.note_value(f"contents read by {what}()", tracer.ledger.of(tensor))
+    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+def _nonzero(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    import torch
+
+    tracer.note_value("the number of non-zero elements, taken as all of them", tracer.ledger.of(args[0]))
+    return torch.empty_strided((args[0].numel(), args[0].dim()), (1, args[0].numel()), dtype=torch.int64, device="meta")
+
+
+def _masked_select(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    import torch
+
+    tracer.note_value("the elements that a mask selects, taken as all of them", tracer.ledger.of(args[0]))
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    return torch.empty(shape.numel(), dtype=args[0].dtype, device="meta")
+
+
+def _unique(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    import torch
+
+    tracer.note_value("the number of distinct values, taken as all", tracer.ledger.of(args[0]))
+    count = args[0].numel()
+    index = torch.empty(args[0].shape, dtype=torch.int64, device="meta")
+    return torch.empty(count, dtype=args[0].dtype, device="meta"), index, torch.empty(count, dtype=torch.int64, device="meta")
+
+
+def _repeat(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    import torch
+
+    size = kwargs.get("output_size")
+    if size is None:
+        tracer.note_value("the length after repeat_interleave, taken as one each", tracer.ledger.of(args[0]))
+    return torch.empty(size or args[0].numel(), dtype=torch.int64, device="meta")
+
+
+def _bincount(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    import torch
+
+    tracer.note_value("the largest value, taken as the number of values", tracer.ledger.of(args[0]))
+    return torch.empty(max(args[0].numel(), kwargs.get("minlength", 0)), dtype=torch.int64, device="meta")
+
+
+def _index(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Indexing by a mask is indexing by where it is true: as many as it has elements at most."""
+    import torch
+
+    indices: list[Any] = []
+    for index in args[1]:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            indices.append(index)
+            continue
+        known = shadow(tracer, index)
+        if known is None:
+            tracer.note_value("the elements that a mask selects, taken as all of them", tracer.ledger.of(index))
+        count = index.numel() if known is None else int(known.count_nonzero())
+        indices += [torch.empty(count, dtype=torch.int64, device="meta") for _ in range(index.dim())]
+    return func(args[0], indices, *args[2:], **kwargs)
+
+
+def _true(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    tracer.note_value("a comparison, taken as true", tracer.ledger.of(args[0]))
+    return True
+
+
+def _nothing(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    return None
+
+
+RULES = {
+    "aten._local_scalar_dense.default": lambda tracer, func, args, kwargs: item(tracer, args[0]),
+    "aten.nonzero.default": _nonzero,
+    "aten.masked_select.default": _masked_select,
+    "aten._unique2.default": _unique,
+    "aten._unique.default": _unique,
+    "aten.unique_consecutive.default": _unique,
+    "aten.repeat_interleave.Tensor": _repeat,
+    "aten.bincount.default": _bincount,
+    "aten.index.Tensor": _index,
+    "aten.equal.default": _true,
+    "aten._assert_async.msg": _nothing,
+    "aten._assert_async.default": _nothing,
+}
+"""Operator -> what to do where the contents are not known."""
