@@ -15,12 +15,18 @@ from outsize.core.noun import Drawing, set_drawing
 if TYPE_CHECKING:
     from outsize.machine import budget as budget
     from outsize.machine import memory as memory
+    from outsize.model.fitting import batch_size as batch_size
+    from outsize.model.fitting import fit as fit
+    from outsize.model.fitting import loader as loader
     from outsize.sizing import size as size
 
 __version__ = "0.1.0"
 
 _VERBS = {
+    "batch_size": "outsize.model.fitting",
     "budget": "outsize.machine",
+    "fit": "outsize.model.fitting",
+    "loader": "outsize.model.fitting",
     "memory": "outsize.machine",
     "size": "outsize.sizing",
 }

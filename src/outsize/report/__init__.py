@@ -22,6 +22,7 @@ from rich.text import Text
 from outsize.core.noun import to_plain
 
 DRAWINGS = {
+    "FitPlan": "outsize.report.fitting",
     "Plan": "outsize.report.plan",
     "Reading": "outsize.report.reading",
     "Sizing": "outsize.report.sizing",
