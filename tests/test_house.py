@@ -16,7 +16,10 @@ SURFACE = [
     "OutOfMemory",
     "OutsizeError",
     "StoreError",
+    "batch_size",
     "budget",
+    "fit",
+    "loader",
     "memory",
     "size",
 ]

@@ -23,7 +23,7 @@ class Block(nn.Module):
 class Language(nn.Module):
     """A causal language model: attention, tied weights, optional dropout, optionally one block used twice."""
 
-    def __init__(self, blocks=4, width=32, words=101, dropout=0.0, shared=False):
+    def __init__(self, blocks=3, width=32, words=101, dropout=0.0, shared=False):
         super().__init__()
         self.embed = nn.Embedding(words, width)
         self.blocks = nn.ModuleList(Block(width, dropout) for _ in range(blocks))
@@ -58,7 +58,7 @@ class Residual(nn.Module):
 class Vision(nn.Module):
     """A convolutional net with batch or group norm."""
 
-    def __init__(self, blocks=4, width=8, norm="group"):
+    def __init__(self, blocks=3, width=8, norm="group"):
         super().__init__()
         self.stem = nn.Conv2d(3, width, 3, padding=1)
         self.stages = nn.Sequential(*(Residual(width, norm) for _ in range(blocks)))
@@ -75,10 +75,12 @@ def vision_loss(model, batch):
 class Patches(nn.Module):
     """A vision transformer in small."""
 
-    def __init__(self, blocks=4, width=32):
+    def __init__(self, blocks=3, width=32):
         super().__init__()
         self.cut = nn.Conv2d(3, width, 4, stride=4)
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(width, 2, 64, 0.0, batch_first=True) for _ in range(blocks))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 2, 64, 0.0, batch_first=True) for _ in range(blocks)
+        )
         self.head = nn.Linear(width, 5)
 
     def forward(self, x):
@@ -106,5 +108,6 @@ def plain_step(model, loss, optimizer, batch):
 
 def worst_difference(a, b):
     """Largest relative difference of two lists of tensors, relative to the larger ones among them."""
+    a, b = ([t.detach() for t in side] for side in (a, b))
     floor = 1e-4 * max(float(t.norm()) for t in b)
     return max(float((x - y).norm()) / max(float(y.norm()), floor) for x, y in zip(a, b, strict=True))

@@ -7,7 +7,6 @@ in a step loses nothing: weights, optimizer and random state are put back, the p
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Runner
 
@@ -50,7 +50,11 @@ class Fitted:
         if runner.work.optimizer is None:
             raise InputError("this model was fitted without an optimizer: use infer(batch), or fit it with one")
         if self.measured is None:
-            return self._guarded(lambda: self._first(batch), batch)
+            loss = self._guarded(lambda: self._first(batch), batch)
+            allowed = self.plan.budgets[0].bytes
+            if self.measured is not None and self.measured > allowed:
+                self._tighten(f"the first step held {format_bytes(self.measured)} of {format_bytes(allowed)}")
+            return loss
         return self._guarded(lambda: self._now.step(batch), batch)
 
     def backward(self, batch: Any) -> Any:
@@ -135,15 +139,19 @@ class Fitted:
             try:
                 return run()
             except Exception as error:
+                if runner.half_updated:
+                    raise OutOfMemory(
+                        "memory ran out in the middle of the update, three times at the same parameters: those before them are "
+                        "updated, the rest is not; load the last saved state"
+                    ) from error
                 if not is_out_of_memory(error):
                     runner.roll_back()
                     before.restore()
                     raise
                 failure = str(error).splitlines()[0] if str(error) else type(error).__name__
-            gc.collect()
+            clear_up()
             runner.roll_back()
             before.restore()
-            _empty_cache(runner.work.device)
             self._tighten(failure)
 
     def _tighten(self, failure: str) -> None:
@@ -154,12 +162,12 @@ class Fitted:
             plan, choice = self._replan(goal)
         except BudgetError as error:
             raise OutOfMemory(
-                f"a step ran out of memory ({failure}) and no tighter plan exists: {error}. Nothing was changed: weights, "
+                f"a step passed its memory ({failure}) and no tighter plan exists: {error}. Nothing was changed: weights, "
                 "optimizer and random state are those before the step"
             ) from error
         warnings.warn(
-            f"outsize: a step ran out of memory ({failure}); nothing was lost. The plan now holds "
-            f"{format_bytes(plan.peak(pool))} instead of {format_bytes(self.plan.peak(pool))}, and the same batch runs again",
+            f"outsize: a step passed its memory ({failure}); nothing was lost. The plan now holds "
+            f"{format_bytes(plan.peak(pool))} instead of {format_bytes(self.plan.peak(pool))}; a batch that failed runs again",
             stacklevel=4,
         )
         self.plan, self.choice = plan, choice
@@ -216,20 +224,3 @@ def call_model(model: Any, part: Any) -> Any:
     if isinstance(part, Mapping):
         return model(**part)
     return model(*part) if isinstance(part, tuple | list) else model(part)
-
-
-MESSAGES = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """True for every way in which torch says that memory ran out."""
-    if isinstance(error, MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in MESSAGES)
-
-
-def _empty_cache(device: str) -> None:
-    import torch
-
-    if device == "cuda":
-        torch.cuda.empty_cache()

@@ -57,7 +57,8 @@ def find_heads(model: Any) -> list[Any]:
         head = getattr(module, "lm_head", None)
         if loss is None or not isinstance(head, torch.nn.Linear) or "forward" in module.__dict__:
             continue
-        if getattr(module, "loss_type", None) == "ForCausalLM" and type(head) is torch.nn.Linear and not _hooked(head):
+        own = getattr(module.loss_function, "__name__", "") == "ForCausalLMLoss"
+        if own and type(head) is torch.nn.Linear and not _hooked(head):
             found.append(module)
     return found
 

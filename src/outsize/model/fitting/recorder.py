@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from outsize.allocator import replay, settings_from_environment
+from outsize.core.allocation import AllocationEvent
 from outsize.model.fitting import parcels
 from outsize.model.ledger import Held, Ledger
 
@@ -130,20 +133,28 @@ class Recorder:
     # what was seen
 
     def peaks(self) -> dict[str, int]:
-        """Peak of each phase in bytes, as they came."""
+        """Peak of each phase in bytes, as they came: of storages on a CPU, of what torch's allocator reserves on a card."""
+        course = self._course()
         found: dict[str, int] = {}
-        marks = [*self.marks, (len(self.ledger.events), "")]
-        held = 0
-        begin = self.marks[0][0] if self.marks else 0
-        for alloc, record in self.ledger.events[:begin]:
-            held += record.bytes if alloc else -record.bytes
+        marks = [*self.marks, (len(course), "")]
         for (start, name), (stop, _) in itertools.pairwise(marks):
-            top = held
-            for alloc, record in self.ledger.events[start:stop]:
-                held += record.bytes if alloc else -record.bytes
-                top = max(top, held)
-            found[name] = max(found.get(name, 0), top)
+            found[name] = max(found.get(name, 0), max(course[max(0, start - 1) : stop], default=0))
         return found
+
+    def _course(self) -> list[int]:
+        """Bytes held after each event."""
+        if self.label.startswith("cuda"):
+            events = (
+                AllocationEvent(number, alloc, record.id, record.bytes)
+                for number, (alloc, record) in enumerate(self.ledger.events)
+            )
+            return [
+                sample.reserved
+                for sample in replay(events, settings=settings_from_environment(os.environ), samples=True).samples
+            ]
+        return list(
+            itertools.accumulate(record.bytes if alloc else -record.bytes for alloc, record in self.ledger.events)
+        )
 
     def kept(self) -> dict[str, int]:
         """Bytes alive at the end of the first forward pass that it made, by module."""

@@ -97,6 +97,11 @@ class Runner:
         self.phase("done")
         return loss
 
+    @property
+    def half_updated(self) -> bool:
+        """True where the update has changed some parameters and could not go on."""
+        return self.update is not None and self.update.begun
+
     def roll_back(self) -> None:
         """A step has failed: weights and state are what they were before it, its gradients are gone."""
         if self.update is not None:

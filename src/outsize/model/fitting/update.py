@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.parcels import Parcels
 
 ONE_BY_ONE = (
@@ -19,6 +20,10 @@ ONE_BY_ONE = (
     "SparseAdam",
 )  # fmt: skip
 """Torch's optimizers that treat parameters one by one: the update of one never looks at another."""
+
+
+TRIES = 3
+"""How often the update of a few parameters is tried."""
 
 
 def why_not_one_by_one(optimizer: Any) -> str | None:
@@ -105,6 +110,8 @@ class Update:
         self._streamed: set[int] = set()
         self.safe = why_not_one_by_one(optimizer) is None and scaler is None
         """An update that fails half way is taken back."""
+        self.begun = False
+        """Some parameters are updated and others not yet."""
         self._log: list[tuple[Any, Before]] = []
         """What parameters and their state were before this step's backward pass changed them, in the store."""
 
@@ -130,10 +137,23 @@ class Update:
         if not self.safe:
             self._whole()
             return
-        for group in self._groups(parameters):
-            self._visit(group)
+        for group in list(self._groups(parameters)):
+            self._visit_again(group)
+            self.begun = True
             for parameter in group:
                 parameter.grad = None
+        self.begun = False
+
+    def _visit_again(self, group: list[Any]) -> None:
+        """Update a group; gradients are all there, so after a failure it is the group that runs again, not the step."""
+        for _ in range(TRIES - 1):
+            try:
+                return self._visit(group)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            clear_up()
+        self._visit(group)
 
     def _whole(self) -> None:
         if self.scaler is not None:

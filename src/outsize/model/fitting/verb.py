@@ -32,6 +32,9 @@ from outsize.model.fitting.stage import Projection, open_stage
 from outsize.model.fitting.stores import open_store
 from outsize.model.fitting.update import parameters_of
 
+SHARE = {"cpu": 1.0, "cuda": 0.97}
+"""Part of a budget that is planned with; the rest of a card is for workspaces inside its libraries."""
+
 EQUAL = {False: 1e-4, True: 5e-2}
 """Largest relative difference of a gradient that counts as equal, without and with autocast."""
 
@@ -158,7 +161,7 @@ def _plan(
 ) -> tuple[FitPlan, Choice]:  # fmt: skip
     """The cheapest choice that fits and whose gradients are right; a remedy whose gradients are not is forbidden and named."""
     while True:
-        search = Search(facts, project, allow, allowance.bytes)
+        search = Search(facts, project, allow, int(allowance.bytes * SHARE[facts.device]))
         found = search.run()
         wrong = "" if batch is None or found.choice == Choice() else _differs(work, found.choice, batch, scratch)
         if not wrong:
