@@ -117,7 +117,9 @@ def streams(rounds: int = 1500) -> dict[str, Any]:
     return {}
 
 
-def fuzz(rounds: int = 6000, seed: int = 1, empty: bool = False, limit: int | None = None) -> dict[str, Any]:
+def fuzz(
+    rounds: int = 6000, seed: int = 1, empty: bool = False, limit: int | None = None, give_up: bool = False
+) -> dict[str, Any]:
     """Random sizes, random frees, two streams; with `limit`, under a memory fraction that is reached again and again."""
     import torch
 
@@ -141,12 +143,31 @@ def fuzz(rounds: int = 6000, seed: int = 1, empty: bool = False, limit: int | No
                 failures += 1
         elif live:
             live.pop(pick.randrange(len(live)))
-        if limit is not None and failures and step % 50 == 0:
+        if (limit is not None or give_up) and failures and step % 50 == 0:
             del live[: len(live) // 2]
         if empty and pick.random() < 0.003:
             torch.cuda.empty_cache()
     out["failures"] = failures
     return out
+
+
+def full(leave: int, seed: int) -> dict[str, Any]:
+    """`fuzz` on a device whose memory somebody else holds but for `leave` bytes: the driver itself refuses."""
+    import ctypes
+
+    import torch
+
+    before, _ = torch.cuda.mem_get_info()
+    torch.cuda.Stream()
+    torch.cuda.synchronize()
+    free, _ = torch.cuda.mem_get_info()
+    address = ctypes.c_uint64()
+    code = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(free - leave))
+    capacity, _ = torch.cuda.mem_get_info()
+    made = {"capacity": capacity, "code": code, "streams": before - free}
+    result = fuzz(seed=seed, give_up=True)
+    torch.cuda.empty_cache()
+    return {**result, **made, "left": torch.cuda.mem_get_info()[0]}
 
 
 def vectors() -> dict[str, Any]:
@@ -229,11 +250,24 @@ CASES: dict[str, tuple[str, Any]] = {
     "fuzz-split-limit": ("max_split_size_mb:40", lambda: fuzz(limit=1600 * MiB, seed=7)),
     "fuzz-collect": ("garbage_collection_threshold:0.6", lambda: fuzz(limit=2400 * MiB, seed=8)),
     "fuzz-divisions": ("roundup_power2_divisions:[1:2,8:4,>:8]", lambda: fuzz(seed=9)),
+    "unseen-vgg16": ("", lambda: image_steps("vgg16", (16, 24, 16))),
+    "unseen-mobilenet": ("", lambda: image_steps("mobilenet_v2", (48, 64, 32), amp=True)),
+    "unseen-vit": ("", lambda: image_steps("vit_b_16", (24, 32, 24))),
+    "unseen-gpt2": ("", lambda: text_steps((3, 5, 4), length=768)),
+    "unseen-gpt2-amp": ("", lambda: text_steps((6, 10, 8), amp=True, length=384)),
+    "unseen-fuzz-1": ("", lambda: fuzz(seed=101)),
+    "unseen-fuzz-2": ("", lambda: fuzz(seed=102, empty=True)),
+    "unseen-fuzz-divisions": ("roundup_power2_divisions:[2:4,16:2,64:8,>:4]", lambda: fuzz(seed=103)),
+    "full": ("", lambda: full(1400 * MiB, 10)),
+    "full-expandable": (EXPANDABLE, lambda: full(1400 * MiB, 11)),
     "vectors": ("", vectors),
     "vectors-expandable": (EXPANDABLE, vectors),
     "pinned": ("", pinned),
 }
 """Name -> allocator settings, work."""
+
+ALONE = ("full", "full-expandable")
+"""Cases that fill the device, so that no other may run beside them."""
 
 LIMITED = {
     f"{name}-limit-{percent}{'-expandable' if settings else ''}": (name, settings, work, percent / 100)
@@ -288,6 +322,8 @@ def record(name: str, file: Path, peak: int) -> None:
         "address": steps(kept),
         "bytes": [entry["size"] for entry in kept],
         "stream": [queues.index(entry["stream"]) for entry in kept],
+        "device_free": [entry.get("device_free") for entry in kept if entry["action"] == "oom"],
+        "divisions": list(snapshot.get("allocator_settings", {}).get("roundup_power2_divisions", {}).values()),
         "segments": len(snapshot["segments"]),
     }
     file.write_bytes(gzip.compress(json.dumps(recording, separators=(",", ":")).encode(), mtime=0))
@@ -320,7 +356,11 @@ def main() -> None:
     only = set(args.only.split(",")) if args.only else {*CASES, *LIMITED}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
         home = Path(folder)
-        for line in pool.map(lambda name: run_case(name, home), [name for name in CASES if name in only]):
+        for name in ALONE:
+            if name in only:
+                print(run_case(name, home), flush=True)
+        together = [name for name in CASES if name in only and name not in ALONE]
+        for line in pool.map(lambda name: run_case(name, home), together):
             print(line, flush=True)
 
         def after(name: str) -> str:

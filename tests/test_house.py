@@ -20,6 +20,9 @@ SURFACE = [
     "budget",
     "fit",
     "loader",
+    "explain",
+    "guard",
+    "install",
     "memory",
     "size",
 ]

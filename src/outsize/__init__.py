@@ -13,6 +13,9 @@ from outsize.core.errors import BudgetError, InputError, OutOfMemory, OutsizeErr
 from outsize.core.noun import Drawing, set_drawing
 
 if TYPE_CHECKING:
+    from outsize.failure.explain import explain as explain
+    from outsize.failure.guard import guard as guard
+    from outsize.failure.guard import install as install
     from outsize.machine import budget as budget
     from outsize.machine import memory as memory
     from outsize.model.fitting import batch_size as batch_size
@@ -27,6 +30,9 @@ _VERBS = {
     "budget": "outsize.machine",
     "fit": "outsize.model.fitting",
     "loader": "outsize.model.fitting",
+    "explain": "outsize.failure",
+    "guard": "outsize.failure",
+    "install": "outsize.failure",
     "memory": "outsize.machine",
     "size": "outsize.sizing",
 }

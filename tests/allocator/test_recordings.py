@@ -11,9 +11,10 @@ TRACED = [case for case in CASES if case != "pinned"]
 
 
 def replayed(recording, **options):
-    limited = recording["result"].get("limit") is not None
+    capacity = recording["result"].get("capacity")
+    limited = capacity is not None or recording["result"].get("limit") is not None
     read = read_trace(entries_of(recording), keep_releases=not limited)
-    return read, replay(read.events, settings=settings_of(recording), **options)
+    return read, replay(read.events, settings=settings_of(recording), capacity=capacity, **options)
 
 
 @pytest.mark.parametrize("case", TRACED)
@@ -43,6 +44,13 @@ def test_without_recorded_addresses_the_reserved_peak_is_within_half_a_percent(c
     result = replayed(recording)[1]
     assert abs(result.peak.reserved - recording["peak"]["reserved"]) <= 0.005 * recording["peak"]["reserved"]
     assert abs(result.peak.allocated - recording["peak"]["allocated"]) <= 0.005 * recording["peak"]["allocated"]
+
+
+@pytest.mark.parametrize("case", ["fuzz-divisions", "unseen-fuzz-divisions", "unseen-gpt2"])
+def test_divisions_are_read_into_the_table_that_torch_reads(case):
+    recording = load(case)
+    ours = settings_of(recording).roundup_power2_divisions or (0,) * 16
+    assert list(ours) == recording["divisions"]
 
 
 @pytest.mark.parametrize(("case", "allocator"), [("vectors", "cuda"), ("vectors-expandable", "cuda-expandable")])

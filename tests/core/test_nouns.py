@@ -60,3 +60,12 @@ def test_errors_are_also_what_a_python_user_would_catch():
     assert issubclass(StoreError, OSError)
     for kind in (InputError, BudgetError, OutOfMemory, StoreError):
         assert issubclass(kind, OutsizeError)
+
+
+def test_a_noun_that_report_cannot_draw_still_prints():
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+    class Other(Plan):
+        """A plan of another room."""
+
+    other = Other(name="a @ b", steps=(), budgets=(), smallest=None)
+    assert str(other).startswith("Other(name='a @ b'")

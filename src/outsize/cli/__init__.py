@@ -19,6 +19,8 @@ from outsize.core.errors import InputError, OutsizeError
 VERBS = {
     "memory": "what memory is here, what limits it, and who holds it",
     "size": "what tensors of a shape take, and where they fit",
+    "explain": "why memory ran out, and what would mend it: a message, a log, a CUDA snapshot",
+    "run": "run a Python program and say why if memory ends it",
     "tour": "a walk through Outsize in under a minute",
 }
 """Verb -> its help line, in the order they are listed."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from outsize.core.footprint import Moment
+from outsize.core.memory import Part
 from outsize.core.noun import Known, Noun
 
 
@@ -111,6 +113,10 @@ class Diagnosis(Noun):
     """Why."""
     remedies: tuple[Remedy, ...] = ()
     """What to do, most bytes first."""
+    holders: tuple[Part, ...] = ()
+    """Who holds memory, largest first: live tensors, allocation stacks, processes, growing lines."""
+    timeline: tuple[Moment, ...] = ()
+    """Bytes over the last stretch before it, where it was watched or recorded."""
 
     def __repr__(self) -> str:
         return self.__str__()

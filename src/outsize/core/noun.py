@@ -46,7 +46,12 @@ class Noun:
 
     def __str__(self) -> str:
         drawn = _drawing()(self, "text") if _drawing else None
-        return repr(self) if drawn is None else drawn
+        return self._spell() if drawn is None else drawn
+
+    def _spell(self) -> str:
+        """Class and fields, for a noun that has no drawing."""
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{field.name}={getattr(self, field.name)!r}' for field in fields)})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))
@@ -71,6 +76,8 @@ def to_plain(value: Any) -> Any:
         return value.value
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: to_plain(item) for name, item in value._asdict().items()}
     if isinstance(value, tuple | list | set | frozenset):
         return [to_plain(item) for item in value]
     if isinstance(value, str | int | float | bool) or value is None:

@@ -23,8 +23,10 @@ from outsize.core.noun import to_plain
 
 DRAWINGS = {
     "FitPlan": "outsize.report.fitting",
+    "Diagnosis": "outsize.report.diagnosis",
     "Plan": "outsize.report.plan",
     "Reading": "outsize.report.reading",
+    "Replay": "outsize.report.replay",
     "Sizing": "outsize.report.sizing",
 }
 """Name of the noun's class -> the module whose `draw` draws it."""

@@ -1,0 +1,44 @@
+"""`outsize run train.py --epochs 3`: the program unchanged, and a report where memory ended it."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+
+from rich.console import Console
+
+from outsize import report
+from outsize.core.units import format_bytes
+from outsize.failure.run import run as run_watched
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's own arguments."""
+    parser.add_argument("--report", metavar="FILE", help="also write the diagnosis to this file as JSON")
+    parser.add_argument("--peak", action="store_true", help="say the peak even if all went well")
+    parser.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ...", help="run a module, as python -m does"
+    )
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help="a script or command, with its arguments"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run it; its exit status is ours. The report goes to standard error, for standard output is the program's."""
+    words = args.command[1:] if args.command[:1] == ["--"] else args.command
+    words = words if args.module is None else ["-m", *args.module]
+    status, diagnosis, watched = run_watched(words)
+    if args.peak:
+        sys.stderr.write(f"outsize: peak {format_bytes(watched.peak)} of RAM\n")
+    if diagnosis.failure is not None:
+        if args.report:
+            pathlib.Path(args.report).write_text(report.to_json(diagnosis) + "\n")
+        if args.json:
+            report.show(diagnosis, as_json=True)
+        else:
+            console = Console(stderr=True, width=None if sys.stderr.isatty() else 100, highlight=False)
+            console.print("\noutsize: why memory ran out", style="bold")
+            console.print(report.renderable(diagnosis))
+    return status

@@ -1,0 +1,215 @@
+"""The numbers that rules ask for, derived once from a failure, the machine and the settings.
+
+In: a `Failure`, a `Reading` where the failure happened here, the text it came in. Out: a `Case`. Every derived number is
+None where the message does not give what it needs, so that a rule cannot decide on a guess.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from outsize.core.errors import InputError
+from outsize.core.failure import Cause, Exactness, Failure, Remedy
+from outsize.core.memory import Limit, Reading
+from outsize.core.noun import Known
+from outsize.core.spec import Spec
+
+CONTEXT = 3 * 2**29
+"""Bytes that a CUDA context, its libraries and a desktop may hold beside an allocator before we speak of another process."""
+SMALL = 64 * 2**20
+"""A request below this many bytes is never the whole story."""
+
+_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_EXPANDABLE = re.compile(
+    r"(?<!try setting )(?<!try setting `)PYTORCH_(?:CUDA_|"
+    r"HIP_)?ALLOC_CONF\W{1,8}expandable_segments:True",
+    re.IGNORECASE,
+)
+NVIDIA_SMI = "`nvidia-smi` on that machine, or `outsize memory`: who holds the card"
+DMESG = (
+    "`dmesg -T | grep -i 'killed process'` (or `journalctl -k`), and `memory.events` of the container: an oom_kill "
+    "there settles it"
+)
+"""What decides where a message does not."""
+
+BITWISE, ROUNDING, APPROXIMATE = Exactness.BITWISE, Exactness.ROUNDING, Exactness.APPROXIMATE
+
+
+_HOST_FRAMEWORKS = {
+    "c++",
+    "python",
+    "java",
+    "node",
+    "go",
+    "openblas",
+    "julia",
+    "windows",
+    "postgres",
+    "duckdb",
+    "matlab",
+    "pandas",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A failure with everything that is known around it."""
+
+    failure: Failure
+    """What the message says."""
+    reading: Reading | None = None
+    """The machine it happened on, None where that is not this one."""
+    text: str = ""
+    """The message itself."""
+    growth: int | None = None
+    """Bytes by which the process grew in its last minute, where it was watched."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Environment of the process, where it is known."""
+
+    def extra(self, name: str) -> int | None:
+        """A further byte count of the message that can be true."""
+        value = self.failure.extra.get(name)
+        return value if isinstance(value, int) and value < 2**57 else None
+
+    @cached_property
+    def format(self) -> str:
+        """Which wording it was."""
+        return str(self.failure.extra.get("format", ""))
+
+    @cached_property
+    def spec(self) -> Spec | None:
+        """The tensor that was asked for, where the message names it."""
+        if self.failure.shape is None or self.failure.dtype is None:
+            return None
+        try:
+            return Spec.of(self.failure.shape, self.failure.dtype)
+        except InputError:
+            return None
+
+    @cached_property
+    def need(self) -> int | None:
+        """Bytes that were asked for: exact from the shape where that is known, else as printed."""
+        spec, said = self.spec, self.failure.requested_bytes
+        return spec.bytes if spec is not None else said
+
+    @cached_property
+    def slack(self) -> int | None:
+        """Bytes the framework's allocator holds without using them."""
+        for name in ("reserved_unallocated_bytes", "cached_bytes"):
+            if self.extra(name) is not None:
+                return self.extra(name)
+        held, used = self.failure.reserved_bytes, self.failure.allocated_bytes
+        return None if held is None or used is None else max(0, held - used)
+
+    @cached_property
+    def held(self) -> int | None:
+        """Bytes the framework's allocator holds in all."""
+        if self.failure.reserved_bytes is not None:
+            return self.failure.reserved_bytes
+        used = self.failure.allocated_bytes
+        return None if used is None else used + (self.slack or 0)
+
+    @cached_property
+    def gap(self) -> int | None:
+        """Bytes that were missing beyond what was free."""
+        if self.need is None or self.failure.free_bytes is None:
+            return None
+        return max(0, self.need - self.failure.free_bytes)
+
+    @cached_property
+    def mine(self) -> int | None:
+        """Bytes this process held of the device, context included."""
+        said = self.extra("process_in_use_bytes")
+        return said if said is not None else self.held
+
+    @cached_property
+    def others(self) -> int | None:
+        """Bytes of the device that neither this process nor its context explains."""
+        total, free, mine = self.failure.total_bytes, self.failure.free_bytes, self.mine
+        if total is None or free is None or mine is None:
+            return None
+        if self.strangers:
+            return sum(size for _, size in self.strangers)
+        context = 0 if self.extra("process_in_use_bytes") is not None else CONTEXT
+        return max(0, total - free - mine - context)
+
+    @cached_property
+    def strangers(self) -> tuple[tuple[int, int], ...]:
+        """(pid, bytes) of other processes on the device. In a container this process may be listed under a foreign pid."""
+        listed = [(row["pid"], row["bytes"]) for row in self.failure.extra.get("processes", ()) if "bytes" in row]
+        held = self.held
+        if self.extra("process_in_use_bytes") is None and held:
+            own = [row for row in listed if held <= row[1] * 1.02 and row[1] <= held + 2 * CONTEXT]
+            listed = [row for row in listed if row not in own[:1]]
+        return tuple(sorted(listed, key=lambda row: -row[1]))
+
+    @cached_property
+    def expandable(self) -> bool:
+        """True where expandable segments were already on."""
+        spoken = any("expandable_segments:true" in self.settings.get(name, "").lower() for name in _SETTINGS)
+        return spoken or _EXPANDABLE.search(self.text) is not None
+
+    @cached_property
+    def biting(self) -> Limit | None:
+        """The limit of this machine that the request meets first, below what RAM itself has left."""
+        if self.reading is None or self.need is None:
+            return None
+        limit = self.reading.host.biting
+        return limit if limit is not None and limit.available < self.need else None
+
+    @property
+    def on_host(self) -> bool:
+        """True where RAM ran out, not a device's memory."""
+        if self.failure.device is not None:
+            return self.failure.device == "cpu"
+        if self.failure.framework == "jax":  # names no device; where there is no GPU it was RAM
+            return self.reading is not None and not self.reading.devices
+        return self.failure.framework in _HOST_FRAMEWORKS or self.format == "errno12"
+
+    @property
+    def on_torch_gpu(self) -> bool:
+        """True for PyTorch's caching allocator on a CUDA, HIP or XPU device."""
+        device = self.failure.device or ""
+        return self.failure.framework == "pytorch" and device.split(":")[0] in {"cuda", "hip", "xpu", "npu"}
+
+
+def process_settings() -> dict[str, str]:
+    """The allocator settings of this very process."""
+    names = (
+        *_SETTINGS,
+        "TF_FORCE_GPU_ALLOW_GROWTH",
+        "TF_GPU_ALLOCATOR",
+        "XLA_PYTHON_CLIENT_PREALLOCATE",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION",
+        "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
+    )
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def pair_of_long_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """The two axes that a broadcast of two long vectors would have made, None where the shape does not look like it."""
+    long = sorted((axis for axis in shape if axis >= 10_000), reverse=True)
+    if len(long) < 2 or math.prod(shape) > 64 * long[0] * long[1]:
+        return None
+    return long[0], long[1]
+
+
+def make_cause(name: str, text: str, certain: bool = True, decide: str = "") -> Cause:
+    """A cause; `decide` belongs to one that is not certain."""
+    return Cause(name=name, text=text, certain=certain, decide=decide)
+
+
+def make_remedy(
+    name: str,
+    saves: int | None,
+    how: str,
+    costs: str = "nothing",
+    exactness: Exactness = BITWISE,
+    known: Known = Known.ESTIMATE,
+) -> Remedy:
+    return Remedy(name=name, saves=saves, known=known, costs=costs, exactness=exactness, how=how)

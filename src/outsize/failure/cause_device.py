@@ -1,0 +1,210 @@
+"""Rules for a device whose memory ran out: pieces, fractions, other processes, graphs, programs compiled too large."""
+
+from __future__ import annotations
+
+from outsize.core.failure import Cause
+from outsize.core.units import format_bytes as said
+from outsize.failure.case import NVIDIA_SMI, Case, make_cause
+
+
+def fragmentation(case: Case) -> Cause | None:
+    """Enough is unused, but not in one piece."""
+    need, free, slack = case.need, case.failure.free_bytes, case.slack
+    if need is None or slack is None or not slack:
+        return None
+    room = None if free is None else free
+    limit = case.failure.limit_bytes
+    if limit is not None and limit < 2**57 and case.held is not None:
+        room = min(room if room is not None else 2**63, max(0, limit - case.held))
+    total = case.failure.total_bytes
+    if room is None or room >= need or room + slack < need:
+        return None
+    if case.others is not None and case.others >= max(2 * slack, 0.1 * (total or 0)):
+        return None
+    worth = slack >= 0.05 * total if total else slack >= 4 * need
+    return make_cause(
+        "fragmentation",
+        f"{said(need)} were asked for while PyTorch held {said(slack)} it did not use and {said(room)} more could "
+        f"be had: enough, but cut "
+        "into pieces between tensors that are still alive, none of them long enough.",
+        certain=worth,
+        decide=f"the {said(slack)} in pieces are all that mending this gives; if the steps after this one need "
+        f"more, it is true need",
+    )
+
+
+def bfc_fragmentation(case: Case) -> Cause | None:
+    """TensorFlow's and JAX's allocator: unused memory in the pool, but no chunk that is long enough."""
+    need, limit, used = case.need, case.failure.limit_bytes, case.failure.allocated_bytes
+    largest = case.extra("largest_free_bytes")
+    if case.failure.framework not in {"tensorflow", "jax"} or need is None or limit is None or used is None:
+        return None
+    if limit - used < need:
+        return None
+    return make_cause(
+        "fragmentation",
+        f"{said(need)} were asked for while {said(limit - used)} of the pool's {said(limit)} were not in use"
+        + ("" if largest is None or largest >= need else f", the largest free piece being {said(largest)}")
+        + ": enough, but cut into pieces.",
+        certain=largest is not None and largest < need,
+        decide="the lines 'Bin' and 'Chunk' of the allocator's dump: the largest free chunk against the request",
+    )
+
+
+def fraction(case: Case) -> Cause | None:
+    """A cap that the program set itself."""
+    limit, need, free = case.failure.limit_bytes, case.need, case.failure.free_bytes
+    if limit is None or limit >= 2**57 or not case.on_torch_gpu or case.format == "xpu-block":
+        return None
+    if need is None or case.held is None or case.held + need <= limit:
+        return None
+    also = "" if free is None or free < need else f", though {said(free)} of the card were free"
+    return make_cause(
+        "memory fraction",
+        f"PyTorch was allowed {said(limit)} of the card and held {said(case.held)}; {said(need)} more would pass "
+        f"that limit{also}. "
+        "The limit is `set_per_process_memory_fraction`, not the card.",
+        certain=free is None or free >= need,
+    )
+
+
+def watermark(case: Case) -> Cause | None:
+    """Apple's unified memory under PyTorch's watermark."""
+    limit, held = case.failure.limit_bytes, case.failure.allocated_bytes
+    if case.failure.device != "mps" or limit is None or held is None:
+        return None
+    other = case.extra("other_allocations_bytes") or 0
+    if other > held:
+        return make_cause(
+            "other allocations",
+            f"Of the {said(limit)} allowed, {said(other)} are held outside PyTorch (Metal, other libraries) and "
+            f"{said(held)} by it.",
+        )
+    return make_cause(
+        "true need", f"PyTorch holds {said(held)} of the {said(limit)} that its watermark allows on this Mac."
+    )
+
+
+def other_process(case: Case) -> Cause | None:
+    """The card is full of somebody else."""
+    others, gap = case.others, case.gap
+    if others is None or gap is None or not gap:
+        return None
+    if case.strangers and others >= gap:
+        names = ", ".join(f"pid {pid} {said(size)}" for pid, size in case.strangers[:3])
+        mine = case.mine or 0
+        return make_cause(
+            "other process",
+            f"Other processes hold {said(others)} of the card ({names}); this one holds {said(mine)}. {said(gap)} "
+            f"were missing: "
+            "without them it would have fitted.",
+            certain=others >= mine or others - gap >= 2**30,
+            decide=NVIDIA_SMI,
+        )
+    if others >= gap and case.mine is not None and others > 0.1 * (case.failure.total_bytes or 0):
+        return make_cause(
+            "other process",
+            f"{said(others)} of the card are held by nobody this message names: this process holds "
+            f"{said(case.mine)} of "
+            f"{said(case.failure.total_bytes)} and {said(case.failure.free_bytes)} were free. Another process, "
+            f"another user or "
+            "the desktop has the rest.",
+            certain=case.extra("process_in_use_bytes") is not None and others > 0.25 * (case.failure.total_bytes or 0),
+            decide=NVIDIA_SMI,
+        )
+    return None
+
+
+def graph_pools(case: Case) -> Cause | None:
+    """CUDA graphs keep what they captured."""
+    private, gap = case.extra("private_pool_bytes"), case.gap
+    if private is None or gap is None or private < max(gap, 0.1 * (case.failure.allocated_bytes or 0)):
+        return None
+    return make_cause(
+        "CUDA graph pools",
+        f"{said(private)} sit in the private pools of CUDA graphs, which no other allocation may use and which "
+        f"stay until the graphs "
+        f"are destroyed; {said(gap)} were missing.",
+        certain=private >= 0.25 * (case.failure.allocated_bytes or 1),
+        decide="run once without CUDA graphs (`mode='default'`, `--enforce-eager`): does it fit?",
+    )
+
+
+def refused_though_free(case: Case) -> Cause | None:
+    """More was free than was asked for."""
+    need, free = case.need, case.failure.free_bytes
+    if need is None or free is None or free < need or case.failure.framework == "vllm" or case.on_host:
+        return None
+    if case.format == "snapshot":
+        return make_cause(
+            "memory fraction",
+            f"{said(need)} were refused while the driver still had {said(free)}: PyTorch did not ask it, because "
+            f"`set_per_process_memory_fraction` allows little more than the {said(case.held)} it held.",
+            certain=False,
+            decide="the exception's text: it then says how much was 'allowed'",
+        )
+    return make_cause(
+        "refused though free",
+        f"{said(need)} were refused while {said(free)} were free when the message was made. Something freed "
+        f"memory in between (another "
+        "process, a worker that died), or the driver could not map it (a limit on host memory or address space, "
+        "WSL2, MIG).",
+        certain=False,
+        decide="run again while watching `nvidia-smi -l 1`; check `ulimit -v` and the container's memory limit",
+    )
+
+
+def tpu(case: Case) -> Cause | None:
+    """XLA's own sum of a program."""
+    used, limit = case.extra("used_bytes") or case.extra("total_usage_bytes"), case.failure.limit_bytes
+    if case.failure.framework != "jax" or used is None or limit is None:
+        return None
+    return make_cause(
+        "true need",
+        f"The compiled program needs {said(used)} of {said(limit)}: {said(used - limit)} too much, before a step "
+        f"has run.",
+    )
+
+
+def kv_cache(case: Case) -> Cause | None:
+    """vLLM's cache for one request, or its share of the card."""
+    need, free = case.need, case.failure.free_bytes
+    if case.failure.framework != "vllm":
+        return None
+    if case.format == "vllm-startup" and need is not None and free is not None:
+        held = (case.failure.total_bytes or 0) - free
+        return make_cause(
+            "other process",
+            f"vLLM wants {said(need)} of the card at start and {said(free)} are free: {said(held)} are already "
+            f"held by something else.",
+            certain=False,
+            decide=NVIDIA_SMI,
+        )
+    if need is not None and free is not None:
+        return make_cause(
+            "true need",
+            f"One request of the longest length needs a KV cache of {said(need)}; after the weights {said(free)} "
+            f"are left.",
+        )
+    return make_cause(
+        "true need",
+        "The weights and the profiled activations leave no room for the KV cache.",
+        certain=False,
+        decide="the lines of vLLM's start: weights, peak activation, memory left for the KV cache",
+    )
+
+
+def prealloc(case: Case) -> Cause | None:
+    """TensorFlow takes the card at start; the driver says no."""
+    if case.failure.framework != "tensorflow" or case.format not in {"driver", "driver-plain", "context"}:
+        return None
+    size = f" ({said(case.need)})" if case.need else ""
+    return make_cause(
+        "preallocation",
+        f"TensorFlow takes nearly the whole card when it starts{size} and the driver refused: another process, "
+        f"often another "
+        "TensorFlow or a notebook kernel, already holds part of it. It then tries smaller pieces, so this alone "
+        "may end nothing.",
+        certain=False,
+        decide=NVIDIA_SMI,
+    )

@@ -1,0 +1,61 @@
+"""Loaded by Python at the start of a program under `outsize run`, before its first line. Standard library only.
+
+Does two things and nothing while the program runs: an uncaught exception's last lines are written to a file for the parent,
+and SIGURG (which means nothing to programs that do not ask for it) makes `faulthandler` write the current stack to
+another, in C, without the interpreter's help, so that the parent learns which line is growing. A `sitecustomize` of the
+user's own is loaded as if this one were not there.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _load_the_users_own() -> None:
+    path = [folder for folder in sys.path if os.path.abspath(folder or ".") != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+def _write_stacks(folder: str) -> None:
+    import faulthandler
+    import signal
+
+    file = open(os.path.join(folder, f"stack.{os.getpid()}"), "wb", buffering=0)  # noqa: SIM115 (open as long as the program)
+    faulthandler.register(signal.SIGURG, file=file, all_threads=False, chain=False)
+
+
+def _write_the_last_error(folder: str) -> None:
+    before = sys.excepthook
+
+    def hook(kind, error, trace):  # type: ignore[no-untyped-def]
+        try:
+            text = f"{kind.__module__}.{kind.__qualname__}: {error}".removeprefix("builtins.")
+            where = trace
+            while where is not None and where.tb_next is not None:
+                where = where.tb_next
+            line = "" if where is None else f'\nFile "{where.tb_frame.f_code.co_filename}", line {where.tb_lineno}'
+            handle = os.open(os.path.join(folder, f"error.{os.getpid()}"), os.O_CREAT | os.O_WRONLY, 0o600)
+            os.write(handle, (text + line).encode("utf-8", "replace"))
+            os.close(handle)
+        except Exception as own:  # nothing of ours may hide the error that ends the program
+            sys.stderr.write(f"outsize: could not note this error: {own!r}\n")
+        before(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+_folder = os.environ.get("OUTSIZE_RUN_FOLDER")
+if _folder and os.path.isdir(_folder):
+    try:
+        _write_stacks(_folder)
+        _write_the_last_error(_folder)
+    except Exception as _error:
+        sys.stderr.write(f"outsize: not watching inside this process: {_error!r}\n")
+_load_the_users_own()

@@ -1,0 +1,216 @@
+"""How a format of message is written down: templates with named holes, compiled to linear regular expressions.
+
+In: a template such as `Tried to allocate {requested}`. Out: a `Pattern` that finds it in cleaned text and gives the fields
+of `Failure` as numbers. A space in a template is optional in the text, so that a line wrapped in the middle of a word or of
+a number still reads; the text of a template is a regular expression, so `capaci?ty` reads both spellings. Every repetition
+is bounded and no two neighbouring ones can eat the same characters: a hostile text costs no more than an honest one.
+
+Holes: `{field}` or `{field:kind}`; a name that is no field of `Failure` goes to its `extra`. Kinds are in `KINDS`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+SIZED = {"requested", "total", "free", "allocated", "reserved", "limit"}
+"""Holes that fill the byte field of the same name."""
+
+_COUNT = r"(?<![0-9.])(?:[0-9]{1,3}(?:,[0-9]{3}){1,10}(?![0-9])|[0-9]{1,30})"
+_NUMBER = rf"{_COUNT}(?:\.[0-9]{{0,20}})?"
+_UNIT = r"(?:[KMGTPE]iB|[KMGTPE]B|bytes?|B|[KMGTPE]i|[KMGTPE])"
+_TYPES = (
+    r"(?:bfloat16|float8_\w{1,12}|q?u?int(?:4|8|16|32|64)|float(?:16|32|64|96|128)|complex(?:64|128|192|256)|bool_?|half|float|"
+    r"double|object|string|str_?|bytes_?|void[0-9]{0,6}|(?:datetime|timedelta)64(?:\[\w{1,4}\])?|[<>=|][a-zA-Z][0-9]{0,12})"
+)
+_DTYPE = rf"(?:{_TYPES}(?!(?-i:[a-z0-9_]))|\[.{{1,300}}?\](?= ?$| ?[\n'\"])|[a-zA-Z]\w{{0,40}})"
+_IS_DTYPE = re.compile(rf"{_TYPES}|\[.*\]", re.IGNORECASE)
+_SCALES = {"": 0, "B": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50, "E": 60}
+_WORD = r"[^\s,;:'\"()\[\]{}]{1,120}"
+_TASK = r"[^\s,;'\"()]{1,120}"
+
+
+def is_dtype(text: str) -> bool:
+    """True for the name of a type of element that some library has."""
+    return _IS_DTYPE.fullmatch(text) is not None
+
+
+def read_size(text: str) -> int | None:
+    """`7.15 GiB`, `13.76G`, `1,600,000,000 bytes`, `18.3 Mb` -> bytes; every prefix is a power of 1024, as these
+    programs print it."""
+    digits = re.match(r"[0-9][0-9,]*(?:\.[0-9]*)?", text)
+    if digits is None:
+        return None
+    number = digits.group().replace(",", "")
+    unit = text[digits.end() :].strip()[:1].upper()
+    return round(Fraction(number.rstrip(".")) * (1 << _SCALES.get(unit, 0)))
+
+
+def _read_count(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def _read_shape(text: str) -> tuple[int, ...]:
+    return tuple(int(axis) for axis in re.findall(r"[0-9]+", text))
+
+
+def _read_gib(text: str) -> int:
+    return round(Fraction(text) * 2**30)
+
+
+def _read_kernel(text: str) -> int:
+    return int(text) * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What may stand in a hole and how it is read."""
+
+    pattern: str
+    read: Callable[[str], Any]
+
+
+KINDS: Mapping[str, Kind] = {
+    "size": Kind(f"{_NUMBER} ?{_UNIT}", read_size),
+    "count": Kind(_COUNT, _read_count),
+    "kb": Kind(r"[0-9]{1,24}", _read_kernel),
+    "gib": Kind(r"[0-9]{1,12}(?:\.[0-9]{1,12})?", _read_gib),
+    "int": Kind(r"[0-9]{1,20}", int),
+    "float": Kind(r"[0-9]{1,12}(?:\.[0-9]{1,12})?", float),
+    "shape": Kind(r"[\[(] ?(?:[0-9]{1,20} ?(?:, ?[0-9]{1,20} ?){0,32},? ?)?[\])]", _read_shape),
+    "dtype": Kind(_DTYPE, str),
+    "word": Kind(_WORD, str),
+    "task": Kind(_TASK, str),
+    "command": Kind(r"[\w./-]{1,32}", str),
+    "name": Kind(r"\(?[^()\n]{1,64}?\)?", str),
+}
+"""Hole kind -> pattern and reader. `size` has a unit, `count` is a plain number of bytes, `kb` a kernel's kB, `gib` a number
+whose GiB stands further on."""
+
+_DEFAULT_KINDS = dict.fromkeys(SIZED, "size") | {
+    "index": "int", "pid": "int", "shape": "shape", "dtype": "dtype", "process": "word",
+}  # fmt: skip
+_HOLE = re.compile(r"\{([a-z]\w*)(?::(\w+))?\}")
+_LITERAL_SPACE = re.compile(r"(\[(?:\\.|[^\]])*\]|\\.)| (?![?*+]|\{[0-9])")
+
+
+def _loosen(template: str) -> str:
+    """Every plain space made optional; those inside a class or with their own count stay."""
+    return _LITERAL_SPACE.sub(lambda match: match.group(1) or " ?", template)
+
+
+_ESCAPED = re.compile(r"(?:\\.|\{[^}]*\})[?*+]?")
+_NESTED = re.compile(r"(?:\([^()]*\)|\[[^\]]*\])[?*+]?")
+_SINGLE = re.compile(r".[?*+]|[.^$]")
+
+
+def _literal(template: str) -> str:
+    """The longest piece of text that every match must hold, in lower case without spaces; empty where there is none."""
+    rest, before = _ESCAPED.sub("\x00", template), ""
+    while before != rest:
+        before, rest = rest, _NESTED.sub("\x00", rest)
+    if "|" in rest:
+        return ""
+    return max(("".join(piece.lower().split()) for piece in _SINGLE.sub("\x00", rest).split("\x00")), key=len)
+
+
+class Pattern:
+    """A compiled template."""
+
+    __slots__ = ("_regex", "constants", "holes", "literal")
+
+    def __init__(self, template: str, **constants: Any) -> None:
+        self.constants = constants
+        """Fields that this pattern settles by being there at all, such as `device="cpu"`."""
+        self.holes: dict[str, Kind] = {}
+        """Hole -> what stands in it."""
+        self.literal = _literal(template)
+        """Text without which there is no match: asking for it costs next to nothing."""
+        pieces, end = [], 0
+        for hole in _HOLE.finditer(template):
+            kind = hole.group(2) or _DEFAULT_KINDS.get(hole.group(1), "size")
+            self.holes[hole.group(1)] = KINDS[kind]
+            pieces += [
+                _loosen(template[end : hole.start()]),
+                f"(?P<{hole.group(1)}>{KINDS[kind].pattern})",
+            ]
+            end = hole.end()
+        pieces.append(_loosen(template[end:]))
+        self._regex = re.compile("".join(pieces), re.IGNORECASE | re.MULTILINE)
+
+    def find(self, text: str, start: int = 0, end: int | None = None) -> re.Match[str] | None:
+        """The first place in `text[start:end]`."""
+        return self._regex.search(text, start, len(text) if end is None else end)
+
+    def find_all(self, text: str) -> Iterator[dict[str, Any]]:
+        """The fields of every place, at most a hundred."""
+        for count, match in enumerate(self._regex.finditer(text)):
+            if count == 100:
+                return
+            yield self.read(match)
+
+    def read(self, match: re.Match[str]) -> dict[str, Any]:
+        """The fields that a match fills."""
+        fields = dict(self.constants)
+        for name, kind in self.holes.items():
+            text = match.group(name)
+            value = None if text is None else kind.read(text)
+            if value is not None:
+                fields[name] = value
+        return fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One wording of one program: a row of a list."""
+
+    name: str
+    """Label of the format."""
+    framework: str
+    """Who says it."""
+    key: str | tuple[str, ...]
+    """Lower-case text without spaces, one of which must be there: tells in a microsecond that a format is not meant."""
+    anchor: Pattern
+    """What makes a text a message of this format. Its holes are read first."""
+    clauses: tuple[Pattern, ...] = ()
+    """Further parts, each of which may be missing; the first that fills a field wins."""
+    each: Mapping[str, Pattern] = field(default_factory=dict)
+    """Name in `extra` -> a part that may come many times."""
+    device: str | None = None
+    """Device where the message does not say more; an `index` is added to it."""
+    whole: bool = False
+    """Clauses may also stand before the anchor."""
+    fills: tuple[str, ...] = ()
+    """Frameworks whose other formats may fill what this one leaves open."""
+    unless: Pattern | None = None
+    """What makes it a lookalike."""
+    lines: bool = False
+    """Read in text with its line breaks, for formats in which they mean something."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Readings that follow from the format itself."""
+
+
+def form(
+    name: str,
+    framework: str,
+    key: str | tuple[str, ...],
+    anchor: str,
+    *clauses: str | Pattern,
+    each: Mapping[str, str] | None = None,
+    unless: str | None = None,
+    **rest: Any,
+) -> Format:
+    """A row of a list of formats."""
+    return Format(
+        name=name,
+        framework=framework,
+        key=key,
+        anchor=Pattern(anchor),
+        clauses=tuple(clause if isinstance(clause, Pattern) else Pattern(clause) for clause in clauses),
+        each={title: Pattern(part) for title, part in (each or {}).items()},
+        unless=None if unless is None else Pattern(unless),
+        **rest,
+    )

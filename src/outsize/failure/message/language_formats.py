@@ -1,0 +1,208 @@
+"""What languages, their tools and databases print: R, Rust, Java, Node, Go, C++, Python, compilers."""
+
+from __future__ import annotations
+
+from outsize.failure.message.grammar import Format, form
+
+LANGUAGES: list[Format] = [
+    form("julia", "julia", "outofmemoryerror()", r"OutOfMemoryError\(\)"),
+    form(
+        "r",
+        "r",
+        (
+            "cannotallocatevector",
+            "cannotallocatememoryblock",
+            "vectormemory",
+            "memoryexhausted(limit",
+            "reachedtotalallocation",
+        ),
+        r"cannot allocate (?:vector|memory block|buffer) of (?:size|length) {requested}|"
+        r"vector memory (?:limit of {limit} reached|exhausted)|"
+        r"cannot allocate (?:vector|memory block) of (?:size|length)|"
+        r"memory exhausted \(limit reached|Reached total allocation of",
+        r"cannot allocate (?:vector|memory block|buffer) of (?:size|length) {requested}",
+        r"vector memory limit of {limit} reached",
+        r"Reached total allocation of {limit}",
+        device="cpu",
+        whole=True,
+    ),
+    form(
+        "rust",
+        "rust",
+        "memoryallocationof",
+        r"memory allocation of (?:{requested:count}|\w{1,8}) bytes failed",
+        device="cpu",
+    ),
+    form(
+        "java-native",
+        "java",
+        ("nativememoryallocation", "os::commit_memory", "forthejavaruntime"),
+        r"Native memory allocation \((?:mmap|malloc)\) failed to (?:map|allocate)|"
+        r"insufficient memory for the Java Runtime Environment|"
+        r"os::commit_memory\(0x[0-9a-f]{1,16}, [0-9]{1,20}, [0-9]\) failed",
+        r"failed to (?:map|allocate) {requested:count} bytes",
+        r"os::commit_memory\(0x[0-9a-f]{1,16}, {requested:count},",
+    ),
+    form(
+        "java-direct",
+        "java",
+        "directmemory",
+        r"failed to allocate {requested:count} byte\(s\) of direct memory \(used: {allocated:count}, max: "
+        r"{limit:count}\)",
+    ),
+    form("spark", "spark", "unabletoacquire", r"Unable to acquire {requested:count} bytes of memory, got {free:count}"),
+    form(
+        "java",
+        "java",
+        "outofmemoryerror",
+        r"java\.lang\.OutOfMemoryError|OutOfMemoryError: (?:Java heap space|GC overhead limit exceeded|"
+        r"Requested array size|"
+        r"Metaspace|Direct buffer memory|Compressed class space|PermGen)",
+        r"Failed to allocate (?:a )?{requested}",
+        unless="unable to create (?:new )?native thread",
+    ),
+    form(
+        "node",
+        "node",
+        ("javascriptheapoutofmemory", "reachedheaplimit"),
+        r"JavaScript heap out of memory|Reached heap limit",
+    ),
+    form(
+        "go",
+        "go",
+        ("runtime:outofmemory", "runtime:cannotallocate"),
+        r"fatal error: (?:runtime: )?(?:out of memory|cannot allocate memory)|runtime: out of memory|"
+        r"runtime: cannot allocate",
+        r"cannot allocate {requested:count}-byte block \({allocated:count} in use\)",
+    ),
+    form(
+        "openblas",
+        "openblas",
+        "openblas",
+        r"OpenBLAS ?(?:error|warning)?:? ?(?:Memory allocation|malloc)[^\n]{0,40}?failed|"
+        r"OpenBLAS[^\n]{0,40}allocat[^\n]{0,40}fail",
+    ),
+    form(
+        "opencv",
+        "opencv",
+        "insufficientmemory",
+        r"\(-4:Insufficient memory\) Failed to allocate {requested:count} bytes",
+        device="cpu",
+    ),
+    form("opencv-gpu", "opencv", "gpuapicall", r"\(-217:Gpu API call\) out of memory", device="cuda"),
+    form(
+        "duckdb",
+        "duckdb",
+        ("outofmemoryerror:failed", "outofmemoryerror:could", "outofmemoryexception"),
+        r"(?:failed to|could not) (?:allocate|pin) (?:data|block) of size {requested} ?\({allocated}/{limit} used\)",
+        device="cpu",
+    ),
+    form(
+        "elasticsearch",
+        "elasticsearch",
+        "circuitbreakingexception",
+        r"CircuitBreakingException[^\n]{0,40}Data too large",
+        r"larger than the limit of \[{limit:count}/",
+    ),
+    form(
+        "clickhouse",
+        "clickhouse",
+        "attempttoallocatechunk",
+        r"Memory limit [^\n]{0,60}exceeded: would use {would_use_bytes}",
+        r"attempt to allocate chunk of {requested:count} bytes",
+        r"maximum: {limit}",
+    ),
+    form(
+        "redis",
+        "redis",
+        ("zmalloc:", "oomcommandnotallowed"),
+        r"zmalloc: Out of memory|OOM command not allowed when used memory",
+        r"trying to allocate {requested:count} bytes",
+        device="cpu",
+    ),
+    form(
+        "php",
+        "php",
+        "allowedmemorysize",
+        r"Allowed memory size of (?:{limit:count} )?bytes exhausted",
+        r"tried to allocate {requested:count} bytes",
+    ),
+    form("ruby", "ruby", "nomemoryerror", r"\bNoMemoryError\b"),
+    form("dotnet", "dotnet", "outofmemoryexception", r"\bOutOfMemoryException\b"),
+    form("stata", "stata", "refusestoprovidememory", r"op\. sys\. refuses to provide memory"),
+    form(
+        "erlang",
+        "erlang",
+        "_alloc:cannotallocate",
+        r"\w{1,12}_alloc: Cannot (?:re)?allocate {requested:count} bytes of memory",
+    ),
+    form(
+        "compiler",
+        "compiler",
+        "killedsignalterminatedprogram",
+        r"Killed signal terminated program {process:word}",
+        extra={"signal": "Killed"},
+    ),
+    form(
+        "compiler-memory",
+        "compiler",
+        ("memoryexhausted", "afteratotalof"),
+        r"(?:final link failed|virtual memory):? ?(?:memory )?exhausted|"
+        r"out of memory allocating {requested:count} bytes after a total of",
+    ),
+    form(
+        "matlab",
+        "matlab",
+        "arraysize",
+        r"Requested {dims:word} \({requested}\) array exceeds maximum array size preference \({limit}\)",
+        device="cpu",
+    ),
+    form("mongodb", "mongodb", "exceededmemorylimitof", r"Sort exceeded memory limit of {limit:count} bytes"),
+    form("postgres", "postgres", "failedonrequestofsize", r"Failed on request of size {requested:count}", device="cpu"),
+]
+
+BARE: list[Format] = [
+    form(
+        "windows-1455",
+        "windows",
+        ("1455", "pagingfile", "memoryresourcesareavailable"),
+        r"\[WinError 1455\]|os error 1455|paging file is too small|Not enough memory resources are available",
+    ),
+    form(
+        "bad-alloc",
+        "c++",
+        ("std::bad_alloc", "bad_array_new_length", "badallocation"),
+        r"std::bad_alloc|: bad allocation",
+    ),
+    form(
+        "errno12",
+        "linux",
+        ("errno12", "cannotallocatememory", "oserror:[errno12", "enomem"),
+        r"\[?Errno 12\]?:? ?(?:Cannot allocate memory|Not enough space)|"
+        r"fork(?:: retry)?: (?:Resource temporarily unavailable: )?Cannot allocate memory|"
+        r"(?:mmap|malloc|calloc|realloc|vfork|clone|sbrk|mlock|allocation|"
+        r"error)\(?\)?[^\n]{0,60}?: ?Cannot allocate memory|"
+        r"\bENOMEM\b|Cannot allocate memory",
+        r"mmap(?:\(|ing )? ?{requested:count} bytes",
+        unless=r"static TLS block|write\+execute",
+        whole=True,
+    ),
+    form(
+        "python",
+        "python",
+        "memoryerror",
+        r"^(?:[\w.]{1,80}: )?(?:builtins\.)?MemoryError ?(?:$|: ?$|\(\)$|: std::bad_alloc)",
+        lines=True,
+    ),
+    form(
+        "python-said",
+        "python",
+        "memoryerror",
+        r"(?:^|[\s'\"`(])MemoryError: ?[^\s{]",
+        r"(?:allocate|allocating) {requested:count} bytes",
+        r"(?:allocate|allocating) {requested}",
+        unless=r"static TLS block|write\+execute",
+        lines=True,
+    ),
+]
+"""Words that say no more than that it failed; asked last."""

@@ -1,0 +1,153 @@
+"""What a snapshot says of one device: held, unused, cut to pieces, private, and by which line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outsize.core.memory import Part
+from outsize.core.noun import Known, Noun
+from outsize.failure.snapshot.load import frames_of
+
+_LIBRARY = ("/torch/", "site-packages", "dist-packages", "<frozen", "/lib/python")
+UNRECORDED = "no stack recorded (torch.cuda.memory._record_memory_history() before the run records them)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemoryEntry(Noun):
+    """The request that failed, as the trace has it."""
+
+    requested: int
+    """Bytes, rounded by the allocator."""
+    free: int | None
+    """Bytes the driver said were free."""
+    line: str
+    """Where it was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceState(Noun):
+    """One device of a snapshot."""
+
+    device: int
+    """Its number."""
+    segments: int
+    """Pieces of memory got from the driver."""
+    reserved: int
+    """Their bytes."""
+    allocated: int
+    """Bytes of blocks in use."""
+    unused: int
+    """Bytes of free blocks in the common pools."""
+    largest_unused: int
+    """The largest such block."""
+    unused_blocks: int
+    """How many there are."""
+    private: int
+    """Bytes of segments in the private pools of CUDA graphs."""
+    expandable: bool
+    """True where its segments are expandable."""
+    holders: tuple[Part, ...]
+    """Bytes in use by allocation line, largest first."""
+    failed: OutOfMemoryEntry | None
+    """The last request that failed, None if none did."""
+
+
+def read_state(snapshot: Mapping[str, Any], device: int | None = None) -> DeviceState:
+    """The state of a device; by default the one that ran out, else the one that holds most."""
+    if device is None:
+        device = _choose_device(snapshot)
+    segments = [segment for segment in snapshot["segments"] if _device(segment) == device]
+    common = [segment for segment in segments if not _is_private(segment)]
+    unused = [block["size"] for segment in common for block in segment["blocks"] if block["state"] == "inactive"]
+    reserved = sum(segment["total_size"] for segment in segments)
+    return DeviceState(
+        device=device,
+        segments=len(segments),
+        reserved=reserved,
+        allocated=sum(_in_use(segment) for segment in segments),
+        unused=sum(unused),
+        largest_unused=max(unused, default=0),
+        unused_blocks=len(unused),
+        private=sum(segment["total_size"] for segment in segments if _is_private(segment)),
+        expandable=any(segment.get("is_expandable") for segment in segments),
+        holders=_holders(segments),
+        failed=_failed(snapshot, device),
+    )
+
+
+def hold_by_line(snapshot: Mapping[str, Any], device: int) -> Counter[str]:
+    """Bytes in use by allocation line."""
+    lines: Counter[str] = Counter()
+    for segment in snapshot["segments"]:
+        if _device(segment) == device:
+            for block in segment["blocks"]:
+                if block["state"].startswith("active"):
+                    lines[line_of(block)] += block["size"]
+    return lines
+
+
+def line_of(item: Mapping[str, Any]) -> str:
+    """The innermost line of the user's own code, as `train.py:12 in step`."""
+    frames = frames_of(item)
+    if not frames:
+        return UNRECORDED
+    python = [frame for frame in frames if str(frame.get("filename", "")).endswith((".py", ">"))]
+    own = next(
+        (frame for frame in python if not any(part in str(frame["filename"]) for part in _LIBRARY)),
+        (python or frames)[0],
+    )
+    return f"{own.get('filename', '??')}:{own.get('line', 0)} in {own.get('name', '??')}"
+
+
+def _holders(segments: list[Mapping[str, Any]], most: int = 8) -> tuple[Part, ...]:
+    lines: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for segment in segments:
+        for block in segment["blocks"]:
+            if block["state"].startswith("active"):
+                line = line_of(block)
+                lines[line] += block["size"]
+                counts[line] += 1
+    return tuple(
+        Part(name=f"{counts[line]} block{'s' * (counts[line] > 1)} from {line}", bytes=size, known=Known.EXACT)
+        for line, size in lines.most_common(most)
+    )
+
+
+def _failed(snapshot: Mapping[str, Any], device: int) -> OutOfMemoryEntry | None:
+    traces = snapshot.get("device_traces", [])
+    entries = traces[device] if device < len(traces) else []
+    for entry in reversed(entries):
+        if entry["action"] == "oom":
+            free = entry.get("device_free", entry.get("addr"))
+            return OutOfMemoryEntry(
+                requested=entry["size"], free=free if isinstance(free, int) else None, line=line_of(entry)
+            )
+    return None
+
+
+def _choose_device(snapshot: Mapping[str, Any]) -> int:
+    for device, entries in enumerate(snapshot.get("device_traces", [])):
+        if any(entry["action"] == "oom" for entry in entries[-10_000:]):
+            return device
+    held: Counter[int] = Counter()
+    for segment in snapshot["segments"]:
+        held[_device(segment)] += segment["total_size"]
+    return held.most_common(1)[0][0] if held else 0
+
+
+def _device(segment: Mapping[str, Any]) -> int:
+    device = segment.get("device", 0)
+    return device if isinstance(device, int) else 0
+
+
+def _is_private(segment: Mapping[str, Any]) -> bool:
+    pool = segment.get("segment_pool_id", (0, 0))
+    return isinstance(pool, tuple | list) and any(pool)
+
+
+def _in_use(segment: Mapping[str, Any]) -> int:
+    return sum(block["size"] for block in segment["blocks"] if block["state"] == "active_allocated")

@@ -1,0 +1,119 @@
+"""A process and its children -> `TreeReading`: what they hold now, and what caps them.
+
+Anonymous memory is summed over the tree; shared memory is counted once, at its largest, since the processes of a tree map the
+same pages; file pages are left out, for the kernel takes them back before it kills. A reading costs about 30 microseconds a
+process.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+from outsize.core.noun import Noun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessReading(Noun):
+    """One process at one moment."""
+
+    pid: int
+    """Its id."""
+    name: str
+    """Command name."""
+    anonymous: int
+    """Bytes of RAM that are its own."""
+    shared: int
+    """Bytes of shared memory it has touched."""
+    address_space: int
+    """Bytes of address space it has taken, what `ulimit -v` counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeReading(Noun):
+    """A process tree at one moment."""
+
+    time: float
+    """Seconds since the epoch."""
+    processes: tuple[ProcessReading, ...]
+    """The root first."""
+
+    derived: ClassVar[tuple[str, ...]] = ("bytes",)
+
+    @property
+    def bytes(self) -> int:
+        """RAM the tree holds."""
+        shared = max((process.shared for process in self.processes), default=0)
+        return sum(process.anonymous for process in self.processes) + shared
+
+
+def read_tree(root: int) -> TreeReading:
+    """The tree under a process; empty where it has gone."""
+    found: list[ProcessReading] = []
+    queue = [root]
+    while queue:
+        pid = queue.pop(0)
+        process = read_process(pid)
+        if process is not None:
+            found.append(process)
+            queue += _children(pid)
+    return TreeReading(time=time.time(), processes=tuple(found))
+
+
+def read_process(pid: int) -> ProcessReading | None:
+    """One process, None where it has gone."""
+    table = {}
+    for line in (_read(f"/proc/{pid}/status") or "").splitlines():
+        name, _, rest = line.partition(":")
+        table[name] = rest.strip()
+    if "Name" not in table:
+        return None
+    return ProcessReading(
+        pid=pid,
+        name=table["Name"],
+        anonymous=_kib(table.get("RssAnon")),
+        shared=_kib(table.get("RssShmem")),
+        address_space=_kib(table.get("VmSize")),
+    )
+
+
+def read_address_limit(pid: int) -> int | None:
+    """The soft `ulimit -v` of a process in bytes, None where it has none."""
+    for line in (_read(f"/proc/{pid}/limits") or "").splitlines():
+        if line.startswith("Max address space"):
+            soft = line.split()[3]
+            return int(soft) if soft.isdigit() else None
+    return None
+
+
+def read_kills() -> int | None:
+    """How often the kernel has killed for memory on this machine since it started; None where it does not say."""
+    for line in (_read("/proc/vmstat") or "").splitlines():
+        if line.startswith("oom_kill "):
+            return int(line.split()[1])
+    return None
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    children = []
+    for thread in threads:
+        children += [int(word) for word in (_read(f"/proc/{pid}/task/{thread}/children") or "").split()]
+    return children
+
+
+def _kib(text: str | None) -> int:
+    return 0 if text is None else int(text.split()[0]) * 1024
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return None

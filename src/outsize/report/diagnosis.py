@@ -1,0 +1,95 @@
+"""Draws a `Diagnosis`: the cause first, then why, then what to do, most bytes first."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from outsize.core.failure import Cause, Diagnosis, Evidence, Remedy
+from outsize.core.units import format_bytes
+
+_KINDS = {"message": "the message says", "machine": "the machine says", "inferred": "so"}
+
+
+def draw(diagnosis: Diagnosis) -> RenderableType:
+    """One screen."""
+    if diagnosis.cause is None:
+        calm = Text("Not an out-of-memory failure, as far as this says.", style="green")
+        return Group(calm, *_rest(diagnosis)) if diagnosis.evidence else calm
+    parts: list[RenderableType] = [_headline(diagnosis.cause), Padding(Text(diagnosis.cause.text), (0, 0, 0, 2))]
+    if diagnosis.cause.decide and not diagnosis.cause.certain:
+        parts.append(Padding(Text(f"What would decide it: {diagnosis.cause.decide}", style="dim"), (0, 0, 0, 2)))
+    for candidate in diagnosis.candidates:
+        parts.append(Padding(_candidate(candidate), (0, 0, 0, 2)))
+    return Group(*parts, *_rest(diagnosis))
+
+
+def _rest(diagnosis: Diagnosis) -> list[RenderableType]:
+    """Everything below the cause."""
+    parts: list[RenderableType] = [Text(), Text("why", style="bold"), _evidence(diagnosis.evidence)]
+    if diagnosis.timeline:
+        parts += [Text(), Text("memory over time", style="bold"), _timeline(diagnosis)]
+    if diagnosis.holders:
+        parts += [Text(), Text("who holds it", style="bold"), _holders(diagnosis)]
+    if diagnosis.remedies:
+        parts += [Text(), Text("what to do, most bytes first", style="bold"), _remedies(diagnosis.remedies)]
+    return parts
+
+
+def _headline(cause: Cause) -> Text:
+    sure = "" if cause.certain else " (likely)"
+    return Text.assemble(("cause: ", "bold"), (f"{cause.name}{sure}", "bold red"))
+
+
+def _candidate(cause: Cause) -> Text:
+    decide = f" Decided by: {cause.decide}." if cause.decide else ""
+    return Text.assemble(("or ", "dim"), (cause.name, "yellow"), f": {cause.text}", (decide, "dim"))
+
+
+def _evidence(evidence: tuple[Evidence, ...]) -> RenderableType:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    last = ""
+    for item in sorted(evidence, key=lambda item: list(_KINDS).index(item.kind)):
+        title = _KINDS[item.kind]
+        table.add_row("" if title == last else f"  {title}", Text(item.text))
+        last = title
+    return table
+
+
+def _remedies(remedies: tuple[Remedy, ...]) -> RenderableType:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(justify="right", style="bold green", no_wrap=True, min_width=12)
+    table.add_column()
+    for remedy in remedies:
+        head = Text.assemble(remedy.name, (f"  ({remedy.exactness}; cost: {remedy.costs})", "dim"))
+        table.add_row(
+            "-" if remedy.saves is None else format_bytes(remedy.saves), Group(head, Text(remedy.how, style="cyan"))
+        )
+    return table
+
+
+def _timeline(diagnosis: Diagnosis, width: int = 60) -> RenderableType:
+    """A bar a moment, at most a dozen of them."""
+    moments = diagnosis.timeline
+    step = max(1, -(-len(moments) // 12))
+    shown = [*moments[:-1][::step], moments[-1]]
+    peak = max(moment.bytes for moment in moments) or 1
+    lines = Text()
+    for moment in shown:
+        bar = "█" * max(1, round(moment.bytes / peak * width)) if moment.bytes else ""
+        lines.append(f"  {moment.time:8.1f} s  {format_bytes(moment.bytes):>11}  {bar} {moment.label}\n")
+    lines.rstrip()
+    return lines
+
+
+def _holders(diagnosis: Diagnosis) -> RenderableType:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(justify="right", style="green", no_wrap=True)
+    table.add_column()
+    for part in diagnosis.holders:
+        table.add_row(f"  {format_bytes(part.bytes)}", Text(part.name))
+    return table

@@ -1,0 +1,54 @@
+"""Draws a `Plan`: the verdict, then a line a step with what it holds, reads and writes, and how far from the floor it is."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from outsize.core.memory import HOST
+from outsize.core.plan import Plan, Step
+from outsize.core.units import format_bytes
+
+
+def draw(plan: Plan) -> RenderableType:
+    """One screen."""
+    lines: list[RenderableType] = [_verdict(plan), _steps(plan)]
+    for number, step in enumerate(plan.steps, start=1):
+        lines += [Padding(f"{number}: {note}", (0, 0, 0, 2)) for note in step.notes]
+    worst = max(plan.steps, key=lambda step: step.peak(), default=None)
+    if worst is not None and worst.parts:
+        held = ", ".join(f"{part.name} {format_bytes(part.bytes)} ({part.known})" for part in worst.parts)
+        lines.append(Padding(f"held at the peak, in '{worst.name}': {held}", (0, 0, 0, 2)))
+    if plan.smallest is not None:
+        lines.append(Text(f"smallest budget that works: {format_bytes(plan.smallest)}"))
+    return Group(*lines)
+
+
+def _verdict(plan: Plan) -> Text:
+    pieces = [
+        f"{format_bytes(plan.peak(allowance.pool))} of {format_bytes(allowance.bytes)} {allowance.pool}"
+        for allowance in plan.budgets
+    ]
+    verdict, style = ("fits", "bold green") if plan.fits else ("does not fit", "bold red")
+    moved = f"reads {format_bytes(plan.read)}, writes {format_bytes(plan.written)}"
+    return Text.assemble(f"{plan.name}: ", (verdict, style), f": {', '.join(pieces)}; {moved}")
+
+
+def _steps(plan: Plan) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
+    titles = ("", "step", "peak", "reads", "writes", "tiles", "floor", "distance")
+    for title in titles:
+        table.add_column(title, justify="left" if title == "step" else "right")
+    for number, step in enumerate(plan.steps, start=1):
+        table.add_row(
+            str(number), step.name, format_bytes(step.peak(HOST)), format_bytes(step.read), format_bytes(step.written),
+            _tiles(step), format_bytes(step.floor), "-" if step.distance is None else f"{step.distance:.2f}x",
+        )  # fmt: skip
+    return table
+
+
+def _tiles(step: Step) -> str:
+    shape = "x".join(map(str, step.tile))
+    return f"{step.tiles:,}{f' of {shape}' if shape else ''}"

@@ -1,0 +1,167 @@
+"""`outsize run`: the program unchanged, its exit status passed on, and a report where memory ended it."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from outsize.failure.run import Watched, _user_line, build_command, growth_by_line
+from outsize.monitor import read_tree
+
+GROUPS = pathlib.Path("/sys/fs/cgroup/memory")
+GROW = """
+import time
+import numpy as np
+kept = []
+def load():
+    return np.ones(4 * 2**20)
+def main():
+    for _ in range(200):
+        kept.append(load())
+        time.sleep(0.02)
+main()
+"""
+
+
+def run(folder, code, *words, before="", options=()):
+    script = folder / "program.py"
+    script.write_text(textwrap.dedent(code))
+    line = [sys.executable, "-m", "outsize", "run", *options, str(script), *words]
+    shell = ["bash", "-c", f'{before} exec "$@"', "bash", *line]
+    return subprocess.run(shell, capture_output=True, text=True, timeout=180, cwd=folder)
+
+
+def test_a_program_that_does_well_is_not_spoken_of(tmp_path):
+    answer = run(tmp_path, "import sys; print(__name__, sys.argv[1:]); sys.exit(7)", "--epochs", "3")
+    assert (answer.returncode, answer.stdout, answer.stderr) == (7, "__main__ ['--epochs', '3']\n", "")
+
+
+def test_another_error_is_left_as_it_is(tmp_path):
+    answer = run(tmp_path, "raise KeyError('lr')")
+    assert answer.returncode == 1
+    assert "KeyError: 'lr'" in answer.stderr and "outsize" not in answer.stderr.replace(str(tmp_path), "")
+
+
+def test_an_error_at_the_top_is_explained_after_its_traceback(tmp_path):
+    answer = run(tmp_path, "import numpy as np\nnp.empty(10**13)\n", options=("--report", "why.json"))
+    assert answer.returncode == 1
+    assert "ArrayMemoryError" in answer.stderr and "cause: request larger than the machine" in answer.stderr
+    assert json.loads((tmp_path / "why.json").read_text())["failure"]["framework"] == "numpy"
+
+
+def test_an_error_that_was_caught_is_not_reported(tmp_path):
+    code = "import numpy as np\ntry:\n    np.empty(10**13)\nexcept MemoryError:\n    print('went on')\n"
+    answer = run(tmp_path, code)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, "went on\n", "")
+
+
+def test_a_signal_becomes_the_shells_exit_status(tmp_path):
+    assert run(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGTERM)").returncode == 143
+
+
+def test_a_kill_that_memory_did_not_ask_for_is_only_called_likely(tmp_path):
+    answer = run(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", options=("--report", "why.json"))
+    assert answer.returncode == 137
+    cause = json.loads((tmp_path / "why.json").read_text())["cause"]
+    assert cause["name"] == "killed" and not cause["certain"]
+
+
+def test_the_users_own_sitecustomize_still_runs(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.MINE = 5\n")
+    answer = run(tmp_path, "print(MINE)", before=f"PYTHONPATH={tmp_path}:$PYTHONPATH")
+    assert answer.stdout == "5\n"
+
+
+def test_a_module_runs_as_python_runs_it(tmp_path):
+    line = [sys.executable, "-m", "outsize", "run", "-m", "platform"]
+    assert subprocess.run(line, capture_output=True, text=True, timeout=60).stdout.startswith("Linux")
+
+
+def test_the_command_is_built_as_the_user_meant_it(tmp_path):
+    script = tmp_path / "a.py"
+    script.write_text("")
+    assert build_command([str(script), "x"]) == [sys.executable, str(script), "x"]
+    assert build_command(["-m", "pkg", "x"]) == [sys.executable, "-m", "pkg", "x"]
+    assert build_command(["true"]) == ["true"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [([], "nothing to run"), (["nowhere.py"], "no such script"), (["-m"], "needs a module")]
+)
+def test_a_mistaken_command_is_an_input_error(words, said):
+    answer = subprocess.run(
+        [sys.executable, "-m", "outsize", "run", *words], capture_output=True, text=True, timeout=60
+    )
+    assert answer.returncode == 2 and said in answer.stderr
+
+
+def test_the_growing_line_is_the_users_own():
+    stack = (
+        'Current thread 0x1 (most recent call first):\n  File "/x/site-packages/numpy/core.py", line 9 in ones\n'
+        '  File "/home/me/train.py", line 7 in load\n  File "/home/me/train.py", line 20 in <module>\n'
+    )
+    assert _user_line(stack) == "/home/me/train.py:7 in load"
+
+
+def test_growth_belongs_to_the_line_that_grew_while_it_was_watched():
+    watched = Watched(command=[], pid=1, began=0.0)
+    watched.passed.update({"a.py:5 in sleep": 900, "a.py:3 in load": 100})
+    watched.lines.update({"a.py:3 in load": 40})
+    assert growth_by_line(watched).most_common(1) == [("a.py:3 in load", 1000)]
+    assert not growth_by_line(Watched(command=[], pid=1, began=0.0))
+
+
+def test_a_tree_counts_its_children():
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import sys; x = bytearray(50 * 2**20); print(flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    child.stdout.readline()
+    tree = read_tree(os.getpid())
+    child.communicate()
+    assert child.pid in {process.pid for process in tree.processes}
+    assert next(process for process in tree.processes if process.pid == child.pid).anonymous >= 50 * 2**20
+    assert not read_tree(child.pid).processes
+
+
+@pytest.fixture
+def group():
+    if os.geteuid() != 0 or not (GROUPS / "memory.limit_in_bytes").exists():
+        pytest.skip("no control group can be made here: needs root and cgroup v1 at /sys/fs/cgroup/memory")
+    folder = GROUPS / f"outsize-test-run-{os.getpid()}"
+    folder.mkdir()
+    (folder / "memory.limit_in_bytes").write_text(str(400 * 2**20))
+    yield folder
+    folder.rmdir()
+
+
+def test_a_kill_by_a_control_group_tells_limit_peak_and_growing_line(tmp_path, group):
+    answer = run(tmp_path, GROW, before=f"echo $BASHPID > {group}/cgroup.procs;", options=("--report", "why.json"))
+    assert answer.returncode == 137
+    why = json.loads((tmp_path / "why.json").read_text())
+    assert (why["cause"]["name"], why["cause"]["certain"], why["failure"]["limit_bytes"]) == (
+        "limit",
+        True,
+        400 * 2**20,
+    )
+    text = " ".join(answer.stderr.split())
+    assert "at its peak" in text and "program.py:6 in load" in text
+    assert 300 * 2**20 < max(moment["bytes"] for moment in why["timeline"]) <= 400 * 2**20
+
+
+def test_an_address_limit_of_the_childs_own_is_seen(tmp_path):
+    code = """
+        import resource, time
+        import numpy as np
+        resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, 3 * 2**30))
+        held = np.ones(10**7)
+        time.sleep(1.5)
+        np.ones(4 * 10**8)
+    """
+    answer = run(tmp_path, code, options=("--report", "why.json"))
+    assert json.loads((tmp_path / "why.json").read_text())["cause"]["name"] == "address space", answer.stderr
