@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """The training and inference steps that the estimate is scored on: name -> how to build model, batch and loss.
 
 Weights are random: only shapes matter. A case is a dictionary with `model`, `batch`, `optimizer`, `precision` and optional
@@ -7,6 +8,7 @@ Weights are random: only shapes matter. A case is a dictionary with `model`, `ba
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +21,8 @@ VISION = {
     "alexnet": {}, "resnet18": {}, "resnet50": {}, "resnext50_32x4d": {}, "wide_resnet50_2": {}, "vgg16": {}, "vgg11_bn": {},
     "mobilenet_v2": {}, "mobilenet_v3_large": {}, "mnasnet1_0": {}, "efficientnet_b0": {}, "efficientnet_v2_s": {},
     "densenet121": {}, "convnext_tiny": {}, "swin_t": {}, "vit_b_16": {}, "vit_l_16": {}, "regnet_y_400mf": {}, "regnet_x_3_2gf": {},
-    "shufflenet_v2_x1_0": {}, "squeezenet1_1": {}, "googlenet": {"aux_logits": False, "init_weights": False},
+    "shufflenet_v2_x1_0": {}, "squeezenet1_1": {}, "resnet101": {}, "densenet169": {}, "mobilenet_v3_small": {}, "swin_v2_t": {}, "convnext_small": {},
+    "shufflenet_v2_x0_5": {}, "regnet_y_1_6gf": {}, "efficientnet_b2": {}, "vgg13": {}, "googlenet": {"aux_logits": False, "init_weights": False},
     "inception_v3": {"aux_logits": False, "init_weights": False}, "maxvit_t": {},
 }  # fmt: skip
 """torchvision's classifiers."""
@@ -44,6 +47,26 @@ TEXT: dict[str, tuple[str, str, dict[str, Any]]] = {
     "mistral": ("AutoModelForCausalLM", "MistralConfig",
                 {"vocab_size": 32000, "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 8,
                  "num_attention_heads": 16, "num_key_value_heads": 4, "sliding_window": 256}),
+    "albert": ("AutoModelForMaskedLM", "AlbertConfig",
+               {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
+    "bart": ("AutoModelForSeq2SeqLM", "BartConfig", {"d_model": 768, "encoder_layers": 6, "decoder_layers": 6,
+             "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072, "encoder_attention_heads": 12, "decoder_attention_heads": 12}),
+    "gpt_neo": ("AutoModelForCausalLM", "GPTNeoConfig", {"hidden_size": 768, "num_layers": 8, "num_heads": 12,
+                "attention_types": [[["global", "local"], 4]]}),
+    "bloom": ("AutoModelForCausalLM", "BloomConfig", {"hidden_size": 768, "n_layer": 8, "n_head": 12, "vocab_size": 50000}),
+    "phi": ("AutoModelForCausalLM", "PhiConfig", {"hidden_size": 768, "num_hidden_layers": 8, "num_attention_heads": 12,
+            "intermediate_size": 3072}),
+    "gemma": ("AutoModelForCausalLM", "GemmaConfig", {"vocab_size": 64000, "hidden_size": 768, "num_hidden_layers": 6,
+              "num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 128, "intermediate_size": 4096}),
+    "deberta": ("AutoModelForMaskedLM", "DebertaV2Config", {"hidden_size": 512, "num_hidden_layers": 6,
+                "num_attention_heads": 8, "intermediate_size": 2048, "vocab_size": 50000, "relative_attention": True,
+                "pos_att_type": ["p2c", "c2p"], "position_buckets": 256}),
+    "qwen3": ("AutoModelForCausalLM", "Qwen3Config", {"vocab_size": 50000, "hidden_size": 768, "num_hidden_layers": 8,
+              "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 3072}),
+    "mixtral": ("AutoModelForCausalLM", "MixtralConfig", {"vocab_size": 32000, "hidden_size": 512, "num_hidden_layers": 4,
+                "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 1024, "num_local_experts": 4}),
+    "falcon": ("AutoModelForCausalLM", "FalconConfig", {"hidden_size": 768, "num_hidden_layers": 8, "num_attention_heads": 12,
+               "vocab_size": 50000}),
 }  # fmt: skip
 """transformers' models from their configurations."""
 
@@ -78,15 +101,17 @@ class UNet(torch.nn.Module):
     def __init__(self, width: int = 32) -> None:
         super().__init__()
         sizes = [3, width, 2 * width, 4 * width, 8 * width]
-        self.down = torch.nn.ModuleList(self._block(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
-        self.up = torch.nn.ModuleList(torch.nn.ConvTranspose2d(b, a, 2, 2) for a, b in zip(sizes[1:-1], sizes[2:], strict=True))
+        self.down = torch.nn.ModuleList(self._block(a, b) for a, b in itertools.pairwise(sizes))
+        self.up = torch.nn.ModuleList(torch.nn.ConvTranspose2d(b, a, 2, 2) for a, b in itertools.pairwise(sizes[1:]))
         self.merge = torch.nn.ModuleList(self._block(2 * a, a) for a in sizes[1:-1])
         self.head = torch.nn.Conv2d(width, 21, 1)
 
     @staticmethod
     def _block(a: int, b: int) -> Any:
         layers = [torch.nn.Conv2d(a, b, 3, padding=1), torch.nn.GroupNorm(8, b), torch.nn.SiLU()]
-        return torch.nn.Sequential(*layers, torch.nn.Conv2d(b, b, 3, padding=1), torch.nn.GroupNorm(8, b), torch.nn.SiLU())
+        return torch.nn.Sequential(
+            *layers, torch.nn.Conv2d(b, b, 3, padding=1), torch.nn.GroupNorm(8, b), torch.nn.SiLU()
+        )
 
     def forward(self, x: Any) -> Any:
         skips = []
@@ -101,7 +126,9 @@ class UNet(torch.nn.Module):
 
 def _encoder() -> Any:
     layer = torch.nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True)
-    return torch.nn.Sequential(torch.nn.Embedding(30000, 512), torch.nn.TransformerEncoder(layer, 6), torch.nn.Linear(512, 30000))
+    return torch.nn.Sequential(
+        torch.nn.Embedding(30000, 512), torch.nn.TransformerEncoder(layer, 6), torch.nn.Linear(512, 30000)
+    )
 
 
 OWN: dict[str, tuple[Callable[[], Any], str]] = {

@@ -2,9 +2,9 @@
 
     python benchmarks/fuzz_explain.py [count] [seed]
 
-Mutations cut, repeat, splice, swap and re-wrap our own messages of every format, put in digits, units, brackets, control
-characters and prefixes, and repeat pieces until a regular expression with a weak spot would stand still. Prints the counts,
-the slowest text, and the first findings; exits 1 if there is one.
+Mutations cut, repeat, splice, swap and re-wrap our own messages of every format, put in digits, units, brackets,
+control characters and prefixes, and repeat pieces until a regular expression with a weak spot would stand still.
+Prints the counts, the slowest text, and the first findings; exits 1 if there is one.
 """
 
 from __future__ import annotations

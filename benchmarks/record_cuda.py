@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Record, on a CUDA card, what training steps really ask of the caching allocator, operator by operator.
 
     python benchmarks/record_cuda.py OUT_FOLDER [seconds]
@@ -25,10 +26,11 @@ from typing import Any
 import torch
 from estimate_models import Case, prepare
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 FORK = multiprocessing.get_context("fork")
 FORKING = threading.Lock()
+UNSEEN = "--unseen" in sys.argv
+"""Measure the models that no rule was read from, without the operator log."""
 
 
 def describe(value: Any) -> str:
@@ -117,7 +119,13 @@ def in_child(function: Any, *args: Any, limit: float = 150) -> Any:
         try:
             queue.put(function(*args))
         except BaseException as error:
-            queue.put({"args": [repr(arg) for arg in args], "error": repr(error)[:400], "trace": traceback.format_exc()[-1500:]})
+            queue.put(
+                {
+                    "args": [repr(arg) for arg in args],
+                    "error": repr(error)[:400],
+                    "trace": traceback.format_exc()[-1500:],
+                }
+            )
 
     with FORKING:  # one fork at a time: imported libraries may refuse it while a lock changes hands
         process = _start(body)
@@ -144,11 +152,28 @@ def _start(body: Any) -> Any:
 
 def grid() -> list[Case]:
     """Every model once, most in two or three settings."""
-    small = {"vision": [(32, "adamw", "fp32"), (64, "adamw", "amp")], "text": [(4, "adamw", "fp32"), (8, "adamw", "amp")]}
+    small = {
+        "vision": [(32, "adamw", "fp32"), (64, "adamw", "amp")],
+        "text": [(4, "adamw", "fp32"), (8, "adamw", "amp")],
+    }
     vision = ["alexnet", "resnet18", "resnet50", "resnext50_32x4d", "vgg16", "mobilenet_v2", "mobilenet_v3_large", "mnasnet1_0",
               "efficientnet_b0", "densenet121", "convnext_tiny", "swin_t", "vit_b_16", "regnet_y_400mf", "shufflenet_v2_x1_0",
               "squeezenet1_1", "googlenet", "inception_v3", "wide_resnet50_2", "maxvit_t"]  # fmt: skip
-    text = ["gpt2", "bert", "llama300m", "distilbert", "opt", "neox", "t5", "qwen2", "mistral", "electra", "lstm", "unet", "encoder"]
+    text = [
+        "gpt2",
+        "bert",
+        "llama300m",
+        "distilbert",
+        "opt",
+        "neox",
+        "t5",
+        "qwen2",
+        "mistral",
+        "electra",
+        "lstm",
+        "unet",
+        "encoder",
+    ]
     cases = [{"model": m, "batch": b, "optimizer": o, "precision": p} for m in vision for b, o, p in small["vision"]]
     cases += [{"model": m, "batch": b, "optimizer": o, "precision": p} for m in text for b, o, p in small["text"]]
     more: list[tuple[str, int, str, str, dict[str, Any]]] = [
@@ -163,6 +188,24 @@ def grid() -> list[Case]:
         ("llama300m", 2, "adamw", "amp", {"seq": 2048}), ("resnet50", 32, "sgd", "fp32", {"checkpoint": "whole"}),
     ]  # fmt: skip
     cases += [{"model": m, "batch": b, "optimizer": o, "precision": p, **extra} for m, b, o, p, extra in more]
+    return cases
+
+
+def unseen() -> list[Case]:
+    """Models and settings that no rule was read from: they check the rules."""
+    vision = ["resnet101", "densenet169", "mobilenet_v3_small", "swin_v2_t", "convnext_small", "shufflenet_v2_x0_5",
+              "regnet_y_1_6gf", "efficientnet_b2", "vgg13", "efficientnet_v2_s", "regnet_x_3_2gf", "vit_l_16", "vgg11_bn"]  # fmt: skip
+    text = ["albert", "bart", "gpt_neo", "bloom", "phi", "gemma", "deberta", "qwen3", "falcon", "roberta", "mixtral"]
+    settings = {
+        "vision": [(24, "adamw", "fp32"), (48, "momentum", "amp")],
+        "text": [(3, "adamw", "fp32"), (6, "adagrad", "amp")],
+    }
+    cases = [{"model": m, "batch": b, "optimizer": o, "precision": p} for m in vision for b, o, p in settings["vision"]]
+    cases += [{"model": m, "batch": b, "optimizer": o, "precision": p} for m in text for b, o, p in settings["text"]]
+    cases += [
+        {"model": m, "batch": 128, "optimizer": "sgd", "precision": "fp32"}
+        for m in ("resnet50", "vgg16", "regnet_y_400mf")
+    ]
     return cases
 
 
@@ -181,13 +224,16 @@ def main() -> None:
     from record_sweep import sweep
 
     with ThreadPoolExecutor(int(os.environ.get("WORKERS", "6"))) as pool:
-        sweeps = pool.submit(in_child, sweep, limit=limit)
-        list(pool.map(one, itertools.product(grid(), (True, False))))
+        sweeps = pool.submit(list) if UNSEEN else pool.submit(in_child, sweep, limit=limit)
+        kinds = (False,) if UNSEEN else (True, False)
+        list(pool.map(one, itertools.product(unseen() if UNSEEN else grid(), kinds)))
         answer = sweeps.result()
     for name, data in (("events", rows), ("sweep", answer)):
         with gzip.open(out / f"{name}.json.gz", "wt") as file:
             json.dump(data, file)
-    print("done", round(time.time() - begin), answer.get("error") if isinstance(answer, dict) else len(answer), flush=True)
+    print(
+        "done", round(time.time() - begin), answer.get("error") if isinstance(answer, dict) else len(answer), flush=True
+    )
 
 
 if __name__ == "__main__":

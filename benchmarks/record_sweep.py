@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Single operators over many shapes: what each one allocates besides its results (see `record_cuda.py`)."""
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def convolutions() -> list[dict[str, Any]]:
     return configs
 
 
-def convolve(n: int, cin: int, cout: int, size: int, kernel: int, groups: int, stride: int, dtype: Any, cl: bool, bias: bool) -> None:
+def convolve(
+    n: int, cin: int, cout: int, size: int, kernel: int, groups: int, stride: int, dtype: Any, cl: bool, bias: bool
+) -> None:
     layer = torch.nn.Conv2d(cin, cout, kernel, stride, kernel // 2, groups=groups, bias=bias).cuda().to(dtype)
     x = torch.rand(n, cin, size, size, device="cuda", dtype=dtype)
     if cl:
@@ -84,8 +87,26 @@ def attentions() -> list[dict[str, Any]]:
     for dtype in DTYPES:
         for b, h, s, d, kv in ((4, 12, 512, 64, 512), (2, 16, 1024, 64, 1024), (8, 12, 197, 64, 197), (4, 12, 128, 80, 128),
                                (2, 8, 333, 128, 333), (2, 4, 256, 256, 256), (4, 8, 64, 32, 640), (3, 6, 49, 32, 49)):  # fmt: skip
-            for causal, mask, dropout in ((False, None, 0.0), (True, None, 0.0), (False, "bool", 0.0), (False, "full", 0.0), (False, None, 0.1)):
-                configs.append({"b": b, "h": h, "s": s, "d": d, "kv": kv, "dtype": dtype, "causal": causal, "mask": mask, "dropout": dropout})
+            for causal, mask, dropout in (
+                (False, None, 0.0),
+                (True, None, 0.0),
+                (False, "bool", 0.0),
+                (False, "full", 0.0),
+                (False, None, 0.1),
+            ):
+                configs.append(
+                    {
+                        "b": b,
+                        "h": h,
+                        "s": s,
+                        "d": d,
+                        "kv": kv,
+                        "dtype": dtype,
+                        "causal": causal,
+                        "mask": mask,
+                        "dropout": dropout,
+                    }
+                )
     return configs
 
 
@@ -107,6 +128,7 @@ def _rand(*shape: int, dtype: Any) -> Any:
 
 def small_operators(t: Any) -> Iterator[tuple[str, Any]]:
     """One call each of what models are made of."""
+
     def r(*shape: int) -> Any:
         return _rand(*shape, dtype=t)
 

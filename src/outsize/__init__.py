@@ -10,14 +10,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from outsize.core.errors import BudgetError, InputError, OutOfMemory, OutsizeError, StoreError
+from outsize.core.events import Listener, set_default_listener
 from outsize.core.noun import Drawing, set_drawing
 
 if TYPE_CHECKING:
+    from outsize import array as array
+    from outsize.array import open as open
     from outsize.failure.explain import explain as explain
     from outsize.failure.guard import guard as guard
     from outsize.failure.guard import install as install
     from outsize.machine import budget as budget
     from outsize.machine import memory as memory
+    from outsize.model import calibrate as calibrate
+    from outsize.model import estimate as estimate
+    from outsize.model import keep as keep
     from outsize.model.fitting import batch_size as batch_size
     from outsize.model.fitting import fit as fit
     from outsize.model.fitting import loader as loader
@@ -28,17 +34,21 @@ __version__ = "0.1.0"
 _VERBS = {
     "batch_size": "outsize.model.fitting",
     "budget": "outsize.machine",
-    "fit": "outsize.model.fitting",
-    "loader": "outsize.model.fitting",
+    "calibrate": "outsize.model",
+    "estimate": "outsize.model",
     "explain": "outsize.failure",
+    "fit": "outsize.model.fitting",
     "guard": "outsize.failure",
     "install": "outsize.failure",
+    "keep": "outsize.model",
+    "loader": "outsize.model.fitting",
     "memory": "outsize.machine",
+    "open": "outsize.array",
     "size": "outsize.sizing",
 }
 """Public verb -> the room it lives in."""
 
-_ROOMS: tuple[str, ...] = ()
+_ROOMS: tuple[str, ...] = ("array",)
 """Rooms that are public as they are."""
 
 __all__ = ["BudgetError", "InputError", "OutOfMemory", "OutsizeError", "StoreError", *_VERBS, *_ROOMS]
@@ -63,3 +73,12 @@ def _load_drawing() -> Drawing:
 
 
 set_drawing(_load_drawing)
+
+
+def _load_listener() -> Listener | None:
+    from outsize.report.progress import terminal_listener
+
+    return terminal_listener()
+
+
+set_default_listener(_load_listener)

@@ -17,8 +17,11 @@ from typing import NoReturn
 from outsize.core.errors import InputError, OutsizeError
 
 VERBS = {
+    "compute": "array expressions on files larger than memory, inside a budget",
+    "convert": "rewrite an array in another dtype or format, and say what that cost",
     "memory": "what memory is here, what limits it, and who holds it",
     "size": "what tensors of a shape take, and where they fit",
+    "estimate": "what a training or inference step will take, before it runs and without the card",
     "explain": "why memory ran out, and what would mend it: a message, a log, a CUDA snapshot",
     "run": "run a Python program and say why if memory ends it",
     "tour": "a walk through Outsize in under a minute",

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import os
+import resource
+import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
+import outsize
 from outsize import report
-from outsize.machine import memory
-from outsize.sizing import size
+from outsize.core.units import format_bytes
+
+BUDGET = "64MiB"
+"""What the tour's array work may hold."""
+SHAPE = (131072, 512)
+"""A float32 array of this shape is 256 MiB: four times the budget."""
+
+MESSAGE = (
+    "numpy._core._exceptions._ArrayMemoryError: "
+    "Unable to allocate 5.87 GiB for an array with shape (3075200, 512) and data type float32"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,10 +33,10 @@ def run(args: argparse.Namespace) -> int:
     """Walk through every stop."""
     shown: dict[str, Any] = {}
     for number, (command, why, visit) in enumerate(STOPS, start=1):
-        noun = visit()
-        shown[command] = noun
+        answers = visit()
+        shown[command] = answers
         if not args.json:
-            report.show_stop(number, len(STOPS), command, why, noun)
+            report.show_stop(number, len(STOPS), command, why, answers)
     if args.json:
         report.show(shown, as_json=True)
     else:
@@ -30,20 +44,54 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _size_the_tensor() -> Any:
-    return size((3075200, 512), "float32", card="RTX 4060")
+def _size_the_tensor() -> list[Any]:
+    return [outsize.size((3075200, 512), "float32", budget="4GiB")]
 
 
-def _read_the_machine() -> Any:
-    return memory()
+def _read_the_machine() -> list[Any]:
+    return [outsize.memory()]
 
 
-STOPS: tuple[tuple[str, str, Callable[[], Any]], ...] = (
+def _explain_the_failure() -> list[Any]:
+    return [outsize.explain(MESSAGE)]
+
+
+def _run_it_inside_the_budget() -> list[Any]:
+    """Make an array larger than the budget, and work on it: the plan, then what was measured."""
+    scratch = outsize.memory().disk.name
+    os.makedirs(scratch, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="tour-") as folder:
+        x = _make_array(os.path.join(folder, "x.npy"))
+        z = (x - x.mean(axis=0)) / x.std(axis=0)
+        plan = z.plan(budget=BUDGET)
+        before, begin = outsize.memory().rss, time.perf_counter()
+        z.save(os.path.join(folder, "z.npy"), budget=BUDGET)
+        seconds = time.perf_counter() - begin
+    grew = max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before)
+    said = (
+        f"done in {seconds:.1f} s: {format_bytes(plan.read)} read and {format_bytes(plan.written)} written, while this process "
+        f"grew by {format_bytes(grew)} at most (the budget is {BUDGET}, the array {format_bytes(x.nbytes)})"
+    )
+    return [plan, said]
+
+
+def _make_array(path: str) -> Any:
+    ramp = outsize.array.arange(SHAPE[0] * SHAPE[1], dtype="float32")
+    return outsize.array.reshape(outsize.array.sin(ramp), SHAPE).save(path, budget=BUDGET)
+
+
+STOPS: tuple[tuple[str, str, Callable[[], list[Any]]], ...] = (
     (
-        "outsize size 3075200,512 --dtype float32 --card rtx4060",
+        "outsize size 3075200,512 --dtype float32 --budget 4GiB",
         "A tensor is planned. How large is it, exactly, and where would it fit?",
         _size_the_tensor,
     ),
     ("outsize memory", "What is really here, inside every limit?", _read_the_machine),
+    ("outsize explain error.txt", "It was tried anyway, and failed. Why, and what now?", _explain_the_failure),
+    (
+        f'outsize compute "(x - x.mean(axis=0)) / x.std(axis=0)" --in x=x.npy --out z.npy --budget {BUDGET}',
+        f"An array of 256 MiB, standardised inside {BUDGET}: the plan first, then the run.",
+        _run_it_inside_the_budget,
+    ),
 )
 """(what one would type, why, what it shows), in the order of the walk."""

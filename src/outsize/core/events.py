@@ -46,3 +46,16 @@ class Finished(Noun):
 
 Event = Started | Advanced | Finished
 Listener = Callable[[Event], None]
+
+_default: Callable[[], Listener | None] | None = None
+
+
+def set_default_listener(loader: Callable[[], Listener | None]) -> None:
+    """Tell runs who listens where nobody was named; the loader is asked at the start of each run."""
+    global _default
+    _default = loader
+
+
+def default_listener() -> Listener | None:
+    """Who listens where nobody was named: the progress bar of a terminal, or nobody."""
+    return _default() if _default else None

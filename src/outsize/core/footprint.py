@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from outsize.core.cards import Card
+from outsize.core.errors import InputError
 from outsize.core.memory import Part, Pool
 from outsize.core.noun import Known, Noun
 
@@ -33,14 +37,164 @@ class Amount(Noun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint(Noun):
-    """What some work holds in one pool."""
+class Layers(Noun):
+    """The highest moment of one stretch of a step, kind by kind."""
 
+    time: int
+    """Number of the allocator event."""
+    label: str
+    """`build`, `step 1 forward`, `step 1 backward`, `step 1 optimizer`, ..."""
+    bytes: tuple[int, ...]
+    """Bytes of each of the footprint's `kinds`."""
+    reserved: int
+    """Bytes the allocator held from the system."""
+
+    derived: ClassVar[tuple[str, ...]] = ("total",)
+
+    @property
+    def total(self) -> int:
+        """Bytes of all kinds together."""
+        return sum(self.bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth(Noun):
+    """How a peak grows with one size, fitted through traces and checked against one that was left out."""
+
+    size: str
+    """What grows: `batch`."""
+    traced: tuple[tuple[int, int], ...]
+    """(size, peak reserved bytes) of every trace."""
+    fixed: int
+    """Bytes that do not depend on the size."""
+    each: int
+    """Bytes for each further one."""
+    error: float
+    """How far the line is from the trace that was left out, as a fraction of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Largest(Noun):
+    """The largest size that fits in one place."""
+
+    place: str
+    """A card's name, or a number of bytes."""
+    capacity: int
+    """Bytes there for this process's tensors."""
+    size: str
+    """What was varied: `batch`."""
+    largest: int
+    """The largest that fits, 0 where not even one does."""
+    next_needs: int | None
+    """Bytes reserved that one more would take, None where that was not traced."""
+    known: Known
+    """`bound` where the largest one was itself traced, `estimate` where it lies on the fitted line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Footprint(Noun):
+    """What a step holds on one device, at its peak and over time."""
+
+    name: str
+    """The step."""
     pool: Pool
     """Where."""
+    steps: int
+    """How many steps were traced."""
+    peak_requested: Amount
+    """Bytes asked for and not yet freed, at the highest moment."""
+    peak_allocated: Amount
+    """Bytes in the allocator's blocks (`torch.cuda.max_memory_allocated`)."""
+    peak_reserved: Amount
+    """Bytes the allocator holds from the system (`torch.cuda.max_memory_reserved`): what has to fit."""
+    device_use: Amount
+    """What `nvidia-smi` shows: reserved plus the CUDA context and loaded kernels. On the host, the process's resident bytes."""
     parts: tuple[Part, ...]
-    """What is alive at the peak; the bytes add up to `peak.bytes`."""
-    peak: Amount
-    """The highest moment."""
-    timeline: tuple[Moment, ...] = ()
-    """Bytes over time, empty where only the peak is known."""
+    """What is alive at the peak, by kind; adds up to `peak_allocated.bytes`."""
+    modules: tuple[Part, ...]
+    """The same by module, largest first."""
+    lines: tuple[Part, ...]
+    """The same by line of code, largest first."""
+    kinds: tuple[str, ...]
+    """Names of the layers of the timeline."""
+    timeline: tuple[Layers, ...]
+    """The course of the traced steps."""
+    peak_label: str
+    """When the peak is: `step 2 backward`."""
+    host: Amount | None = None
+    """Bytes of host tensors at their highest moment, pinned copies counted; None where the step is on the host itself."""
+    card: Card | None = None
+    """The card it was asked about."""
+    capacity: int | None = None
+    """Bytes that the step may reserve there."""
+    fits: bool | None = None
+    """True where even the bound gets through inside the capacity, the allocator giving back what it does not need; False where
+    the likely course does not; None in between or without a capacity."""
+    growth: tuple[Growth, ...] = ()
+    """How the peak grows, where a batch size was given."""
+    largest: tuple[Largest, ...] = ()
+    """Largest batch per card, where a batch size was given."""
+    notes: tuple[str, ...] = ()
+    """What was assumed, a sentence each; none means that the step was followed exactly."""
+
+    derived: ClassVar[tuple[str, ...]] = ("fragmentation",)
+
+    def __repr__(self) -> str:
+        return self.__str__()
+
+    @property
+    def fragmentation(self) -> int:
+        """Bytes reserved above what is allocated, peak against peak."""
+        return max(0, self.peak_reserved.bytes - self.peak_allocated.bytes)
+
+    def compare(self, measured: Mapping[str, Any] | None = None, **named: int) -> Receipt:
+        """A real run beside this: `compare(torch.cuda.memory_stats())` or `compare(allocated=..., reserved=...)`."""
+        found = {**(measured or {}), **named}
+        allocated = found.get("allocated", found.get("allocated_bytes.all.peak"))
+        reserved = found.get("reserved", found.get("reserved_bytes.all.peak"))
+        if allocated is None and reserved is None:
+            raise InputError(
+                "nothing to compare with: give torch.cuda.memory_stats(), or allocated= and reserved= in bytes"
+            )
+        return Receipt(
+            name=self.name, card=None if self.card is None else self.card.name,
+            projected_allocated=self.peak_allocated, projected_reserved=self.peak_reserved,
+            measured_allocated=allocated, measured_reserved=reserved,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt(Noun):
+    """A projection beside what was measured."""
+
+    name: str
+    """The step."""
+    card: str | None
+    """Where it ran."""
+    projected_allocated: Amount
+    """As projected."""
+    projected_reserved: Amount
+    """As projected."""
+    measured_allocated: int | None
+    """Peak that was measured."""
+    measured_reserved: int | None
+    """Peak that was measured."""
+
+    derived: ClassVar[tuple[str, ...]] = ("allocated_error", "reserved_error", "held")
+
+    @property
+    def allocated_error(self) -> float | None:
+        """Projected over measured, less one."""
+        return None if not self.measured_allocated else self.projected_allocated.bytes / self.measured_allocated - 1
+
+    @property
+    def reserved_error(self) -> float | None:
+        """Projected over measured, less one."""
+        return None if not self.measured_reserved else self.projected_reserved.bytes / self.measured_reserved - 1
+
+    @property
+    def held(self) -> bool:
+        """True where no measured number is above its bound."""
+        return (self.measured_allocated or 0) <= self.projected_allocated.bound and (
+            self.measured_reserved or 0
+        ) <= self.projected_reserved.bound

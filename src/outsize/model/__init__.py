@@ -1,1 +1,8 @@
-"""Foresee a step's memory without the card."""
+"""Foresee what a training or inference step takes, without the card."""
+
+from __future__ import annotations
+
+from outsize.model.calibration import calibrate, keep
+from outsize.model.estimate import estimate
+
+__all__ = ["calibrate", "estimate", "keep"]

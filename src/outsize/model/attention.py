@@ -76,13 +76,21 @@ def choose(
     dense = all(x.dim() == 4 and x.stride(-1) == 1 for x in (q, k, v))
     width = q.shape[-1]
     heads = gqa or q.shape[1] == k.shape[1] == v.shape[1]
-    if not (same and dense) or 0 in q.shape or 0 in k.shape:
+    masked_grad = mask is not None and mask.requires_grad and grad
+    if not (same and dense) or 0 in q.shape or 0 in k.shape or masked_grad:
         return "math"
-    fits_cudnn = half and width % 8 == 0 and width <= 128 and v.shape[-1] <= 128 and capability >= (9, 0)
-    masked_grad = mask is not None and mask.requires_grad
-    if fits_cudnn and flags.cudnn_sdp_enabled() and heads and not masked_grad and k.shape[2] > 1:
+    fits_cudnn = half and width % 8 == 0 and width <= 256 and v.shape[-1] <= 256 and capability >= (9, 0)
+    if fits_cudnn and flags.cudnn_sdp_enabled() and heads and k.shape[2] > 1:
         return "cudnn"
-    if half and mask is None and width <= 256 and v.shape[-1] == width and capability >= (8, 0) and heads and flags.flash_sdp_enabled():
+    if (
+        half
+        and mask is None
+        and width <= 256
+        and v.shape[-1] == width
+        and capability >= (8, 0)
+        and heads
+        and flags.flash_sdp_enabled()
+    ):
         return "flash"
     wide = 4 if q.dtype == torch.float32 else 8
     if flags.mem_efficient_sdp_enabled() and not gqa and heads and width % wide == 0 and v.shape[-1] % wide == 0:

@@ -12,21 +12,26 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-LOWER = """
-_convolution _convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input
-conv_transpose3d.input convolution cudnn_convolution cudnn_convolution_transpose prelu addmm addmv addr matmul einsum mm mv
-linalg_vecdot linear addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell
-gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention
-""".split()
+LOWER = (
+    "_convolution", "_convolution.deprecated", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
+    "conv_transpose2d.input", "conv_transpose3d.input", "convolution", "cudnn_convolution",
+    "cudnn_convolution_transpose", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv", "linalg_vecdot",
+    "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot", "_thnn_fused_lstm_cell",
+    "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+    "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
+)  # fmt: skip
 """Run in the lower precision."""
 
-PROMOTE = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add".split()
+PROMOTE = (
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
+    "scatter_add",
+)  # fmt: skip
 """Run in the widest type among their arguments."""
 
-RESULT = """
-prod prod.dim_int softmax.int log_softmax.int cumprod cumsum sum sum.dim_IntList linalg_vector_norm linalg_matrix_norm
-linalg_matrix_norm.str_ord
-""".split()
+RESULT = (
+    "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "sum", "sum.dim_IntList",
+    "linalg_vector_norm", "linalg_matrix_norm", "linalg_matrix_norm.str_ord",
+)  # fmt: skip
 """Read what they get and give float32: their `dtype` argument is set where the caller left it out."""
 
 REFUSED = ("binary_cross_entropy",)
@@ -124,10 +129,9 @@ class Autocast:
         return args[:position], {**kwargs, "dtype": torch.float32}
 
     def _cast_all(self, args: Any, kwargs: Any, dtype: Any) -> tuple[Any, Any]:
-        return (
-            tuple(self._cast_item(item, dtype) for item in args),
-            {key: self._cast_item(item, dtype) for key, item in kwargs.items()},
-        )
+        """Every argument, the last one first: so the compiled kernels evaluate theirs, and the allocator sees that order."""
+        cast = [self._cast_item(item, dtype) for item in reversed([*args, *kwargs.values()])][::-1]
+        return tuple(cast[: len(args)]), dict(zip(kwargs, cast[len(args) :], strict=True))
 
     def _cast_item(self, value: Any, dtype: Any) -> Any:
         if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
-"""What cuDNN takes inside a convolution.
+"""A convolution as cuDNN sees it, and the most it may take inside.
 
-In: the shapes, strides, groups, dtype and memory format of a convolution. Out: bytes of its workspaces, as a likely value and as a
-bound. Read off 2,592 recorded convolutions on an H200 (cuDNN 9.19): a kernel that wants another layout copies input, output and
-weights into it; 1x1 kernels and depthwise ones mostly read what is there; a weight gradient keeps partial sums in float32.
+In: the tensors of a convolution. Out: a `Layer`, and for each of its three calls a bound on the workspace. A kernel that wants
+another memory layout copies input, output and weights into it; a weight gradient keeps partial sums in float32, at worst one for
+every image. `measured` has what layers really take.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ from typing import Any, NamedTuple
 
 MiB = 2**20
 
-SPLIT = {4: 5 * MiB, 2: 2 * MiB}
-"""Partial sums of a weight gradient beside the copies, by element size: the median of those recorded."""
-
-SPLIT_BOUND = 17 * MiB
-"""Above 97 % of the recorded partial sums; the rest had inputs of a few MiB."""
+SPLIT = 17 * MiB
+"""Partial sums of a weight gradient beside the copies: above 97 % of those measured, the rest were of small layers."""
 
 
 class Layer(NamedTuple):
@@ -33,8 +30,12 @@ class Layer(NamedTuple):
     """Bytes."""
     output: int
     weight: int
+    plane: int
+    """Elements of one input plane."""
     last: bool
     """Channels last in memory."""
+    dtype: str
+    """`float32`, `bfloat16`, `float16`."""
 
     @property
     def depthwise(self) -> bool:
@@ -42,8 +43,20 @@ class Layer(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """Input, output and weights in another layout."""
-        return self.input + self.output + self.weight
+        """Input, output and weights in another layout, the channels filled up to a multiple of 16 bytes."""
+        step = 16 // self.element
+        full = -(-self.channels // step) * step if self.groups == 1 else self.channels
+        return (self.input + self.weight) * full // self.channels + self.output
+
+    @property
+    def odd(self) -> bool:
+        """True where a filter's bytes, over its output channels, are no multiple of 16: kernels on whole vectors do not fit."""
+        return bool(self.weight // (self.channels * self.kernel) % 16 or self.channels * self.element % 16)
+
+    @property
+    def sums(self) -> int:
+        """The weights' gradient in float32, once for every image."""
+        return self.batch * self.weight * 4 // self.element
 
 
 def layer_of(x: Any, weight: Any, output: Any, stride: Any, groups: int) -> Layer:
@@ -53,41 +66,22 @@ def layer_of(x: Any, weight: Any, output: Any, stride: Any, groups: int) -> Laye
     last = x.dim() > 3 and strides[1] == 1 and x.shape[1] > 1 and not x.is_contiguous()
     return Layer(
         x.shape[0], x.shape[1], math.prod(weight.shape[2:]), max(stride), groups, size, x.numel() * size,
-        math.prod(output) * size, weight.numel() * size, last,
+        math.prod(output) * size, weight.numel() * size, math.prod(x.shape[2:]),
+        last,
+        str(x.dtype).removeprefix("torch."),
     )  # fmt: skip
 
 
-def forward(layer: Layer, bound: bool) -> int:
-    """Workspace of the forward convolution."""
+def call_bound(layer: Layer) -> int:
+    """Most that the forward call, or the input's gradient, takes."""
+    return 0 if layer.depthwise else layer.copies + MiB
+
+
+def weight_bound(layer: Layer) -> int:
+    """Most that the weights' gradient takes."""
     if layer.depthwise:
-        return 0
-    if bound:
-        return 0 if layer.last and layer.kernel > 1 else layer.copies
-    if layer.last or layer.channels <= 4:
-        return 0
-    if layer.kernel == 1:
-        return layer.input + layer.output if layer.stride > 1 else 0
-    return layer.copies
-
-
-def input_gradient(layer: Layer, bound: bool) -> int:
-    """Workspace of the gradient with respect to the input."""
-    return forward(layer, bound)
-
-
-def weight_gradient(layer: Layer, bound: bool) -> int:
-    """Workspace of the gradient with respect to the weights."""
-    if layer.depthwise:
-        return 0
-    sums = layer.batch * layer.weight * 4 // layer.element
+        return layer.copies if layer.last else MiB
     if layer.kernel == 1 and layer.stride == 1:
-        return max(sums, layer.copies) if bound and sums < 2 * layer.copies else min(sums, layer.input + layer.output)
-    if bound:
-        return layer.copies + SPLIT_BOUND
-    if layer.last:
-        return min(sums, SPLIT[2])
-    if layer.channels <= 4 and layer.element == 4:
-        return 0
-    if layer.kernel == 1:
-        return layer.input + layer.output
-    return layer.copies + min(SPLIT.get(layer.element, 0), 64 * layer.weight)
+        both = layer.input + layer.output
+        return max(layer.sums, both) if layer.sums <= 6 * both else 2 * both
+    return layer.copies + SPLIT

@@ -11,10 +11,15 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from outsize.model import convolution
+from outsize.model.convolution import Layer, call_bound, layer_of, weight_bound
+from outsize.model.measured import table
 from outsize.model.reduction import buffer_bytes
 
 KiB, MiB = 2**10, 2**20
+
+
+Size = int | tuple[int, int]
+"""Bytes of a block, or (likely, at most) where only that is known."""
 
 
 class Blocks(NamedTuple):
@@ -22,10 +27,10 @@ class Blocks(NamedTuple):
 
     before: tuple[int, ...] = ()
     """Alive from before the results are made to the end of the call."""
-    after: tuple[int, ...] = ()
+    after: tuple[Size, ...] = ()
     """Asked for after the results, alive to the end of the call."""
-    each: tuple[int, ...] = ()
-    """Asked for after the results and let go one after the other."""
+    each: tuple[Size, ...] = ()
+    """Asked for after the first result, the second, ... and let go before the next; 0 for none."""
     stays: tuple[int, ...] = ()
     """Kept for good."""
 
@@ -33,11 +38,9 @@ class Blocks(NamedTuple):
 class Scratch:
     """The card the rows are for, and what is already there."""
 
-    def __init__(self, capability: tuple[int, int], processors: int = 132, bound: bool = False) -> None:
+    def __init__(self, capability: tuple[int, int], processors: int = 132) -> None:
         self.capability = capability
         self.processors = processors
-        self.bound = bound
-        """Take the most a convolution may ask for instead of what it likely asks for."""
         self.cublas = 32 * MiB if capability >= (9, 0) else 8_519_680
         self.cublas_lt = 1 * MiB
         self._there: set[tuple[str, str]] = set()
@@ -82,31 +85,48 @@ def _addmm(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
 
 def _convolution(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     x, weight, _, stride, _, _, transposed, _, groups = args[:9]
-    if transposed:
-        layer = convolution.layer_of(results[0], weight, x.shape, stride, groups)
-        return Blocks(after=_some(convolution.input_gradient(layer, scratch.bound)))
-    layer = convolution.layer_of(x, weight, results[0].shape, stride, groups)
-    return Blocks(after=_some(convolution.forward(layer, scratch.bound)))
+    if transposed:  # the forward call of a transposed convolution is the input's gradient of a plain one
+        layer = layer_of(results[0], weight, x.shape, stride, groups)
+        return Blocks(after=_some(_inside(layer)[1]))
+    layer = layer_of(x, weight, results[0].shape, stride, groups)
+    return Blocks(after=_some(_inside(layer)[0]))
 
 
 def _convolution_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     grad, x, weight, _, stride, _, _, transposed, _, groups, wanted = args[:11]
     first, second = (grad, x.shape) if transposed else (x, grad.shape)
-    layer = convolution.layer_of(first, weight, second, stride, groups)
-    inside = convolution.forward if transposed else convolution.input_gradient
-    sizes = (inside(layer, scratch.bound) if wanted[0] else 0, convolution.weight_gradient(layer, scratch.bound) if wanted[1] else 0)
-    return Blocks(before=_copies(grad) if not layer.last else (), each=_some(*sizes))
+    layer = layer_of(first, weight, second, stride, groups)
+    inside = _inside(layer)
+    sizes = []
+    if wanted[0]:
+        sizes.append(inside[0 if transposed else 1])
+    if wanted[1]:
+        sizes.append(inside[2])
+    return Blocks(before=() if layer.last else _copies(grad), each=tuple(sizes))
 
 
-def _some(*sizes: int) -> tuple[int, ...]:
-    return tuple(size for size in sizes if size)
+def _inside(layer: Layer) -> tuple[tuple[int, int], ...]:
+    """(likely, at most) of the three calls of a convolution: as measured or as in a similar layer, and the bound."""
+    most = (call_bound(layer), call_bound(layer), weight_bound(layer))
+    found = table().look_up(layer)
+    if found is None:
+        return tuple((size, size) for size in most)
+    return tuple((size or 0, max(size or 0, bound)) for size, bound in zip(found, most, strict=True))
+
+
+def _some(size: tuple[int, int]) -> tuple[Size, ...]:
+    return (size,) if size[1] else ()
 
 
 def _reduce(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     x = args[0]
     given = args[1] if len(args) > 1 and isinstance(args[1], list | tuple | int) else None
     axes = range(x.dim()) if given is None or given == [] else ([given] if isinstance(given, int) else given)
-    cast = (_size(x) // x.element_size() * 8,) if not x.dtype.is_floating_point and results and results[0].dtype != x.dtype else ()
+    cast = (
+        (_size(x) // x.element_size() * 8,)
+        if not x.dtype.is_floating_point and results and results[0].dtype != x.dtype
+        else ()
+    )
     return Blocks(before=cast, after=buffer_bytes(x, {axis % max(1, x.dim()) for axis in axes}, scratch.processors))
 
 
@@ -164,7 +184,7 @@ def _index_put(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks
 
 
 def _efficient_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    grad, q = args[0], args[1]
+    q = args[1]
     heads, length, width = q.shape[0] * q.shape[1], q.shape[2], q.shape[3]
     tile, columns = (128, 64) if 64 < width <= 128 else ((64, 64) if width <= 64 else (64, 128))
     rows, cols = -(-length // tile), -(-width // columns)
@@ -187,16 +207,24 @@ def _cudnn_attention_backward(scratch: Scratch, args: Any, results: Any, thread:
     return Blocks(after=(size,))
 
 
+def _rnn_workspace(x: Any, weights: Any, hidden: int, layers: int, both: bool) -> int:
+    """8 MiB a layer and direction, the weights, and about six values a hidden unit and time step: within 15 % of those seen."""
+    sides = 2 if both else 1
+    steps = int(x.shape[0]) * int(x.shape[1]) * hidden * sides
+    return layers * sides * 8 * MiB + int(x.element_size()) * (sum(int(w.numel()) for w in weights) + 6 * steps)
+
+
 def _rnn(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     x, weights = args[0], args[1]
-    cells = sum(_size(w) for w in weights)
-    return Blocks(after=(4 * MiB, cells + 3 * _size(x)), stays=())
+    inside = _rnn_workspace(x, weights, args[7], args[9], args[13])
+    return Blocks(before=(_size(x),) if args[10] else (), each=(0, 0, inside))
 
 
 def _rnn_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     x, weights = args[0], args[1]
-    cells = sum(_size(w) for w in weights)
-    return Blocks(after=(cells,), each=(4 * MiB, cells + 3 * _size(x)))
+    inside = _rnn_workspace(x, weights, args[11], args[13], args[17])
+    extra = (_size(args[7]),) if args[14] else ()
+    return Blocks(before=(_size(args[4]),) * 2 + extra, each=(inside,), after=(sum(_size(w) for w in weights), inside))
 
 
 def _pool_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:

@@ -6,6 +6,7 @@ allocation whatever views look at it, so the ledger counts storages, and a weak 
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +15,27 @@ from typing import Any
 class Held:
     """One allocation from its birth to its end."""
 
-    __slots__ = ("born", "bytes", "died", "id", "kind", "label", "line", "module", "op", "phase", "step")
+    __slots__ = (
+        "born",
+        "bytes",
+        "died",
+        "id",
+        "kind",
+        "label",
+        "line",
+        "module",
+        "most",
+        "node",
+        "op",
+        "phase",
+        "step",
+    )
 
     def __init__(self, id: int, size: int, label: str, op: str, born: int, step: int, phase: str) -> None:
         self.id = id
         self.bytes = size
+        self.most = size
+        """Most bytes it may have; the same except for the workspaces of convolutions."""
         self.label = label
         """Device the step believes it is on: `cuda:0`, `cpu`, `pinned`."""
         self.op = op
@@ -33,6 +50,8 @@ class Held:
         """`weights`, `gradients`, ...; empty until somebody says."""
         self.module = ""
         self.line = ""
+        self.node = -1
+        """Number of the autograd node whose backward made it."""
 
 
 class Ledger:
@@ -48,6 +67,8 @@ class Ledger:
         """Address of the storage -> a real storage with its contents, for the few small ones whose contents are known."""
         self._watch: dict[int, Any] = {}
         self.step = -1
+        self.closed = False
+        """True when the trace is over: what dies later is not written down."""
         self.phase: Callable[[], str] = lambda: "build"
         self.where: Callable[[Held], None] = lambda held: None
         """Writes module and line into a new record."""
@@ -81,7 +102,7 @@ class Ledger:
         held = self.live.get(key)
         if held is None:
             held = self.live[key] = self.allocate(storage.nbytes(), label, op)
-            self._watch[key] = weakref.ref(storage, lambda _, key=key: self._gone(key))
+            self._watch[key] = weakref.ref(storage, functools.partial(self._gone, key))
         elif held.bytes != storage.nbytes():  # resized in place: the old block goes after the new one has come
             old = held
             held = self.live[key] = self.allocate(storage.nbytes(), old.label, op)
@@ -89,7 +110,9 @@ class Ledger:
             self.free(old)
         return held
 
-    def _gone(self, key: int) -> None:
-        self.free(self.live.pop(key))
+    def _gone(self, key: int, _: Any) -> None:
+        held = self.live.pop(key)
+        if not self.closed:
+            self.free(held)
         self._watch.pop(key, None)
         self.values.pop(key, None)

@@ -16,7 +16,7 @@ from typing import Any
 
 from outsize.model.ledger import Held, Ledger
 
-OURS = str(Path(__file__).parent)
+OURS = str(Path(__file__).parent.parent)
 
 
 class Owners:
@@ -64,6 +64,13 @@ class Owners:
             return "optimizer"
         return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
 
+    def node(self) -> int:
+        """Number of the autograd node that runs now, -1 outside a backward pass."""
+        import torch
+
+        node = torch._C._current_autograd_node()
+        return -1 if node is None else int(node._sequence_nr())
+
     def place(self) -> str:
         """Module and line of now, for a note."""
         held = Held(-1, 0, "", "", 0, 0, self.phase())
@@ -75,10 +82,8 @@ class Owners:
         import torch
 
         if held.phase == "backward":
-            node = torch._C._current_autograd_node()
-            found = self._made.get(node._sequence_nr()) if node is not None else None
-            if found is not None:
-                held.module, held.line = found
+            held.node = self.node()
+            held.module, held.line = self._made.get(held.node, ("", ""))
             return
         held.module = self._stack[-1] if self._stack else ""
         held.line = self._line()
@@ -89,7 +94,7 @@ class Owners:
         frame: Any = sys._getframe(2)
         while frame is not None:
             name = frame.f_code.co_filename
-            if not (name.startswith(self._torch) or name.startswith(OURS) or name.startswith("<")):
+            if not name.startswith((self._torch, OURS, "<")):
                 return f"{Path(name).name}:{frame.f_lineno}"
             frame = frame.f_back
         return ""
@@ -112,6 +117,17 @@ class Owners:
                 self._names[id(child)] = f"{root}.{name}" if name else root
             self._roots.add(module)
             self.mark()
+
+    def inputs(self, args: Any) -> None:
+        """Name what modules and optimizers among the step's arguments hold."""
+        import torch
+
+        for value in args:
+            if isinstance(value, torch.nn.Module):
+                self._adopt(value)
+            elif isinstance(value, torch.optim.Optimizer):
+                self._optimizers.add(value)
+        self.mark()
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._optimizers.add(optimizer)

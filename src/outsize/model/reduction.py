@@ -46,7 +46,15 @@ def buffer_bytes(tensor: Any, axes: set[int], processors: int, threads_per_proce
 
 
 def _split(
-    inputs: int, outputs: int, dim0: int, dim1: int, inner: bool, vector: int, element: int, processors: int, threads: int
+    inputs: int,
+    outputs: int,
+    dim0: int,
+    dim1: int,
+    inner: bool,
+    vector: int,
+    element: int,
+    processors: int,
+    threads: int,
 ) -> tuple[int, ...]:
     most = THREADS // vector
     wide, high = min(_floor_power(dim0), most), min(_floor_power(dim1), most)

@@ -44,7 +44,7 @@ def make_function_mode(tracer: Tracer) -> Any:
         tensor.__repr__: _repr, tensor.get_device: _get_device, tensor.pin_memory: _pin, tensor.is_pinned: _is_pinned,
         torch.tensor: _literal, torch.as_tensor: _literal, torch.asarray: _literal, tensor.__array__: _numpy,
         torch.nn.functional.scaled_dot_product_attention: attend, tensor.__deepcopy__: _deepcopy,
-        tensor.new_tensor: _new_tensor,
+        tensor.new_tensor: _new_tensor, torch.nn.functional.linear: _linear,
     }  # fmt: skip
 
     class Stage(TorchFunctionMode):  # type: ignore[misc]
@@ -82,15 +82,18 @@ def _to(tracer: Tracer, func: Any, call: Any) -> Any:
     import torch
 
     (value, *rest), kwargs = call
+    kwargs = dict(kwargs)
+    copy = kwargs.pop("copy", None)
+    flags = [place for place, item in enumerate(rest) if isinstance(item, bool)]
+    if len(flags) == 2:
+        copy = rest.pop(flags[1])
     if rest and isinstance(rest[0], torch.Tensor):
         label, rest = tracer.ledger.label_of(rest[0]), [rest[0].dtype, *rest[1:]]
         device, dtype, _, layout = torch._C._nn._parse_to(*rest, **kwargs)
     else:
         device, dtype, _, layout = torch._C._nn._parse_to(*rest, **kwargs)
         label = None if device is None else label_for(device)
-    flags = [item for item in rest if isinstance(item, bool)]
-    wanted: dict[str, Any] = {"dtype": dtype, "memory_format": layout}
-    wanted["copy"] = kwargs.get("copy") or (len(flags) == 2 and flags[1]) or None
+    wanted: dict[str, Any] = {"dtype": dtype, "memory_format": layout, "copy": copy or None}
     return move(tracer, value, label, func, {name: item for name, item in wanted.items() if item is not None})
 
 
@@ -145,6 +148,15 @@ def _literal(tracer: Tracer, func: Any, call: Any) -> Any:
     return move(tracer, value, None if device is None else label_for(device), torch.Tensor.to, {})
 
 
+def _linear(tracer: Tracer, func: Any, call: Any) -> Any:
+    """A linear layer adds its bias in place, but not while a mode in Python looks on: the tracer has to know."""
+    before, tracer.in_linear = tracer.in_linear, True
+    try:
+        return func(*call[0], **call[1])
+    finally:
+        tracer.in_linear = before
+
+
 def _new_tensor(tracer: Tracer, func: Any, call: Any) -> Any:
     import torch
 
@@ -186,6 +198,7 @@ def _deepcopy(tracer: Tracer, func: Any, call: Any) -> Any:
 def pretend(tracer: Tracer, capability: tuple[int, int], total: int) -> Iterator[None]:
     """`torch.cuda` answers as if the card were there, and does nothing."""
     import torch
+    import torch.utils.checkpoint
 
     properties = SimpleNamespace(
         name="outsize card", major=capability[0], minor=capability[1], total_memory=total, multi_processor_count=132,
@@ -207,12 +220,39 @@ def pretend(tracer: Tracer, capability: tuple[int, int], total: int) -> Iterator
         (torch.cuda, "device", _stream), (torch.cuda.amp.common, "amp_definitely_not_available", _answer(False)),
         (torch, "compile", tracer.compile), (torch.Tensor, "record_stream", _answer(None)),
     ]  # fmt: skip
+    # Functions written in Python would take the stage off for all they call; inside them it has to stay.
+    for owner in (torch.nn.functional, torch.functional, torch.nn.init):
+        for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
+            replaced.append((owner, name, _has_subclass))
     with contextlib.ExitStack() as stack:
+        checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
+        stack.callback(checks.update, dict(checks))
+        checks["default"] = _shape_and_dtype
         for owner, name, value in replaced:
             if name in vars(owner):
                 stack.callback(setattr, owner, name, vars(owner)[name])
                 setattr(owner, name, value)
         yield
+
+
+def _shape_and_dtype(value: Any) -> dict[str, Any]:
+    """What checkpointing compares between forward and recomputation; the device is the stage's own affair."""
+    return {"shape": value.shape, "dtype": value.dtype}
+
+
+def _has_subclass(*values: Any) -> bool:
+    """True where a tensor subclass wants to be asked, the stage itself not counted."""
+    import torch
+
+    plain = (torch.Tensor, torch.nn.Parameter)
+    flat = values[0] if len(values) == 1 and isinstance(values[0], tuple | list) else values
+    return any(isinstance(v, torch.Tensor) and type(v) not in plain and _asks(type(v)) for v in flat)
+
+
+def _asks(kind: Any) -> bool:
+    import torch
+
+    return kind.__torch_function__ is not torch._C._disabled_torch_function_impl and "Buffer" not in kind.__name__
 
 
 def _answer(value: Any) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from outsize.core.errors import InputError
 from outsize.model import rewrites, values
 from outsize.model.autocast import Autocast
-from outsize.model.kernels import Scratch, blocks_of
+from outsize.model.kernels import Scratch, Size, blocks_of
 from outsize.model.ledger import Held, Ledger
 from outsize.model.owners import Owners
 from outsize.model.stage import make_function_mode, pretend
@@ -24,8 +24,16 @@ from outsize.model.stage import make_function_mode, pretend
 class Tracer:
     """One trace: the stage, the ledger and the rules for what is not seen."""
 
-    def __init__(self, device: str = "cuda:0", capability: tuple[int, int] = (9, 0), total: int = 80 * 2**30) -> None:
+    def __init__(
+        self,
+        device: str = "cuda:0",
+        capability: tuple[int, int] = (9, 0),
+        total: int = 80 * 2**30,
+        everything: str | None = None,
+    ) -> None:
         self.device = device
+        self.everything = everything
+        """Where host tensors are counted instead, for a step that never moves anything."""
         self.capability = capability
         self.total = total
         self.ledger = Ledger()
@@ -37,6 +45,11 @@ class Tracer:
         self._placing: str | None = None
         self._twins: dict[int, tuple[Any, Any]] = {}
         self._mode: Any = None
+        self._alone = 2
+        self.reuse = True
+        """Follow autograd where it would write in place on its own; off for comparing with another mode in Python."""
+        self.in_linear = False
+        """True while a linear layer runs its forward pass."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -52,6 +65,8 @@ class Tracer:
                     return tracer.dispatch(func, args, kwargs or {})
 
         self._mode = Mode
+        probe = torch.empty(1, device="meta")
+        self._alone = torch._C._storage_Use_Count(probe.untyped_storage()._cdata)
         stage = make_function_mode(self)
         engine = torch.autograd._engine_run_backward
 
@@ -73,6 +88,7 @@ class Tracer:
                 yield
         finally:
             torch.autograd._engine_run_backward = engine
+            self.ledger.closed = True
 
     @contextlib.contextmanager
     def placing(self, label: str) -> Iterator[None]:
@@ -140,16 +156,19 @@ class Tracer:
         """One operator: run it on shapes, write down what it allocates."""
         import torch
 
-        if _composite(func):
+        if _composite(func) and str(func) not in rewrites.WHOLE:
             with self._mode():
                 return func.decompose(*args, **kwargs)
-        flat = [leaf for leaf in _tensors(args)]
+        flat = _tensors(args)
         label = self._label(func, flat, kwargs)
         if any(leaf.device.type != "meta" and (leaf.dim() or len(flat) == 1) for leaf in flat):
             args = _replace(args, self.adopt)
-            flat = [leaf for leaf in _tensors(args)]
+            flat = _tensors(args)
         name = str(func)
-        out = self._compute(func, name, args, kwargs, flat, label)
+        if self.reuse and self._reuses(name, args):
+            out = args[0]
+        else:
+            out = self._compute(func, name, args, kwargs, flat, label)
         results = out if isinstance(out, tuple | list) else (out,)
         fresh = [r for r in results if isinstance(r, torch.Tensor)] + [
             t for r in results if isinstance(r, list) for t in r if isinstance(t, torch.Tensor)
@@ -158,6 +177,29 @@ class Tracer:
         if name in _RESIZING:
             self.ledger.add(args[0], label, name)
         return out
+
+    def _reuses(self, name: str, args: Any) -> bool:
+        """True where a backward pass writes into its first argument although a new tensor is asked for.
+
+        Autograd sums two gradients into the first where nobody else holds it, and fills a fresh block of zeros in place; it does
+        neither while a mode in Python looks on, which holds everything once more. On its own it would.
+        """
+        import torch
+
+        if name == "aten.add.Tensor" and not isinstance(args[1], torch.Tensor):
+            return False
+        if name == "aten.add.Tensor" and self.in_linear and args[1].dim() == 1:
+            return True
+        if name not in _REUSING or torch._C._current_graph_task_id() == -1:
+            return False
+        first = args[0]
+        storage = first.untyped_storage()
+        held = self.ledger.live.get(storage._cdata)
+        if held is None or held.phase != "backward" or torch._C._storage_Use_Count(storage._cdata) > self._alone:
+            return False
+        if name == "aten.add.Tensor":  # the engine adds what an earlier node left; a node's own sums are new tensors
+            return bool(first.shape == args[1].shape and held.node != self.owners.node())
+        return True
 
     def _write(self, name: str, args: Any, results: list[Any], label: str) -> None:
         """Results and what the card's kernel takes inside, in the order in which the card is asked for them."""
@@ -168,26 +210,36 @@ class Tracer:
         thread = "backward" if self.owners.phase() == "backward" else "forward"
         blocks = blocks_of(self.scratch, name, args, results, thread)
         inside = [self._workspace(size, label, name) for size in blocks.before]
-        for tensor in results:
+        each = iter(blocks.each)
+        order = _ORDER.get(name)
+        for tensor in results if order is None else [results[i] for i in order if i < len(results)]:
             self.ledger.add(tensor, label, name)
+            size = next(each, 0)
+            if size not in (0, (0, 0)):
+                self.ledger.free(self._workspace(size, label, name))
         for size in blocks.stays:
             self._workspace(size, label, name)
         inside += [self._workspace(size, label, name) for size in blocks.after]
-        for size in blocks.each:
-            self.ledger.free(self._workspace(size, label, name))
         for held in reversed(inside):
             self.ledger.free(held)
 
-    def _workspace(self, size: int, label: str, name: str) -> Held:
-        held = self.ledger.allocate(size, label, name)
+    def _workspace(self, size: Size, label: str, name: str) -> Held:
+        likely, most = (size, size) if isinstance(size, int) else size
+        held = self.ledger.allocate(likely, label, name)
+        held.most = most
         held.kind = "workspace"
         return held
 
     def _label(self, func: Any, flat: list[Any], kwargs: dict[str, Any]) -> str:
         """Device the result believes to be on; the real `device` argument becomes meta."""
+        label = self._named(func, flat, kwargs)
+        return self.everything if label == "cpu" and self.everything is not None else label
+
+    def _named(self, func: Any, flat: list[Any], kwargs: dict[str, Any]) -> str:
         device = kwargs.get("device")
-        if kwargs.pop("pin_memory", None):
-            self._pinned = True
+        if kwargs.pop("pin_memory", None) and self._placing is None:
+            kwargs["device"] = "meta"
+            return "pinned"
         if device is not None:
             kwargs["device"] = "meta"
             if self._placing is None and device.type != "meta":
@@ -224,7 +276,8 @@ class Tracer:
                 return real
             return _replace(real, lambda t: self._known_like(t, label))
         try:
-            out = func(*args, **kwargs)
+            shape = rewrites.SHAPES.get(name)
+            out = func(*args, **kwargs) if shape is None else shape(func, args, kwargs)
         except NotImplementedError as error:
             raise InputError(
                 f"torch cannot tell the result shape of {name} without running it ({str(error).splitlines()[0]}): "
@@ -276,6 +329,19 @@ class Tracer:
 
 
 _RESIZING = {"aten.resize_.default", "aten.set_.source_Storage_storage_offset", "aten.resize_as_.default"}
+
+
+_REUSING = {
+    "aten.add.Tensor", "aten.scatter_add.default", "aten.index_put.default", "aten.index_add.default", "aten.scatter.src",
+    "aten.scatter.value",
+}  # fmt: skip
+"""Operators that backward passes run in place where they can."""
+
+_ORDER: dict[str, tuple[int, ...]] = {
+    "aten.native_dropout.default": (1, 0),
+    "aten._scaled_dot_product_cudnn_attention.default": (2, 3, 0, 1),
+}
+"""Operators that allocate their results in another order than they return them; positions among the tensors."""
 
 
 def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:

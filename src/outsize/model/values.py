@@ -19,14 +19,17 @@ KEEP_ELEMENTS = 4096
 def shadow(tracer: Tracer, tensor: Any) -> Any:
     """The tensor with its real contents, or None where they are not known."""
     import torch
+    from torch.utils._python_dispatch import _disable_current_modes
 
-    if tensor.device.type == "cpu":
-        return tensor.detach()
+    with torch._C.DisableTorchFunction():
+        if tensor.device.type == "cpu":
+            return tensor.detach()
     storage = tracer.ledger.values.get(tensor.untyped_storage()._cdata)
     if storage is None:
         return None
-    plain = torch.empty(0, dtype=tensor.dtype)
-    return plain.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        plain = torch.empty(0, dtype=tensor.dtype)
+        return plain.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def item(tracer: Tracer, tensor: Any) -> Any:
@@ -49,12 +52,14 @@ def item(tracer: Tracer, tensor: Any) -> Any:
 def real(tracer: Tracer, tensor: Any, what: str) -> Any:
     """A real tensor of the same shape: its contents if known, else zeros and a note."""
     import torch
+    from torch.utils._python_dispatch import _disable_current_modes
 
     known = shadow(tracer, tensor)
     if known is not None:
         return known
     tracer.note_value(f"contents read by {what}()", tracer.ledger.of(tensor))
-    return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
 
 def _nonzero(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
@@ -78,7 +83,11 @@ def _unique(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     tracer.note_value("the number of distinct values, taken as all", tracer.ledger.of(args[0]))
     count = args[0].numel()
     index = torch.empty(args[0].shape, dtype=torch.int64, device="meta")
-    return torch.empty(count, dtype=args[0].dtype, device="meta"), index, torch.empty(count, dtype=torch.int64, device="meta")
+    return (
+        torch.empty(count, dtype=args[0].dtype, device="meta"),
+        index,
+        torch.empty(count, dtype=torch.int64, device="meta"),
+    )
 
 
 def _repeat(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:

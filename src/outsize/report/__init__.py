@@ -11,7 +11,7 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rich.console import Console, RenderableType
@@ -22,10 +22,13 @@ from rich.text import Text
 from outsize.core.noun import to_plain
 
 DRAWINGS = {
-    "FitPlan": "outsize.report.fitting",
+    "Conversion": "outsize.report.conversion",
     "Diagnosis": "outsize.report.diagnosis",
+    "FitPlan": "outsize.report.fitting",
+    "Footprint": "outsize.report.footprint",
     "Plan": "outsize.report.plan",
     "Reading": "outsize.report.reading",
+    "Receipt": "outsize.report.receipt",
     "Replay": "outsize.report.replay",
     "Sizing": "outsize.report.sizing",
 }
@@ -78,13 +81,14 @@ def show_verbs(verbs: Mapping[str, str]) -> None:
     show(table)
 
 
-def show_stop(number: int, stops: int, command: str, why: str, noun: Any) -> None:
+def show_stop(number: int, stops: int, command: str, why: str, answers: Sequence[Any]) -> None:
     """Print one stop of the tour: what one would type, why, and the answer."""
     show(Rule(Text(f"{number} of {stops}"), style="dim"))
     show(Text(why))
     show(Text(f"$ {command}", style="bold cyan"))
     show(Text())
-    show(noun)
+    for answer in answers:
+        show(answer)
     show(Text())
 
 

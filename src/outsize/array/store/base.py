@@ -1,18 +1,23 @@
 """What the engine asks of a store (an array it can read) and of a sink (an array it can write).
 
-The engine owns all memory. Before it reads, it asks a store how large a buffer the read needs (`extent`: data, alignment,
-decoded chunks, everything), takes that much from its pool, and hands the buffer over; the store reads into it and
-returns the wanted block as a view inside it. So no byte of a read is outside the budget, and a direct, aligned read needs no
-second copy although a file's data may begin at any offset.
+The engine owns all memory. Before it reads, it asks a store how large a buffer the read needs (`extent`: data,
+alignment, decoded chunks, everything), takes that much from its pool, and hands the buffer over; the store reads into
+it and returns the wanted block as a view inside it. So no byte of a read is outside the budget, and a direct, aligned
+read needs no second copy although a file's data may begin at any offset. Writing mirrors it: `room` bytes of buffer
+are given to `lay`, which returns the block to fill, placed so that it can be written without another copy; `write`
+then takes it.
 """
 
 from __future__ import annotations
 
 import abc
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from outsize.core.errors import InputError
 
 Region = tuple[tuple[int, int], ...]
 """Half-open (start, stop) along each axis; () is the whole of a 0-d array."""
@@ -29,8 +34,26 @@ def region_shape(region: Region) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in region)
 
 
+def whole(shape: tuple[int, ...]) -> Region:
+    """The region that covers an array."""
+    return tuple((0, length) for length in shape)
+
+
+def count_granules(region: Region, granule: tuple[int, ...]) -> int:
+    """How many granules a region touches; granules of one element do not count as a grid."""
+    if all(length <= 1 for length in granule):
+        return 1
+    return math.prod(-(-stop // g) - start // g for (start, stop), g in zip(region, granule, strict=True))
+
+
+def round_up(value: int, step: int = ALIGNMENT) -> int:
+    """The next multiple of `step`."""
+    return -(-value // step) * step
+
+
 class Store(abc.ABC):
-    """An array that can be read in regions. Opening reads headers only; all methods are safe to call from many threads."""
+    """An array that can be read in regions. Opening reads headers only; all methods are safe to call from many
+    threads."""
 
     name: str
     """What a user calls it: its path, or `memory`."""
@@ -42,6 +65,10 @@ class Store(abc.ABC):
     """Shape of the smallest piece that is cheap to read: a chunk, or one stretch of contiguous bytes."""
     paths: tuple[str, ...] = ()
     """Files it reads, so that nobody writes over them while they are needed."""
+    order: tuple[int, ...] | None = None
+    """Axes from the slowest to the fastest in memory; None is C order."""
+    resident: bool = False
+    """True where the data already lies in memory: reading it moves nothing and needs no buffer."""
 
     @abc.abstractmethod
     def extent(self, region: Region) -> int:
@@ -58,6 +85,18 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def traffic(self, region: Region) -> int:
         """Bytes that reading this region moves from disk."""
+
+    def seeks(self, region: Region) -> int:
+        """How many separate transfers reading this region takes."""
+        return count_granules(region, self.granule)
+
+    def fingerprint(self) -> str:
+        """Text that changes when the data may have changed; a journal is only followed while it stays the same."""
+        return f"{self.name} {self.shape} {self.dtype.str}"
+
+    def update(self) -> Sink:
+        """A sink that writes into this very array; an `InputError` where it was not opened for writing."""
+        raise InputError(f"{self.name} is open for reading only: open it with mode='r+' to write into it")
 
     def close(self) -> None:  # noqa: B027  (most stores hold nothing open)
         """Let go of files."""
@@ -76,6 +115,8 @@ class Sink(abc.ABC):
     """Regions cut at multiples of this are written without reading anything back; other cuts may not be parallel."""
     partial: str
     """Path of the unfinished output: the same for the same target, so that a resumed run finds it."""
+    order: tuple[int, ...] | None = None
+    """Axes from the slowest to the fastest in the file; None is C order."""
 
     @abc.abstractmethod
     def extent(self, region: Region) -> int:
@@ -100,3 +141,16 @@ class Sink(abc.ABC):
     @abc.abstractmethod
     def abort(self) -> None:
         """Remove the unfinished output."""
+
+    def seeks(self, region: Region) -> int:
+        """How many separate transfers writing this region takes."""
+        return count_granules(region, self.granule)
+
+    def room(self, region: Region) -> int:
+        """Bytes of buffer that `lay` needs for this region."""
+        return round_up(math.prod(region_shape(region)) * self.dtype.itemsize)
+
+    def lay(self, region: Region, buffer: Buffer) -> Block:
+        """The block to fill for this region: a view inside `buffer`, placed as `write` likes it best."""
+        shape = region_shape(region)
+        return np.ndarray(shape, self.dtype, buffer.data)

@@ -1,0 +1,127 @@
+"""Outsize, its peers and the machine's floor on the same work, the same files and the same hard limit, in one run.
+
+    python benchmarks/arrays.py --data FOLDER [--works sum transpose ...] [--peers blosc2 ...] [--seconds 90]
+
+Every run is a fresh process in a memory cgroup (the limit includes the interpreter), on a cold page cache. Prints wall
+seconds, ratios to the best surviving peer and to the floor measured in the same minute, and the highest anonymous
+memory; leaves the rows in benchmarks/results/. Needs root and a v1 memory cgroup; `dask`, `cubed` and `blosc2` where
+those peers are wanted. The inputs (9.5 GB, and as much again for blosc2's copies) are made on the first run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import cgroup
+import data as inputs
+
+HERE = Path(__file__).parent
+MiB = 1 << 20
+WORKS = {
+    "sum": 512, "expression": 512, "normalise": 1024, "matmul": 1024, "transpose": 1024, "filter": 512,
+}  # fmt: skip
+"""Work -> limit in MiB."""
+PEERS = ("memmap", "chunked", "dask", "cubed", "blosc2")
+
+
+def cold(out: Path) -> None:
+    """An empty output folder and an empty page cache."""
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+
+
+def floor(work: str, data: Path, out: Path) -> float:
+    """Seconds of the floor, in a process of its own without a limit."""
+    cold(out)
+    done = subprocess.run(
+        [sys.executable, str(HERE / "floor.py"), work, str(data), str(out)], capture_output=True, text=True, check=True
+    )
+    return float(done.stdout.split()[-1])
+
+
+def one(name: str, work: str, data: Path, out: Path, seconds: float) -> cgroup.Outcome:
+    """One contestant on one work."""
+    cold(out)
+    limit = WORKS[work] * MiB
+    script = ["ours.py"] if name == "outsize" else ["peers.py", name]
+    memory = f"{int(limit * 0.78) // 10**6}MB"
+    command = [sys.executable, str(HERE / script[0]), *script[1:], work, str(data), str(out), memory]
+    env = dict(os.environ, PYTHONPATH=os.pathsep.join([str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]))
+    return cgroup.run(command, limit, seconds, env)
+
+
+def show(work: str, name: str, outcome: cgroup.Outcome) -> str:
+    """One line of the table."""
+    state = "" if outcome.fine else "killed" if outcome.killed else "too slow" if outcome.status is None else "failed"
+    return (
+        f"{work:<11} {name:<9} {outcome.seconds:8.2f} s   anon {outcome.anonymous / MiB:7.0f} MiB   "
+        f"cgroup {outcome.peak / MiB:7.0f} MiB   {state}"
+    )
+
+
+def contest(work: str, args: argparse.Namespace) -> dict[str, object]:
+    """All contestants on one work, and the ratios."""
+    out = args.data / "out"
+    floors = [floor(work, args.data, out)]
+    rows: dict[str, list[cgroup.Outcome]] = {}
+    peers = [peer for peer in args.peers if work != "filter"]
+    for name in ["outsize"] * args.repeat + peers:
+        rows.setdefault(name, []).append(one(name, work, args.data, out, args.seconds))
+        print(show(work, name, rows[name][-1]), flush=True)
+        if not rows[name][-1].fine and name == "outsize":
+            print(rows[name][-1].output)
+    floors.append(floor(work, args.data, out))
+    shutil.rmtree(out, ignore_errors=True)
+    ours = min((o.seconds for o in rows["outsize"] if o.fine), default=None)
+    best = min(((o[0].seconds, n) for n, o in rows.items() if n != "outsize" and o[0].fine), default=None)
+    line = f"{work:<11} floor     {min(floors):8.2f} s   "
+    if ours is not None:
+        line += f"ours / floor {ours / min(floors):.2f}   "
+        line += f"best peer ({best[1]}) / ours {best[0] / ours:.2f}" if best else "no peer survived"
+    print(line + "\n", flush=True)
+    return {
+        "work": work, "limit_mib": WORKS[work], "floor_s": min(floors), "ours_s": ours, "best_peer": best and best[1],
+        "best_peer_s": best and best[0],
+        "rows": {n: [{k: v for k, v in asdict(o).items() if k != "output"} for o in found] for n, found in rows.items()},
+    }  # fmt: skip
+
+
+def main() -> int:
+    """Run what was asked for and leave the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("OUTSIZE_DATA", "data")))
+    parser.add_argument("--works", nargs="*", default=list(WORKS), choices=list(WORKS))
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--seconds", type=float, default=90, help="time limit of one run")
+    parser.add_argument("--repeat", type=int, default=2, help="runs of outsize; the best counts")
+    args = parser.parse_args()
+    if not cgroup.available():
+        print("a memory cgroup (v1, writable) is needed: run as root on a machine that has one")
+        return 1
+    inputs.make(args.data)
+    if "blosc2" in args.peers:
+        inputs.make_blosc2(args.data)
+    results = [contest(work, args) for work in args.works]
+    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d-%H%M")
+    target = HERE / "results" / f"arrays-{stamp}.json"
+    target.parent.mkdir(exist_ok=True)
+    machine = f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, Python {platform.python_version()}"
+    load = os.getloadavg()
+    target.write_text(json.dumps({"date": stamp, "machine": machine, "load": load, "works": results}, indent=1) + "\n")
+    print(f"written to {target.relative_to(HERE.parent)}; load average at the end {load[0]:.1f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""Projected against measured peak of resident bytes for training steps on the CPU, a fresh process a model.
+
+python benchmarks/estimate_cpu.py
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from estimate_models import LSTMTagger, UNet
+
+Made = tuple[Any, Any, tuple[Any, ...]]
+
+
+class Attention(torch.nn.Module):
+    """A small transformer written out."""
+
+    def __init__(self, width: int = 512, layers: int = 6, heads: int = 8, words: int = 20000) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(words, width)
+        layer = torch.nn.TransformerEncoderLayer(width, heads, 4 * width, batch_first=True, dropout=0.0)
+        self.body = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = torch.nn.Linear(width, words)
+
+    def forward(self, tokens: Any) -> Any:
+        return self.head(self.body(self.embed(tokens)))
+
+
+def mlp() -> Made:
+    layers = [torch.nn.Sequential(torch.nn.Linear(3072, 3072), torch.nn.ReLU()) for _ in range(6)]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(3072, 10))
+    return model, torch.optim.AdamW(model.parameters()), (torch.rand(4096, 3072), torch.randint(0, 10, (4096,)))
+
+
+def small_cnn() -> Made:
+    sizes = [3, 64, 128, 256]
+    blocks = [
+        torch.nn.Sequential(
+            torch.nn.Conv2d(a, b, 3, padding=1), torch.nn.BatchNorm2d(b), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
+        )
+        for a, b in zip(sizes, sizes[1:], strict=False)  # noqa: RUF007
+    ]
+    model = torch.nn.Sequential(*blocks, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(256, 10))
+    return (
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        (torch.rand(64, 3, 128, 128), torch.randint(0, 10, (64,))),
+    )
+
+
+def unet() -> Made:
+    model = UNet(32)
+    return (
+        model,
+        torch.optim.Adam(model.parameters()),
+        (torch.rand(8, 3, 128, 128), torch.randint(0, 21, (8, 128, 128))),
+    )
+
+
+def lstm() -> Made:
+    model, tokens = LSTMTagger(), torch.randint(0, 30000, (8, 128))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), (tokens, tokens)
+
+
+def transformer() -> Made:
+    model, tokens = Attention(), torch.randint(0, 20000, (4, 256))
+    return model, torch.optim.AdamW(model.parameters()), (tokens, tokens)
+
+
+def wide() -> Made:
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(200_000, 256), torch.nn.Linear(256, 1000))
+    return (
+        model,
+        torch.optim.Adagrad(model.parameters()),
+        (torch.randint(0, 200_000, (4096, 20)), torch.randint(0, 1000, (4096,))),
+    )
+
+
+MODELS = {"mlp": mlp, "cnn": small_cnn, "unet": unet, "lstm": lstm, "transformer": transformer, "wide": wide}
+
+
+def step(model: Any, optimizer: Any, data: tuple[Any, Any]) -> None:
+    out = model(data[0])
+    if out.dim() == 3:
+        out = out.flatten(0, 1)
+    F.cross_entropy(out, data[1].flatten() if out.dim() == 2 else data[1]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def measure(name: str) -> None:
+    import resource
+
+    made = MODELS[name]()
+    for _ in range(3):
+        step(*made)
+    print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+
+
+def project(name: str) -> None:
+    import outsize
+
+    footprint = outsize.estimate(step, build=MODELS[name], device="cpu")
+    print(json.dumps([footprint.device_use.bytes, footprint.device_use.bound, footprint.peak_requested.bytes]))
+
+
+def main() -> None:
+    if len(sys.argv) > 2:
+        {"measure": measure, "project": project}[sys.argv[1]](sys.argv[2])
+        return
+    print("| model | measured peak RSS | projected | error | bound |\n|---|---|---|---|---|")
+    for name in MODELS:
+        answers = {}
+        for kind in ("measure", "project"):
+            out = subprocess.run([sys.executable, sys.argv[0], kind, name], capture_output=True, text=True)
+            assert out.returncode == 0, out.stderr
+            answers[kind] = json.loads(out.stdout.splitlines()[-1])
+        real, (likely, bound, _) = answers["measure"], answers["project"]
+        print(
+            f"| {name} | {real / 2**20:,.0f} MiB | {likely / 2**20:,.0f} MiB | {likely / real - 1:+.1%} | {bound / real:.3f}x |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

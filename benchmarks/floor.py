@@ -1,0 +1,98 @@
+"""What the machine can do: plain direct reads and writes, BLAS and the filter in RAM. `python floor.py WORK DATA OUT`
+prints seconds."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+from filters import gauss5
+
+_BLOCK = 8 << 20
+_THREADS = 3
+
+
+def _in_threads(size: int, move: Callable[[mmap.mmap, int], object]) -> float:
+    offsets, lock = iter(range(0, size, _BLOCK)), threading.Lock()
+
+    def worker() -> None:
+        buffer = mmap.mmap(-1, _BLOCK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        buffer.madvise(mmap.MADV_HUGEPAGE)
+        buffer[:] = b"\1" * _BLOCK
+        while True:
+            with lock:
+                offset = next(offsets, None)
+            if offset is None:
+                return
+            move(buffer, offset)
+
+    threads = [threading.Thread(target=worker) for _ in range(_THREADS)]
+    begin = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - begin
+
+
+def read(path: str) -> float:
+    """Seconds to read a file."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    seconds = _in_threads(os.path.getsize(path), lambda buffer, offset: os.preadv(fd, [buffer], offset))
+    os.close(fd)
+    return seconds
+
+
+def write(path: str, size: int) -> float:
+    """Seconds to write a new file of this size and sync it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
+    os.posix_fallocate(fd, 0, -(-size // _BLOCK) * _BLOCK)
+    seconds = _in_threads(size, lambda buffer, offset: os.pwritev(fd, [buffer], offset))
+    begin = time.perf_counter()
+    os.fsync(fd)
+    os.close(fd)
+    seconds += time.perf_counter() - begin
+    os.unlink(path)
+    return seconds
+
+
+def blas(n: int = 16384, tile: int = 6144) -> float:
+    """Seconds that a product of n x n would take at the rate of one of tile x tile in RAM."""
+    a = np.random.default_rng(0).random((tile, tile), dtype="float32")
+    np.matmul(a[:512], a)
+    begin = time.perf_counter()
+    np.matmul(a, a)
+    return (time.perf_counter() - begin) * (n / tile) ** 3
+
+
+def in_ram_filter(path: str) -> float:
+    """Seconds of the filter on the whole image in RAM, padded as the work pads it."""
+    image = np.pad(np.load(path), ((0, 0), (0, 0), (2, 2), (2, 2)), mode="symmetric")
+    begin = time.perf_counter()
+    gauss5(image)
+    return time.perf_counter() - begin
+
+
+def main(work: str, data: str, out: str) -> float:
+    """Seconds below which a work cannot go (for the filter: in RAM, plus read and write)."""
+    tall = f"{data}/tall.npy"
+    size = os.path.getsize(tall)
+    if work in ("sum", "expression"):
+        return read(tall)
+    if work == "normalise":
+        return 2 * read(tall) + write(f"{out}/floor", size)
+    if work == "transpose":
+        return read(tall) + write(f"{out}/floor", size)
+    if work == "matmul":
+        return blas()
+    image = f"{data}/image.npy"
+    return in_ram_filter(image) + read(image) + write(f"{out}/floor", os.path.getsize(image))
+
+
+if __name__ == "__main__":
+    print(main(*sys.argv[1:4]))

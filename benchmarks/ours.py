@@ -1,0 +1,40 @@
+"""Outsize on one work: `python ours.py WORK DATA OUT`. Prints its plan's projection and the result."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+from filters import gauss5
+
+import outsize
+import outsize.array as xp
+
+
+def main(work: str, data: str, out: str) -> None:
+    """Run one work inside the default budget of this container."""
+    if work == "sum":
+        print(outsize.open(f"{data}/tall.npy").sum().compute())
+    elif work == "expression":
+        x = outsize.open(f"{data}/tall.npy")
+        print(np.sqrt(np.abs(np.sin(x) * x + 2)).mean().compute())
+    elif work == "normalise":
+        x = outsize.open(f"{data}/tall.npy")
+        _save((x - x.mean(axis=0)) / x.std(axis=0), f"{out}/z.npy")
+    elif work == "matmul":
+        _save(outsize.open(f"{data}/a.npy") @ outsize.open(f"{data}/b.npy"), f"{out}/c.npy")
+    elif work == "transpose":
+        _save(outsize.open(f"{data}/tall.npy").T, f"{out}/t.npy")
+    elif work == "filter":
+        x = outsize.open(f"{data}/image.npy")
+        _save(xp.map_overlap(gauss5, x, depth=(0, 0, 2, 2), boundary="reflect", memory=3), f"{out}/f.npy")
+
+
+def _save(array: outsize.array.Array, path: str) -> None:
+    plan = array.plan()
+    print(f"projected {plan.peak()} budget {plan.budgets[0].bytes}")
+    array.save(path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

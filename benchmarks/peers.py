@@ -1,0 +1,171 @@
+"""Peers on one work, each as its own documentation advises: `python peers.py PEER WORK DATA OUT MEMORY`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def _map(data: str, stem: str) -> Any:
+    return np.load(f"{data}/{stem}.npy", mmap_mode="r")
+
+
+def _new(path: str, shape: tuple[int, ...]) -> Any:
+    return np.lib.format.open_memmap(path, "w+", "float32", shape)
+
+
+def numpy_memmap(work: str, data: str, out: str, memory: str) -> None:
+    """The plain expression on memory maps."""
+    if work == "matmul":
+        a, b = _map(data, "a"), _map(data, "b")
+        np.matmul(a, b, out=_new(f"{out}/c.npy", (len(a), b.shape[1])))
+        return
+    x = _map(data, "tall")
+    if work == "sum":
+        print(x.sum(dtype="float64"))
+    elif work == "expression":
+        print(np.mean(np.sqrt(np.abs(np.sin(x) * x + 2))))
+    elif work == "normalise":
+        mean, std = x.mean(axis=0), x.std(axis=0)
+        _new(f"{out}/z.npy", x.shape)[:] = (x - mean) / std
+    elif work == "transpose":
+        _new(f"{out}/t.npy", x.shape[::-1])[:] = x.T
+
+
+def numpy_chunked(work: str, data: str, out: str, memory: str) -> None:
+    """What a careful person writes by hand: memory maps and a loop over blocks."""
+    if work == "matmul":
+        a, b, edge = _map(data, "a"), _map(data, "b"), 4096
+        c = _new(f"{out}/c.npy", (len(a), b.shape[1]))
+        for i in range(0, len(a), edge):
+            for j in range(0, b.shape[1], edge):
+                total = np.zeros((edge, edge), "float32")
+                for k in range(0, len(b), edge):
+                    total += np.array(a[i : i + edge, k : k + edge]) @ np.array(b[k : k + edge, j : j + edge])
+                c[i : i + edge, j : j + edge] = total
+        c.flush()
+        return
+    x, rows = _map(data, "tall"), 65536
+    blocks = range(0, len(x), rows)
+    if work == "sum":
+        print(sum(x[i : i + rows].sum(dtype="float64") for i in blocks))
+    elif work == "expression":
+        print(
+            sum(np.sqrt(np.abs(np.sin(b) * b + 2)).sum(dtype="float64") for b in (x[i : i + rows] for i in blocks))
+            / x.size
+        )
+    elif work == "normalise":
+        total, squares = np.zeros(x.shape[1]), np.zeros(x.shape[1])
+        for i in blocks:
+            block = x[i : i + rows].astype("float64")
+            total += block.sum(axis=0)
+            squares += (block * block).sum(axis=0)
+        mean = total / len(x)
+        std = np.sqrt(squares / len(x) - mean**2).astype("float32")
+        z, mean = _new(f"{out}/z.npy", x.shape), mean.astype("float32")
+        for i in blocks:
+            z[i : i + rows] = (x[i : i + rows] - mean) / std
+        z.flush()
+    elif work == "transpose":
+        t = _new(f"{out}/t.npy", x.shape[::-1])
+        for i in blocks:
+            t[:, i : i + rows] = x[i : i + rows].T
+        t.flush()
+
+
+class _File:
+    """A .npy file that dask reads a chunk at a time (it would copy a memory map whole) and stores into."""
+
+    def __init__(self, path: str, shape: tuple[int, ...] | None = None) -> None:
+        self.path = path
+        self.map = np.load(path, mmap_mode="r") if shape is None else _new(path, shape)
+        self.shape, self.dtype, self.ndim = self.map.shape, self.map.dtype, self.map.ndim
+
+    def __getitem__(self, key: Any) -> Any:
+        return np.array(self.map[key])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.map[key] = value
+
+
+def dask(work: str, data: str, out: str, memory: str) -> None:
+    """dask.array on threads."""
+    import dask as library
+    import dask.array as da
+
+    library.config.set(scheduler="threads", num_workers=2)
+    if work == "matmul":
+        a, b = (da.from_array(_File(f"{data}/{n}.npy"), chunks=(2048, 2048)) for n in "ab")
+        (a @ b).store(_File(f"{out}/c.npy", (a.shape[0], b.shape[1])), lock=False)
+        return
+    x = da.from_array(_File(f"{data}/tall.npy"), chunks=(16384, 512))
+    if work == "sum":
+        print(x.sum(dtype="float64").compute())
+    elif work == "expression":
+        print(da.sqrt(da.abs(da.sin(x) * x + 2)).mean().compute())
+    elif work == "normalise":
+        ((x - x.mean(axis=0)) / x.std(axis=0)).store(_File(f"{out}/z.npy", x.shape), lock=False)
+    elif work == "transpose":
+        x.T.store(_File(f"{out}/t.npy", x.shape[::-1]), lock=False)
+
+
+def cubed(work: str, data: str, out: str, memory: str) -> None:
+    """cubed on threads; its results are zarr."""
+    import cubed as library
+    import cubed.array_api as xp
+    from cubed.runtime.create import create_executor
+
+    spec = library.Spec(work_dir=f"{out}/work", allowed_mem=memory, reserved_mem="100MB")
+    threads = create_executor("threads", {"max_workers": 2})
+
+    def load(stem: str, chunks: tuple[int, int]) -> Any:
+        return library.from_array(_map(data, stem), chunks=chunks, spec=spec, asarray=False)
+
+    if work == "matmul":
+        product = load("a", (2048, 2048)) @ load("b", (2048, 2048))
+        library.to_zarr(product, f"{out}/c.zarr", executor=threads)
+        return
+    x = load("tall", (8192 if work == "normalise" else 16384, 512))
+    if work == "sum":
+        print(xp.sum(x, dtype=xp.float64).compute(executor=threads))
+    elif work == "expression":
+        two = xp.asarray(2.0, dtype=xp.float32, spec=spec)
+        print(xp.mean(xp.sqrt(xp.abs(xp.sin(x) * x + two))).compute(executor=threads))
+    elif work == "normalise":
+        library.to_zarr((x - xp.mean(x, axis=0)) / xp.std(x, axis=0), f"{out}/z.zarr", executor=threads)
+    elif work == "transpose":
+        library.to_zarr(xp.permute_dims(x, (1, 0)), f"{out}/t.zarr", executor=threads)
+
+
+def blosc2(work: str, data: str, out: str, memory: str) -> None:
+    """blosc2's lazy expressions on its own files."""
+    import blosc2 as library
+
+    def load(stem: str) -> Any:
+        return library.open(f"{data}/blosc2/{stem}.b2nd", mode="r")
+
+    if work == "matmul":
+        library.matmul(load("a"), load("b"), urlpath=f"{out}/c.b2nd", mode="w")
+        return
+    x = load("tall")
+    if work == "sum":
+        print(library.sum(x, dtype=np.float64))
+    elif work == "expression":
+        print(library.mean(library.sqrt(library.abs(library.sin(x) * x + 2))))
+    elif work == "normalise":
+        z = (x - library.mean(x, axis=0)) / library.std(x, axis=0)
+        z.compute(urlpath=f"{out}/z.b2nd", mode="w")
+    elif work == "transpose":
+        library.permute_dims(x, (1, 0), urlpath=f"{out}/t.b2nd", mode="w")
+
+
+PEERS: dict[str, Callable[[str, str, str, str], None]] = {
+    "memmap": numpy_memmap, "chunked": numpy_chunked, "dask": dask, "cubed": cubed, "blosc2": blosc2,
+}  # fmt: skip
+"""Name -> the peer."""
+
+if __name__ == "__main__":
+    PEERS[sys.argv[1]](*sys.argv[2:6])

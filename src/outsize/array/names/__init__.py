@@ -1,0 +1,17 @@
+"""The namespace's functions, by subject. Names and meanings are the array API standard's; NumPy's spelling is accepted
+beside it where NumPy sends its own function here (`np.concatenate`, `np.transpose`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from outsize.array.names import blockwise, creation, order, pointwise, products, shapes, statistics
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: found
+    for module in (creation, pointwise, shapes, statistics, products, order, blockwise)
+    for name, found in vars(module).items()
+    if not name.startswith("_") and getattr(found, "__module__", "") == module.__name__
+}
+"""Name -> function."""

@@ -1,0 +1,77 @@
+"""Elementwise functions that are not one ufunc, and the questions about dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from outsize.array import make
+from outsize.array.array import Array, _as_node, apply
+from outsize.array.elementwise import IMAG, REAL, WHERE, operation, rounding
+
+
+def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Array:
+    """An array from anything that is one."""
+    found = Array(_as_node(obj))
+    return found if dtype is None else found.astype(dtype)
+
+
+def where(condition: Any, x1: Any, x2: Any, /) -> Array:
+    """x1 where the condition holds, x2 elsewhere."""
+    return apply(WHERE, asarray(condition).astype(bool), x1, x2)
+
+
+def clip(x: Any, /, min: Any = None, max: Any = None) -> Array:
+    """Limited to [min, max]; the dtype stays."""
+    result = asarray(x)
+    dtype = result.dtype
+    if min is not None:
+        result = apply(operation(np.maximum), result, min)
+    if max is not None:
+        result = apply(operation(np.minimum), result, max)
+    return result.astype(dtype)
+
+
+def real(x: Any, /) -> Array:
+    """Real part."""
+    found = asarray(x)
+    return apply(REAL, found) if found.dtype.kind == "c" else found
+
+
+def imag(x: Any, /) -> Array:
+    """Imaginary part."""
+    found = asarray(x)
+    return apply(IMAG, found) if found.dtype.kind == "c" else Array(make.fill(found.shape, 0, found.dtype))
+
+
+def round(x: Any, /, decimals: int = 0) -> Array:
+    """Nearest value with this many decimals."""
+    return apply(rounding(decimals), asarray(x))
+
+
+def astype(x: Array, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
+    """Another element type."""
+    return x.astype(dtype)
+
+
+def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
+    """NumPy's promotion."""
+    return np.result_type(*(a.dtype if isinstance(a, Array) else a for a in arrays_and_dtypes))
+
+
+def can_cast(from_: Any, to: Any, /) -> bool:
+    """NumPy's rule."""
+    return bool(np.can_cast(from_.dtype if isinstance(from_, Array) else from_, to))
+
+
+def isdtype(dtype: Any, kind: Any) -> bool:
+    """True where the dtype is of the kind."""
+    return bool(np.isdtype(np.dtype(dtype), kind))
+
+
+def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8) -> Array:
+    """True where two arrays are close."""
+    first, second = asarray(a), asarray(b)
+    near = abs(first - second) <= (atol + rtol * abs(second))
+    return near | (first == second)

@@ -1,0 +1,202 @@
+"""What all passes share: how they are sized, and what they tell the plan.
+
+In: nodes to make, where to put them, stores that earlier passes left, a budget. A pass is sized by trying a list of
+manners, from generous (many workers, large buffers) to the barest (one worker, one granule), and taking the first
+whose exact peak is inside the budget. The barest one's peak is the smallest budget that works.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outsize.array.frame import Frame
+from outsize.array.graph import Node
+from outsize.array.store.base import Buffer, Region, Sink, Store
+from outsize.array.tiles import Grid
+from outsize.core.memory import HOST, Part
+from outsize.core.noun import Known
+from outsize.core.plan import Peak, Step
+from outsize.engine.pool import round_to_pages
+
+CHUNK = 16 << 20
+"""Bytes of a worker's buffer at its most generous: transfers this long lose nothing to their latency."""
+SMALL = 2 << 20
+"""Work that fits in this runs in one piece on the calling thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How generously a pass is run."""
+
+    workers: int
+    """Threads."""
+    chunk: int
+    """Bytes of buffer of each, unless the smallest piece needs more."""
+    bare: bool = False
+    """True for the barest: smallest tiles, one of everything."""
+
+
+def manners(room: int = 0) -> list[Manner]:
+    """From generous to bare; the last but one splits what there is."""
+    most = max(2, min(8, len(os.sched_getaffinity(0)) + 2))
+    rows = [(most, CHUNK), (most, CHUNK // 2), (most, CHUNK // 4), (2, CHUNK // 4), (2, CHUNK // 16), (1, CHUNK // 16)]
+    rows += [(1, CHUNK // 64), (1, room // 3), (1, room // 12)]
+    return [*(Manner(workers, chunk) for workers, chunk in rows), Manner(1, 0, bare=True)]
+
+
+_SHARES = (1.0, 0.8, 0.6, 0.4)
+"""Shares of the room to aim at: boxes are chosen by one in the middle, and those at the edges may need a little
+more."""
+
+Progress = Callable[[int], None]
+"""Called with the bytes that were moved."""
+
+
+class Pass(abc.ABC):
+    """One pass. After `size` it can be described and run."""
+
+    ordered = False
+    ahead = 0
+
+    def __init__(self, outputs: tuple[tuple[Node, Sink], ...], bindings: Mapping[Node, Store]) -> None:
+        self.outputs = outputs
+        self.bindings = bindings
+        self.workers = self.slots = 1
+        self.worker_bytes = self.slot_bytes = self.outside_bytes = 0
+        self.grid = Grid((), ())
+        self.progress: Progress = lambda moved: None
+
+    @abc.abstractmethod
+    def label(self) -> str:
+        """What it does, in a few words."""
+
+    @abc.abstractmethod
+    def shape_up(self, manner: Manner, room: int) -> bool:
+        """Choose tiles and chunks for this manner inside `room` bytes; False where it does not fit."""
+
+    @abc.abstractmethod
+    def reads(self) -> int:
+        """Bytes that it will read, for the chosen tiles."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes it holds by itself."""
+        slots, buffers = self.slots * self.slot_bytes, self.workers * self.worker_bytes
+        return slots + buffers + self.workers * self.outside_bytes
+
+    def take_stock(self, frame: Frame, slot: int) -> None:
+        """Fix the sizes of buffers, rounded as the pool rounds them."""
+        self.worker_bytes, self.outside_bytes = round_to_pages(frame.peak), frame.outside
+        self.slot_bytes = round_to_pages(slot)
+
+    def size(self, room: int) -> bool:
+        """Find the most generous manner that fits; False, with the barest chosen, where none does."""
+        for manner in manners(max(room, 0)):
+            for share in (1.0,) if manner.bare else _SHARES:
+                if not self.shape_up(manner, int(room * share)):
+                    break
+                if self.peak <= room:
+                    return True
+        return False
+
+    def smallest(self) -> int:
+        """Peak of the barest manner."""
+        self.shape_up(manners()[-1], 0)
+        return self.peak
+
+    def floor(self) -> int | None:
+        """Fewest bytes any schedule could move: every source once, the output once."""
+        stores = {id(store): store for store, _ in self.probe_all().reads}
+        read = sum(math.prod(store.shape) * store.dtype.itemsize for store in stores.values())
+        return min(read, self.reads()) + self.writes()
+
+    def writes(self) -> int:
+        """Bytes that it will write."""
+        return sum(sink.traffic(tuple((0, n) for n in sink.shape)) for _, sink in self.outputs)
+
+    @abc.abstractmethod
+    def volume(self) -> int:
+        """What the calls of `progress` add up to."""
+
+    @abc.abstractmethod
+    def probe_all(self) -> Frame:
+        """A dry frame that has seen one chunk of each kind."""
+
+    def frame(self) -> Frame:
+        """A dry frame."""
+        return Frame(None, self.bindings)
+
+    def step(self, resident: tuple[Part, ...]) -> Step:
+        """This pass as a step of a plan; `resident` is what else is held meanwhile."""
+        parts = [Part(name=f"{self.slots} tiles of the output", bytes=self.slots * self.slot_bytes, known=Known.EXACT)]
+        parts.append(
+            Part(name=f"{self.workers} workers' buffers", bytes=self.workers * self.worker_bytes, known=Known.EXACT)
+        )
+        parts.append(Part(name="temporaries of calls", bytes=self.workers * self.outside_bytes, known=Known.BOUND))
+        parts += resident
+        held = self.peak + sum(part.bytes for part in resident)
+        return Step(
+            name=self.label(), peaks=(Peak(pool=HOST, bytes=held, known=Known.BOUND),),
+            parts=tuple(part for part in parts if part.bytes), read=self.reads(), written=self.writes(), floor=self.floor(),
+            tiles=max(1, len(self.grid)), tile=self.grid.box, notes=self.notes(),
+        )  # fmt: skip
+
+    def notes(self) -> tuple[str, ...]:
+        """Choices worth knowing."""
+        return ()
+
+    # What the engine calls
+
+    def tiles(self) -> Iterable[Region]:
+        """Tiles in order."""
+        return self.grid
+
+    def context(self, buffer: Buffer) -> Frame:
+        """A frame on a worker's buffer."""
+        return Frame(buffer, self.bindings)
+
+    @abc.abstractmethod
+    def chunks(self, tile: Region) -> Iterator[Region]:
+        """Chunks of a tile."""
+
+    @abc.abstractmethod
+    def open(self, tile: Region, slot: Buffer) -> Any:
+        """The state of a tile."""
+
+    @abc.abstractmethod
+    def load(self, tile: Region, chunk: Region, state: Any, frame: Frame) -> Any:
+        """Read and compute a chunk."""
+
+    def detach(self, payload: Any) -> Any:
+        """A copy of a payload, for passes that allow chunks to wait."""
+        return payload
+
+    @abc.abstractmethod
+    def fold(self, tile: Region, chunk: Region, state: Any, payload: Any) -> None:
+        """Bring it into the state."""
+
+    @abc.abstractmethod
+    def close(self, tile: Region, state: Any) -> None:
+        """Write the tile."""
+
+
+def traffic(frame: Frame) -> int:
+    """Bytes of everything a dry frame has read."""
+    return sum(store.traffic(region) for store, region in frame.reads)
+
+
+def inside(region: Region, outer: Region) -> tuple[slice, ...]:
+    """A region as an index into the block of an outer one."""
+    return tuple(slice(a - start, b - start) for (a, b), (start, _) in zip(region, outer, strict=True))
+
+
+def split(buffer: Buffer, *sizes: int) -> list[Buffer]:
+    """Consecutive pieces of a buffer."""
+    edges = itertools.accumulate(sizes, initial=0)
+    return [buffer[low:high] for low, high in itertools.pairwise(edges)]

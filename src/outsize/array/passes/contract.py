@@ -1,0 +1,329 @@
+"""A pass for matrix products: a tile of C stays in memory while panels of A and B stream past it, the next read during
+this product.
+
+The box that is chosen has three kinds of axes: those of C (cut into tiles) and those summed over (cut into panels).
+With S words of memory a square C moves about 2mnk/sqrt(S) words, the least that is possible (Smith, Lowery, Langou,
+van de Geijn 2017); the chooser finds that shape because nothing else costs less disk time. Panels of A are short
+pieces of its rows, thousands of small reads; where it costs no more, the tile's whole rows of A stay beside C instead,
+read once in one stretch, and only B streams. BLAS has all cores; one worker multiplies, the other reads. Long sums of
+float32 whose C is small are accumulated in float64.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outsize.array.barrier import Contract
+from outsize.array.blas import STRIP_BYTES, find_symbol, multiply_add
+from outsize.array.frame import Frame
+from outsize.array.graph import Node
+from outsize.array.passes.base import Manner, Pass, split, traffic
+from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
+from outsize.array.tiles import Box, Grid, balance, center, grow, read_seconds, write_seconds
+
+_LONG = 1 << 16
+"""Terms of a sum from which float32 is accumulated in float64."""
+_SMALL_C = 16 << 20
+"""Bytes of a C that is small enough for that."""
+
+
+@dataclass(slots=True)
+class _State:
+    total: Block
+    out: Block
+    scratch: Buffer
+    left: Block | None
+    """The tile's whole rows of A, where they stay."""
+
+
+class ContractPass(Pass):
+    """Makes one contraction."""
+
+    ordered = True
+
+    def __init__(self, node: Contract, sink: Sink, bindings: Mapping[Node, Store]) -> None:
+        super().__init__(((node, sink),), bindings)
+        self.node, self.sink = node, sink
+        a, b = node.inputs
+        self.batch = node.batch
+        self.m = a.ndim - node.batch - node.summed
+        self.n = b.ndim - node.batch - node.summed
+        self.lengths = a.shape[self.batch + self.m :]
+        """Lengths of the axes summed over."""
+        self.domain = (*node.shape, *self.lengths)
+        self.working = self._working()
+        self.panel: Box = ()
+        self.left_stays = False
+        """True where a tile keeps its whole rows of A."""
+        self._probes: dict[tuple[Region, bool], Frame] = {}
+
+    def _working(self) -> np.dtype[Any]:
+        dtype = self.node.dtype
+        if dtype.char == "e":
+            return np.dtype(np.float32)
+        if dtype.char in "fF" and math.prod(self.lengths) > _LONG and self.node.nbytes <= _SMALL_C:
+            return np.dtype(np.float64 if dtype.char == "f" else np.complex128)
+        return dtype.newbyteorder("=")
+
+    def label(self) -> str:
+        a, b = self.node.inputs
+        return f"product of {a.label()} and {b.label()}"
+
+    def _regions(self, tile: Region, panel: Region) -> tuple[Region, Region]:
+        batch, m = tile[: self.batch], tile[self.batch : self.batch + self.m]
+        n = tile[self.batch + self.m :]
+        return (*batch, *m, *panel), (*batch, *panel, *n)
+
+    def probe(self, region: Region) -> Frame:
+        """A dry run of one panel; the region covers C's axes and those summed over."""
+        found = self._probes.get((region, self.left_stays))
+        if found is None:
+            found = self.frame()
+            split_at = len(self.node.shape)
+            self._load(region[:split_at], region[split_at:], found, None)
+            if (
+                find_symbol("cblas_sgemm") is None
+                or self.node.dtype.char not in "fd"
+                or self.working != self.node.dtype
+            ):
+                shape = region_shape(region)
+                found.reserve(2 * min(STRIP_BYTES, math.prod(shape[self.batch : split_at]) * self.working.itemsize))
+            self._probes[region, self.left_stays] = found
+        return found
+
+    def _probe_left(self, tile: Region) -> Frame:
+        """A dry run of reading a tile's whole rows of A."""
+        frame = self.frame()
+        self._load_left(tile, frame)
+        return frame
+
+    def _load(self, tile: Region, panel: Region, frame: Frame, left: Block | None) -> tuple[Block, Block]:
+        a_region, b_region = self._regions(tile, panel)
+        if left is not None:
+            (start, stop) = panel[0]
+            a = left[:, start:stop]
+        elif self.left_stays:  # a dry run: A is counted with the tile
+            a = np.empty((0, 0), self.node.dtype)
+        else:
+            a = self._operand(self.node.inputs[0], a_region, (self.batch, self.m, self.node.summed), frame)
+        return a, self._operand(self.node.inputs[1], b_region, (self.batch, self.node.summed, self.n), frame)
+
+    def _load_left(self, tile: Region, frame: Frame) -> Block:
+        rows, _ = self._regions(tile, tuple((0, n) for n in self.lengths))
+        return self._operand(self.node.inputs[0], rows, (self.batch, self.m, self.node.summed), frame)
+
+    def _operand(self, child: Node, region: Region, axes: tuple[int, int, int], frame: Frame) -> Block:
+        """A region of an operand as a matrix (or a batch of them) that BLAS can take."""
+        block = frame.evaluate(child, region)
+        dtype = np.dtype(np.float32) if self.node.dtype.char == "e" else self.node.dtype.newbyteorder("=")
+        shape = _grouped(block.shape, axes)
+        if block.dtype != dtype or not _reshapes(block, axes):
+            packed = frame.array(block.shape, dtype)
+            frame.copy(packed, block)
+            block = packed
+        return block.reshape(shape)
+
+    def _slot(self, tile: Box) -> int:
+        region = center(self.node.shape, tile)
+        size = self.sink.room(region) + self.sink.extent(region)
+        if self.working != self.sink.dtype or not self._plain():
+            size += round_up(math.prod(tile) * self.working.itemsize)
+        return size + (self._left_bytes(region) if self.left_stays else 0)
+
+    def _left_bytes(self, tile: Region) -> int:
+        return self._probe_left(tile).peak
+
+    def _plain(self) -> bool:
+        """True where the sink's own block can be the accumulator: one matrix, rows as BLAS likes them."""
+        return self.batch == 0 and self.m == 1 and self.n == 1 and self.sink.order is None
+
+    def shape_up(self, manner: Manner, room: int) -> bool:
+        split_at = len(self.node.shape)
+        least = (*(max(1, min(g, n)) for g, n in zip(self.sink.granule, self.node.shape, strict=True)),
+                 *(1 for _ in self.lengths))  # fmt: skip
+        self.left_stays = False
+        if manner.bare:
+            return self._settle(1, tuple(max(step, min(_EDGE, n)) for step, n in zip(least, self.domain, strict=True)))
+        workers = min(2, manner.workers)
+
+        def held(box: Box) -> int:
+            frame = self.probe(center(self.domain, box))
+            return self._slot(box[:split_at]) + workers * (frame.peak + frame.outside)
+
+        def seconds(box: Box) -> float:
+            region = center(self.domain, box)
+            panels = math.prod(-(-n // max(1, k)) for n, k in zip(self.lengths, box[split_at:], strict=True))
+            write = write_seconds(self.sink, region[:split_at]) / max(panels, 1)
+            return read_seconds(self.probe(region).reads, _HIDDEN) + write + _CALL_SECONDS
+
+        if held(least) > room:
+            return False
+        if self._plain() and len(self.lengths) == 1:
+            box, self.left_stays = self._search(least, room, held, seconds)
+        else:
+            box, _ = grow(self.domain, least, seconds, lambda b: held(b) <= room, held)
+        return self._settle(workers, balance(self.domain, box, least))
+
+    def _search(
+        self, least: Box, room: int, held: Callable[[Box], int], seconds: Callable[[Box], float]
+    ) -> tuple[Box, bool]:
+        """The best of even cuts of C and of panels in powers of two, with A streaming or staying; of equally good ones the
+        smallest."""
+        m, n, k = self.domain
+        if held(self.domain) <= min(room, _LIGHT):
+            return self.domain, False
+        panels = [step for step in (16, 64, 256, 1024, 2048, 4096, 8192) if step < k] + [k]
+        found = [(math.inf, 0, least, False)]
+        for rows, columns, stays in itertools.product(_cuts(m, least[0]), _cuts(n, least[1]), (False, True)):
+            self.left_stays = stays
+            if rows * (columns + k * stays) * self.working.itemsize > room:
+                continue
+            tiles = -(-m // rows) * -(-n // columns)
+            tile = center(self.node.shape, (rows, columns))
+            once = tiles * read_seconds(self._probe_left(tile).reads, _HIDDEN) if stays else 0.0
+            for panel in panels:
+                box = (rows, columns, panel)
+                size = held(box)
+                if size > room:
+                    break
+                found.append((once + seconds(box) * tiles * -(-k // panel), size, box, stays))
+        best = min(found)[0]
+        return min((size, box, stays) for cost, size, box, stays in found if cost <= best * _NEAR)[1:]
+
+    def _settle(self, workers: int, box: Box) -> bool:
+        split_at = len(self.node.shape)
+        self.grid, self.panel = Grid(self.node.shape, box[:split_at]), box[split_at:]
+        self.slots, self.workers = 1, min(workers, max(1, len(Grid(self.domain, box))))
+        frame = self.probe_all()
+        self.take_stock(frame, max((self._slot(region_shape(r)) for r, _ in self.grid.kinds()), default=0))
+        return True
+
+    def _kinds(self) -> Iterator[tuple[Region, int]]:
+        for tile, number in self.grid.kinds():
+            for panel, times in Grid(self.lengths, self.panel).kinds():
+                yield (*tile, *panel), number * times
+
+    def probe_all(self) -> Frame:
+        total = self.frame()
+        for region, _ in self._kinds():
+            frame = self.probe(region)
+            total.peak, total.outside = max(total.peak, frame.peak), max(total.outside, frame.outside)
+            total.reads += frame.reads
+        for tile, _ in self.grid.kinds() if self.left_stays else ():
+            total.reads += self._probe_left(tile).reads
+        return total
+
+    def reads(self) -> int:
+        panels = sum(traffic(self.probe(region)) * number for region, number in self._kinds())
+        rows = ((self._probe_left(tile), number) for tile, number in self.grid.kinds() if self.left_stays)
+        return panels + sum(traffic(frame) * number for frame, number in rows)
+
+    def volume(self) -> int:
+        return math.prod(self.node.shape) * max(1, math.prod(self.lengths))
+
+    def floor(self) -> int | None:
+        """2mnk/sqrt(S) words and C once; never less than reading A and B once."""
+        size = self.node.dtype.itemsize
+        least = super().floor() or 0
+        words = max(1, self.peak // size)
+        m = math.prod(self.node.shape[self.batch : self.batch + self.m])
+        n = math.prod(self.node.shape[self.batch + self.m :])
+        work = 2 * math.prod(self.node.shape[: self.batch]) * m * n * math.prod(self.lengths)
+        return max(least, int(work / math.sqrt(words)) * size + self.writes())
+
+    def chunks(self, tile: Region) -> Iterator[Region]:
+        if math.prod(self.lengths) == 0:
+            return iter([tuple((0, 0) for _ in self.lengths)])
+        return iter(Grid(self.lengths, self.panel))
+
+    def open(self, tile: Region, slot: Buffer) -> _State:
+        room = self.sink.room(tile)
+        scratch = self.sink.extent(tile)
+        place, rest, more = split(slot, room, scratch, slot.nbytes - room - scratch)
+        out = self.sink.lay(tile, place)
+        total = out
+        if self.working != self.sink.dtype or not self._plain():
+            size = math.prod(region_shape(tile)) * self.working.itemsize
+            total = np.ndarray(region_shape(tile), self.working, more.data)
+            more = more[round_up(size) :]
+        total[...] = 0
+        left = self._load_left(tile, Frame(more, self.bindings)) if self.left_stays else None
+        return _State(total, out, rest, left)
+
+    def load(self, tile: Region, chunk: Region, state: _State, frame: Frame) -> tuple[Block, Block] | None:
+        if math.prod(region_shape(chunk)) == 0:
+            return None
+        frame.reset()
+        return self._load(tile, chunk, frame, state.left)
+
+    def fold(self, tile: Region, chunk: Region, state: _State, payload: tuple[Block, Block] | None) -> None:
+        if payload is None:
+            return
+        a, b = payload
+        total = (
+            state.total
+            if self._plain()
+            else state.total.reshape(_grouped(state.total.shape, (self.batch, self.m, self.n)))
+        )
+        total = total[None] if total.ndim == 2 else total
+        a, b = (block[None] if block.ndim == 2 else block for block in (a, b))
+        for i in range(total.shape[0]):
+            if total.dtype.kind == "b":
+                total[i] |= a[i] @ b[i]
+            else:
+                multiply_add(a[i], b[i], total[i])
+        self.progress(total.size * a.shape[2])
+
+    def close(self, tile: Region, state: _State) -> None:
+        if state.out is not state.total:
+            np.copyto(state.out, state.total, casting="unsafe")
+        self.sink.write(tile, state.out, state.scratch)
+
+    def notes(self) -> tuple[str, ...]:
+        cores = len(os.sched_getaffinity(0))
+        stays = "C tile and its rows of A stay" if self.left_stays else "C tile stays"
+        return (f"{stays}, panels of {self.panel} stream; BLAS on {cores} cores",)
+
+
+_HIDDEN = 25e-6
+"""Seconds that a transfer costs while BLAS is at work: its latency is hidden, its system call is not."""
+_LIGHT = 16 << 20
+"""Bytes of a product that is done in one piece."""
+_NEAR = 1.03
+"""Costs within this of the best are as good."""
+_EDGE = 32
+"""Edge of the smallest blocks that are multiplied."""
+_CALL_SECONDS = 2e-4
+"""What a panel costs whatever its size; keeps panels from becoming slivers when data is in memory."""
+
+
+def _cuts(length: int, grain: int) -> list[int]:
+    """Lengths of even cuts into 1, 2, 3, ... pieces, in whole granules."""
+    pieces = [*range(1, 9), 12, 16, 32, 64, 256, 1024]
+    cuts = {-(-length // count) for count in pieces if count <= length}
+    return sorted({min(length, -(-cut // grain) * grain) for cut in cuts}, reverse=True)
+
+
+def _grouped(shape: tuple[int, ...], axes: tuple[int, int, int]) -> tuple[int, ...]:
+    """(batch, rows, columns), or (rows, columns) without a batch."""
+    first, second = axes[0], axes[0] + axes[1]
+    matrix = (math.prod(shape[first:second]), math.prod(shape[second:]))
+    return (math.prod(shape[:first]), *matrix) if axes[0] else matrix
+
+
+def _reshapes(block: Block, axes: tuple[int, int, int]) -> bool:
+    """True where merging each group of axes into one needs no copy."""
+    edges = list(itertools.accumulate((0, *axes)))
+    for low, high in itertools.pairwise(edges):
+        live = [axis for axis in range(low, high) if block.shape[axis] > 1]
+        for slow, fast in itertools.pairwise(live):
+            if block.strides[slow] != block.strides[fast] * block.shape[fast]:
+                return False
+    return True

@@ -1,0 +1,187 @@
+"""A pass that makes a node region by region: fused elementwise chains, rearrangements, windows, lanes.
+
+A tile of the output is laid out as the sink likes it; chunks of it are evaluated straight into it, each small enough
+to stay in the cache and shaped after how the sources lie; a full tile is written. Where reading and writing agree a
+tile is one chunk; for a transposition tiles are as large as the budget allows and chunks are long reads within them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from outsize.array.barrier import Lane
+from outsize.array.frame import Frame, phantom
+from outsize.array.graph import Node, walk
+from outsize.array.passes.base import SMALL, Manner, Pass, inside, split, traffic
+from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape
+from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds, write_seconds
+
+_LARGEST = 256 << 20
+"""Bytes of a tile beyond which longer runs save nothing that fresh memory does not cost."""
+
+
+@dataclass(slots=True)
+class _State:
+    block: Block
+    scratch: Buffer
+
+
+class MapPass(Pass):
+    """Makes one node into one sink."""
+
+    def __init__(self, node: Node, sink: Sink, bindings: Mapping[Node, Store]) -> None:
+        super().__init__(((node, sink),), bindings)
+        self.node, self.sink = node, sink
+        self.chunk: Box = ()
+        self._probes: dict[Region, Frame] = {}
+
+    def label(self) -> str:
+        return f"write {self.node.label()}" if self.sink.partial else f"compute {self.node.label()}"
+
+    def probe(self, region: Region) -> Frame:
+        """A dry run of one chunk."""
+        found = self._probes.get(region)
+        if found is None:
+            found = self.frame()
+            shape = region_shape(region)
+            block = self.node.evaluate(region, found, phantom(shape, self.node.dtype, self.sink.order))
+            del block
+            self._probes[region] = found
+        return found
+
+    def _smallest_box(self) -> Box:
+        """One granule of the sink, or a page; whole lanes where the node must not be cut."""
+        box = [min(g, n) if n else 1 for g, n in zip(self.sink.granule, self.node.shape, strict=True)]
+        if isinstance(self.node, Lane):
+            box[self.node.axis] = self.node.shape[self.node.axis]
+        least = tuple(max(1, step) for step in box)
+        return page_box(self.node.shape, least, self.sink.order, self.node.dtype.itemsize)
+
+    def _slot(self, box: Box) -> int:
+        region = center(self.node.shape, box)
+        return self.sink.room(region) + self.sink.extent(region)
+
+    def shape_up(self, manner: Manner, room: int) -> bool:
+        shape, least = self.node.shape, self._smallest_box()
+        if manner.bare:
+            return self._settle(manner, least, least, 1)
+        whole = tuple(max(1, length) for length in shape)
+        if self._light(whole, room):
+            return self._settle(Manner(1, 0), whole, whole, 1)
+        one = self.probe(center(shape, least))
+        buffer = max(manner.chunk, one.peak + one.outside)
+        if isinstance(
+            self.node, Lane
+        ):  # lanes across a file's rows are read many at a time, or the file is read many times
+            buffer = max(buffer, room // (2 * manner.workers))
+        slots, tile = 0, None
+        for number in sorted({manner.workers, min(2, manner.workers)}, reverse=True):  # fewer slots, larger tiles
+            allowed = (room - manner.workers * buffer) // number
+            if self._slot(least) > allowed:
+                continue
+            slots = number
+            tile, starved = grow(shape, least, self._seconds, self._slot_fits(allowed), self._bytes, _LARGEST)
+            if not starved:
+                break
+        if tile is None:
+            return False
+        tile = balance(shape, tile, least)
+        chunk = self._choose_chunk(tile, least, buffer)
+        if chunk != tile and math.prod(tile) * self.node.dtype.itemsize <= 2 * manner.chunk:
+            tile = chunk if self._slot(chunk) >= self._slot(tile) // 4 and self._aligned(chunk, tile) else tile
+        return self._settle(manner, tile, chunk, min(slots, max(1, len(Grid(shape, tile)))))
+
+    def _slot_fits(self, allowed: int) -> Callable[[Box], bool]:
+        return lambda box: self._slot(box) <= allowed
+
+    def _aligned(self, chunk: Box, tile: Box) -> bool:
+        """True where cutting the tile at the chunk only cuts its slowest axis, so that runs stay whole."""
+        cut = [axis for axis in range(len(tile)) if chunk[axis] != tile[axis]]
+        order = self.sink.order or tuple(range(len(tile)))
+        first = next((axis for axis in order if tile[axis] > 1), None)
+        return cut == [first]
+
+    def _light(self, whole: Box, room: int) -> bool:
+        if self.node.nbytes > SMALL or math.prod(self.node.shape) == 0:
+            return math.prod(self.node.shape) == 0
+        frame = self.probe(center(self.node.shape, whole))
+        return frame.peak + frame.outside + self._slot(whole) <= min(room, 4 * SMALL)
+
+    def _bytes(self, box: Box) -> int:
+        return math.prod(box) * self.node.dtype.itemsize
+
+    def _seconds(self, box: Box) -> float:
+        region = center(self.node.shape, box)
+        return read_seconds(self.probe(region).reads) + write_seconds(self.sink, region)
+
+    def _choose_chunk(self, tile: Box, least: Box, buffer: int) -> Box:
+        """The part of a tile that one worker reads at once."""
+        shape = self.node.shape
+
+        def fits(box: Box) -> bool:
+            frame = self.probe(center(shape, box))
+            return frame.peak + frame.outside <= buffer
+
+        if fits(tile):
+            return tile
+        box, _ = grow(tile, least, lambda b: read_seconds(self.probe(center(shape, b)).reads), fits, self._bytes)
+        return balance(tile, box, least)
+
+    def _settle(self, manner: Manner, tile: Box, chunk: Box, slots: int) -> bool:
+        self.grid, self.chunk = Grid(self.node.shape, tile), chunk
+        self.workers, self.slots = min(manner.workers, self._pieces()), slots
+        frame = self.probe_all()
+        kinds = [region for region, _ in self.grid.kinds()] or [tuple((0, 0) for _ in tile)]
+        self.take_stock(frame, max(self.sink.room(region) + self.sink.extent(region) for region in kinds))
+        return True
+
+    def _pieces(self) -> int:
+        return max(1, sum(n * len(Grid(region_shape(r), self.chunk)) for r, n in self.grid.kinds()))
+
+    def _kinds(self) -> Iterator[tuple[Region, int]]:
+        """One chunk of each kind and how many there are."""
+        for tile, number in self.grid.kinds():
+            for chunk, times in Grid(region_shape(tile), self.chunk).kinds():
+                yield tuple((a + s, b + s) for (a, b), (s, _) in zip(chunk, tile, strict=True)), number * times
+
+    def probe_all(self) -> Frame:
+        total = self.frame()
+        for region, _ in self._kinds():
+            frame = self.probe(region)
+            total.peak, total.outside = max(total.peak, frame.peak), max(total.outside, frame.outside)
+            total.reads += frame.reads
+        return total
+
+    def reads(self) -> int:
+        return sum(traffic(self.probe(region)) * number for region, number in self._kinds())
+
+    def volume(self) -> int:
+        return self.node.nbytes
+
+    def chunks(self, tile: Region) -> Iterator[Region]:
+        return inner_grid(tile, self.chunk)
+
+    def open(self, tile: Region, slot: Buffer) -> _State:
+        room = self.sink.room(tile)
+        place, scratch = split(slot, room, slot.nbytes - room)
+        return _State(self.sink.lay(tile, place), scratch)
+
+    def load(self, tile: Region, chunk: Region, state: _State, frame: Frame) -> None:
+        frame.reset()
+        target = state.block[inside(chunk, tile)] if tile else state.block
+        block = self.node.evaluate(chunk, frame, target)
+        if block is not target:
+            frame.copy(target, block)
+
+    def fold(self, tile: Region, chunk: Region, state: _State, payload: None) -> None:
+        """Nothing: chunks are evaluated into their place."""
+
+    def close(self, tile: Region, state: _State) -> None:
+        self.sink.write(tile, state.block, state.scratch)
+        self.progress(state.block.nbytes)
+
+    def notes(self) -> tuple[str, ...]:
+        functions = sorted({node.label() for node in walk(self.node) if node.label().startswith("map_")})
+        return tuple(f"{name} is trusted to keep to its declared memory" for name in functions)

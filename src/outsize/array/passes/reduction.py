@@ -1,0 +1,285 @@
+"""A pass that reduces: everything that rides on one read is reduced in it, each into its own sink.
+
+The domain (the inputs' common shape) is cut into tiles along the axes that are kept, so that a tile's state is
+complete when its last chunk has been folded; within a tile chunks run over everything. Reductions over different axes
+share a read as long as their states are small enough to be held whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outsize.array.barrier import Reduce
+from outsize.array.frame import Frame
+from outsize.array.fuse import load_leaves, run_program
+from outsize.array.graph import Node
+from outsize.array.passes.base import SMALL, Manner, Pass, inside, traffic
+from outsize.array.reduce import FINISH, KINDS, Accumulator, ArgExtreme, States, make_accumulator, outside
+from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape, round_up
+from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds
+
+_AHEAD = 16
+"""Partials that may wait for their turn."""
+_LIGHT = 1 << 16
+"""Bytes of a partial that is light enough to wait."""
+
+
+@dataclass(slots=True)
+class _State:
+    states: dict[int, States]
+    """Accumulator's number -> its arrays."""
+    slot: Buffer
+
+
+class ReducePass(Pass):
+    """Makes reductions of inputs that have one shape."""
+
+    ordered = True
+
+    def __init__(self, outputs: Sequence[tuple[Reduce, Sink]], bindings: Mapping[Node, Store]) -> None:
+        super().__init__(tuple(outputs), bindings)
+        self.nodes = [node for node, _ in outputs]
+        self.domain = self.nodes[0].inputs[0].shape
+        self.chunk: Box = ()
+        self.accumulators: list[tuple[Node, Accumulator]] = []
+        self.used: list[int] = []
+        self._number_accumulators()
+        axes = {node.axes for node in self.nodes}
+        reduced = set().union(*axes) if len(axes) == 1 else set(range(len(self.domain)))
+        self.free = tuple(axis for axis in range(len(self.domain)) if axis not in reduced)
+        """Axes along which tiles may be cut."""
+        self._probes: dict[Region, Frame] = {}
+
+    def _number_accumulators(self) -> None:
+        wanting = {(id(n.inputs[0]), n.axes) for n in self.nodes if KINDS[n.name] == "moments"}
+        numbers: dict[tuple[Any, ...], int] = {}
+        for node in self.nodes:
+            key_input = (id(node.inputs[0]), node.axes)
+            kind = "moments" if node.name == "mean" and key_input in wanting else KINDS[node.name]
+            working = node.working
+            if kind == "moments" and node.name == "mean":
+                working = next(n.working for n in self.nodes if KINDS[n.name] == "moments" and n.axes == node.axes)
+            key = (*key_input, kind, working.str)
+            if key not in numbers:
+                numbers[key] = len(self.accumulators)
+                source = node.inputs[0]
+                made = make_accumulator(kind, node.axes, source.shape, source.dtype, working)
+                self.accumulators.append((source, made))
+            self.used.append(numbers[key])
+
+    def label(self) -> str:
+        names = sorted({node.name for node in self.nodes})
+        return f"{' and '.join(names)} of {self.nodes[0].inputs[0].label()}"
+
+    def probe(self, region: Region) -> Frame:
+        """A dry run of one chunk."""
+        found = self._probes.get(region)
+        if found is None:
+            found = self.frame()
+            self._evaluate(region, found)
+            self._probes[region] = found
+        return found
+
+    def _evaluate(self, region: Region, frame: Frame) -> dict[int, States]:
+        """The partials of a chunk; each input's slices feed all its accumulators."""
+        shape = region_shape(region)
+        partials: dict[int, States] = {}
+        groups: dict[int, list[int]] = {}
+        for number, (source, accumulator) in enumerate(self.accumulators):
+            partials[number] = [frame.array(accumulator.kept(shape), dtype) for dtype in accumulator.dtypes()]
+            groups.setdefault(id(source), []).append(number)
+        extra = 0
+        for numbers in groups.values():
+            source = self.accumulators[numbers[0]][0]
+            found = [(n, acc) for n in numbers if isinstance(acc := self.accumulators[n][1], ArgExtreme)]
+            if found:
+                block = frame.evaluate(source, region)
+                for number, accumulator in found if not frame.dry else ():
+                    accumulator.take_block(block, region, partials[number])
+            sliced = [n for n in numbers if not isinstance(self.accumulators[n][1], ArgExtreme)]
+            if sliced:
+                elements = self._run_slices(source, region, sliced, partials, frame)
+            else:
+                elements = 0
+            extra += sum(outside(self.accumulators[n][1], elements, region) for n in numbers)
+        frame.reserve(frame.outside + extra)
+        return partials
+
+    def _run_slices(
+        self, source: Node, region: Region, numbers: list[int], partials: dict[int, States], frame: Frame
+    ) -> int:
+        program = frame.program(source)
+        shape = region_shape(region)
+        blocks = load_leaves(program, region, frame)
+        scratch = frame.bytes(program.scratch(shape))
+        if frame.dry:
+            return min(program.slice_elements(), math.prod(shape))
+        takers = [self.accumulators[n][1].consumer(partials[n]) for n in numbers]  # type: ignore[attr-defined]
+        run_program(program, blocks, shape, None, scratch, takers)
+        poor = []
+        for taker in takers:
+            if hasattr(taker, "close") and not taker.close(self._count(taker.owner, shape)):
+                poor.append(type(taker)(taker.owner, taker.partial, taker.partial[1]))
+        if poor:
+            run_program(program, blocks, shape, None, scratch, poor)
+            for taker in poor:
+                taker.close(self._count(taker.owner, shape))
+        return 0
+
+    def _count(self, accumulator: Accumulator, shape: tuple[int, ...]) -> int:
+        return math.prod(shape[axis] for axis in accumulator.axes)
+
+    def _state_bytes(self, tile: Box) -> int:
+        return sum(
+            round_up(math.prod(acc.kept(tile)) * dtype.itemsize)
+            for _, acc in self.accumulators
+            for dtype in acc.dtypes()
+        ) + max(self._finish_bytes(tile, node, sink) for node, sink in self.outputs)
+
+    def _finish_bytes(self, tile: Box, node: Node, sink: Sink) -> int:
+        kept = tuple(1 if axis in node.axes else n for axis, n in enumerate(tile))  # type: ignore[attr-defined]
+        region = center(node.shape, kept)
+        return sink.room(region) + sink.extent(region) + 2 * math.prod(kept) * 16
+
+    def shape_up(self, manner: Manner, room: int) -> bool:
+        domain = self.domain
+        ones = tuple(1 if axis in self.free else max(1, n) for axis, n in enumerate(domain))
+        if manner.bare:
+            page = page_box(domain, tuple(1 for _ in domain), None, self._bytes(tuple(1 for _ in domain)))
+            tile = tuple(max(one, step) for one, step in zip(ones, page, strict=True))
+            return self._settle(manner, tile, page, 1)
+        whole = tuple(max(1, n) for n in domain)
+        size = math.prod(domain) * max((s.dtype.itemsize for s, _ in self.accumulators), default=1)
+        if size <= SMALL:
+            frame = self.probe(center(domain, whole))
+            if frame.peak + frame.outside + self._state_bytes(whole) <= room:
+                return self._settle(Manner(1, 0), whole, whole, 1)
+        one = self.probe(tuple((0, min(1, n)) for n in domain))
+        buffer = max(manner.chunk, one.peak + one.outside)
+        allowed = room - manner.workers * buffer
+        slots = 1
+        tile = whole
+        if self.free and self._state_bytes(whole) > min(allowed // 2, 4 * buffer):
+            slots = min(2, manner.workers)
+            tile = self._choose_tile(ones, min(allowed // slots, 2 * buffer))
+        if self._state_bytes(tile) > allowed // slots:
+            return False
+        chunk, _ = grow(domain, tuple(1 for _ in domain), self._seconds, self._chunk_fits(buffer, tile), self._bytes)
+        slots = min(slots, max(1, len(Grid(domain, tile))))
+        return self._settle(manner, tile, balance(tile, chunk, tuple(1 for _ in domain)), slots)
+
+    def _choose_tile(self, ones: Box, allowed: int) -> Box:
+        """Cut the kept axes, slowest first, until the state fits."""
+        tile = [max(1, n) for n in self.domain]
+        for axis in self.free:
+            while tile[axis] > 1 and self._state_bytes(tuple(tile)) > allowed:
+                tile[axis] = -(-tile[axis] // 2)
+        return balance(self.domain, tuple(tile), tuple(1 for _ in tile))
+
+    def _chunk_fits(self, buffer: int, tile: Box) -> Any:
+        def fits(box: Box) -> bool:
+            if any(step > length for step, length in zip(box, tile, strict=True)):
+                return False
+            frame = self.probe(center(self.domain, box))
+            return frame.peak + frame.outside <= buffer
+
+        return fits
+
+    def _seconds(self, box: Box) -> float:
+        return read_seconds(self.probe(center(self.domain, box)).reads)
+
+    def _bytes(self, box: Box) -> int:
+        return math.prod(box) * max(source.dtype.itemsize for source, _ in self.accumulators)
+
+    def _settle(self, manner: Manner, tile: Box, chunk: Box, slots: int) -> bool:
+        self.grid, self.chunk, self.slots = Grid(self.domain, tile), chunk, slots
+        pieces = sum(n * len(Grid(region_shape(r), chunk)) for r, n in self.grid.kinds())
+        self.workers = max(1, min(manner.workers, pieces))
+        frame = self.probe_all()
+        partial = sum(
+            math.prod(acc.kept(chunk)) * dtype.itemsize for _, acc in self.accumulators for dtype in acc.dtypes()
+        )
+        self.ahead = _AHEAD if partial <= _LIGHT and self.workers > 1 else 0
+        frame.outside += self.ahead * partial
+        self.take_stock(frame, self._state_bytes(tile))
+        return True
+
+    def _kinds(self) -> Iterator[tuple[Region, int]]:
+        for tile, number in self.grid.kinds():
+            for chunk, times in Grid(region_shape(tile), self.chunk).kinds():
+                yield tuple((a + s, b + s) for (a, b), (s, _) in zip(chunk, tile, strict=True)), number * times
+
+    def probe_all(self) -> Frame:
+        total = self.frame()
+        for region, _ in self._kinds():
+            frame = self.probe(region)
+            total.peak, total.outside = max(total.peak, frame.peak), max(total.outside, frame.outside)
+            total.reads += frame.reads
+        return total
+
+    def reads(self) -> int:
+        return sum(traffic(self.probe(region)) * number for region, number in self._kinds())
+
+    def volume(self) -> int:
+        return self._bytes(self.domain)
+
+    def tiles(self) -> Iterator[Region]:
+        """At least one tile, also where the reduced axes are empty: the result is then the identity."""
+        if math.prod(self.domain) == 0:
+            counts = [1 if axis not in self.free else n for axis, n in enumerate(self.grid.counts)]
+            if math.prod(counts):
+                yield tuple((0, n) for n in self.domain)
+            return
+        yield from self.grid
+
+    def chunks(self, tile: Region) -> Iterator[Region]:
+        if math.prod(region_shape(tile)) == 0:
+            yield tile
+            return
+        yield from inner_grid(tile, self.chunk)
+
+    def open(self, tile: Region, slot: Buffer) -> _State:
+        frame = Frame(slot, {})
+        states: dict[int, States] = {}
+        for number, (_, accumulator) in enumerate(self.accumulators):
+            kept = accumulator.kept(region_shape(tile))
+            states[number] = [frame.array(kept, dtype) for dtype in accumulator.dtypes()]
+            accumulator.start(states[number])
+        return _State(states, slot[frame.position :])
+
+    def load(self, tile: Region, chunk: Region, state: _State, frame: Frame) -> dict[int, States] | None:
+        if math.prod(region_shape(chunk)) == 0:
+            return None
+        frame.reset()
+        partials = self._evaluate(chunk, frame)
+        return partials
+
+    def detach(self, payload: dict[int, States] | None) -> dict[int, States] | None:
+        if payload is None:
+            return None
+        return {number: [array.copy() for array in arrays] for number, arrays in payload.items()}
+
+    def fold(self, tile: Region, chunk: Region, state: _State, payload: dict[int, States] | None) -> None:
+        if payload is None:
+            return
+        shape = region_shape(chunk)
+        for number, (_, accumulator) in enumerate(self.accumulators):
+            place = tuple(
+                slice(0, 1) if axis in accumulator.axes else part for axis, part in enumerate(inside(chunk, tile))
+            )
+            views = [array[(*place, ...)] for array in state.states[number]]
+            accumulator.combine(views, payload[number], self._count(accumulator, shape))
+        self.progress(self._bytes(shape))
+
+    def close(self, tile: Region, state: _State) -> None:
+        for (node, sink), number in zip(self.outputs, self.used, strict=True):
+            assert isinstance(node, Reduce)
+            region = tuple((0, 1) if axis in node.axes else span for axis, span in enumerate(tile))
+            room = sink.room(region)
+            block = sink.lay(region, state.slot[:room])
+            count = math.prod(self.domain[axis] for axis in node.axes)
+            FINISH[node.name](state.states[number], count, node.ddof, block)
+            sink.write(region, block, state.slot[room:])

@@ -1,0 +1,148 @@
+"""A pass for running sums and products: chunks go along the axis in order, each takes up where the last one stopped.
+
+Tiles are cut along all other axes and hold only the carry. Floats are accumulated in float64, a chunk at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outsize.array.barrier import Scan
+from outsize.array.frame import Frame
+from outsize.array.graph import Node
+from outsize.array.passes.base import Manner, Pass, inside, split, traffic
+from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
+from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds, write_seconds
+
+
+@dataclass(slots=True)
+class _State:
+    carry: Block
+    begun: bool
+    place: Buffer
+    scratch: Buffer
+
+
+class ScanPass(Pass):
+    """Makes one scan."""
+
+    ordered = True
+
+    def __init__(self, node: Scan, sink: Sink, bindings: Mapping[Node, Store]) -> None:
+        super().__init__(((node, sink),), bindings)
+        self.node, self.sink = node, sink
+        self.chunk: Box = ()
+        self._probes: dict[Region, Frame] = {}
+
+    def label(self) -> str:
+        return self.node.label()
+
+    def probe(self, region: Region) -> Frame:
+        """A dry run of one chunk."""
+        found = self._probes.get(region)
+        if found is None:
+            found = self.frame()
+            self._load(region, found)
+            kept = math.prod(self._kept(region_shape(region))) * self.node.working.itemsize
+            found.reserve(found.outside + 2 * kept)
+            self._probes[region] = found
+        return found
+
+    def _load(self, region: Region, frame: Frame) -> Block:
+        block = frame.array(region_shape(region), self.node.working)
+        mark = frame.mark()
+        frame.evaluate(self.node.inputs[0], region, block)
+        frame.release(mark)
+        return block
+
+    def _kept(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(1 if axis == self.node.axis else n for axis, n in enumerate(shape))
+
+    def _slot(self, tile: Box, chunk: Box) -> int:
+        region = center(self.node.shape, chunk)
+        carry = math.prod(self._kept(tile)) * self.node.working.itemsize
+        return round_up(carry) + self.sink.room(region) + self.sink.extent(region)
+
+    def shape_up(self, manner: Manner, room: int) -> bool:
+        shape = self.node.shape
+        least = tuple(max(1, min(g, n)) for g, n in zip(self.sink.granule, shape, strict=True))
+        least = page_box(shape, least, self.sink.order, self.node.dtype.itemsize)
+        if manner.bare:
+            return self._settle(manner, least)
+
+        def fits(box: Box) -> bool:
+            frame = self.probe(center(shape, box))
+            return frame.peak + frame.outside <= max(manner.chunk, 0)
+
+        def seconds(box: Box) -> float:
+            region = center(shape, box)
+            return read_seconds(self.probe(region).reads) + write_seconds(self.sink, region)
+
+        chunk, _ = grow(shape, least, seconds, fits, lambda box: math.prod(box) * self.node.dtype.itemsize)
+        return self._settle(manner, balance(shape, chunk, least))
+
+    def _settle(self, manner: Manner, chunk: Box) -> bool:
+        shape = self.node.shape
+        tile = tuple(max(1, n) if axis == self.node.axis else chunk[axis] for axis, n in enumerate(shape))
+        self.grid, self.chunk = Grid(shape, tile), chunk
+        self.workers = min(manner.workers, max(1, len(Grid(shape, chunk))))
+        self.slots = min(self.workers, max(1, len(self.grid)))
+        frame = self.probe_all()
+        self.take_stock(
+            frame, max(self._slot(tile, region_shape(r)) for r, _ in self._kinds()) if len(self.grid) else 0
+        )
+        return True
+
+    def _kinds(self) -> Iterator[tuple[Region, int]]:
+        return Grid(self.node.shape, self.chunk).kinds()
+
+    def probe_all(self) -> Frame:
+        total = self.frame()
+        for region, _ in self._kinds():
+            frame = self.probe(region)
+            total.peak, total.outside = max(total.peak, frame.peak), max(total.outside, frame.outside)
+            total.reads += frame.reads
+        return total
+
+    def reads(self) -> int:
+        return sum(traffic(self.probe(region)) * number for region, number in self._kinds())
+
+    def volume(self) -> int:
+        return self.node.nbytes
+
+    def chunks(self, tile: Region) -> Iterator[Region]:
+        return inner_grid(tile, self.chunk)
+
+    def open(self, tile: Region, slot: Buffer) -> _State:
+        kept = self._kept(region_shape(tile))
+        size = round_up(math.prod(kept) * self.node.working.itemsize)
+        carry, rest = split(slot, size, slot.nbytes - size)
+        return _State(np.ndarray(kept, self.node.working, carry.data), False, rest, rest)
+
+    def load(self, tile: Region, chunk: Region, state: _State, frame: Frame) -> Block:
+        frame.reset()
+        block = self._load(chunk, frame)
+        self.node.ufunc.accumulate(block, axis=self.node.axis, out=block)
+        return block
+
+    def fold(self, tile: Region, chunk: Region, state: _State, payload: Any) -> None:
+        across = tuple(slice(0, 1) if axis == self.node.axis else part for axis, part in enumerate(inside(chunk, tile)))
+        carry = state.carry[across]
+        if chunk[self.node.axis][0] > 0:
+            self.node.ufunc(payload, carry, out=payload)
+        last = (slice(None),) * self.node.axis + (slice(-1, None),)
+        carry[...] = payload[last]
+        room = self.sink.room(chunk)
+        place, scratch = split(state.place, room, state.place.nbytes - room)
+        block = self.sink.lay(chunk, place)
+        np.copyto(block, payload, casting="unsafe")
+        self.sink.write(chunk, block, scratch)
+        self.progress(block.nbytes)
+
+    def close(self, tile: Region, state: _State) -> None:
+        """Nothing: chunks were written as they came."""

@@ -1,0 +1,131 @@
+"""Element types that NumPy does not have (bfloat16, the float8 family), read as float32.
+
+Every value of these types is a float32 exactly, so nothing is lost; the store's dtype is float32, the bytes it moves
+from disk are the narrow ones, and both copies are inside the engine's buffer. Narrow tensors are opened as their bits
+(uint16 or uint8) by the store of their file, and wrapped here.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from outsize.array.store.base import Block, Buffer, Region, Store, region_shape, round_up
+from outsize.core.errors import StoreError
+
+
+class _Float8(NamedTuple):
+    """Layout of a one-byte float."""
+
+    exponent: int
+    """Bits of the exponent."""
+    mantissa: int
+    """Bits of the mantissa."""
+    bias: int
+    """What is taken from the exponent."""
+    nan: tuple[int, ...]
+    """Codes that are not a number."""
+    infinite: bool = False
+    """True where the largest exponent means infinity and NaN, as in the IEEE formats."""
+
+
+_FLOAT8 = {
+    "float8_e4m3fn": _Float8(4, 3, 7, (0x7F, 0xFF)),
+    "float8_e4m3fnuz": _Float8(4, 3, 8, (0x80,)),
+    "float8_e5m2": _Float8(5, 2, 15, (), infinite=True),
+    "float8_e5m2fnuz": _Float8(5, 2, 16, (0x80,)),
+    "float8_e8m0fnu": _Float8(8, 0, 127, (0xFF,)),
+}
+
+NARROW: dict[str, np.dtype[Any]] = {"bfloat16": np.dtype(np.uint16), **dict.fromkeys(_FLOAT8, np.dtype(np.uint8))}
+"""Name of the type -> the NumPy type of its bits."""
+
+
+def numpy_dtype(name: str, where: str) -> np.dtype[Any]:
+    """The NumPy type in which elements called `name` are opened: bits for the narrow ones."""
+    if name in NARROW:
+        return NARROW[name]
+    try:
+        return np.dtype(name)
+    except TypeError:
+        raise StoreError(
+            f"{where} has dtype {name}, which NumPy does not have; Outsize reads {', '.join(NARROW)} as float32, "
+            f"but not this one", path=where,
+        ) from None  # fmt: skip
+
+
+def widened(store: Store, name: str) -> Store:
+    """`store` as it is, or, where it holds the bits of a narrow type, as float32."""
+    return WideStore(store, name) if name in NARROW else store
+
+
+class WideStore(Store):
+    """The float32 values of a store of bits."""
+
+    def __init__(self, bits: Store, name: str) -> None:
+        self.name, self.shape, self.paths, self.granule = bits.name, bits.shape, bits.paths, bits.granule
+        self.dtype = np.dtype(np.float32)
+        self.narrow = name
+        """The type as stored."""
+        self._bits = bits
+        self._table = None if name == "bfloat16" else float8_values(name)
+
+    def extent(self, region: Region) -> int:
+        return round_up(4 * math.prod(region_shape(region))) + self._bits.extent(region)
+
+    def traffic(self, region: Region) -> int:
+        return self._bits.traffic(region)
+
+    def seeks(self, region: Region) -> int:
+        return self._bits.seeks(region)
+
+    def read(self, region: Region, buffer: Buffer) -> Block:
+        shape = region_shape(region)
+        used = 4 * math.prod(shape)
+        values = buffer[:used].view(np.float32).reshape(shape)
+        bits = self._bits.read(region, buffer[round_up(used) :])
+        if self._table is None:  # a bfloat16 is the upper half of a float32
+            np.left_shift(bits, np.uint32(16), out=values.view(np.uint32), dtype=np.uint32)
+        else:
+            np.take(self._table, bits, out=values, mode="wrap")  # any mode but `raise` writes straight into `out`
+        return values
+
+    def fingerprint(self) -> str:
+        return f"{self._bits.fingerprint()} {self.narrow}"
+
+    def close(self) -> None:
+        self._bits.close()
+
+
+def float8_values(name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The 256 values of a one-byte float, by code."""
+    layout = _FLOAT8[name]
+    values = np.empty(256, np.float32)
+    top = (1 << layout.exponent) - 1
+    for code in range(256):
+        exponent = (code >> layout.mantissa) & top
+        fraction = (code & ((1 << layout.mantissa) - 1)) / (1 << layout.mantissa)
+        sign = -1.0 if layout.exponent + layout.mantissa == 7 and code & 0x80 else 1.0
+        if code in layout.nan or (layout.infinite and exponent == top and fraction):
+            values[code] = np.nan
+        elif layout.infinite and exponent == top:
+            values[code] = sign * np.inf
+        elif exponent == 0 and layout.mantissa:
+            values[code] = sign * math.ldexp(fraction, 1 - layout.bias)
+        else:
+            values[code] = sign * math.ldexp(1 + fraction, exponent - layout.bias)
+    return values
+
+
+def round_to_bfloat16(values: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+    """Round float32 values in place to the nearest that a bfloat16 can hold, ties to even; NaN stays NaN."""
+    bits = values.view(np.uint32)
+    quiet = np.isnan(values)
+    odd = bits >> np.uint32(16)
+    odd &= np.uint32(1)
+    odd += np.uint32(0x7FFF)
+    bits += odd
+    bits &= np.uint32(0xFFFF0000)
+    bits[quiet] = np.uint32(0x7FC00000)

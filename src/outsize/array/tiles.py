@@ -1,0 +1,165 @@
+"""Grids of boxes, and which box is best: the one that moves data in the longest runs the budget allows.
+
+In: a shape, what a box costs in seconds of disk time, what it holds in bytes. Out: a box. The box grows from the
+smallest by doubling whichever axis saves most; it stops when nothing more is saved or nothing more fits. So a row-wise
+file gets blocks of rows, a transposition gets tiles that are long both ways, and a matrix product a nearly square C:
+nobody told it so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from outsize.array.store.base import Region, Sink, Store, region_shape
+
+Box = tuple[int, ...]
+
+_PAGE = 4096
+
+_BYTES_A_SECOND = 4e9
+_SECONDS_A_TRANSFER = 40e-6
+"""A plain NVMe disk: what a byte and what a transfer costs. Only their ratio matters here."""
+_WORTH_IT = 0.98
+"""A doubling has to bring the cost below this share."""
+LEAST = 8 << 20
+"""Bytes up to which a box grows even if nothing is saved: Python's own cost a tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A shape cut into boxes."""
+
+    shape: tuple[int, ...]
+    """What is cut."""
+    box: Box
+    """Lengths of a box; boxes at the end are shorter."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Boxes along each axis."""
+        return tuple(-(-length // step) if length else 0 for length, step in zip(self.shape, self.box, strict=True))
+
+    def __len__(self) -> int:
+        return math.prod(self.counts)
+
+    def region(self, index: tuple[int, ...]) -> Region:
+        """The box at an index."""
+        return tuple(
+            (i * step, min(length, (i + 1) * step)) for i, step, length in zip(index, self.box, self.shape, strict=True)
+        )
+
+    def __iter__(self) -> Iterator[Region]:
+        return (self.region(index) for index in itertools.product(*map(range, self.counts)))
+
+    def kinds(self) -> Iterator[tuple[Region, int]]:
+        """One box of each kind (first, inner, last along each axis) and how many there are of it."""
+        axes = []
+        for count in self.counts:
+            rows = [(0, 1)] if count else []
+            if count > 2:
+                rows.append((1, count - 2))
+            if count > 1:
+                rows.append((count - 1, 1))
+            axes.append(rows)
+        for combination in itertools.product(*axes):
+            yield self.region(tuple(i for i, _ in combination)), math.prod(n for _, n in combination)
+
+
+def inner_grid(outer: Region, box: Box) -> Iterator[Region]:
+    """The boxes of a region."""
+    for region in Grid(region_shape(outer), box):
+        yield tuple((a + start, b + start) for (a, b), (start, _) in zip(region, outer, strict=True))
+
+
+def page_box(shape: tuple[int, ...], box: Box, order: tuple[int, ...] | None, itemsize: int) -> Box:
+    """A box made longer along the fastest axes to a page of bytes: the least that is worth a transfer."""
+    longer = list(box)
+    for axis in reversed(order or range(len(shape))):
+        size = math.prod(longer) * itemsize
+        if size >= _PAGE:
+            break
+        longer[axis] = max(longer[axis], min(shape[axis], longer[axis] * -(-_PAGE // size)))
+    return tuple(longer)
+
+
+def center(shape: tuple[int, ...], box: Box) -> Region:
+    """A box away from the edges, as most are."""
+    starts = (((length - step) // 2 // max(step, 1)) * step for length, step in zip(shape, box, strict=True))
+    return tuple((start, min(length, start + step)) for start, step, length in zip(starts, box, shape, strict=True))
+
+
+def read_seconds(reads: Iterable[tuple[Store, Region]], transfer: float = _SECONDS_A_TRANSFER) -> float:
+    """Disk time of some reads."""
+    return sum(store.traffic(r) / _BYTES_A_SECOND + store.seeks(r) * transfer for store, r in reads)
+
+
+def write_seconds(sink: Sink, region: Region) -> float:
+    """Disk time of a write."""
+    bytes_ = sink.traffic(region)
+    return bytes_ / _BYTES_A_SECOND + (sink.seeks(region) * _SECONDS_A_TRANSFER if bytes_ else 0)
+
+
+def grow(
+    shape: tuple[int, ...],
+    smallest: Box,
+    seconds: Callable[[Box], float],
+    fits: Callable[[Box], bool],
+    size: Callable[[Box], int],
+    most: int | None = None,
+) -> tuple[Box, bool]:
+    """(the best box, whether it stopped for want of memory). `seconds` is what a box costs, `size` its bytes."""
+    if not shape:
+        return (), False
+    box = tuple(min(step, length) if length else step for step, length in zip(smallest, shape, strict=True))
+    cost = seconds(box) / max(math.prod(box), 1)
+    last = 0
+    while True:
+        options = []
+        starved = False
+        for axis, length in enumerate(shape):
+            if box[axis] >= length:
+                continue
+            step = min(length, box[axis] * 2)
+            larger = (*box[:axis], step, *box[axis + 1 :])
+            if most is not None and size(larger) > most:
+                continue
+            if not fits(larger):
+                starved = True
+                continue
+            options.append((seconds(larger) / math.prod(larger), axis, larger))
+        if not options:
+            return (_stretch(box, last, shape[last], fits) if starved else box), starved
+        best = min(options, key=lambda option: (option[0], -option[1]))
+        if best[0] > cost * _WORTH_IT and size(best[2]) > LEAST:
+            return box, False
+        cost, last, box = best
+
+
+def _stretch(box: Box, axis: int, length: int, fits: Callable[[Box], bool]) -> Box:
+    """The last doubled axis as far as memory goes: a full buffer is a whole number of the disk's largest transfers."""
+    low, high = box[axis], min(length, 2 * box[axis])
+    while high - low > max(1, low // 64):
+        middle = (low + high) // 2
+        if fits((*box[:axis], middle, *box[axis + 1 :])):
+            low = middle
+        else:
+            high = middle
+    return (*box[:axis], low, *box[axis + 1 :])
+
+
+def balance(shape: tuple[int, ...], box: Box, granule: Box) -> Box:
+    """The same number of boxes along each axis, of equal lengths (in whole granules), so that none is a sliver."""
+    result = []
+    for length, step, grain in zip(shape, box, granule, strict=True):
+        if length == 0 or step >= length:
+            result.append(max(length, 1))
+            continue
+        count = -(-length // step)
+        even = -(-length // count)
+        grain = max(grain, 1)
+        rounded = min(-(-even // grain) * grain, step)
+        result.append(rounded)
+    return tuple(result)

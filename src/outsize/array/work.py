@@ -1,0 +1,202 @@
+"""From a node to its result: plan it, run it into a file, into memory, or into a region of an open store.
+
+In: a node, a target, a budget. Out: a `Plan`, a store, or a NumPy array. The budget is what was given here, else what
+`outsize.budget` set, else 80 % of what is available.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from outsize.array.graph import Node, Source, walk
+from outsize.array.journal import Journal
+from outsize.array.places import Kept, Sketch
+from outsize.array.plan import make_plan
+from outsize.array.run import digest_of, run_itinerary
+from outsize.array.store.base import Block, Region, Sink, Store
+from outsize.core.errors import BudgetError, InputError
+from outsize.core.events import Listener
+from outsize.core.memory import HOST, Allowance, Budget
+from outsize.core.plan import Plan
+from outsize.core.units import format_bytes, parse_bytes
+from outsize.engine.pool import make_buffer
+
+JOURNALED = 32 << 20
+"""Bytes of output from which a save keeps a journal; less is done again in a moment."""
+
+
+def resolve_budget(budget: int | str | Budget | None) -> tuple[Budget, str]:
+    """The budget that holds, and why it is this one."""
+    if isinstance(budget, Budget):
+        return budget, _reason(budget)
+    from outsize.machine import current_budget
+
+    current = current_budget()
+    if budget is None:
+        return current, _reason(current)
+    others = tuple(a for a in current.allowances if a.pool != HOST)
+    asked = Allowance(pool=HOST, bytes=parse_bytes(budget), reason="asked for")
+    return Budget(allowances=(asked, *others), scratch=current.scratch), "asked for"
+
+
+def _reason(budget: Budget) -> str:
+    return next((a.reason for a in budget.allowances if a.pool == HOST), "")
+
+
+def plan_node(node: Node, budget: Any = None, name: str | None = None) -> Plan:
+    """The plan of writing a node to a .npy file."""
+    given, reason = resolve_budget(budget)
+    return make_plan(node, Sketch(node.shape, node.dtype), given, name or _title(node), reason)[1]
+
+
+def _title(node: Node) -> str:
+    return f"{node.label()} {node.dtype}{list(node.shape)}"
+
+
+def compute_node(node: Node, budget: Any = None, listener: Listener | None = None) -> Block:
+    """The node as a NumPy array."""
+    given, reason = resolve_budget(budget)
+    sink = Kept(node.shape, node.dtype, "result")
+    trip, plan = make_plan(node, sink, given, f"compute {_title(node)}", reason)
+    if sink.nbytes > (given.host or 0):
+        raise BudgetError(
+            f"the result alone is {format_bytes(sink.nbytes)} and the budget {format_bytes(given.host)}: "
+            f"write it to disk with .save(path), or give compute(budget=...) at least {format_bytes(trip.smallest)}",
+            needed=plan.peak(), budget=given.host, smallest=trip.smallest, culprit="the result", plan=plan,
+        )  # fmt: skip
+    plan.check()
+    sink.begin(make_buffer(sink.nbytes))
+    run_itinerary(trip, plan, given.host or 0, given.scratch, listener, None)
+    return sink.array
+
+
+def save_node(
+    node: Node, path: str, budget: Any = None, listener: Listener | None = None, *, resume: bool = True, **options: Any
+) -> Store:
+    """Write a node to a file or folder in the format of its suffix; the same call goes on after a kill."""
+    from outsize.array.store.open import create_sink
+
+    path = os.fspath(path)
+    refuse_overlap(node, path)
+    given, reason = resolve_budget(budget)
+    sink = create_sink(path, node.shape, node.dtype, resume=resume, **options)
+    journal = Journal(sink.partial + ".journal") if sink.partial and node.nbytes >= JOURNALED else None
+    if journal is not None and budget is None and resume:
+        given = _earlier_budget(journal, given)
+    trip, plan = make_plan(node, sink, given, f"save {os.path.basename(path)}", reason)
+    try:
+        plan.check()
+    except BudgetError:
+        _abandon(sink, journal)
+        raise
+    if journal is not None:
+        if not resume:
+            journal.remove()
+        journal.begin(digest_of(node, trip, plan), given.host or 0)
+    try:
+        run_itinerary(trip, plan, given.host or 0, given.scratch, listener, journal)
+    except KeyboardInterrupt:
+        if journal is None:
+            _abandon(sink, journal)
+        raise
+    except BaseException:
+        _abandon(sink, journal)
+        raise
+    store = sink.commit()
+    if journal is not None:
+        journal.remove()
+    return store
+
+
+def _abandon(sink: Sink, journal: Journal | None) -> None:
+    sink.abort()
+    if journal is not None:
+        journal.remove()
+
+
+def _earlier_budget(journal: Journal, given: Budget) -> Budget:
+    """Take the budget of an interrupted run where it is not larger than ours, so that its tiles fit ours."""
+    header = Journal.header(journal.folder)
+    earlier = header.get("budget") if header else None
+    if not isinstance(earlier, int) or earlier > (given.host or 0):
+        return given
+    allowances = tuple(
+        Allowance(pool=HOST, bytes=earlier, reason="as in the run that is taken up") if a.pool == HOST else a
+        for a in given.allowances
+    )
+    return Budget(allowances=allowances, scratch=given.scratch)
+
+
+def update_node(node: Node, store: Store, region: Region, budget: Any = None) -> None:
+    """Write a node into a region of an open store, in place."""
+    given, reason = resolve_budget(budget)
+    sink = _Part(store.update(), region)
+    if any(isinstance(n, Source) and (n.store is store or set(n.store.paths) & set(store.paths)) for n in walk(node)):
+        raise InputError(
+            f"{store.name} is both read and written by this assignment: save the values to another file first"
+        )
+    trip, plan = make_plan(node, sink, given, f"write into {store.name}", reason)
+    plan.check()
+    run_itinerary(trip, plan, given.host or 0, given.scratch, None, None)
+    sink.commit()
+
+
+class _Part(Sink):
+    """A region of another sink."""
+
+    def __init__(self, sink: Sink, region: Region) -> None:
+        self.sink, self.region = sink, region
+        self.name, self.dtype, self.partial, self.order = sink.name, sink.dtype, "", sink.order
+        self.shape = tuple(b - a for a, b in region)
+        self.granule = tuple(min(1, n) for n in self.shape)
+
+    def _under(self, region: Region) -> Region:
+        return tuple((a + start, b + start) for (a, b), (start, _) in zip(region, self.region, strict=True))
+
+    def extent(self, region: Region) -> int:
+        return self.sink.extent(self._under(region))
+
+    def room(self, region: Region) -> int:
+        return self.sink.room(self._under(region))
+
+    def lay(self, region: Region, buffer: Any) -> Block:
+        return self.sink.lay(self._under(region), buffer)
+
+    def write(self, region: Region, block: Block, buffer: Any) -> None:
+        self.sink.write(self._under(region), block, buffer)
+
+    def traffic(self, region: Region) -> int:
+        return self.sink.traffic(self._under(region))
+
+    def seeks(self, region: Region) -> int:
+        return self.sink.seeks(self._under(region))
+
+    def sync(self) -> None:
+        self.sink.sync()
+
+    def commit(self) -> Store:
+        return self.sink.commit()
+
+    def abort(self) -> None:
+        self.sink.abort()
+
+
+def refuse_overlap(node: Node, path: str) -> None:
+    """An `InputError` where the output is one of the inputs: it would be destroyed while it is read."""
+    target = os.path.realpath(path)
+    for source in walk(node):
+        if isinstance(source, Source):
+            for used in source.store.paths:
+                real = os.path.realpath(used)
+                if real == target or real.startswith(target + os.sep) or target.startswith(real + os.sep):
+                    raise InputError(f"{path} is also an input ({used}): write to another name, then rename it")
+
+
+def to_numpy(node: Node) -> Block:
+    """The node as a NumPy array, for NumPy's own protocol."""
+    if isinstance(node, Source) and node.store.resident:
+        return np.asarray(node.store.read(tuple((0, n) for n in node.shape), np.empty(0, np.uint8)))
+    return compute_node(node)

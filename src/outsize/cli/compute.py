@@ -1,0 +1,58 @@
+"""`outsize compute EXPRESSION --in x=FILE --out FILE`: array expressions on files larger than memory."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from outsize import report
+from outsize.array import Array, open
+from outsize.array.expression import evaluate
+from outsize.core.errors import InputError
+from outsize.report.progress import terminal_listener
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the verb takes."""
+    parser.add_argument("expression", help="such as '(x - x.mean(axis=0)) / x.std(axis=0)'")
+    parser.add_argument(
+        "--in",
+        dest="inputs",
+        action="append",
+        default=[],
+        metavar="NAME=FILE",
+        help="an array and its name in the expression",
+    )
+    parser.add_argument("--out", metavar="FILE", help="where the result goes; without it, a small result is printed")
+    parser.add_argument(
+        "--budget", metavar="BYTES", help="memory that may be held, such as 1GiB (default: 80%% of available)"
+    )
+    parser.add_argument("--plan", action="store_true", help="show what it would read, write and hold, and stop")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Evaluate the text lazily, then plan, save or print it."""
+    arrays = dict(_named(text) for text in args.inputs)
+    result = evaluate(args.expression, arrays)
+    if not isinstance(result, Array):
+        raise InputError(f"{args.expression!r} is {result!r}, not an array: nothing to compute")
+    plan = result.plan(args.budget)
+    if args.plan:
+        report.show(plan, args.json)
+        return 0 if plan.fits else 1
+    if args.out:
+        saved = result.save(args.out, budget=args.budget, progress=terminal_listener() or False)
+        report.show(plan, args.json) if args.json else sys.stdout.write(f"{saved!r}\n")
+        return 0
+    if result.size > 10_000:
+        raise InputError(f"the result has {result.size} elements: give --out FILE")
+    value = result.compute(args.budget)
+    sys.stdout.write(f"{report.to_json(value.tolist())}\n" if args.json else f"{value}\n")
+    return 0
+
+
+def _named(text: str) -> tuple[str, Array]:
+    name, equals, path = text.partition("=")
+    if not equals or not name.isidentifier() or name.startswith("_"):
+        raise InputError(f"--in takes NAME=FILE, such as x=x.npy, not {text!r}")
+    return name, open(path)

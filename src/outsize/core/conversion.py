@@ -1,0 +1,83 @@
+"""What a change of dtype saves and what it costs, measured on the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from outsize.core.noun import Noun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision(Noun):
+    """The error of a cast, over the elements that were measured.
+
+    Errors are |before - after| over elements that are finite before and after; what left the range of the new type or
+    became zero is counted instead, since one such element would drown every other.
+    """
+
+    elements: int
+    """How many elements were measured."""
+    changed: int
+    """How many of them differ after the cast."""
+    max_abs: float
+    """Largest absolute error."""
+    max_rel: float
+    """Largest error relative to the value, of values that did not become zero."""
+    rms: float
+    """Root of the mean squared error."""
+    overflowed: int
+    """Values beyond the new type's range: infinite now, or, in an integer type, some other number."""
+    flushed: int
+    """Values other than zero that are zero now."""
+    nans_created: int
+    """Numbers that are NaN now."""
+    largest: float | None
+    """Largest finite magnitude before the cast; None where it was not looked for, since the new type holds all of the old."""
+    smallest: float | None
+    """Smallest magnitude above zero before the cast; None where there was none, or it was not looked for."""
+
+    derived: ClassVar[tuple[str, ...]] = ("exact",)
+
+    @property
+    def exact(self) -> bool:
+        """True where every measured element has the same value after the cast."""
+        return not (self.changed or self.overflowed or self.flushed or self.nans_created)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Conversion(Noun):
+    """An array rewritten in another dtype or format, or only measured as if it were."""
+
+    source: str
+    """What was read."""
+    target: str | None
+    """What was written, None where it was only measured."""
+    shape: tuple[int, ...]
+    """Lengths of the axes."""
+    dtype_before: str
+    """Element type that was read."""
+    dtype_after: str
+    """Element type that was written or measured."""
+    bytes_before: int
+    """Bytes of the elements before."""
+    bytes_after: int
+    """Bytes of the elements after."""
+    precision: Precision
+    """What it cost."""
+    budget: int
+    """Host budget in bytes it ran inside."""
+    seconds: float
+    """How long it took."""
+    notes: tuple[str, ...] = ()
+    """What a user should know about these numbers, a sentence each."""
+
+    derived: ClassVar[tuple[str, ...]] = ("saved",)
+
+    def __repr__(self) -> str:
+        return self.__str__()
+
+    @property
+    def saved(self) -> int:
+        """Bytes by which the elements are smaller."""
+        return self.bytes_before - self.bytes_after

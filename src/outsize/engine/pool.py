@@ -1,0 +1,74 @@
+"""One pool of memory a run: buffers that begin on a page, and never more of them than the budget.
+
+Buffers are anonymous maps, in huge pages where the kernel has them: fewer faults, and cheaper to pin for direct I/O. A
+request that does not fit waits until another buffer is given back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from outsize.core.errors import BudgetError
+from outsize.core.units import format_bytes
+
+_HUGE = 2 << 20
+_PAGE = 4096
+
+
+class MemoryPool:
+    """Hands out buffers up to a budget."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        """Bytes that may be out at once."""
+        self.peak = 0
+        """Most bytes that were."""
+        self._taken = 0
+        self._change = threading.Condition()
+
+    def take(self, size: int) -> npt.NDArray[np.uint8]:
+        """A buffer of `size` bytes; waits while the budget is taken."""
+        self.count(size)
+        return make_buffer(size)
+
+    def count(self, size: int) -> None:
+        """Count bytes that someone else allocates."""
+        if size > self.budget:
+            raise BudgetError(
+                f"{format_bytes(size)} were asked of a pool of {format_bytes(self.budget)}",
+                needed=size, budget=self.budget,
+            )  # fmt: skip
+        with self._change:
+            self._change.wait_for(lambda: self._taken + size <= self.budget)
+            self._taken += size
+            self.peak = max(self.peak, self._taken)
+
+    def give(self, size: int) -> None:
+        """Give back bytes; the buffer itself is freed with its last view."""
+        with self._change:
+            self._taken -= size
+            self._change.notify_all()
+
+
+def round_to_pages(size: int) -> int:
+    """What a buffer of this size really takes: whole pages, huge ones from 2 MiB on."""
+    page = _HUGE if size >= _HUGE else _PAGE
+    return -(-size // page) * page
+
+
+def make_buffer(size: int) -> npt.NDArray[np.uint8]:
+    """A buffer that begins on a page, and on a huge one where it is large enough."""
+    if size == 0:
+        return np.empty(0, np.uint8)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory would be counted as files, and has no huge pages
+    memory: Any = mmap.mmap(-1, round_to_pages(size), flags=flags)
+    if size >= _HUGE:
+        with contextlib.suppress(OSError, AttributeError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)[:size]

@@ -1,0 +1,222 @@
+"""Threads that work through the tiles of a pass in order.
+
+In: a `Work` (what to do with a tile and its chunks), a pool. Out: events. Tiles are taken in order and chunks within
+them; every worker has a buffer of its own for the chunk it works on, and a fixed number of slots hold the tiles in
+flight, so that the memory of a pass is known before it starts: workers x buffer + slots x slot. Reading, computing and
+writing overlap because workers are in different phases. Where a tile's chunks must be folded in order, each waits its
+turn; that also makes results the same on every run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from outsize.engine.pool import MemoryPool
+
+Buffer = npt.NDArray[np.uint8]
+
+
+class Work(Protocol):
+    """One pass, as the threads see it."""
+
+    workers: int
+    """Threads at work."""
+    slots: int
+    """Tiles in flight."""
+    worker_bytes: int
+    """Buffer of a worker."""
+    slot_bytes: int
+    """Buffer of a slot."""
+    outside_bytes: int
+    """What a worker's calls may allocate by themselves."""
+    ordered: bool
+    """True where the chunks of a tile are folded in order, one at a time."""
+    ahead: int
+    """How many loaded chunks may wait for their turn outside their worker's buffer; 0 where the worker itself waits."""
+
+    def chunks(self, tile: Any) -> Iterable[Any]:
+        """The chunks of a tile, in order; at least one."""
+
+    def context(self, buffer: Buffer) -> Any:
+        """What a worker keeps from chunk to chunk."""
+
+    def open(self, tile: Any, slot: Buffer) -> Any:
+        """The state of a tile, before its first chunk."""
+
+    def load(self, tile: Any, chunk: Any, state: Any, context: Any) -> Any:
+        """Read and compute a chunk; many at once."""
+
+    def detach(self, payload: Any) -> Any:
+        """A copy of a payload that does not need the worker's buffer."""
+
+    def fold(self, tile: Any, chunk: Any, state: Any, payload: Any) -> None:
+        """Bring a loaded chunk into the state; in order where the work is ordered."""
+
+    def close(self, tile: Any, state: Any) -> None:
+        """After the last chunk of a tile: write it."""
+
+
+class _Tile:
+    """A tile in flight."""
+
+    def __init__(self, tile: Any, state: Any, slot: Buffer) -> None:
+        self.tile, self.state, self.slot = tile, state, slot
+        self.turn = 0
+        self.pending = 0
+        self.all_taken = False
+        self.waiting: dict[int, tuple[Any, Any]] = {}
+        self.folding = False
+        self.change = threading.Condition()
+
+
+class _Stopped(Exception):
+    """Another worker failed."""
+
+
+class _Run:
+    def __init__(self, work: Work, tiles: Iterable[Any], pool: MemoryPool) -> None:
+        self.work = work
+        self.dispatch = threading.Lock()
+        self.slots = [pool.take(work.slot_bytes) for _ in range(work.slots)]
+        self.slot_free = threading.Condition()
+        self.stop = threading.Event()
+        self.error: BaseException | None = None
+        self.items = self._items(tiles)
+
+    def _items(self, tiles: Iterable[Any]) -> Iterator[tuple[_Tile, Any, int]]:
+        """(tile in flight, chunk, its number), opening tiles as slots come free; runs under the dispatch lock."""
+        for tile in tiles:
+            slot = self._wait_for_slot()
+            flight = _Tile(tile, self.work.open(tile, slot), slot)
+            previous: Any = None
+            number = 0
+            for chunk in self.work.chunks(tile):
+                if number:
+                    yield flight, previous, number - 1
+                previous = chunk
+                number += 1
+                with flight.change:  # counted before its predecessor is handed out, so that the tile cannot close early
+                    flight.pending += 1
+            flight.all_taken = True
+            yield flight, previous, number - 1
+
+    def _wait_for_slot(self) -> Buffer:
+        with self.slot_free:
+            self.slot_free.wait_for(lambda: bool(self.slots) or self.stop.is_set())
+            if self.stop.is_set():
+                raise _Stopped
+            return self.slots.pop()
+
+    def work_through(self, buffer: Buffer) -> None:
+        """The life of a worker."""
+        try:
+            context = self.work.context(buffer)
+            while not self.stop.is_set():
+                with self.dispatch:
+                    item = next(self.items, None)
+                if item is None:
+                    return
+                self._do(*item, context)
+        except _Stopped:
+            pass
+        except BaseException as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Remember the first error and wake everybody."""
+        if self.error is None:
+            self.error = error
+        self.stop.set()
+        with self.slot_free:
+            self.slot_free.notify_all()
+
+    def _do(self, flight: _Tile, chunk: Any, number: int, context: Any) -> None:
+        work = self.work
+        payload = work.load(flight.tile, chunk, flight.state, context)
+        if not work.ordered:
+            work.fold(flight.tile, chunk, flight.state, payload)
+            last = self._count(flight, 1)
+        elif work.ahead:
+            last = self._fold_in_turn(flight, chunk, number, payload)
+        else:
+            self._wait_for_turn(flight, lambda: flight.turn == number)
+            work.fold(flight.tile, chunk, flight.state, payload)
+            last = self._count(flight, 1)
+        if last:
+            work.close(flight.tile, flight.state)
+            with self.slot_free:
+                self.slots.append(flight.slot)
+                self.slot_free.notify_all()
+
+    def _count(self, flight: _Tile, folded: int) -> bool:
+        """Count folded chunks; True after the last one."""
+        with flight.change:
+            flight.turn += folded
+            flight.pending -= folded
+            flight.change.notify_all()
+            return flight.pending == 0 and flight.all_taken
+
+    def _wait_for_turn(self, flight: _Tile, ready: Callable[[], bool]) -> None:
+        with flight.change:
+            while not ready():
+                if self.stop.is_set():
+                    raise _Stopped
+                flight.change.wait(0.2)
+
+    def _fold_in_turn(self, flight: _Tile, chunk: Any, number: int, payload: Any) -> bool:
+        """Fold this chunk and those that waited for it; where it is not its turn, leave it and go on reading."""
+        self._wait_for_turn(flight, lambda: number < flight.turn + self.work.ahead)
+        with flight.change:
+            if flight.folding or flight.turn != number:
+                flight.waiting[number] = (chunk, self.work.detach(payload))
+                if flight.folding or flight.turn not in flight.waiting:
+                    return False
+                chunk, payload = flight.waiting.pop(flight.turn)
+            flight.folding = True
+        while True:
+            self.work.fold(flight.tile, chunk, flight.state, payload)
+            last = self._count(flight, 1)
+            with flight.change:
+                if flight.turn not in flight.waiting:
+                    flight.folding = False
+                    return last
+                chunk, payload = flight.waiting.pop(flight.turn)
+
+
+def run_work(work: Work, tiles: Iterable[Any], pool: MemoryPool) -> None:
+    """Work through the tiles; the first error of any worker is raised here, after all have stopped."""
+    total = work.slots * work.slot_bytes + work.workers * work.worker_bytes
+    run = _Run(work, tiles, pool)
+    buffers = [pool.take(work.worker_bytes) for _ in range(work.workers)]
+    pool.count(work.workers * work.outside_bytes)
+    try:
+        if work.workers == 1:
+            run.work_through(buffers[0])
+        else:
+            _join(
+                run,
+                [threading.Thread(target=run.work_through, args=(b,), name="outsize", daemon=True) for b in buffers],
+            )
+        if run.error is not None:
+            raise run.error
+    finally:
+        pool.give(total + work.workers * work.outside_bytes)
+
+
+def _join(run: _Run, threads: list[threading.Thread]) -> None:
+    """Start and wait, so that Ctrl-C is heard and stops the workers before it is passed on."""
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.1)
+    except KeyboardInterrupt as interrupt:
+        run.fail(interrupt)
+        for thread in threads:
+            thread.join()

@@ -1,0 +1,137 @@
+"""A training or inference step from a transformers configuration, without weights.
+
+In: a `config.json` and how it will be run. Out: a step and its builder for `estimate`. The model is built from the configuration
+alone; batches are token numbers, or pixels for vision models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from outsize.core.errors import InputError
+
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sgd": ("SGD", {"lr": 1e-3}), "momentum": ("SGD", {"lr": 1e-3, "momentum": 0.9}), "adam": ("Adam", {}),
+    "adamw": ("AdamW", {}), "adamw-fused": ("AdamW", {"fused": True}), "adagrad": ("Adagrad", {}), "rmsprop": ("RMSprop", {}),
+    "adafactor": ("Adafactor", {}),
+}  # fmt: skip
+"""Name -> torch's class and its options."""
+
+PRECISIONS = {"fp32": (None, None), "bf16": ("bfloat16", None), "fp16": ("float16", None), "bf16-amp": (None, "bfloat16"),
+              "fp16-amp": (None, "float16")}  # fmt: skip
+"""Name -> (dtype of the weights, autocast's dtype); None for float32 and no autocast."""
+
+
+def step_from(
+    path: str, seq: int, optimizer: str | None, precision: str, checkpointing: bool = False, device: str = "cuda"
+) -> tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]]:
+    """(step, build) of a configuration; without an optimizer it is inference."""
+    config = read_config(path)
+    if optimizer is not None and optimizer not in OPTIMIZERS:
+        raise InputError(f"unknown optimizer {optimizer!r}: one of {', '.join(OPTIMIZERS)}")
+    if precision not in PRECISIONS:
+        raise InputError(f"unknown precision {precision!r}: one of {', '.join(PRECISIONS)}")
+    weights, cast = PRECISIONS[precision]
+
+    def build(batch: int) -> tuple[Any, ...]:
+        import torch
+
+        model = _model(config)
+        if weights is not None:
+            model = model.to(getattr(torch, weights))
+        model = model.to(device)
+        inputs = _inputs(config, batch, seq, device)
+        if optimizer is None:
+            return model.eval(), inputs, None
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        name, options = OPTIMIZERS[optimizer]
+        return model.train(), inputs, getattr(torch.optim, name)(model.parameters(), **options)
+
+    def step(model: Any, inputs: dict[str, Any], solver: Any) -> None:
+        import torch
+
+        autocast: Any = contextlib.nullcontext()
+        if cast is not None:
+            autocast = torch.autocast(device, dtype=getattr(torch, cast))
+        with torch.set_grad_enabled(solver is not None), autocast:
+            out = model(**inputs)
+        if solver is not None:
+            out.loss.backward()
+            solver.step()
+            solver.zero_grad()
+
+    step.__name__ = config.model_type
+    return step, build
+
+
+def read_config(path: str) -> Any:
+    """A transformers configuration from a file or folder; an `InputError` that says what is missing."""
+    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    if not file.exists():
+        raise InputError(f"there is no configuration at {file}: give the config.json of a transformers model")
+    try:
+        fields = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise InputError(f"{file} is not JSON: line {error.lineno}, {error.msg}") from None
+    if not isinstance(fields, dict) or "model_type" not in fields:
+        raise InputError(f"{file} names no model_type: it is not the config.json of a transformers model")
+    sizes = (
+        "hidden_size",
+        "n_embd",
+        "d_model",
+        "dim",
+        "hidden_sizes",
+        "embed_dim",
+        "text_config",
+        "hidden_dim",
+        "embed_dims",
+    )
+    if not any(name in fields for name in sizes):
+        raise InputError(
+            f"{file} says nothing about sizes (hidden_size, n_embd, d_model, ...): the model cannot be built from it"
+        )
+    try:
+        from transformers import AutoConfig
+    except ImportError:
+        raise InputError(
+            "transformers is not installed: pip install transformers, or give module:function instead"
+        ) from None
+    try:
+        return AutoConfig.for_model(**fields)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"transformers does not know the model of {file}: {str(error).splitlines()[0]}") from None
+
+
+def _model(config: Any) -> Any:
+    import transformers
+
+    named = [name for name in (config.architectures or []) if hasattr(transformers, name)]
+    if named:
+        return getattr(transformers, named[0])._from_config(config)
+    for auto in (
+        "AutoModelForCausalLM",
+        "AutoModelForSeq2SeqLM",
+        "AutoModelForMaskedLM",
+        "AutoModelForImageClassification",
+    ):
+        with contextlib.suppress(ValueError):
+            return getattr(transformers, auto).from_config(config)
+    raise InputError(f"no head of transformers fits a {config.model_type} configuration: use module:function instead")
+
+
+def _inputs(config: Any, batch: int, seq: int, device: str) -> dict[str, Any]:
+    import torch
+
+    size = getattr(config, "image_size", None)
+    if size is not None and not hasattr(config, "vocab_size"):
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        labels = torch.zeros(batch, dtype=torch.int64, device=device)
+        channels = getattr(config, "num_channels", 3)
+        return {"pixel_values": torch.rand(batch, channels, height, width, device=device), "labels": labels}
+    tokens = torch.randint(0, config.get_text_config().vocab_size, (batch, seq), device=device)
+    return {"input_ids": tokens, "labels": tokens}

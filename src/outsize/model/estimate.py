@@ -1,0 +1,184 @@
+"""`outsize.estimate`: what a step will take, without the card and without running it.
+
+In: the user's step, and either a function that builds its arguments or the arguments themselves. Out: a `Footprint`. The step is
+traced for several steps, because optimizer state and kept gradients come late; the ledger is replayed through the allocator's
+model; the CUDA context comes on top as a constant of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from outsize.allocator import settings_from_environment
+from outsize.core.cards import Card, find_card
+from outsize.core.errors import InputError, OutsizeError
+from outsize.core.footprint import Amount, Footprint
+from outsize.core.memory import HOST, Pool
+from outsize.core.noun import Known
+from outsize.core.units import parse_bytes
+from outsize.model import constants, course, given, growth, host
+from outsize.model.course import Course
+from outsize.model.trace import Tracer
+
+DEFAULT_CARD = "H200"
+"""Whose kernels are assumed where no card is named: the card the rules were read on."""
+
+
+def estimate(
+    step: Callable[..., Any],
+    *args: Any,
+    build: Callable[..., Any] | None = None,
+    device: str = "cuda",
+    card: str | None = None,
+    budget: int | str | None = None,
+    steps: int = 3,
+    batch: int | None = None,
+) -> Footprint:
+    """What `step(*build())` takes on `device`, traced on tensors without contents: nothing is allocated, no card is needed.
+
+    `args` may be given instead of `build`: real modules, optimizers and tensors are copied without their contents and left
+    alone. `card` (`rtx4090`) names where it should fit, `budget` a number of bytes to fit in. With `batch`, `build` is called
+    as `build(batch)` and the footprint also says how it grows and the largest batch per card.
+    """
+    chosen = None if card is None else find_card(card)
+    capacity = _capacity(chosen, budget)
+    label = _label(device)
+    job = Job(step, args, build, label, chosen or find_card(DEFAULT_CARD), steps)
+    tracer = job.trace(batch)
+    footprint = _footprint(job, tracer, chosen, capacity)
+    if batch is None:
+        return footprint
+    return growth.add(footprint, batch, lambda size: job.replay(job.trace(size)), capacity, chosen)
+
+
+class Job:
+    """A step with all that is needed to trace it, once or for several sizes."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        args: tuple[Any, ...],
+        build: Callable[..., Any] | None,
+        label: str,
+        card: Card,
+        steps: int,
+    ) -> None:
+        if not callable(step):
+            raise InputError(f"the step is a function that runs one training or inference step, not {step!r}")
+        if build is not None and args:
+            raise InputError("give either build= or the step's arguments, not both")
+        self.step, self.args, self.build, self.label, self.card, self.steps = step, args, build, label, card, steps
+
+    @property
+    def name(self) -> str:
+        """Name of the step."""
+        return getattr(self.step, "__name__", type(self.step).__name__)
+
+    def trace(self, batch: int | None = None) -> Tracer:
+        """Run the steps on the stage."""
+        tracer = self._run(batch, everything=None)
+        if self.label != "cpu" and not any(held.label == self.label for held in tracer.ledger.all):
+            tracer = self._run(batch, everything=self.label)
+            tracer.note(f"nothing was put on {self.label}: everything is counted there, as if it had been moved")
+        return tracer
+
+    def replay(self, tracer: Tracer) -> Course:
+        """What the allocator makes of a trace."""
+        if self.label == "cpu":
+            return course.follow(tracer.ledger, "cpu", "exact")
+        settings = settings_from_environment(os.environ)
+        expandable = getattr(settings, "expandable_segments", False)
+        return course.follow(tracer.ledger, self.label, "cuda-expandable" if expandable else "cuda", settings)
+
+    def _run(self, batch: int | None, everything: str | None) -> Tracer:
+        capability = self.card.capability or (9, 0)
+        tracer = Tracer(self.label, capability, self.card.usable, everything=everything)
+        with tracer.running():
+            step, args = self.step, self.args
+            try:
+                if self.build is not None:
+                    made = self.build() if batch is None else self.build(batch)
+                    args = made if isinstance(made, tuple) else (made,)
+                else:
+                    step, args = given.convert(tracer, self.step, args, self.label)
+                tracer.owners.inputs(args)
+                for number in range(self.steps):
+                    tracer.ledger.step = number
+                    step(*args)
+                    tracer.owners.mark()
+            except OutsizeError:
+                raise
+            except Exception as error:
+                raise _explained(error, self.name) from error
+        return tracer
+
+
+def _footprint(job: Job, tracer: Tracer, card: Card | None, capacity: int | None) -> Footprint:
+    played = job.replay(tracer)
+    notes = list(tracer.notes)
+    on_host = job.label == "cpu"
+    if not on_host and job.card.capability not in (None, (9, 0)):
+        notes.append(f"kernel workspaces are those measured on an H200, assumed for the {job.card.name}")
+    known = Known.ESTIMATE if notes else Known.EXACT
+    requested = played.likely.peak.requested
+    allocated, reserved, use = (
+        host.amounts(tracer, played) if on_host else constants.amounts(played, job.card, estimate=bool(notes))
+    )
+    return Footprint(
+        name=job.name,
+        pool=HOST if on_host else Pool(kind="device", index=int(job.label.partition(":")[2] or 0)),
+        steps=job.steps,
+        peak_requested=Amount(bytes=requested, bound=played.most.peak.requested, known=known),
+        peak_allocated=allocated,
+        peak_reserved=reserved,
+        device_use=use,
+        parts=course.parts_at_peak(played),
+        modules=course.largest_at_peak(played, lambda held: held.module),
+        lines=course.largest_at_peak(played, lambda held: held.line),
+        kinds=course.KINDS,
+        timeline=course.timeline(played),
+        peak_label=course.describe(played.events[played.peak][1]) if played.events else "build",
+        host=None if on_host else host.side(tracer),
+        card=card,
+        capacity=capacity,
+        fits=_verdict(played, use, capacity, on_host),
+        notes=tuple(notes),
+    )
+
+
+def _verdict(played: Course, use: Amount, capacity: int | None, on_host: bool) -> bool | None:
+    if capacity is None:
+        return None
+    if not on_host:
+        return growth.verdict(played, capacity, constants.VERDICT_MARGIN)
+    if use.bound <= capacity:
+        return True
+    return None if use.bytes <= capacity else False
+
+
+def _capacity(card: Card | None, budget: int | str | None) -> int | None:
+    if budget is not None:
+        return parse_bytes(budget)
+    return None if card is None else card.usable
+
+
+def _label(device: str) -> str:
+    kind, _, index = str(device).partition(":")
+    if kind not in ("cuda", "cpu"):
+        raise InputError(f"cannot estimate for the device {device!r}: 'cuda', 'cuda:1' and 'cpu' are modelled")
+    return "cpu" if kind == "cpu" else f"cuda:{index or 0}"
+
+
+def _explained(error: Exception, name: str) -> InputError:
+    """The user's own line in front of what went wrong."""
+    import torch
+
+    inside = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside)]
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
+    text = str(error).splitlines()[0] if str(error) else ""
+    return InputError(f"{name} raised {type(error).__name__}{place}: {text}")

@@ -1,0 +1,47 @@
+"""How a conversion looks: what it saves beside what it costs."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from outsize.core.conversion import Conversion
+from outsize.core.units import format_bytes
+
+
+def draw(conversion: Conversion) -> RenderableType:
+    """One line of what was done, a table of what it cost, and notes."""
+    shape = " x ".join(map(str, conversion.shape)) or "scalar"
+    place = "measured only, nothing was written" if conversion.target is None else f"-> {conversion.target}"
+    head = Text.assemble((conversion.source, "bold"), f"  {shape}  {place}")
+    sizes = Text(
+        f"{conversion.dtype_before} {format_bytes(conversion.bytes_before)} -> "
+        f"{conversion.dtype_after} {format_bytes(conversion.bytes_after)}  in {conversion.seconds:.1f} s"
+    )
+    return Group(head, sizes, _draw_cost(conversion), *(Text(note, style="yellow") for note in conversion.notes))
+
+
+def _draw_cost(conversion: Conversion) -> RenderableType:
+    cost = conversion.precision
+    if cost.exact:
+        return Text(f"exact: all {cost.elements:,} values are the same", style="green")
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(justify="left")
+    table.add_column(justify="right")
+    rows = [
+        ("largest absolute error", f"{cost.max_abs:.3g}"),
+        ("largest relative error", f"{cost.max_rel:.3g}"),
+        ("RMS error", f"{cost.rms:.3g}"),
+        ("values changed", _share(cost.changed, cost.elements)),
+        ("overflowed", _share(cost.overflowed, cost.elements)),
+        ("flushed to zero", _share(cost.flushed, cost.elements)),
+        ("NaN created", _share(cost.nans_created, cost.elements)),
+    ]
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _share(count: int, of: int) -> str:
+    return "none" if not count else f"{count:,} of {of:,} ({100 * count / of:.3g} %)"

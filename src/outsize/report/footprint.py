@@ -1,0 +1,155 @@
+"""Draws a `Footprint`: the verdict, the peaks with their bounds, what is alive at the peak, and a stacked course of the step."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from outsize.core.footprint import Amount, Footprint, Layers, Receipt
+from outsize.core.memory import Part
+from outsize.core.units import format_bytes
+
+COLOURS = ("blue", "bright_blue", "magenta", "cyan", "white", "green", "yellow", "red")
+MARKS = "WBGOIATw"
+"""A letter for each kind, so that the picture reads without colour."""
+HEIGHT = 12
+
+
+def draw(footprint: Footprint) -> RenderableType:
+    """One screen."""
+    lines: list[RenderableType] = [_verdict(footprint), _peaks(footprint)]
+    if footprint.parts:
+        lines += [Text(f"alive at the peak ({footprint.peak_label}):", style="bold"), _parts(footprint.parts)]
+    if footprint.modules:
+        lines += [Text("largest modules and lines then:", style="bold"), _pairs(footprint)]
+    if footprint.timeline:
+        lines += [_picture(footprint)]
+    if footprint.growth:
+        lines += [_growth(footprint)]
+    lines += [Padding(f"note: {note}", (0, 0, 0, 2)) for note in footprint.notes]
+    return Group(*lines)
+
+
+def draw_receipt(receipt: Receipt) -> RenderableType:
+    """Projected beside measured."""
+    table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
+    for title in ("", "projected", "bound", "measured", "error"):
+        table.add_column(title, justify="right" if title else "left")
+    rows = (
+        ("allocated", receipt.projected_allocated, receipt.measured_allocated, receipt.allocated_error),
+        ("reserved", receipt.projected_reserved, receipt.measured_reserved, receipt.reserved_error),
+    )
+    for name, amount, measured, error in rows:
+        shown = "-" if error is None else f"{error:+.1%}"
+        table.add_row(name, format_bytes(amount.bytes), format_bytes(amount.bound), format_bytes(measured), shown)
+    return table
+
+
+def _verdict(footprint: Footprint) -> Text:
+    peak = footprint.peak_reserved
+    need = f"{format_bytes(peak.bytes)} reserved at the peak, at most {format_bytes(peak.bound)}"
+    if footprint.capacity is None:
+        return Text.assemble((f"{footprint.name}: ", "bold"), need)
+    words = {True: ("fits", "bold green"), False: ("does not fit", "bold red"), None: ("may not fit", "bold yellow")}
+    place = "in the budget" if footprint.card is None else f"on the {footprint.card.name}"
+    room = f", of {format_bytes(footprint.capacity)} {place}"
+    if footprint.fits and peak.bytes > footprint.capacity:
+        room += ", by giving back cached blocks in between"
+    return Text.assemble((f"{footprint.name}: ", "bold"), words[footprint.fits], f": {need}{room}")
+
+
+def _peaks(footprint: Footprint) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
+    for title in ("peak", "likely", "at most", "known"):
+        table.add_column(title, justify="left" if title in ("peak", "known") else "right")
+    use = "resident" if footprint.pool.kind == "host" else "on the device"
+    rows: list[tuple[str, Amount | None]] = [
+        ("requested", footprint.peak_requested), ("allocated", footprint.peak_allocated),
+        ("reserved", footprint.peak_reserved), (use, footprint.device_use), ("host tensors", footprint.host),
+    ]  # fmt: skip
+    for name, amount in rows:
+        if amount is not None:
+            table.add_row(name, format_bytes(amount.bytes), format_bytes(amount.bound), amount.known)
+    return table
+
+
+def _parts(parts: tuple[Part, ...]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
+    table.add_column(justify="right")
+    total = max(1, sum(part.bytes for part in parts))
+    for part in sorted(parts, key=lambda part: -part.bytes):
+        bar = "█" * round(40 * part.bytes / total)
+        table.add_row(format_bytes(part.bytes), part.name, Text(bar, style="cyan"), f"{part.bytes / total:.1%}")
+    return table
+
+
+def _pairs(footprint: Footprint) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
+    table.add_column(justify="right")
+    table.add_column(overflow="fold")
+    table.add_column(justify="right")
+    table.add_column(overflow="fold")
+    for module, line in zip(footprint.modules[:5], footprint.lines[:5], strict=False):
+        table.add_row(format_bytes(module.bytes), module.name, format_bytes(line.bytes), line.name)
+    return table
+
+
+def _picture(footprint: Footprint) -> Group:
+    """Time from left to right, bytes upwards, one colour and letter a kind; `·` is reserved and not used."""
+    top = max(max(layers.total, layers.reserved) for layers in footprint.timeline) or 1
+    rows = []
+    for level in range(HEIGHT, 0, -1):
+        floor = top * (level - 0.5) / HEIGHT
+        text = Text(f"{format_bytes(round(top * level / HEIGHT)):>12} │")
+        for layers in footprint.timeline:
+            mark, colour = _cell(layers, floor)
+            text.append(mark, style=colour)
+        rows.append(text)
+    axis = Text(" " * 13 + "└" + "─" * len(footprint.timeline))
+    return Group(Text("the course of the steps:", style="bold"), *rows, axis, _phases(footprint), _legend(footprint))
+
+
+def _cell(layers: Layers, floor: float) -> tuple[str, str]:
+    reached = 0
+    for number, size in enumerate(layers.bytes):
+        reached += size
+        if reached >= floor:
+            return MARKS[number], COLOURS[number]
+    return ("·", "dim") if layers.reserved >= floor else (" ", "")
+
+
+def _phases(footprint: Footprint) -> Text:
+    """Where each step begins, under the picture."""
+    text, last = [" "] * len(footprint.timeline), ""
+    for place, layers in enumerate(footprint.timeline):
+        step = layers.label.rpartition(" ")[0] or layers.label
+        if step != last:
+            for offset, letter in enumerate(step[: len(text) - place]):
+                text[place + offset] = letter
+            last = step
+    return Text(" " * 14 + "".join(text))
+
+
+def _legend(footprint: Footprint) -> Text:
+    seen = [any(layers.bytes[i] for layers in footprint.timeline) for i in range(len(footprint.kinds))]
+    out = Text(" " * 14)
+    for number, kind in enumerate(footprint.kinds):
+        if seen[number]:
+            out.append(f"{MARKS[number]} {kind}  ", style=COLOURS[number])
+    return out.append("· reserved", style="dim")
+
+
+def _growth(footprint: Footprint) -> Group:
+    growth = footprint.growth[0]
+    line = (
+        f"{format_bytes(growth.fixed)} and {format_bytes(growth.each)} for each further one of the {growth.size} "
+        f"(a line through {growth.traced[0][0]} and {growth.traced[-1][0]}, {growth.error:.1%} off in between)"
+    )
+    table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
+    for row in footprint.largest:
+        table.add_row(row.place, f"{row.size} {row.largest}", f"of {format_bytes(row.capacity)}", row.known)
+    return Group(
+        Text("growth: ", style="bold").append(line, style="not bold"), Text("largest batch:", style="bold"), table
+    )

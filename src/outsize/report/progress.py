@@ -1,0 +1,50 @@
+"""A progress bar that listens to a run's events: bytes, bytes a second, time left; drawn on standard error."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from outsize.core.events import Advanced, Event, Finished, Listener, Started
+
+
+class Bar:
+    """One bar a pass; the screen is left as it was when the last pass has ended."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
+            TimeRemainingColumn(), console=console, transient=True,
+        )  # fmt: skip
+        self._task: TaskID | None = None
+        self._last = False
+
+    def __call__(self, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, Started):
+            self._last = event.index == event.steps - 1
+            self._progress.start()
+            title = f"{event.index + 1}/{event.steps} {event.step}"
+            self._task = self._progress.add_task(title, total=max(1, event.bytes), completed=event.done)
+        elif isinstance(event, Advanced) and self._task is not None:
+            self._progress.advance(self._task, event.bytes)
+        elif isinstance(event, Finished) and self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+            if self._last:
+                self._progress.stop()
+
+
+def terminal_listener() -> Listener | None:
+    """A bar where standard error is a terminal, else nobody."""
+    return Bar(Console(stderr=True)) if sys.stderr is not None and sys.stderr.isatty() else None

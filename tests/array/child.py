@@ -1,0 +1,93 @@
+"""Run in fresh processes by the tests: `python child.py WORK FOLDER BUDGET` prints one JSON line about how it went."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import numpy as np
+
+import outsize
+import outsize.array as xp
+
+
+def anonymous() -> int:
+    """Bytes of anonymous memory of this process now."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("RssAnon"))
+
+
+def peak() -> int:
+    """Highest resident memory of this process so far."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+
+def slow(block: object) -> object:
+    """A function that takes its time, so that a kill meets it at work."""
+    time.sleep(0.004)
+    return np.asarray(block) * 2
+
+
+def blur(block: object) -> object:
+    """Mean of three neighbours along the last axis."""
+    x = np.asarray(block)
+    return (np.roll(x, 1, -1) + x + np.roll(x, -1, -1)) / np.float32(3)
+
+
+WORKS = {
+    "sum": lambda x: x.sum(),
+    "moments": lambda x: x.var(axis=0) + x.mean(axis=0),
+    "rows": lambda x: x.std(axis=1),
+    "expression": lambda x: xp.sqrt(abs(xp.sin(x) * x + 2)),
+    "zscore": lambda x: (x - x.mean(axis=0)) / x.std(axis=0),
+    "transpose": lambda x: x.T,
+    "gram": lambda x: x.T @ x,
+    "product": lambda x: x[:2000] @ x[2000:2512].T,
+    "cumsum": lambda x: xp.cumsum(x, 0),
+    "filter": lambda x: xp.map_overlap(blur, x, depth=(0, 1), boundary="reflect", memory=4),
+    "reshape": lambda x: x.reshape(-1, 1024),
+    "concat": lambda x: xp.concat([x, x[::-1], x * 2], axis=1),
+    "sort": lambda x: xp.sort(x, axis=1),
+    "argmax": lambda x: x.argmax(axis=0),
+    "strided": lambda x: x[::7, ::-3],
+    "slow": lambda x: xp.map_blocks(slow, x, memory=2),
+}
+
+
+def main(work: str, folder: str, budget: str) -> None:
+    """Warm up on a small array, then run the work and measure."""
+    if work != "slow":
+        WORKS[work](outsize.open(f"{folder}/small.npy")).save(f"{folder}/warm-{os.getpid()}.npy", budget="64MiB")
+        os.unlink(f"{folder}/warm-{os.getpid()}.npy")
+    array = WORKS[work](outsize.open(f"{folder}/x.npy"))
+    plan = array.plan(budget)
+    seen = {"tiles": 0, "done": 0, "bytes": 0}
+    if work == "slow":
+        from outsize.array.passes.map import MapPass
+
+        before_close = MapPass.close
+
+        def close(self: MapPass, tile: object, state: object) -> None:
+            before_close(self, tile, state)  # type: ignore[arg-type]
+            seen["tiles"] += 1
+
+        MapPass.close = close  # type: ignore[method-assign]
+
+    def listen(event: object) -> None:
+        if type(event).__name__ == "Started":
+            seen["done"], seen["bytes"] = event.done, event.bytes  # type: ignore[attr-defined]
+
+    before = anonymous()
+    high = peak()
+    array.save(f"{folder}/out-{work}.npy", budget=budget, progress=listen)
+    print(json.dumps({
+        "projected": plan.peak(), "grew": peak() - max(high, before), "tiles": seen["tiles"], "total": plan.steps[-1].tiles,
+        "share": seen["done"] / max(1, seen["bytes"]),
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4])

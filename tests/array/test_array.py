@@ -1,0 +1,158 @@
+"""The array as users meet it: what it says, what it refuses, odd shapes, in-place writing, NumPy's own functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import outsize
+import outsize.array as xp
+from outsize.array import blas, copy
+
+ODD = [(), (0,), (0, 5), (1,), (1, 7919), (7919, 1), (97, 89), (2, 1, 3, 1, 2, 3, 2), (1, 1, 1)]
+
+
+@pytest.mark.parametrize("shape", ODD)
+@pytest.mark.parametrize("dtype", ["float32", ">f8", "int16"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_odd_shapes_byte_orders_and_fortran_order_go_through(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, order: str
+) -> None:
+    a = np.asarray(np.random.default_rng(0).random(shape) * 90, order=order).astype(dtype, order=order)  # type: ignore[call-overload]
+    np.save(tmp_path / "a.npy", a)
+    x = outsize.open(tmp_path / "a.npy")
+    for budget in ("128KiB", "128MiB"):
+        np.testing.assert_array_equal(np.load(_saved(x + 1, tmp_path, budget)), a + 1)
+        np.testing.assert_array_equal(np.load(_saved(x.T, tmp_path, budget)), a.T)
+        np.testing.assert_allclose(x.sum().compute(budget), a.sum(dtype="float64"), rtol=1e-6)
+        np.testing.assert_allclose(x.mean(axis=tuple(range(a.ndim))[:1]).compute(budget) if shape and shape[0] else 0,
+                                   a.mean(axis=tuple(range(a.ndim))[:1]) if shape and shape[0] else 0, rtol=1e-6)  # fmt: skip
+
+
+def _saved(array: xp.Array, folder: Path, budget: str) -> Path:
+    array.save(folder / "out.npy", budget=budget)
+    return folder / "out.npy"
+
+
+def test_its_text_says_shape_dtype_bytes_and_where_it_lies(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((3, 4), "float32"))
+    x = outsize.open(tmp_path / "a.npy")
+    assert repr(x) == f"<outsize.Array float32[3, 4] 48 B '{tmp_path / 'a.npy'}'>"
+    assert "svg" in x._repr_html_() and "3, 4" in x._repr_html_()
+    assert "write add" in str((x + 1).plan("1MiB"))
+
+
+def test_numpys_own_functions_come_here(tmp_path: Path) -> None:
+    a = np.random.default_rng(0).random((6, 5))
+    np.save(tmp_path / "a.npy", a)
+    x = outsize.open(tmp_path / "a.npy")
+    for lazy, want in [
+        (np.sin(x), np.sin(a)), (np.mean(x, axis=0), a.mean(0)), (np.concatenate([x, a]), np.concatenate([a, a])),
+        (np.add(a, x), a + a), (a @ x.T, a @ a.T), (np.where(x > 0.5, x, 0), np.where(a > 0.5, a, 0)),
+        (np.transpose(x), a.T), (np.clip(x, 0.2, 0.4), np.clip(a, 0.2, 0.4)), (np.einsum("ij->j", x), a.sum(0)),
+    ]:  # fmt: skip
+        assert isinstance(lazy, xp.Array)
+        np.testing.assert_allclose(lazy.compute(), want)
+    with pytest.raises(outsize.InputError, match="no out-of-core rule"):
+        np.fft.fft(x)
+
+
+def test_writing_in_place_changes_that_region_and_nothing_else(tmp_path: Path) -> None:
+    a = np.arange(3000.0).reshape(50, 60)
+    for order in "CF":
+        path = tmp_path / f"{order}.npy"
+        np.save(path, np.asarray(a, order=order))  # type: ignore[call-overload]
+        x = outsize.open(path, mode="r+")
+        x[10:20, 5:7] = -1
+        x[3] = np.arange(60)
+        x[40:, :] = xp.sqrt(xp.asarray(a[40:]))
+        want = a.copy()
+        want[10:20, 5:7] = -1
+        want[3] = np.arange(60)
+        want[40:, :] = np.sqrt(a[40:])
+        np.testing.assert_array_equal(np.load(path), want)
+        with pytest.raises(outsize.InputError, match="both read and written"):
+            x[:10] = x[10:20]
+    with pytest.raises(outsize.InputError, match="reading only"):
+        outsize.open(path)[0] = 1
+    with pytest.raises(outsize.InputError, match="expression"):
+        (outsize.open(path) + 1)[0] = 1
+
+
+def test_a_user_function_without_a_memory_rule_is_refused() -> None:
+    with pytest.raises(outsize.InputError, match="needs memory="):
+        xp.map_blocks(np.sin, xp.zeros(10))
+    with pytest.raises(outsize.InputError, match="needs memory="):
+        xp.map_overlap(np.sin, xp.zeros(10), depth=1)
+
+
+def test_a_result_too_large_for_memory_says_to_save_it() -> None:
+    with pytest.raises(outsize.BudgetError, match=r"\.save\(path\)") as caught:
+        xp.zeros((1 << 20, 1 << 10)).compute(budget="1MiB")
+    assert caught.value.culprit == "the result"
+
+
+def test_a_shape_that_no_memory_holds_is_planned_all_the_same() -> None:
+    plan = (xp.zeros((10**9, 10**9)) + 1).plan("1GiB")
+    assert plan.fits and plan.written == 8 * 10**18
+
+
+def test_sums_of_many_float32_do_not_drift(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.full((1 << 21, 4), 0.1, "float32"))
+    x = outsize.open(tmp_path / "a.npy")
+    exact = float(np.float32(0.1)) * (1 << 21)
+    np.testing.assert_allclose(x.sum(axis=0).compute(), exact, rtol=1e-7)
+    np.testing.assert_allclose(float(x.sum()), 4 * exact, rtol=3e-7)
+    assert float((x + 1000).var()) < 1e-6
+
+
+def test_variance_of_a_far_shifted_step_is_right(tmp_path: Path) -> None:
+    a = np.concatenate([np.zeros(40_000), 1e6 + np.random.default_rng(0).random(400_000)]).astype("float32")
+    np.save(tmp_path / "a.npy", a)
+    np.testing.assert_allclose(float(outsize.open(tmp_path / "a.npy").var()), a.astype("f8").var(), rtol=1e-6)
+
+
+def test_means_and_moments_of_one_array_ride_on_one_read(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones((4000, 1000), "float32"))
+    x = outsize.open(tmp_path / "a.npy")
+    plan = ((x - x.mean(axis=0)) / x.std(axis=0) + x.max()).plan("4MiB")
+    assert len(plan.steps) == 2
+    assert plan.steps[0].read < 1.1 * x.nbytes
+    kept = ((x - x.mean(axis=0)) / x.std(axis=0)).plan("100MiB")
+    assert kept.read < 1.1 * x.nbytes
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_products_and_transposes_do_without_the_blas_symbols(monkeypatch: pytest.MonkeyPatch, hide: bool) -> None:
+    if hide:
+        monkeypatch.setattr(blas, "find_symbol", lambda name: None)
+        monkeypatch.setattr(copy, "_routine", lambda char: None)
+    rng = np.random.default_rng(0)
+    a = rng.random((300, 200)).astype("float32")
+    total = np.ones((300, 300), "float32")
+    blas.multiply_add(a, a.T, total)
+    np.testing.assert_allclose(total, a @ a.T + 1, rtol=1e-5)
+    turned = np.empty((200, 300), "float32")
+    copy.copy_block(turned, a.T)
+    np.testing.assert_array_equal(turned, a.T)
+
+
+def test_lanes_across_rows_are_turned_in_passes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outsize.array.names.order._LARGE", 0)
+    a = np.random.default_rng(0).random((300, 40, 5))
+    np.save(tmp_path / "a.npy", a)
+    x = outsize.open(tmp_path / "a.npy")
+    with outsize.budget(host="150KiB", scratch=str(tmp_path / "scratch")):
+        ordered = xp.sort(x, axis=0, descending=True)
+        assert len(ordered.plan().steps) == 3
+        np.testing.assert_array_equal(np.load(_saved(ordered, tmp_path, "150KiB")), np.sort(a, 0)[::-1])
+        np.testing.assert_array_equal(np.load(_saved(xp.argsort(x, axis=1), tmp_path, "150KiB")), np.argsort(a, 1))
+
+
+def test_single_values_become_python_numbers() -> None:
+    x = xp.asarray(np.arange(5))
+    assert int(x.sum()) == 10 and bool(x.any()) and list(range(5))[x.argmax()] == 4
+    with pytest.raises(TypeError, match="not a single value"):
+        float(x)

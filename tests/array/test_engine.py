@@ -1,0 +1,96 @@
+"""The engine by itself: the pool blocks at its budget, tiles are folded in order, an error of one worker stops all."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from outsize.core.errors import BudgetError
+from outsize.engine.pool import MemoryPool, make_buffer, round_to_pages
+from outsize.engine.threads import run_work
+
+
+def test_a_pool_makes_a_request_wait_until_there_is_room() -> None:
+    pool = MemoryPool(100)
+    pool.take(80)
+    got = []
+    waiting = threading.Thread(target=lambda: got.append(pool.take(60)))
+    waiting.start()
+    time.sleep(0.05)
+    assert not got
+    pool.give(80)
+    waiting.join(5)
+    assert len(got) == 1 and pool.peak == 80
+
+
+def test_a_request_larger_than_the_budget_is_refused_at_once() -> None:
+    with pytest.raises(BudgetError):
+        MemoryPool(100).take(101)
+
+
+@pytest.mark.parametrize("size", [1, 4096, 5000, (2 << 20) + 1])
+def test_buffers_begin_on_a_page(size: int) -> None:
+    buffer = make_buffer(size)
+    assert buffer.nbytes == size and buffer.ctypes.data % 4096 == 0
+    assert round_to_pages(size) >= size
+
+
+class Count:
+    """Work that records what happens; tiles are numbers, each with `tile + 1` chunks."""
+
+    workers, slots, worker_bytes, slot_bytes, outside_bytes, ordered, ahead = 4, 2, 4096, 4096, 0, True, 0
+
+    def __init__(self, ahead: int = 0, fail_at: int | None = None) -> None:
+        self.ahead, self.fail_at = ahead, fail_at
+        self.folded: dict[int, list[int]] = {}
+        self.closed: list[int] = []
+        self.in_flight = self.most = 0
+
+    def chunks(self, tile: int) -> Iterator[int]:
+        return iter(range(tile + 1))
+
+    def context(self, buffer: Any) -> Any:
+        return None
+
+    def open(self, tile: int, slot: Any) -> list[int]:
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        return self.folded.setdefault(tile, [])
+
+    def load(self, tile: int, chunk: int, state: list[int], context: Any) -> int:
+        time.sleep(0.001 * ((chunk * 7 + tile) % 3))
+        if self.fail_at == tile:
+            raise RuntimeError("broken tile")
+        return chunk
+
+    def detach(self, payload: int) -> int:
+        return payload
+
+    def fold(self, tile: int, chunk: int, state: list[int], payload: int) -> None:
+        state.append(payload)
+
+    def close(self, tile: int, state: list[int]) -> None:
+        self.closed.append(tile)
+        self.in_flight -= 1
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_chunks_are_folded_in_order_and_no_more_tiles_are_in_flight_than_slots(ahead: int) -> None:
+    work = Count(ahead)
+    run_work(work, range(20), MemoryPool(1 << 20))
+    assert work.folded == {tile: list(range(tile + 1)) for tile in range(20)}
+    assert sorted(work.closed) == list(range(20)) and work.most <= 2
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_the_error_of_one_worker_is_raised_after_all_have_stopped(ahead: int) -> None:
+    work = Count(ahead, fail_at=5)
+    pool = MemoryPool(1 << 20)
+    with pytest.raises(RuntimeError, match="broken tile"):
+        run_work(work, range(20), pool)
+    assert not [thread for thread in threading.enumerate() if thread.name == "outsize"]
+    assert pool.take(1 << 20).nbytes == 1 << 20

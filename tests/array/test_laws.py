@@ -1,0 +1,231 @@
+"""Every operation equals NumPy's, for random shapes, dtypes, tiles and budgets; a plan fits its budget or refuses."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.extra import numpy as hnp
+
+import outsize
+import outsize.array as xp
+from outsize.array import fuse, tiles
+from outsize.array.passes import base as pass_base
+
+QUICK = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=9)
+DTYPES = st.sampled_from(["?", "i1", "i4", "u2", "u8", "f2", "f4", "f8", "c8", "c16", ">f4", ">i8"])
+FLOATS = st.sampled_from(["f4", "f8", "c8", ">f4"])
+BUDGETS = st.sampled_from([1 << 17, 1 << 20, 1 << 26])
+
+
+@pytest.fixture(autouse=True)
+def tiny_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Force the streaming path: chunks of a few elements, slices of a few elements."""
+    monkeypatch.setattr(pass_base, "CHUNK", 1 << 13)
+    monkeypatch.setattr("outsize.array.passes.map.SMALL", 0)
+    monkeypatch.setattr("outsize.array.passes.reduction.SMALL", 0)
+    monkeypatch.setattr(tiles, "LEAST", 64)
+    monkeypatch.setattr(fuse, "SLICE_BYTES", 64)
+
+
+def values(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(seed)
+    kind = np.dtype(dtype).kind
+    found = rng.normal(size=shape) * 4 + (1j * rng.normal(size=shape) if kind == "c" else 0)
+    if kind in "biu":
+        found = rng.integers(0, 2 if kind == "b" else 100, size=shape)
+    return np.asarray(found).astype(dtype)
+
+
+def on_disk(array: np.ndarray[Any, Any], folder: Path, name: str = "x") -> xp.Array:
+    path = folder / f"{name}.npy"
+    np.save(path, array)
+    return outsize.open(path)
+
+
+def same(got: Any, want: Any, rtol: float = 0.0) -> None:
+    want = np.asarray(want)
+    assert got.shape == want.shape
+    assert got.dtype.newbyteorder("=") == want.dtype.newbyteorder("=")
+    if rtol:
+        np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol * 10)
+    else:
+        np.testing.assert_array_equal(got, want)
+
+
+def tolerance(dtype: Any) -> float:
+    return {"e": 2e-2, "f": 2e-5, "F": 2e-5}.get(np.dtype(dtype).char, 1e-11)
+
+
+@QUICK
+@given(SHAPES, DTYPES, DTYPES, st.integers(0, 99), BUDGETS)
+def test_elementwise_chains_equal_numpy_and_keep_its_dtypes(
+    tmp_path: Path, shape: tuple[int, ...], one: str, two: str, seed: int, budget: int
+) -> None:
+    a, b = values(one, shape, seed), values(two, shape[-1:], seed + 1)
+    x, y = on_disk(a, tmp_path), on_disk(b, tmp_path, "y")
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        same((x * y + 2).compute(budget), a * b + 2)
+        same(xp.where(x > y, x, y).compute(budget) if "c" not in one + two else (x == y).compute(budget),
+             np.where(a > b, a, b) if "c" not in one + two else a == b)  # fmt: skip
+        same(np.multiply(x, x).astype("f8" if "c" not in one else "c16").compute(budget),
+             np.multiply(a, a).astype("f8" if "c" not in one else "c16"))  # fmt: skip
+
+
+@QUICK
+@given(SHAPES, DTYPES, st.data(), st.integers(0, 99), BUDGETS)
+def test_reductions_equal_numpy(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, data: Any, seed: int, budget: int
+) -> None:
+    a = values(dtype, shape, seed)
+    x = on_disk(a, tmp_path)
+    axes = st.none() if not shape else st.one_of(
+        st.none(), st.integers(0, len(shape) - 1),
+        st.lists(st.integers(0, len(shape) - 1), unique=True, min_size=1).map(lambda v: tuple(sorted(v))))  # fmt: skip
+    axis, keepdims = data.draw(axes), data.draw(st.booleans())
+    wide = a.astype("c16" if a.dtype.kind == "c" else "f8") if a.dtype.kind in "fc" else a
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in ("sum", "mean", "any", "all", "prod", "var", "std"):
+            want = np.asarray(getattr(np, name)(wide, axis=axis, keepdims=keepdims))
+            kind = np.asarray(getattr(np, name)(np.zeros(2, a.dtype))).dtype
+            if name == "prod" and a.dtype.kind in "fc" and np.any(np.abs(want) > 1e4):
+                continue
+            got = getattr(x, name)(axis, keepdims=keepdims).compute(budget)
+            assert got.dtype == kind
+            same(got.astype(want.dtype), want, tolerance(kind) * 50 if want.dtype.kind in "fc" else 0)
+        count = math.prod(shape[i] for i in ((axis,) if isinstance(axis, int) else axis or range(len(shape))))
+        if count and a.dtype.kind != "c":
+            same(x.min(axis, keepdims=keepdims).compute(budget), np.min(a, axis=axis, keepdims=keepdims))
+            same(x.max(axis, keepdims=keepdims).compute(budget), np.max(a, axis=axis, keepdims=keepdims))
+            if axis is None or isinstance(axis, int):
+                same(x.argmax(axis).compute(budget), np.argmax(a, axis=axis))
+                same(x.argmin(axis).compute(budget), np.argmin(a, axis=axis))
+
+
+@QUICK
+@given(SHAPES, DTYPES, st.data(), st.integers(0, 99), BUDGETS)
+def test_views_and_joins_equal_numpy(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, data: Any, seed: int, budget: int
+) -> None:
+    a = np.asarray(values(dtype, shape, seed), order=data.draw(st.sampled_from("CF")))
+    x = on_disk(a, tmp_path)
+    key = data.draw(hnp.basic_indices(shape, allow_newaxis=True, allow_ellipsis=True))
+    same(x[key].compute(budget), a[key])
+    order = data.draw(st.permutations(range(len(shape))))
+    same(x.transpose(tuple(order)).compute(budget) if shape else x.compute(budget), a.transpose(order))
+    same(x.reshape(-1).compute(budget), a.reshape(-1))
+    if shape:
+        axis = data.draw(st.integers(0, len(shape) - 1))
+        same(xp.concat([x, x[::-1], x], axis=axis).compute(budget), np.concatenate([a, a[::-1], a], axis))
+        same(xp.roll(x, 3, axis=axis).compute(budget), np.roll(a, 3, axis))
+        same(xp.repeat(x, 2, axis=axis).compute(budget), np.repeat(a, 2, axis))
+        same(xp.flip(x, axis=axis).compute(budget), np.flip(a, axis))
+        same(xp.tile(x, (2, 1)).compute(budget), np.tile(a, (2, 1)))
+        same(xp.stack([x, x], axis=axis).compute(budget), np.stack([a, a], axis))
+        if shape[axis]:
+            picks = data.draw(st.lists(st.integers(-shape[axis], shape[axis] - 1), max_size=12))
+            same(xp.take(x, picks, axis=axis).compute(budget), np.take(a, np.asarray(picks, int), axis))
+
+
+@QUICK
+@given(SHAPES.filter(lambda s: len(s) > 0), DTYPES, st.data(), st.integers(0, 99), BUDGETS)
+def test_scans_and_sorts_equal_numpy(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, data: Any, seed: int, budget: int
+) -> None:
+    a = values(dtype, shape, seed)
+    x = on_disk(a, tmp_path)
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    want = np.cumsum(a.astype("c16" if a.dtype.kind == "c" else "f8") if a.dtype.kind in "fc" else a, axis=axis)
+    got = xp.cumsum(x, axis).compute(budget)
+    assert got.dtype == np.cumsum(a, axis=axis).dtype.newbyteorder("=")
+    same(got.astype(want.dtype), want, tolerance(got.dtype) * 50 if want.dtype.kind in "fc" else 0)
+    same(xp.sort(x, axis=axis).compute(budget), np.sort(a, axis=axis))
+    same(xp.argsort(x, axis=axis).compute(budget), np.argsort(a, axis=axis, kind="stable"))
+
+
+@QUICK
+@given(st.integers(0, 7), st.integers(0, 7), st.integers(0, 7), st.integers(0, 3), FLOATS, st.integers(0, 99), BUDGETS)
+def test_products_equal_numpy(
+    tmp_path: Path, m: int, k: int, n: int, batch: int, dtype: str, seed: int, budget: int
+) -> None:
+    lead = (batch,) if batch else ()
+    a, b = values(dtype, (*lead, m, k), seed), values(dtype, (k, n), seed + 1)
+    x, y = on_disk(a, tmp_path), on_disk(b, tmp_path, "y")
+    rtol = tolerance(np.dtype(dtype).newbyteorder("=")) * 50
+    same((x @ y).compute(budget), a @ b, rtol)
+    same((x.mT @ x).compute(budget), np.swapaxes(a, -1, -2) @ a, rtol)
+    same(xp.einsum("ij,kj->ki", y, y).compute(budget), np.einsum("ij,kj->ki", b, b), rtol)
+    same(xp.tensordot(x, y, axes=1).compute(budget), np.tensordot(a, b, 1), rtol)
+
+
+@QUICK
+@given(hnp.array_shapes(min_dims=1, max_dims=3, min_side=3, max_side=9), st.data(), st.integers(0, 99), BUDGETS)
+def test_a_filter_by_windows_has_no_seams(
+    tmp_path: Path, shape: tuple[int, ...], data: Any, seed: int, budget: int
+) -> None:
+    a = values("f8", shape, seed)
+    x = on_disk(a, tmp_path)
+    depth = tuple(data.draw(st.integers(0, 3)) for _ in shape)
+    boundary, mode = data.draw(
+        st.sampled_from([("reflect", "symmetric"), ("nearest", "edge"), ("constant", "constant"), ("periodic", "wrap")])
+    )
+
+    def shift(block: Any) -> Any:
+        for axis, d in enumerate(depth):
+            block = np.roll(block, d, axis) + np.roll(block, -d, axis)
+        return block
+
+    padded = shift(np.pad(a, [(d, d) for d in depth], mode=mode))
+    want = padded[tuple(slice(d, d + n) for d, n in zip(depth, shape, strict=True))]
+    got = xp.map_overlap(shift, x, depth=depth, boundary=boundary, memory=4).compute(budget)
+    same(got, want, 1e-12)
+
+
+@QUICK
+@given(
+    hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=40), FLOATS, st.integers(12, 22), st.integers(0, 9)
+)
+def test_a_plan_fits_its_budget_or_refuses_with_one_that_works(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, power: int, seed: int
+) -> None:
+    a = values(dtype, shape, seed)
+    x = on_disk(a, tmp_path)
+    z = (x - x.mean(axis=0)) / (x.std(axis=0) + 1)
+    budget = 1 << power
+    plan = z.plan(budget)
+    assert plan.smallest is not None
+    if plan.fits:
+        assert plan.peak() <= budget
+    else:
+        with pytest.raises(outsize.BudgetError) as caught:
+            z.save(tmp_path / "z.npy", budget=budget)
+        assert caught.value.smallest == plan.smallest
+        assert not list(tmp_path.glob("*z.npy*"))
+    saved = z.save(tmp_path / "z.npy", budget=max(budget, plan.smallest))
+    wide = a.astype("c16" if a.dtype.kind == "c" else "f8")
+    want = (wide - wide.mean(0)) / (wide.std(0) + 1)
+    np.testing.assert_allclose(np.asarray(saved), want, rtol=1e-4, atol=1e-4)
+    (tmp_path / "z.npy").unlink()
+
+
+@QUICK
+@given(hnp.array_shapes(min_dims=0, max_dims=5, min_side=1, max_side=30), st.data())
+def test_tiles_cover_a_shape_exactly_once(shape: tuple[int, ...], data: Any) -> None:
+    box = tuple(data.draw(st.integers(1, n)) for n in shape)
+    grid = tiles.Grid(shape, tiles.balance(shape, box, (1,) * len(shape)))
+    seen = np.zeros(shape, int)
+    for region in grid:
+        seen[tuple(slice(*span) for span in region)] += 1
+    assert (seen == 1).all()
+    assert sum(number for _, number in grid.kinds()) == len(grid)

@@ -1,0 +1,163 @@
+"""Outputs are safe: killed at any moment and taken up again, a full disk, an input that would be overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import outsize
+import outsize.array as xp
+from outsize.array import run as runner
+from outsize.array import work
+
+CHILD = Path(__file__).with_name("child.py")
+KILLS = 50
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(CHILD), "slow", str(folder), "4MiB"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_fifty_kills_at_random_moments_are_taken_up_without_doing_finished_tiles_again(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    x = np.random.default_rng(5).random((96 << 10, 128), dtype="float32")
+    np.save(tmp_path / "x.npy", x)
+    target = tmp_path / "out-slow.npy"
+    kills = finished = resumed = 0
+    while kills < KILLS:
+        child = start(tmp_path)
+        partial = tmp_path / ".out-slow.npy.outsize-partial"
+        began = time.monotonic()
+        while not partial.exists() and child.poll() is None and time.monotonic() - began < 20:
+            time.sleep(0.005)
+        time.sleep(rng.random() * 0.45)
+        if child.poll() is None:
+            child.kill()
+            child.communicate()
+            kills += 1
+            continue
+        resumed += check_finished(child, target, x)
+        finished += 1
+    resumed += check_finished(start(tmp_path), target, x)
+    assert resumed >= 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.npy"]
+
+
+def check_finished(
+    child: subprocess.Popen[str], target: Path, x: np.ndarray[tuple[int, int], np.dtype[np.float32]]
+) -> int:
+    """The result is right, nothing is left beside it, and no finished tile was done again; 1 if it had been taken
+    up."""
+    out, err = child.communicate()
+    assert child.returncode == 0, err[-2000:]
+    report = json.loads(out)
+    already = round(report["share"] * report["total"])
+    assert report["tiles"] == report["total"] - already
+    assert np.load(target).tobytes() == (x * 2).tobytes()
+    assert not [p for p in target.parent.iterdir() if "outsize" in p.name]
+    target.unlink()
+    return int(already > 0)
+
+
+def test_a_reduction_that_was_finished_before_the_kill_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "JOURNALED", 0)
+    x = np.random.default_rng(1).random((3000, 64), dtype="float32")
+    np.save(tmp_path / "x.npy", x)
+    opened = outsize.open(tmp_path / "x.npy")
+    z = (opened - opened.mean(axis=0)) / opened.std(axis=0)
+    calls = []
+
+    def interrupt(event: object) -> None:
+        calls.append(event)
+        if type(event).__name__ == "Advanced" and event.step.startswith("write"):  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        z.save(tmp_path / "z.npy", budget="300KiB", progress=interrupt)
+    assert not (tmp_path / "z.npy").exists()
+    assert (tmp_path / ".z.npy.outsize-partial.journal").exists()
+    steps = []
+    z.save(tmp_path / "z.npy", budget="300KiB", progress=lambda e: steps.append((type(e).__name__, e.step)))
+    assert not [step for kind, step in steps if kind == "Started" and not step.startswith("write")]
+    plain = (opened - opened.mean(axis=0)) / opened.std(axis=0)
+    plain.save(tmp_path / "again.npy", budget="300KiB")
+    assert (tmp_path / "z.npy").read_bytes() == (tmp_path / "again.npy").read_bytes()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_changed_input_is_not_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "JOURNALED", 0)
+    np.save(tmp_path / "x.npy", np.zeros((2000, 64), "float32"))
+
+    def interrupt(event: object) -> None:
+        if type(event).__name__ == "Advanced":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        (outsize.open(tmp_path / "x.npy") + 1).save(tmp_path / "y.npy", budget="100KiB", progress=interrupt)
+    time.sleep(0.01)
+    np.save(tmp_path / "x.npy", np.ones((2000, 64), "float32"))
+    saved = (outsize.open(tmp_path / "x.npy") + 1).save(tmp_path / "y.npy", budget="100KiB")
+    assert (np.asarray(saved) == 2).all()
+
+
+def test_an_output_over_its_input_is_refused_and_the_input_untouched(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(10.0))
+    before = (tmp_path / "x.npy").read_bytes()
+    (tmp_path / "link.npy").symlink_to(tmp_path / "x.npy")
+    x = outsize.open(tmp_path / "x.npy")
+    for name in ("x.npy", "link.npy"):
+        with pytest.raises(outsize.InputError, match="also an input"):
+            (x + 1).save(tmp_path / name)
+    assert (tmp_path / "x.npy").read_bytes() == before
+
+
+def test_a_failing_function_leaves_nothing_behind(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(1000.0))
+
+    def fail(block: object) -> object:
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        xp.map_blocks(fail, outsize.open(tmp_path / "x.npy"), memory=1).save(tmp_path / "y.npy")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.npy"]
+
+
+def test_scratch_of_a_dead_process_is_removed_and_that_of_a_living_one_is_not(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    child.wait()
+    dead = tmp_path / f"outsize-scratch-{child.pid}-a"
+    living = tmp_path / f"outsize-scratch-{os.getpid()}-b"
+    dead.mkdir()
+    living.mkdir()
+    runner.clean_scratch(str(tmp_path))
+    assert not dead.exists() and living.exists()
+
+
+def test_results_too_large_to_keep_go_to_scratch_and_leave_none(tmp_path: Path) -> None:
+    a = np.random.default_rng(2).random((300, 400))
+    np.save(tmp_path / "a.npy", a)
+    scratch = tmp_path / "scratch"
+    x = outsize.open(tmp_path / "a.npy")
+    twice = (x @ x.T) @ (x @ x.T)
+    with outsize.budget(host="400KiB", scratch=str(scratch)):
+        plan = twice.plan()
+        saved = twice.save(tmp_path / "c.npy")
+    assert any(peak.pool.kind == "disk" and peak.bytes for step in plan.steps for peak in step.peaks)
+    np.testing.assert_allclose(np.asarray(saved), (a @ a.T) @ (a @ a.T))
+    assert not list(scratch.iterdir())

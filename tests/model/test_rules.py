@@ -1,0 +1,93 @@
+"""The rules for what the card's kernels take, against numbers recorded on an H200."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from outsize.model import autocast  # noqa: E402
+from outsize.model.attention import choose  # noqa: E402
+from outsize.model.convolution import layer_of  # noqa: E402
+from outsize.model.kernels import Scratch, blocks_of  # noqa: E402
+from outsize.model.measured import table, transfer  # noqa: E402
+from outsize.model.reduction import buffer_bytes  # noqa: E402
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "axes", "expected"),
+    [
+        (meta(2048, 768), {0}, (12_582_912, 24)),
+        (meta(1568, 768), {0}, (9_830_400, 24)),
+        (meta(1568, 3072), {0}, (39_321_600, 96)),
+        (meta(6304, 3072), {0}, (138_412_032, 96)),
+        (meta(197, 64, 2304, dtype=torch.bfloat16), {0, 1}, (139_198_464, 72)),
+        (meta(8, 512), {1}, ()),
+    ],
+)
+def test_a_split_reduction_takes_the_buffer_that_was_recorded(tensor, axes, expected):
+    assert buffer_bytes(tensor, axes, processors=132) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((4, 12, 512, 64), 6_297_600), ((8, 12, 197, 64), 6_297_600), ((4, 12, 128, 80), 3_147_264), ((2, 8, 333, 128), 3_147_264),
+     ((2, 4, 256, 256), 2_098_176), ((3, 6, 49, 32), 295_200)],
+)  # fmt: skip
+def test_memory_efficient_attention_takes_the_workspace_that_was_recorded(shape, expected):
+    q = meta(*shape)
+    blocks = blocks_of(
+        Scratch((9, 0)), "aten._scaled_dot_product_efficient_attention_backward.default", (q, q, q, q), [], "backward"
+    )
+    assert blocks.after[-1] == expected
+
+
+def test_cudnn_attention_takes_the_workspace_that_was_recorded():
+    for shape, expected in (
+        ((4, 12, 512, 64), 6_390_016),
+        ((8, 12, 197, 64), 4_917_376),
+        ((2, 4, 256, 256), 2_105_600),
+    ):
+        q = meta(*shape, dtype=torch.bfloat16)
+        name = "aten._scaled_dot_product_cudnn_attention_backward.default"
+        blocks = blocks_of(Scratch((9, 0)), name, (q, q, q, q), [], "backward")
+        assert abs(blocks.after[0] - expected) <= 512
+
+
+def test_the_attention_kernel_follows_dtype_and_card():
+    half, full = meta(2, 8, 128, 64, dtype=torch.bfloat16), meta(2, 8, 128, 64)
+    assert choose((9, 0), half, half, half, None, 0.0, False, True) == "cudnn"
+    assert choose((8, 9), half, half, half, None, 0.0, False, True) == "flash"
+    assert choose((9, 0), full, full, full, None, 0.0, False, True) == "efficient"
+    grouped = meta(2, 2, 128, 64)
+    assert choose((9, 0), full, grouped, grouped, None, 0.0, True, True) == "math"
+
+
+def test_a_measured_convolution_is_answered_from_the_file():
+    x, weight = meta(32, 64, 56, 56), meta(64, 64, 3, 3)
+    found = table().look_up(layer_of(x, weight, (32, 64, 56, 56), [1, 1], 1))
+    assert found.forward == 25_837_584
+
+
+def test_an_unmeasured_layer_takes_the_buffers_of_a_similar_one():
+    x, weight = meta(31, 65, 56, 56), meta(67, 65, 3, 3)
+    layer = layer_of(x, weight, (31, 67, 56, 56), [1, 1], 1)
+    found = table().look_up(layer)
+    assert 0 <= found.forward <= 2 * layer.copies
+
+
+def test_buffers_carry_over_from_layer_to_layer():
+    small = layer_of(meta(4, 8, 16, 16), meta(8, 8, 3, 3), (4, 8, 16, 16), [1, 1], 1)
+    large = layer_of(meta(16, 64, 64, 64), meta(32, 64, 3, 3), (16, 32, 64, 64), [1, 1], 1)
+    assert transfer(small.copies, small, large) == large.copies
+
+
+def test_every_casting_rule_names_an_operator_that_torch_casts():
+    registered = {
+        name.removeprefix("aten::") for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
+    }
+    named = {*autocast.PROMOTE, *autocast.RESULT} - registered
+    assert not named, named
+    assert len(set(autocast.LOWER) & registered) > 25
