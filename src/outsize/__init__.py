@@ -24,18 +24,24 @@ if TYPE_CHECKING:
     from outsize.model import calibrate as calibrate
     from outsize.model import estimate as estimate
     from outsize.model import keep as keep
+    from outsize.model.fitting import batch_size as batch_size
+    from outsize.model.fitting import fit as fit
+    from outsize.model.fitting import loader as loader
     from outsize.sizing import size as size
 
 __version__ = "0.1.0"
 
 _VERBS = {
+    "batch_size": "outsize.model.fitting",
     "budget": "outsize.machine",
     "calibrate": "outsize.model",
     "estimate": "outsize.model",
     "explain": "outsize.failure",
+    "fit": "outsize.model.fitting",
     "guard": "outsize.failure",
     "install": "outsize.failure",
     "keep": "outsize.model",
+    "loader": "outsize.model.fitting",
     "memory": "outsize.machine",
     "open": "outsize.array",
     "size": "outsize.sizing",

@@ -24,6 +24,7 @@ from outsize.core.noun import to_plain
 DRAWINGS = {
     "Conversion": "outsize.report.conversion",
     "Diagnosis": "outsize.report.diagnosis",
+    "FitPlan": "outsize.report.fitting",
     "Footprint": "outsize.report.footprint",
     "Plan": "outsize.report.plan",
     "Reading": "outsize.report.reading",

@@ -1,0 +1,12 @@
+"""Fit: run a training step inside a budget of bytes."""
+
+from __future__ import annotations
+
+from outsize.model.fitting.adapters import in_trainer, lightning_step
+from outsize.model.fitting.fitted import Fitted
+from outsize.model.fitting.head import chunked_cross_entropy
+from outsize.model.fitting.largest import batch_size
+from outsize.model.fitting.loading import loader
+from outsize.model.fitting.verb import fit
+
+__all__ = ["Fitted", "batch_size", "chunked_cross_entropy", "fit", "in_trainer", "lightning_step", "loader"]

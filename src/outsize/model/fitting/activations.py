@@ -1,0 +1,168 @@
+"""What a module's forward pass leaves for the backward pass: computed again, or kept elsewhere.
+
+In: a module's forward function. Out: another that gives the same result and the same gradient. Random numbers are
+replayed; buffers that a forward pass writes (BatchNorm's statistics) are written once, since the second run sees
+copies of what the first one saw; both keep autocast as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from outsize.model.fitting.parcels import _unseen
+from outsize.model.fitting.stores import Store
+
+SMALL = 16 * 2**10
+"""Tensors below this stay: a copy costs more than it frees."""
+
+Forward = Callable[..., Any]
+
+
+def checkpointed(module: Any, forward: Forward, written: dict[Any, tuple[str, ...]], real: bool) -> Forward:
+    """`forward` that keeps its inputs only; `written` are the buffers that forward passes write, by module."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    mine = [(child, names) for child in module.modules() if (names := written.get(child))]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(
+            forward, *args, use_reentrant=False, preserve_rng_state=real, context_fn=lambda: _twice(mine), **kwargs
+        )
+
+    return run
+
+
+def _twice(written: list[tuple[Any, tuple[str, ...]]]) -> tuple[Any, Any]:
+    """Contexts of the first and the second run: the second one writes into copies."""
+    before: list[tuple[Any, str, Any]] = []
+
+    @contextlib.contextmanager
+    def first() -> Iterator[None]:
+        before.extend((child, name, child._buffers[name].clone()) for child, names in written for name in names)
+        yield
+
+    @contextlib.contextmanager
+    def second() -> Iterator[None]:
+        kept = [(child, name, child._buffers[name]) for child, name, _ in before]
+        for child, name, copy in before:
+            child._buffers[name] = copy
+        try:
+            yield
+        finally:
+            for child, name, buffer in kept:
+                child._buffers[name] = buffer
+
+    return first(), second()
+
+
+class Saved:
+    """One saved tensor that waits in the store, with the way back."""
+
+    __slots__ = ("__weakref__", "_layout", "_slot", "_store", "fetched")
+
+    def __init__(self, tensor: Any, store: Store) -> None:
+        dense = _dense(tensor)
+        data = dense if dense.is_contiguous() else dense.as_strided((dense.numel(),), (1,))
+        self._layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, dense.stride())
+        self._store = store
+        self.fetched: Any = None
+        self._slot = _unseen(lambda: store.put(_bytes(data.detach())))
+        weakref.finalize(self, store.drop, self._slot)
+
+    def fetch(self) -> Any:
+        """Begin to bring the tensor back; the same one for all who ask while it lives."""
+        import torch
+
+        tensor = self.fetched() if self.fetched is not None else None
+        if tensor is None:
+            shape, _, dtype, device, strides = self._layout
+            tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            flat = tensor.as_strided((tensor.numel(),), (1,))
+            _unseen(lambda: self._store.begin(self._slot, _bytes(flat)))
+            self.fetched = weakref.ref(tensor)
+        return tensor
+
+
+def _dense(tensor: Any) -> Any:
+    """The tensor itself where its elements fill one run of memory in some order of the axes, else a packed copy."""
+    expected = 1
+    for stride, length in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
+        if stride != expected:
+            return tensor.contiguous()
+        expected *= length
+    return tensor
+
+
+def _bytes(flat: Any) -> Any:
+    import torch
+
+    if flat.device.type == "meta" or type(flat) is not torch.Tensor:
+        return torch.empty(flat.numel() * flat.element_size(), dtype=torch.uint8, device="meta")
+    return flat.view(-1).view(torch.uint8)
+
+
+class Offload:
+    """Saved tensors of the modules that are offloaded, over one step."""
+
+    def __init__(self, store: Store, ahead: bool) -> None:
+        self._store = store
+        self._ahead = ahead
+        """Begin the fetch of the tensor before while this one is used: on a card, where copies run beside."""
+        self._known: dict[tuple[Any, ...], Any] = {}
+        self._order: list[Any] = []
+        self._soon: Any = None
+
+    def wrap(self, forward: Forward, stays: set[int]) -> Forward:
+        """`forward` whose saved tensors go away; storages in `stays` (weights, the batch) do not."""
+        import torch
+
+        def pack(tensor: Any) -> Any:
+            size = tensor.numel() * tensor.element_size()
+            storage = tensor.untyped_storage()
+            if size < SMALL or storage.nbytes() < size or storage._cdata in stays:  # an expanded view holds little
+                return tensor
+            with torch.no_grad():
+                return self._pack(tensor)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            with torch.autograd.graph.saved_tensors_hooks(pack, self._unpack):
+                return forward(*args, **kwargs)
+
+        return run
+
+    def _pack(self, tensor: Any) -> Saved:
+        storage = tensor.untyped_storage()
+        key = (storage._cdata, tensor._version, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        alive, found = self._known.get(key, (lambda: None, lambda: None))
+        saved = found() if alive() is storage else None
+        if saved is None:
+            saved = Saved(tensor, self._store)
+            self._known[key] = (weakref.ref(storage), weakref.ref(saved))
+            self._order.append(weakref.ref(saved))
+        return saved
+
+    def _unpack(self, saved: Any) -> Any:
+        if not isinstance(saved, Saved):
+            return saved
+        tensor = saved.fetch()
+        self._store.finish()
+        if self._ahead:
+            self._soon = self._before(saved)
+        return tensor
+
+    def _before(self, saved: Saved) -> Any:
+        """The tensor that was saved before this one, on its way."""
+        while self._order:
+            last = self._order.pop()()
+            if last is not None and last is not saved:
+                self._order.append(weakref.ref(last))
+                return last.fetch()
+        return None

@@ -1,0 +1,322 @@
+"""Looks at a model and its loss before anything is changed, and proves that the fitted step is the plain one.
+
+In: the user's work and a few samples of the batch. Out: `Findings`: what the step draws at random, which buffers it
+writes, how its loss adds up over slices and why not; and `compare`, the largest relative difference between the
+gradients of the plain and the fitted step. Both leave model, optimizer, gradients and random state as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outsize.core.noun import Noun
+from outsize.model.fitting import batch as batches
+from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.normaliser import IGNORED, Normaliser
+from outsize.model.fitting.recorder import Recorder
+from outsize.model.fitting.runner import Runner, Work, read_loss, without_cache
+from outsize.model.fitting.stores import Store
+from outsize.model.fitting.update import Update
+
+SAMPLES = 3
+"""Rows that are looked at: cut into two and one, which tells a mean from a sum and from everything else."""
+
+TOLERANCE = 1e-4
+"""Relative difference of losses that counts as equal: rounding of float32 sums is far below, a wrong rule far above."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings(Noun):
+    """What a few samples show."""
+
+    rows: int
+    """Samples in the batch."""
+    random: tuple[str, ...]
+    """Operators that draw random numbers."""
+    written: dict[Any, tuple[str, ...]]
+    """Buffers that a forward pass writes, by module."""
+    normaliser: Normaliser | None
+    """How losses of slices add up, None where they do not."""
+    why_not: str
+    """Why the batch cannot be cut, empty where it can."""
+    seconds: tuple[float, int]
+    """Time of forward and backward of a few samples, and how many they were."""
+    seconds_one: float
+    """Time of forward and backward of one sample."""
+
+
+@contextlib.contextmanager
+def preserved(model: Any) -> Iterator[None]:
+    """Random state, buffers and gradients as they were, whatever the block does."""
+    import torch
+
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
+
+
+@contextlib.contextmanager
+def calm() -> Iterator[None]:
+    """Random operators give one constant, so that slices can be compared with the whole."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            for position, argument in enumerate(func._schema.arguments):
+                if argument.name == "dropout_p":
+                    if len(args) > position:
+                        args = (*args[:position], 0.0, *args[position + 1 :])
+                    else:
+                        kwargs = {**kwargs, "dropout_p": 0.0}
+                    return func(*args, **kwargs)
+            if torch.Tag.nondeterministic_seeded not in func.tags:
+                return func(*args, **kwargs)
+            if func is torch.ops.aten.native_dropout.default:
+                return args[0] / max(1.0 - args[1], 1e-3), torch.ones_like(args[0], dtype=torch.bool)
+            out = func(*args, **kwargs)
+            if isinstance(out, torch.Tensor) and out.dtype.is_floating_point:
+                out.fill_(1.0 if "bernoulli" in str(func) else 0.5)
+            return out
+
+    with Mode():
+        yield
+
+
+def look(work: Work, batch: Any) -> Findings:
+    """Run a few samples and say what they show."""
+    rows = batches.count_rows(batch)
+    few = min(SAMPLES, rows)
+    part = batches.take(batch, 0, few)
+    recorder = Recorder(work.device)
+    with preserved(work.model), without_cache(work.model):
+        before = {m: {n: b.clone() for n, b in m._buffers.items() if b is not None} for m in work.model.modules()}
+        recorder.phase("forward")
+        with recorder.watching(work.model):
+            read_loss(work.loss(work.model, part))[0].backward()
+        written = _written(before)
+        _clear(work.model)
+        timed = _time(work, part)
+        one = _time(work, batches.take(batch, 0, 1)) if few > 1 and not _norms(work.model) else timed
+        normaliser, why_not = _find_rule(work, part, few) if few > 1 else (None, "the batch has one sample")
+    return Findings(
+        rows=rows, random=tuple(recorder.random), written=written, normaliser=normaliser, why_not=why_not,
+        seconds=(timed, few), seconds_one=one,
+    )  # fmt: skip
+
+
+def _time(work: Work, part: Any) -> float:
+    import torch
+
+    def settle() -> None:
+        if work.device == "cuda":
+            torch.cuda.synchronize()
+
+    settle()
+    start = time.perf_counter()
+    read_loss(work.loss(work.model, part))[0].backward()
+    settle()
+    took = time.perf_counter() - start
+    _clear(work.model)
+    return took
+
+
+def _clear(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def _written(before: dict[Any, dict[str, Any]]) -> dict[Any, tuple[str, ...]]:
+    import torch
+
+    found = {}
+    for module, buffers in before.items():
+        names = tuple(
+            name for name, copy in buffers.items()
+            if module._buffers.get(name) is None or not torch.equal(module._buffers[name], copy)
+        )  # fmt: skip
+        if names:
+            found[module] = names
+    return found
+
+
+def _norms(model: Any) -> list[str]:
+    """Modules that take statistics over the batch."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
+    ]
+
+
+def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]:
+    """The rule under which the losses of two slices give the loss of all, or None and why."""
+    import torch
+
+    norms = _norms(work.model)
+    if norms:
+        names = ", ".join(norms[:3]) + (f" and {len(norms) - 3} more" if len(norms) > 3 else "")
+        return None, f"BatchNorm takes statistics over the whole batch ({names})"
+    runs = [(0, few - 1), (few - 1, few)]
+    with torch.no_grad(), calm():
+        whole, count = read_loss(work.loss(work.model, part))
+        if count is not None:
+            return _check_counts(work, part, runs, whole, count)
+        if not torch.allclose(whole, read_loss(work.loss(work.model, part))[0], rtol=TOLERANCE):
+            return None, "the loss of the same samples changes from call to call"
+        rules = [Normaliser(rule="samples"), Normaliser(rule="sum"), *_label_rules(part)]
+        holding = [rule for rule in rules if _holds(work, rule, part, runs, few)]
+        if not holding:
+            return None, (
+                f"the loss of {few} samples is neither the mean nor the sum of their slices' losses: samples meet in it "
+                "(in-batch negatives, statistics over the batch), or it is a mean over tokens, whose (total, count) it could give"
+            )
+        for rule in holding:
+            if rule.rule == "labels" and few > 2 and _tells_apart(work, rule, part, runs, few):
+                return rule, ""
+    return holding[0], ""
+
+
+def _check_counts(work: Work, part: Any, runs: Any, whole: Any, count: Any) -> tuple[Normaliser | None, str]:
+    pairs = [read_loss(work.loss(work.model, batches.take(part, *run))) for run in runs]
+    total, counted = sum(float(pair[0]) for pair in pairs), sum(float(pair[1]) for pair in pairs)
+    if _near(total, float(whole)) and _near(counted, float(count)):
+        return Normaliser(rule="count"), ""
+    return None, "the totals or counts that the loss gives for slices do not add up to those of the batch"
+
+
+def _near(a: float, b: float) -> bool:
+    return abs(a - b) <= TOLERANCE * max(abs(a), abs(b), 1e-6)
+
+
+def _holds(work: Work, rule: Normaliser, part: Any, runs: Any, few: int) -> bool:
+    import math
+
+    whole = float(read_loss(work.loss(work.model, part))[0])
+    measured = rule.measure(part)
+    total = 0.0
+    for run in runs:
+        piece = batches.take(part, *run)
+        weight = rule.weigh(piece, run[1] - run[0], few, measured)
+        total += weight * float(read_loss(work.loss(work.model, piece))[0]) if weight else 0.0
+    return math.isfinite(total) and _near(total, whole)
+
+
+def _label_rules(part: Any) -> list[Normaliser]:
+    """Means over labels, for every tensor of the batch that could hold labels."""
+    import torch
+
+    rules = []
+    for path, tensor in batches.tensors_of(part).items():
+        named = "label" in path.lower() or "target" in path.lower()
+        if tensor.dtype == torch.int64 and tensor.dim() and (named or tensor.device.type == "cpu"):
+            rules.append(Normaliser(rule="labels", path=path))
+            if tensor.dim() > 1:
+                rules.append(Normaliser(rule="labels", path=path, shifted=True))
+    return rules
+
+
+def _tells_apart(work: Work, rule: Normaliser, part: Any, runs: Any, few: int) -> bool:
+    """True where leaving out some labels of the first sample still agrees with this rule, and changes the loss."""
+
+    def plant(path: str, tensor: Any) -> Any:
+        if path != rule.path:
+            return tensor
+        tensor = tensor.clone()
+        if tensor.dim() == 1:
+            tensor[0] = IGNORED
+        else:
+            tensor[0, ..., tensor.shape[-1] // 2 :] = IGNORED
+        return tensor
+
+    planted = batches.transform(part, plant)
+    try:
+        if not _holds(work, rule, planted, runs, few):
+            return False
+        before, after = (float(read_loss(work.loss(work.model, b))[0]) for b in (part, planted))
+    except (IndexError, RuntimeError):  # these numbers are no labels: an embedding refuses the one that was planted
+        return False
+    return not _near(before, after)
+
+
+# equality
+
+
+class Collect(Update):
+    """Keeps gradients instead of using them."""
+
+    def accumulated(self, parameter: Any) -> None:
+        """Away with it."""
+        self._keep(parameter)
+
+    def take(self, parameter: Any) -> Any:
+        """The gradient, or None where there was none."""
+        return self._bring(parameter) if parameter in self._away else None
+
+
+def compare(work: Work, choice: Choice, batch: Any, store: Store) -> tuple[float, str]:
+    """Largest relative difference between a gradient of the plain step and of the fitted one, and whose it is."""
+    import torch
+
+    rows = batches.count_rows(batch)
+    few = min(SAMPLES, rows)
+    part = batches.take(batch, 0, few)
+    base = replace(choice, in_backward=False, state_away=False, gradients_away=True)
+    plain = Choice(gradients_away=True)
+    sliced = replace(base, slices=min(choice.slices, few))
+    quiet = calm() if sliced.slices > 1 else contextlib.nullcontext()
+    with preserved(work.model), quiet:
+        kept = []
+        for one in (plain, sliced):
+            torch.manual_seed(0)
+            kept.append(_collect(work, one, part, store))
+        worst, name = 0.0, ""
+        norms: list[tuple[str, float, float]] = []
+        for label, parameter in work.model.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            expected, got = (collect.take(parameter) for collect in kept)
+            if expected is None and got is None:
+                continue
+            if expected is None or got is None:
+                return float("inf"), label
+            norms.append((label, float((expected - got).norm()), float(expected.norm())))
+    # a gradient far below the others is the rounding of larger numbers that cancel: the plain step's own differs as much
+    floor = 1e-4 * max((size for _, _, size in norms), default=0.0)
+    for label, difference, size in norms:
+        relative = difference / max(size, floor, 1e-30)
+        if relative > worst or relative != relative:
+            worst, name = relative, label
+    return worst, name
+
+
+def _collect(work: Work, choice: Choice, part: Any, store: Store) -> Collect:
+    runner = Runner(replace(work, scaler=None, clip=None), choice, store)
+    collect = Collect(work.optimizer, choice, runner.parcels, None, None)
+    collect.bind(runner.streamer.ids if runner.streamer else set())
+    runner.update = collect
+    _, scale = runner._passes(part)
+    runner.gather()
+    if scale is not None:
+        held = [p for p in work.model.parameters() if p in collect._away]
+        collect._each(held, lambda gradient: gradient.mul_(scale))
+    return collect

@@ -1,0 +1,35 @@
+"""What a plan has decided.
+
+In: nothing. Out: `Choice`, the one value that the planner searches, the runner obeys and the projection traces: all
+three read the same few fields, so what is projected is what runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outsize.core.noun import Noun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice(Noun):
+    """Which remedies are on, and how far."""
+
+    slices: int = 1
+    """Into how many slices the batch is cut."""
+    checkpoint: tuple[str, ...] = ()
+    """Modules whose activations are computed again in the backward pass."""
+    offload: tuple[str, ...] = ()
+    """Modules whose activations wait elsewhere for the backward pass."""
+    in_backward: bool = False
+    """Each parameter is updated as soon as its gradient is complete."""
+    state_away: bool = False
+    """Optimizer state lives elsewhere and visits group by group."""
+    gradients_away: bool = False
+    """Gradients live elsewhere until the update."""
+    stream: tuple[str, ...] = ()
+    """Modules whose weights live elsewhere and visit when the module runs."""
+    chunks: int = 0
+    """Pieces in which the output head and its cross entropy run; 0: whole."""
+    autocast: bool = False
+    """Run in bfloat16 autocast."""

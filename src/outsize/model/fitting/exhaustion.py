@@ -1,0 +1,27 @@
+"""Tells an out-of-memory failure from any other, and clears up after it.
+
+In: an exception. Out: yes or no. Torch says it in several ways: its own error class, a RuntimeError of the CPU allocator,
+of cuBLAS or cuDNN.
+"""
+
+from __future__ import annotations
+
+import gc
+
+MESSAGES = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for every way in which torch says that memory ran out."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in MESSAGES)
+
+
+def clear_up() -> None:
+    """Let go of what failed frames held; to be called outside the `except` block, which holds them."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -1,0 +1,190 @@
+"""What the planner knows: the plain step, taken apart.
+
+In: a projection of the plain step and the findings of a few samples. Out: `Facts`: bytes of weights, gradients, state
+and activations, the blocks that can be treated one by one with what each keeps and how long it runs, and why a remedy
+is forbidden.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from outsize.core.noun import Noun
+from outsize.model.fitting.check import Findings
+from outsize.model.fitting.head import find_heads
+from outsize.model.fitting.parcels import check_movable
+from outsize.model.fitting.runner import Work
+from outsize.model.fitting.stage import Projection
+from outsize.model.fitting.update import parameters_of, why_not_one_by_one
+
+SHARE = 3
+"""A module that keeps more than one part in so many of the activations is looked into: blocks are its children."""
+
+LISTS = ("Sequential", "ModuleList", "ModuleDict")
+"""Containers that are always looked into."""
+
+LINKS = {"cpu": 1e9, "cuda": 5e10}
+"""Bytes a second to the place next to a device: a scratch disk, pinned host memory."""
+
+LAUNCH = {"cpu": 5e-6, "cuda": 1e-5}
+"""Seconds an operator takes at least."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block(Noun):
+    """A module that can be treated by itself."""
+
+    name: str
+    """Its name in the model."""
+    kept: int
+    """Bytes of activations that it keeps for the backward pass."""
+    weights: int
+    """Bytes of its parameters."""
+    seconds: float
+    """Estimated time of its forward pass."""
+    compound: bool
+    """It is made of other modules; a single operator keeps only what others need anyway."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts(Noun):
+    """The plain step, taken apart."""
+
+    device: str
+    rows: int
+    plain: Projection
+    blocks: tuple[Block, ...]
+    """In the order of the model."""
+    weights: int
+    gradients: int
+    state: int
+    largest: int
+    """Bytes of the largest parameter."""
+    copies: float
+    """Bytes of state for each byte of a parameter."""
+    parameters: int
+    """Number of parameters."""
+    activations: int
+    """Bytes alive between forward and backward pass, beside what is always there."""
+    heads: tuple[str, ...]
+    """Output heads whose loss can be taken in pieces."""
+    logits: int
+    """Bytes that such a head and its loss keep."""
+    forward: float
+    """Estimated seconds of the forward pass."""
+    backward: float
+    """Estimated seconds of the backward pass."""
+    forbidden: dict[str, str]
+    """Remedy -> why not."""
+
+    @property
+    def link(self) -> float:
+        """Bytes a second to the place next to the device."""
+        return LINKS[self.device]
+
+    @property
+    def launch(self) -> float:
+        """Seconds that forward and backward pass of one slice take at least."""
+        counted = self.plain.operators.get("forward", 0) + self.plain.operators.get("backward", 0)
+        return counted * LAUNCH[self.device]
+
+
+def gather_facts(work: Work, findings: Findings, plain: Projection, own_step: bool) -> Facts:
+    """Take the plain step apart."""
+    model = work.model
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    sizes = [p.numel() * p.element_size() for p in trainable]
+    held = parameters_of(work.optimizer) if work.optimizer is not None else []
+    state = plain.fixed - _bytes(model.parameters()) - _bytes(model.buffers())
+    heads = tuple(name for name, module in model.named_modules() if any(module is m.lm_head for m in find_heads(model)))
+    seconds = plain.seconds
+    blocks = find_blocks(model, plain)
+    return Facts(
+        device=work.device, rows=findings.rows, plain=plain, blocks=blocks, weights=_bytes(model.parameters()),
+        gradients=sum(sizes), state=max(0, state if held else 0), largest=max(sizes, default=0),
+        copies=state / max(1, sum(sizes)), parameters=len(sizes), activations=sum(plain.kept.values()), heads=heads,
+        logits=_head_bytes(model, plain) if heads else 0,
+        forward=sum(t for (phase, _), t in seconds.items() if phase == "forward"),
+        backward=sum(t for (phase, _), t in seconds.items() if phase == "backward"),
+        forbidden=find_forbidden(work, findings, heads, own_step),
+    )  # fmt: skip
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(int(t.untyped_storage().nbytes()) for t in {t.untyped_storage()._cdata: t for t in tensors}.values())
+
+
+def _head_bytes(model: Any, plain: Projection) -> int:
+    """What the language model itself keeps beside its children: the logits and what the loss makes of them."""
+    owners = {name for name, module in model.named_modules() if any(module is m for m in find_heads(model))}
+    heads = {f"{name}.lm_head" if name else "lm_head" for name in owners}
+    return sum(size for name, size in plain.kept.items() if name in owners | heads)
+
+
+def find_blocks(model: Any, plain: Projection) -> tuple[Block, ...]:
+    """Modules, none inside another, each with a small share of the activations, together as much of the model as can be."""
+    kept = _inclusive(plain.kept)
+    seconds = _inclusive({name: t for (phase, name), t in plain.seconds.items() if phase == "forward"})
+    limit = sum(plain.kept.values()) / SHARE
+    found: list[Block] = []
+
+    def visit(name: str, module: Any) -> None:
+        children = list(module.named_children())
+        ran = plain.calls.get(name, 0)
+        small = kept.get(name, 0) <= limit and type(module).__name__ not in LISTS
+        if name and ran == 1 and (small or not children):
+            size = _bytes(module.parameters())
+            if kept.get(name, 0) or size:
+                found.append(
+                    Block(
+                        name=name,
+                        kept=int(kept.get(name, 0)),
+                        weights=size,
+                        seconds=float(seconds.get(name, 0.0)),
+                        compound=bool(children),
+                    )
+                )
+            return
+        for child, part in children:
+            visit(f"{name}.{child}" if name else child, part)
+
+    visit("", model)
+    return tuple(found)
+
+
+def _inclusive(values: dict[str, Any]) -> dict[str, Any]:
+    """Sums over a module and everything inside it."""
+    sums: dict[str, Any] = {}
+    for name, value in values.items():
+        parts = name.split(".") if name else []
+        for depth in range(len(parts) + 1):
+            key = ".".join(parts[:depth])
+            sums[key] = sums.get(key, 0) + value
+    return sums
+
+
+def find_forbidden(work: Work, findings: Findings, heads: tuple[str, ...], own_step: bool) -> dict[str, str]:
+    """Remedy -> the reason why it cannot be used here."""
+    forbidden: dict[str, str] = {}
+    if findings.normaliser is None:
+        forbidden["slices"] = findings.why_not
+    if work.optimizer is None:
+        return forbidden
+    reason = "you step the optimizer yourself" if own_step else why_not_one_by_one(work.optimizer)
+    if reason:
+        forbidden |= dict.fromkeys(("in_backward", "state_away", "gradients_away"), reason)
+    if work.scaler is not None:
+        scaled = "a GradScaler looks at all gradients before the update"
+        forbidden |= {name: scaled for name in ("in_backward", "state_away", "gradients_away") if name not in forbidden}
+    if work.clip is not None:
+        forbidden.setdefault("in_backward", "clipping needs the norm of all gradients before the first update")
+    if reason or work.scaler is not None:
+        forbidden["stream"] = forbidden["state_away"]
+    else:
+        stuck = next((why for name, p in work.model.named_parameters() if (why := check_movable(name, p))), None)
+        if stuck:
+            forbidden["stream"] = stuck
+    if not heads:
+        forbidden["chunks"] = "no output head with the library's own cross entropy was found"
+    return forbidden

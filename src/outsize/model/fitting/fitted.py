@@ -1,0 +1,226 @@
+"""A training step that stays inside its budget.
+
+In: a plan and the model it was made for. Out: `Fitted`: `step`, `backward`, `infer`, `undo`. An out-of-memory failure
+in a step loses nothing: weights, optimizer and random state are put back, the plan is made tighter outside the
+`except` block (where the failed frames still held their tensors), and the same batch runs again.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from outsize.core.errors import BudgetError, InputError, OutOfMemory
+from outsize.core.fitting import FitPlan
+from outsize.core.units import format_bytes
+from outsize.model.fitting import batch as batches
+from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
+from outsize.model.fitting.recorder import Recorder
+from outsize.model.fitting.runner import Runner
+
+TIGHTER = 0.85
+"""After a failure the next plan holds at most this part of what the failed one should have held."""
+
+Replan = Callable[[int], tuple[FitPlan, Choice]]
+
+
+class Fitted:
+    """What `outsize.fit` returns."""
+
+    def __init__(self, plan: FitPlan, choice: Choice, runner: Runner | None, replan: Replan, rows: int) -> None:
+        self.plan = plan
+        """How a step runs, with its projected peaks; replaced when the plan is made tighter."""
+        self.choice = choice
+        """The decisions as plain data."""
+        self.measured: int | None = None
+        """Peak of the first step in bytes, counted as the plan counts; None before it."""
+        self._runner = runner
+        self._replan = replan
+        self._rows = rows
+        self._handles = self._hook() if runner is not None else []
+
+    def __repr__(self) -> str:
+        return str(self.plan)
+
+    def step(self, batch: Any) -> Any:
+        """One training step: gradients of the whole batch, one update. Returns the loss, detached."""
+        runner = self._ready(batch)
+        if runner.work.optimizer is None:
+            raise InputError("this model was fitted without an optimizer: use infer(batch), or fit it with one")
+        if self.measured is None:
+            loss = self._guarded(lambda: self._first(batch), batch)
+            allowed = self.plan.budgets[0].bytes
+            if self.measured is not None and self.measured > allowed:
+                self._tighten(f"the first step held {format_bytes(self.measured)} of {format_bytes(allowed)}")
+            return loss
+        return self._guarded(lambda: self._now.step(batch), batch)
+
+    def backward(self, batch: Any) -> Any:
+        """Gradients of the whole batch, added to `.grad` as `loss.backward()` does; you step the optimizer yourself."""
+        self._ready(batch)
+        choice = self.choice
+        taken = [name for name in ("in_backward", "state_away", "gradients_away", "stream") if getattr(choice, name)]
+        if taken:
+            raise InputError(
+                f"this plan takes over the optimizer ({', '.join(taken)}), so that gradients do not stay: call step(batch), or "
+                "fit with own_step=True"
+            )
+        return self._guarded(lambda: self._now.backward(batch), batch)
+
+    def infer(self, batch: Any, call: Callable[[Any, Any], Any] | None = None) -> Any:
+        """The model's output for a batch, without gradients, slice by slice inside the budget.
+
+        `call(model, slice)` runs the model; left out, a dict is passed as keywords, a tuple as arguments.
+        """
+        self._ready(batch)
+        return self._guarded(lambda: self._now.infer(batch, call or call_model), batch)
+
+    def gather(self) -> None:
+        """Bring home what waits elsewhere; the next step sends it away again."""
+        self._now.gather()
+
+    def undo(self) -> Any:
+        """The model as it was given, with the weights it has now."""
+        runner = self._now
+        runner.gather()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        runner.store.close()
+        self._runner = None
+        return runner.work.model
+
+    # inside
+
+    @property
+    def _now(self) -> Runner:
+        if self._runner is None:
+            raise InputError("this fit is over (undo() or dry_run=True): call outsize.fit again")
+        return self._runner
+
+    def _ready(self, batch: Any) -> Runner:
+        batches.count_rows(batch)
+        return self._now
+
+    def _hook(self) -> list[Any]:
+        """Whoever saves or loads finds everything at home."""
+        work = self._now.work
+        handles = [
+            work.model.register_state_dict_pre_hook(lambda *_: self.gather()),
+            work.model.register_load_state_dict_pre_hook(lambda *_: self.gather()),
+        ]
+        if work.optimizer is not None:
+            handles.append(work.optimizer.register_state_dict_pre_hook(lambda *_: self.gather()))
+            handles.append(work.optimizer.register_load_state_dict_pre_hook(lambda *_: self.gather()))
+        return handles
+
+    def _first(self, batch: Any) -> Any:
+        """The first step, measured: what it held is compared with what was projected."""
+        import torch
+
+        runner = self._now
+        if runner.work.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            loss = runner.step(batch)
+            self.measured = int(torch.cuda.max_memory_reserved())
+            return loss
+        loss, recorder = measure(runner, batch)
+        self.measured = max(recorder.peaks().values())
+        return loss
+
+    def _guarded(self, run: Callable[[], Any], batch: Any) -> Any:
+        """Run; after an out-of-memory failure put everything back, plan tighter, and run again."""
+        while True:
+            runner = self._now
+            before = Snapshot(runner)
+            failure = ""
+            try:
+                return run()
+            except Exception as error:
+                if runner.half_updated:
+                    raise OutOfMemory(
+                        "memory ran out in the middle of the update, three times at the same parameters: those before them are "
+                        "updated, the rest is not; load the last saved state"
+                    ) from error
+                if not is_out_of_memory(error):
+                    runner.roll_back()
+                    before.restore()
+                    raise
+                failure = str(error).splitlines()[0] if str(error) else type(error).__name__
+            clear_up()
+            runner.roll_back()
+            before.restore()
+            self._tighten(failure)
+
+    def _tighten(self, failure: str) -> None:
+        runner = self._now
+        pool = self.plan.budgets[0].pool
+        goal = int(self.plan.peak(pool) * TIGHTER)
+        try:
+            plan, choice = self._replan(goal)
+        except BudgetError as error:
+            raise OutOfMemory(
+                f"a step passed its memory ({failure}) and no tighter plan exists: {error}. Nothing was changed: weights, "
+                "optimizer and random state are those before the step"
+            ) from error
+        warnings.warn(
+            f"outsize: a step passed its memory ({failure}); nothing was lost. The plan now holds "
+            f"{format_bytes(plan.peak(pool))} instead of {format_bytes(self.plan.peak(pool))}; a batch that failed runs again",
+            stacklevel=4,
+        )
+        self.plan, self.choice = plan, choice
+        tighter = Runner(runner.work, choice, runner.store, rows=self._rows, parcels=runner.parcels)
+        tighter.settle()
+        self._runner = tighter
+
+
+class Snapshot:
+    """Random state and written buffers before a step."""
+
+    def __init__(self, runner: Runner) -> None:
+        import torch
+
+        self._random = torch.random.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state() if runner.work.device == "cuda" else None
+        written = runner.work.written
+        self._buffers = [(m._buffers[n], m._buffers[n].detach().clone()) for m, names in written.items() for n in names]
+
+    def restore(self) -> None:
+        """Put them back."""
+        import torch
+
+        torch.random.set_rng_state(self._random)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda)
+        with torch.no_grad():
+            for buffer, copy in self._buffers:
+                buffer.copy_(copy)
+
+
+def measure(runner: Runner, batch: Any) -> tuple[Any, Recorder]:
+    """One step on the CPU with every storage counted."""
+    work = runner.work
+    recorder = Recorder(work.device)
+    state = (value for s in work.optimizer.state.values() for value in s.values())
+    import torch
+
+    recorder.hold(t for t in (*work.model.parameters(), *work.model.buffers(), *state) if isinstance(t, torch.Tensor))
+    recorder.hold(batches.tensors_of(batch).values())
+    runner.phase = recorder.phase
+    try:
+        with recorder.watching(work.model):
+            loss = runner.step(batch)
+    finally:
+        runner.phase = lambda name: None
+    return loss, recorder
+
+
+def call_model(model: Any, part: Any) -> Any:
+    """Run a model on a slice: keywords from a mapping, arguments from a tuple, else the slice itself."""
+    from collections.abc import Mapping
+
+    if isinstance(part, Mapping):
+        return model(**part)
+    return model(*part) if isinstance(part, tuple | list) else model(part)

@@ -1,0 +1,261 @@
+"""Every way to make a step smaller, one small class each, in one list.
+
+In: the facts of a plain step. Out: for each remedy its levels (the changes it makes to a `Choice`), what it costs in
+seconds, how exact it keeps the step, and how it is told. A new remedy is a class here and a field of `Choice` that
+the runner obeys.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+from outsize.core.failure import Exactness
+from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.facts import LAUNCH, Facts
+
+Level = dict[str, Any]
+
+FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Parts of the blocks that the search tries; the planner refines the number afterwards."""
+
+
+class Means:
+    """One remedy."""
+
+    key: ClassVar[str]
+    """Field of `Choice`, and the name under which facts forbid it."""
+    name: ClassVar[str]
+    """As a user reads it."""
+    exactness: ClassVar[Exactness] = Exactness.BITWISE
+
+    def levels(self, facts: Facts) -> list[Level]:
+        """Changes to a choice, from off to full."""
+        return [{self.key: False}, {self.key: True}]
+
+    def on(self, choice: Choice) -> bool:
+        """True where a choice uses it."""
+        return bool(getattr(choice, self.key))
+
+    def seconds(self, choice: Choice, facts: Facts) -> float:
+        """Time that it adds to a step."""
+        raise AssertionError(self.key)
+
+    def how(self, choice: Choice, facts: Facts) -> str:
+        """What is done, for the user."""
+        raise AssertionError(self.key)
+
+
+class Slices(Means):
+    """Gradient accumulation over slices of the batch, with one normaliser for all."""
+
+    key = "slices"
+    name = "slice the batch"
+    exactness = Exactness.ROUNDING
+
+    def levels(self, facts: Facts) -> list[Level]:
+        """1, 2, 3, 4, 6, 8, ... up to one sample a slice."""
+        counts = sorted({n for p in range(20) for n in (2**p, 3 * 2**p) if n <= facts.rows} | {facts.rows})
+        return [{"slices": count} for count in counts]
+
+    def on(self, choice: Choice) -> bool:
+        """More than one slice."""
+        return choice.slices > 1
+
+    def seconds(self, choice: Choice, facts: Facts) -> float:
+        """Slices too small to fill the device take as long as their launches."""
+        whole = facts.forward + facts.backward
+        return (
+            max(whole, choice.slices * facts.launch)
+            - max(whole, facts.launch)
+            + 0.02 * whole * math.sqrt(choice.slices)
+        )
+
+    def how(self, choice: Choice, facts: Facts) -> str:
+        """Sizes of the slices."""
+        return f"{choice.slices} slices of {-(-facts.rows // choice.slices)} of {facts.rows} samples"
+
+
+class Checkpoint(Means):
+    """Activations of some blocks are computed again."""
+
+    key = "checkpoint"
+    name = "compute activations again"
+
+    def levels(self, facts: Facts) -> list[Level]:
+        """More and more blocks, those first that free most bytes for their time."""
+        order = order_blocks(facts)
+        counts = sorted({round(fraction * len(order)) for fraction in FRACTIONS})
+        return [{"checkpoint": order[:count]} for count in counts]
+
+    def seconds(self, choice: Choice, facts: Facts) -> float:
+        """One more forward pass of these blocks."""
+        return sum(block.seconds for block in facts.blocks if block.name in choice.checkpoint)
+
+    def how(self, choice: Choice, facts: Facts) -> str:
+        """Which blocks."""
+        return f"{len(choice.checkpoint)} of {len(order_blocks(facts))} blocks: {shorten(choice.checkpoint)}"
+
+
+class Offload(Means):
+    """Activations of some blocks wait elsewhere."""
+
+    key = "offload"
+    name = "keep activations elsewhere"
+
+    def levels(self, facts: Facts) -> list[Level]:
+        """Off, or every block (the planner takes checkpointed ones out again)."""
+        order = order_blocks(facts, compound=False)
+        quick = tuple(n for n in order if self._time(n, facts) < _block(n, facts).seconds)
+        return [{"offload": names} for names in dict.fromkeys(((), quick, order))]
+
+    @staticmethod
+    def _time(name: str, facts: Facts) -> float:
+        return 2.0 * float(_block(name, facts).kept) / facts.link
+
+    def seconds(self, choice: Choice, facts: Facts) -> float:
+        """Copies out and in; on a card they run beside the kernels as far as those last."""
+        copies = sum(self._time(name, facts) for name in choice.offload)
+        hidden = facts.forward + facts.backward if facts.device == "cuda" else 0.0
+        return max(0.0, copies - hidden) + 0.05 * copies
+
+    def how(self, choice: Choice, facts: Facts) -> str:
+        """Which blocks and where to."""
+        return f"{len(choice.offload)} blocks to the {place(facts)}: {shorten(choice.offload)}"
+
+
+class InBackward(Means):
+    """Each parameter is updated when its gradient is complete, and the gradient let go."""
+
+    key = "in_backward"
+    name = "update in the backward pass"
+
+    def seconds(self, choice: Choice, facts: Facts) -> float:
+        """One call of the optimizer for each parameter, and what it changes is kept aside until the step is done."""
+        log = (facts.weights + facts.state) / facts.link
+        return facts.parameters * 20 * LAUNCH[facts.device] + log * (0.2 if facts.device == "cuda" else 1.0)
+
+    def how(self, choice: Choice, facts: Facts) -> str:
+        """What happens to gradients."""
+        return f"each of {facts.parameters} gradients is used and freed as it comes"
+
+
+class StateAway(Means):
+    """Optimizer state lives elsewhere and visits for the update."""
+
+    key = "state_away"
+    name = "keep optimizer state elsewhere"
+
+    def seconds(self, choice: Choice, facts: Facts) -> float:
+        """State in and out once a step."""
+        return 2 * facts.state / facts.link
+
+    def how(self, choice: Choice, facts: Facts) -> str:
+        """Where to."""
+        return f"on the {place(facts)}; visits a few parameters at a time"
+
+
+class GradientsAway(Means):
+    """Gradients live elsewhere until the update."""
+
+    key = "gradients_away"
+    name = "keep gradients elsewhere"
+
+    def seconds(self, choice: Choice, facts: Facts) -> float:
+        """Out after each slice, in to add the next."""
+        return 2 * choice.slices * facts.gradients / facts.link
+
+    def how(self, choice: Choice, facts: Facts) -> str:
+        """Where to."""
+        return f"on the {place(facts)} until the update"
+
+
+class Stream(Means):
+    """Weights live elsewhere and visit while their module runs."""
+
+    key = "stream"
+    name = "stream weights"
+
+    def levels(self, facts: Facts) -> list[Level]:
+        """All or nothing."""
+        names = tuple(block.name for block in facts.blocks if block.weights)
+        return [{"stream": ()}, {"stream": names}] if names else [{"stream": ()}]
+
+    def seconds(self, choice: Choice, facts: Facts) -> float:
+        """In for the forward pass, in for the backward pass, out and in for the update."""
+        moved = sum(block.weights for block in facts.blocks if block.name in choice.stream)
+        return (2 * choice.slices + 2) * moved / facts.link
+
+    def how(self, choice: Choice, facts: Facts) -> str:
+        """Where from."""
+        return f"{len(choice.stream)} modules from the {place(facts)}: {shorten(choice.stream)}"
+
+
+class Chunks(Means):
+    """Output head and cross entropy in pieces."""
+
+    key = "chunks"
+    name = "loss in pieces"
+    exactness = Exactness.ROUNDING
+
+    def levels(self, facts: Facts) -> list[Level]:
+        """Off, or eight pieces."""
+        return [{"chunks": 0}, {"chunks": 8}]
+
+    def seconds(self, choice: Choice, facts: Facts) -> float:
+        """The head's forward pass once more."""
+        return sum(block.seconds for block in facts.blocks if block.name in facts.heads)
+
+    def how(self, choice: Choice, facts: Facts) -> str:
+        """Which head."""
+        return f"{choice.chunks} pieces of {', '.join(facts.heads)} and its cross entropy"
+
+
+class Autocast(Means):
+    """bfloat16 where torch's autocast says so."""
+
+    key = "autocast"
+    name = "bfloat16 autocast"
+    exactness = Exactness.APPROXIMATE
+
+    def seconds(self, choice: Choice, facts: Facts) -> float:
+        """Faster where the device has units for it; taken as no gain."""
+        return 0.0
+
+    def how(self, choice: Choice, facts: Facts) -> str:
+        """The setting."""
+        return f'torch.autocast("{facts.device}", dtype=torch.bfloat16) around the forward pass'
+
+
+REMEDIES: tuple[Means, ...] = (
+    Slices(), Checkpoint(), Offload(), InBackward(), StateAway(), GradientsAway(), Stream(), Chunks(), Autocast(),
+)  # fmt: skip
+"""All of them."""
+
+ALLOWED = {
+    "exact": (Exactness.BITWISE, Exactness.ROUNDING),
+    "distribution": (Exactness.BITWISE, Exactness.ROUNDING, Exactness.DISTRIBUTION),
+    "approximate": tuple(Exactness),
+}
+"""What a user's `allow` opens."""
+
+
+def order_blocks(facts: Facts, compound: bool = True) -> tuple[str, ...]:
+    """Blocks worth computing again (or, not only compound ones, worth moving), most bytes for their time first."""
+    least = facts.activations // 200
+    worth = [block for block in facts.blocks if block.kept > least and (block.compound or not compound)]
+    return tuple(block.name for block in sorted(worth, key=lambda b: b.seconds / b.kept))
+
+
+def _block(name: str, facts: Facts) -> Any:
+    return next(block for block in facts.blocks if block.name == name)
+
+
+def place(facts: Facts) -> str:
+    """Where things wait."""
+    return "host" if facts.device == "cuda" else "disk"
+
+
+def shorten(names: tuple[str, ...]) -> str:
+    """The first few names."""
+    return ", ".join(names[:3]) + (f", ... {names[-1]}" if len(names) > 3 else "")

@@ -1,0 +1,317 @@
+"""Runs one step as a choice says: slices, forward and backward passes, the update.
+
+In: the user's model, loss and optimizer, a `Choice`, a batch. Out: the loss, and gradients or updated weights. The
+model is changed only while a step runs (a few `forward` attributes), so between steps it is the user's own: copies,
+hooks, names and saved files are as without us. The same code runs on tensors without contents, which is how a choice
+is projected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from outsize.core.errors import InputError
+from outsize.model.fitting import batch as batches
+from outsize.model.fitting.activations import Offload, checkpointed
+from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.head import chunked_heads
+from outsize.model.fitting.normaliser import Normaliser
+from outsize.model.fitting.parcels import Parcels
+from outsize.model.fitting.stores import Store
+from outsize.model.fitting.update import Update
+from outsize.model.fitting.weights import Streamer
+
+Phase = Callable[[str], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """What the user gave, as the runner needs it."""
+
+    model: Any
+    """The module."""
+    loss: Callable[[Any, Any], Any]
+    """loss(model, batch) -> scalar, or (total, count)."""
+    optimizer: Any
+    """The optimizer, None for inference."""
+    clip: float | None = None
+    """Largest norm of the gradients, None: not clipped."""
+    scaler: Any = None
+    """The user's GradScaler, None: none."""
+    written: dict[Any, tuple[str, ...]] = field(default_factory=dict)
+    """Buffers that a forward pass writes, by module."""
+    normaliser: Normaliser = field(default_factory=Normaliser)
+    """How losses of slices become the loss of the batch."""
+    splits: bool = True
+    """The loss of a batch is known from those of its slices."""
+    device: str = "cpu"
+    """Kind of device the model is on."""
+
+
+class Runner:
+    """A choice bound to a model."""
+
+    def __init__(
+        self,
+        work: Work,
+        choice: Choice,
+        store: Store,
+        *,
+        real: bool = True,
+        rows: int = 0,
+        parcels: Parcels | None = None,
+    ) -> None:
+        self.work = work
+        self.choice = choice
+        self.store = store
+        self.real = real
+        self.phase: Phase = lambda name: None
+        self.parcels = Parcels(store, real) if parcels is None else parcels
+        self._most = -(-rows // choice.slices) if rows else 0
+        """Most samples of a slice, so that a larger batch is cut into more; 0: as many slices as the choice says."""
+        modules = dict(work.model.named_modules())
+        units = {name: modules[name] for name in choice.stream}
+        ahead = work.device == "cuda"
+        self.streamer = Streamer(units, self.parcels, ahead) if units else None
+        self.update = None
+        if work.optimizer is not None:
+            self.update = Update(work.optimizer, choice, self.parcels, work.clip, work.scaler)
+            self.update.bind(self.streamer.ids if self.streamer else set())
+        self._modules = modules
+
+    # a step
+
+    def step(self, batch: Any) -> Any:
+        """Gradients and update; the loss of the batch, detached."""
+        assert self.update is not None
+        self.work.optimizer.zero_grad(set_to_none=True)
+        self.update.send_state()
+        loss, scale = self._passes(batch)
+        self.phase("optimizer")
+        self.update.finish(scale)
+        self.work.optimizer.zero_grad(set_to_none=True)
+        self.update.commit()
+        self.phase("done")
+        return loss
+
+    @property
+    def half_updated(self) -> bool:
+        """True where the update has changed some parameters and could not go on."""
+        return self.update is not None and self.update.begun
+
+    def roll_back(self) -> None:
+        """A step has failed: weights and state are what they were before it, its gradients are gone."""
+        if self.update is not None:
+            self.update.roll_back()
+            self.work.optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, batch: Any) -> Any:
+        """Gradients only, added to those that are there."""
+        parameters = list(self.work.model.parameters())
+        kept = [(p, p.grad) for p in parameters if p.grad is not None]
+        for parameter, _ in kept:  # a failure must not leave half a sum in them, and a count must not scale them
+            parameter.grad = None
+        try:
+            loss, scale = self._passes(batch)
+        except BaseException:
+            for parameter in parameters:
+                parameter.grad = None
+            for parameter, before in kept:
+                parameter.grad = before
+            raise
+        if scale is not None:
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+        for parameter, before in kept:
+            parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
+        self.phase("done")
+        return loss
+
+    def infer(self, batch: Any, call: Callable[[Any, Any], Any]) -> Any:
+        """`call(model, slice)` without gradients, slice by slice, joined along the first axis."""
+        import torch
+
+        outs = []
+        with torch.no_grad(), self._applied():
+            for start, stop in self._runs(batches.count_rows(batch)):
+                self.phase("forward")
+                outs.append(call(self.work.model, batches.take(batch, start, stop)))
+        self.phase("done")
+        return outs[0] if len(outs) == 1 else join(outs)
+
+    def _passes(self, batch: Any) -> tuple[Any, float | None]:
+        """Forward and backward of every slice: the loss, and the factor the gradients still need."""
+        import torch
+
+        work = self.work
+        rows = batches.count_rows(batch)
+        runs = self._runs(rows)
+        whole = work.normaliser.measure(batch)
+        total = count = None
+        with self._applied(), self._listening():
+            for start, stop in runs:
+                part = batch if len(runs) == 1 else batches.take(batch, start, stop)
+                self.phase("forward")
+                with self._autocast():
+                    loss, counted = read_loss(work.loss(work.model, part))
+                if counted is None:
+                    weight = work.normaliser.weigh(part, stop - start, rows, whole) if len(runs) > 1 else 1.0
+                    if weight == 0.0:  # no label counts in this slice: its mean is no number
+                        continue
+                    loss = loss if weight == 1.0 else loss * weight
+                elif len(runs) == 1:
+                    loss, counted = loss / counted, None
+                shown = loss.detach()
+                total = shown if total is None else total + shown
+                if counted is not None:
+                    count = counted if count is None else count + counted
+                if work.scaler is not None:
+                    loss = work.scaler.scale(loss)
+                self.phase("backward")
+                loss.backward()
+                del loss, part, shown
+                if self.streamer is not None:
+                    self.streamer.leave()
+        if count is None:
+            return total, None
+        count = count.detach() if isinstance(count, torch.Tensor) else count
+        return total / count, 1.0 / count
+
+    def _runs(self, rows: int) -> list[tuple[int, int]]:
+        """The batch in slices no larger than planned."""
+        slices = self.choice.slices
+        if self._most and (slices > 1 or (not self.choice.in_backward and self.work.splits)):
+            slices = -(-rows // self._most)
+        return batches.cut(rows, slices)
+
+    # what is changed while it runs
+
+    @contextlib.contextmanager
+    def _applied(self) -> Iterator[None]:
+        """The choice's forward functions in place of the modules' own."""
+        choice, work = self.choice, self.work
+        offload = Offload(self.store, ahead=work.device == "cuda" and self.real)
+        stays = {tensor.untyped_storage()._cdata for tensor in (*work.model.parameters(), *work.model.buffers())}
+        changed: list[tuple[Any, Any]] = []
+        names = [*choice.checkpoint, *choice.offload, *(n for n in choice.stream if n not in choice.checkpoint)]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(without_cache(work.model))
+            if choice.chunks:
+                stack.enter_context(chunked_heads(work.model, choice.chunks))
+            for name in dict.fromkeys(names):
+                module = self._modules[name]
+                forward = module.forward
+                changed.append((module, module.__dict__.get("forward")))
+                streamed = self.streamer is not None and name in choice.stream
+                if streamed:
+                    assert self.streamer is not None
+                    forward = self.streamer.hold(name, forward)
+                if name in choice.checkpoint:
+                    forward = checkpointed(module, forward, work.written, self.real)
+                elif name in choice.offload:
+                    forward = offload.wrap(forward, stays)
+                if streamed:
+                    assert self.streamer is not None
+                    forward = self.streamer.wrap(name, forward)
+                module.__dict__["forward"] = forward
+            try:
+                if self.streamer is not None:
+                    self.streamer.leave()
+                yield
+            finally:
+                for module, before in changed:
+                    if before is None:
+                        module.__dict__.pop("forward", None)
+                    else:
+                        module.__dict__["forward"] = before
+                if self.streamer is not None:
+                    self.streamer.leave()
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Hear of every gradient that is complete, where the choice wants to know."""
+        choice = self.choice
+        handles = []
+        if self.update is not None and (choice.in_backward or choice.gradients_away or choice.stream):
+            for parameter in self.work.model.parameters():
+                if parameter.requires_grad:
+                    handles.append(parameter.register_post_accumulate_grad_hook(self._accumulated))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _accumulated(self, parameter: Any) -> None:
+        assert self.update is not None
+        self.update.accumulated(parameter)
+        if self.streamer is not None:
+            self.streamer.accumulated(parameter)
+
+    def _autocast(self) -> Any:
+        import torch
+
+        if not self.choice.autocast:
+            return contextlib.nullcontext()
+        return torch.autocast(self.work.device, dtype=torch.bfloat16)
+
+    def settle(self) -> None:
+        """Take over from another choice: what this one wants at home comes home."""
+        streamed = self.streamer.ids if self.streamer is not None else set()
+        state = self.update is not None and self.choice.state_away
+        weights = {id(parameter) for parameter in self.work.model.parameters()}
+        self.parcels.settle(lambda tensor: id(tensor) in streamed if id(tensor) in weights else state)
+
+    def gather(self) -> None:
+        """Everything home, as without us."""
+        self.parcels.gather()
+
+
+@contextlib.contextmanager
+def without_cache(model: Any) -> Iterator[None]:
+    """A training step of a transformers model keeps no keys and values for generation: a second run would add them again."""
+    configs = {id(config): config for m in model.modules() if (config := getattr(m, "config", None)) is not None}
+    off = [c for c in configs.values() if model.training and getattr(c, "use_cache", None) is True]
+    for config in off:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in off:
+            config.use_cache = True
+
+
+def read_loss(value: Any) -> tuple[Any, Any]:
+    """(loss, None) for a scalar, (total, count) for a pair; an `InputError` for anything else."""
+    import torch
+
+    if isinstance(value, tuple) and len(value) == 2:
+        total, count = value
+        if isinstance(total, torch.Tensor) and total.numel() == 1:
+            return total.reshape(()), count
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.reshape(()), None
+    found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    raise InputError(
+        f"loss(model, batch) gave {found}: it must give a scalar tensor, or a pair (total, count) whose quotient is the loss"
+    )
+
+
+def join(outs: list[Any]) -> Any:
+    """Outputs of slices as the output of the batch: tensors with a first axis are joined, the rest is the first one's."""
+    import torch
+
+    first = outs[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(outs) if first.dim() else first
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*(join([out[i] for out in outs]) for i in range(len(first))))
+    if isinstance(first, list | tuple):
+        return type(first)(join([out[i] for out in outs]) for i in range(len(first)))
+    if isinstance(first, dict):
+        return type(first)(**{key: join([out[key] for out in outs]) for key in first})
+    return first

@@ -1,0 +1,286 @@
+"""The optimizer's part of a step: when each parameter is updated, and where its state and gradient are meanwhile.
+
+In: the user's own optimizer. Out: the same update by the same code: `optimizer.step()` is called on a few parameters
+at a time, which gives the same bits for every optimizer that treats its parameters one by one. State and gradients
+can be away between visits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
+from outsize.model.fitting.parcels import Parcels
+
+ONE_BY_ONE = (
+    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
+    "SparseAdam",
+)  # fmt: skip
+"""Torch's optimizers that treat parameters one by one: the update of one never looks at another."""
+
+
+TRIES = 3
+"""How often the update of a few parameters is tried."""
+
+
+def why_not_one_by_one(optimizer: Any) -> str | None:
+    """Why parameters cannot be updated a few at a time, or None."""
+    import torch
+
+    kind = type(optimizer)
+    known = {getattr(torch.optim, name) for name in ONE_BY_ONE if hasattr(torch.optim, name)}
+    if kind not in known and not getattr(optimizer, "one_by_one", False):
+        return (
+            f"{kind.__name__} is not known to treat parameters one by one (set optimizer.one_by_one = True if it does)"
+        )
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return "the optimizer has step hooks, which would run several times a step"
+    return None
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """Every parameter of the optimizer, in order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+@contextlib.contextmanager
+def only(optimizer: Any, parameters: list[Any]) -> Iterator[None]:
+    """The optimizer sees these parameters alone."""
+    wanted = {id(parameter) for parameter in parameters}
+    groups = optimizer.param_groups
+    before = [group["params"] for group in groups]
+    for group in groups:
+        group["params"] = [parameter for parameter in group["params"] if id(parameter) in wanted]
+    try:
+        yield
+    finally:
+        for group, parameters in zip(groups, before, strict=True):
+            group["params"] = parameters
+
+
+def _clone(tensor: Any) -> Any:
+    return tensor.detach().clone()
+
+
+class Before:
+    """A parameter and its optimizer state as they are now."""
+
+    __slots__ = ("_state", "_value")
+
+    def __init__(self, parameter: Any, optimizer: Any, keep: Callable[[Any], Any]) -> None:
+        import torch
+
+        with torch.no_grad():
+            self._value = keep(parameter)
+            state = optimizer.state.get(parameter, {})
+            self._state = {
+                name: (value, keep(value)) if isinstance(value, torch.Tensor) else (value, None)
+                for name, value in state.items()
+            }
+
+    def restore(self, parameter: Any, optimizer: Any, bring: Callable[[Any], Any]) -> None:
+        """Write it back, into the same tensors."""
+        import torch
+
+        with torch.no_grad():
+            parameter.data.copy_(bring(self._value))
+            for value, kept in self._state.values():
+                if kept is not None:
+                    value.copy_(bring(kept))
+        if self._state:
+            optimizer.state[parameter] = {name: value for name, (value, _) in self._state.items()}
+        else:
+            optimizer.state.pop(parameter, None)
+
+
+class Update:
+    """Runs the optimizer as a choice says."""
+
+    def __init__(self, optimizer: Any, choice: Choice, parcels: Parcels, clip: float | None, scaler: Any) -> None:
+        self.optimizer = optimizer
+        self.choice = choice
+        self.parcels = parcels
+        self.clip = clip
+        self.scaler = scaler
+        self._away: dict[Any, Any] = {}
+        """Parameter -> (slot of its gradient in the store, shape, strides)."""
+        self._streamed: set[int] = set()
+        self.safe = why_not_one_by_one(optimizer) is None and scaler is None
+        """An update that fails half way is taken back."""
+        self.begun = False
+        """Some parameters are updated and others not yet."""
+        self._log: list[tuple[Any, Before]] = []
+        """What parameters and their state were before this step's backward pass changed them, in the store."""
+
+    def bind(self, streamed: set[int]) -> None:
+        """`streamed`: storages of parameters that live away; their bytes are brought for the update."""
+        self._streamed = streamed
+
+    def accumulated(self, parameter: Any) -> None:
+        """Called when a parameter's gradient of this backward pass is complete."""
+        if self.choice.in_backward:
+            self._visit([parameter], log=True)
+            parameter.grad = None
+        elif self.choice.gradients_away:
+            self._keep(parameter)
+
+    def finish(self, scale: float | None) -> None:
+        """The update of what `accumulated` has not updated; gradients are multiplied by `scale` first."""
+        parameters = [p for p in parameters_of(self.optimizer) if p.grad is not None or p in self._away]
+        if scale is not None:
+            self._each(parameters, lambda gradient: gradient.mul_(scale))
+        if self.clip is not None and parameters:
+            self._clip(parameters)
+        if not self.safe:
+            self._whole()
+            return
+        for group in list(self._groups(parameters)):
+            self._visit_again(group)
+            self.begun = True
+            for parameter in group:
+                parameter.grad = None
+        self.begun = False
+
+    def _visit_again(self, group: list[Any]) -> None:
+        """Update a group; gradients are all there, so after a failure it is the group that runs again, not the step."""
+        for _ in range(TRIES - 1):
+            try:
+                return self._visit(group)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            clear_up()
+        self._visit(group)
+
+    def _whole(self) -> None:
+        if self.scaler is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+
+    def _step(self, parameters: list[Any]) -> None:
+        """Update a few parameters; where that fails they are as before."""
+        before = [(parameter, Before(parameter, self.optimizer, _clone)) for parameter in parameters]
+        try:
+            with only(self.optimizer, parameters):
+                self.optimizer.step()
+        except BaseException:
+            for parameter, kept in before:
+                kept.restore(parameter, self.optimizer, lambda copy: copy)
+            raise
+
+    def _visit(self, parameters: list[Any], log: bool = False) -> None:
+        """Bring what these parameters need, update them, send it back."""
+        for parameter in parameters:
+            if parameter in self._away:
+                parameter.grad = self._bring(parameter)
+        streamed = [p for p in parameters if id(p) in self._streamed]
+        state = self._state(parameters) if self.choice.state_away else []
+        self.parcels.fetch([*streamed, *state])
+        if log:
+            self._log += [(p, Before(p, self.optimizer, self._put)) for p in parameters]
+        self._step(parameters)
+        self.parcels.send(streamed)
+        if self.choice.state_away:
+            self.parcels.send(self._state(parameters))
+
+    def _state(self, parameters: list[Any]) -> list[Any]:
+        """State tensors worth moving: the size of the parameter, not step counters."""
+        import torch
+
+        values = (value for p in parameters for value in self.optimizer.state.get(p, {}).values())
+        return [value for value in values if isinstance(value, torch.Tensor) and value.dim() and value.numel() > 1]
+
+    def send_state(self) -> None:
+        """State that the optimizer brought along goes away before the first step."""
+        if self.choice.state_away:
+            self.parcels.send(self._state(parameters_of(self.optimizer)))
+
+    def _put(self, tensor: Any) -> Any:
+        from outsize.model.fitting.activations import Saved
+
+        return Saved(tensor, self.parcels.store) if tensor.dim() else tensor.clone()
+
+    def _get(self, kept: Any) -> Any:
+        import torch
+
+        tensor = kept if isinstance(kept, torch.Tensor) else kept.fetch()
+        self.parcels.store.finish()
+        return tensor
+
+    def commit(self) -> None:
+        """The step is done: what was before is not needed any more."""
+        self._log.clear()
+
+    def roll_back(self) -> None:
+        """The step has failed: parameters and state that it changed are as before, gradients are gone."""
+        self._away.clear()
+        log, self._log = self._log, []
+        for parameter, before in reversed(log):
+            streamed = [parameter] if id(parameter) in self._streamed else []
+            state = self._state([parameter]) if self.choice.state_away else []
+            self.parcels.fetch([*streamed, *state])
+            before.restore(parameter, self.optimizer, self._get)
+            self.parcels.send([*streamed, *state])
+
+    def _groups(self, parameters: list[Any]) -> Iterator[list[Any]]:
+        """Runs of parameters no larger together than the largest one or a sixteenth of all: few calls, hardly more bytes."""
+        sizes = [p.numel() * p.element_size() for p in parameters]
+        room = max(max(sizes, default=0), sum(sizes) // 16)
+        group: list[Any] = []
+        size = 0
+        for parameter in parameters:
+            mine = parameter.numel() * parameter.element_size()
+            if group and size + mine > room:
+                yield group
+                group, size = [], 0
+            group.append(parameter)
+            size += mine
+        if group:
+            yield group
+
+    # gradients that are away
+
+    def _keep(self, parameter: Any) -> None:
+        gradient = parameter.grad
+        if parameter in self._away:
+            total = self._bring(parameter)
+            total.add_(gradient)
+            gradient = total
+        parameter.grad = None
+        self._send(parameter, gradient)
+
+    def _send(self, parameter: Any, gradient: Any) -> None:
+        from outsize.model.fitting.activations import Saved
+
+        self._away[parameter] = Saved(gradient, self.parcels.store)
+
+    def _bring(self, parameter: Any) -> Any:
+        gradient = self._away.pop(parameter).fetch()
+        self.parcels.store.finish()
+        return gradient
+
+    def _each(self, parameters: list[Any], change: Any) -> None:
+        for parameter in parameters:
+            if parameter in self._away:
+                gradient = self._bring(parameter)
+                change(gradient)
+                self._send(parameter, gradient)
+            else:
+                change(parameter.grad)
+
+    def _clip(self, parameters: list[Any]) -> None:
+        """As `torch.nn.utils.clip_grad_norm_`: the norm of the norms, then one factor for all."""
+        import torch
+
+        norms: list[Any] = []
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        self._each(parameters, lambda gradient: norms.append(torch.linalg.vector_norm(gradient, 2.0)))
+        total = torch.linalg.vector_norm(torch.stack(norms), 2.0)
+        factor = torch.clamp(self.clip / (total + 1e-6), max=1.0)
+        self._each(parameters, lambda gradient: gradient.mul_(factor))

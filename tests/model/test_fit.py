@@ -1,0 +1,388 @@
+"""Fit: the step stays inside its budget and stays the user's step."""
+
+import copy
+import warnings
+
+import networks as nets
+import pytest
+import torch
+from torch import nn
+
+import outsize
+from outsize.core.units import parse_bytes
+from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.runner import Runner, Work
+from outsize.model.fitting.stage import Stage
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def plain_peak(model, loss, batch, make=torch.optim.AdamW):
+    twin = copy.deepcopy(model)
+    work = Work(model=twin, loss=loss, optimizer=make(twin.parameters()))
+    return Stage(work, batch).project(Choice()).peak
+
+
+CASES = {
+    "language": (nets.Language, nets.language_loss, nets.make_tokens),
+    "patches": (nets.Patches, nets.vision_loss, nets.make_images),
+    "vision": (nets.Vision, nets.vision_loss, nets.make_images),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "percent"),
+    [
+        *(("language", percent) for percent in (100, 70, 50, 35, 25)),
+        ("patches", 50),
+        ("patches", 25),
+        ("vision", 50),
+        ("vision", 25),
+    ],
+)
+def test_measured_is_at_most_projected_is_at_most_the_budget_and_training_is_the_same(case, percent):
+    make, loss, data = CASES[case]
+    model, batch = make(), data()
+    budget = plain_peak(model, loss, batch) * percent // 100
+    twin = copy.deepcopy(model)
+    optimizer, other = (torch.optim.SGD(m.parameters(), 0.05, momentum=0.9) for m in (model, twin))
+    try:
+        fitted = outsize.fit(model, loss, optimizer, batch, budget=budget)
+        assert case != "language" or fitted.plan.fits
+    except outsize.BudgetError as error:
+        assert error.smallest > budget
+        again = outsize.fit(model, loss, optimizer, batch, budget=error.smallest, dry_run=True)
+        assert again.plan.fits
+        return
+    for step in range(20 if percent == 50 else 3):
+        got, expected = fitted.step(batch), nets.plain_step(twin, loss, other, batch)
+        assert torch.allclose(got, expected, rtol=1e-4), step
+    assert fitted.measured <= fitted.plan.peak() <= budget
+    fitted.undo()
+    assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-5
+
+
+def test_the_plan_says_phases_remedies_price_and_neighbours_before_the_first_step():
+    model, batch = nets.Language(), nets.make_tokens()
+    budget = plain_peak(model, nets.language_loss, batch) // 2
+    plan = outsize.fit(
+        model, nets.language_loss, torch.optim.AdamW(model.parameters()), batch, budget=budget, dry_run=True
+    ).plan
+    assert [step.name for step in plan.steps] == ["forward", "backward", "optimizer"]
+    assert plan.fits and plan.remedies and plan.slow_down > 1 and plan.smaller is not None
+    text = str(plan)
+    for word in ("forward", "projected peak", plan.remedies[0].name, "smaller"):
+        assert word in text
+    assert plan.to_dict()["remedies"][0]["exactness"] in ("bitwise", "same up to rounding")
+
+
+def test_a_dry_run_changes_nothing_and_cannot_step():
+    model, batch = nets.Language(), nets.make_tokens()
+    before = copy.deepcopy(model.state_dict())
+    fitted = outsize.fit(
+        model, nets.language_loss, torch.optim.AdamW(model.parameters()), batch, budget="1GiB", dry_run=True
+    )
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    with pytest.raises(outsize.InputError, match="dry_run"):
+        fitted.step(batch)
+
+
+def test_a_budget_nothing_can_hold_names_the_smallest_that_works():
+    model, batch = nets.Language(), nets.make_tokens()
+    with pytest.raises(outsize.BudgetError, match="smallest that has one") as caught:
+        outsize.fit(model, nets.language_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget="10KiB")
+    assert caught.value.smallest > parse_bytes("10KiB")
+
+
+def test_streaming_forbidden_and_a_budget_below_the_weights_is_refused_before_anything_is_changed():
+    model, batch = nets.Language(), nets.make_tokens()
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    forward = model.forward
+    with pytest.raises(outsize.BudgetError):
+        outsize.fit(
+            model,
+            nets.language_loss,
+            torch.optim.SGD(model.parameters(), 0.1),
+            batch,
+            budget=weights // 2,
+            without=("stream",),
+        )
+    assert model.forward == forward and all(p.grad is None for p in model.parameters())
+
+
+# what is found in model and loss
+
+
+def notes_of(model, loss, batch, **settings):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return " ".join(outsize.fit(model, loss, optimizer, batch, budget="1GiB", dry_run=True, **settings).plan.notes)
+
+
+def test_batch_norm_forbids_slices_and_is_named():
+    said = notes_of(nets.Vision(norm="batch"), nets.vision_loss, nets.make_images())
+    assert "BatchNorm" in said and "stages.0.norm" in said
+
+
+def test_in_batch_negatives_forbid_slices():
+    def contrast(model, batch):
+        vectors = nn.functional.normalize(model(batch["image"]), dim=-1)
+        return nn.functional.cross_entropy(vectors @ vectors.T * 5, torch.arange(len(vectors)))
+
+    assert "samples meet" in notes_of(nets.Vision(), contrast, nets.make_images())
+
+
+def test_random_operators_forbid_slices_unless_other_masks_are_allowed():
+    model, batch = nets.Language(dropout=0.1), nets.make_tokens()
+    assert "random numbers" in notes_of(model, nets.language_loss, batch)
+    assert "random numbers" not in notes_of(model, nets.language_loss, batch, allow="distribution")
+
+
+def test_a_mean_over_labels_is_told_from_a_mean_over_samples():
+    def loss(model, batch):
+        return nn.functional.cross_entropy(model(batch["tokens"]).flatten(0, 1), batch["labels"].flatten())
+
+    model = nets.Language()
+    batch = {"tokens": nets.make_tokens(), "labels": nets.make_tokens()}
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    budget = plain_peak(model, loss, batch, lambda p: torch.optim.SGD(p, 0.1)) * 6 // 10
+    fitted = outsize.fit(
+        model,
+        loss,
+        optimizer,
+        batch,
+        budget=budget,
+        without=("checkpoint", "offload", "state_away", "stream", "in_backward"),
+    )
+    assert fitted.choice.slices > 1 and "labels" in " ".join(fitted.plan.notes)
+    batch["labels"][0, 3:] = -100
+    batch["labels"][2] = -100  # a slice may hold no label at all
+    twin = copy.deepcopy(model)
+    fitted.step(batch)
+    fitted.undo()
+    nets.plain_step(twin, loss, torch.optim.SGD(twin.parameters(), 0.1), batch)
+    assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-6
+
+
+def test_a_loss_of_total_and_count_is_their_quotient_over_the_whole_batch():
+    def pair(model, tokens):
+        logits, labels = model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+        kept = labels % 3 > 0
+        return nn.functional.cross_entropy(logits[kept], labels[kept], reduction="sum"), kept.sum()
+
+    model, batch = nets.Language(), nets.make_tokens(rows=5)
+    twin = copy.deepcopy(model)
+    total, count = pair(twin, batch)
+    (total / count).backward()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    fitted = outsize.fit(model, pair, optimizer, batch, budget="1GiB", own_step=True)
+    fitted._runner.choice = Choice(slices=3)
+    fitted._runner._most = 0
+    loss = fitted.backward(batch)
+    assert torch.allclose(loss, (total / count).detach(), rtol=1e-5)
+    assert nets.worst_difference([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()]) < 1e-5
+
+
+# mistakes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss": lambda model, batch: model(batch)}, "scalar"),
+        ({"optimizer": torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)}, "another model"),
+        ({"batch": {"a": torch.zeros(3, 2), "b": torch.zeros(4)}}, "disagree"),
+        ({"batch": torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])}, "nested"),
+        ({"batch": torch.zeros(0, 3)}, "empty"),
+        ({"batch": "text"}, "no tensor"),
+        ({"model": "gpt2"}, "torch.nn.Module"),
+        ({"allow": "all"}, "allow"),
+        ({"without": ("luck",)}, "no remedy"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_changed(change, message):
+    model = nets.Language()
+    before = copy.deepcopy(model.state_dict())
+    given = {"loss": nets.language_loss, "batch": nets.make_tokens(), "model": model} | change
+    optimizer = given.pop("optimizer", None) or torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(outsize.InputError, match=message):
+        outsize.fit(given.pop("model"), given.pop("loss"), optimizer, given.pop("batch"), budget="1GiB", **given)
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+# undo, saving, loops of one's own
+
+
+def tight(model, batch, loss=nets.language_loss, share=0.2, **settings):
+    budget = int(plain_peak(model, loss, batch) * share)
+    return outsize.fit(model, loss, torch.optim.AdamW(model.parameters()), batch, budget=budget, **settings)
+
+
+def streamed(model, batch):
+    """Everything away that can be away."""
+    fitted = outsize.fit(model, nets.language_loss, torch.optim.AdamW(model.parameters()), batch, budget="1GiB")
+    blocks = ("blocks.0", "blocks.1", "blocks.2")
+    choice = Choice(
+        slices=2, checkpoint=blocks, state_away=True, gradients_away=True, stream=("embed", *blocks, "head")
+    )
+    fitted._runner = Runner(fitted._runner.work, choice, fitted._runner.store)
+    return fitted
+
+
+def test_undo_gives_the_model_back_as_it_was():
+    model, batch = nets.Language(), nets.make_tokens()
+    model.blocks[1].up.weight.requires_grad_(False)
+    model.blocks[2].eval()
+    before = [(n, dict(m.__dict__), m.training) for n, m in model.named_modules()]
+    names, flags = list(model.state_dict()), [p.requires_grad for p in model.parameters()]
+    identities = [id(p) for p in model.parameters()]
+    fitted = tight(model, batch)
+    assert fitted.choice.state_away
+    fitted.step(batch)
+    assert fitted.undo() is model
+    assert list(model.state_dict()) == names and [p.requires_grad for p in model.parameters()] == flags
+    assert [id(p) for p in model.parameters()] == identities and model.head.weight is model.embed.weight
+    for (name, attributes, training), (_, module) in zip(before, model.named_modules(), strict=True):
+        assert set(module.__dict__) == set(attributes) and module.training == training, name
+        hooks = [key for key in attributes if "hooks" in key]
+        assert not any(module.__dict__[key] for key in hooks), name
+    with pytest.raises(outsize.InputError, match="over"):
+        fitted.step(batch)
+
+
+def test_state_dicts_are_those_of_a_plain_run_and_load_again():
+    model, batch = nets.Language(), nets.make_tokens()
+    fitted = streamed(model, batch)
+    optimizer = fitted._runner.work.optimizer
+    fitted.step(batch)
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    assert all(value.untyped_storage().nbytes() for value in weights.values())
+    fitted.step(batch)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    first = fitted.step(batch)
+    model.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    assert torch.equal(first, fitted.step(batch))
+
+
+def test_backward_adds_to_gradients_and_leaves_the_step_with_its_scheduler_to_the_user():
+    model, batch = nets.Language(), nets.make_tokens()
+    fitted = tight(model, batch, share=0.6, own_step=True)
+    twin = copy.deepcopy(model)
+    for _ in range(2):
+        fitted.backward(batch)
+        nets.language_loss(twin, batch).backward()
+    optimizer = fitted._runner.work.optimizer
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert nets.worst_difference([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()]) < 1e-5
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    scheduler.step()
+
+
+def test_clipping_is_torchs_own():
+    model, batch = nets.Language(), nets.make_tokens()
+    twin = copy.deepcopy(model)
+    fitted = tight(model, batch, clip=0.05)
+    assert not fitted.choice.in_backward
+    other = torch.optim.AdamW(twin.parameters())
+    for _ in range(2):
+        fitted.step(batch)
+        nets.language_loss(twin, batch).backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), 0.05)
+        other.step()
+        other.zero_grad()
+    fitted.undo()
+    assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-4
+
+
+def test_inference_of_streamed_weights_equals_the_models_own_output():
+    model, batch = nets.Language(), nets.make_tokens()
+    fitted = streamed(model, batch)
+    got = fitted.infer(batch)
+    assert sum(p.untyped_storage().nbytes() for p in model.parameters()) == 0
+    fitted.undo()
+    with torch.no_grad():
+        assert torch.allclose(got, model(batch), atol=1e-6)
+
+
+def test_a_larger_and_an_odd_batch_are_cut_into_slices_no_larger_than_planned():
+    model, batch = nets.Language(), nets.make_tokens(rows=6)
+    fitted = tight(model, batch, share=0.5)
+    runs = [stop - start for start, stop in fitted._runner._runs(13)]
+    assert sum(runs) == 13 and max(runs) <= -(-6 // fitted.choice.slices)
+
+
+# out of memory
+
+
+class Planted(torch.utils._python_dispatch.TorchDispatchMode):
+    """Runs out of memory once, at a given operator."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.left = at
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. (planted)")
+        return func(*args, **(kwargs or {}))
+
+
+CHOICES = [
+    Choice(), Choice(slices=2), Choice(checkpoint=("blocks.0",)), Choice(in_backward=True),
+    Choice(in_backward=True, state_away=True, checkpoint=("blocks.0",), stream=("embed", "blocks.0", "blocks.1", "head")),
+    Choice(slices=3, state_away=True, gradients_away=True),
+]  # fmt: skip
+
+
+def test_an_out_of_memory_at_any_point_of_a_step_loses_nothing():
+    batch = nets.make_tokens(rows=3, length=6, words=11)
+    base = nets.Language(blocks=2, width=8, words=11, dropout=0.1)
+    generator = torch.Generator().manual_seed(1)
+    made = outsize.fit(
+        base, nets.language_loss, torch.optim.SGD(base.parameters(), 0.1), batch, budget="1GiB", allow="distribution"
+    )
+    for run in range(100):
+        choice = CHOICES[run % len(CHOICES)]
+        finals = []
+        for planted in (False, True):
+            torch.manual_seed(run)
+            model = copy.deepcopy(base)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+            work = copy.copy(made._runner.work)
+            work.model, work.optimizer = model, optimizer
+            fitted = copy.copy(made)
+            fitted._runner, fitted.choice, fitted.measured = Runner(work, choice, made._runner.store), choice, 0
+            fitted._tighten = lambda failure: None  # the same choice again, so that masks and bits are the same
+            fitted.step(batch)
+            mode = Planted(int(torch.randint(1, 600, (), generator=generator)) if planted else -1)
+            with mode:
+                fitted.step(batch)
+            fitted.step(batch)
+            fitted.gather()
+            finals.append([p.detach().clone() for p in model.parameters()])
+        assert all(torch.equal(a, b) for a, b in zip(*finals, strict=True)), (run, choice)
+
+
+def test_after_an_out_of_memory_the_plan_is_tighter_and_it_is_said_once():
+    model, batch = nets.Language(), nets.make_tokens()
+    twin = copy.deepcopy(model)
+    fitted = outsize.fit(model, nets.language_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget="1GiB")
+    before = fitted.plan.peak()
+    with pytest.warns(UserWarning, match="nothing was lost"), Planted(200):
+        fitted.step(batch)
+    assert fitted.plan.peak() < before and fitted.plan.remedies
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fitted.step(batch)
+    fitted.undo()
+    other = torch.optim.SGD(twin.parameters(), 0.1)
+    for _ in range(2):
+        nets.plain_step(twin, nets.language_loss, other, batch)
+    assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-5

@@ -1,0 +1,236 @@
+"""Every remedy and every pair of remedies gives the plain step's gradients, on networks drawn at random."""
+
+import copy
+import dataclasses
+import itertools
+from collections import namedtuple
+
+import networks as nets
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+import outsize
+from outsize.model.fitting import batch as batches
+from outsize.model.fitting import chunked_cross_entropy, in_trainer, lightning_step
+from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.runner import Runner, Work
+from outsize.model.fitting.stores import DiskStore
+
+SINGLE = {
+    "slices": {"slices": 2}, "checkpoint": {"checkpoint": "blocks"}, "offload": {"offload": "blocks"},
+    "in_backward": {"in_backward": True}, "state_away": {"state_away": True}, "gradients_away": {"gradients_away": True},
+    "stream": {"stream": "all"},
+}  # fmt: skip
+TOGETHER = [(name,) for name in SINGLE] + [
+    pair
+    for pair in itertools.combinations(SINGLE, 2)
+    if set(pair) not in ({"slices", "in_backward"}, {"in_backward", "gradients_away"}, {"checkpoint", "offload"})
+]
+
+
+def run_steps(model, loss, batch, choice, store, seed, steps=2):
+    torch.manual_seed(seed)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    written = {m: tuple(m._buffers) for m in model.modules() if isinstance(m, nn.BatchNorm2d)}
+    runner = Runner(Work(model=model, loss=loss, optimizer=optimizer, written=written), choice, store)
+    for _ in range(steps):
+        runner.step(batch)
+    runner.gather()
+
+
+def choose(names, blocks, everything):
+    changes = {}
+    for name in names:
+        for key, value in SINGLE[name].items():
+            changes[key] = {"blocks": blocks, "all": everything}.get(value, value) if isinstance(value, str) else value
+    return Choice(**changes)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    kind=st.sampled_from(["language", "group", "batch", "patches"]), dropout=st.sampled_from([0.0, 0.2]), shared=st.booleans(),
+    rows=st.integers(2, 5), seed=st.integers(0, 2**16),
+)  # fmt: skip
+def test_fitted_training_equals_plain_training_for_every_remedy_and_pair(
+    tmp_path_factory, kind, dropout, shared, rows, seed
+):
+    torch.manual_seed(seed)
+    if kind == "language":
+        base, loss, batch = nets.Language(2, 8, 31, dropout, shared), nets.language_loss, nets.make_tokens(rows, 5, 31)
+        blocks, everything = ("blocks.0", "blocks.1"), ("embed", "blocks.0", "blocks.1", "head")
+    elif kind == "patches":
+        base, loss, batch = nets.Patches(2, 8), nets.vision_loss, nets.make_images(rows, 8)
+        blocks, everything = ("blocks.0", "blocks.1"), ("cut", "blocks.0", "blocks.1", "head")
+    else:
+        base, loss, batch = nets.Vision(2, 4, kind), nets.vision_loss, nets.make_images(rows, 8)
+        blocks, everything = ("stages.0", "stages.1"), ("stem", "stages.0", "stages.1", "head")
+    store = DiskStore(str(tmp_path_factory.mktemp("store")))
+    plain = copy.deepcopy(base)
+    run_steps(plain, loss, batch, Choice(), store, seed)
+    expected = [*plain.parameters(), *plain.buffers()]
+    for names in TOGETHER:
+        if "slices" in names and (kind == "batch" or dropout):
+            continue
+        model = copy.deepcopy(base)
+        run_steps(model, loss, batch, choose(names, blocks, everything), store, seed)
+        got = [*model.parameters(), *model.buffers()]
+        if "slices" in names:
+            assert nets.worst_difference(got, expected) < 1e-5, names
+        else:
+            assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True)), names
+    assert store.held == 0
+    store.close()
+
+
+# batches
+
+
+@dataclasses.dataclass
+class Pair:
+    left: torch.Tensor
+    right: list
+
+
+Named = namedtuple("Named", "x y")
+
+
+@given(rows=st.integers(1, 40), slices=st.integers(1, 50))
+def test_slices_cover_every_row_once_in_order_and_none_is_empty(rows, slices):
+    runs = batches.cut(rows, slices)
+    assert [row for start, stop in runs for row in range(start, stop)] == list(range(rows))
+    assert all(stop > start for start, stop in runs) and len(runs) == min(rows, slices)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 7])
+def test_a_nested_batch_is_cut_in_its_own_structure(rows):
+    transformers = pytest.importorskip("transformers")
+    x = torch.arange(rows * 2).view(rows, 2)
+    encoding = transformers.BatchEncoding({"input_ids": x})
+    given = {"a": x, "b": (x, [x, "text"]), "c": Pair(x, [x]), "d": Named(x, 3), "e": encoding, "f": torch.tensor(1.0)}
+    assert batches.count_rows(given) == rows
+    part = batches.take(given, 0, 1)
+    assert type(part["e"]) is type(encoding) and type(part["d"]) is Named and isinstance(part["c"], Pair)
+    for tensor in batches.tensors_of(part).values():
+        assert not tensor.dim() or tensor.shape[0] == 1
+    assert part["b"][1][1] == "text" and encoding["input_ids"].shape[0] == rows
+
+
+# the rest of the family
+
+
+def test_the_loss_in_pieces_is_the_loss_in_one():
+    hidden, weight = torch.randn(3, 7, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
+    labels = torch.randint(0, 50, (3, 7))
+    labels[0, 2:] = -100
+    total, count = chunked_cross_entropy(hidden, weight, labels, chunks=4)
+    (total / count).backward()
+    got = hidden.grad.clone(), weight.grad.clone()
+    hidden.grad = weight.grad = None
+    whole = functional.cross_entropy((hidden @ weight.T).flatten(0, 1), labels.flatten())
+    whole.backward()
+    assert torch.allclose(total / count, whole)
+    assert torch.allclose(got[0], hidden.grad, atol=1e-6) and torch.allclose(got[1], weight.grad, atol=1e-6)
+    with pytest.raises(outsize.InputError, match="do not belong together"):
+        chunked_cross_entropy(hidden, weight, labels[:2])
+
+
+def make_gpt2():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=2003, n_positions=32, n_embd=32, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+    )
+    tokens = torch.randint(0, 2003, (4, 24))
+    return transformers.GPT2LMHeadModel(config), {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def hf_loss(model, batch):
+    return model(**batch).loss
+
+
+def test_a_transformers_model_takes_its_loss_in_pieces_and_its_gradients_stay():
+    model, batch = make_gpt2()
+    twin = copy.deepcopy(model)
+    hf_loss(twin, batch).backward()
+    peak = outsize.fit(
+        model, hf_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget="1GiB", dry_run=True
+    ).plan.plain
+    fitted = outsize.fit(
+        model, hf_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget=int(peak * 0.7), own_step=True,
+        without=("slices", "offload"),
+    )  # fmt: skip
+    assert fitted.choice.chunks
+    fitted.backward(batch)
+    assert nets.worst_difference([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()]) < 1e-5
+    fitted.undo()
+    assert model(**batch).logits.shape == (4, 24, 2003) and model.config.use_cache
+
+
+def test_the_largest_batch_is_found_by_projection_and_one_more_would_not_fit():
+    model, batch = nets.Language(2, 16, 31), nets.make_tokens(2, 8, 31)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def peak(rows):
+        tokens = nets.make_tokens(rows, 8, 31)
+        return outsize.fit(model, nets.language_loss, optimizer, tokens, budget="1GiB", dry_run=True).plan.plain
+
+    budget = peak(5) + 100
+    assert outsize.batch_size(model, nets.language_loss, optimizer, batch, budget=budget) == 5
+    with pytest.raises(outsize.BudgetError, match="one sample"):
+        outsize.batch_size(model, nets.language_loss, optimizer, batch, budget=100)
+
+
+def test_a_loader_counts_workers_batches_ahead_and_pinned_copies():
+    data = torch.utils.data.TensorDataset(torch.zeros(64, 1000))
+    small = outsize.loader(data, 8, budget="100KiB")
+    assert small.num_workers == 0 and small.outsize["batch"] == 8 * 4000 and small.outsize["bytes"] <= 102400
+    assert len(list(small)) == 8
+    assert outsize.loader(data, 8, budget="1GiB", workers=2).num_workers == 2
+    with pytest.raises(outsize.BudgetError, match="host memory"):
+        outsize.loader(data, 8, budget="1KiB")
+
+
+def test_a_trainer_runs_the_fitted_step_and_keeps_everything_else(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    model, batch = make_gpt2()
+    rows = [{name: value[i] for name, value in batch.items()} for i in range(4)]
+    twin = copy.deepcopy(model)
+    options = {
+        "max_steps": 2,
+        "per_device_train_batch_size": 4,
+        "use_cpu": True,
+        "report_to": [],
+        "save_strategy": "no",
+    }
+    arguments = transformers.TrainingArguments(str(tmp_path), **options)
+    fitted = outsize.fit(model, hf_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget="1GiB", own_step=True)
+    with in_trainer(transformers.Trainer(model, arguments, train_dataset=rows), fitted) as trainer:
+        trainer.train()
+    transformers.Trainer(twin, arguments, train_dataset=rows).train()
+    assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-5
+
+
+def test_adapters_refuse_what_they_cannot_serve():
+    with pytest.raises(outsize.InputError, match="no transformers Trainer"), in_trainer(object(), None):
+        pass
+    with pytest.raises(outsize.InputError, match="automatic_optimization"):
+        lightning_step(nn.Linear(1, 1), None, None)
+
+
+def test_on_a_card_the_peak_is_what_the_allocator_reserves():
+    from outsize.model.fitting.recorder import Recorder
+
+    peaks = {}
+    for label in ("cpu", "cuda:0"):
+        recorder = Recorder(label)
+        model = nn.Linear(10, 10)
+        recorder.hold(model.parameters())
+        recorder.phase("forward")
+        with recorder.watching(model):
+            model(torch.ones(3, 10))
+        peaks[label] = recorder.peaks()["forward"]
+    assert peaks == {"cpu": 440 + 120 * 2, "cuda:0": 2 * 2**20}
