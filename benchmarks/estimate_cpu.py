@@ -5,6 +5,7 @@ python benchmarks/estimate_cpu.py
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def small_cnn() -> Made:
         torch.nn.Sequential(
             torch.nn.Conv2d(a, b, 3, padding=1), torch.nn.BatchNorm2d(b), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
         )
-        for a, b in zip(sizes, sizes[1:], strict=False)  # noqa: RUF007
+        for a, b in itertools.pairwise(sizes)
     ]
     model = torch.nn.Sequential(*blocks, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(256, 10))
     return (
@@ -81,7 +82,31 @@ def wide() -> Made:
     )
 
 
+def narrow_unet() -> Made:
+    model = UNet(24)
+    return (
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        (torch.rand(12, 3, 96, 96), torch.randint(0, 21, (12, 96, 96))),
+    )
+
+
+def strided() -> Made:
+    sizes = [3, 48, 96, 160, 320]
+    layers = [
+        torch.nn.Sequential(
+            torch.nn.Conv2d(a, b, 3, 2, 1), torch.nn.BatchNorm2d(b), torch.nn.GELU(), torch.nn.Conv2d(b, b, 3, 1, 1)
+        )
+        for a, b in itertools.pairwise(sizes)
+    ]
+    model = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(320, 100))
+    return model, torch.optim.AdamW(model.parameters()), (torch.rand(24, 3, 160, 160), torch.randint(0, 100, (24,)))
+
+
 MODELS = {"mlp": mlp, "cnn": small_cnn, "unet": unet, "lstm": lstm, "transformer": transformer, "wide": wide}
+UNSEEN = {"narrow_unet": narrow_unet, "strided": strided}
+"""Nothing was fitted to these."""
+MODELS |= UNSEEN
 
 
 def step(model: Any, optimizer: Any, data: tuple[Any, Any]) -> None:

@@ -150,9 +150,10 @@ def memtracker(case: Case) -> dict[str, Any]:
 
 def formula(case: Case) -> int:
     """accelerate's estimate for Adam: weights, gradients and two states."""
+    from accelerate import init_empty_weights
     from accelerate.utils.modeling import compute_module_sizes
 
-    with torch.device("meta"):
+    with init_empty_weights():
         model = build(case["model"])
     return 4 * int(compute_module_sizes(model)[""])
 

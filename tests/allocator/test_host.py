@@ -118,3 +118,13 @@ def test_the_model_follows_the_real_malloc_of_this_machine(seed):
     totals = [real[2 * i] + real[2 * i + 1] for i in range(len(steps))]
     # An estimate: the interpreter's own heap lies below ours and takes part, and the model knows no per-thread caches.
     assert abs(result.peak.reserved - max(totals)) <= 0.1 * max(totals)
+
+
+def test_a_stray_small_object_keeps_free_chunks_of_glibc_apart() -> None:
+    sizes = [100_000] * 8
+    events = [AllocationEvent(i, True, i, size) for i, size in enumerate(sizes)]
+    events += [AllocationEvent(8 + i, False, i, size) for i, size in enumerate(sizes[:-1])]
+    events += [AllocationEvent(16, True, 16, 120_000)]
+    apart = replay(events, allocator="glibc", settings=GlibcSettings(strays=1)).peak.reserved
+    joined = replay(events, allocator="glibc", settings=GlibcSettings()).peak.reserved
+    assert apart > joined

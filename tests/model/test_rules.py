@@ -1,10 +1,10 @@
-"""The rules for what the card's kernels take, against numbers recorded on an H200."""
+"""The rules for what kernels take inside, against numbers recorded on an H200 and resident bytes of a CPU."""
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from outsize.model import autocast  # noqa: E402
+from outsize.model import autocast, onednn  # noqa: E402
 from outsize.model.attention import choose  # noqa: E402
 from outsize.model.convolution import layer_of  # noqa: E402
 from outsize.model.kernels import Scratch, blocks_of  # noqa: E402
@@ -91,3 +91,40 @@ def test_every_casting_rule_names_an_operator_that_torch_casts():
     named = {*autocast.PROMOTE, *autocast.RESULT} - registered
     assert not named, named
     assert len(set(autocast.LOWER) & registered) > 25
+
+
+def _peak_inside(moves: list[onednn.Move], results: list[int]) -> int:
+    """Most bytes alive at once while a call runs."""
+    live, left, peak, made = {}, list(results), 0, 0
+    for move in moves:
+        if move.what == "take":
+            live[move.name] = move.bytes
+        elif move.what == "free":
+            del live[move.name]
+        else:
+            made += left.pop(0)
+        peak = max(peak, made + sum(live.values()))
+    return peak
+
+
+def test_a_convolution_on_the_cpu_takes_blocked_copies_of_input_and_output() -> None:
+    x, weight = torch.empty(4, 30, 32, 32, device="meta"), torch.empty(50, 30, 3, 3, device="meta")
+    out = torch.empty(4, 50, 32, 32, device="meta")
+    args = (x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    plane = 4 * 4 * 32 * 32
+    moves = list(onednn.moves_of("aten.convolution.default", args, [out]))
+    assert _peak_inside(moves, [50 * plane]) == max(32 * plane + 4 * weight.numel() + 64 * plane, (64 + 50) * plane)
+
+
+def test_a_convolution_with_channels_last_is_computed_where_it_lies() -> None:
+    x = torch.empty(4, 32, 32, 32, device="meta").to(memory_format=torch.channels_last)
+    args = (x, torch.empty(32, 32, 3, 3, device="meta"), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    assert not list(onednn.moves_of("aten.convolution.default", args, [x]))
+
+
+def test_the_gradients_of_a_convolution_are_made_in_the_order_of_the_results() -> None:
+    x, weight = torch.empty(4, 32, 16, 16, device="meta"), torch.empty(32, 32, 3, 3, device="meta")
+    for wanted in ([True, True, True], [False, True, True], [True, False, False]):
+        args = (x, x, weight, [32], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, wanted)
+        moves = list(onednn.moves_of("aten.convolution_backward.default", args, []))
+        assert sum(move.what == "result" for move in moves) == sum(wanted[:2])

@@ -31,6 +31,8 @@ CONSOLIDATES = 64 * KiB
 """Freeing a chunk of this size and more looks whether the heap can be trimmed."""
 LARGEST_THRESHOLD = 32 * MiB
 """Where the mmap threshold stops rising."""
+LEADER = 64
+"""Bytes cut off before an aligned chunk; a chunk so small goes to the caches, where any small request may take it for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,10 @@ class GlibcSettings(Noun):
     """`MALLOC_MMAP_THRESHOLD_`: bytes from which a request is mapped on its own; None for 128 KiB and rising."""
     trim_threshold: int | None = None
     """`MALLOC_TRIM_THRESHOLD_`: bytes free at the heap's top from which they are returned; None for 128 KiB and rising."""
+
+    strays: int | None = None
+    """One in so many aligned chunks of a page and more loses its leader to a small object that stays, and can then no longer be
+    joined to what lies before it; None for never."""
 
     def changed(self) -> str:
         """The settings that differ from the default, as one short text; empty if none does."""
@@ -56,6 +62,8 @@ class Glibc:
         self.fixed = settings.mmap_threshold is not None or settings.trim_threshold is not None
         self.threshold = 128 * KiB if settings.mmap_threshold is None else settings.mmap_threshold
         self.trim_threshold = 128 * KiB if settings.trim_threshold is None else settings.trim_threshold
+        self.strays = settings.strays
+        self.aligned = 0
         self.requested = self.allocated = self.active = self.reserved = self.reserved_peak = self.retries = 0
         self.guessed = False
         self.live: dict[int, Piece] = {}
@@ -69,16 +77,17 @@ class Glibc:
     def malloc(self, id: int, requested: int, stream: int) -> bool:
         """Hand out a chunk; False where the system has no more."""
         size = max(SMALLEST, (requested + HEADER + ALIGNMENT - 1) & -ALIGNMENT)
-        piece = self.find(size)
+        leader = self.leader(requested)
+        piece = self.find(size + leader)
         if piece is None:
-            piece = self.map(size) if size >= self.threshold else self.extend(size)
+            piece = self.map(size) if size >= self.threshold else self.extend(size + leader)
         if piece is None:
             return False
+        if piece.home is self.heap and leader:
+            piece.state = HELD
+            piece = self.cut(piece, leader)
         if piece.home is self.heap and piece.size - size >= SMALLEST:
-            rest = piece.cut(size)
-            if self.last is piece:
-                self.last = rest
-            self.heap.add(rest)
+            self.heap.add(self.cut(piece, size))
         piece.state = HELD
         piece.id = id
         piece.requested = requested
@@ -118,6 +127,20 @@ class Glibc:
     def release(self) -> None:
         """`malloc_trim(0)`, at the heap's top."""
         self.trim(0)
+
+    def leader(self, requested: int) -> int:
+        """Bytes before this chunk that are lost."""
+        if self.strays is None or requested < PAGE:
+            return 0
+        self.aligned += 1
+        return 0 if self.aligned % self.strays else LEADER
+
+    def cut(self, piece: Piece, size: int) -> Piece:
+        """What is left of a chunk beyond its first bytes."""
+        rest = piece.cut(size)
+        if self.last is piece:
+            self.last = rest
+        return rest
 
     def find(self, size: int) -> Piece | None:
         """The best free chunk, taken out of the list; the top comes last whatever its size."""

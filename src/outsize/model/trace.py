@@ -17,6 +17,7 @@ from outsize.model import rewrites, values
 from outsize.model.autocast import Autocast
 from outsize.model.kernels import Scratch, Size, blocks_of
 from outsize.model.ledger import Held, Ledger
+from outsize.model.onednn import moves_of
 from outsize.model.owners import Owners
 from outsize.model.stage import make_function_mode, pretend
 
@@ -204,8 +205,7 @@ class Tracer:
     def _write(self, name: str, args: Any, results: list[Any], label: str) -> None:
         """Results and what the card's kernel takes inside, in the order in which the card is asked for them."""
         if not label.startswith("cuda"):
-            for tensor in results:
-                self.ledger.add(tensor, label, name)
+            self._write_on_host(name, args, results, label)
             return
         thread = "backward" if self.owners.phase() == "backward" else "forward"
         blocks = blocks_of(self.scratch, name, args, results, thread)
@@ -221,6 +221,22 @@ class Tracer:
             self._workspace(size, label, name)
         inside += [self._workspace(size, label, name) for size in blocks.after]
         for held in reversed(inside):
+            self.ledger.free(held)
+
+    def _write_on_host(self, name: str, args: Any, results: list[Any], label: str) -> None:
+        """Results and what a kernel of the CPU takes inside."""
+        inside: dict[str, Held] = {}
+        left = iter(results)
+        for move in moves_of(name, args, results) if label == "cpu" else ():
+            if move.what == "take":
+                inside[move.name] = self._workspace((move.bytes, move.bytes + move.more), label, name)
+            elif move.what == "free":
+                self.ledger.free(inside.pop(move.name))
+            else:
+                self.ledger.add(next(left), label, name)
+        for tensor in left:
+            self.ledger.add(tensor, label, name)
+        for held in inside.values():
             self.ledger.free(held)
 
     def _workspace(self, size: Size, label: str, name: str) -> Held:
