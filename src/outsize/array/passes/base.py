@@ -17,8 +17,8 @@ from typing import Any
 
 from outsize.array.frame import Frame
 from outsize.array.graph import Node
-from outsize.array.store.base import Buffer, Region, Sink, Store
-from outsize.array.tiles import Grid
+from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape
+from outsize.array.tiles import Box, Grid
 from outsize.core.memory import HOST, Part
 from outsize.core.noun import Known
 from outsize.core.plan import Peak, Step
@@ -75,6 +75,7 @@ class Pass(abc.ABC):
         self.workers = self.slots = 1
         self.worker_bytes = self.slot_bytes = self.outside_bytes = 0
         self.grid = Grid((), ())
+        self.chunk: Box = ()
         self.progress: Progress = lambda moved: None
 
     @abc.abstractmethod
@@ -84,10 +85,6 @@ class Pass(abc.ABC):
     @abc.abstractmethod
     def shape_up(self, manner: Manner, room: int) -> bool:
         """Choose tiles and chunks for this manner inside `room` bytes; False where it does not fit."""
-
-    @abc.abstractmethod
-    def reads(self) -> int:
-        """Bytes that it will read, for the chosen tiles."""
 
     @property
     def peak(self) -> int:
@@ -143,8 +140,27 @@ class Pass(abc.ABC):
         """What the calls of `progress` add up to."""
 
     @abc.abstractmethod
+    def probe(self, region: Region) -> Frame:
+        """A dry run of one chunk."""
+
+    def kinds(self) -> Iterator[tuple[Region, int]]:
+        """One chunk of each kind and how many there are."""
+        for tile, number in self.grid.kinds():
+            for chunk, times in Grid(region_shape(tile), self.chunk).kinds():
+                yield tuple((a + s, b + s) for (a, b), (s, _) in zip(chunk, tile, strict=True)), number * times
+
     def probe_all(self) -> Frame:
         """A dry frame that has seen one chunk of each kind."""
+        total = self.frame()
+        for region, _ in self.kinds():
+            frame = self.probe(region)
+            total.peak, total.outside = max(total.peak, frame.peak), max(total.outside, frame.outside)
+            total.reads += frame.reads
+        return total
+
+    def reads(self) -> int:
+        """Bytes that it will read, for the chosen tiles."""
+        return sum(traffic(self.probe(region)) * number for region, number in self.kinds())
 
     def frame(self) -> Frame:
         """A dry frame."""

@@ -206,25 +206,20 @@ class ContractPass(Pass):
         self.take_stock(frame, max((self._slot(region_shape(r)) for r, _ in self.grid.kinds()), default=0))
         return True
 
-    def _kinds(self) -> Iterator[tuple[Region, int]]:
+    def kinds(self) -> Iterator[tuple[Region, int]]:
         for tile, number in self.grid.kinds():
             for panel, times in Grid(self.lengths, self.panel).kinds():
                 yield (*tile, *panel), number * times
 
     def probe_all(self) -> Frame:
-        total = self.frame()
-        for region, _ in self._kinds():
-            frame = self.probe(region)
-            total.peak, total.outside = max(total.peak, frame.peak), max(total.outside, frame.outside)
-            total.reads += frame.reads
+        total = super().probe_all()
         for tile, _ in self.grid.kinds() if self.left_stays else ():
             total.reads += self._probe_left(tile).reads
         return total
 
     def reads(self) -> int:
-        panels = sum(traffic(self.probe(region)) * number for region, number in self._kinds())
         rows = ((self._probe_left(tile), number) for tile, number in self.grid.kinds() if self.left_stays)
-        return panels + sum(traffic(frame) * number for frame, number in rows)
+        return super().reads() + sum(traffic(frame) * number for frame, number in rows)
 
     def volume(self) -> int:
         return math.prod(self.node.shape) * max(1, math.prod(self.lengths))

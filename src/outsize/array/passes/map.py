@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from outsize.array.barrier import Lane
 from outsize.array.frame import Frame, phantom
 from outsize.array.graph import Node, walk
-from outsize.array.passes.base import SMALL, Manner, Pass, inside, split, traffic
+from outsize.array.passes.base import SMALL, Manner, Pass, inside, split
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape
 from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds, write_seconds
 
@@ -139,23 +139,6 @@ class MapPass(Pass):
 
     def _pieces(self) -> int:
         return max(1, sum(n * len(Grid(region_shape(r), self.chunk)) for r, n in self.grid.kinds()))
-
-    def _kinds(self) -> Iterator[tuple[Region, int]]:
-        """One chunk of each kind and how many there are."""
-        for tile, number in self.grid.kinds():
-            for chunk, times in Grid(region_shape(tile), self.chunk).kinds():
-                yield tuple((a + s, b + s) for (a, b), (s, _) in zip(chunk, tile, strict=True)), number * times
-
-    def probe_all(self) -> Frame:
-        total = self.frame()
-        for region, _ in self._kinds():
-            frame = self.probe(region)
-            total.peak, total.outside = max(total.peak, frame.peak), max(total.outside, frame.outside)
-            total.reads += frame.reads
-        return total
-
-    def reads(self) -> int:
-        return sum(traffic(self.probe(region)) * number for region, number in self._kinds())
 
     def volume(self) -> int:
         return self.node.nbytes

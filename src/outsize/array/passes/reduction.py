@@ -16,7 +16,7 @@ from outsize.array.barrier import Reduce
 from outsize.array.frame import Frame
 from outsize.array.fuse import load_leaves, run_program
 from outsize.array.graph import Node
-from outsize.array.passes.base import SMALL, Manner, Pass, inside, traffic
+from outsize.array.passes.base import SMALL, Manner, Pass, inside
 from outsize.array.reduce import FINISH, KINDS, Accumulator, ArgExtreme, States, make_accumulator, outside
 from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds
@@ -206,22 +206,6 @@ class ReducePass(Pass):
         frame.outside += self.ahead * partial
         self.take_stock(frame, self._state_bytes(tile))
         return True
-
-    def _kinds(self) -> Iterator[tuple[Region, int]]:
-        for tile, number in self.grid.kinds():
-            for chunk, times in Grid(region_shape(tile), self.chunk).kinds():
-                yield tuple((a + s, b + s) for (a, b), (s, _) in zip(chunk, tile, strict=True)), number * times
-
-    def probe_all(self) -> Frame:
-        total = self.frame()
-        for region, _ in self._kinds():
-            frame = self.probe(region)
-            total.peak, total.outside = max(total.peak, frame.peak), max(total.outside, frame.outside)
-            total.reads += frame.reads
-        return total
-
-    def reads(self) -> int:
-        return sum(traffic(self.probe(region)) * number for region, number in self._kinds())
 
     def volume(self) -> int:
         return self._bytes(self.domain)

@@ -15,7 +15,7 @@ import numpy as np
 from outsize.array.barrier import Scan
 from outsize.array.frame import Frame
 from outsize.array.graph import Node
-from outsize.array.passes.base import Manner, Pass, inside, split, traffic
+from outsize.array.passes.base import Manner, Pass, inside, split
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds, write_seconds
 
@@ -93,24 +93,11 @@ class ScanPass(Pass):
         self.workers = min(manner.workers, max(1, len(Grid(shape, chunk))))
         self.slots = min(self.workers, max(1, len(self.grid)))
         frame = self.probe_all()
-        self.take_stock(
-            frame, max(self._slot(tile, region_shape(r)) for r, _ in self._kinds()) if len(self.grid) else 0
-        )
+        self.take_stock(frame, max(self._slot(tile, region_shape(r)) for r, _ in self.kinds()) if len(self.grid) else 0)
         return True
 
-    def _kinds(self) -> Iterator[tuple[Region, int]]:
+    def kinds(self) -> Iterator[tuple[Region, int]]:
         return Grid(self.node.shape, self.chunk).kinds()
-
-    def probe_all(self) -> Frame:
-        total = self.frame()
-        for region, _ in self._kinds():
-            frame = self.probe(region)
-            total.peak, total.outside = max(total.peak, frame.peak), max(total.outside, frame.outside)
-            total.reads += frame.reads
-        return total
-
-    def reads(self) -> int:
-        return sum(traffic(self.probe(region)) * number for region, number in self._kinds())
 
     def volume(self) -> int:
         return self.node.nbytes
