@@ -36,12 +36,13 @@ def test_fifty_kills_at_random_moments_are_taken_up_without_doing_finished_tiles
     x = np.random.default_rng(5).random((96 << 10, 128), dtype="float32")
     np.save(tmp_path / "x.npy", x)
     target = tmp_path / "out-slow.npy"
+    started = tmp_path / "started"
     kills = finished = resumed = 0
     while kills < KILLS:
+        started.unlink(missing_ok=True)
         child = start(tmp_path)
-        partial = tmp_path / ".out-slow.npy.outsize-partial"
         began = time.monotonic()
-        while not partial.exists() and child.poll() is None and time.monotonic() - began < 20:
+        while not started.exists() and child.poll() is None and time.monotonic() - began < 20:
             time.sleep(0.005)
         time.sleep(rng.random() * 0.45)
         if child.poll() is None:
@@ -53,6 +54,7 @@ def test_fifty_kills_at_random_moments_are_taken_up_without_doing_finished_tiles
         finished += 1
     resumed += check_finished(start(tmp_path), target, x)
     assert resumed >= 1
+    started.unlink()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.npy"]
 
 
