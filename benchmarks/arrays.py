@@ -57,8 +57,13 @@ def one(name: str, work: str, data: Path, out: Path, seconds: float) -> cgroup.O
     script = ["ours.py"] if name == "outsize" else ["peers.py", name]
     memory = f"{int(limit * 0.78) // 10**6}MB"
     command = [sys.executable, str(HERE / script[0]), *script[1:], work, str(data), str(out), memory]
-    env = dict(os.environ, PYTHONPATH=os.pathsep.join([str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]))
-    return cgroup.run(command, limit, seconds, env)
+    return cgroup.run(command, limit, seconds, environment())
+
+
+def environment() -> dict[str, str]:
+    """This tree on the path, its bytecode kept as an installed package keeps it."""
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    return env | {"PYTHONPATH": os.pathsep.join([str(HERE.parent / "src"), env.get("PYTHONPATH", "")])}
 
 
 def show(work: str, name: str, outcome: cgroup.Outcome) -> str:
@@ -112,6 +117,7 @@ def main() -> int:
     inputs.make(args.data)
     if "blosc2" in args.peers:
         inputs.make_blosc2(args.data)
+    subprocess.run([sys.executable, "-c", "import outsize, outsize.array.expression"], check=True, env=environment())
     results = [contest(work, args) for work in args.works]
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d-%H%M")
     target = HERE / "results" / f"arrays-{stamp}.json"

@@ -17,6 +17,7 @@ from outsize.array.places import Kept, Sketch
 from outsize.array.plan import make_plan
 from outsize.array.run import digest_of, run_itinerary
 from outsize.array.store.base import Block, Region, Sink, Store
+from outsize.array.store.partial import JOURNAL
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.events import Listener
 from outsize.core.memory import HOST, Allowance, Budget
@@ -83,7 +84,7 @@ def save_node(
     refuse_overlap(node, path)
     given, reason = resolve_budget(budget)
     sink = create_sink(path, node.shape, node.dtype, resume=resume, **options)
-    journal = Journal(sink.partial + ".journal") if sink.partial and node.nbytes >= JOURNALED else None
+    journal = Journal(sink.partial + JOURNAL) if sink.partial and node.nbytes >= JOURNALED else None
     if journal is not None and budget is None and resume:
         given = _earlier_budget(journal, given)
     trip, plan = make_plan(node, sink, given, f"save {os.path.basename(path)}", reason)

@@ -146,6 +146,10 @@ class Sink(abc.ABC):
         """How many separate transfers writing this region takes."""
         return count_granules(region, self.granule)
 
+    def pieces(self, region: Region) -> list[Region]:
+        """The region in parts that may be written at once, out of one block and with one scratch buffer."""
+        return [region]
+
     def room(self, region: Region) -> int:
         """Bytes of buffer that `lay` needs for this region."""
         return round_up(math.prod(region_shape(region)) * self.dtype.itemsize)
