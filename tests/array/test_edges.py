@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from outsize.array.store.base import ALIGNMENT
 from outsize.array.store.edges import Edges
 from outsize.array.store.file import AlignedFile
+from outsize.engine.pool import make_buffer
 
 
 def test_two_halves_make_a_page_in_either_order(tmp_path: Path) -> None:
@@ -55,15 +57,16 @@ def test_runs_written_in_any_order_with_any_room_make_the_file(
 ) -> None:
     folder: Path = tmp_path_factory.mktemp("edges")  # type: ignore[attr-defined]
     rng = np.random.default_rng(seed)
-    data = rng.integers(0, 256, 20 * ALIGNMENT, dtype=np.uint8)
+    data = make_buffer(20 * ALIGNMENT)  # on a page, as direct I/O wants it
+    data[:] = rng.integers(0, 256, data.nbytes, dtype=np.uint8)
     file = AlignedFile(str(folder / "f"), writable=True, create=True)
     file.allocate(data.nbytes)
     edges = Edges(str(folder / "edges"))
     edges.allow(room)
     places = [0, *sorted(cuts), data.nbytes]
-    runs = list(zip(places, places[1:], strict=False))
+    runs = list(itertools.pairwise(places))
     rng.shuffle(runs)
-    bounce = np.empty(2 * ALIGNMENT, np.uint8)
+    bounce = make_buffer(2 * ALIGNMENT)
     for low, high in runs:
         file.write(int(low), data[low:high], bounce, edges)
     for offset, rest in edges.rest():
