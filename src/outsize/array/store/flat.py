@@ -134,6 +134,10 @@ class FlatStore(Store):
             return window(runs.length)
         return _bounce_bytes(runs) + round_up(runs.number * runs.length)
 
+    def most(self, region: Region) -> int:
+        """As if it were several runs, of any length."""
+        return most_extent(math.prod(region_shape(region)) * self.dtype.itemsize)
+
     def traffic(self, region: Region) -> int:
         """Whole pages, gaps between close rows counted."""
         runs = self.layout.runs(self._turn(region))
@@ -204,6 +208,11 @@ def _rows_at_once(runs: Runs) -> int:
 
 def _bounce_bytes(runs: Runs) -> int:
     return window((_rows_at_once(runs) - 1) * runs.outer[-1][2] + runs.length)
+
+
+def most_extent(size: int) -> int:
+    """Bytes of buffer that reading `size` bytes of a flat array may need, however they lie."""
+    return round_up(size) + window(max(size // 2, min(_BOUNCE, max(4 * ALIGNMENT, size)))) if size else 0
 
 
 class FlatSink(Sink):
