@@ -104,12 +104,10 @@ def is_locked(array: npt.NDArray[Any]) -> bool:
 
 def can_lock() -> bool:
     """True where torch is installed and has a CUDA device."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        try:
-            import torch
-        except ImportError:
-            return False
+    try:
+        import torch
+    except ImportError:
+        return False
     return bool(torch.cuda.is_available())
 
 
