@@ -98,7 +98,7 @@ def is_locked(array: npt.NDArray[Any]) -> bool:
     import torch
 
     ends = (array.ctypes.data, array.ctypes.data + array.nbytes - 1 if array.flags.forc else array.ctypes.data)
-    bytes_ = [np.frombuffer((ctypes.c_uint8 * 1).from_address(address), np.uint8) for address in ends]
+    bytes_ = [np.ctypeslib.as_array((ctypes.c_uint8 * 1).from_address(address)) for address in ends]
     return all(torch.from_numpy(byte).is_pinned() for byte in bytes_)
 
 
