@@ -32,6 +32,8 @@ class Frame:
         """Most bytes of the buffer that were taken at once."""
         self.outside = 0
         """Most bytes that user functions and library calls may allocate by themselves."""
+        self.device = 0
+        """Bytes of a device that the chunk takes, where one takes part."""
         self.reads: list[tuple[Store, Region]] = []
         """What was read, recorded only when dry."""
         self._memo: dict[tuple[int, Region], Block] = {}

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from outsize.engine.pinned import Pinned, lock_memory
 from outsize.engine.pool import MemoryPool
 
 Buffer = npt.NDArray[np.uint8]
@@ -36,6 +37,8 @@ class Work(Protocol):
     """What a worker's calls may allocate by themselves."""
     ordered: bool
     """True where the chunks of a tile are folded in order, one at a time."""
+    locks: tuple[bool, bool]
+    """Whether workers' buffers and slots are page-locked."""
     ahead: int
     """How many loaded chunks may wait for their turn outside their worker's buffer; 0 where the worker itself waits."""
 
@@ -79,10 +82,10 @@ class _Stopped(Exception):
 
 
 class _Run:
-    def __init__(self, work: Work, tiles: Iterable[Any], pool: MemoryPool) -> None:
+    def __init__(self, work: Work, tiles: Iterable[Any], slots: list[Buffer]) -> None:
         self.work = work
         self.dispatch = threading.Lock()
-        self.slots = [pool.take(work.slot_bytes) for _ in range(work.slots)]
+        self.slots = slots
         self.slot_free = threading.Condition()
         self.stop = threading.Event()
         self.error: BaseException | None = None
@@ -191,8 +194,9 @@ class _Run:
 def run_work(work: Work, tiles: Iterable[Any], pool: MemoryPool) -> None:
     """Work through the tiles; the first error of any worker is raised here, after all have stopped."""
     total = work.slots * work.slot_bytes + work.workers * work.worker_bytes
-    run = _Run(work, tiles, pool)
-    buffers = [pool.take(work.worker_bytes) for _ in range(work.workers)]
+    locked: list[Pinned] = []
+    run = _Run(work, tiles, _take(pool, work.slot_bytes, work.slots, work.locks[1], locked))
+    buffers = _take(pool, work.worker_bytes, work.workers, work.locks[0], locked)
     pool.count(work.workers * work.outside_bytes)
     try:
         if work.workers == 1:
@@ -205,7 +209,19 @@ def run_work(work: Work, tiles: Iterable[Any], pool: MemoryPool) -> None:
         if run.error is not None:
             raise run.error
     finally:
+        for memory in locked:
+            memory.close()
         pool.give(total + work.workers * work.outside_bytes)
+
+
+def _take(pool: MemoryPool, size: int, count: int, lock: bool, locked: list[Pinned]) -> list[Buffer]:
+    """Buffers of one size, page-locked where that is wanted."""
+    if not lock:
+        return [pool.take(size) for _ in range(count)]
+    pool.count(size * count)
+    made = [lock_memory(size) for _ in range(count)]
+    locked += made
+    return [memory.array for memory in made]
 
 
 def _join(run: _Run, threads: list[threading.Thread]) -> None:

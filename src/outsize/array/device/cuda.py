@@ -1,0 +1,164 @@
+"""CUDA devices through torch: three streams, blocking events, one allocation.
+
+Streams live as long as the process: cuBLAS keeps a workspace for each stream it was called on, and new streams at every
+run would leave one behind each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from outsize.array.device.base import LANES, Device, Event, Lane, Rates
+from outsize.array.device.torch_kernels import TorchKernels, precision
+from outsize.array.store.base import Block
+from outsize.core.errors import OutOfMemory
+from outsize.core.memory import Pool
+from outsize.core.units import format_bytes
+from outsize.engine.pinned import is_locked, lock_memory
+
+_WORKSPACES = 64 << 20
+"""cuBLAS takes 32 MiB on Hopper for each of the two threads that may submit products."""
+_TEMPORARIES = 32 << 20
+"""What reductions take for their partial results, and the rounding of torch's allocator."""
+
+
+class _Moment:
+    """A CUDA event; waiting for it lets other threads use the processor."""
+
+    def __init__(self, stream: Any) -> None:
+        self.event = torch.cuda.Event(blocking=True)
+        self.event.record(stream)
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+
+class TorchDevice(Device):
+    """One CUDA device."""
+
+    outside = _WORKSPACES + _TEMPORARIES
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.name, self.index = f"cuda:{index}", index
+        self.pool = Pool(kind="device", index=index)
+        self.kernels = TorchKernels(self.name)
+        self._precision = contextlib.ExitStack()
+
+    def available(self) -> tuple[int, str]:
+        free, total = torch.cuda.mem_get_info(self.index)
+        held, ours = torch.cuda.memory_reserved(self.index), torch.cuda.memory_allocated(self.index)
+        left = free + held - ours
+        why = f"{format_bytes(total - free - held)} of {format_bytes(total)} are held by others{_holders(self.index)}"
+        ask = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+        allowed = int(total * ask(self.index)) - ours if ask is not None else left
+        if allowed < left:
+            return max(0, allowed), f"the process may hold {format_bytes(allowed + ours)} (memory fraction)"
+        return left, why
+
+    def rates(self) -> Rates:
+        return _measure(self.index)
+
+    def reaches(self, block: Block) -> bool:
+        return is_locked(block)
+
+    def open(self, size: int, tf32: bool) -> None:
+        self._precision.enter_context(precision(tf32))
+        try:
+            self.slab = self.kernels.reserve(size)
+        except torch.OutOfMemoryError:
+            self._precision.close()
+            left, why = self.available()
+            raise OutOfMemory(
+                f"{self.name} has {format_bytes(left)} left and {format_bytes(size)} are needed: {why}; free some, or "
+                f"give a smaller device budget"
+            ) from None
+        begun = torch.cuda.current_stream(self.index)
+        for lane in LANES:
+            _streams(self.index)[lane].wait_stream(begun)
+
+    def close(self) -> None:
+        for stream in _streams(self.index).values():
+            stream.synchronize()
+        self._precision.close()
+        self.slab = None
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+
+    def submit(self, lane: Lane, work: Callable[[], None]) -> None:
+        with torch.cuda.stream(_streams(self.index)[lane]):
+            work()
+
+    def record(self, lane: Lane) -> Event:
+        return _Moment(_streams(self.index)[lane])
+
+    def follow(self, lane: Lane, event: Any) -> None:
+        _streams(self.index)[lane].wait_event(event.event)
+
+
+@functools.cache
+def _streams(index: int) -> dict[Lane, Any]:
+    return {lane: torch.cuda.Stream(index) for lane in LANES}
+
+
+def _holders(index: int) -> str:
+    """Who holds the card, as far as the driver tells."""
+    from outsize.machine import memory
+
+    reading = next((r for r in memory().devices if r.pool.index == index), None)
+    names = [f"{holder.name or 'process'} ({holder.pid}) {format_bytes(holder.bytes)}"
+             for holder in (reading.holders if reading is not None else ())]  # fmt: skip
+    return f": {', '.join(names[:3])}" if names else ""
+
+
+@functools.cache
+def _measure(index: int) -> Rates:
+    """A few milliseconds of copies and products, once a process."""
+    large = torch.cuda.mem_get_info(index)[0] >= 1 << 30
+    with torch.cuda.device(index):
+        link_in, link_out, memory = _measure_copies(64 << 20 if large else 8 << 20)
+        edge = 4096 if large else 1024
+        flops = {
+            "f": _measure_product(edge, torch.float32, False), "tf32": _measure_product(edge, torch.float32, True),
+            "d": _measure_product(edge // 2, torch.float64, False),
+        }  # fmt: skip
+    flops["F"], flops["D"] = flops["f"] / 4, flops["d"] / 4
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    return Rates(link_in=link_in, link_out=link_out, memory=memory, flops=flops, source="measured")
+
+
+def _measure_copies(size: int) -> tuple[float, float, float]:
+    """Bytes a second in, out, and within the device (read and written)."""
+    card = torch.empty(size, dtype=torch.uint8, device="cuda")
+    with lock_memory(size) as pinned:
+        host = pinned.tensor()
+        link_in = size / _seconds(lambda: card.copy_(host, non_blocking=True))
+        link_out = size / _seconds(lambda: host.copy_(card, non_blocking=True))
+    half = size // 2
+    return link_in, link_out, size / _seconds(lambda: card[:half].copy_(card[half:]))
+
+
+def _measure_product(edge: int, dtype: Any, tf32: bool) -> float:
+    a = torch.randn(edge, edge, device="cuda", dtype=dtype)
+    c = torch.empty_like(a)
+    with precision(tf32):
+        return float(2.0 * edge**3 / _seconds(lambda: torch.mm(a, a, out=c)))
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    work()
+    torch.cuda.synchronize()
+    best = float("inf")
+    for _ in range(3):
+        began = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - began)
+    return best
