@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import sys
+import threading
 from types import TracebackType
 from typing import Any
 
@@ -71,13 +73,32 @@ def lock_memory(size: int) -> Pinned:
     if size == 0 or not can_lock():
         return Pinned(make_buffer(size), locked=False)
     buffer = make_buffer(size)
-    buffer[::4096] = 0  # pages that exist are locked several times faster than pages the driver has to ask for
+    _touch(buffer)
     if _register(buffer.ctypes.data, round_to_pages(size)):
         return Pinned(buffer, locked=True, registered=True)
     import torch
 
     del buffer
     return Pinned(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy(), locked=True)
+
+
+def _touch(buffer: Buffer) -> None:
+    """Give the buffer its pages, by several threads: pages that exist are locked several times faster than pages the
+    driver has to ask for one by one."""
+    hands = min(16, len(os.sched_getaffinity(0)), buffer.nbytes >> 26)
+    if hands < 2:
+        buffer[::4096] = 0
+        return
+    step = round_to_pages(-(-buffer.nbytes // hands))
+
+    def give(start: int) -> None:
+        buffer[start : start + step : 4096] = 0
+
+    threads = [threading.Thread(target=give, args=(start,)) for start in range(0, buffer.nbytes, step)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def lock_array(array: npt.NDArray[Any]) -> Pinned:

@@ -109,9 +109,10 @@ def _streams(index: int) -> dict[Lane, Any]:
 
 def _holders(index: int) -> str:
     """Who holds the card, as far as the driver tells."""
-    from outsize.machine import memory
+    from outsize.machine.gpu import read_devices
+    from outsize.machine.system import LiveSystem
 
-    reading = next((r for r in memory().devices if r.pool.index == index), None)
+    reading = next((r for r in read_devices(LiveSystem())[0] if r.pool.index == index), None)
     names = [f"{holder.name or 'process'} ({holder.pid}) {format_bytes(holder.bytes)}"
              for holder in (reading.holders if reading is not None else ())]  # fmt: skip
     return f": {', '.join(names[:3])}" if names else ""
