@@ -28,8 +28,9 @@ import torch
 import outsize
 import outsize.array as xp
 from outsize.array.device import cuda as device_cuda
+from outsize.array.device import passes as device_passes
 from outsize.array.device import torch_kernels
-from outsize.engine.pinned import lock_array, lock_memory
+from outsize.engine.pinned import lock_memory
 
 GIB = 1 << 30
 RESULT: dict = {"rows": []}
@@ -377,61 +378,98 @@ def write_file(path, array):
     sink.commit()
 
 
-def streams(memory, arena, scale, folder):
-    """Parts 2, 3 and 4."""
-    array = arena.view(np.float32).reshape(-1, 16384)
-    reference = np.zeros(3)
-    fill(array, 3, reference)
+STATE: dict = {}
+
+
+def prepare(arena, scale):
+    """The large array, its reference, and everything loaded that is loaded once."""
+    if "reference" not in STATE:
+        array = arena.view(np.float32).reshape(-1, 16384)
+        STATE.update(array=array, x=outsize.open(array), budget=(2 * GIB), reference=np.zeros(3))
+        fill(array, 3, STATE["reference"])
+        with outsize.budget(host="8GiB", device=STATE["budget"]):
+            for work in WORK.values():
+                work(STATE["x"][:16384]).compute(device="cuda")
+    return STATE["array"], STATE["x"], STATE["budget"], STATE["reference"]
+
+
+def pinned(arena, scale):
+    """Part 2, page-locked."""
+    array, x, budget, reference = prepare(arena, scale)
     ceiling = RESULT["ceilings"]
-    budget = (2 * GIB) // (1 if scale == 1 else 4)
-    x = outsize.open(array)
-    with outsize.budget(host="8GiB", device=budget):
-        for work in WORK.values():
-            work(x[:4096]).compute(device="cuda")
     reductions("2 pinned", x, array.nbytes, ceiling["link_in"], budget, reference, array.size)
-    half = array[: array.shape[0] // 4]
-    target = array[array.shape[0] // 2 : array.shape[0] // 2 + half.shape[0]]
-    node = chain(outsize.open(half))
-    with outsize.budget(host="8GiB", device=budget), Watch() as watch:
-        node.compute(device="cuda", out=target)
-    say("2 pinned", "chain written back", seconds=watch.seconds, GBps_each_way=half.nbytes / watch.seconds / 1e9,
-        share_of_both_ways=2 * half.nbytes / watch.seconds / 1e9 / ceiling["link_both"],
-        error=float(np.abs(target[:64] - chain_torch(torch.from_numpy(half[:64])).numpy()).max()),
-        taken_MiB=watch.taken >> 20)  # fmt: skip
-    fill(array, 3)
+    quarter = array[: array.shape[0] // 4]
+    target = array[array.shape[0] // 2 : array.shape[0] // 2 + quarter.shape[0]]
+    node = chain(outsize.open(quarter))
+    for attempt in range(2):
+        with outsize.budget(host="8GiB", device=budget), Watch() as watch:
+            node.compute(device="cuda", out=target)
+        say("2 pinned", "chain written back", seconds=watch.seconds, GBps_each_way=quarter.nbytes / watch.seconds / 1e9,
+            share_of_both_ways=2 * quarter.nbytes / watch.seconds / 1e9 / ceiling["link_both"],
+            error=float(np.abs(target[:64] - chain_torch(torch.from_numpy(quarter[:64])).numpy()).max()),
+            taken_MiB=watch.taken >> 20, budget_MiB=budget >> 20, attempt=attempt)  # fmt: skip
+    STATE.pop("reference")
+
+
+def disk(arena, scale, folder):
+    """Part 3."""
+    array, _, budget, _ = prepare(arena, scale)
     rows = min(array.shape[0], int(40e9) // scale // (4 * 16384))
     path = pathlib.Path(folder) / "forty.npy"
     began = time.perf_counter()
     write_file(path, array[:rows])
+    STATE.update(path=path, rows=rows)
     say("3 disk", "file written", GB=rows * 65536 / 1e9, seconds=time.perf_counter() - began)
     from_disk(path, array, rows, scale, budget)
-    beyond(path, x, array, rows, scale, budget, reference)
+
+
+def plain(memory, arena, scale):
+    """Part 2, the same memory unlocked."""
+    array, x, budget, reference = prepare(arena, scale)
     memory.close()
-    say("2 plain", "unlocked", locked=memory.locked)
+    ceiling = RESULT["ceilings"]
     reductions("2 plain", x, array.nbytes, min(ceiling["link_in"], ceiling["staging"]), budget, reference, array.size)
-    path.unlink()
+
+
+def sweep(memory, arena, scale):
+    """How many workers, and how much memory of each, for plain memory."""
+    array, x, budget, _ = prepare(arena, scale)
+    memory.close()
+    for workers, chunk in ((12, 64), (16, 32), (16, 64), (24, 32), (24, 64), (32, 32)):
+        device_passes._WORKERS, device_passes.CHUNK = workers, chunk << 20
+        device_passes.os.sched_getaffinity = lambda _, workers=workers: set(range(workers))
+        for name in ("mean", "variance"):
+            with outsize.budget(host="8GiB", device=budget), Watch() as watch:
+                WORK[name](x).compute(device="cuda")
+            say("sweep", f"{workers} workers of {chunk} MiB, {name}", GBps=array.nbytes / watch.seconds / 1e9)
 
 
 def from_disk(path, array, rows, scale, budget):
+    part = disk_reference(array, rows)
+    STATE["disk_sum"] = part[0]
+    size = rows * 65536
+    rates = [direct_rate(path, size, hands) for hands in (8, 16)]
+    for rate in rates:
+        say("3 disk", "read directly", GBps=rate)
+    RESULT["ceilings"]["disk"] = max(rates)
+    reductions("3 disk", outsize.open(path), size, max(rates), budget, part, rows * 16384, times=1)
+    say("3 disk", "read directly, once more", GBps=direct_rate(path, size, 8))
+
+
+def disk_reference(array, rows):
+    """Sums over the rows that went to disk, on the card."""
     part = np.zeros(3)
-    for low in range(0, rows, 65536):  # the reference of the first rows, on the card
-        for piece in torch.from_numpy(array[low : min(rows, low + 65536)]).cuda().split(512):
+    for low in range(0, rows, 16384):
+        for piece in torch.from_numpy(array[low : min(rows, low + 16384)]).cuda().split(1024):
             wide = piece.double()
             part += torch.stack([wide.sum(), wide.square().sum(), chain_torch(piece).double().sum()]).cpu().numpy()
-    torch.cuda.empty_cache()
-    size = rows * 65536
-    for attempt in range(2):
-        rate = max(direct_rate(path, size, hands) for hands in ((8, 12) if attempt == 0 else (12,)))
-        RESULT["ceilings"]["disk"] = max(rate, RESULT["ceilings"].get("disk", 0.0))
-        say("3 disk", "read directly", GBps=rate)
-        if attempt == 0:
-            reductions(
-                "3 disk", outsize.open(path), size, RESULT["ceilings"]["disk"], budget, part, rows * 16384, times=1
-            )
+    return part
 
 
-def beyond(path, x, array, rows, scale, budget, reference):
-    """An array larger than the card: RAM, disk and numbers that are made as they are needed."""
+def beyond(arena, scale):
+    """Part 4: an array larger than the card: RAM, disk and numbers that are made as they are needed."""
+    array, x, budget, reference = prepare(arena, scale)
+    path, rows = STATE["path"], STATE["rows"]
     total = torch.cuda.get_device_properties(0).total_memory // scale
     lacking = max(GIB // 4, total + GIB // scale - array.nbytes - rows * 65536)
     made = -(-lacking // 65536)
@@ -439,12 +477,12 @@ def beyond(path, x, array, rows, scale, budget, reference):
     whole = xp.concat([x, outsize.open(path), line], axis=0)
     with outsize.budget(host="8GiB", device=budget), Watch() as watch:
         got = float(whole.sum().compute(device="cuda"))
-    with outsize.budget(host="8GiB"):
-        disk = float(outsize.open(path).sum().compute(device="cuda"))
-    want = reference[0] + disk + made * float(np.sum((np.arange(16384) / 16384).astype(np.float32), dtype=np.float64))
+    want = reference[0] + STATE["disk_sum"]
+    want += made * float(np.sum((np.arange(16384) / 16384).astype(np.float32), dtype=np.float64))
     say("4 beyond", f"sum of {whole.nbytes / GIB:.1f} GiB on a card of {total / GIB:.1f}", seconds=watch.seconds,
         GBps=whole.nbytes / watch.seconds / 1e9, error=abs(got - want) / abs(want), taken_MiB=watch.taken >> 20,
         budget_MiB=budget >> 20)  # fmt: skip
+    path.unlink()
 
 
 # 5, 6, 7: peaks, equality, bad input
@@ -533,7 +571,7 @@ def bad_input(arena, scale):
         say("7 bad input", name, said=_said(attempt))
     code = (
         "import torch, sys, time\nfree, total = torch.cuda.mem_get_info()\n"
-        "t = torch.empty(free - (300 << 20), dtype=torch.uint8, device='cuda')\nprint('held', flush=True)\ntime.sleep(60)\n"
+        "t = torch.empty(free - (90 << 20), dtype=torch.uint8, device='cuda')\nprint('held', flush=True)\ntime.sleep(60)\n"
     )
     hog = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     hog.stdout.readline()
@@ -612,7 +650,9 @@ def main():
     parser.add_argument("--out", required=True)
     parser.add_argument("--scale", type=int, default=1)
     parser.add_argument("--folder", default="/tmp")
-    parser.add_argument("--parts", default="ceilings,product,peaks,equality,bad,compile,disk_product,streams")
+    parser.add_argument(
+        "--parts", default="ceilings,product,peaks,equality,bad,disk_product,pinned,disk,beyond,plain,compile"
+    )
     parser.add_argument("--limit", type=float, default=420, help="seconds after which no further part is begun")
     args = parser.parse_args()
     pathlib.Path(args.out).mkdir(parents=True, exist_ok=True)
@@ -633,7 +673,9 @@ def main():
         "peaks": lambda: peaks(arena, args.scale), "equality": lambda: equality(arena, args.scale),
         "bad": lambda: bad_input(arena, args.scale), "compile": lambda: compiled(arena, args.scale),
         "disk_product": lambda: from_disk_product(arena, args.scale, args.folder),
-        "streams": lambda: streams(memory, arena, args.scale, args.folder),
+        "pinned": lambda: pinned(arena, args.scale), "disk": lambda: disk(arena, args.scale, args.folder),
+        "beyond": lambda: beyond(arena, args.scale), "plain": lambda: plain(memory, arena, args.scale),
+        "sweep": lambda: sweep(memory, arena, args.scale),
     }  # fmt: skip
     for name in args.parts.split(","):
         if time.perf_counter() - began > args.limit:
@@ -647,7 +689,6 @@ def main():
 
             say(name, "failed", error=f"{type(error).__name__}: {error}", trace=traceback.format_exc()[-1500:])
         say(name, "part took", seconds=time.perf_counter() - begun, since_start=time.perf_counter() - began)
-    lock_array(np.ones(16, np.uint8)).close()
 
 
 if __name__ == "__main__":

@@ -67,11 +67,11 @@ def place(array: np.ndarray[Any, Any], folder: Path, on_disk: bool, name: str = 
 
 
 def run(array: xp.Array, device: FakeDevice, budget: int) -> Any:
-    with outsize.budget(device=device.limit), warnings.catch_warnings():
+    with outsize.budget(device=device.size), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert array.plan(budget, device=device).peak(device.pool) <= device.limit
+        assert array.plan(budget, device=device).peak(device.pool) <= device.size
         result = array.compute(budget, device=device)
-    assert 0 < device.most <= device.limit
+    assert 0 < device.most <= device.size
     return result
 
 
@@ -149,7 +149,7 @@ def test_a_saved_chain_of_passes_equals_numpy(
     a = values("f4", shape, seed)
     x = place(a, tmp_path, True)
     z = (x - x.mean(axis=0)) / (x.std(axis=0) + 1)
-    with outsize.budget(device=device.limit):
+    with outsize.budget(device=device.size):
         saved = z.save(tmp_path / "z.npy", host, progress=False, device=device)
     want = (a - a.mean(axis=0)) / (a.std(axis=0) + 1)
     np.testing.assert_allclose(saved.compute(), want, rtol=1e-4, atol=1e-5)

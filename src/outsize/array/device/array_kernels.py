@@ -5,6 +5,7 @@ CuPy has NumPy's functions under NumPy's names and in NumPy's dtypes, so the tab
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -114,7 +115,9 @@ class ArrayKernels(Kernels):
         if self._host:
             c[...] = self.module.matmul(a, b) + (c if add else 0)
         else:  # rows of C are columns of its transpose, which is how cuBLAS counts: no temporary
-            self.module.cublas.gemm("N", "N", b.T, a.T, out=c.T, alpha=1.0, beta=1.0 if add else 0.0)
+            importlib.import_module("cupy.cublas").gemm(
+                "N", "N", b.T, a.T, out=c.T, alpha=1.0, beta=1.0 if add else 0.0
+            )
 
     def turn(self, value: Any, order: tuple[int, ...]) -> Any:
         return value.transpose(order)

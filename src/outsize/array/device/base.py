@@ -27,6 +27,10 @@ ALIGNMENT = 512
 """Bytes: arrays on a device begin at multiples of this, as its own allocators place them."""
 
 
+_VIEWS = 4096
+"""Views that are kept: chunks come in few shapes and places, and making a view costs as much as a launch."""
+
+
 def padded(size: int) -> int:
     """Bytes that an array takes on a device."""
     return -(-size // ALIGNMENT) * ALIGNMENT
@@ -146,8 +150,12 @@ class Device(abc.ABC):
     outside: int
     """Bytes that its libraries take by themselves besides what is reserved: workspaces, temporaries of reductions."""
 
+    limit = 1 << 62
+    """Bytes it may take while it is measured."""
+
     def __init__(self) -> None:
         self.slab: Any = None
+        self._views: dict[tuple[int, tuple[int, ...], str], Any] = {}
 
     @abc.abstractmethod
     def available(self) -> tuple[int, str]:
@@ -183,7 +191,13 @@ class Device(abc.ABC):
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """An array inside the reserved memory."""
-        return self.kernels.view(self.slab, offset, shape, dtype)
+        key = (offset, shape, dtype.char)
+        found = self._views.get(key)
+        if found is None:
+            if len(self._views) > _VIEWS:
+                self._views.clear()
+            found = self._views[key] = self.kernels.view(self.slab, offset, shape, dtype)
+        return found
 
 
 def straight(block: Block) -> bool:

@@ -50,6 +50,7 @@ def _warn(note: str) -> str:
 def _level(device: Device, tf32: bool, *, strict: bool) -> Level:
     wish = current_wishes().device
     left, why = device.available()
+    device.limit = min(left, wish or left)
     if wish is None:
         return Level(device, int(left * SHARE), f"{SHARE:.0%} of the {format_bytes(left)} available", strict, tf32)
     if left < wish:

@@ -63,7 +63,10 @@ class TorchDevice(Device):
         return left, why
 
     def rates(self) -> Rates:
-        return _measure(self.index)
+        found = _known_rates.get(self.index)
+        if found is None:
+            found = _known_rates[self.index] = _measure(self.index, min(self.limit, self.available()[0]))
+        return found
 
     def reaches(self, block: Block) -> bool:
         return is_locked(block)
@@ -88,6 +91,7 @@ class TorchDevice(Device):
             stream.synchronize()
         self._precision.close()
         self.slab = None
+        self._views.clear()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
@@ -118,13 +122,14 @@ def _holders(index: int) -> str:
     return f": {', '.join(names[:3])}" if names else ""
 
 
-@functools.cache
-def _measure(index: int) -> Rates:
-    """A few milliseconds of copies and products, once a process."""
-    large = torch.cuda.mem_get_info(index)[0] >= 1 << 30
+_known_rates: dict[int, Rates] = {}
+
+
+def _measure(index: int, room: int) -> Rates:
+    """A few milliseconds of copies and products, once a process, in half of the room."""
     with torch.cuda.device(index):
-        link_in, link_out, memory = _measure_copies(64 << 20 if large else 8 << 20)
-        edge = 4096 if large else 1024
+        link_in, link_out, memory = _measure_copies(max(1 << 20, min(256 << 20, room // 4 >> 20 << 20)))
+        edge = max(256, min(8192, 1 << (max(1, room // 24).bit_length() - 1) // 2))
         flops = {
             "f": _measure_product(edge, torch.float32, False), "tf32": _measure_product(edge, torch.float32, True),
             "d": _measure_product(edge // 2, torch.float64, False),

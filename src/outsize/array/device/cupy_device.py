@@ -68,6 +68,7 @@ class CupyDevice(Device):
         for stream in _streams(self.index).values():
             stream.synchronize()
         self.slab = None
+        self._views.clear()
         cupy.get_default_memory_pool().free_all_blocks()
 
     def submit(self, lane: Lane, work: Callable[[], None]) -> None:

@@ -43,7 +43,7 @@ class FakeDevice(Device):
     def __init__(self, kernels: Kernels, *, limit: int, seed: int = 0, in_place: bool = False) -> None:
         super().__init__()
         self.name, self.pool, self.kernels = "fake", Pool(kind="device", index=0), kernels
-        self.limit, self.in_place = limit, in_place
+        self.size, self.in_place = limit, in_place
         self.most = 0
         """Most bytes that were reserved at once."""
         self._random = random.Random(seed)
@@ -51,7 +51,7 @@ class FakeDevice(Device):
         self._queues: dict[Lane, deque[Callable[[], None] | FakeEvent | tuple[FakeEvent]]] = {}
 
     def available(self) -> tuple[int, str]:
-        return self.limit, "the pretended device's limit"
+        return self.size, "the pretended device's limit"
 
     def rates(self) -> Rates:
         flops = {"f": 5e13, "d": 6e13, "tf32": 4e14, "F": 1e13, "D": 1e13}
@@ -61,8 +61,8 @@ class FakeDevice(Device):
         return self.in_place
 
     def open(self, size: int, tf32: bool) -> None:
-        if size > self.limit:
-            raise OutOfMemory(f"{self.name} has {format_bytes(self.limit)} and {format_bytes(size)} were asked for")
+        if size > self.size:
+            raise OutOfMemory(f"{self.name} has {format_bytes(self.size)} and {format_bytes(size)} were asked for")
         self.most = max(self.most, size)
         self.slab = self.kernels.reserve(size)
         self._queues = {lane: deque() for lane in LANES}
@@ -72,6 +72,7 @@ class FakeDevice(Device):
             while any(queue and not _blocked(queue[0]) for queue in self._queues.values()):
                 self._step()
         self.slab = None
+        self._views.clear()
 
     def submit(self, lane: Lane, work: Callable[[], None]) -> None:
         with self._lock:

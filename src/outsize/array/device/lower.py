@@ -19,7 +19,7 @@ from outsize.array.elementwise import Operation
 from outsize.array.fuse import Index, Instruction, Program, _slices
 from outsize.array.graph import Fill
 
-SLICE = 1 << 21
+SLICE = 1 << 24
 """Elements of a register: kernels this long are not bound by their launch, and a few registers stay small."""
 
 
@@ -186,8 +186,8 @@ def _pick(leaf: Any, index: Index) -> Any:
 
 
 def slice_elements(room: int, bytes_each: int) -> int:
-    """Elements of a slice whose registers take an eighth of the room at most."""
-    return max(256, min(SLICE, room // 8 // max(1, bytes_each)))
+    """Elements of a slice whose registers take a quarter of the room at most."""
+    return max(256, min(SLICE, room // 4 // max(1, bytes_each)))
 
 
 def leaf_bytes(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[Any]]) -> int:

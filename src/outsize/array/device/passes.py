@@ -28,6 +28,7 @@ from outsize.array.passes.reduction import ReducePass
 from outsize.array.reduce import Accumulator, Fold, Moments, States, outside
 from outsize.array.store.base import Block, Region, Sink, Store, region_shape
 from outsize.array.store.memory import MemorySink
+from outsize.array.tiles import Box
 from outsize.core.plan import Level as PlanLevel
 from outsize.core.units import format_bytes
 
@@ -37,6 +38,8 @@ SLOT = 256 << 20
 """Bytes of a slot beyond which longer copies gain nothing."""
 _WORKERS = 12
 """Threads that read and copy at most: enough to keep a disk, or the copies into page-locked memory, at their best."""
+_SENDING = 2e-4
+"""Seconds of the interpreter that a chunk costs."""
 _SLOTS = 4
 """Chunks on the device at once: one arriving, one computed, one leaving, one ready."""
 
@@ -104,6 +107,10 @@ class OnDevice(Pass):
 
     def size(self, room: int) -> bool:
         return super().size(room) and self.device_peak <= self.level.room
+
+    def _seconds(self, box: Box) -> float:
+        """Disk time, and what sending a chunk costs whatever its size."""
+        return super()._seconds(box) + _SENDING  # type: ignore[misc, no-any-return]
 
     @property
     def device_peak(self) -> int:  # type: ignore[override]

@@ -24,8 +24,12 @@ _STRIPS = 8
 """Strips in which a block of C leaves."""
 _STRIP_BYTES = 8 << 20
 """Strips shorter than this are not worth their copies."""
-_DEPTHS = (4, 3, 2, 1)
-"""Panels on the device at once."""
+_DEPTHS = (3, 2)
+"""Panels on the device at once; one where no more fit."""
+_PANELS = (64, 256, 1024, 2048, 4096, 8192)
+"""Depths of panels that are tried."""
+_NEAR = 1.001
+"""Times within this of the best are as good."""
 _CALL = 3e-5
 """Seconds that a panel costs whatever its size."""
 
@@ -75,14 +79,21 @@ class Blocks:
         return words * self.item + (m * n * self.wide if add else 0)
 
     def seconds(self, m: int, n: int, k: int, add: bool, rates: Rates, flops: float) -> float:
-        """Time of the whole: the slowest level, and what cannot overlap at the ends and between blocks."""
+        """Time of the whole: the slowest level, what cannot overlap at the ends and between blocks, and a little for
+        traffic that is hidden only as long as the link keeps its rate."""
         tiles = -(-m // self.rows) * -(-n // self.columns)
         panels = -(-k // self.panel)
         touched = 2.0 * m * n * panels * self.wide / rates.memory
-        work = 2.0 * m * n * k / flops + 0.25 * touched + tiles * panels * _CALL
-        slowest = max(self.sent(m, n, k, add) / rates.link_in, work, m * n * self.wide / rates.link_out)
+        work = 2.0 * m * n * k / flops + 0.5 * touched + tiles * panels * _CALL
         leaves = self.block_bytes / rates.link_out
-        return slowest + sum(self.panel_bytes) / rates.link_in + leaves + 0.3 * (tiles - 1) * leaves
+        head = self.depth * work / (tiles * panels)  # products behind a leaving block; the link rests meanwhile
+        sending = self.sent(m, n, k, add) / rates.link_in
+        slowest = 0.05 * sending + max(
+            sending + (tiles - 1) * 0.7 * leaves,
+            work + (tiles - 1) * (max(0.0, leaves - head) + leaves / _STRIPS),
+            m * n * self.wide / rates.link_out,
+        )
+        return slowest + sum(self.panel_bytes) / rates.link_in + max(leaves / _STRIPS, leaves - work / (tiles * panels))
 
 
 @functools.lru_cache(maxsize=256)
@@ -94,22 +105,22 @@ def choose_blocks(
     `line` is the most bytes that a row of a panel may have (a piece of page-locked memory has to hold it)."""
     rates = Rates(*rates_key[:3], flops={"d": rates_key[3]}, source="")
     found: list[tuple[float, int, Blocks]] = []
-    deepest = [step for step in (64, 128, 256, 512, 1024, 2048, 4096, 8192) if step < k] + [k]
-    for rows, columns in itertools.product(_cuts(m), _cuts(n)):
-        if rows * columns * wide > room or columns * max(item, wide) > line:
-            continue
-        for panel, depth in itertools.product(deepest, _DEPTHS):
-            if panel * item > line or rows * item > line:
+    panels = [step for step in _PANELS if step < min(k, line // item + 1)] + [k] * (k * item <= line)
+    for depths in (_DEPTHS, (1,)):
+        for rows, columns in itertools.product(_cuts(m), _cuts(n)):
+            if rows * columns * wide > room or columns * max(item, wide) > line or rows * item > line:
                 continue
-            steps = -(-k // panel) * -(-m // rows) * -(-n // columns)
-            blocks = Blocks(rows, columns, panel, min(depth, steps), item, wide)
-            if blocks.held <= room:
-                slow = 1.0 if depth > 1 else 1.5
-                found.append((blocks.seconds(m, n, k, False, rates, rates_key[3]) * slow, blocks.held, blocks))
-    if not found:
+            for panel, depth in itertools.product(panels, depths):
+                steps = -(-k // panel) * -(-m // rows) * -(-n // columns)
+                blocks = Blocks(rows, columns, panel, min(depth, steps), item, wide)
+                if blocks.held <= room:
+                    found.append((blocks.seconds(m, n, k, False, rates, rates_key[3]), blocks.held, blocks))
+        if found:
+            break
+    else:
         return None
     best = min(found, key=lambda row: row[:2])[0]
-    return min((row for row in found if row[0] <= best * 1.005), key=lambda row: row[1:2])[2]
+    return min((row for row in found if row[0] <= best * _NEAR), key=lambda row: row[1])[2]
 
 
 def _cuts(length: int) -> list[int]:

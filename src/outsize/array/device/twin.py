@@ -82,7 +82,7 @@ def _does_not_pay(work: OnDevice | DeviceContractPass) -> str | None:
     rates = work.level.device.rates()
     cores = len(os.sched_getaffinity(0))
     sent = sum(leaf.nbytes for leaf in work.leaves)
-    back = work.link_out()
+    back = sum(node.nbytes for node, _ in work.outputs)
     disk = sum(_from_disk(leaf) for leaf in work.leaves) / DISK_RATE
     there = max(sent / rates.link_in, back / rates.link_out, disk)
     if isinstance(work, DeviceContractPass):

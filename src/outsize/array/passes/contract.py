@@ -143,7 +143,7 @@ class ContractPass(Pass):
 
     def _plain(self) -> bool:
         """True where the sink's own block can be the accumulator: one matrix, rows as BLAS likes them."""
-        return self.batch == 0 and self.m == 1 and self.n == 1 and self.sink.order is None
+        return self.batch == 0 and self.m == 1 and self.n == 1 and self.sink.order in (None, (0, 1))
 
     def shape_up(self, manner: Manner, room: int) -> bool:
         split_at = len(self.node.shape)
