@@ -27,13 +27,35 @@ import torch
 
 import outsize
 import outsize.array as xp
+from outsize.array import work as array_work
+from outsize.array.device import contract as device_contract
 from outsize.array.device import cuda as device_cuda
 from outsize.array.device import passes as device_passes
+from outsize.array.device import pipeline as device_pipeline
 from outsize.array.device import torch_kernels
 from outsize.engine.pinned import lock_memory
 
 GIB = 1 << 30
 RESULT: dict = {"rows": []}
+
+
+CLOCK: dict = {}
+LAST: dict = {}
+
+
+def clocked(owner, name):
+    """Note how long a call takes, under its name."""
+    inner = getattr(owner, name)
+
+    def outer(*args, **options):
+        began = time.perf_counter()
+        try:
+            LAST[name] = inner(*args, **options)
+            return LAST[name]
+        finally:
+            CLOCK[f"s_in_{name}"] = time.perf_counter() - began
+
+    setattr(owner, name, outer)
 
 
 class Watch:
@@ -122,8 +144,8 @@ def copies(arena, size):
             second.copy_(other, non_blocking=True)
 
     found["link_both"] = 2 * size / best(both) / 1e9
-    for width in (4096, 16384, 131072):
-        rows = arena[:size].reshape(-1, 4 * width)[:, :width]
+    for width in (4096, 16384, 32768, 131072):
+        rows = arena[: size // 2].reshape(-1, 262144)[:, :width]
         target = card[: rows.size].view(rows.shape)
         seconds = best(lambda target=target, rows=rows: torch_kernels._copy(target, rows, inwards=True))
         found[f"link_in_rows_of_{width}"] = rows.size / seconds / 1e9
@@ -276,19 +298,19 @@ def product(arena, scale):
         (x[:4096, :4096] @ y[:4096, :4096]).compute(device="cuda")  # kernels are loaded, rates measured
         (x[:4096, :4096] @ y[:4096, :4096]).compute(device="cuda", tf32=True)
     flops = 2.0 * edge**3
-    for tf32 in (True, False):
+    for tf32 in STATE.get("kinds", (True, False)):
         name, ceiling = ("tf32", "tf32_tflops") if tf32 else ("fp32", "fp32_tflops")
         rate = RESULT["ceilings"][ceiling]
         with outsize.budget(host="16GiB", device=budget):
-            plan = (x @ y).plan(device="cuda", tf32=tf32)
             arithmetic = flops / rate / 1e12
-            link = next(level.amount for level in plan.steps[-1].levels if level.name == "link in")
-            roof = max(arithmetic, link / RESULT["ceilings"]["link_in"] / 1e9)
             for attempt in range(2 if tf32 else 1):
                 c[:: max(1, edge // 64)] = np.nan
                 with Watch() as watch:
                     (x @ y).compute(device="cuda", tf32=tf32, out=c)
-                say("1 product", f"ours {name} {edge}", seconds=watch.seconds, tflops=flops / watch.seconds / 1e12,
+                plan = LAST["make_plan"][1]
+                link = next(level.amount for level in plan.steps[-1].levels if level.name == "link in")
+                roof = max(arithmetic, link / RESULT["ceilings"]["link_in"] / 1e9)
+                say("1 product", f"ours {name} {edge}", seconds=watch.seconds, **CLOCK, tflops=flops / watch.seconds / 1e12,
                     share_of_rate=arithmetic / watch.seconds, share_of_roofline=roof / watch.seconds,
                     error=check_product(a, b, c, tf32), taken_MiB=watch.taken >> 20, budget_MiB=budget >> 20,
                     cut=plan.steps[-1].notes[-1], attempt=attempt)  # fmt: skip
@@ -435,13 +457,12 @@ def sweep(memory, arena, scale):
     """How many workers, and how much memory of each, for plain memory."""
     array, x, budget, _ = prepare(arena, scale)
     memory.close()
-    for workers, chunk in ((12, 64), (16, 32), (16, 64), (24, 32), (24, 64), (32, 32)):
-        device_passes._WORKERS, device_passes.CHUNK = workers, chunk << 20
-        device_passes.os.sched_getaffinity = lambda _, workers=workers: set(range(workers))
-        for name in ("mean", "variance"):
+    for workers, piece in ((12, 4), (12, 8), (12, 2), (8, 4), (8, 8), (10, 4), (14, 4), (16, 4), (12, 16)):
+        device_passes._WORKERS, device_pipeline.PIECE = workers, piece << 20
+        for name in ("mean",):
             with outsize.budget(host="8GiB", device=budget), Watch() as watch:
                 WORK[name](x).compute(device="cuda")
-            say("sweep", f"{workers} workers of {chunk} MiB, {name}", GBps=array.nbytes / watch.seconds / 1e9)
+            say("sweep", f"{workers} workers, pieces of {piece} MiB, {name}", GBps=array.nbytes / watch.seconds / 1e9)
 
 
 def from_disk(path, array, rows, scale, budget):
@@ -653,13 +674,18 @@ def main():
     parser.add_argument(
         "--parts", default="ceilings,product,peaks,equality,bad,disk_product,pinned,disk,beyond,plain,compile"
     )
+    parser.add_argument("--kinds", default="tf32,fp32", help="products to make")
     parser.add_argument("--limit", type=float, default=420, help="seconds after which no further part is begun")
     args = parser.parse_args()
     pathlib.Path(args.out).mkdir(parents=True, exist_ok=True)
+    STATE["kinds"] = tuple(kind == "tf32" for kind in args.kinds.split(","))
     began = time.perf_counter()
     RESULT.update(out=args.out, date=time.strftime("%Y-%m-%d"), card=torch.cuda.get_device_name(), torch=torch.__version__,
                   scale=args.scale, cores=len(os.sched_getaffinity(0)))  # fmt: skip
     torch.zeros(1, device="cuda")
+    for owner, name in ((array_work, "make_plan"), (device_cuda.TorchDevice, "open"), (device_cuda.TorchDevice, "close"),
+                        (device_contract, "stream_product")):  # fmt: skip
+        clocked(owner, name)
     started = time.perf_counter()
     memory = lock_memory((64 * GIB) // args.scale)
     say("setup", "memory locked", GiB=memory.nbytes / GIB, seconds=time.perf_counter() - started,

@@ -66,11 +66,17 @@ def _device(trip: Itinerary) -> Iterator[None]:
     if trip.level is None or size == 0:
         yield
         return
-    trip.level.device.open(size, trip.level.tf32)
+    device = trip.level.device
+    device.open(size, trip.level.tf32)
     try:
         yield
+    except Exception as error:
+        told = device.told(error)
+        if told is None:
+            raise
+        raise told from error
     finally:
-        trip.level.device.close()
+        device.close()
 
 
 def _cores() -> int:

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from outsize.array.store.base import Block
+from outsize.core.errors import OutOfMemory
 from outsize.core.memory import Pool
 
 Lane = Literal["in", "work", "out"]
@@ -168,6 +169,10 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def reaches(self, block: Block) -> bool:
         """True where it can copy this host memory by itself: page-locked memory."""
+
+    def told(self, error: Exception) -> OutOfMemory | None:
+        """Our own word for an error of its library that means that its memory ran out."""
+        return None
 
     @abc.abstractmethod
     def open(self, size: int, tf32: bool) -> None:

@@ -16,6 +16,8 @@ from outsize.core.units import format_bytes
 from outsize.machine.budget import SHARE, current_wishes
 
 _NAMES = "'cuda', 'cuda:1', 'cupy', 'auto' or 'cpu'"
+_MARGIN = 128 << 20
+"""Bytes left alone on a card that others have nearly filled: kernels are loaded as they are first used."""
 _FAKE_LIMIT = 64 << 20
 """Bytes of the pretended device where no budget is set."""
 
@@ -55,7 +57,7 @@ def _level(device: Device, tf32: bool, *, strict: bool) -> Level:
         return Level(device, int(left * SHARE), f"{SHARE:.0%} of the {format_bytes(left)} available", strict, tf32)
     if left < wish:
         reason = f"{format_bytes(wish)} set by you, {format_bytes(left)} left: {why}"
-        return Level(device, left, reason, strict, tf32)
+        return Level(device, max(0, left - _MARGIN * (device.outside > 0)), reason, strict, tf32)
     return Level(device, wish, "set by you", strict, tf32)
 
 

@@ -117,7 +117,7 @@ class DeviceContractPass(ContractPass):
         line = self.ring // PIECES if self.ring else 1 << 40
         key = (rates.link_in, rates.link_out, rates.memory, flops)
         found = None if manner.bare else choose_blocks(m, n, k, item, wide, self.level.room, line, key)
-        least = Blocks(min(m, _BARE), min(n, _BARE), min(k, _BARE), 1, item, wide)
+        least = Blocks(min(m, _BARE), min(n, _BARE), min(k, _BARE), min(m, _BARE), 1, 1, item, wide)
         return found or least
 
     @property
@@ -229,6 +229,6 @@ class DeviceContractPass(ContractPass):
         blocks = max(self.blocks.values(), key=lambda found: found.held)
         return (
             f"in RAM: {stays}, panels of {self.panel} stream",
-            f"on {self.level.device.name}: {blocks.rows}x{blocks.columns} of C stay, {blocks.depth} panels of {blocks.panel} "
+            f"on {self.level.device.name}: {blocks.rows}x{blocks.columns} of C stay, panels of {blocks.panel} "
             f"stream, {format_bytes(blocks.held)}; {kind} at {rate / 1e12:.0f} TFLOP/s ({rates.source})",
         )

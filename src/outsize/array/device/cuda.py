@@ -71,17 +71,22 @@ class TorchDevice(Device):
     def reaches(self, block: Block) -> bool:
         return is_locked(block)
 
+    def told(self, error: Exception) -> OutOfMemory | None:
+        if not isinstance(error, torch.OutOfMemoryError) and "ALLOC_FAILED" not in str(error):
+            return None
+        left, why = self.available()
+        return OutOfMemory(
+            f"{self.name} has {format_bytes(left)} left, and that was not enough: {why}; free some, or give a smaller "
+            f"device budget"
+        )
+
     def open(self, size: int, tf32: bool) -> None:
         self._precision.enter_context(precision(tf32))
         try:
             self.slab = self.kernels.reserve(size)
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
             self._precision.close()
-            left, why = self.available()
-            raise OutOfMemory(
-                f"{self.name} has {format_bytes(left)} left and {format_bytes(size)} are needed: {why}; free some, or "
-                f"give a smaller device budget"
-            ) from None
+            raise self.told(error) or error from None
         begun = torch.cuda.current_stream(self.index)
         for lane in LANES:
             _streams(self.index)[lane].wait_stream(begun)

@@ -97,7 +97,7 @@ class OnDevice(Pass):
     def shape_up(self, manner: Manner, room: int) -> bool:
         each = sum(chain.registers(1 << 12) for chain in self.chains.values()) >> 12
         self.elements = 256 if manner.bare else slice_elements(self.level.room, each + 2 * self.temporaries())
-        self.device_slots = min(_SLOTS, manner.workers)
+        self.device_slots = manner.workers if self.staged() else min(_SLOTS, manner.workers)
         done = super().shape_up(manner, room)  # type: ignore[safe-super]
         if not done:
             return False
@@ -132,6 +132,15 @@ class OnDevice(Pass):
         numbers = {id(leaf): number for number, leaf in enumerate(self.leaves)}
         return [arrays[numbers[id(leaf)]] if moved else None
                 for leaf, moved in zip(chain.program.leaves, chain.moved, strict=True)]  # fmt: skip
+
+    def staged(self) -> bool:
+        """True where a leaf lies in memory that the device does not reach, so that every worker fills a slot by itself."""
+        frame = self.frame()
+        corners = [tuple((0, min(1, n)) for n in leaf.shape) for leaf in self.leaves]
+        return any(
+            load(leaf, corner, frame, self.level.device).ring is not None
+            for leaf, corner in zip(self.leaves, corners, strict=True)
+        )
 
     def link_in(self) -> int:
         """Bytes sent over the link in all."""

@@ -8,21 +8,29 @@ for as long as its chunk is under way. Host memory that the device can reach by 
 
 from __future__ import annotations
 
+import functools
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from outsize.array.copy import copy_block
 from outsize.array.device.base import Device, Event, array_bytes, straight
 from outsize.array.elementwise import broadcast_region
 from outsize.array.frame import Frame
 from outsize.array.graph import Node, Source
-from outsize.array.store.base import Block, Region, Store, region_shape
+from outsize.array.store.base import Block, Buffer, Region, Store, region_shape
 from outsize.array.store.flat import FlatStore
 from outsize.array.store.memory import MemoryStore
+
+PIECE = 4 << 20
+"""Bytes of a piece: long enough for the link, and all workers' pieces together stay in a processor's last cache, so that
+staging costs its memory one read and no write."""
+_PIECES = 2
+"""Pieces of a ring: one is filled while the other is sent."""
 
 
 @dataclass(slots=True)
@@ -51,28 +59,52 @@ class Parcel:
     """A host block on its way: as it is sent, and how its axes are turned back on the device."""
 
     block: Block
-    """In C order of its own axes; contiguous, or rows at a pitch."""
+    """With its axes from slow to fast as they lie in memory."""
     back: tuple[int, ...]
     """Order that gives the original axes."""
+    ring: Buffer | None
+    """Page-locked memory through which it goes piece by piece; None where it is sent as it lies."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """dtype on the device."""
+        return self.block.dtype.newbyteorder("=")
 
     def view(self, device: Device, offset: int) -> tuple[Any, Any]:
         """(the array that is sent to, the same with the original axes)."""
-        target = device.view(offset, self.block.shape, self.block.dtype)
+        target = device.view(offset, self.block.shape, self.dtype)
         return target, device.kernels.turn(target, self.back)
 
 
 def pack(block: Block, frame: Frame, device: Device, *, direct: bool | None = None) -> Parcel:
-    """A block as it can be sent: as it lies where the device reaches it, else copied into the worker's memory."""
+    """A block as it can be sent: as it lies where the device reaches it, else through a ring in the worker's memory."""
     order = tuple(sorted(range(block.ndim), key=lambda axis: (-abs(block.strides[axis]), axis)))
     turned = block.transpose(order)
     back = tuple(int(axis) for axis in np.argsort(order))
     if direct is None:
         direct = sendable(turned) and (_inside(turned, frame) or device.reaches(turned))
     if direct:
-        return Parcel(turned, back)
-    packed = frame.array(turned.shape, block.dtype.newbyteorder("="))
-    frame.copy(packed, turned)
-    return Parcel(packed, back)
+        return Parcel(turned, back, None)
+    size = min(_PIECES * PIECE, _PIECES * array_bytes(turned.shape, block.dtype))
+    if frame.ring is None or size > frame.ring.nbytes:
+        frame.ring = frame.bytes(size)
+    return Parcel(turned, back, frame.ring)
+
+
+def cut(block: Block, limit: int) -> Iterator[tuple[int, Block]]:
+    """(elements before it, part) of a block in C order, in parts of at most `limit` bytes that are whole in it."""
+    if block.nbytes <= limit or block.size == 1:
+        yield 0, block
+        return
+    if block.flags.c_contiguous:
+        flat, step = block.reshape(-1), max(1, limit // block.itemsize)
+        yield from ((low, flat[low : low + step]) for low in range(0, flat.size, step))
+        return
+    inner = block.size // block.shape[0]
+    step = max(1, limit // max(1, inner * block.itemsize))
+    for low in range(0, block.shape[0], step):
+        for before, part in cut(block[low : low + step] if step > 1 else block[low], limit):
+            yield low * inner + before, part
 
 
 def sendable(block: Block) -> bool:
@@ -136,6 +168,27 @@ class Pipeline:
         finally:
             self._free.put(place)
 
+    def _stage(self, parcel: Parcel, offset: int) -> None:
+        """Send a parcel through its ring: a piece is filled again when its copy has been made."""
+        assert parcel.ring is not None
+        device, dtype = self.device, parcel.dtype
+        size = parcel.ring.nbytes // _PIECES
+        pieces: list[tuple[Buffer, Event | None]] = [
+            (parcel.ring[number * size : (number + 1) * size], None) for number in range(_PIECES)
+        ]
+        for before, part in cut(parcel.block, size):
+            memory, event = pieces.pop(0)
+            if event is not None:
+                event.wait()
+            staged: Block = np.ndarray(part.shape, dtype, memory.data)
+            copy_block(staged, part)
+            target = device.view(offset + before * dtype.itemsize, part.shape, dtype)
+            device.submit("in", functools.partial(device.kernels.upload, target, staged))
+            pieces.append((memory, device.record("in")))
+        for _, event in pieces:
+            if event is not None:
+                event.wait()
+
     def _send(self, parcels: Sequence[Parcel | None], work: Any, place: int) -> Event:
         device = self.device
         arrays: list[Any] = []
@@ -145,7 +198,10 @@ class Pipeline:
                 arrays.append(None)
                 continue
             target, turned = parcel.view(device, place)
-            sends.append((target, parcel.block))
+            if parcel.ring is None:
+                sends.append((target, parcel.block))
+            else:
+                self._stage(parcel, place)
             arrays.append(turned)
             place += array_bytes(parcel.block.shape, parcel.block.dtype)
         returns: list[tuple[Block, Any]] = []

@@ -2,9 +2,10 @@
 
 In: matrices on the host (any size, row by row or column by column), a number of bytes on the device. Out: C = A @ B, or
 C + A @ B, on the host. The block of C is chosen so that the link's time hides under the arithmetic's: a square block of
-c x c needs 2/c words an operation, and panels are deep enough that C is seldom read and written. Copies in, products and
-copies out run on three lanes. A finished block leaves in strips; the first panels of the next block are multiplied strip
-by strip behind it, so that neither arithmetic nor link waits for the whole block to have left.
+c x c needs 2/c words an operation, and panels are deep enough that C is seldom read and written and that rows of A are
+sent in long runs. Copies in, products and copies out run on three lanes. A block is worked on in strips of rows: panels
+of B stay for all strips, strips of A come and go. The last panels of a block are multiplied strip by strip, so that
+strips leave one after another while others are still worked on, and the next block begins where the first has left.
 """
 
 from __future__ import annotations
@@ -21,17 +22,21 @@ from outsize.array.device.porter import Porter
 from outsize.array.store.base import Block
 
 _STRIPS = 8
-"""Strips in which a block of C leaves."""
+"""Strips in which a block of C is worked on."""
 _STRIP_BYTES = 8 << 20
-"""Strips shorter than this are not worth their copies."""
-_DEPTHS = (3, 2)
-"""Panels on the device at once; one where no more fit."""
-_PANELS = (64, 256, 1024, 2048, 4096, 8192)
+"""Strips of C shorter than this are not worth their copies."""
+_KEPT = ((3, 6), (3, 4), (2, 4), (2, 2), (1, 1))
+"""Panels of B and strips of A on the device at once, from generous to bare."""
+_PANELS = (64, 256, 1024, 2048, 4096, 8192, 16384)
 """Depths of panels that are tried."""
+_SMALL = 64
+"""Blocks of less than this part of the room are not looked at where larger ones fit."""
 _NEAR = 1.001
 """Times within this of the best are as good."""
 _CALL = 3e-5
-"""Seconds that a panel costs whatever its size."""
+"""Seconds that a product of a strip costs whatever its size."""
+_ROW = 1e-8
+"""Seconds that a row costs on the link whatever its length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +49,12 @@ class Blocks:
     """Columns of a block of C."""
     panel: int
     """Columns of A and rows of B in a panel."""
-    depth: int
-    """Panels on the device at once."""
+    strip: int
+    """Rows of a strip of a block."""
+    panels: int
+    """Panels of B on the device at once."""
+    strips: int
+    """Strips of A on the device at once."""
     item: int
     """Bytes of an element of A and B."""
     wide: int
@@ -57,43 +66,46 @@ class Blocks:
         return padded(self.rows * self.columns * self.wide)
 
     @property
-    def panel_bytes(self) -> tuple[int, int]:
-        """Bytes of a panel of A and of B."""
-        return padded(self.rows * self.panel * self.item), padded(self.panel * self.columns * self.item)
+    def strip_bytes(self) -> int:
+        """Bytes of a strip of A."""
+        return padded(self.strip * self.panel * self.item)
+
+    @property
+    def panel_bytes(self) -> int:
+        """Bytes of a panel of B."""
+        return padded(self.panel * self.columns * self.item)
 
     @property
     def cast_bytes(self) -> tuple[int, int]:
-        """Bytes of the panels in C's dtype, where that is another."""
+        """Bytes of a strip of A and a panel of B in C's dtype, where that is another."""
         if self.item == self.wide:
             return 0, 0
-        return padded(self.rows * self.panel * self.wide), padded(self.panel * self.columns * self.wide)
+        return padded(self.strip * self.panel * self.wide), padded(self.panel * self.columns * self.wide)
 
     @property
     def held(self) -> int:
         """Bytes on the device."""
-        return self.block_bytes + self.depth * sum(self.panel_bytes) + sum(self.cast_bytes)
+        return self.block_bytes + self.panels * self.panel_bytes + self.strips * self.strip_bytes + sum(self.cast_bytes)
 
     def sent(self, m: int, n: int, k: int, add: bool) -> int:
         """Bytes over the link to the device."""
         words = k * (m * -(-n // self.columns) + n * -(-m // self.rows))
         return words * self.item + (m * n * self.wide if add else 0)
 
-    def seconds(self, m: int, n: int, k: int, add: bool, rates: Rates, flops: float) -> float:
+    def seconds(self, m: int, n: int, k: int, rates: Rates, flops: float) -> float:
         """Time of the whole: the slowest level, what cannot overlap at the ends and between blocks, and a little for
         traffic that is hidden only as long as the link keeps its rate."""
-        tiles = -(-m // self.rows) * -(-n // self.columns)
-        panels = -(-k // self.panel)
-        touched = 2.0 * m * n * panels * self.wide / rates.memory
-        work = 2.0 * m * n * k / flops + 0.5 * touched + tiles * panels * _CALL
+        down, across, deep = -(-m // self.rows), -(-n // self.columns), -(-k // self.panel)
+        tiles, cuts = down * across, -(-self.rows // self.strip)
+        touched = 2.0 * m * n * deep * self.wide / rates.memory
+        work = 2.0 * m * n * k / flops + 0.5 * touched + tiles * deep * cuts * _CALL
+        sending = self.sent(m, n, k, False) / rates.link_in + (m * across * deep + k * down * across) * _ROW
         leaves = self.block_bytes / rates.link_out
-        head = self.depth * work / (tiles * panels)  # products behind a leaving block; the link rests meanwhile
-        sending = self.sent(m, n, k, add) / rates.link_in
-        slowest = 0.05 * sending + max(
-            sending + (tiles - 1) * 0.7 * leaves,
-            work + (tiles - 1) * (max(0.0, leaves - head) + leaves / _STRIPS),
-            m * n * self.wide / rates.link_out,
-        )
-        return slowest + sum(self.panel_bytes) / rates.link_in + max(leaves / _STRIPS, leaves - work / (tiles * panels))
+        tail = min(self.panels - 1, deep) * work / (tiles * deep)
+        stall = max(0.0, leaves * (1 - 1 / cuts) - tail) + (leaves / cuts if self.panels < 3 else 0.0)
+        fill = (self.panel_bytes + self.strip_bytes) / rates.link_in
+        slowest = max(sending, work, m * n * self.wide / rates.link_out)
+        return slowest + 0.05 * sending + fill + tiles * stall + leaves / cuts
 
 
 @functools.lru_cache(maxsize=256)
@@ -102,25 +114,35 @@ def choose_blocks(
 ) -> Blocks | None:
     """The cut that takes the least time inside `room` bytes; of equally good ones the smallest. None where none fits.
 
-    `line` is the most bytes that a row of a panel may have (a piece of page-locked memory has to hold it)."""
-    rates = Rates(*rates_key[:3], flops={"d": rates_key[3]}, source="")
+    `line` is the most bytes that a row may have (a piece of page-locked memory has to hold it)."""
+    rates = Rates(*rates_key[:3], flops={}, source="")
     found: list[tuple[float, int, Blocks]] = []
-    panels = [step for step in _PANELS if step < min(k, line // item + 1)] + [k] * (k * item <= line)
-    for depths in (_DEPTHS, (1,)):
-        for rows, columns in itertools.product(_cuts(m), _cuts(n)):
+    deep = [step for step in _PANELS if step < min(k, line // item + 1)] + [k] * (k * item <= line)
+    shapes = sorted(itertools.product(_cuts(m), _cuts(n)), key=lambda shape: -shape[0] * shape[1])
+    for panels, strips in _KEPT:
+        for rows, columns in shapes:
             if rows * columns * wide > room or columns * max(item, wide) > line or rows * item > line:
                 continue
-            for panel, depth in itertools.product(panels, depths):
-                steps = -(-k // panel) * -(-m // rows) * -(-n // columns)
-                blocks = Blocks(rows, columns, panel, min(depth, steps), item, wide)
+            if found and rows * columns * wide * _SMALL < room:
+                break
+            strip = _strip(rows, columns * wide)
+            for panel in deep:
+                blocks = Blocks(rows, columns, panel, strip, panels, strips, item, wide)
                 if blocks.held <= room:
-                    found.append((blocks.seconds(m, n, k, False, rates, rates_key[3]), blocks.held, blocks))
-        if found:
+                    found.append((blocks.seconds(m, n, k, rates, rates_key[3]), blocks.held, blocks))
+        if found and panels == 2:
             break
-    else:
+    if not found:
         return None
     best = min(found, key=lambda row: row[:2])[0]
     return min((row for row in found if row[0] <= best * _NEAR), key=lambda row: row[1])[2]
+
+
+def _strip(rows: int, row_bytes: int) -> int:
+    """Rows of a strip: few strips where the block is small, whole multiples of what kernels like where it is large."""
+    count = max(1, min(_STRIPS, rows * row_bytes // _STRIP_BYTES))
+    step = -(-rows // count)
+    return min(rows, -(-step // 128) * 128) if step > 512 else step
 
 
 def _cuts(length: int) -> list[int]:
@@ -131,134 +153,118 @@ def _cuts(length: int) -> list[int]:
 
 
 @dataclass(slots=True)
-class _Run:
+class _Place:
+    """Memory on the device that is used again and again."""
+
+    offset: int
+    free: Event | None = None
+    """When its last product is done."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A matrix on the device."""
+
+    array: Any
+    arrived: Event
+    place: _Place
+    followed: bool = False
+
+
+class _Product:
     """One product under way."""
 
-    device: Device
-    porter: Porter
-    blocks: Blocks
-    a: Block
-    b: Block
-    c: Block
-    dtype: np.dtype[Any]
-    add: bool
-    tf32: bool
-    free: list[Event | None]
-    """Per place for a panel: when its last product is done."""
-    drained: list[Event]
-    """Per strip: when the last block's strip has left."""
-    shape: tuple[int, ...] = ()
-    """Shape of that block."""
+    def __init__(
+        self, device: Device, porter: Porter, blocks: Blocks, dtype: np.dtype[Any], add: bool, tf32: bool
+    ) -> None:
+        self.device, self.porter, self.blocks = device, porter, blocks
+        self.dtype, self.add, self.tf32 = dtype, add, tf32
+        start = blocks.block_bytes
+        self._panels = [_Place(start + i * blocks.panel_bytes) for i in range(blocks.panels)]
+        start += blocks.panels * blocks.panel_bytes
+        self._strips = [_Place(start + i * blocks.strip_bytes) for i in range(blocks.strips)]
+        self._casts = start + blocks.strips * blocks.strip_bytes
+        self._drained: list[Event] = []
+        self._shape: tuple[int, ...] = ()
 
+    def block(self, a: Block, b: Block, c: Block) -> None:
+        """One block of C."""
+        kept = self.device.view(0, c.shape, self.dtype)
+        strips = [
+            slice(low, min(c.shape[0], low + self.blocks.strip)) for low in range(0, c.shape[0], self.blocks.strip)
+        ]
+        depths = [slice(low, low + self.blocks.panel) for low in range(0, a.shape[1], self.blocks.panel)]
+        tail = max(1, min(self.blocks.panels - 1, len(depths)))
+        drained: list[Event] = []
+        for depth in range(len(depths) - tail):
+            panel = self._send(b[depths[depth]], self._panels)
+            for number, strip in enumerate(strips):
+                self._multiply(kept, c, a, panel, strip, depths[depth], number if depth == 0 else None)
+            self._done(panel)
+        first = len(depths) == tail
+        panels = [self._send(b[span], self._panels) for span in depths[-tail:]]
+        for number, strip in enumerate(strips):
+            for panel, span in zip(panels, depths[-tail:], strict=True):
+                begins = first and span.start == 0
+                self._multiply(kept, c, a, panel, strip, span, number if begins else None)
+            self.device.follow("out", self.device.record("work"))
+            self.porter.fetch(c[strip], kept[strip])
+            drained.append(self.device.record("out"))
+        for panel in panels:
+            self._done(panel)
+        self._drained, self._shape = drained, c.shape
 
-@dataclass(frozen=True, slots=True)
-class _Panel:
-    """A panel of A and of B on the device."""
+    def _send(self, block: Block, places: list[_Place]) -> _Sent:
+        place = places.pop(0)
+        places.append(place)
+        if place.free is not None:
+            self.device.follow("in", place.free)
+        array = self.porter.send(block, place.offset)
+        return _Sent(array, self.device.record("in"), place)
 
-    place: int
-    a: Any
-    b: Any
-    arrived: Event
+    def _done(self, sent: _Sent) -> None:
+        sent.place.free = self.device.record("work")
+
+    def _multiply(
+        self, kept: Any, c: Block, a: Block, panel: _Sent, strip: slice, span: slice, begins: int | None
+    ) -> None:
+        """A strip of A times a panel of B, into its strip of C; `begins` is the strip's number where it is its first."""
+        device = self.device
+        left = self._send(a[strip, span], self._strips)
+        if begins is not None:
+            for event in self._drained[begins : begins + 1] if self._shape == c.shape else self._drained:
+                device.follow("in" if self.add else "work", event)
+            if self.add:
+                self.porter.send(c[strip], strip.start * c.shape[1] * self.dtype.itemsize)
+                device.follow("work", device.record("in"))
+        if not panel.followed:
+            device.follow("work", panel.arrived)
+            panel.followed = True
+        device.follow("work", left.arrived)
+        add = self.add or begins is None
+        device.submit("work", functools.partial(self._call, kept[strip], left.array, panel.array, add))
+        self._done(left)
+
+    def _call(self, c: Any, a: Any, b: Any, add: bool) -> None:
+        if self.blocks.item != self.blocks.wide:
+            a, b = self._widen(a, self._casts), self._widen(b, self._casts + self.blocks.cast_bytes[0])
+        self.device.kernels.multiply(c, a, b, add, self.tf32)
+
+    def _widen(self, value: Any, place: int) -> Any:
+        wide = self.device.view(place, tuple(value.shape), self.dtype)
+        self.device.kernels.cast(wide, value)
+        return wide
 
 
 def stream_product(
     device: Device, porter: Porter, blocks: Blocks, a: Block, b: Block, c: Block, *, add: bool, tf32: bool
 ) -> None:
     """c = a @ b (or c + a @ b), c's memory on the host included, by the time this returns."""
-    run = _Run(device, porter, blocks, a, b, c, c.dtype, add, tf32, [None] * blocks.depth, [])
-    step = 0
+    product = _Product(device, porter, blocks, c.dtype, add, tf32)
     for low, left in itertools.product(range(0, c.shape[0], blocks.rows), range(0, c.shape[1], blocks.columns)):
         rows, columns = slice(low, low + blocks.rows), slice(left, left + blocks.columns)
-        step = _block(run, a[rows], b[:, columns], c[rows, columns], step)
+        product.block(a[rows], b[:, columns], c[rows, columns])
     porter.finish()
-
-
-def _block(run: _Run, a: Block, b: Block, c: Block, step: int) -> int:
-    """One block of C; returns the number of panels sent so far."""
-    device, blocks = run.device, run.blocks
-    kept = device.view(0, c.shape, run.dtype)
-    strips = _strips(c.shape[0], c.nbytes)
-    starts = list(range(0, a.shape[1], blocks.panel))
-    head = min(blocks.depth, len(starts)) if run.drained else 1
-    tail = max(head, len(starts) - 1)
-    panels: list[_Panel] = []
-    for number, start in enumerate(starts):
-        stretch = slice(start, start + blocks.panel)
-        panels.append(_send_panel(run, a[:, stretch], b[stretch], step % blocks.depth))
-        step += 1
-        if number == head - 1:
-            _multiply_in_strips(run, kept, c, strips, panels, first=True, last=head == len(starts))
-            panels = []
-        elif number >= head and number < tail:
-            (panel,) = panels
-            device.follow("work", panel.arrived)
-            device.submit("work", functools.partial(_multiply, run, kept, panel.a, panel.b, True))
-            run.free[panel.place] = device.record("work")
-            panels = []
-        elif number >= tail:
-            _multiply_in_strips(run, kept, c, strips, panels, first=False, last=True)
-            panels = []
-    return step
-
-
-def _send_panel(run: _Run, a: Block, b: Block, place: int) -> _Panel:
-    device, blocks = run.device, run.blocks
-    sizes = blocks.panel_bytes
-    offset = blocks.block_bytes + place * sum(sizes)
-    before = run.free[place]
-    if before is not None:
-        device.follow("in", before)
-    first = run.porter.send(a, offset)
-    second = run.porter.send(b, offset + sizes[0])
-    return _Panel(place, first, second, device.record("in"))
-
-
-def _multiply_in_strips(
-    run: _Run, kept: Any, c: Block, strips: list[slice], panels: list[_Panel], *, first: bool, last: bool
-) -> None:
-    """Some panels, strip by strip: behind the block that leaves, or ahead of this one's leaving."""
-    device = run.device
-    drained = []
-    for number, strip in enumerate(strips):
-        if first:
-            for event in run.drained[number : number + 1] if run.shape == c.shape else run.drained:
-                device.follow("in" if run.add else "work", event)
-            if run.add:
-                run.porter.send(c[strip], strip.start * c.shape[1] * run.dtype.itemsize)
-                device.follow("work", device.record("in"))
-        for order, panel in enumerate(panels):
-            if number == 0:
-                device.follow("work", panel.arrived)
-            add = run.add or not first or order > 0
-            device.submit("work", functools.partial(_multiply, run, kept[strip], panel.a[strip], panel.b, add))
-        if last:
-            device.follow("out", device.record("work"))
-            run.porter.fetch(c[strip], kept[strip])
-            drained.append(device.record("out"))
-    for panel in panels:
-        run.free[panel.place] = device.record("work")
-    if last:
-        run.drained, run.shape = drained, c.shape
-
-
-def _multiply(run: _Run, c: Any, a: Any, b: Any, add: bool) -> None:
-    kernels, blocks = run.device.kernels, run.blocks
-    if blocks.item != blocks.wide:
-        first = blocks.block_bytes + blocks.depth * sum(blocks.panel_bytes)
-        a, b = (_widen(run, value, place) for value, place in ((a, first), (b, first + blocks.cast_bytes[0])))
-    kernels.multiply(c, a, b, add, run.tf32)
-
-
-def _widen(run: _Run, value: Any, place: int) -> Any:
-    wide = run.device.view(place, tuple(value.shape), run.dtype)
-    run.device.kernels.cast(wide, value)
-    return wide
-
-
-def _strips(rows: int, size: int) -> list[slice]:
-    count = max(1, min(_STRIPS, rows, size // _STRIP_BYTES))
-    step = -(-rows // count)
-    return [slice(low, min(rows, low + step)) for low in range(0, rows, step)]
 
 
 def link_floor(m: int, n: int, k: int, item: int, wide: int, room: int, add: bool) -> int:
