@@ -138,8 +138,9 @@ class Plan(Noun):
             worst = max(self.steps, key=lambda step: step.peak(allowance.pool))
             smallest = {"host": self.smallest, "device": self.smallest_device}.get(allowance.pool.kind)
             way_out = "" if smallest is None else f"; the smallest budget that works is {format_bytes(smallest)}"
+            why = f" ({allowance.reason})" if allowance.pool.kind == "device" and allowance.reason else ""
             raise BudgetError(
                 f"{self.name}: step '{worst.name}' holds {format_bytes(needed)} of {allowance.pool}, "
-                f"the budget is {format_bytes(allowance.bytes)}{way_out}",
+                f"the budget is {format_bytes(allowance.bytes)}{why}{way_out}",
                 needed=needed, budget=allowance.bytes, smallest=smallest, culprit=worst.name, plan=self,
             )  # fmt: skip

@@ -194,6 +194,12 @@ class Device(abc.ABC):
     def follow(self, lane: Lane, event: Event) -> None:
         """What is submitted to the lane from now on runs after the event."""
 
+    def send(self, block: Block, offset: int) -> Event:
+        """Copy a contiguous host block to an offset of the reserved memory, on the lane `in`; when it is done."""
+        target = self.view(offset, block.shape, block.dtype)
+        self.submit("in", lambda: self.kernels.upload(target, block))
+        return self.record("in")
+
     def view(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """An array inside the reserved memory."""
         key = (offset, shape, dtype.char)

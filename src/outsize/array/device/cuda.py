@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from outsize.array.device.base import LANES, Device, Event, Lane, Rates
-from outsize.array.device.torch_kernels import TorchKernels, precision
+from outsize.array.device.torch_kernels import TorchKernels, copy_bytes, precision
 from outsize.array.store.base import Block
 from outsize.core.errors import OutOfMemory
 from outsize.core.memory import Pool
@@ -29,14 +30,18 @@ _TEMPORARIES = 32 << 20
 
 
 class _Moment:
-    """A CUDA event; waiting for it lets other threads use the processor."""
+    """A CUDA event. It is asked, with pauses, rather than waited for: the driver's own waiting either keeps a core busy or
+    has the card interrupt for every event, which many threads with small copies cannot bear."""
 
     def __init__(self, stream: Any) -> None:
-        self.event = torch.cuda.Event(blocking=True)
+        self.event = torch.cuda.Event()
         self.event.record(stream)
 
     def wait(self) -> None:
-        self.event.synchronize()
+        pause = 2e-5
+        while not self.event.query():
+            time.sleep(pause)
+            pause = min(4e-4, 2 * pause)
 
 
 class TorchDevice(Device):
@@ -50,6 +55,7 @@ class TorchDevice(Device):
         self.pool = Pool(kind="device", index=index)
         self.kernels = TorchKernels(self.name)
         self._precision = contextlib.ExitStack()
+        self._address = 0
 
     def available(self) -> tuple[int, str]:
         free, total = torch.cuda.mem_get_info(self.index)
@@ -87,6 +93,7 @@ class TorchDevice(Device):
         except torch.OutOfMemoryError as error:
             self._precision.close()
             raise self.told(error) or error from None
+        self._address = self.slab.data_ptr()
         begun = torch.cuda.current_stream(self.index)
         for lane in LANES:
             _streams(self.index)[lane].wait_stream(begun)
@@ -103,6 +110,11 @@ class TorchDevice(Device):
     def submit(self, lane: Lane, work: Callable[[], None]) -> None:
         with torch.cuda.stream(_streams(self.index)[lane]):
             work()
+
+    def send(self, block: Block, offset: int) -> Event:
+        if not copy_bytes(self._address + offset, block, _streams(self.index)["in"].cuda_stream):
+            return super().send(block, offset)
+        return self.record("in")
 
     def record(self, lane: Lane) -> Event:
         return _Moment(_streams(self.index)[lane])
@@ -122,8 +134,8 @@ def _holders(index: int) -> str:
     from outsize.machine.system import LiveSystem
 
     reading = next((r for r in read_devices(LiveSystem())[0] if r.pool.index == index), None)
-    names = [f"{holder.name or 'process'} ({holder.pid}) {format_bytes(holder.bytes)}"
-             for holder in (reading.holders if reading is not None else ())]  # fmt: skip
+    others = [holder for holder in (reading.holders if reading is not None else ()) if holder.pid != os.getpid()]
+    names = [f"{holder.name or 'process'} ({holder.pid}) {format_bytes(holder.bytes)}" for holder in others]
     return f": {', '.join(names[:3])}" if names else ""
 
 

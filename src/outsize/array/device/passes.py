@@ -37,7 +37,8 @@ CHUNK = 64 << 20
 SLOT = 256 << 20
 """Bytes of a slot beyond which longer copies gain nothing."""
 _WORKERS = 12
-"""Threads that read and copy at most: enough to keep a disk, or the copies into page-locked memory, at their best."""
+"""Threads that read and copy at most: enough to keep a disk, or the copies into page-locked memory, at their best. More
+of them only take memory's bandwidth from each other."""
 _SENDING = 2e-4
 """Seconds of the interpreter that a chunk costs."""
 _SLOTS = 4

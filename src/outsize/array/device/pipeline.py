@@ -8,7 +8,6 @@ for as long as its chunk is under way. Host memory that the device can reach by 
 
 from __future__ import annotations
 
-import functools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from outsize.array.store.base import Block, Buffer, Region, Store, region_shape
 from outsize.array.store.flat import FlatStore
 from outsize.array.store.memory import MemoryStore
 
-PIECE = 4 << 20
+PIECE = 8 << 20
 """Bytes of a piece: long enough for the link, and all workers' pieces together stay in a processor's last cache, so that
 staging costs its memory one read and no write."""
 _PIECES = 2
@@ -182,9 +181,7 @@ class Pipeline:
                 event.wait()
             staged: Block = np.ndarray(part.shape, dtype, memory.data)
             copy_block(staged, part)
-            target = device.view(offset + before * dtype.itemsize, part.shape, dtype)
-            device.submit("in", functools.partial(device.kernels.upload, target, staged))
-            pieces.append((memory, device.record("in")))
+            pieces.append((memory, device.send(staged, offset + before * dtype.itemsize)))
         for _, event in pieces:
             if event is not None:
                 event.wait()

@@ -232,3 +232,14 @@ def _copy(tensor: Any, block: Block, *, inwards: bool) -> None:
         code = library.cudaMemcpy2DAsync(here, pitch, there, width, width, count, kind, stream)
     if code:
         raise RuntimeError(f"the CUDA runtime refused a copy of {count} rows of {width} bytes: error {code}")
+
+
+def copy_bytes(address: int, block: Block, stream: int) -> bool:
+    """One asynchronous copy of a contiguous block to an address of the device; False where the runtime is not at hand."""
+    library = _runtime()
+    if library is None:
+        return False
+    code = library.cudaMemcpyAsync(address, block.ctypes.data, block.nbytes, _TO_DEVICE, stream)
+    if code:
+        raise RuntimeError(f"the CUDA runtime refused a copy of {block.nbytes} bytes: error {code}")
+    return True
