@@ -140,6 +140,28 @@ class Array:
         )
         return Array(make.source(store))
 
+    def tiles(
+        self, device: Any = None, prefetch: int = 2, budget: int | str | None = None, *, write: bool = False,
+        shape: tuple[int, ...] | None = None,
+    ) -> Any:  # fmt: skip
+        """Its tiles as torch tensors on a device, one after another, the next ones read and sent ahead.
+
+        `write=True` writes each tile back after its turn, into an array of `outsize.empty` or one opened with `mode="r+"`.
+        The iterator's `region` says which part the present tile is. A tile is good until the next is asked for.
+
+        >>> for tile in x.tiles(device="cuda"): my_kernel(tile)
+        """
+        from outsize.array.device.walk import Tiles
+
+        return Tiles(self.node, device, prefetch, budget, write, shape)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """The values for other libraries: shared where they lie in memory, computed first otherwise."""
+        return to_numpy(self.node).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Block:
         found = to_numpy(self.node)
         if dtype is not None and found.dtype != dtype:

@@ -194,6 +194,14 @@ class Device(abc.ABC):
     def follow(self, lane: Lane, event: Event) -> None:
         """What is submitted to the lane from now on runs after the event."""
 
+    def meet(self, event: Any) -> None:
+        """Let what the user does from now on come after an event."""
+        event.wait()
+
+    def leave(self) -> Any:
+        """The moment when all that the user has begun so far is done."""
+        return self.record("work")
+
     def send(self, block: Block, offset: int) -> Event:
         """Copy a contiguous host block to an offset of the reserved memory, on the lane `in`; when it is done."""
         target = self.view(offset, block.shape, block.dtype)

@@ -111,6 +111,12 @@ class TorchDevice(Device):
         with torch.cuda.stream(_streams(self.index)[lane]):
             work()
 
+    def meet(self, event: Any) -> None:
+        torch.cuda.current_stream(self.index).wait_event(event.event)
+
+    def leave(self) -> Any:
+        return _Moment(torch.cuda.current_stream(self.index))
+
     def send(self, block: Block, offset: int) -> Event:
         if not copy_bytes(self._address + offset, block, _streams(self.index)["in"].cuda_stream):
             return super().send(block, offset)
