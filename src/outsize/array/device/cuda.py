@@ -7,6 +7,7 @@ run would leave one behind each time.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import time
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from outsize.array.device.base import LANES, Device, Event, Lane, Rates
-from outsize.array.device.torch_kernels import TorchKernels, copy_bytes, precision
+from outsize.array.device.torch_kernels import _TO_DEVICE, TorchKernels, cuda_runtime, precision
 from outsize.array.store.base import Block
 from outsize.core.errors import OutOfMemory
 from outsize.core.memory import Pool
@@ -25,6 +26,8 @@ from outsize.engine.pinned import is_locked, lock_memory
 
 _WORKSPACES = 64 << 20
 """cuBLAS takes 32 MiB on Hopper for each of the two threads that may submit products."""
+_NO_TIMING = 2
+"""cudaEventDisableTiming."""
 _TEMPORARIES = 32 << 20
 """What reductions take for their partial results, and the rounding of torch's allocator."""
 
@@ -42,6 +45,27 @@ class _Moment:
         while not self.event.query():
             time.sleep(pause)
             pause = min(4e-4, 2 * pause)
+
+
+class _QuickMoment:
+    """The same through the runtime itself, for many threads with small pieces."""
+
+    def __init__(self, runtime: Any, stream: int) -> None:
+        self._runtime, self._event = runtime, ctypes.c_void_p()
+        code = runtime.cudaEventCreateWithFlags(ctypes.byref(self._event), _NO_TIMING)
+        code = code or runtime.cudaEventRecord(self._event, stream)
+        if code:
+            raise RuntimeError(f"the CUDA runtime refused an event: error {code}")
+
+    def wait(self) -> None:
+        pause = 2e-5
+        while self._runtime.cudaEventQuery(self._event):
+            self._runtime.cudaGetLastError()  # "not ready" must not be taken for an error by the next who asks
+            time.sleep(pause)
+            pause = min(4e-4, 2 * pause)
+
+    def __del__(self) -> None:
+        self._runtime.cudaEventDestroy(self._event)
 
 
 class TorchDevice(Device):
@@ -118,9 +142,14 @@ class TorchDevice(Device):
         return _Moment(torch.cuda.current_stream(self.index))
 
     def send(self, block: Block, offset: int) -> Event:
-        if not copy_bytes(self._address + offset, block, _streams(self.index)["in"].cuda_stream):
+        runtime = cuda_runtime(quick=True)
+        if runtime is None or self.index != 0:  # a thread's plain calls go to the first device
             return super().send(block, offset)
-        return self.record("in")
+        stream = _streams(self.index)["in"].cuda_stream
+        code = runtime.cudaMemcpyAsync(self._address + offset, block.ctypes.data, block.nbytes, _TO_DEVICE, stream)
+        if code:
+            raise RuntimeError(f"the CUDA runtime refused a copy of {block.nbytes} bytes: error {code}")
+        return _QuickMoment(runtime, stream)
 
     def record(self, lane: Lane) -> Event:
         return _Moment(_streams(self.index)[lane])

@@ -37,8 +37,9 @@ CHUNK = 64 << 20
 SLOT = 256 << 20
 """Bytes of a slot beyond which longer copies gain nothing."""
 _WORKERS = 12
-"""Threads that read and copy at most: enough to keep a disk, or the copies into page-locked memory, at their best. More
-of them only take memory's bandwidth from each other."""
+"""Threads that read at most: enough to keep a disk at its best."""
+_COPIERS = 8
+"""Threads that copy from memory that the device does not reach: more only wait for memory and for each other."""
 _SENDING = 2e-4
 """Seconds of the interpreter that a chunk costs."""
 _SLOTS = 4
@@ -89,7 +90,8 @@ class OnDevice(Pass):
         return most + 2 * padded(self.elements * self.temporaries())
 
     def manners(self, room: int) -> list[Manner]:
-        return device_manners(max(2, min(_WORKERS, len(os.sched_getaffinity(0)))), room)
+        most = _COPIERS if self.staged() else _WORKERS
+        return device_manners(max(2, min(most, len(os.sched_getaffinity(0)))), room)
 
     def holds(self, frame: Frame, buffer: int) -> bool:
         room = (self.level.room - self.scratch()) // self.device_slots
@@ -123,6 +125,11 @@ class OnDevice(Pass):
         device = self.level.device
         self.pipeline = Pipeline(device, self.scratch(), self.slot_device_bytes, self.device_slots)
         self.runners = {key: Runner(chain, device, 0, self.elements) for key, chain in self.chains.items()}
+
+    def end(self) -> None:
+        """Let go of every array on the device, so that its memory goes back with the run."""
+        self.runners.clear()
+        del self.pipeline
 
     def send(self, region: Region, frame: Frame) -> list[Parcel]:
         """Every leaf's block of a region."""

@@ -195,18 +195,23 @@ _TO_DEVICE, _TO_HOST = 1, 2
 
 
 @functools.cache
-def _runtime() -> Any:
-    """The CUDA runtime that torch has loaded, for copies of rows at a pitch: torch itself packs those on the processor
-    first. None where it is not a library of its own."""
+def cuda_runtime(quick: bool = False) -> Any:
+    """The CUDA runtime that torch has loaded, for what torch does not offer. None where it is not a library of its own.
+
+    Copies of rows at a pitch: torch itself packs those on the processor first. And, `quick`, calls that keep the
+    interpreter's lock: many threads that send small pieces spend more time on handing it over than on the calls."""
     torch.cuda.init()
     with open("/proc/self/maps") as maps:
         paths = sorted({line.split(None, 5)[-1].strip() for line in maps if "libcudart" in line})
     for path in paths:
         with contextlib.suppress(OSError, AttributeError):
-            library = ctypes.CDLL(path)
+            library = ctypes.PyDLL(path) if quick else ctypes.CDLL(path)
             size, pointer = ctypes.c_size_t, ctypes.c_void_p
             library.cudaMemcpy2DAsync.argtypes = [pointer, size, pointer, size, size, size, ctypes.c_int, pointer]
             library.cudaMemcpyAsync.argtypes = [pointer, pointer, size, ctypes.c_int, pointer]
+            library.cudaEventCreateWithFlags.argtypes = [ctypes.POINTER(pointer), ctypes.c_uint]
+            library.cudaEventRecord.argtypes = [pointer, pointer]
+            library.cudaEventQuery.argtypes = library.cudaEventDestroy.argtypes = [pointer]
             return library
     return None
 
@@ -214,7 +219,7 @@ def _runtime() -> Any:
 def _copy(tensor: Any, block: Block, *, inwards: bool) -> None:
     """One asynchronous copy on the current stream between a contiguous tensor and a host block."""
     rows = rows_of(block)
-    library = _runtime()
+    library = cuda_runtime()
     if rows is None or library is None or not tensor.is_contiguous():
         host = torch.from_numpy(block)
         tensor.copy_(host, non_blocking=True) if inwards else host.copy_(tensor, non_blocking=True)
@@ -232,14 +237,3 @@ def _copy(tensor: Any, block: Block, *, inwards: bool) -> None:
         code = library.cudaMemcpy2DAsync(here, pitch, there, width, width, count, kind, stream)
     if code:
         raise RuntimeError(f"the CUDA runtime refused a copy of {count} rows of {width} bytes: error {code}")
-
-
-def copy_bytes(address: int, block: Block, stream: int) -> bool:
-    """One asynchronous copy of a contiguous block to an address of the device; False where the runtime is not at hand."""
-    library = _runtime()
-    if library is None:
-        return False
-    code = library.cudaMemcpyAsync(address, block.ctypes.data, block.nbytes, _TO_DEVICE, stream)
-    if code:
-        raise RuntimeError(f"the CUDA runtime refused a copy of {block.nbytes} bytes: error {code}")
-    return True
