@@ -1,10 +1,11 @@
-"""What the array engine asks of a device: memory reserved once, three lanes of work in order, and a few kernels.
+"""What the array engine asks of a device: memory reserved once, lanes of work in order, and a few kernels.
 
-A lane is a queue whose work runs in order: `in` copies to the device, `work` computes, `out` copies back. Lanes run at
-the same time; an event recorded on one can be followed by another, and waited for by a thread of the host. Nothing else
-orders them. All memory is one reserved stretch of bytes, out of which the passes cut arrays, so that what a device
-holds is known to the byte before it runs. The kernels (elementwise functions, reductions, a matrix product) come from
-an array library; `Kernels` is the small part of one that is needed.
+A lane is a queue whose work runs in order: `in` copies to the device, `work` computes, `out` copies back; `side` is for
+kernels that may run beside those of `work`. Lanes run at the same time; an event recorded on one can be followed by
+another, and waited for by a thread of the host. Nothing else orders them. All memory is one reserved stretch of bytes,
+out of which the passes cut arrays, so that what a device holds is known to the byte before it runs. The kernels
+(elementwise functions, reductions, a matrix product) come from an array library; `Kernels` is the small part of one that
+is needed.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from outsize.array.store.base import Block
 from outsize.core.errors import OutOfMemory
 from outsize.core.memory import Pool
 
-Lane = Literal["in", "work", "out"]
-LANES: tuple[Lane, ...] = ("in", "work", "out")
+Lane = Literal["in", "work", "side", "out"]
+LANES: tuple[Lane, ...] = ("in", "work", "side", "out")
 
 ALIGNMENT = 512
 """Bytes: arrays on a device begin at multiples of this, as its own allocators place them."""

@@ -148,9 +148,11 @@ class DeviceContractPass(ContractPass):
 
     def begin(self) -> None:
         self._crew = ThreadPoolExecutor(max(1, min(_CREW, len(os.sched_getaffinity(0)))), "outsize-porter")
+        self._conductor = ThreadPoolExecutor(1, "outsize-product")  # libraries keep a workspace for every thread
 
     def end(self) -> None:
         if self._crew is not None:
+            self._conductor.shutdown()
             self._crew.shutdown()
             self._crew = None
 
@@ -182,7 +184,9 @@ class DeviceContractPass(ContractPass):
             for i in range(total.shape[0]):
                 add = any(start > 0 for start, _ in chunk)
                 porter = Porter(device, ring, crew, reaches)
-                stream_product(device, porter, blocks, a[i], b[i], total[i], add=add, tf32=self.level.tf32)
+                self._conductor.submit(
+                    stream_product, device, porter, blocks, a[i], b[i], total[i], add=add, tf32=self.level.tf32
+                ).result()
         self.progress(total.size * a.shape[2])
 
     def link_out(self) -> int:

@@ -25,7 +25,7 @@ from outsize.core.units import format_bytes
 from outsize.engine.pinned import is_locked, lock_memory
 
 _WORKSPACES = 64 << 20
-"""cuBLAS takes 32 MiB on Hopper for each of the two threads that may submit products."""
+"""cuBLAS takes 32 MiB on Hopper for each of the two streams that products run on."""
 _NO_TIMING = 2
 """cudaEventDisableTiming."""
 _TEMPORARIES = 32 << 20

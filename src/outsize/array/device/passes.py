@@ -128,7 +128,7 @@ class OnDevice(Pass):
 
     def end(self) -> None:
         """Let go of every array on the device, so that its memory goes back with the run."""
-        self.runners.clear()
+        self.runners = {}
         del self.pipeline
 
     def send(self, region: Region, frame: Frame) -> list[Parcel]:

@@ -25,7 +25,7 @@ from outsize.array.store.base import Block, Buffer, Region, Store, region_shape
 from outsize.array.store.flat import FlatStore
 from outsize.array.store.memory import MemoryStore
 
-PIECE = 4 << 20
+PIECE = 8 << 20
 """Bytes of a piece: long enough for the link, and all workers' pieces together stay in a processor's last cache, so that
 staging costs its memory one read and no write."""
 _PIECES = 2

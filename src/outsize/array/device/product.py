@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from outsize.array.device.base import Device, Event, Rates, padded
+from outsize.array.device.base import Device, Event, Lane, Rates, padded
 from outsize.array.device.porter import Porter
 from outsize.array.store.base import Block
 
@@ -157,8 +157,8 @@ class _Place:
     """Memory on the device that is used again and again."""
 
     offset: int
-    free: Event | None = None
-    """When its last product is done."""
+    free: list[Event] = field(default_factory=list)
+    """When its last products are done."""
 
 
 @dataclass(slots=True)
@@ -168,7 +168,8 @@ class _Sent:
     array: Any
     arrived: Event
     place: _Place
-    followed: bool = False
+    followed: set[Lane] = field(default_factory=set)
+    """Lanes that wait for it already."""
 
 
 class _Product:
@@ -184,6 +185,8 @@ class _Product:
         start += blocks.panels * blocks.panel_bytes
         self._strips = [_Place(start + i * blocks.strip_bytes) for i in range(blocks.strips)]
         self._casts = start + blocks.strips * blocks.strip_bytes
+        self._lanes: tuple[Lane, ...] = ("work", "side") if blocks.item == blocks.wide else ("work",)
+        """Strips in turn: the last wave of one product leaves room for the first of the next."""
         self._drained: list[Event] = []
         self._shape: tuple[int, ...] = ()
 
@@ -199,51 +202,50 @@ class _Product:
         for depth in range(len(depths) - tail):
             panel = self._send(b[depths[depth]], self._panels)
             for number, strip in enumerate(strips):
-                self._multiply(kept, c, a, panel, strip, depths[depth], number if depth == 0 else None)
-            self._done(panel)
+                self._multiply(kept, c, a, panel, strip, depths[depth], number, begins=depth == 0)
+            self._done(panel, *self._lanes)
         first = len(depths) == tail
         panels = [self._send(b[span], self._panels) for span in depths[-tail:]]
         for number, strip in enumerate(strips):
             for panel, span in zip(panels, depths[-tail:], strict=True):
-                begins = first and span.start == 0
-                self._multiply(kept, c, a, panel, strip, span, number if begins else None)
-            self.device.follow("out", self.device.record("work"))
+                self._multiply(kept, c, a, panel, strip, span, number, begins=first and span.start == 0)
+            self.device.follow("out", self.device.record(self._lanes[number % len(self._lanes)]))
             self.porter.fetch(c[strip], kept[strip])
             drained.append(self.device.record("out"))
         for panel in panels:
-            self._done(panel)
+            self._done(panel, *self._lanes)
         self._drained, self._shape = drained, c.shape
 
     def _send(self, block: Block, places: list[_Place]) -> _Sent:
         place = places.pop(0)
         places.append(place)
-        if place.free is not None:
-            self.device.follow("in", place.free)
+        for event in place.free:
+            self.device.follow("in", event)
         array = self.porter.send(block, place.offset)
         return _Sent(array, self.device.record("in"), place)
 
-    def _done(self, sent: _Sent) -> None:
-        sent.place.free = self.device.record("work")
+    def _done(self, sent: _Sent, *lanes: Lane) -> None:
+        sent.place.free = [self.device.record(lane) for lane in lanes]
 
     def _multiply(
-        self, kept: Any, c: Block, a: Block, panel: _Sent, strip: slice, span: slice, begins: int | None
+        self, kept: Any, c: Block, a: Block, panel: _Sent, strip: slice, span: slice, number: int, *, begins: bool
     ) -> None:
-        """A strip of A times a panel of B, into its strip of C; `begins` is the strip's number where it is its first."""
-        device = self.device
+        """A strip of A times a panel of B, into its strip of C; `begins` where it is the strip's first."""
+        device, lane = self.device, self._lanes[number % len(self._lanes)]
         left = self._send(a[strip, span], self._strips)
-        if begins is not None:
-            for event in self._drained[begins : begins + 1] if self._shape == c.shape else self._drained:
-                device.follow("in" if self.add else "work", event)
+        if begins:
+            for event in self._drained[number : number + 1] if self._shape == c.shape else self._drained:
+                device.follow("in" if self.add else lane, event)
             if self.add:
                 self.porter.send(c[strip], strip.start * c.shape[1] * self.dtype.itemsize)
-                device.follow("work", device.record("in"))
-        if not panel.followed:
-            device.follow("work", panel.arrived)
-            panel.followed = True
-        device.follow("work", left.arrived)
-        add = self.add or begins is None
-        device.submit("work", functools.partial(self._call, kept[strip], left.array, panel.array, add))
-        self._done(left)
+                device.follow(lane, device.record("in"))
+        if lane not in panel.followed:
+            device.follow(lane, panel.arrived)
+            panel.followed.add(lane)
+        device.follow(lane, left.arrived)
+        add = self.add or not begins
+        device.submit(lane, functools.partial(self._call, kept[strip], left.array, panel.array, add))
+        self._done(left, lane)
 
     def _call(self, c: Any, a: Any, b: Any, add: bool) -> None:
         if self.blocks.item != self.blocks.wide:
