@@ -7,6 +7,7 @@ inside a budget of bytes. Every name below is loaded at its first use, so that `
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from outsize.core.errors import BudgetError, InputError, OutOfMemory, OutsizeError, StoreError
@@ -78,6 +79,8 @@ set_drawing(_load_drawing)
 
 
 def _load_listener() -> Listener | None:
+    if sys.stderr is None or not sys.stderr.isatty():  # asked first: drawing is slow to import
+        return None
     from outsize.report.progress import terminal_listener
 
     return terminal_listener()

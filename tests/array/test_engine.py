@@ -50,6 +50,7 @@ class Count:
         self.folded: dict[int, list[int]] = {}
         self.closed: list[int] = []
         self.in_flight = self.most = 0
+        self.written: dict[int, list[int]] = {}
 
     def chunks(self, tile: int) -> Iterator[int]:
         return iter(range(tile + 1))
@@ -74,13 +75,24 @@ class Count:
     def fold(self, tile: int, chunk: int, state: list[int], payload: int) -> None:
         state.append(payload)
 
+    def pieces(self, tile: int, state: list[int]) -> Iterator[int]:
+        assert state == list(range(tile + 1))
+        return iter(range(tile % 4))
+
+    def write(self, tile: int, state: list[int], piece: int) -> None:
+        time.sleep(0.001 * (piece % 2))
+        self.written.setdefault(tile, []).append(piece)
+
     def close(self, tile: int, state: list[int]) -> None:
+        assert sorted(self.written.get(tile, [])) == list(range(tile % 4))
         self.closed.append(tile)
         self.in_flight -= 1
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
-def test_chunks_are_folded_in_order_and_no_more_tiles_are_in_flight_than_slots(ahead: int) -> None:
+def test_chunks_are_folded_in_order_pieces_are_written_before_a_tile_closes_and_tiles_in_flight_keep_to_the_slots(
+    ahead: int,
+) -> None:
     work = Count(ahead)
     run_work(work, range(20), MemoryPool(1 << 20))
     assert work.folded == {tile: list(range(tile + 1)) for tile in range(20)}

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -170,6 +170,12 @@ class _Recorded:
 
     def fold(self, tile: tuple[int, Region], chunk: Region, state: Any, payload: Any) -> None:
         self._work.fold(tile[1], chunk, state, payload)
+
+    def pieces(self, tile: tuple[int, Region], state: Any) -> Iterable[Region]:
+        return self._work.pieces(tile[1], state)
+
+    def write(self, tile: tuple[int, Region], state: Any, piece: Region) -> None:
+        self._work.write(tile[1], state, piece)
 
     def close(self, tile: tuple[int, Region], state: Any) -> None:
         self._work.close(tile[1], state)

@@ -22,6 +22,7 @@ from outsize.array.plan import Itinerary, make_plan
 from outsize.array.run import digest_of, run_itinerary
 from outsize.array.store.base import Block, Region, Sink, Store
 from outsize.array.store.memory import MemorySink
+from outsize.array.store.partial import JOURNAL
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.events import Listener
 from outsize.core.memory import HOST, Allowance, Budget
@@ -154,7 +155,7 @@ def _save(
 
     given, reason = resolve_budget(budget)
     sink = create_sink(path, node.shape, node.dtype, resume=resume, **options)
-    journal = Journal(sink.partial + ".journal") if sink.partial and node.nbytes >= JOURNALED else None
+    journal = Journal(sink.partial + JOURNAL) if sink.partial and node.nbytes >= JOURNALED else None
     if journal is not None and budget is None and resume:
         given = _earlier_budget(journal, given)
     try:

@@ -237,9 +237,17 @@ class Pass(abc.ABC):
     def fold(self, tile: Region, chunk: Region, state: Any, payload: Any) -> None:
         """Bring it into the state."""
 
+    def pieces(self, tile: Region, state: Any) -> Iterable[Region]:
+        """Parts of the tile that may be written at once; none where closing it writes it."""
+        return ()
+
+    def write(self, tile: Region, state: Any, piece: Region) -> None:
+        """Write a part of the tile."""
+        raise AssertionError(piece)
+
     @abc.abstractmethod
     def close(self, tile: Region, state: Any) -> None:
-        """Write the tile."""
+        """Write what is not written yet, and tell of it."""
 
 
 def traffic(frame: Frame) -> int:
