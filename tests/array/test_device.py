@@ -271,5 +271,26 @@ def test_blocks_of_a_large_product_hide_the_link_under_the_arithmetic() -> None:
         assert blocks.sent(65536, 65536, 65536, False) / 55e9 < 2 * 65536**3 / flops
 
 
+def test_a_card_that_cannot_be_started_is_an_error_or_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice(ArrayKernels(np), limit=1 << 20)
+
+    def full() -> tuple[int, str]:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(device, "available", full)
+    with pytest.raises(OutOfMemory, match="cannot be started, others may hold all of it"):
+        (outsize.open(A) * 2).compute(device=device)
+    monkeypatch.setattr(choose, "_find", lambda name: device)
+    with pytest.warns(UserWarning, match="on the processor: fake cannot be started"):
+        np.testing.assert_array_equal((outsize.open(A) * 2).compute(device="auto"), A * 2)
+
+
+def test_the_budget_of_page_locked_memory_is_kept() -> None:
+    device = FakeDevice(ArrayKernels(np), limit=1 << 20)
+    with outsize.budget(device="1MiB", pinned="128KiB"):
+        plan = (outsize.open(A) * 2).plan("64MiB", device=device)
+    assert plan.fits and plan.peak() <= 128 << 10
+
+
 def test_device_pools_are_told_apart() -> None:
     assert str(Pool(kind="device", index=1)) == "device 1"

@@ -157,6 +157,20 @@ def test_a_saved_chain_of_passes_equals_numpy(
 
 
 @QUICK
+@given(st.data(), SEEDS, devices(), st.sampled_from([1 << 18, 1 << 20, 1 << 26]), st.booleans())
+def test_a_saved_product_equals_numpy(
+    tmp_path: Path, data: Any, seed: int, device: FakeDevice, host: int, disk: bool
+) -> None:
+    m, n, k = (data.draw(st.integers(1, 150)) for _ in range(3))
+    a, b = values("f4", (m, k), seed), values("f4", (k, n), seed + 1)
+    x, y = place(a, tmp_path, disk), place(b, tmp_path, not disk, "y")
+    with outsize.budget(device=device.size):
+        saved = (x @ y).save(tmp_path / "c.npy", host, progress=False, device=device)
+    want = a.astype("f8") @ b.astype("f8")
+    np.testing.assert_allclose(saved.compute(), want, rtol=1e-3, atol=1e-2)
+
+
+@QUICK
 @given(st.integers(1, 5000), st.sampled_from(["chain", "fold", "product"]), SEEDS)
 def test_a_plan_fits_the_device_or_names_the_smallest_budget_that_works(limit: int, kind: str, seed: int) -> None:
     a = values("f4", (40, 30), seed)

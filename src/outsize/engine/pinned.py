@@ -50,9 +50,13 @@ class Pinned:
         return torch.from_numpy(self.array)
 
     def close(self) -> None:
-        """Unlock it. No copy to or from it may be under way."""
+        """Unlock it, after every copy that is under way."""
         if self._registered:
+            import torch
+
             self._registered = self.locked = False
+            with contextlib.suppress(RuntimeError):  # a device that has failed copies nothing any more
+                torch.cuda.synchronize()
             _cudart().cudaHostUnregister(self.array.ctypes.data)
 
     def __enter__(self) -> Pinned:

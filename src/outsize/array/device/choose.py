@@ -11,7 +11,7 @@ from typing import Any
 
 from outsize.array.device.base import Device
 from outsize.array.device.pipeline import Level
-from outsize.core.errors import InputError
+from outsize.core.errors import InputError, OutOfMemory
 from outsize.core.units import format_bytes
 from outsize.machine.budget import SHARE, current_wishes
 
@@ -35,9 +35,9 @@ def find_level(device: Any, tf32: bool = False) -> tuple[Level | None, tuple[str
         return _level(_find(name), tf32, strict=True), ()
     try:
         found = _find("cuda")
-    except InputError as error:
+        level = _level(found, tf32, strict=False)
+    except (InputError, OutOfMemory) as error:
         return None, (_warn(f"on the processor: {error}"),)
-    level = _level(found, tf32, strict=False)
     if level.room == 0:
         left, why = found.available()
         return None, (_warn(f"on the processor: {found.name} has {format_bytes(left)} left, {why}"),)
@@ -50,15 +50,21 @@ def _warn(note: str) -> str:
 
 
 def _level(device: Device, tf32: bool, *, strict: bool) -> Level:
-    wish = current_wishes().device
-    left, why = device.available()
+    wishes = current_wishes()
+    wish = wishes.device
+    try:
+        left, why = device.available()
+    except RuntimeError as error:  # the driver needs a few hundred MiB before it says anything
+        raise OutOfMemory(f"{device.name} cannot be started, others may hold all of it: {error}") from None
     device.limit = min(left, wish or left)
     if wish is None:
-        return Level(device, int(left * SHARE), f"{SHARE:.0%} of the {format_bytes(left)} available", strict, tf32)
-    if left < wish:
+        budget, reason = int(left * SHARE), f"{SHARE:.0%} of the {format_bytes(left)} available"
+    elif left < wish:
+        budget = max(0, left - _MARGIN * (device.outside > 0))
         reason = f"{format_bytes(wish)} set by you, {format_bytes(left)} left: {why}"
-        return Level(device, max(0, left - _MARGIN * (device.outside > 0)), reason, strict, tf32)
-    return Level(device, wish, "set by you", strict, tf32)
+    else:
+        budget, reason = wish, "set by you"
+    return Level(device, budget, reason, strict, tf32, wishes.pinned)
 
 
 def _find(name: str) -> Device:

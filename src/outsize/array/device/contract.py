@@ -98,7 +98,10 @@ class DeviceContractPass(ContractPass):
         if ring != self.ring:
             self.ring = ring
             self._probes.clear()
-        return super().shape_up(manner, room) and self._cut(manner)
+        done = super().shape_up(manner, room)
+        if done and self.workers > 1 and len(self.grid) > 1 and self.peak + self.slot_bytes <= room:
+            self.slots = 2  # a tile is written while the next one is made
+        return done and self._cut(manner)
 
     def _cut(self, manner: Manner) -> bool:
         """Choose blocks for every kind of tile and panel."""
@@ -130,7 +133,7 @@ class DeviceContractPass(ContractPass):
         return max((blocks.held for blocks in self.blocks.values()), default=0)
 
     def size(self, room: int) -> bool:
-        return super().size(room) and self.device_peak <= self.level.room
+        return super().size(self.level.lockable(room)) and self.device_peak <= self.level.room
 
     def _seconds(self, box: Box) -> float:
         """The slowest level's time for one panel."""

@@ -109,7 +109,7 @@ class OnDevice(Pass):
         return manner.bare or self.device_peak <= self.level.room
 
     def size(self, room: int) -> bool:
-        return super().size(room) and self.device_peak <= self.level.room
+        return super().size(self.level.lockable(room)) and self.device_peak <= self.level.room
 
     def _seconds(self, box: Box) -> float:
         """Disk time, and what sending a chunk costs whatever its size."""

@@ -46,6 +46,12 @@ class Level:
     """True where the user named the device: what cannot run on it is an error, not a note."""
     tf32: bool = False
     """True where products of float32 may be rounded to TF32's ten bits."""
+    pinned: int | None = None
+    """Bytes of host memory that may be page-locked, None where the host's budget is the only limit."""
+
+    def lockable(self, room: int) -> int:
+        """What of the host's room may be page-locked."""
+        return room if self.pinned is None else min(room, self.pinned)
 
     @property
     def room(self) -> int:
