@@ -147,7 +147,7 @@ def copies(arena, size):
     for width in (4096, 16384, 32768, 131072):
         rows = arena[: size // 2].reshape(-1, 262144)[:, :width]
         target = card[: rows.size].view(rows.shape)
-        seconds = best(lambda target=target, rows=rows: torch_kernels._copy(target, rows, inwards=True))
+        seconds = best(lambda target=target, rows=rows: torch_kernels.copy_rows(target, rows, inwards=True))
         found[f"link_in_rows_of_{width}"] = rows.size / seconds / 1e9
     return found
 
@@ -282,13 +282,13 @@ def square_tiles(a, b, c, tile):
             left, right, block = room[which]
             with torch.cuda.stream(streams[which]):
                 for k in range(0, edge, tile):
-                    torch_kernels._copy(left, a[i : i + tile, k : k + tile], inwards=True)
-                    torch_kernels._copy(right, b[k : k + tile, j : j + tile], inwards=True)
+                    torch_kernels.copy_rows(left, a[i : i + tile, k : k + tile], inwards=True)
+                    torch_kernels.copy_rows(right, b[k : k + tile, j : j + tile], inwards=True)
                     if k:
                         torch.addmm(block, left, right, out=block)
                     else:
                         torch.mm(left, right, out=block)
-                torch_kernels._copy(block, c[i : i + tile, j : j + tile], inwards=False)
+                torch_kernels.copy_rows(block, c[i : i + tile, j : j + tile], inwards=False)
             number += 1
     torch.cuda.synchronize()
 

@@ -222,6 +222,24 @@ def test_tiles_refuse_what_cannot_be() -> None:
         x.tiles("fake", shape=(100, 100))
 
 
+def test_a_tile_is_never_the_users_own_memory() -> None:
+    mine = A.copy()
+    for tile in outsize.open(mine).tiles(shape=(100, 200)):
+        tile.zero_()
+    np.testing.assert_array_equal(mine, A)
+
+
+def test_trivial_work_runs_on_the_processor_also_where_a_device_is_named() -> None:
+    device = choose.make_fake(1 << 20)
+    x = outsize.open(A)
+    for made, want in (
+        (outsize.open(np.float32(3)) * 2, np.float32(6)), (outsize.open(np.float32(3)).sum(), np.float32(3)),
+        (x.T, A.T), (xp.full((3, 4), 2.0) + 1, np.full((3, 4), 3.0)), (x[:0].sum(axis=0), A[:0].sum(axis=0)),
+        (x[:0] * 2, A[:0]), (xp.concat([x, x]), np.concatenate([A, A])), (x[:, :0] @ x[:0, :], A[:, :0] @ A[:0, :]),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(made.compute(device=device), want)
+
+
 def test_tiles_choose_a_shape_inside_the_budget() -> None:
     device = choose.make_fake(1 << 16)
     with outsize.budget(device="64KiB"):

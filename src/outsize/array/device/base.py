@@ -176,8 +176,10 @@ class Device(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def open(self, size: int, tf32: bool) -> None:
-        """Reserve memory and make the lanes ready; `OutOfMemory` where it cannot be had."""
+    def open(self, size: int, tf32: bool | None = None) -> None:
+        """Reserve memory and make the lanes ready; `OutOfMemory` where it cannot be had.
+
+        `tf32` says how products of float32 are done from here on; None leaves that as the program has set it."""
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 
 from outsize.array.barrier import Contract
-from outsize.array.device.lower import Refused
+from outsize.array.device.lower import Refused, Trivial
 from outsize.array.device.passes import DISK_RATE
-from outsize.array.device.pipeline import Level, _inside, sendable
+from outsize.array.device.pipeline import Level, lies_in, sendable
 from outsize.array.device.porter import PIECES, Porter
 from outsize.array.device.product import Blocks, choose_blocks, link_floor, stream_product
 from outsize.array.frame import Frame
 from outsize.array.graph import Node, Source, walk
 from outsize.array.passes.base import Manner
-from outsize.array.passes.contract import ContractPass, _grouped, _State
+from outsize.array.passes.contract import ContractPass, grouped
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape
 from outsize.array.store.memory import MemorySink, MemoryStore
 from outsize.array.tiles import Box
@@ -53,7 +53,7 @@ class DeviceContractPass(ContractPass):
             raise Refused(f"products of {node.dtype.name} are the processor's")
         super().__init__(node, sink, bindings)
         if math.prod(self.lengths) == 0:
-            raise Refused("nothing is summed")
+            raise Trivial("nothing is summed")
         self.level, self.leaves = level, list(node.inputs)
         self.ring = 0
         self.blocks: dict[tuple[int, int, int], Blocks] = {}
@@ -108,7 +108,7 @@ class DeviceContractPass(ContractPass):
         self.blocks = {}
         split_at = len(self.node.shape)
         for region, _ in self.kinds():
-            m, n = _grouped(region_shape(region[:split_at]), (self.batch, self.m, self.n))[-2:]
+            m, n = grouped(region_shape(region[:split_at]), (self.batch, self.m, self.n))[-2:]
             k = math.prod(region_shape(region[split_at:]))
             self.blocks[m, n, k] = self._blocks(m, n, k, manner)
         return manner.bare or self.device_peak <= self.level.room
@@ -138,7 +138,7 @@ class DeviceContractPass(ContractPass):
     def _seconds(self, box: Box) -> float:
         """The slowest level's time for one panel."""
         split_at = len(self.node.shape)
-        m, n = _grouped(box[:split_at], (self.batch, self.m, self.n))[-2:]
+        m, n = grouped(box[:split_at], (self.batch, self.m, self.n))[-2:]
         k, batch = math.prod(box[split_at:]), math.prod(box[: self.batch])
         rates = self.level.device.rates()
         edge = math.sqrt(self.level.room / 2 / self.working.itemsize) or 1
@@ -159,21 +159,21 @@ class DeviceContractPass(ContractPass):
             self._crew.shutdown()
             self._crew = None
 
-    def open(self, tile: Region, slot: Buffer) -> _State:
+    def open(self, tile: Region, slot: Buffer) -> Any:
         return self.lay_out(tile, slot)
 
-    def load(self, tile: Region, chunk: Region, state: _State, frame: Frame) -> Payload:  # type: ignore[override]
+    def load(self, tile: Region, chunk: Region, state: Any, frame: Frame) -> Payload:  # type: ignore[override]
         frame.reset()
         a, b = self._load(tile, chunk, frame, state.left)
         ring = frame.bytes(self.ring)
         kept = state.left is not None
-        reached = kept or _inside(a, frame) or self.level.device.reaches(a)
-        return a, b, ring, reached and (_inside(b, frame) or self.level.device.reaches(b))
+        reached = kept or lies_in(a, frame) or self.level.device.reaches(a)
+        return a, b, ring, reached and (lies_in(b, frame) or self.level.device.reaches(b))
 
-    def fold(self, tile: Region, chunk: Region, state: _State, payload: Any) -> None:
+    def fold(self, tile: Region, chunk: Region, state: Any, payload: Any) -> None:
         a, b, ring, reached = payload
         total = state.total if self._plain() else state.total.reshape(
-            _grouped(state.total.shape, (self.batch, self.m, self.n)))  # fmt: skip
+            grouped(state.total.shape, (self.batch, self.m, self.n)))  # fmt: skip
         total, a, b = (block[None] if block.ndim == 2 else block for block in (total, a, b))
         blocks = self.blocks[(*total.shape[1:], a.shape[2])]
         device, crew = self.level.device, self._crew
@@ -207,12 +207,12 @@ class DeviceContractPass(ContractPass):
 
     def _matrix(self, region: Region) -> tuple[int, int, int, int, int]:
         shape, split_at = region_shape(region), len(self.node.shape)
-        m, n = _grouped(shape[:split_at], (self.batch, self.m, self.n))[-2:]
+        m, n = grouped(shape[:split_at], (self.batch, self.m, self.n))[-2:]
         return math.prod(shape[:split_at]), m, n, math.prod(shape[split_at:]), math.prod(shape[: self.batch])
 
     def levels(self) -> tuple[PlanLevel, ...]:
         rates = self.level.device.rates()
-        m, n = _grouped(self.node.shape, (self.batch, self.m, self.n))[-2:]
+        m, n = grouped(self.node.shape, (self.batch, self.m, self.n))[-2:]
         k, batch = math.prod(self.lengths), math.prod(self.node.shape[: self.batch])
         item, wide = self._item, self.working.itemsize
         least = batch * link_floor(m, n, k, item, wide, self.level.room, add=False)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from outsize.array.device.base import LANES, Device, Event, Lane, Rates
-from outsize.array.device.torch_kernels import _TO_DEVICE, TorchKernels, cuda_runtime, precision
+from outsize.array.device.torch_kernels import TO_DEVICE, TorchKernels, cuda_runtime, precision
 from outsize.array.store.base import Block
 from outsize.core.errors import OutOfMemory
 from outsize.core.memory import Pool
@@ -110,8 +110,9 @@ class TorchDevice(Device):
             f"device budget"
         )
 
-    def open(self, size: int, tf32: bool) -> None:
-        self._precision.enter_context(precision(tf32))
+    def open(self, size: int, tf32: bool | None = None) -> None:
+        if tf32 is not None:
+            self._precision.enter_context(precision(tf32))
         try:
             self.slab = self.kernels.reserve(size)
         except torch.OutOfMemoryError as error:
@@ -146,7 +147,7 @@ class TorchDevice(Device):
         if runtime is None or self.index != 0:  # a thread's plain calls go to the first device
             return super().send(block, offset)
         stream = _streams(self.index)["in"].cuda_stream
-        code = runtime.cudaMemcpyAsync(self._address + offset, block.ctypes.data, block.nbytes, _TO_DEVICE, stream)
+        code = runtime.cudaMemcpyAsync(self._address + offset, block.ctypes.data, block.nbytes, TO_DEVICE, stream)
         if code:
             raise RuntimeError(f"the CUDA runtime refused a copy of {block.nbytes} bytes: error {code}")
         return _QuickMoment(runtime, stream)

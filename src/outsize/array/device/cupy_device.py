@@ -53,7 +53,7 @@ class CupyDevice(Device):
     def reaches(self, block: Block) -> bool:
         return is_locked(block)
 
-    def open(self, size: int, tf32: bool) -> None:
+    def open(self, size: int, tf32: bool | None = None) -> None:
         with cupy.cuda.Device(self.index):
             try:
                 self.slab = self.kernels.reserve(size)

@@ -60,7 +60,7 @@ class FakeDevice(Device):
     def reaches(self, block: Block) -> bool:
         return self.in_place
 
-    def open(self, size: int, tf32: bool) -> None:
+    def open(self, size: int, tf32: bool | None = None) -> None:
         if size > self.size:
             raise OutOfMemory(f"{self.name} has {format_bytes(self.size)} and {format_bytes(size)} were asked for")
         self.most = max(self.most, size)

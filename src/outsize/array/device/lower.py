@@ -16,7 +16,7 @@ import numpy as np
 
 from outsize.array.device.base import Device, Kernels, array_bytes, padded
 from outsize.array.elementwise import Operation
-from outsize.array.fuse import Index, Instruction, Program, _slices
+from outsize.array.fuse import Index, Instruction, Program, cut_slices
 from outsize.array.graph import Fill
 
 SLICE = 1 << 24
@@ -25,6 +25,10 @@ SLICE = 1 << 24
 
 class Refused(Exception):
     """The device's library cannot do this; the text says why."""
+
+
+class Trivial(Refused):
+    """There is nothing in it for a device: the processor does it, also where the user named the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ def _lower_step(instruction: Instruction, program: Program, kernels: Kernels) ->
         args.append((kind, value))
         casts.append(None if have.newbyteorder("=") == dtype else dtype)
     if all(kind == "scalar" for kind, _ in args):
-        raise Refused(f"'{operation.name}' of numbers alone is done at once by the processor")
+        raise Trivial(f"'{operation.name}' of numbers alone is done at once by the processor")
     return Step(call, tuple(args), tuple(casts), instruction.target)
 
 
@@ -142,7 +146,7 @@ class Runner:
 
     def slices(self, shape: tuple[int, ...]) -> Iterator[tuple[Index, tuple[int, ...]]]:
         """Slices that cover a chunk."""
-        return _slices(shape, self.elements)
+        return cut_slices(shape, self.elements)
 
     def value(self, leaves: Sequence[Any], index: Index, shape: tuple[int, ...], out: Any = None) -> Any:
         """The chain's value on a slice: in `out` where that is given, else in a register (or a leaf itself)."""

@@ -16,14 +16,14 @@ import numpy as np
 
 from outsize.array.barrier import Reduce
 from outsize.array.device.base import array_bytes, padded
-from outsize.array.device.lower import Lowered, Refused, Runner, lower, slice_elements
+from outsize.array.device.lower import Lowered, Refused, Runner, Trivial, lower, slice_elements
 from outsize.array.device.pipeline import Level, Parcel, Pipeline, load, parcel_bytes
 from outsize.array.elementwise import Elementwise
 from outsize.array.frame import Frame
 from outsize.array.fuse import compile_program
 from outsize.array.graph import Node
 from outsize.array.passes.base import Manner, Pass, inside
-from outsize.array.passes.map import MapPass, _State
+from outsize.array.passes.map import MapPass
 from outsize.array.passes.reduction import ReducePass
 from outsize.array.reduce import Accumulator, Fold, Moments, States, outside
 from outsize.array.store.base import Block, Region, Sink, Store, region_shape
@@ -78,7 +78,7 @@ class OnDevice(Pass):
                 if moved and not any(leaf is known for known in self.leaves):
                     self.leaves.append(leaf)
         if not self.leaves:
-            raise Refused("nothing is read: what is computed from numbers alone need not cross the link")
+            raise Trivial("nothing is read: what is computed from numbers alone need not cross the link")
 
     def temporaries(self) -> int:
         """Bytes an element takes in each of the two buffers that a slice needs besides the chain's registers."""
@@ -199,7 +199,7 @@ class DeviceMapPass(OnDevice, MapPass):
 
     def __init__(self, node: Node, sink: Sink, bindings: Mapping[Node, Store], level: Level) -> None:
         if not isinstance(node, Elementwise) or node in bindings:
-            raise Refused(f"{node.label()} only moves elements: the processor does that without crossing the link")
+            raise Trivial(f"{node.label()} only moves elements: the processor does that without crossing the link")
         super().__init__(node, sink, bindings)
         self.level = level
         self._gather([node], bindings)
@@ -217,7 +217,7 @@ class DeviceMapPass(OnDevice, MapPass):
             found.device = sent + array_bytes(region_shape(region), self.node.dtype)
         return found
 
-    def load(self, tile: Region, chunk: Region, state: _State, frame: Frame) -> None:
+    def load(self, tile: Region, chunk: Region, state: Any, frame: Frame) -> None:
         frame.reset()
         target = state.block[inside(chunk, tile)] if tile else state.block
         shape = region_shape(chunk)
@@ -271,7 +271,7 @@ class DeviceReducePass(OnDevice, ReducePass):
     def _check(self, source: Node, accumulator: Accumulator) -> None:
         kernels = self.level.device.kernels
         if math.prod(self.domain) == 0 or not accumulator.axes:
-            raise Refused("nothing is reduced")
+            raise Trivial("nothing is reduced")
         if not isinstance(accumulator, Fold | Moments):
             raise Refused("indices of extremes are found by the processor")
         if isinstance(accumulator, Moments) and accumulator.working.kind == "c":

@@ -87,7 +87,7 @@ def pack(block: Block, frame: Frame, device: Device, *, direct: bool | None = No
     turned = block.transpose(order)
     back = tuple(int(axis) for axis in np.argsort(order))
     if direct is None:
-        direct = sendable(turned) and (_inside(turned, frame) or device.reaches(turned))
+        direct = sendable(turned) and (lies_in(turned, frame) or device.reaches(turned))
     if direct:
         return Parcel(turned, back, None)
     size = min(_PIECES * PIECE, _PIECES * array_bytes(turned.shape, block.dtype))
@@ -118,7 +118,7 @@ def sendable(block: Block) -> bool:
     return block.dtype.isnative and plain and straight(block)
 
 
-def _inside(block: Block, frame: Frame) -> bool:
+def lies_in(block: Block, frame: Frame) -> bool:
     if frame.buffer is None or frame.buffer.nbytes == 0:
         return False
     start = frame.buffer.ctypes.data

@@ -109,13 +109,13 @@ class TorchKernels(Kernels):
         if target.device.type == "cpu":
             np.copyto(target.numpy(), block)
         else:
-            _copy(target, block, inwards=True)
+            copy_rows(target, block, inwards=True)
 
     def download(self, block: Block, source: Any) -> None:
         if source.device.type == "cpu":
             np.copyto(block, source.numpy())
         else:
-            _copy(source, block, inwards=False)
+            copy_rows(source, block, inwards=False)
 
     def function(self, name: str, char: str) -> Callable[..., None] | None:
         special = _SPECIAL.get(name)
@@ -191,7 +191,7 @@ def precision(tf32: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-_TO_DEVICE, _TO_HOST = 1, 2
+TO_DEVICE, _TO_HOST = 1, 2
 
 
 @functools.cache
@@ -216,7 +216,7 @@ def cuda_runtime(quick: bool = False) -> Any:
     return None
 
 
-def _copy(tensor: Any, block: Block, *, inwards: bool) -> None:
+def copy_rows(tensor: Any, block: Block, *, inwards: bool) -> None:
     """One asynchronous copy on the current stream between a contiguous tensor and a host block."""
     rows = rows_of(block)
     library = cuda_runtime()
@@ -227,7 +227,7 @@ def _copy(tensor: Any, block: Block, *, inwards: bool) -> None:
     width, count, pitch = rows
     stream = torch.cuda.current_stream(tensor.device).cuda_stream
     there, here = tensor.data_ptr(), block.ctypes.data
-    kind = _TO_DEVICE if inwards else _TO_HOST
+    kind = TO_DEVICE if inwards else _TO_HOST
     if count == 1 or pitch == width:
         source, target = (here, there) if inwards else (there, here)
         code = library.cudaMemcpyAsync(target, source, width * count, kind, stream)

@@ -12,10 +12,9 @@ from typing import Any
 
 from outsize.array.barrier import Contract, Lane, Reduce, Scan, Settled
 from outsize.array.device.contract import DeviceContractPass
-from outsize.array.device.lower import Refused
+from outsize.array.device.lower import Refused, Trivial
 from outsize.array.device.passes import DISK_RATE, DeviceMapPass, DeviceReducePass, OnDevice
 from outsize.array.device.pipeline import Level
-from outsize.array.elementwise import Elementwise
 from outsize.array.graph import Node, Source, walk
 from outsize.array.passes.base import Pass
 from outsize.array.store.base import Sink, Store
@@ -45,7 +44,7 @@ def make_twin(
     try:
         made = _make(node, sink, outputs, bindings, level)
     except Refused as refusal:
-        if level.strict and _computes(node, bindings):
+        if level.strict and not isinstance(refusal, Trivial):
             raise InputError(
                 f"{node.label()} cannot run on {level.device.name}: {refusal}; use device='auto' to let the processor do it"
             ) from None
@@ -59,11 +58,6 @@ def make_twin(
     return made
 
 
-def _computes(node: Node, bindings: Mapping[Node, Store]) -> bool:
-    """False for what only moves elements: nobody gains from sending that over the link."""
-    return isinstance(node, Reduce | Contract | Scan | Lane) or (isinstance(node, Elementwise) and node not in bindings)
-
-
 def _make(
     node: Node, sink: Sink, outputs: Sequence[tuple[Node, Sink]], bindings: Mapping[Node, Store], level: Level
 ) -> OnDevice | DeviceContractPass:
@@ -74,7 +68,7 @@ def _make(
     if isinstance(node, Scan | Lane):
         raise Refused("it has no rule for a device")
     if isinstance(node, Settled):
-        raise Refused("it only moves elements")
+        raise Trivial("it only moves elements")
     return DeviceMapPass(node, sink, bindings, level)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from outsize.array.device.base import Device, Event, array_bytes
 from outsize.array.device.choose import find_level
 from outsize.array.device.passes import SLOT
+from outsize.array.device.pipeline import lies_in
 from outsize.array.frame import Frame
 from outsize.array.graph import Node, Source
 from outsize.array.store.base import Block, Region, Sink, region_shape, round_up
@@ -121,7 +122,7 @@ class Tiles:
         locked: list[Pinned] = []
         try:
             if self.device is not None:
-                self.device.open(max(1, self.device_bytes * self.slots), False)
+                self.device.open(max(1, self.device_bytes * self.slots))
             yield from self._walk(locked)
         finally:
             if self.device is not None:
@@ -159,15 +160,12 @@ class Tiles:
     def _fill(self, slot: _Slot, region: Region) -> _Slot:
         """Make a tile on the host and send it."""
         frame = slot.frame
+        if slot.arrived is not None:  # the user's stream has waited for the copy, the host has not
+            slot.arrived.wait()
         frame.reset()
         shape = region_shape(region)
         block = frame.evaluate(self.node, region)
-        if (
-            not block.flags.c_contiguous
-            or block.dtype != self._dtype
-            or self.sink is not None
-            or not block.flags.writeable
-        ):
+        if not block.flags.c_contiguous or block.dtype != self._dtype or not lies_in(block, frame):
             packed = frame.array(shape, self._dtype)
             frame.copy(packed, block)
             block = packed

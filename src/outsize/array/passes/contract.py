@@ -124,7 +124,7 @@ class ContractPass(Pass):
         """A region of an operand as a matrix (or a batch of them) that BLAS can take."""
         block = frame.evaluate(child, region)
         dtype = np.dtype(np.float32) if self.node.dtype.char == "e" else self.node.dtype.newbyteorder("=")
-        shape = _grouped(block.shape, axes)
+        shape = grouped(block.shape, axes)
         if block.dtype != dtype or not _reshapes(block, axes):
             packed = frame.array(block.shape, dtype)
             frame.copy(packed, block)
@@ -273,7 +273,7 @@ class ContractPass(Pass):
         total = (
             state.total
             if self._plain()
-            else state.total.reshape(_grouped(state.total.shape, (self.batch, self.m, self.n)))
+            else state.total.reshape(grouped(state.total.shape, (self.batch, self.m, self.n)))
         )
         total = total[None] if total.ndim == 2 else total
         a, b = (block[None] if block.ndim == 2 else block for block in (a, b))
@@ -314,7 +314,7 @@ def _cuts(length: int, grain: int) -> list[int]:
     return sorted({min(length, -(-cut // grain) * grain) for cut in cuts}, reverse=True)
 
 
-def _grouped(shape: tuple[int, ...], axes: tuple[int, int, int]) -> tuple[int, ...]:
+def grouped(shape: tuple[int, ...], axes: tuple[int, int, int]) -> tuple[int, ...]:
     """(batch, rows, columns), or (rows, columns) without a batch."""
     first, second = axes[0], axes[0] + axes[1]
     matrix = (math.prod(shape[first:second]), math.prod(shape[second:]))
