@@ -45,6 +45,12 @@ def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outsize.array.passes.reduction.SMALL", 0)
     monkeypatch.setattr(product, "_STRIP_BYTES", 64)
     monkeypatch.setattr(tiles, "LEAST", 64)
+    monkeypatch.setattr("outsize.array.frame.spill", foreseen_too_little)
+
+
+def foreseen_too_little(size: int) -> Any:
+    """Stands in for host memory outside the plan."""
+    raise AssertionError(f"{size} bytes more than the plan foresaw")
 
 
 @st.composite
@@ -154,6 +160,19 @@ def test_a_saved_chain_of_passes_equals_numpy(
         saved = z.save(tmp_path / "z.npy", host, progress=False, device=device)
     want = (a - a.mean(axis=0)) / (a.std(axis=0) + 1)
     np.testing.assert_allclose(saved.compute(), want, rtol=1e-4, atol=1e-5)
+
+
+@QUICK
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 20), SEEDS, devices(), HOST)
+def test_joins_of_memory_disk_and_numbers_equal_numpy(
+    tmp_path: Path, rows: int, more: int, columns: int, seed: int, device: FakeDevice, host: int
+) -> None:
+    a, b = values("f4", (rows, columns), seed), values("f4", (more, columns), seed + 1)
+    line = xp.broadcast_to(xp.arange(columns, dtype="f4"), (7, columns))
+    x = xp.concat([place(a, tmp_path, False), place(b, tmp_path, True), line, place(b, tmp_path, True, "c") * 2])
+    want = np.concatenate([a, b, np.broadcast_to(np.arange(columns, dtype="f4"), (7, columns)), b * 2])
+    np.testing.assert_allclose(run(x.sum(axis=0), device, host), want.sum(axis=0), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(run(x * 2 + 1, device, host), want * 2 + 1, rtol=1e-5, atol=1e-5)
 
 
 @QUICK
