@@ -474,7 +474,8 @@ def main():
     parts = {
         "ceilings": lambda: ceilings(arena, args.scale), "product": lambda: product(arena, args.scale),
         "peaks": lambda: peaks(arena, args.scale), "equality": lambda: equality(arena, args.scale),
-        "bad": lambda: bad_input(arena, args.scale), "compile": lambda: say("compile", "chain of 5 operations on 256 MiB", said=compiled()),
+        "bad": lambda: bad_input(arena, args.scale),
+        "compile": lambda: say("compile", "chain of 5 operations on 256 MiB", said=compiled()),
         "disk_product": lambda: from_disk_product(arena, args.scale, args.folder),
         "pinned": lambda: pinned(arena, args.scale), "disk": lambda: disk(arena, args.scale, args.folder),
         "plain_alone": lambda: plain_alone(arena, args.scale), "beyond": lambda: beyond(arena, args.scale),
