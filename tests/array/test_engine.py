@@ -43,6 +43,7 @@ class Count:
     """Work that records what happens; tiles are numbers, each with `tile + 1` chunks."""
 
     workers, slots, worker_bytes, slot_bytes, outside_bytes, ordered, ahead = 4, 2, 4096, 4096, 0, True, 0
+    locks = (False, False)
 
     def __init__(self, ahead: int = 0, fail_at: int | None = None) -> None:
         self.ahead, self.fail_at = ahead, fail_at

@@ -190,7 +190,7 @@ def run_program(
     elements = program.slice_elements()
     if flat is not None and program.result < 0 and consumers and all(getattr(c, "whole", False) for c in consumers):
         elements = math.prod(extent)  # nothing is computed on the way, so nothing has to stay in cache
-    for index, slice_shape in _slices(extent, elements):
+    for index, slice_shape in cut_slices(extent, elements):
         ins = [
             view[tuple(slice(0, 1) if one else part for one, part in zip(ones, index, strict=True))]
             for view, ones in zip(views, single, strict=True)
@@ -237,7 +237,7 @@ class _Registers:
         return found
 
 
-def _slices(shape: tuple[int, ...], elements: int) -> Iterator[tuple[Index, tuple[int, ...]]]:
+def cut_slices(shape: tuple[int, ...], elements: int) -> Iterator[tuple[Index, tuple[int, ...]]]:
     """Boxes of at most `elements` that cover the shape: whole trailing axes, a part of one, single indices of the
     rest."""
     axis, inner = len(shape), 1

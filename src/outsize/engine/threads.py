@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from outsize.engine.pinned import Pinned, lock_memory
 from outsize.engine.pool import MemoryPool
 
 Buffer = npt.NDArray[np.uint8]
@@ -38,6 +39,8 @@ class Work(Protocol):
     """What a worker's calls may allocate by themselves."""
     ordered: bool
     """True where the chunks of a tile are folded in order, one at a time."""
+    locks: tuple[bool, bool]
+    """Whether workers' buffers and slots are page-locked."""
     ahead: int
     """How many loaded chunks may wait for their turn outside their worker's buffer; 0 where the worker itself waits."""
 
@@ -88,11 +91,11 @@ class _Stopped(Exception):
 
 
 class _Run:
-    def __init__(self, work: Work, tiles: Iterable[Any], pool: MemoryPool) -> None:
+    def __init__(self, work: Work, tiles: Iterable[Any], slots: list[Buffer]) -> None:
         self.work = work
         self.change = threading.Condition()
         """Guards the slots and the writing, and tells of every change in them."""
-        self.slots = [pool.take(work.slot_bytes) for _ in range(work.slots)]
+        self.slots = slots
         self.writing: deque[tuple[_Tile, Any]] = deque()
         self.stop = threading.Event()
         self.error: BaseException | None = None
@@ -235,8 +238,9 @@ class _Run:
 def run_work(work: Work, tiles: Iterable[Any], pool: MemoryPool) -> None:
     """Work through the tiles; the first error of any worker is raised here, after all have stopped."""
     total = work.slots * work.slot_bytes + work.workers * work.worker_bytes
-    run = _Run(work, tiles, pool)
-    buffers = [pool.take(work.worker_bytes) for _ in range(work.workers)]
+    locked: list[Pinned] = []
+    run = _Run(work, tiles, _take(pool, work.slot_bytes, work.slots, work.locks[1], locked))
+    buffers = _take(pool, work.worker_bytes, work.workers, work.locks[0], locked)
     pool.count(work.workers * work.outside_bytes)
     try:
         if work.workers == 1:
@@ -249,7 +253,19 @@ def run_work(work: Work, tiles: Iterable[Any], pool: MemoryPool) -> None:
         if run.error is not None:
             raise run.error
     finally:
+        for memory in locked:
+            memory.close()
         pool.give(total + work.workers * work.outside_bytes)
+
+
+def _take(pool: MemoryPool, size: int, count: int, lock: bool, locked: list[Pinned]) -> list[Buffer]:
+    """Buffers of one size, page-locked where that is wanted."""
+    if not lock:
+        return [pool.take(size) for _ in range(count)]
+    pool.count(size * count)
+    made = [lock_memory(size) for _ in range(count)]
+    locked += made
+    return [memory.array for memory in made]
 
 
 def _join(run: _Run, threads: list[threading.Thread]) -> None:

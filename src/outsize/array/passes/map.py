@@ -107,7 +107,7 @@ class MapPass(Pass):
         if self.node.nbytes > SMALL or math.prod(self.node.shape) == 0:
             return math.prod(self.node.shape) == 0
         frame = self.probe(center(self.node.shape, whole))
-        return frame.peak + frame.outside + self._slot(whole) <= min(room, 4 * SMALL)
+        return self.holds(frame, min(room, 4 * SMALL) - self._slot(whole))
 
     def _bytes(self, box: Box) -> int:
         return math.prod(box) * self.node.dtype.itemsize
@@ -121,8 +121,7 @@ class MapPass(Pass):
         shape = self.node.shape
 
         def fits(box: Box) -> bool:
-            frame = self.probe(center(shape, box))
-            return frame.peak + frame.outside <= buffer
+            return self.holds(self.probe(center(shape, box)), buffer)
 
         if fits(tile):
             return tile
