@@ -36,6 +36,14 @@ class Layer(NamedTuple):
     """Channels last in memory."""
     dtype: str
     """`float32`, `bfloat16`, `float16`."""
+    dilation: int = 1
+    axes: int = 2
+    """One for sound, two for pictures, three for volumes."""
+
+    def of(self, batch: int) -> Layer:
+        """The same layer with another batch."""
+        each = self._replace(batch=batch)
+        return each._replace(input=self.input // self.batch * batch, output=self.output // self.batch * batch)
 
     @property
     def depthwise(self) -> bool:
@@ -49,6 +57,15 @@ class Layer(NamedTuple):
         return (self.input + self.weight) * full // self.channels + self.output
 
     @property
+    def spread(self) -> int:
+        """Copies where every group's channels are filled up to a power of two."""
+        filters = self.weight * self.groups // (self.element * self.channels * self.kernel)
+        wide, deep = self.channels // self.groups, max(1, filters // self.groups)
+        full, filled = 1 << (wide - 1).bit_length(), 1 << (deep - 1).bit_length()
+        weights = self.groups * full * filled * self.kernel * self.element
+        return self.input * full // wide + self.output * filled // deep + weights
+
+    @property
     def odd(self) -> bool:
         """True where a filter's bytes, over its output channels, are no multiple of 16: kernels on whole vectors do not fit."""
         return bool(self.weight // (self.channels * self.kernel) % 16 or self.channels * self.element % 16)
@@ -59,16 +76,13 @@ class Layer(NamedTuple):
         return self.batch * self.weight * 4 // self.element
 
 
-def layer_of(x: Any, weight: Any, output: Any, stride: Any, groups: int) -> Layer:
+def layer_of(x: Any, weight: Any, output: Any, stride: Any, dilation: Any, groups: int, last: bool) -> Layer:
     """A layer from its tensors."""
     size = x.element_size()
-    strides = x.stride()
-    last = x.dim() > 3 and strides[1] == 1 and x.shape[1] > 1 and not x.is_contiguous()
     return Layer(
         x.shape[0], x.shape[1], math.prod(weight.shape[2:]), max(stride), groups, size, x.numel() * size,
         math.prod(output) * size, weight.numel() * size, math.prod(x.shape[2:]),
-        last,
-        str(x.dtype).removeprefix("torch."),
+        last, str(x.dtype).removeprefix("torch."), max(dilation), x.dim() - 2,
     )  # fmt: skip
 
 

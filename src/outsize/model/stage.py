@@ -224,6 +224,7 @@ def pretend(tracer: Tracer, capability: tuple[int, int], total: int) -> Iterator
     for owner in (torch.nn.functional, torch.functional, torch.nn.init):
         for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
             replaced.append((owner, name, _has_subclass))
+    replaced.append((torch.jit, "script", _scripting(torch.jit.script, replaced)))
     with contextlib.ExitStack() as stack:
         checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
         stack.callback(checks.update, dict(checks))
@@ -233,6 +234,28 @@ def pretend(tracer: Tracer, capability: tuple[int, int], total: int) -> Iterator
                 stack.callback(setattr, owner, name, vars(owner)[name])
                 setattr(owner, name, value)
         yield
+
+
+def _scripting(script: Callable[..., Any], replaced: list[tuple[Any, str, Any]]) -> Callable[..., Any]:
+    """`torch.jit.script` with torch as it is: a library that is first imported by the step may compile functions then."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    before = {(id(owner), name): vars(owner).get(name) for owner, name, _ in replaced}
+
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        for owner, name, _ in replaced:
+            if name in vars(owner) and (id(owner), name) in before:
+                setattr(owner, name, before[id(owner), name])
+        try:
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                return script(*args, **kwargs)
+        finally:
+            for owner, name, value in replaced:
+                if name in vars(owner):
+                    setattr(owner, name, value)
+
+    return compile
 
 
 def _shape_and_dtype(value: Any) -> dict[str, Any]:

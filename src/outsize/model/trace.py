@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
-from outsize.model import rewrites, values
+from outsize.model import packed, rewrites, values
 from outsize.model.autocast import Autocast
 from outsize.model.kernels import Scratch, Size, blocks_of
+from outsize.model.layouts import ON_CARD
 from outsize.model.ledger import Held, Ledger
 from outsize.model.onednn import moves_of
 from outsize.model.owners import Owners
@@ -82,7 +83,7 @@ class Tracer:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(pretend(self, self.capability, self.total))
                 stack.enter_context(self.autocast.installed())
-                stack.enter_context(rewrites.installed(self.on_card))
+                stack.enter_context(rewrites.installed(self))
                 stack.enter_context(self.owners.watching())
                 stack.enter_context(Mode())
                 stack.enter_context(stage)
@@ -279,20 +280,20 @@ class Tracer:
         import torch
 
         kwargs.pop("generator", None)
-        rule = values.RULES.get(name)
+        rule = packed.RULES.get(name)
         if rule is not None and not self._all_known(flat):
             return rule(self, func, args, kwargs)
         if name == "aten._local_scalar_dense.default":
             return values.item(self, args[0])
         if name in ("aten.lift_fresh.default", "aten.lift.default"):
             return args[0]
-        if name in values.RULES:  # contents are known: the real operator says the shape
+        if name in packed.RULES:  # contents are known: the real operator says the shape
             real = func(*_replace(args, functools.partial(values.shadow, self)), **{**kwargs, **_on_cpu(kwargs)})
             if not isinstance(real, torch.Tensor | tuple):
                 return real
             return _replace(real, lambda t: self._known_like(t, label))
         try:
-            shape = rewrites.SHAPES.get(name)
+            shape = rewrites.SHAPES.get(name) or (ON_CARD.get(name) if label.startswith("cuda") else None)
             out = func(*args, **kwargs) if shape is None else shape(func, args, kwargs)
         except NotImplementedError as error:
             raise InputError(
