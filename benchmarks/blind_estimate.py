@@ -2,7 +2,8 @@
 
     python benchmarks/blind_estimate.py OUT.json [name ...]
 
-With `PART=1/4` only every fourth case from the second on. Writes, for every case, the projected peaks with their bounds, or the error.
+With `SECOND=1` the second set, with `PART=1/4` only every fourth case from the second on. Writes, for every case, the projected
+peaks with their bounds, or the error.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from blind_models import cases, prepare
+from blind_models import cases, prepare, second_cases
 
 
 def project(case: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def main() -> None:
     logging.disable(logging.WARNING)
     rows = []
     part, parts = map(int, os.environ.get("PART", "0/1").split("/"))
-    for case in cases()[part::parts]:
+    for case in (second_cases() if os.environ.get("SECOND") else cases())[part::parts]:
         if len(sys.argv) > 2 and case["model"] not in sys.argv[2:]:
             continue
         rows.append({"case": case, "projected": project(case)})

@@ -8,6 +8,7 @@ function that runs one step. Weights are random: only shapes matter.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -73,8 +74,14 @@ def text(auto: str, config: str, seq: int = 384, labels: str = "tokens", **optio
         import transformers
 
         settings = getattr(transformers, config)(**options)
-        model = getattr(transformers, auto).from_config(settings) if auto.startswith("Auto") else getattr(transformers, auto)(settings)
-        tokens = torch.randint(5, min(20000, settings.get_text_config().vocab_size), (case["batch"], case.get("seq", seq)), device=device)
+        model = (
+            getattr(transformers, auto).from_config(settings)
+            if auto.startswith("Auto")
+            else getattr(transformers, auto)(settings)
+        )
+        tokens = torch.randint(
+            5, min(20000, settings.get_text_config().vocab_size), (case["batch"], case.get("seq", seq)), device=device
+        )
         extra: dict[str, Any] = {}
         if labels == "tokens":
             extra["labels"] = tokens
@@ -90,7 +97,9 @@ def text(auto: str, config: str, seq: int = 384, labels: str = "tokens", **optio
     return make
 
 
-def pixels(auto: str, config: str, size: int = 224, labels: str = "class", **options: Any) -> Callable[[Case, str], Made]:
+def pixels(
+    auto: str, config: str, size: int = 224, labels: str = "class", **options: Any
+) -> Callable[[Case, str], Made]:
     def make(case: Case, device: str) -> Made:
         import transformers
 
@@ -111,8 +120,21 @@ def pixels(auto: str, config: str, size: int = 224, labels: str = "class", **opt
 def whisper(case: Case, device: str) -> Made:
     import transformers
 
-    model = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(encoder_layers=4, decoder_layers=4, d_model=384, encoder_ffn_dim=1536, decoder_ffn_dim=1536, encoder_attention_heads=6, decoder_attention_heads=6))
-    sound, tokens = torch.rand(case["batch"], 80, 3000, device=device), torch.randint(5, 20000, (case["batch"], 128), device=device)
+    model = transformers.WhisperForConditionalGeneration(
+        transformers.WhisperConfig(
+            encoder_layers=4,
+            decoder_layers=4,
+            d_model=384,
+            encoder_ffn_dim=1536,
+            decoder_ffn_dim=1536,
+            encoder_attention_heads=6,
+            decoder_attention_heads=6,
+        )
+    )
+    sound, tokens = (
+        torch.rand(case["batch"], 80, 3000, device=device),
+        torch.randint(5, 20000, (case["batch"], 128), device=device),
+    )
     return model, lambda m: m(input_features=sound, labels=tokens).loss
 
 
@@ -121,7 +143,10 @@ def wav2vec2(case: Case, device: str) -> Made:
 
     config = transformers.Wav2Vec2Config(num_hidden_layers=4, mask_time_prob=0.0, layerdrop=0.0)
     model = transformers.Wav2Vec2ForSequenceClassification(config)
-    sound, labels = torch.rand(case["batch"], 32000, device=device), torch.randint(0, 2, (case["batch"],), device=device)
+    sound, labels = (
+        torch.rand(case["batch"], 32000, device=device),
+        torch.randint(0, 2, (case["batch"],), device=device),
+    )
     return model, lambda m: m(input_values=sound, labels=labels).loss
 
 
@@ -146,7 +171,14 @@ def generate(case: Case, device: str) -> Made:
     """A prompt and then tokens one by one with a cache of keys and values."""
     import transformers
 
-    config = transformers.LlamaConfig(vocab_size=32000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=8)
+    config = transformers.LlamaConfig(
+        vocab_size=32000,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+    )
     model = transformers.LlamaForCausalLM(config)
     tokens = torch.randint(5, 20000, (case["batch"], 512), device=device)
 
@@ -168,7 +200,10 @@ class Adapter(nn.Module):
     def __init__(self, base: Any, rank: int = 16) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
-        self.down, self.up = nn.Linear(base.in_features, rank, bias=False), nn.Linear(rank, base.out_features, bias=False)
+        self.down, self.up = (
+            nn.Linear(base.in_features, rank, bias=False),
+            nn.Linear(rank, base.out_features, bias=False),
+        )
 
     def forward(self, x: Any) -> Any:
         return self.base(x) + self.up(F.dropout(self.down(x), 0.1, self.training))
@@ -177,7 +212,14 @@ class Adapter(nn.Module):
 def adapters(case: Case, device: str) -> Made:
     import transformers
 
-    config = transformers.LlamaConfig(vocab_size=32000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=16, num_key_value_heads=8)
+    config = transformers.LlamaConfig(
+        vocab_size=32000,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+    )
     model = transformers.LlamaForCausalLM(config).requires_grad_(False)
     for layer in model.model.layers:
         layer.self_attn.q_proj = Adapter(layer.self_attn.q_proj)
@@ -245,7 +287,9 @@ class Denoiser(nn.Module):
         self.down = nn.ModuleList(self.Block(a, b) for a, b in zip((sizes[0], *sizes[:-1]), sizes, strict=True))
         self.shrink = nn.ModuleList(nn.Conv2d(c, c, 3, 2, 1) for c in sizes[:-1])
         self.attend = nn.ModuleList(self.Attend(c) if c > 128 else nn.Identity() for c in sizes)
-        self.up = nn.ModuleList(self.Block(a + b, b) for a, b in zip((sizes[-1], *reversed(sizes[1:])), reversed(sizes), strict=True))
+        self.up = nn.ModuleList(
+            self.Block(a + b, b) for a, b in zip((sizes[-1], *reversed(sizes[1:])), reversed(sizes), strict=True)
+        )
 
     def forward(self, x: Any, t: Any) -> Any:
         t, x, kept = self.time(t), self.begin(x), []
@@ -272,8 +316,18 @@ class Auto(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         sizes = (3, 64, 128, 256, 512)
-        self.encode = nn.Sequential(*[nn.Sequential(nn.Conv2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.LeakyReLU(0.2)) for a, b in zip(sizes, sizes[1:], strict=False)])
-        self.decode = nn.Sequential(*[nn.Sequential(nn.ConvTranspose2d(b, a, k, 2, 1, o), nn.BatchNorm2d(a), nn.ReLU()) for a, b, k, o in ((256, 512, 4, 0), (128, 256, 3, 1), (64, 128, 4, 0), (32, 64, 4, 0))])
+        self.encode = nn.Sequential(
+            *[
+                nn.Sequential(nn.Conv2d(a, b, 4, 2, 1), nn.BatchNorm2d(b), nn.LeakyReLU(0.2))
+                for a, b in itertools.pairwise(sizes)
+            ]
+        )
+        self.decode = nn.Sequential(
+            *[
+                nn.Sequential(nn.ConvTranspose2d(b, a, k, 2, 1, o), nn.BatchNorm2d(a), nn.ReLU())
+                for a, b, k, o in ((256, 512, 4, 0), (128, 256, 3, 1), (64, 128, 4, 0), (32, 64, 4, 0))
+            ]
+        )
         self.end = nn.Conv2d(32, 3, 5, padding=2)
 
     def forward(self, x: Any) -> Any:
@@ -291,7 +345,17 @@ class Mixer(nn.Module):
     def __init__(self, width: int = 256) -> None:
         super().__init__()
         self.begin = nn.Conv1d(1, width, 16, 8)
-        self.body = nn.ModuleList(nn.Sequential(nn.Conv1d(width, 2 * width, 1), nn.PReLU(), nn.GroupNorm(1, 2 * width), nn.Conv1d(2 * width, 2 * width, 3, padding=2**i, dilation=2**i, groups=2 * width), nn.PReLU(), nn.Conv1d(2 * width, width, 1)) for i in range(6))
+        self.body = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv1d(width, 2 * width, 1),
+                nn.PReLU(),
+                nn.GroupNorm(1, 2 * width),
+                nn.Conv1d(2 * width, 2 * width, 3, padding=2**i, dilation=2**i, groups=2 * width),
+                nn.PReLU(),
+                nn.Conv1d(2 * width, width, 1),
+            )
+            for i in range(6)
+        )
         self.end = nn.ConvTranspose1d(width, 1, 16, 8)
 
     def forward(self, x: Any) -> Any:
@@ -311,8 +375,17 @@ class Volume(nn.Module):
 
     def __init__(self, width: int = 24) -> None:
         super().__init__()
+
         def block(a: int, b: int) -> Any:
-            return nn.Sequential(nn.Conv3d(a, b, 3, padding=1), nn.InstanceNorm3d(b, affine=True), nn.LeakyReLU(0.1), nn.Conv3d(b, b, 3, padding=1), nn.InstanceNorm3d(b, affine=True), nn.LeakyReLU(0.1))
+            return nn.Sequential(
+                nn.Conv3d(a, b, 3, padding=1),
+                nn.InstanceNorm3d(b, affine=True),
+                nn.LeakyReLU(0.1),
+                nn.Conv3d(b, b, 3, padding=1),
+                nn.InstanceNorm3d(b, affine=True),
+                nn.LeakyReLU(0.1),
+            )
+
         self.one, self.two, self.three = block(1, width), block(width, 2 * width), block(2 * width, 4 * width)
         self.up, self.upper = nn.ConvTranspose3d(4 * width, 2 * width, 2, 2), nn.ConvTranspose3d(2 * width, width, 2, 2)
         self.merge, self.last, self.head = block(4 * width, 2 * width), block(2 * width, width), nn.Conv3d(width, 3, 1)
@@ -337,7 +410,14 @@ class Clicks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.bags = nn.ModuleList(nn.EmbeddingBag(100_000, 64, mode="sum") for _ in range(8))
-        self.tower = nn.Sequential(nn.Linear(8 * 64 + 13, 1024), nn.ReLU(), nn.BatchNorm1d(1024), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 1))
+        self.tower = nn.Sequential(
+            nn.Linear(8 * 64 + 13, 1024),
+            nn.ReLU(),
+            nn.BatchNorm1d(1024),
+            nn.Linear(1024, 512),
+            nn.ReLU(),
+            nn.Linear(512, 1),
+        )
 
     def forward(self, dense: Any, words: Any) -> Any:
         return self.tower(torch.cat([dense, *[bag(words[:, i]) for i, bag in enumerate(self.bags)]], 1))
@@ -391,7 +471,13 @@ def sequence(case: Case, device: str) -> Made:
 
 
 SMALL = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048}
-LLAMA = {"vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 12}
+LLAMA = {
+    "vocab_size": 32000,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+}
 
 MODELS: dict[str, Callable[[Case, str], Made]] = {
     "resnet34": classify("resnet34"), "resnext101_32x8d": classify("resnext101_32x8d"), "vgg19": classify("vgg19"), "vgg16_bn": classify("vgg16_bn"),
@@ -425,6 +511,57 @@ MODELS: dict[str, Callable[[Case, str], Made]] = {
 }  # fmt: skip
 """Name -> what makes the model and its loss."""
 
+
+class Cells(nn.Module):
+    """Cells run step by step, and a bilinear head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.first, self.second = nn.Embedding(20000, 512), nn.LSTMCell(512, 1024), nn.GRUCell(1024, 512)
+        self.head = nn.Linear(512, 20000)
+
+    def forward(self, tokens: Any) -> Any:
+        x = self.embed(tokens)
+        h = c = x.new_zeros(x.shape[0], 1024)
+        g, out = x.new_zeros(x.shape[0], 512), []
+        for step in range(x.shape[1]):
+            h, c = self.first(x[:, step], (h, c))
+            g = self.second(h, g)
+            out.append(g)
+        return self.head(torch.stack(out, 1))
+
+
+def cells(case: Case, device: str) -> Made:
+    tokens = torch.randint(0, 20000, (case["batch"], 48), device=device)
+    return Cells(), lambda m: F.cross_entropy(m(tokens).flatten(0, 1).float(), tokens.flatten())
+
+
+def hubert(case: Case, device: str) -> Made:
+    import transformers
+
+    model = transformers.HubertForSequenceClassification(
+        transformers.HubertConfig(num_hidden_layers=3, mask_time_prob=0.0, layerdrop=0.0)
+    )
+    sound, labels = (
+        torch.rand(case["batch"], 24000, device=device),
+        torch.randint(0, 2, (case["batch"],), device=device),
+    )
+    return model, lambda m: m(input_values=sound, labels=labels).loss
+
+
+SECOND: dict[str, Callable[[Case, str], Made]] = {
+    "densenet161": classify("densenet161"), "efficientnet_b4": classify("efficientnet_b4"), "mnasnet1_3": classify("mnasnet1_3"), "shufflenet_v2_x1_5": classify("shufflenet_v2_x1_5"), "vgg13_bn": classify("vgg13_bn"),
+    "resnet152": classify("resnet152"), "regnet_y_800mf": classify("regnet_y_800mf"), "regnet_x_1_6gf": classify("regnet_x_1_6gf"), "convnext_large": classify("convnext_large"), "swin_v2_s": classify("swin_v2_s"), "resnext50": classify("resnext50_32x4d"),
+    "vgg11": classify("vgg11"), "mc3": video("mc3_18"), "fcn101": segment("fcn_resnet101", 256), "deeplab-mobile": segment("deeplabv3_mobilenet_v3_large", 320), "cells": cells, "hubert": hubert,
+    "bigbird": text("AutoModelForMaskedLM", "BigBirdConfig", **SMALL, attention_type="original_full"), "nystromformer": text("AutoModelForMaskedLM", "NystromformerConfig", **SMALL), "led": text("AutoModelForSeq2SeqLM", "LEDConfig", d_model=512, encoder_layers=3, decoder_layers=3, encoder_ffn_dim=2048, decoder_ffn_dim=2048, encoder_attention_heads=8, decoder_attention_heads=8, attention_window=128),
+    "gemma3": text("AutoModelForCausalLM", "Gemma3TextConfig", **LLAMA, head_dim=64, num_key_value_heads=4), "qwen3_moe": text("AutoModelForCausalLM", "Qwen3MoeConfig", **LLAMA, head_dim=64, num_key_value_heads=4, num_experts=8, moe_intermediate_size=512), "persimmon": text("AutoModelForCausalLM", "PersimmonConfig", **LLAMA),
+    "olmo": text("AutoModelForCausalLM", "OlmoConfig", **LLAMA), "blenderbot": text("AutoModelForSeq2SeqLM", "BlenderbotConfig", d_model=512, encoder_layers=2, decoder_layers=6, encoder_ffn_dim=2048, decoder_ffn_dim=2048, encoder_attention_heads=8, decoder_attention_heads=8),
+    "deit": pixels("DeiTForImageClassification", "DeiTConfig", num_hidden_layers=6), "levit": pixels("LevitForImageClassification", "LevitConfig"), "bit": pixels("BitForImageClassification", "BitConfig"), "hf_regnet": pixels("RegNetForImageClassification", "RegNetConfig"), "mobilenet_v1": pixels("MobileNetV1ForImageClassification", "MobileNetV1Config"),
+    "cvt": pixels("CvtForImageClassification", "CvtConfig"), "upernet-free": pixels("DPTForSemanticSegmentation", "DPTConfig", size=384, labels="map", num_hidden_layers=6, backbone_out_indices=[1, 2, 4, 5], num_labels=21),
+}  # fmt: skip
+"""A second set, for the rules as they were after the first."""
+MODELS |= SECOND
+
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-3), "momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, nesterov=True), "adamw": lambda p: torch.optim.AdamW(p, lr=1e-4),
     "adamw-fused": lambda p: torch.optim.AdamW(p, lr=1e-4, fused=True), "adamw-loop": lambda p: torch.optim.AdamW(p, lr=1e-4, foreach=False), "adagrad": lambda p: torch.optim.Adagrad(p, lr=1e-4),
@@ -440,7 +577,9 @@ def prepare(case: Case, device: str = "cuda") -> Callable[[], Any]:
         model = model.bfloat16()
     model = model.to(device)
     if case.get("checkpoint"):
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": case["checkpoint"] == "reentrant"})
+        model.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": case["checkpoint"] == "reentrant"}
+        )
     kind = {"amp": torch.bfloat16, "fp16-amp": torch.float16}.get(case["precision"])
     cast: Callable[[], Any] = contextlib.nullcontext if kind is None else lambda: torch.autocast("cuda", dtype=kind)
     if case.get("infer"):
@@ -492,5 +631,17 @@ def cases() -> list[Case]:
         ("poolformer", 32, "adamw", "fp32", {}), ("pvt_v2", 28, "adamw", "amp", {}), ("focalnet", 20, "adamw", "fp32", {}), ("gru", 24, "adamw", "fp32", {}), ("lstm-both", 20, "sgd", "amp", {}), ("lstm-packed", 24, "adamw", "fp32", {}), ("gru-packed", 20, "adamw", "fp32", {}), ("denoiser", 12, "adamw", "fp32", {}), ("denoiser", 20, "adamw", "amp", {}),
         ("autoencoder", 48, "adamw", "fp32", {}), ("autoencoder", 64, "adamw", "amp", {}), ("sound", 12, "adamw", "fp32", {}), ("volume", 4, "adamw", "fp32", {}), ("volume", 6, "sgd", "amp", {}), ("clicks", 4096, "adagrad", "fp32", {}), ("graph", 20000, "adamw", "fp32", {}), ("sequence", 12, "adamw", "fp32", {}), ("sequence", 16, "adamw", "amp", {}),
         ("resnet34", 128, "sgd", "amp", {"infer": "inference"}), ("llama-gqa", 12, "sgd", "bf16", {"infer": "no_grad"}), ("hf_vit", 64, "sgd", "fp32", {"infer": "no_grad"}),
+    ]  # fmt: skip
+    return [{"model": m, "batch": b, "optimizer": o, "precision": p, **extra} for m, b, o, p, extra in rows]
+
+
+def second_cases() -> list[Case]:
+    """The second set."""
+    rows: list[tuple[str, int, str, str, dict[str, Any]]] = [
+        ("densenet161", 20, "sgd", "fp32", {}), ("efficientnet_b4", 24, "adamw", "amp", {}), ("mnasnet1_3", 40, "adamw", "amp", {}), ("shufflenet_v2_x1_5", 56, "momentum", "fp32", {}), ("vgg13_bn", 20, "adamw", "fp32", {}), ("vgg13_bn", 40, "sgd", "bf16", {}),
+        ("resnet152", 20, "adamw", "fp32", {}), ("resnet152", 24, "adamw", "amp", {"format": "channels_last"}), ("regnet_y_800mf", 48, "momentum", "amp", {}), ("regnet_x_1_6gf", 40, "adamw", "fp32", {}), ("convnext_large", 10, "adamw", "amp", {}), ("swin_v2_s", 12, "adamw", "fp32", {}),
+        ("resnext50", 40, "adagrad", "amp", {}), ("vgg11", 48, "sgd", "fp32", {}), ("mc3", 8, "adamw", "fp32", {}), ("fcn101", 10, "sgd", "fp32", {}), ("deeplab-mobile", 16, "adamw", "amp", {}), ("cells", 128, "adamw", "fp32", {}), ("cells", 160, "adamw", "amp", {}), ("hubert", 8, "adamw", "amp", {}),
+        ("bigbird", 6, "adamw", "amp", {}), ("nystromformer", 8, "adamw", "fp32", {}), ("led", 4, "adamw", "fp32", {}), ("gemma3", 6, "adamw", "bf16", {}), ("qwen3_moe", 4, "adamw", "amp", {}), ("persimmon", 6, "adamw", "amp", {}), ("olmo", 6, "adagrad", "fp32", {}), ("blenderbot", 6, "adamw", "amp", {}),
+        ("deit", 40, "adamw", "amp", {}), ("levit", 64, "adamw", "fp32", {}), ("bit", 20, "momentum", "fp32", {}), ("hf_regnet", 24, "adamw", "amp", {}), ("mobilenet_v1", 48, "adamw", "fp32", {}), ("cvt", 24, "adamw", "amp", {}), ("upernet-free", 4, "adamw", "fp32", {}),
     ]  # fmt: skip
     return [{"model": m, "batch": b, "optimizer": o, "precision": p, **extra} for m, b, o, p, extra in rows]

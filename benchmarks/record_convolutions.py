@@ -4,7 +4,7 @@
     python benchmarks/record_convolutions.py collect LAYERS.json.gz                (anywhere: traces networks)
     python benchmarks/record_convolutions.py plan LAYERS.json.gz CALLS.json.gz     (anywhere: what the shipped table does not answer)
     python benchmarks/record_convolutions.py measure CALLS.json.gz OUT.json.gz [seconds]   (on the card)
-    python benchmarks/record_convolutions.py merge OUT.json.gz                     (anywhere: into the shipped tables)
+    python benchmarks/record_convolutions.py merge OUT.json.gz                     (anywhere: into the shipped table)
 
 A layer is [channels, axes, filters, kernel, stride, padding, dilation, groups], the middle ones lists; a call is [dtype, channels
 last, batch, layer, which], `which` 0 for the forward call, 1 for the input's gradient, 2 for the weights' gradient, and a result is a
@@ -14,18 +14,20 @@ call with its bytes (None where it failed), and for some the bytes of the kernel
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import math
 import multiprocessing
+import os
 import sys
 import time
+from collections import Counter
 from typing import Any
 
 import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TABLE = "src/outsize/model/convolutions_h200.json.gz"
-FALLBACKS = "src/outsize/model/fallbacks_h200.json.gz"
 CHAIN = 64 * 2**20
 """Workspaces above this are also measured with too little memory for them."""
 
@@ -74,9 +76,22 @@ def networks() -> list[tuple[str, Any]]:
         runs.append((name, pictures(named(name), 3, 8 if name != "s3d" else 16, *[112 if name != "s3d" else 224] * 2)))
     for width, size in ((32, 128), (32, 256), (64, 128), (64, 256), (64, 512)):
         runs.append((f"unet {width} {size}", pictures(lambda width=width: UNet(width), 3, size, size)))
-    for sizes, size in (((128, 256, 384), 64), ((128, 256, 256, 512), 64), ((320, 640, 1280), 32), ((320, 640, 1280), 64), ((64, 128, 256), 32)):
+    for sizes, size in (
+        ((128, 256, 384), 64),
+        ((128, 256, 256, 512), 64),
+        ((320, 640, 1280), 32),
+        ((320, 640, 1280), 64),
+        ((64, 128, 256), 32),
+    ):
         model = lambda sizes=sizes: Denoiser(sizes)  # noqa: E731
-        runs.append((f"denoiser {sizes}", lambda model=model, size=size: model().cuda()(torch.rand(2, 4, size, size, device="cuda"), torch.rand(2, 128, device="cuda"))))
+        runs.append(
+            (
+                f"denoiser {sizes}",
+                lambda model=model, size=size: model().cuda()(
+                    torch.rand(2, 4, size, size, device="cuda"), torch.rand(2, 128, device="cuda")
+                ),
+            )
+        )
     for name, make in MODELS.items():
         if name not in ("generate", "adapters", "mamba", "longformer"):
             runs.append((name, lambda make=make: _loss(make)))
@@ -95,8 +110,29 @@ def generic() -> list[Layer]:
         for c in (16, 32, 64, 96, 128, 256, 512, 1024):
             if c * size * size > 2_200_000 or c * size < 1000:
                 continue
-            for k, kernel, stride, dilation, groups in ((c, 3, 1, 1, 1), (2 * c, 3, 2, 1, 1), (2 * c, 1, 1, 1, 1), (c, 5, 1, 1, 1), (c, 3, 1, 2, 1), (c, 3, 1, 1, 8), (c, 3, 1, 1, c), (c, 7, 1, 1, c), (c, 4, 2, 1, 1)):
-                out.append([c, [size] * 2, k, [kernel] * 2, [stride] * 2, [(kernel - 1) // 2 * dilation] * 2, [dilation] * 2, groups])
+            for k, kernel, stride, dilation, groups in (
+                (c, 3, 1, 1, 1),
+                (2 * c, 3, 2, 1, 1),
+                (2 * c, 1, 1, 1, 1),
+                (c, 5, 1, 1, 1),
+                (c, 3, 1, 2, 1),
+                (c, 3, 1, 1, 8),
+                (c, 3, 1, 1, c),
+                (c, 7, 1, 1, c),
+                (c, 4, 2, 1, 1),
+            ):
+                out.append(
+                    [
+                        c,
+                        [size] * 2,
+                        k,
+                        [kernel] * 2,
+                        [stride] * 2,
+                        [(kernel - 1) // 2 * dilation] * 2,
+                        [dilation] * 2,
+                        groups,
+                    ]
+                )
     return out
 
 
@@ -115,7 +151,11 @@ def collect(path: str) -> None:
                 if transposed:  # the input's gradient of a plain one
                     x = results[0].shape
                 filters = w[0]
-                layers.setdefault(json.dumps([x[1], list(x[2:]), filters, list(w[2:]), list(args[3]), list(args[4]), list(args[5]), args[8]]))
+                layers.setdefault(
+                    json.dumps(
+                        [x[1], list(x[2:]), filters, list(w[2:]), list(args[3]), list(args[4]), list(args[5]), args[8]]
+                    )
+                )
             write_down(op, args, results, label)
 
         tracer._write = note  # type: ignore[method-assign]
@@ -137,7 +177,10 @@ def collect(path: str) -> None:
 
 def output_axes(layer: Layer) -> list[int]:
     _, axes, _, kernel, stride, pad, dilation, _ = layer
-    return [(a + 2 * p - d * (k - 1) - 1) // s + 1 for a, k, s, p, d in zip(axes, kernel, stride, pad, dilation, strict=True)]
+    return [
+        (a + 2 * p - d * (k - 1) - 1) // s + 1
+        for a, k, s, p, d in zip(axes, kernel, stride, pad, dilation, strict=True)
+    ]
 
 
 def largest(layer: Layer, n: int, element: int) -> int:
@@ -148,7 +191,9 @@ def plan(source: str, target: str) -> None:
     """New layers at a few batches; known ones in between where the kernel changes, and with the channels last."""
     from outsize.model.measured import same_kernel
 
-    known = {json.dumps([dtype, last, layer]): {n: sizes for n, *sizes in found} for layer, dtype, last, found in read(TABLE)}
+    known = {
+        json.dumps([dtype, last, layer]): {n: sizes for n, *sizes in found} for layer, dtype, last, found in read(TABLE)
+    }
     chains: list[Call] = []
     between: list[Call] = []
     last_ones: list[Call] = []
@@ -158,11 +203,15 @@ def plan(source: str, target: str) -> None:
         if dtype == "float16":
             continue
         points = sorted(series)
-        for below, above in zip(points, points[1:], strict=False):
+        for below, above in itertools.pairwise(points):
             middle = (below + above) // 2
             for which in range(3):
                 first, second = series[below][which], series[above][which]
-                if None not in (first, second) and not same_kernel(below, first, above, second) and max(first, second) > 2**20:
+                if (
+                    None not in (first, second)
+                    and not same_kernel(below, first, above, second)
+                    and max(first, second) > 2**20
+                ):
                     between.append([dtype, last, middle, layer, which])
         if not last and 64 in series:
             chains += [[dtype, last, 64, layer, which, True] for which in range(3) if (series[64][which] or 0) > CHAIN]
@@ -172,30 +221,54 @@ def plan(source: str, target: str) -> None:
     for layer in read(source):
         if json.dumps(layer) in seen:
             continue
-        for dtype, last, batches in (("float32", False, (8, 32)), ("bfloat16", False, (16, 64)), ("bfloat16", True, (32,)), ("float32", True, (16,))):
+        for dtype, last, batches in (
+            ("float32", False, (8, 32)),
+            ("bfloat16", False, (16, 64)),
+            ("bfloat16", True, (32,)),
+            ("float32", True, (16,)),
+        ):
             room = 2**29 if len(layer[1]) < 3 else 2**28
-            fits = [n for n in batches if largest(layer, n, 4) < room] or ([2, 4] if largest(layer, 4, 4) < 2**30 else [2])
-            found = [[dtype, last, n, layer, which] for n in fits if not (last and len(layer[1]) == 1) for which in range(3)]
+            fits = [n for n in batches if largest(layer, n, 4) < room] or (
+                [2, 4] if largest(layer, 4, 4) < 2**30 else [2]
+            )
+            found = [
+                [dtype, last, n, layer, which] for n in fits if not (last and len(layer[1]) == 1) for which in range(3)
+            ]
             (last_ones if last else new).extend(found)
     calls: list[Call] = []
     for part in (chains, between, new, last_ones):
         calls += [part[i] for i in sorted(range(len(part)), key=lambda i: (i * 2654435761) % 2**32)]
     write(target, calls)
-    print(len(chains), "chains,", len(between), "between,", len(new), "of new layers,", len(last_ones), "with the channels last")
+    print(
+        len(chains),
+        "chains,",
+        len(between),
+        "between,",
+        len(new),
+        "of new layers,",
+        len(last_ones),
+        "with the channels last",
+    )
 
 
 def merge(source: str) -> None:
-    """Put measured calls into the table that is shipped, and what they fell back to into the other."""
-    table = {json.dumps([layer, dtype, last]): {n: list(sizes) for n, *sizes in found} for layer, dtype, last, found in read(TABLE)}
-    chains: dict[str, dict[str, list[Any]]] = {}
+    """Put measured calls into the table that is shipped."""
+    table = {
+        json.dumps([layer, dtype, last]): {n: list(sizes) for n, *sizes in found}
+        for layer, dtype, last, found in read(TABLE)
+    }
+    chains: Counter[str] = Counter()
     for dtype, last, n, layer, which, size, *chain in read(source):
         name = json.dumps([layer, dtype, last])
         table.setdefault(name, {}).setdefault(n, [None, None, None])[which] = size
-        if chain:
-            chains.setdefault(name, {}).setdefault(str(which), []).append([n, size, *chain[0]])
-    write(TABLE, [[*json.loads(name), [[n, *sizes] for n, sizes in sorted(found.items())]] for name, found in sorted(table.items())])
-    write(FALLBACKS, [[*json.loads(name), found] for name, found in sorted(chains.items())])
-    print(len(table), "series,", sum(len(found) for found in chains.values()), "with what they fall back to")
+        if chain and chain[0][0] != size:
+            chains["at once" if chain[0][0] == 0 else "in steps" if chain[0][-1] == 0 else "not to nothing"] += 1
+    rows = [
+        [*json.loads(name), [[n, *sizes] for n, sizes in sorted(found.items())]]
+        for name, found in sorted(table.items())
+    ]
+    write(TABLE, rows)
+    print(len(table), "series; with too little room, calls fell back to no workspace:", dict(chains))
 
 
 # on the card
@@ -270,8 +343,8 @@ def work(part: int, parts: int, calls: list[Call], deadline: float, queue: Any) 
     queue.put(rows)
 
 
-def measure(source: str, target: str, seconds: float, parts: int = 10) -> None:
-    calls = read(source)
+def measure(source: str, target: str, seconds: float) -> None:
+    calls, parts = read(source), int(os.environ.get("PARTS", "10"))
     context = multiprocessing.get_context("fork")
     queue, deadline = context.Queue(), time.time() + seconds
     processes = [context.Process(target=work, args=(part, parts, calls, deadline, queue)) for part in range(parts)]

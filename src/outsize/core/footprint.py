@@ -62,7 +62,7 @@ class Growth(Noun):
     """How a peak grows with one size, fitted through traces and checked against one that was left out."""
 
     size: str
-    """What grows: `batch`."""
+    """What grows: `batch`, `sequence`."""
     traced: tuple[tuple[int, int], ...]
     """(size, peak reserved bytes) of every trace."""
     fixed: int
@@ -70,7 +70,13 @@ class Growth(Noun):
     each: int
     """Bytes for each further one."""
     error: float
-    """How far the line is from the trace that was left out, as a fraction of it."""
+    """How far this is from the trace that was left out, as a fraction of it."""
+    square: float = 0.0
+    """Bytes times the square of the size, 0 where a line does."""
+
+    def at(self, size: int) -> int:
+        """Bytes reserved at a size."""
+        return round(self.fixed + self.each * size + self.square * size * size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,33 @@ class Largest(Noun):
     """Bytes reserved that one more would take, None where that was not traced."""
     known: Known
     """`bound` where the largest one was itself traced, `estimate` where it lies on the fitted line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading(Noun):
+    """What a DataLoader holds on the host while it keeps ahead of the step."""
+
+    workers: int
+    """Processes that make batches; 0 where the step's own process does."""
+    batch: int
+    """Bytes of one batch."""
+    ahead: int
+    """Batches that are ready or being made: workers times the prefetch factor."""
+    shared: int
+    """Bytes of batches in shared memory (`/dev/shm`)."""
+    pinned: int
+    """Bytes of batches in pinned memory, each tensor rounded up to a power of two."""
+    making: int
+    """Bytes of samples that workers hold while they put a batch together."""
+    processes: int
+    """Bytes of the workers themselves."""
+
+    derived: ClassVar[tuple[str, ...]] = ("total",)
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.shared + self.pinned + self.making + self.processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -122,7 +155,10 @@ class Footprint(Noun):
     peak_label: str
     """When the peak is: `step 2 backward`."""
     host: Amount | None = None
-    """Bytes of host tensors at their highest moment, pinned copies counted; None where the step is on the host itself."""
+    """Bytes of host tensors at their highest moment, pinned copies and the loader counted; None where the step is on the host
+    itself."""
+    loading: Loading | None = None
+    """What the DataLoader holds on the host, where one was given."""
     card: Card | None = None
     """The card it was asked about."""
     capacity: int | None = None
@@ -131,7 +167,7 @@ class Footprint(Noun):
     """True where even the bound gets through inside the capacity, the allocator giving back what it does not need; False where
     the likely course does not; None in between or without a capacity."""
     growth: tuple[Growth, ...] = ()
-    """How the peak grows, where a batch size was given."""
+    """How the peak grows with the sizes that were given."""
     largest: tuple[Largest, ...] = ()
     """Largest batch per card, where a batch size was given."""
     notes: tuple[str, ...] = ()

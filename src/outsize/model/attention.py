@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outsize.model.trace import Tracer
 
+ALIGNMENT = 8
+"""Elements that every row of a mask begins at a multiple of."""
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 DEFAULTS: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
 
@@ -56,7 +58,7 @@ def _dispatch(tracer: Tracer, given: dict[str, Any]) -> Any:
         return out[0][..., :width] if pad else out[0]
     if choice == "efficient":
         if mask is not None:
-            mask = _aligned(mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+            mask = _aligned(mask).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         out = aten._scaled_dot_product_efficient_attention(q, k, v, mask, grad, dropout, causal, scale=scale)
         return out[0]
     return aten._scaled_dot_product_attention_math(
@@ -73,14 +75,14 @@ def choose(
 
     half = q.dtype in (torch.float16, torch.bfloat16)
     same = q.dtype == k.dtype == v.dtype
-    dense = all(x.dim() == 4 and x.stride(-1) == 1 for x in (q, k, v))
+    dense = all(x.dim() == 4 and x.stride(-1) == 1 for x in (q, k, v)) and (mask is None or mask.stride(-1) == 1)
     width = q.shape[-1]
     heads = gqa or q.shape[1] == k.shape[1] == v.shape[1]
-    masked_grad = mask is not None and mask.requires_grad and grad
-    if not (same and dense) or 0 in q.shape or 0 in k.shape or masked_grad:
+    learned = mask is not None and mask.requires_grad and grad
+    if not (same and dense) or 0 in q.shape or 0 in k.shape:
         return "math"
     fits_cudnn = half and width % 8 == 0 and width <= 256 and v.shape[-1] <= 256 and capability >= (9, 0)
-    if fits_cudnn and flags.cudnn_sdp_enabled() and heads and k.shape[2] > 1:
+    if fits_cudnn and flags.cudnn_sdp_enabled() and heads and k.shape[2] > 1 and not learned:
         return "cudnn"
     if (
         half
@@ -107,10 +109,10 @@ def _additive(mask: Any, like: Any) -> Any:
 
 
 def _aligned(mask: Any) -> Any:
-    """The mask with its last axis laid out in multiples of 16, as the memory-efficient kernel wants it."""
+    """The mask with its last axis laid out in multiples of 8, as the memory-efficient kernel wants it."""
     import torch
 
-    last = mask.shape[-1]
-    if last % 16 == 0:
+    if mask.stride(-1) == 1 and not any(step % ALIGNMENT for step in mask.stride()[:-1]):
         return mask
-    return torch.nn.functional.pad(mask, (0, 16 - last % 16))[..., :last]
+    last = mask.shape[-1]
+    return torch.nn.functional.pad(mask, (0, ALIGNMENT - last % ALIGNMENT))[..., :last]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 MiB = 2**20
 
 SPLIT = 17 * MiB
-"""Partial sums of a weight gradient beside the copies: above 97 % of those measured, the rest were of small layers."""
+"""Partial sums beside the copies: a kernel splits its last tiles over all processors, 128 KiB each."""
 
 
 class Layer(NamedTuple):
@@ -86,16 +86,21 @@ def layer_of(x: Any, weight: Any, output: Any, stride: Any, dilation: Any, group
     )  # fmt: skip
 
 
+def _padded(layer: Layer) -> int:
+    """Copies, groups filled up where there are several."""
+    return layer.copies if layer.groups == 1 else max(layer.copies, layer.spread)
+
+
 def call_bound(layer: Layer) -> int:
-    """Most that the forward call, or the input's gradient, takes."""
-    return 0 if layer.depthwise else layer.copies + MiB
+    """Most that the forward call, or the input's gradient, takes: above 99.7 % of those measured."""
+    return 0 if layer.depthwise else _padded(layer) + SPLIT
 
 
 def weight_bound(layer: Layer) -> int:
-    """Most that the weights' gradient takes."""
+    """Most that the weights' gradient takes: above 97 % of those measured."""
     if layer.depthwise:
-        return layer.copies if layer.last else MiB
+        return layer.copies + SPLIT if layer.last else MiB
     if layer.kernel == 1 and layer.stride == 1:
         both = layer.input + layer.output
-        return max(layer.sums, both) if layer.sums <= 6 * both else 2 * both
-    return layer.copies + SPLIT
+        return (max(layer.sums, both) if layer.sums <= 6 * both else 2 * both) + SPLIT
+    return _padded(layer) + SPLIT

@@ -72,6 +72,11 @@ class Table:
             self._answers[layer] = self._find(layer)
         return self._answers[layer]
 
+    def sure(self, layer: Layer) -> tuple[bool, ...]:
+        """For each of the three calls, whether it was itself measured."""
+        found = (self._shapes.get(layer.of(1)) or {}).get(layer.batch)
+        return (False,) * 3 if found is None else tuple(size is not None for size in found)
+
     def _find(self, layer: Layer) -> Inside | None:
         series = self._series(layer)
         found = self._similar(layer) if series is None else at_batch(series, layer.batch)
@@ -93,7 +98,9 @@ class Table:
 
     def _similar(self, layer: Layer) -> Inside | None:
         place = place_of(layer)
-        rows: list[tuple[tuple[float, ...], Layer]] = next((self._kinds[kind] for kind in near_kinds(layer) if kind in self._kinds), [])
+        rows: list[tuple[tuple[float, ...], Layer]] = next(
+            (self._kinds[kind] for kind in near_kinds(layer) if kind in self._kinds), []
+        )
         near = min(rows, key=lambda row: _distance(row[0], place), default=None)
         if near is None:
             return None
@@ -173,7 +180,17 @@ def kind_of(layer: Layer) -> tuple[Any, ...]:
     """Layers are compared within a kind only."""
     groups = "one" if layer.groups == 1 else ("each" if layer.depthwise else "some")
     wide = layer.dilation > 1
-    return layer.axes, layer.dtype, layer.last, layer.kernel == 1, layer.stride > 1, groups, layer.channels <= 4, wide, layer.odd
+    return (
+        layer.axes,
+        layer.dtype,
+        layer.last,
+        layer.kernel == 1,
+        layer.stride > 1,
+        groups,
+        layer.channels <= 4,
+        wide,
+        layer.odd,
+    )
 
 
 def place_of(layer: Layer) -> tuple[float, ...]:

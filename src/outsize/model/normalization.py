@@ -1,8 +1,8 @@
 """What batch normalisation takes on the card besides its results.
 
 In: the arguments of torch's two operators. Out: blocks inside the call, and the gradient laid out as the card lays it out. cuDNN
-does it for float32 and float16, torch's own kernels for bfloat16; both need partial sums only where the channels lie last in memory,
-since they then sum over rows with many blocks. The sizes are cuDNN's as recorded on an H200 and those of torch's launch rule
+does it for float32 and float16, torch's own kernels for bfloat16; both need partial sums only where the channels lie last in
+memory, since they then sum over rows with many blocks. The sizes are cuDNN's as recorded on an H200 and those of torch's launch rule
 (ATen/native/cuda/Normalization.cuh).
 """
 
@@ -14,8 +14,10 @@ from outsize.model.layouts import copy_bytes, is_last
 
 TILE = 64
 """Channels that cuDNN takes together."""
-FORWARD_ROWS, BACKWARD_ROWS = 64, 96
-"""Rows that one of cuDNN's blocks sums."""
+FORWARD_ROWS = {4: 64, 2: 160}
+"""Rows that one of cuDNN's blocks sums, by the bytes of an element."""
+BACKWARD_ROWS = 96
+"""The same in the backward pass."""
 THREADS, WIDE, PER_THREAD, MOST_HIGH, LEAST_HIGH = 512, 32, 16, 128, 8
 """torch's launch rule: threads of a block, its width, values for each thread, and when sums over blocks are worth it."""
 
@@ -40,7 +42,7 @@ def forward_blocks(x: Any, weight: Any, training: bool) -> tuple[int, ...]:
         return ()
     rows, channels = int(x.numel()) // int(x.shape[1]), int(x.shape[1])
     if by_cudnn(x, weight):
-        return (-(-channels // TILE) * (-(-rows // FORWARD_ROWS) * 516 + 4) + 1072,)
+        return (-(-channels // TILE) * (-(-rows // FORWARD_ROWS[x.element_size()]) * 516 + 4) + 1072,)
     return _partial(rows, channels, 4)
 
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from outsize.model.attention import attend
+from outsize.model.recurrent import flatten
 
 if TYPE_CHECKING:
     from outsize.model.trace import Tracer
@@ -218,7 +219,8 @@ def pretend(tracer: Tracer, capability: tuple[int, int], total: int) -> Iterator
     replaced += [
         (torch.cuda, "Stream", _Stream), (torch.cuda, "Event", _Stream), (torch.cuda, "stream", _stream),
         (torch.cuda, "device", _stream), (torch.cuda.amp.common, "amp_definitely_not_available", _answer(False)),
-        (torch, "compile", tracer.compile), (torch.Tensor, "record_stream", _answer(None)),
+        (torch.nn.RNNBase, "flatten_parameters", flatten(tracer)), (torch, "compile", tracer.compile),
+        (torch.Tensor, "record_stream", _answer(None)),
     ]  # fmt: skip
     # Functions written in Python would take the stage off for all they call; inside them it has to stay.
     for owner in (torch.nn.functional, torch.functional, torch.nn.init):

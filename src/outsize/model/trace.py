@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.model import packed, rewrites, values
 from outsize.model.autocast import Autocast
-from outsize.model.kernels import Scratch, Size, blocks_of
+from outsize.model.kernels import MOVES, Scratch, Size, blocks_of
 from outsize.model.layouts import ON_CARD
-from outsize.model.ledger import Held, Ledger
+from outsize.model.ledger import Held, Ledger, Move
 from outsize.model.onednn import moves_of
 from outsize.model.owners import Owners
 from outsize.model.stage import make_function_mode, pretend
@@ -206,7 +206,10 @@ class Tracer:
     def _write(self, name: str, args: Any, results: list[Any], label: str) -> None:
         """Results and what the card's kernel takes inside, in the order in which the card is asked for them."""
         if not label.startswith("cuda"):
-            self._write_on_host(name, args, results, label)
+            self._write_moves(moves_of(name, args, results) if label == "cpu" else (), results, label, name)
+            return
+        if name in MOVES:
+            self._write_moves(MOVES[name](self.scratch, args, results), results, label, name)
             return
         thread = "backward" if self.owners.phase() == "backward" else "forward"
         blocks = blocks_of(self.scratch, name, args, results, thread)
@@ -224,17 +227,19 @@ class Tracer:
         for held in reversed(inside):
             self.ledger.free(held)
 
-    def _write_on_host(self, name: str, args: Any, results: list[Any], label: str) -> None:
-        """Results and what a kernel of the CPU takes inside."""
+    def _write_moves(self, moves: Iterable[Move], results: list[Any], label: str, name: str) -> None:
+        """Results and blocks in an order of their own."""
         inside: dict[str, Held] = {}
         left = iter(results)
-        for move in moves_of(name, args, results) if label == "cpu" else ():
-            if move.what == "take":
-                inside[move.name] = self._workspace((move.bytes, move.bytes + move.more), label, name)
-            elif move.what == "free":
+        for move in moves:
+            if move.what == "free":
                 self.ledger.free(inside.pop(move.name))
-            else:
+            elif move.what == "result":
                 self.ledger.add(next(left), label, name)
+            else:
+                held = self._workspace((move.bytes, move.bytes + move.more), label, name)
+                if move.what == "take":
+                    inside[move.name] = held
         for tensor in left:
             self.ledger.add(tensor, label, name)
         for held in inside.values():
@@ -244,6 +249,7 @@ class Tracer:
         likely, most = (size, size) if isinstance(size, int) else size
         held = self.ledger.allocate(likely, label, name)
         held.most = most
+        held.spare = name in _SPARE and not isinstance(size, int)
         held.kind = "workspace"
         return held
 
@@ -323,7 +329,8 @@ class Tracer:
         mutable = func._schema.is_mutable
         if not flat:
             small = isinstance(out, torch.Tensor) and out.numel() <= values.KEEP_ELEMENTS
-            if not small or self._placing not in (None, "cpu"):
+            on_host = self._placing in (None, "cpu")
+            if not small or not (on_host or str(func).split(".")[1] in values.PLAIN):
                 return
         elif not self._all_known(flat) or (not known and not any(t.device.type == "cpu" for t in flat)):
             if mutable and known:
@@ -348,6 +355,9 @@ class Tracer:
 _RESIZING = {"aten.resize_.default", "aten.set_.source_Storage_storage_offset", "aten.resize_as_.default"}
 
 
+_SPARE = ("aten.convolution.default", "aten.convolution_backward.default")
+"""Operators whose workspaces torch does without where there is no room."""
+
 _REUSING = {
     "aten.add.Tensor", "aten.scatter_add.default", "aten.index_put.default", "aten.index_add.default", "aten.scatter.src",
     "aten.scatter.value",
@@ -357,6 +367,7 @@ _REUSING = {
 _ORDER: dict[str, tuple[int, ...]] = {
     "aten.native_dropout.default": (1, 0),
     "aten._scaled_dot_product_cudnn_attention.default": (2, 3, 0, 1),
+    "aten._thnn_fused_gru_cell.default": (1, 0),
 }
 """Operators that allocate their results in another order than they return them; positions among the tensors."""
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 KEEP_ELEMENTS = 4096
 """Largest tensor whose contents are kept: indices and lengths are small, data is not."""
 
+PLAIN = ("arange", "zeros", "ones", "full", "eye", "linspace", "scalar_tensor")
+"""What makes contents that are known on a card too: positions and masks, not random weights."""
+
 
 def shadow(tracer: Tracer, tensor: Any) -> Any:
     """The tensor with its real contents, or None where they are not known."""
