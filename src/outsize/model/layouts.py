@@ -55,16 +55,8 @@ def _convolution_backward(func: Any, args: Any, kwargs: Any) -> Any:
     return _laid(of_input, last), _laid(of_weight, last), of_bias
 
 
-def _batch_norm_backward(func: Any, args: Any, kwargs: Any) -> Any:
-    import torch
-
-    of_input, *rest = func(*args, **kwargs)
-    return (None if of_input is None else torch.empty_like(args[1]), *rest)
-
-
 ON_CARD: dict[str, Callable[[Any, Any, Any], Any]] = {
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
-    "aten.native_batch_norm_backward.default": _batch_norm_backward,
 }
 """Operator -> its results as the card lays them out."""

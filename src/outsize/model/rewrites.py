@@ -92,6 +92,15 @@ def _grouped_mm(func: Any, args: Any, kwargs: Any) -> Any:
     return torch.empty(shape, dtype=a.dtype, device="meta")
 
 
+def _batch_norm_backward(func: Any, args: Any, kwargs: Any) -> Any:
+    """Only the gradients that are asked for, the input's laid out as the input."""
+    import torch
+
+    x, weight, wanted = args[1], args[2], args[9]
+    sums = [torch.empty_like(weight) if want and weight is not None else None for want in wanted[1:]]
+    return (torch.empty_like(x) if wanted[0] else None, *sums)
+
+
 def _in_place(func: Any, args: Any, kwargs: Any) -> None:
     """An optimizer's kernel that writes into its arguments."""
 
@@ -99,6 +108,7 @@ def _in_place(func: Any, args: Any, kwargs: Any) -> None:
 SHAPES: dict[str, Callable[[Any, Any, Any], Any]] = {
     **recurrent.SHAPES,
     "aten._grouped_mm.default": _grouped_mm,
+    "aten.native_batch_norm_backward.default": _batch_norm_backward,
     "aten._fused_sgd_.default": _in_place,
     "aten._fused_sgd_.tensor_lr": _in_place,
     "aten._fused_adagrad_.default": _in_place,

@@ -101,7 +101,7 @@ def _to(tracer: Tracer, func: Any, call: Any) -> Any:
 def move(tracer: Tracer, value: Any, label: str | None, func: Any, kwargs: Any) -> Any:
     """`value` on another device, or with another dtype, as `Tensor.to` does it."""
     value = tracer.adopt(value)
-    if label is None or label == tracer.ledger.label_of(value):
+    if label in (None, "meta", tracer.ledger.label_of(value)):  # torch's own code finds the device to be meta
         return func(value, **kwargs) if kwargs else value
     with tracer.placing(label):
         return func(value, **{"dtype": value.dtype, **kwargs, "copy": True})

@@ -140,8 +140,9 @@ class Tracer:
                 base = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
             self.ledger.add(base, self._real_label(tensor), "given")
             if tensor.device.type == "cpu" and tensor.numel() <= values.KEEP_ELEMENTS:
-                self.ledger.values[base.untyped_storage()._cdata] = storage
-            found = self._twins[storage._cdata] = (weakref.ref(storage), base)
+                self.ledger.values[base.untyped_storage()._cdata] = storage.clone()  # to let the real one go
+            key = storage._cdata  # the twin goes when the real one does
+            found = self._twins[key] = (weakref.ref(storage, lambda _: self._twins.pop(key, None)), base)
         with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
             twin = torch.empty(0, dtype=tensor.dtype, device="meta")
             twin.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
