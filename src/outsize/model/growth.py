@@ -1,7 +1,7 @@
 """How a step grows with its batch and its sequence, and the largest batch that fits.
 
 In: a function that replays the step for given sizes. Out: a line through two traces, checked against a third; where that one is
-off the line, a parabola through the three, checked against a fourth (attention that is written out grows with the square of the
+off the line, a parabola through the three where it is nearer to a fourth (attention that is written out grows with the square of the
 sequence); the largest batch per common card from that; and, where a capacity was given, the largest one that was itself traced
 and fits.
 """
@@ -39,10 +39,12 @@ def fit(name: str, play: Play, at: int, peak: int) -> Growth:
     line = Growth(size=name, traced=(), fixed=reserved[smaller] - each * smaller, each=each, error=0.0)
     error = _error(line, at, peak)
     if error > STRAIGHT and at >= 4:
-        line = _parabola(name, [(size, reserved[size]) for size in (smaller, at, larger)])
+        curve = _parabola(name, [(size, reserved[size]) for size in (smaller, at, larger)])
         between = at + at // 2
         reserved[between] = play(between).likely.peak.reserved
-        error = _error(line, between, reserved[between])
+        off = _error(curve, between, reserved[between])
+        if off < _error(line, between, reserved[between]):
+            line, error = curve, off
     return dataclasses.replace(line, traced=tuple(sorted(reserved.items())), error=error)
 
 

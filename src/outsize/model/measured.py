@@ -79,7 +79,7 @@ class Table:
 
     def _find(self, layer: Layer) -> Inside | None:
         series = self._series(layer)
-        found = self._similar(layer) if series is None else at_batch(series, layer.batch)
+        found = self._similar(layer) if series is None else at_batch(series, layer)
         if found is None and layer.dtype == "float16":
             return self._find(layer._replace(dtype="bfloat16"))
         if found is not None and series is None and layer.odd and layer.kernel == 1 and layer.plane > 64:
@@ -105,7 +105,7 @@ class Table:
         if near is None:
             return None
         source = near[1].of(layer.batch)
-        sizes = at_batch(self._shapes[near[1]], layer.batch)
+        sizes = at_batch(self._shapes[near[1]], source)
         return Inside(*(None if size is None else transfer(size, source, layer) for size in sizes))
 
 
@@ -122,28 +122,26 @@ def read_layer(fields: list[Any], dtype: str, last: bool, batch: int) -> Layer:
     )  # fmt: skip
 
 
-def at_batch(series: Series, batch: int) -> Inside:
-    """What the calls of one shape take at a batch that may lie between those measured, or beyond them."""
+def at_batch(series: Series, layer: Layer) -> Inside:
+    """What the calls of a layer take, of whose shape other batches were measured."""
     known = sorted(series)
-    return Inside(*(_between({n: series[n][call] for n in known}, batch) for call in range(3)))
+    return Inside(*(_between({n: series[n][call] for n in known}, layer) for call in range(3)))
 
 
-def _between(sizes: dict[int, int | None], batch: int) -> int | None:
+def _between(sizes: dict[int, int | None], layer: Layer) -> int | None:
     """One call: a kernel's workspace is a line over the batch, and from one batch to the next the kernel may change."""
-    known = {n: size for n, size in sizes.items() if size is not None}
+    known, batch = {n: size for n, size in sizes.items() if size is not None}, layer.batch
     if not known or batch in known:
         return known.get(batch)
     below = max((n for n in known if n < batch), default=None)
     above = min((n for n in known if n > batch), default=None)
     if below is None or above is None:
         near = max(known) if above is None else min(known)
-        return max(0, _extended(known, near, batch))
+        return max(0, _extended(known, near, layer))
     first, last = known[below], known[above]
-    line = first + (last - first) * (batch - below) // (above - below)
     if same_kernel(below, first, above, last):
-        return line
-    low, high = _extended(known, below, batch), _extended(known, above, batch)
-    return low if batch * batch < below * above else high
+        return first + (last - first) * (batch - below) // (above - below)
+    return _extended(known, below if batch * batch < below * above else above, layer)
 
 
 def same_kernel(n: int, size: int, more: int, larger: int) -> bool:
@@ -152,14 +150,14 @@ def same_kernel(n: int, size: int, more: int, larger: int) -> bool:
     return abs(larger - size) < 2**19 or abs(larger * n - size * more) <= room * more
 
 
-def _extended(known: dict[int, int], near: int, batch: int) -> int:
-    """The workspace at a batch if the kernel is the one measured nearby: on its line where a second point of it is known."""
-    size = known[near]
+def _extended(known: dict[int, int], near: int, layer: Layer) -> int:
+    """The workspace if the kernel is the one measured at a batch nearby: on its line where a second point of it is known."""
+    size, batch = known[near], layer.batch
     others = sorted((n for n in known if n != near), key=lambda n: ((n > batch) != (near > batch), abs(n - near)))
     for other in others:
         if size > SMALL and known[other] > SMALL and same_kernel(*sorted_pair(near, size, other, known[other])):
             return size + (known[other] - size) * (batch - near) // (other - near)
-    return round(size * batch / near) if size > SMALL else size
+    return transfer(size, layer.of(near), layer)
 
 
 def sorted_pair(n: int, size: int, other: int, beside: int) -> tuple[int, int, int, int]:
