@@ -26,13 +26,38 @@ def attend(tracer: Tracer, func: Any, call: Any) -> Any:
     given = {**DEFAULTS, **dict(zip(NAMES, args, strict=False)), **kwargs}
     q = given["query"]
     if not str(tracer.ledger.label_of(q)).startswith("cuda"):
-        return func(*args, **kwargs)
+        return _on_host(given) if fused_on_host(given) else func(*args, **kwargs)
     if torch.is_autocast_enabled("cuda"):
         for name in ("query", "key", "value", "attn_mask"):
             if given[name] is not None:
                 given[name] = tracer.autocast.lower(given[name])
     with torch.autocast("cuda", enabled=False):
         return _dispatch(tracer, given)
+
+
+def fused_on_host(given: dict[str, Any]) -> bool:
+    """True where torch's one fused kernel for the CPU takes a call."""
+    import torch
+    from torch.backends import cuda as flags
+
+    q, k, v, mask = (given[name] for name in NAMES[:4])
+    if given["dropout_p"] or given["enable_gqa"] or not flags.flash_sdp_enabled():
+        return False
+    if any(x.dim() != 4 or x.stride(-1) != 1 or 0 in x.shape or x.dtype != q.dtype for x in (q, k, v)):
+        return False
+    if not q.dtype.is_floating_point or q.shape[-1] != v.shape[-1] or not q.shape[1] == k.shape[1] == v.shape[1]:
+        return False
+    return mask is None or (mask.dim() in (2, 4) and mask.dtype in (q.dtype, torch.bool) and not mask.requires_grad)
+
+
+def _on_host(given: dict[str, Any]) -> Any:
+    import torch
+
+    q, k, v, mask = (given[name] for name in NAMES[:4])
+    if mask is not None and mask.dtype == torch.bool:
+        mask = _additive(mask, q)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(q, k, v, 0.0, bool(given["is_causal"]), attn_mask=mask, scale=given["scale"])[0]
 
 
 def _dispatch(tracer: Tracer, given: dict[str, Any]) -> Any:
