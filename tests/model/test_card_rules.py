@@ -200,3 +200,16 @@ def test_positions_on_the_card_can_be_read():
     footprint = outsize.estimate(step, build=lambda: ())
     assert footprint.peak_requested.bytes >= 6 * 1024 * 4
     assert not footprint.notes
+
+
+def test_an_operator_without_a_shape_rule_is_run_on_zeros_and_said():
+    with torch.library._scoped_library("outsize_test", "FRAGMENT") as library:
+        library.define("halves(Tensor x) -> Tensor")
+        library.impl("halves", lambda x: x[::2].clone(), "CPU")
+
+        def step():
+            half = torch.ops.outsize_test.halves(torch.rand(1000, device="cuda"))
+            assert half.shape == (500,)
+
+        footprint = outsize.estimate(step, build=lambda: ())
+    assert any("halves" in note for note in footprint.notes)

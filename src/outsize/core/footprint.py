@@ -184,18 +184,22 @@ class Footprint(Noun):
         return max(0, self.peak_reserved.bytes - self.peak_allocated.bytes)
 
     def compare(self, measured: Mapping[str, Any] | None = None, **named: int) -> Receipt:
-        """A real run beside this: `compare(torch.cuda.memory_stats())` or `compare(allocated=..., reserved=...)`."""
+        """A real run beside this: `compare(torch.cuda.memory_stats())`, or any of `allocated=`, `reserved=` and `used=` in bytes.
+
+        `used` is what `nvidia-smi` shows for the process; for a step on the CPU, the process's highest resident bytes.
+        """
         found = {**(measured or {}), **named}
         allocated = found.get("allocated", found.get("allocated_bytes.all.peak"))
         reserved = found.get("reserved", found.get("reserved_bytes.all.peak"))
-        if allocated is None and reserved is None:
+        used = found.get("used")
+        if allocated is None and reserved is None and used is None:
             raise InputError(
-                "nothing to compare with: give torch.cuda.memory_stats(), or allocated= and reserved= in bytes"
+                "nothing to compare with: give torch.cuda.memory_stats(), or allocated=, reserved= or used= in bytes"
             )
         return Receipt(
             name=self.name, card=None if self.card is None else self.card.name,
             projected_allocated=self.peak_allocated, projected_reserved=self.peak_reserved,
-            measured_allocated=allocated, measured_reserved=reserved,
+            measured_allocated=allocated, measured_reserved=reserved, projected_use=self.device_use, measured_use=used,
         )  # fmt: skip
 
 
@@ -216,7 +220,12 @@ class Receipt(Noun):
     measured_reserved: int | None
     """Peak that was measured."""
 
-    derived: ClassVar[tuple[str, ...]] = ("allocated_error", "reserved_error", "held")
+    projected_use: Amount | None = None
+    """As projected: on the device with its context, or resident on the host."""
+    measured_use: int | None = None
+    """Peak that was measured."""
+
+    derived: ClassVar[tuple[str, ...]] = ("allocated_error", "reserved_error", "use_error", "held")
 
     @property
     def allocated_error(self) -> float | None:
@@ -229,8 +238,18 @@ class Receipt(Noun):
         return None if not self.measured_reserved else self.projected_reserved.bytes / self.measured_reserved - 1
 
     @property
+    def use_error(self) -> float | None:
+        """Projected over measured, less one."""
+        if self.projected_use is None or not self.measured_use:
+            return None
+        return self.projected_use.bytes / self.measured_use - 1
+
+    @property
     def held(self) -> bool:
         """True where no measured number is above its bound."""
-        return (self.measured_allocated or 0) <= self.projected_allocated.bound and (
-            self.measured_reserved or 0
-        ) <= self.projected_reserved.bound
+        pairs = (
+            (self.measured_allocated, self.projected_allocated),
+            (self.measured_reserved, self.projected_reserved),
+            (self.measured_use, self.projected_use),
+        )
+        return all((measured or 0) <= projected.bound for measured, projected in pairs if projected is not None)

@@ -1,9 +1,9 @@
 """How a step grows with its batch and its sequence, and the largest batch that fits.
 
 In: a function that replays the step for given sizes. Out: a line through two traces, checked against a third; where that one is
-off the line, a parabola through the three where it is nearer to a fourth (attention that is written out grows with the square of the
-sequence); the largest batch per common card from that; and, where a capacity was given, the largest one that was itself traced
-and fits.
+off the line, a parabola through the three where it is nearer to a fourth (attention that is written out grows with the square
+of the sequence); the largest batch per common card from that; and, where a capacity was given, the largest one that was itself
+traced and fits.
 """
 
 from __future__ import annotations

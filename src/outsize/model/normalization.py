@@ -2,8 +2,8 @@
 
 In: the arguments of torch's two operators. Out: blocks inside the call, and the gradient laid out as the card lays it out. cuDNN
 does it for float32 and float16, torch's own kernels for bfloat16; both need partial sums only where the channels lie last in
-memory, since they then sum over rows with many blocks. The sizes are cuDNN's as recorded on an H200 and those of torch's launch rule
-(ATen/native/cuda/Normalization.cuh).
+memory, since they then sum over rows with many blocks. The sizes are cuDNN's as recorded on an H200 and those of torch's launch
+rule (ATen/native/cuda/Normalization.cuh).
 """
 
 from __future__ import annotations

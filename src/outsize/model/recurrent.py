@@ -2,8 +2,8 @@
 
 In: the calls behind `torch.nn.LSTM`, `GRU`, `RNN` and their cells. Out: the operators that the card runs instead, what these
 return, and the bytes inside them. cuDNN wants all weights of a layer in one block: they are moved there when the module comes to
-the card, copied there in half precision under autocast, and their gradients come in one block as well. Sizes were read off an H200
-(cuDNN 9.19): what is kept for the backward pass is exact, the workspace within a few percent for LSTM and GRU.
+the card, copied there in half precision under autocast, and their gradients come in one block as well. Sizes were read off an
+H200 (cuDNN 9.19): what is kept for the backward pass is exact, the workspace within a few percent for LSTM and GRU.
 """
 
 from __future__ import annotations

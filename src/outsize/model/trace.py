@@ -303,10 +303,12 @@ class Tracer:
             shape = rewrites.SHAPES.get(name) or (ON_CARD.get(name) if label.startswith("cuda") else None)
             out = func(*args, **kwargs) if shape is None else shape(func, args, kwargs)
         except NotImplementedError as error:
-            raise InputError(
-                f"torch cannot tell the result shape of {name} without running it ({str(error).splitlines()[0]}): "
-                "give the operator a fake implementation with torch.library.register_fake"
-            ) from error
+            out = values.run_on_zeros(self, func, args, kwargs)
+            if out is None:
+                raise InputError(
+                    f"torch cannot tell the result shape of {name} without running it ({str(error).splitlines()[0]}): "
+                    "give the operator a fake implementation with torch.library.register_fake"
+                ) from error
         self._follow(func, args, kwargs, flat, out)
         return out
 

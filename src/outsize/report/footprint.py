@@ -42,8 +42,11 @@ def draw_receipt(receipt: Receipt) -> RenderableType:
     rows = (
         ("allocated", receipt.projected_allocated, receipt.measured_allocated, receipt.allocated_error),
         ("reserved", receipt.projected_reserved, receipt.measured_reserved, receipt.reserved_error),
+        ("in use", receipt.projected_use, receipt.measured_use, receipt.use_error),
     )
     for name, amount, measured, error in rows:
+        if amount is None or measured is None:
+            continue
         shown = "-" if error is None else f"{error:+.1%}"
         table.add_row(name, format_bytes(amount.bytes), format_bytes(amount.bound), format_bytes(measured), shown)
     return table
