@@ -151,6 +151,15 @@ def test_a_value_that_is_read_is_chosen_and_said():
     assert footprint.peak_requested.known == "estimate"
 
 
+def test_filling_weights_needs_no_word():
+    def build():
+        model = torch.nn.Linear(64, 64).cuda()
+        torch.nn.init.trunc_normal_(model.weight, std=0.02)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1), torch.rand(4, 64, device="cuda")
+
+    assert outsize.estimate(train, build=build).notes == ()
+
+
 def test_small_host_tensors_keep_their_values():
     def build():
         rates = [x.item() for x in torch.linspace(0, 0.5, 5)]

@@ -21,8 +21,8 @@ from outsize.model.pressure import gets_through
 Play = Callable[[int], Course]
 
 SAFETY = (0.99, 1.0)
-"""Parts of a capacity that the likely replay has to get through, all of them: where blocks fall changes by leaps, so that a run may
-get through with a little less and fail with all of it."""
+"""Parts of a capacity that the likely replay has to get through, all of them: where blocks fall changes by leaps, so that a run
+may get through with a little less and fail with all of it."""
 
 STEPS = 2
 """Steps that are traced to see how the peak grows: the second one has gradients, states and activations together."""

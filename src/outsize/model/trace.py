@@ -110,7 +110,9 @@ class Tracer:
         self.notes.setdefault(sentence)
 
     def note_value(self, what: str, held: Held | None) -> None:
-        """A value had to be chosen: say what and where."""
+        """A value had to be chosen: say what and where. Filling weights with random numbers changes no size and needs no word."""
+        if self.ledger.step < 0 and self.owners.filling():
+            return
         place = self.owners.place()
         self.note(f"{what} was chosen, not computed{f' ({place})' if place else ''}")
 
