@@ -103,8 +103,61 @@ def strided() -> Made:
     return model, torch.optim.AdamW(model.parameters()), (torch.rand(24, 3, 160, 160), torch.randint(0, 100, (24,)))
 
 
+class Causal(torch.nn.Module):
+    """A small language model with fused attention."""
+
+    def __init__(self, width: int = 384, layers: int = 4, heads: int = 6, words: int = 16000) -> None:
+        super().__init__()
+        self.heads = heads
+        self.embed, self.head = torch.nn.Embedding(words, width), torch.nn.Linear(width, words)
+        self.mix = torch.nn.ModuleList(torch.nn.Linear(width, 3 * width) for _ in range(layers))
+        self.out = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(layers))
+        self.norm = torch.nn.ModuleList(torch.nn.LayerNorm(width) for _ in range(layers))
+
+    def forward(self, tokens: Any) -> Any:
+        x = self.embed(tokens)
+        for mix, out, norm in zip(self.mix, self.out, self.norm, strict=True):
+            q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in mix(norm(x)).chunk(3, -1))
+            x = x + out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return self.head(x)
+
+
+def causal() -> Made:
+    model, tokens = Causal(), torch.randint(0, 16000, (2, 1024))
+    return model, torch.optim.AdamW(model.parameters()), (tokens, tokens)
+
+
+def depthwise() -> Made:
+    layers: list[Any] = [torch.nn.Conv2d(3, 32, 3, 2, 1)]
+    for a, b, stride in ((32, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)):
+        layers += [torch.nn.Conv2d(a, a, 3, stride, 1, groups=a), torch.nn.BatchNorm2d(a), torch.nn.ReLU6()]
+        layers += [torch.nn.Conv2d(a, b, 1), torch.nn.BatchNorm2d(b), torch.nn.ReLU6()]
+    model = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(512, 100))
+    solver = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return model, solver, (torch.rand(32, 3, 160, 160), torch.randint(0, 100, (32,)))
+
+
+class Tagger(torch.nn.Module):
+    """A recurrent tagger on packed sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(20000, 256), torch.nn.Linear(512, 4000)
+        self.rnn = torch.nn.GRU(256, 256, num_layers=2, batch_first=True, bidirectional=True)
+
+    def forward(self, tokens: Any) -> Any:
+        lengths = torch.tensor([max(1, tokens.shape[1] - 9 * i) for i in range(tokens.shape[0])])
+        packed = torch.nn.utils.rnn.pack_padded_sequence(self.embed(tokens), lengths, batch_first=True)
+        return self.head(torch.nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0])
+
+
+def tagger() -> Made:
+    model, tokens = Tagger(), torch.randint(0, 4000, (16, 192))
+    return model, torch.optim.Adam(model.parameters()), (tokens, tokens)
+
+
 MODELS = {"mlp": mlp, "cnn": small_cnn, "unet": unet, "lstm": lstm, "transformer": transformer, "wide": wide}
-UNSEEN = {"narrow_unet": narrow_unet, "strided": strided}
+UNSEEN = {"narrow_unet": narrow_unet, "strided": strided, "causal": causal, "depthwise": depthwise, "tagger": tagger}
 """Nothing was fitted to these."""
 MODELS |= UNSEEN
 

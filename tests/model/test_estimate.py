@@ -151,6 +151,15 @@ def test_a_value_that_is_read_is_chosen_and_said():
     assert footprint.peak_requested.known == "estimate"
 
 
+def test_filling_weights_needs_no_word():
+    def build():
+        model = torch.nn.Linear(64, 64).cuda()
+        torch.nn.init.trunc_normal_(model.weight, std=0.02)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1), torch.rand(4, 64, device="cuda")
+
+    assert outsize.estimate(train, build=build).notes == ()
+
+
 def test_small_host_tensors_keep_their_values():
     def build():
         rates = [x.item() for x in torch.linspace(0, 0.5, 5)]
@@ -242,6 +251,23 @@ def test_a_receipt_sets_a_run_beside_the_projection_and_widens_the_bound():
     assert calibration.read("H200").reserved_margin > 0.2
     again = outsize.estimate(train, build=mlp, card="H200")
     assert again.peak_reserved.bound >= receipt.measured_reserved
+
+
+def test_a_receipt_of_what_was_in_use_says_the_context():
+    footprint = outsize.estimate(train, build=mlp, card="H200")
+    reserved = footprint.peak_reserved.bytes
+    outsize.keep(footprint.compare({"reserved_bytes.all.peak": reserved}, used=reserved + 500 * MiB))
+    assert calibration.read("H200").context == 500 * MiB
+    again = outsize.estimate(train, build=mlp, card="H200")
+    assert again.device_use.bytes == reserved + 500 * MiB
+
+
+def test_a_receipt_of_a_step_on_the_cpu_compares_resident_bytes():
+    footprint = outsize.estimate(train, build=lambda: mlp(device="cpu"), device="cpu")
+    receipt = footprint.compare(used=footprint.device_use.bytes * 2)
+    assert receipt.use_error == -0.5
+    assert not receipt.held
+    assert "in use" in str(receipt)
 
 
 def test_the_traced_step_does_not_touch_the_card_or_the_memory():

@@ -67,20 +67,20 @@ def test_the_attention_kernel_follows_dtype_and_card():
 
 def test_a_measured_convolution_is_answered_from_the_file():
     x, weight = meta(32, 64, 56, 56), meta(64, 64, 3, 3)
-    found = table().look_up(layer_of(x, weight, (32, 64, 56, 56), [1, 1], 1))
+    found = table().look_up(layer_of(x, weight, (32, 64, 56, 56), [1, 1], [1, 1], 1, False))
     assert found.forward == 25_837_584
 
 
 def test_an_unmeasured_layer_takes_the_buffers_of_a_similar_one():
     x, weight = meta(31, 65, 56, 56), meta(67, 65, 3, 3)
-    layer = layer_of(x, weight, (31, 67, 56, 56), [1, 1], 1)
+    layer = layer_of(x, weight, (31, 67, 56, 56), [1, 1], [1, 1], 1, False)
     found = table().look_up(layer)
     assert 0 <= found.forward <= 2 * layer.copies
 
 
 def test_buffers_carry_over_from_layer_to_layer():
-    small = layer_of(meta(4, 8, 16, 16), meta(8, 8, 3, 3), (4, 8, 16, 16), [1, 1], 1)
-    large = layer_of(meta(16, 64, 64, 64), meta(32, 64, 3, 3), (16, 32, 64, 64), [1, 1], 1)
+    small = layer_of(meta(4, 8, 16, 16), meta(8, 8, 3, 3), (4, 8, 16, 16), [1, 1], [1, 1], 1, False)
+    large = layer_of(meta(16, 64, 64, 64), meta(32, 64, 3, 3), (16, 32, 64, 64), [1, 1], [1, 1], 1, False)
     assert transfer(small.copies, small, large) == large.copies
 
 

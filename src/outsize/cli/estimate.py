@@ -15,6 +15,9 @@ from outsize.core.errors import InputError
 from outsize.model import estimate
 from outsize.model.configs import OPTIMIZERS, PRECISIONS, step_from
 
+DEFAULT_SEQ = 512
+"""Tokens where `--seq` is not given."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's own arguments."""
@@ -24,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--hf", metavar="CONFIG", help="a transformers config.json instead; no weights are needed")
     parser.add_argument("--batch", type=_positive, metavar="N", help="batch size; also says the largest that fits")
-    parser.add_argument("--seq", type=_positive, default=512, metavar="N", help="tokens in a sequence (512)")
+    parser.add_argument(
+        "--seq", type=_positive, metavar="N", help="tokens in a sequence (512); given, also says how it grows with it"
+    )
     parser.add_argument("--optimizer", default="adamw", metavar="NAME", help=f"none, {', '.join(OPTIMIZERS)}")
     parser.add_argument("--precision", default="fp32", metavar="NAME", help=", ".join(PRECISIONS))
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations in the backward pass")
@@ -41,11 +46,12 @@ def run(args: argparse.Namespace) -> int:
     common = {"device": args.device, "card": args.card, "budget": args.budget, "steps": args.steps}
     if args.hf is not None:
         optimizer = None if args.optimizer == "none" else args.optimizer
-        step, build = step_from(args.hf, args.seq, optimizer, args.precision, args.checkpointing, args.device)
+        length = args.seq or DEFAULT_SEQ
+        step, build = step_from(args.hf, length, optimizer, args.precision, args.checkpointing, args.device)
         if args.batch is None:
             footprint = estimate(step, build=lambda: build(1), **common)
         else:
-            footprint = estimate(step, build=build, batch=args.batch, **common)
+            footprint = estimate(step, build=build, batch=args.batch, seq=args.seq, **common)
     else:
         footprint = _from_function(args, common)
     report.show(footprint, args.json)
@@ -54,9 +60,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _from_function(args: argparse.Namespace, common: dict[str, Any]) -> Any:
     maker = load(args.target)
-    takes_batch = len(inspect.signature(maker).parameters) > 0
-    if args.batch is not None and not takes_batch:
+    takes = len(inspect.signature(maker).parameters)
+    if args.batch is not None and not takes:
         raise InputError(f"{args.target} takes no argument, so --batch cannot change it: give it one, the batch size")
+    if args.seq is not None and takes < 2:
+        raise InputError(
+            f"{args.target} takes no second argument, so --seq cannot change it: give it one, the sequence"
+        )
 
     def build(*size: int) -> tuple[Any, ...]:
         made = maker(*size)
@@ -66,8 +76,8 @@ def _from_function(args: argparse.Namespace, common: dict[str, Any]) -> Any:
         function(*rest)
 
     step.__name__ = args.target
-    if takes_batch:
-        return estimate(step, build=build, batch=args.batch or 1, **common)
+    if takes:
+        return estimate(step, build=build, batch=args.batch or 1, seq=args.seq, **common)
     return estimate(step, build=build, **common)
 
 

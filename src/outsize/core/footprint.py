@@ -62,7 +62,7 @@ class Growth(Noun):
     """How a peak grows with one size, fitted through traces and checked against one that was left out."""
 
     size: str
-    """What grows: `batch`."""
+    """What grows: `batch`, `sequence`."""
     traced: tuple[tuple[int, int], ...]
     """(size, peak reserved bytes) of every trace."""
     fixed: int
@@ -70,7 +70,13 @@ class Growth(Noun):
     each: int
     """Bytes for each further one."""
     error: float
-    """How far the line is from the trace that was left out, as a fraction of it."""
+    """How far this is from the trace that was left out, as a fraction of it."""
+    square: float = 0.0
+    """Bytes times the square of the size, 0 where a line does."""
+
+    def at(self, size: int) -> int:
+        """Bytes reserved at a size."""
+        return round(self.fixed + self.each * size + self.square * size * size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +95,33 @@ class Largest(Noun):
     """Bytes reserved that one more would take, None where that was not traced."""
     known: Known
     """`bound` where the largest one was itself traced, `estimate` where it lies on the fitted line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading(Noun):
+    """What a DataLoader holds on the host while it keeps ahead of the step."""
+
+    workers: int
+    """Processes that make batches; 0 where the step's own process does."""
+    batch: int
+    """Bytes of one batch."""
+    ahead: int
+    """Batches that are ready or being made: workers times the prefetch factor."""
+    shared: int
+    """Bytes of batches in shared memory (`/dev/shm`)."""
+    pinned: int
+    """Bytes of batches in pinned memory, each tensor rounded up to a power of two."""
+    making: int
+    """Bytes of samples that workers hold while they put a batch together."""
+    processes: int
+    """Bytes of the workers themselves."""
+
+    derived: ClassVar[tuple[str, ...]] = ("total",)
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.shared + self.pinned + self.making + self.processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -122,7 +155,10 @@ class Footprint(Noun):
     peak_label: str
     """When the peak is: `step 2 backward`."""
     host: Amount | None = None
-    """Bytes of host tensors at their highest moment, pinned copies counted; None where the step is on the host itself."""
+    """Bytes of host tensors at their highest moment, pinned copies and the loader counted; None where the step is on the host
+    itself."""
+    loading: Loading | None = None
+    """What the DataLoader holds on the host, where one was given."""
     card: Card | None = None
     """The card it was asked about."""
     capacity: int | None = None
@@ -131,7 +167,7 @@ class Footprint(Noun):
     """True where even the bound gets through inside the capacity, the allocator giving back what it does not need; False where
     the likely course does not; None in between or without a capacity."""
     growth: tuple[Growth, ...] = ()
-    """How the peak grows, where a batch size was given."""
+    """How the peak grows with the sizes that were given."""
     largest: tuple[Largest, ...] = ()
     """Largest batch per card, where a batch size was given."""
     notes: tuple[str, ...] = ()
@@ -148,18 +184,22 @@ class Footprint(Noun):
         return max(0, self.peak_reserved.bytes - self.peak_allocated.bytes)
 
     def compare(self, measured: Mapping[str, Any] | None = None, **named: int) -> Receipt:
-        """A real run beside this: `compare(torch.cuda.memory_stats())` or `compare(allocated=..., reserved=...)`."""
+        """A real run beside this: `compare(torch.cuda.memory_stats())`, or any of `allocated=`, `reserved=` and `used=` in bytes.
+
+        `used` is what `nvidia-smi` shows for the process; for a step on the CPU, the process's highest resident bytes.
+        """
         found = {**(measured or {}), **named}
         allocated = found.get("allocated", found.get("allocated_bytes.all.peak"))
         reserved = found.get("reserved", found.get("reserved_bytes.all.peak"))
-        if allocated is None and reserved is None:
+        used = found.get("used")
+        if allocated is None and reserved is None and used is None:
             raise InputError(
-                "nothing to compare with: give torch.cuda.memory_stats(), or allocated= and reserved= in bytes"
+                "nothing to compare with: give torch.cuda.memory_stats(), or allocated=, reserved= or used= in bytes"
             )
         return Receipt(
             name=self.name, card=None if self.card is None else self.card.name,
             projected_allocated=self.peak_allocated, projected_reserved=self.peak_reserved,
-            measured_allocated=allocated, measured_reserved=reserved,
+            measured_allocated=allocated, measured_reserved=reserved, projected_use=self.device_use, measured_use=used,
         )  # fmt: skip
 
 
@@ -180,7 +220,12 @@ class Receipt(Noun):
     measured_reserved: int | None
     """Peak that was measured."""
 
-    derived: ClassVar[tuple[str, ...]] = ("allocated_error", "reserved_error", "held")
+    projected_use: Amount | None = None
+    """As projected: on the device with its context, or resident on the host."""
+    measured_use: int | None = None
+    """Peak that was measured."""
+
+    derived: ClassVar[tuple[str, ...]] = ("allocated_error", "reserved_error", "use_error", "held")
 
     @property
     def allocated_error(self) -> float | None:
@@ -193,8 +238,18 @@ class Receipt(Noun):
         return None if not self.measured_reserved else self.projected_reserved.bytes / self.measured_reserved - 1
 
     @property
+    def use_error(self) -> float | None:
+        """Projected over measured, less one."""
+        if self.projected_use is None or not self.measured_use:
+            return None
+        return self.projected_use.bytes / self.measured_use - 1
+
+    @property
     def held(self) -> bool:
         """True where no measured number is above its bound."""
-        return (self.measured_allocated or 0) <= self.projected_allocated.bound and (
-            self.measured_reserved or 0
-        ) <= self.projected_reserved.bound
+        pairs = (
+            (self.measured_allocated, self.projected_allocated),
+            (self.measured_reserved, self.projected_reserved),
+            (self.measured_use, self.projected_use),
+        )
+        return all((measured or 0) <= projected.bound for measured, projected in pairs if projected is not None)

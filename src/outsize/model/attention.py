@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from outsize.model.trace import Tracer
 
+ALIGNMENT = 8
+"""Elements that every row of a mask begins at a multiple of."""
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 DEFAULTS: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
 
@@ -24,13 +26,38 @@ def attend(tracer: Tracer, func: Any, call: Any) -> Any:
     given = {**DEFAULTS, **dict(zip(NAMES, args, strict=False)), **kwargs}
     q = given["query"]
     if not str(tracer.ledger.label_of(q)).startswith("cuda"):
-        return func(*args, **kwargs)
+        return _on_host(given) if fused_on_host(given) else func(*args, **kwargs)
     if torch.is_autocast_enabled("cuda"):
         for name in ("query", "key", "value", "attn_mask"):
             if given[name] is not None:
                 given[name] = tracer.autocast.lower(given[name])
     with torch.autocast("cuda", enabled=False):
         return _dispatch(tracer, given)
+
+
+def fused_on_host(given: dict[str, Any]) -> bool:
+    """True where torch's one fused kernel for the CPU takes a call."""
+    import torch
+    from torch.backends import cuda as flags
+
+    q, k, v, mask = (given[name] for name in NAMES[:4])
+    if given["dropout_p"] or given["enable_gqa"] or not flags.flash_sdp_enabled():
+        return False
+    if any(x.dim() != 4 or x.stride(-1) != 1 or 0 in x.shape or x.dtype != q.dtype for x in (q, k, v)):
+        return False
+    if not q.dtype.is_floating_point or q.shape[-1] != v.shape[-1] or not q.shape[1] == k.shape[1] == v.shape[1]:
+        return False
+    return mask is None or (mask.dim() in (2, 4) and mask.dtype in (q.dtype, torch.bool) and not mask.requires_grad)
+
+
+def _on_host(given: dict[str, Any]) -> Any:
+    import torch
+
+    q, k, v, mask = (given[name] for name in NAMES[:4])
+    if mask is not None and mask.dtype == torch.bool:
+        mask = _additive(mask, q)
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(q, k, v, 0.0, bool(given["is_causal"]), attn_mask=mask, scale=given["scale"])[0]
 
 
 def _dispatch(tracer: Tracer, given: dict[str, Any]) -> Any:
@@ -56,7 +83,7 @@ def _dispatch(tracer: Tracer, given: dict[str, Any]) -> Any:
         return out[0][..., :width] if pad else out[0]
     if choice == "efficient":
         if mask is not None:
-            mask = _aligned(mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+            mask = _aligned(mask).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         out = aten._scaled_dot_product_efficient_attention(q, k, v, mask, grad, dropout, causal, scale=scale)
         return out[0]
     return aten._scaled_dot_product_attention_math(
@@ -73,14 +100,14 @@ def choose(
 
     half = q.dtype in (torch.float16, torch.bfloat16)
     same = q.dtype == k.dtype == v.dtype
-    dense = all(x.dim() == 4 and x.stride(-1) == 1 for x in (q, k, v))
+    dense = all(x.dim() == 4 and x.stride(-1) == 1 for x in (q, k, v)) and (mask is None or mask.stride(-1) == 1)
     width = q.shape[-1]
     heads = gqa or q.shape[1] == k.shape[1] == v.shape[1]
-    masked_grad = mask is not None and mask.requires_grad and grad
-    if not (same and dense) or 0 in q.shape or 0 in k.shape or masked_grad:
+    learned = mask is not None and mask.requires_grad and grad
+    if not (same and dense) or 0 in q.shape or 0 in k.shape:
         return "math"
     fits_cudnn = half and width % 8 == 0 and width <= 256 and v.shape[-1] <= 256 and capability >= (9, 0)
-    if fits_cudnn and flags.cudnn_sdp_enabled() and heads and k.shape[2] > 1:
+    if fits_cudnn and flags.cudnn_sdp_enabled() and heads and k.shape[2] > 1 and not learned:
         return "cudnn"
     if (
         half
@@ -107,10 +134,10 @@ def _additive(mask: Any, like: Any) -> Any:
 
 
 def _aligned(mask: Any) -> Any:
-    """The mask with its last axis laid out in multiples of 16, as the memory-efficient kernel wants it."""
+    """The mask with its last axis laid out in multiples of 8, as the memory-efficient kernel wants it."""
     import torch
 
-    last = mask.shape[-1]
-    if last % 16 == 0:
+    if mask.stride(-1) == 1 and not any(step % ALIGNMENT for step in mask.stride()[:-1]):
         return mask
-    return torch.nn.functional.pad(mask, (0, 16 - last % 16))[..., :last]
+    last = mask.shape[-1]
+    return torch.nn.functional.pad(mask, (0, ALIGNMENT - last % ALIGNMENT))[..., :last]

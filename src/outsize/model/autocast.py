@@ -34,6 +34,9 @@ RESULT = (
 )  # fmt: skip
 """Read what they get and give float32: their `dtype` argument is set where the caller left it out."""
 
+OWN = ("_cudnn_rnn",)
+"""Cast where they are called: `rewrites` does for recurrent layers what torch does for a card's."""
+
 REFUSED = ("binary_cross_entropy",)
 """Torch raises for these under autocast; its own kernel does that well."""
 
@@ -100,6 +103,8 @@ class Autocast:
             return self._widest
         if name in RESULT:
             return self._set_result
+        if name in OWN:
+            return lambda op, args, kwargs: (args, kwargs)
         return self._float_all
 
     def _lower_all(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

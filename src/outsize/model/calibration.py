@@ -64,18 +64,18 @@ def _write(calibration: Calibration) -> Calibration:
 
 
 def keep(receipt: Receipt) -> Calibration:
-    """Learn from a real run: `outsize.keep(footprint.compare(torch.cuda.memory_stats()))`."""
+    """Learn from a real run: `outsize.keep(footprint.compare(torch.cuda.memory_stats()))`.
+
+    A reserved peak above the projected one widens the margin of the bound; where both reserved and what was in use on the device
+    were measured, their difference is the context.
+    """
     before = read(receipt.card or "H200")
-    above = -(receipt.reserved_error or 0.0)
-    margin = receipt.measured_reserved / receipt.projected_reserved.bytes - 1 if receipt.measured_reserved else above
-    return _write(
-        Calibration(
-            card=before.card,
-            context=before.context,
-            reserved_margin=max(before.reserved_margin, margin + 0.01, 0.0),
-            receipts=before.receipts + 1,
-        )
-    )
+    margin, context = before.reserved_margin, before.context
+    if receipt.measured_reserved:
+        margin = max(margin, receipt.measured_reserved / receipt.projected_reserved.bytes - 1 + 0.01, 0.0)
+    if receipt.measured_reserved and receipt.measured_use and receipt.measured_use > receipt.measured_reserved:
+        context = max(context or 0, receipt.measured_use - receipt.measured_reserved)
+    return _write(Calibration(card=before.card, context=context, reserved_margin=margin, receipts=before.receipts + 1))
 
 
 def calibrate() -> Calibration:

@@ -28,7 +28,7 @@ PRECISIONS = {"fp32": (None, None), "bf16": ("bfloat16", None), "fp16": ("float1
 
 def step_from(
     path: str, seq: int, optimizer: str | None, precision: str, checkpointing: bool = False, device: str = "cuda"
-) -> tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]]:
+) -> tuple[Callable[..., Any], Callable[..., tuple[Any, ...]]]:
     """(step, build) of a configuration; without an optimizer it is inference."""
     config = read_config(path)
     if optimizer is not None and optimizer not in OPTIMIZERS:
@@ -37,14 +37,14 @@ def step_from(
         raise InputError(f"unknown precision {precision!r}: one of {', '.join(PRECISIONS)}")
     weights, cast = PRECISIONS[precision]
 
-    def build(batch: int) -> tuple[Any, ...]:
+    def build(batch: int, length: int = seq) -> tuple[Any, ...]:
         import torch
 
         model = _model(config)
         if weights is not None:
             model = model.to(getattr(torch, weights))
         model = model.to(device)
-        inputs = _inputs(config, batch, seq, device)
+        inputs = _inputs(config, batch, length, device)
         if optimizer is None:
             return model.eval(), inputs, None
         if checkpointing:

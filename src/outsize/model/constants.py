@@ -18,10 +18,10 @@ CONTEXT_LIKELY = 795_000_000
 """Beyond reserved after training steps on an H200: 787 to 808 million bytes."""
 
 ALLOCATED_MARGIN = 0.02
-"""Blocks of up to 1 MiB more than asked for come and go with the addresses: 1.2 % at worst over 135 recorded steps."""
+"""Blocks of up to 1 MiB more than asked for come and go with the addresses: 1.7 % at worst over 262 measured steps."""
 
 RESERVED_MARGIN = 0.08
-"""Runs of the same program with other addresses reserved up to 7 % apart; a percent of room on top."""
+"""Runs of the same program with other addresses reserved up to 7 % apart, and 262 measured steps were within 7.4 %."""
 
 VERDICT_MARGIN = 0.02
 """Room that the bound's course has to leave for a yes: near the end the allocator gives back what it caches."""

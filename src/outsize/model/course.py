@@ -7,6 +7,8 @@ ledger's records at the peak summed by kind, module and line.
 from __future__ import annotations
 
 import bisect
+import dataclasses
+import functools
 from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,9 +18,13 @@ from outsize.core.allocation import AllocationEvent, Replay, Sample
 from outsize.core.footprint import Layers
 from outsize.core.memory import Part
 from outsize.core.noun import Known
+from outsize.core.units import MiB
 from outsize.model.ledger import Held, Ledger
 
 KINDS = ("weights", "buffers", "gradients", "optimizer state", "inputs", "activations", "temporaries", "workspace")
+SOMEWHAT = (4 * MiB, 8 * MiB, 16 * MiB)
+"""What is added to sizes that are not sure, for the bound: partial sums of convolutions vary by that much."""
+
 STRETCHES = 80
 """Points of a timeline."""
 
@@ -42,11 +48,35 @@ def follow(ledger: Ledger, label: str, allocator: str, settings: object = None) 
     """Replay what the ledger saw on a device."""
     events = [(alloc, held) for alloc, held in ledger.events if held.label == label and held.most]
     name_kinds(ledger)
-    likely = [AllocationEvent(i, alloc, held.id, held.bytes) for i, (alloc, held) in enumerate(events)]
-    most = [AllocationEvent(i, alloc, held.id, held.most) for i, (alloc, held) in enumerate(events)]
-    first = replay(likely, allocator=allocator, settings=settings, samples=True)  # type: ignore[arg-type]
-    second = first if likely == most else replay(most, allocator=allocator, settings=settings)  # type: ignore[arg-type]
-    return Course(events, first.samples, first, second)
+
+    def run(size: Callable[[Held], int], samples: bool = False) -> Replay:
+        made = [AllocationEvent(i, alloc, held.id, size(held)) for i, (alloc, held) in enumerate(events)]
+        return replay(made, allocator=allocator, settings=settings, samples=samples)  # type: ignore[arg-type]
+
+    first = run(lambda held: held.bytes, samples=True)
+    open_sizes = any(held.most != held.bytes for _, held in events)
+    others = [run(lambda held: held.most)] if open_sizes else []
+    if open_sizes and allocator.startswith("cuda"):
+        others += [run(functools.partial(_somewhat_more, more)) for more in SOMEWHAT]
+    return Course(events, first.samples, first, _highest([first, *others]))
+
+
+def _somewhat_more(more: int, held: Held) -> int:
+    """A size that is not sure, a little larger: where blocks then fall may take more than if all were as large as can be."""
+    return held.bytes + more if held.most != held.bytes and held.bytes >= MiB else held.bytes
+
+
+def _highest(replays: list[Replay]) -> Replay:
+    """The replay that reserved most, with the highest of every peak."""
+    peaks = [played.peak for played in replays]
+    best = max(replays, key=lambda played: played.peak.reserved)
+    return dataclasses.replace(best, peak=Sample(*(max(values) for values in zip(*peaks, strict=True))))
+
+
+def peak_within(course: Course, steps: int) -> int:
+    """Most that was reserved in the first few steps."""
+    last = max((i for i, (_, held) in enumerate(course.events) if held.step < steps), default=-1)
+    return max((sample.reserved for sample in course.samples[: last + 1]), default=0)
 
 
 def name_kinds(ledger: Ledger) -> None:

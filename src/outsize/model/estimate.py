@@ -7,6 +7,7 @@ model; the CUDA context comes on top as a constant of the machine.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import traceback
 from collections.abc import Callable
@@ -16,11 +17,11 @@ from typing import Any
 from outsize.allocator import settings_from_environment
 from outsize.core.cards import Card, find_card
 from outsize.core.errors import InputError, OutsizeError
-from outsize.core.footprint import Amount, Footprint
+from outsize.core.footprint import Amount, Footprint, Loading
 from outsize.core.memory import HOST, Pool
 from outsize.core.noun import Known
 from outsize.core.units import parse_bytes
-from outsize.model import constants, course, given, growth, host
+from outsize.model import constants, course, given, growth, host, loading
 from outsize.model.course import Course
 from outsize.model.trace import Tracer
 
@@ -37,22 +38,38 @@ def estimate(
     budget: int | str | None = None,
     steps: int = 3,
     batch: int | None = None,
+    seq: int | None = None,
+    loader: Any = None,
 ) -> Footprint:
     """What `step(*build())` takes on `device`, traced on tensors without contents: nothing is allocated, no card is needed.
 
     `args` may be given instead of `build`: real modules, optimizers and tensors are copied without their contents and left
     alone. `card` (`rtx4090`) names where it should fit, `budget` a number of bytes to fit in. With `batch`, `build` is called
-    as `build(batch)` and the footprint also says how it grows and the largest batch per card.
+    as `build(batch)` and the footprint also says how it grows and the largest batch per card; with `seq` too, as
+    `build(batch, seq)`, and it also says how it grows with the sequence. `loader` is the DataLoader that will feed the step: what
+    its workers, prefetched batches and pinned copies take on the host is counted.
     """
     chosen = None if card is None else find_card(card)
     capacity = _capacity(chosen, budget)
     label = _label(device)
     job = Job(step, args, build, label, chosen or find_card(DEFAULT_CARD), steps)
-    tracer = job.trace(batch)
-    footprint = _footprint(job, tracer, chosen, capacity)
+    sizes = [size for size in (batch, seq) if size is not None]
+    tracer = job.trace(*sizes)
+    played = job.replay(tracer)
+    footprint = _footprint(job, tracer, played, chosen, capacity, None if loader is None else loading.of(loader))
+    peak = course.peak_within(played, growth.STEPS)
+    grown = None
+    if seq is not None:
+        before = [] if batch is None else [batch]
+        grown = growth.fit("sequence", lambda size: job.play(*before, size, steps=growth.STEPS), seq, peak)
     if batch is None:
-        return footprint
-    return growth.add(footprint, batch, lambda size: job.replay(job.trace(size)), capacity, chosen)
+        return footprint if grown is None else dataclasses.replace(footprint, growth=(grown,))
+    after = [] if seq is None else [seq]
+    line = growth.fit("batch", lambda size: job.play(size, *after, steps=growth.STEPS), batch, peak)
+    known = {batch: played}
+    place = None if capacity is None else growth.Place("the budget" if chosen is None else chosen.name, capacity)
+    largest = growth.largest(line, place, lambda size: known.get(size) or job.play(size, *after))
+    return dataclasses.replace(footprint, growth=(line,) if grown is None else (line, grown), largest=largest)
 
 
 class Job:
@@ -78,11 +95,16 @@ class Job:
         """Name of the step."""
         return getattr(self.step, "__name__", type(self.step).__name__)
 
-    def trace(self, batch: int | None = None) -> Tracer:
-        """Run the steps on the stage."""
-        tracer = self._run(batch, everything=None)
+    def play(self, *sizes: int, steps: int | None = None) -> Course:
+        """What the allocator makes of the step at these sizes, traced for fewer steps where that is enough."""
+        return self.replay(self.trace(*sizes, steps=steps))
+
+    def trace(self, *sizes: int, steps: int | None = None) -> Tracer:
+        """Run the steps on the stage; the sizes go to the builder."""
+        count = self.steps if steps is None else min(steps, self.steps)
+        tracer = self._run(sizes, count, everything=None)
         if self.label != "cpu" and not any(held.label == self.label for held in tracer.ledger.all):
-            tracer = self._run(batch, everything=self.label)
+            tracer = self._run(sizes, count, everything=self.label)
             tracer.note(f"nothing was put on {self.label}: everything is counted there, as if it had been moved")
         return tracer
 
@@ -94,19 +116,19 @@ class Job:
         expandable = getattr(settings, "expandable_segments", False)
         return course.follow(tracer.ledger, self.label, "cuda-expandable" if expandable else "cuda", settings)
 
-    def _run(self, batch: int | None, everything: str | None) -> Tracer:
+    def _run(self, sizes: tuple[int, ...], steps: int, everything: str | None) -> Tracer:
         capability = self.card.capability or (9, 0)
         tracer = Tracer(self.label, capability, self.card.usable, everything=everything)
         with tracer.running():
             step, args = self.step, self.args
             try:
                 if self.build is not None:
-                    made = self.build() if batch is None else self.build(batch)
+                    made = self.build(*sizes)
                     args = made if isinstance(made, tuple) else (made,)
                 else:
                     step, args = given.convert(tracer, self.step, args, self.label)
                 tracer.owners.inputs(args)
-                for number in range(self.steps):
+                for number in range(steps):
                     tracer.ledger.step = number
                     step(*args)
                     tracer.owners.mark()
@@ -117,8 +139,9 @@ class Job:
         return tracer
 
 
-def _footprint(job: Job, tracer: Tracer, card: Card | None, capacity: int | None) -> Footprint:
-    played = job.replay(tracer)
+def _footprint(
+    job: Job, tracer: Tracer, played: Course, card: Card | None, capacity: int | None, loaded: Loading | None
+) -> Footprint:
     notes = list(tracer.notes)
     on_host = job.label == "cpu"
     if not on_host and job.card.capability not in (None, (9, 0)):
@@ -142,7 +165,8 @@ def _footprint(job: Job, tracer: Tracer, card: Card | None, capacity: int | None
         kinds=course.KINDS,
         timeline=course.timeline(played),
         peak_label=course.describe(played.events[played.peak][1]) if played.events else "build",
-        host=None if on_host else host.side(tracer),
+        host=None if on_host else host.side(tracer, loaded),
+        loading=loaded,
         card=card,
         capacity=capacity,
         fits=_verdict(played, use, capacity, on_host),

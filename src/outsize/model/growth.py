@@ -1,53 +1,101 @@
-"""How a step grows with its batch, and the largest batch that fits.
+"""How a step grows with its batch and its sequence, and the largest batch that fits.
 
-In: a function that replays the step for a given batch. Out: a line through two sizes, checked against a third; the largest batch
-per common card from that line; and, where a capacity was given, the largest one that was itself traced and fits.
+In: a function that replays the step for given sizes. Out: a line through two traces, checked against a third; where that one is
+off the line, a parabola through the three where it is nearer to a fourth (attention that is written out grows with the square
+of the sequence); the largest batch per common card from that; and, where a capacity was given, the largest one that was itself
+traced and fits.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
-from outsize.allocator import replay
-from outsize.core.allocation import AllocationEvent
-from outsize.core.cards import CARDS, Card
-from outsize.core.footprint import Footprint, Growth, Largest
+from outsize.core.cards import CARDS
+from outsize.core.footprint import Growth, Largest
 from outsize.core.noun import Known
 from outsize.model.course import Course
+from outsize.model.pressure import gets_through
 
 Play = Callable[[int], Course]
 
-SAFETY = 0.99
-"""Part of a capacity that the likely replay may take: what real runs of one program differ by is mostly below 1 % here."""
+SAFETY = (0.99, 1.0)
+"""Parts of a capacity that the likely replay has to get through, all of them: where blocks fall changes by leaps, so that a run
+may get through with a little less and fail with all of it."""
+
+STEPS = 2
+"""Steps that are traced to see how the peak grows: the second one has gradients, states and activations together."""
+
+STRAIGHT = 0.05
+"""How far the third trace may be from the line through the other two."""
 
 
-def add(footprint: Footprint, batch: int, play: Play, capacity: int | None, card: Card | None) -> Footprint:
-    """The footprint with its growth and the largest batches."""
-    smaller, larger = max(1, batch // 2), batch * 2
-    sizes = sorted({smaller, larger})
-    reserved = {size: play(size).likely.peak.reserved for size in sizes}
-    reserved[batch] = footprint.peak_reserved.bytes
+def fit(name: str, play: Play, at: int, peak: int) -> Growth:
+    """How the reserved peak grows with a size that is `at` now, where it is `peak`."""
+    smaller, larger = max(1, at // 2), at * 2
+    reserved = {size: play(size).likely.peak.reserved for size in (smaller, larger) if size != at}
+    reserved[at] = peak
     each = max(1, (reserved[larger] - reserved[smaller]) // (larger - smaller))
-    fixed = reserved[smaller] - each * smaller
-    error = abs(fixed + each * batch - reserved[batch]) / max(1, reserved[batch])
-    growth = Growth(size="batch", traced=tuple(sorted(reserved.items())), fixed=fixed, each=each, error=error)
+    line = Growth(size=name, traced=(), fixed=reserved[smaller] - each * smaller, each=each, error=0.0)
+    error = _error(line, at, peak)
+    if error > STRAIGHT and at >= 4:
+        curve = _parabola(name, [(size, reserved[size]) for size in (smaller, at, larger)])
+        between = at + at // 2
+        reserved[between] = play(between).likely.peak.reserved
+        off = _error(curve, between, reserved[between])
+        if off < _error(line, between, reserved[between]):
+            line, error = curve, off
+    return dataclasses.replace(line, traced=tuple(sorted(reserved.items())), error=error)
+
+
+def _error(growth: Growth, size: int, peak: int) -> float:
+    return abs(growth.at(size) - peak) / max(1, peak)
+
+
+def _parabola(name: str, points: list[tuple[int, int]]) -> Growth:
+    """The parabola through three points, in whole bytes."""
+    (a, x), (b, y), (c, z) = points
+    square = ((z - y) / (c - b) - (y - x) / (b - a)) / (c - a)
+    each = (y - x) / (b - a) - square * (a + b)
+    return Growth(
+        size=name, traced=(), fixed=round(x - each * a - square * a * a), each=round(each), square=square, error=0.0
+    )
+
+
+class Place(NamedTuple):
+    """Where a step should fit."""
+
+    name: str
+    capacity: int
+
+
+def largest(growth: Growth, place: Place | None, play: Play) -> tuple[Largest, ...]:
+    """The largest batch in the place that was asked about, by tracing, and on each common card, by the fitted growth."""
     rows = [
         Largest(
-            place=known.name,
-            capacity=known.usable,
-            size="batch",
-            largest=max(0, (known.usable - fixed) // each),
-            next_needs=None,
+            place=known.name, capacity=known.usable, size="batch", largest=_last(growth, known.usable), next_needs=None,
             known=Known.ESTIMATE,
         )
         for known in CARDS
         if known.common
-    ]
-    if capacity is not None:
-        place = "the budget" if card is None else card.name
-        rows.insert(0, search(place, capacity, play, max(1, (capacity - fixed) // each)))
-    return dataclasses.replace(footprint, growth=(growth,), largest=tuple(rows))
+    ]  # fmt: skip
+    if place is not None:
+        rows.insert(0, search(place.name, place.capacity, play, max(1, _last(growth, place.capacity))))
+    return tuple(rows)
+
+
+def _last(growth: Growth, capacity: int) -> int:
+    """The largest size whose projected peak is inside the capacity."""
+    if growth.at(1) > capacity:
+        return 0
+    low, high = 1, 2
+    while growth.at(high) <= capacity and high < 2**40:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if growth.at(middle) <= capacity else (low, middle)
+    return low
 
 
 def search(place: str, capacity: int, play: Play, guess: int, unit: int = 1) -> Largest:
@@ -75,17 +123,11 @@ def _middle(low: int, high: int, unit: int) -> int:
 
 def fits(course: Course, capacity: int) -> bool:
     """True where the allocator, which gives back what it does not need before it fails, gets through."""
-    return _through(course, int(capacity * SAFETY), most=False)
+    return all(gets_through(course.events, int(capacity * part), most=False) for part in SAFETY)
 
 
 def verdict(course: Course, capacity: int, margin: float) -> bool | None:
     """True where even the bound gets through, False where the likely course does not, None in between."""
-    if _through(course, int(capacity / (1 + margin)), most=True):
+    if gets_through(course.events, int(capacity / (1 + margin)), most=True):
         return True
-    return None if _through(course, capacity, most=False) else False
-
-
-def _through(course: Course, capacity: int, most: bool) -> bool:
-    sizes = [(alloc, held.id, held.most if most else held.bytes) for alloc, held in course.events]
-    events = [AllocationEvent(i, alloc, id, size) for i, (alloc, id, size) in enumerate(sizes) if size]
-    return replay(events, allocator="cuda", capacity=capacity).out_of_memory is None
+    return None if gets_through(course.events, capacity, most=False) else False

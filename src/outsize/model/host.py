@@ -14,7 +14,7 @@ import sys
 
 from outsize.allocator import GlibcSettings, replay
 from outsize.core.allocation import AllocationEvent
-from outsize.core.footprint import Amount
+from outsize.core.footprint import Amount, Loading
 from outsize.core.noun import Known
 from outsize.core.units import MiB
 from outsize.model.course import Course, follow
@@ -90,8 +90,9 @@ def amounts(tracer: Tracer, played: Course) -> tuple[Amount, Amount, Amount]:
     return allocated, reserved, use
 
 
-def side(tracer: Tracer) -> Amount:
-    """Host tensors of a step that runs on a card: plain ones, and pinned ones as their allocator rounds them."""
+def side(tracer: Tracer, loaded: Loading | None) -> Amount:
+    """Host tensors of a step that runs on a card: plain ones, pinned ones as their allocator rounds them, and the loader's."""
     plain = follow(tracer.ledger, "cpu", "exact").likely.peak.requested
     pinned = follow(tracer.ledger, "pinned", "pinned").likely.peak.reserved
-    return Amount(bytes=plain + pinned, bound=plain + pinned, known=Known.ESTIMATE)
+    likely = plain + pinned + (0 if loaded is None else loaded.total)
+    return Amount(bytes=likely, bound=likely + (0 if loaded is None else loaded.batch), known=Known.ESTIMATE)

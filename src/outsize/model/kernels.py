@@ -8,14 +8,21 @@ and blocks that stay (cuBLAS workspaces). The rows were read off traces recorded
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from outsize.model.convolution import Layer, call_bound, layer_of, weight_bound
+from outsize.model.layouts import copy_bytes, works_last
+from outsize.model.ledger import Move
 from outsize.model.measured import table
+from outsize.model.normalization import backward_blocks, backward_copies, forward_blocks
+from outsize.model.recurrent import backward_moves, forward_moves
 from outsize.model.reduction import buffer_bytes
 
 KiB, MiB = 2**10, 2**20
+
+MEASURED = (9, 0)
+"""Compute capability of the card that the convolutions were measured on."""
 
 
 Size = int | tuple[int, int]
@@ -84,34 +91,41 @@ def _addmm(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
 
 
 def _convolution(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    x, weight, _, stride, _, _, transposed, _, groups = args[:9]
+    x, weight, _, stride, _, dilation, transposed, _, groups = args[:9]
+    last = works_last(x, weight)
     if transposed:  # the forward call of a transposed convolution is the input's gradient of a plain one
-        layer = layer_of(results[0], weight, x.shape, stride, groups)
-        return Blocks(after=_some(_inside(layer)[1]))
-    layer = layer_of(x, weight, results[0].shape, stride, groups)
-    return Blocks(after=_some(_inside(layer)[0]))
+        sizes = _inside(scratch, layer_of(results[0], weight, x.shape, stride, dilation, groups, last))[1]
+    else:
+        sizes = _inside(scratch, layer_of(x, weight, results[0].shape, stride, dilation, groups, last))[0]
+    return Blocks(before=copy_bytes(x, last) + copy_bytes(weight, last), after=_some(sizes))
 
 
 def _convolution_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    grad, x, weight, _, stride, _, _, transposed, _, groups, wanted = args[:11]
+    grad, x, weight, _, stride, _, dilation, transposed, _, groups, wanted = args[:11]
     first, second = (grad, x.shape) if transposed else (x, grad.shape)
-    layer = layer_of(first, weight, second, stride, groups)
-    inside = _inside(layer)
+    last = works_last(x, weight)
+    layer = layer_of(first, weight, second, stride, dilation, groups, last)
+    inside = _inside(scratch, layer)
     sizes = []
     if wanted[0]:
         sizes.append(inside[0 if transposed else 1])
     if wanted[1]:
         sizes.append(inside[2])
-    return Blocks(before=() if layer.last else _copies(grad), each=tuple(sizes))
+    copies = copy_bytes(grad, last) + copy_bytes(x, last) + copy_bytes(weight, last)
+    return Blocks(before=copies, each=tuple(sizes))
 
 
-def _inside(layer: Layer) -> tuple[tuple[int, int], ...]:
+def _inside(scratch: Scratch, layer: Layer) -> tuple[tuple[int, int], ...]:
     """(likely, at most) of the three calls of a convolution: as measured or as in a similar layer, and the bound."""
     most = (call_bound(layer), call_bound(layer), weight_bound(layer))
     found = table().look_up(layer)
     if found is None:
         return tuple((size, size) for size in most)
-    return tuple((size or 0, max(size or 0, bound)) for size, bound in zip(found, most, strict=True))
+    sure = table().sure(layer) if scratch.capability == MEASURED else (False,) * 3
+    return tuple(
+        (size or 0, size if known and size is not None else max(size or 0, bound))
+        for size, known, bound in zip(found, sure, most, strict=True)
+    )
 
 
 def _some(size: tuple[int, int]) -> tuple[Size, ...]:
@@ -138,6 +152,15 @@ def _layer_norm_backward(scratch: Scratch, args: Any, results: Any, thread: str)
     rows = args[0].numel() // math.prod(args[2])
     partial = () if rows < 64 * 1024 else (rows // 64 * math.prod(args[2]) * 4,) * 2
     return Blocks(after=_copies(args[0], args[1]) + partial)
+
+
+def _batch_norm(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
+    return Blocks(after=forward_blocks(args[0], args[1], args[5]))
+
+
+def _batch_norm_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
+    grad, x, weight = args[:3]
+    return Blocks(before=backward_copies(grad, x, weight), after=backward_blocks(x, weight))
 
 
 def _group_norm(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
@@ -207,24 +230,12 @@ def _cudnn_attention_backward(scratch: Scratch, args: Any, results: Any, thread:
     return Blocks(after=(size,))
 
 
-def _rnn_workspace(x: Any, weights: Any, hidden: int, layers: int, both: bool) -> int:
-    """8 MiB a layer and direction, the weights, and about six values a hidden unit and time step: within 15 % of those seen."""
-    sides = 2 if both else 1
-    steps = int(x.shape[0]) * int(x.shape[1]) * hidden * sides
-    return layers * sides * 8 * MiB + int(x.element_size()) * (sum(int(w.numel()) for w in weights) + 6 * steps)
+def _gru_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
+    return Blocks(after=buffer_bytes(results[0], {0}, scratch.processors) if args[2] else ())
 
 
-def _rnn(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    x, weights = args[0], args[1]
-    inside = _rnn_workspace(x, weights, args[7], args[9], args[13])
-    return Blocks(before=(_size(x),) if args[10] else (), each=(0, 0, inside))
-
-
-def _rnn_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    x, weights = args[0], args[1]
-    inside = _rnn_workspace(x, weights, args[11], args[13], args[17])
-    extra = (_size(args[7]),) if args[14] else ()
-    return Blocks(before=(_size(args[4]),) * 2 + extra, each=(inside,), after=(sum(_size(w) for w in weights), inside))
+def _pack(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
+    return Blocks(before=(_size(results[0]),))
 
 
 def _pool_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
@@ -241,6 +252,12 @@ def _cast_sum(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     return Blocks(before=(8 * int(x.numel()),) if not x.dtype.is_floating_point and x.element_size() < 8 else ())
 
 
+MOVES: dict[str, Callable[[Scratch, Any, Any], Iterator[Move]]] = {
+    "aten._cudnn_rnn.default": forward_moves,
+    "aten._cudnn_rnn_backward.default": backward_moves,
+}
+"""Operator -> what happens inside it, where that is more than blocks around its results."""
+
 ROWS: dict[str, Row] = {
     "aten.mm": _matmul,
     "aten.bmm": _matmul,
@@ -255,6 +272,8 @@ ROWS: dict[str, Row] = {
     "aten.linalg_vector_norm": _reduce,
     "aten.native_layer_norm": _layer_norm,
     "aten.native_layer_norm_backward": _layer_norm_backward,
+    "aten.native_batch_norm": _batch_norm,
+    "aten.native_batch_norm_backward": _batch_norm_backward,
     "aten.native_group_norm": _group_norm,
     "aten.native_group_norm_backward": _group_norm_backward,
     "aten._softmax_backward_data": _softmax_backward,
@@ -268,8 +287,8 @@ ROWS: dict[str, Row] = {
     "aten._scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "aten._scaled_dot_product_cudnn_attention": _cudnn_attention,
     "aten._scaled_dot_product_cudnn_attention_backward": _cudnn_attention_backward,
-    "aten._cudnn_rnn": _rnn,
-    "aten._cudnn_rnn_backward": _rnn_backward,
+    "aten._thnn_fused_gru_cell_backward": _gru_backward,
+    "aten._pack_padded_sequence": _pack,
     "aten.max_pool2d_with_indices_backward": _pool_backward,
     "aten.sort": _sort,
     "aten.cumsum": _cast_sum,

@@ -9,7 +9,21 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+
+class Move(NamedTuple):
+    """One thing that happens inside a call."""
+
+    what: str
+    """`take` or `free` a block, `keep` one for good, or `result`: the next result is made."""
+    name: str = ""
+    bytes: int = 0
+    more: int = 0
+    """What the block may have beyond that."""
+
+
+RESULT = Move("result")
 
 
 class Held:
@@ -28,6 +42,7 @@ class Held:
         "node",
         "op",
         "phase",
+        "spare",
         "step",
     )
 
@@ -48,6 +63,8 @@ class Held:
         """`build`, `forward`, `backward`, `optimizer`."""
         self.kind = ""
         """`weights`, `gradients`, ...; empty until somebody says."""
+        self.spare = False
+        """True for a workspace that the library can do with less of, where there is no room."""
         self.module = ""
         self.line = ""
         self.node = -1

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
+
+from outsize.model.ledger import RESULT, Move
 
 BLOCK = 16
 """Channels of a block where the processor has AVX-512; 8 where it has not."""
@@ -19,20 +21,6 @@ PLAIN = 4
 SMALL = 20480
 """Elements of a single input up to which torch uses its own kernel."""
 DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
-
-
-class Move(NamedTuple):
-    """One thing that happens inside a call."""
-
-    what: str
-    """`take` or `free` a block, or `result`: the next result is made."""
-    name: str = ""
-    bytes: int = 0
-    more: int = 0
-    """What the block may have beyond that."""
-
-
-RESULT = Move("result")
 
 
 def moves_of(name: str, args: Any, results: list[Any]) -> Iterator[Move]:

@@ -16,6 +16,9 @@ from typing import Any
 
 from outsize.model.ledger import Held, Ledger
 
+FILLING = str(Path("torch", "nn", "init.py"))
+"""Where torch fills weights."""
+
 OURS = str(Path(__file__).parent.parent)
 
 
@@ -70,6 +73,15 @@ class Owners:
 
         node = torch._C._current_autograd_node()
         return -1 if node is None else int(node._sequence_nr())
+
+    def filling(self) -> bool:
+        """True while torch fills weights."""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename.endswith(FILLING):
+                return True
+            frame = frame.f_back
+        return False
 
     def place(self) -> str:
         """Module and line of now, for a note."""

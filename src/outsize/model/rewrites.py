@@ -10,29 +10,34 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from outsize.model import packed, recurrent
+
+if TYPE_CHECKING:
+    from outsize.model.trace import Tracer
 
 OnCard = Callable[[Any], bool]
 
-WHOLE = ("aten.silu_backward.default", "aten.mish_backward.default")
-"""Composite for other devices, one kernel on CUDA."""
-
-RNN = {"lstm.input": 2, "gru.input": 3, "rnn_tanh.input": 1, "rnn_relu.input": 0}
-"""Recurrent layer -> cuDNN's number for it."""
-
-GATES = {2: 5, 3: 6, 1: 2, 0: 2}
-"""cuDNN's number -> values kept for the backward pass, per hidden unit and time step."""
+WHOLE = (
+    "aten.silu_backward.default",
+    "aten.mish_backward.default",
+    "aten._pack_padded_sequence_backward.default",
+)
+"""Composite, but one kernel on CUDA, or one that reads what is not there."""
 
 
 @contextlib.contextmanager
-def installed(on_card: OnCard) -> Iterator[None]:
-    """The replacements for tensors for which `on_card(tensor)` holds, for as long as the block runs."""
+def installed(tracer: Tracer) -> Iterator[None]:
+    """The replacements for tensors that a trace has on a card, for as long as the block runs."""
     import torch
 
+    on_card = tracer.on_card
     library = torch.library.Library("aten", "IMPL")
     rows: list[tuple[str, Any]] = [("dropout", _dropout(on_card))]
     rows += [(name.removeprefix("aten.").removesuffix(".default"), _below_autograd(name)) for name in WHOLE]
-    rows += [(name, _recurrent(name, kind, on_card)) for name, kind in RNN.items()]
+    rows += recurrent.replacements(tracer)
+    rows += [("_pad_packed_sequence", packed.padded(tracer))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, function in rows:
@@ -71,83 +76,6 @@ def _below_autograd(name: str) -> Callable[..., Any]:
     return whole
 
 
-def _recurrent(name: str, kind: int, on_card: OnCard) -> Callable[..., Any]:
-    import torch
-
-    base, overload = name.split(".")
-    op = getattr(getattr(torch.ops.aten, base), overload)
-
-    def recurrent(
-        x: Any,
-        state: Any,
-        weights: Any,
-        biases: bool,
-        layers: int,
-        dropout: float,
-        train: bool,
-        both: bool,
-        batch_first: bool,
-    ) -> Any:
-        hx, cx = (state[0], state[1]) if kind == 2 else (state, None)
-        if not on_card(x) or hx.shape[-1] != weights[1].shape[-1]:
-            return op.decompose(x, state, weights, biases, layers, dropout, train, both, batch_first)
-        if torch.is_autocast_enabled("cuda"):
-            half = torch.float16  # whatever the autocast dtype is
-            x, hx, weights = x.to(half), hx.to(half), [weight.to(half) for weight in weights]
-            cx = None if cx is None else cx.to(half)
-        out = torch.ops.aten._cudnn_rnn(
-            x,
-            weights,
-            4 if biases else 2,
-            None,
-            hx,
-            cx,
-            kind,
-            hx.shape[-1],
-            0,
-            layers,
-            batch_first,
-            dropout,
-            train,
-            both,
-            [],
-            None,
-        )
-        return out[:3] if kind == 2 else out[:2]
-
-    return recurrent
-
-
-def _rnn(func: Any, args: Any, kwargs: Any) -> Any:
-    """What the layer returns, with the block that cuDNN keeps for the backward pass in its true size."""
-    import torch
-
-    out = list(func(*args, **kwargs))
-    x, hx, kind, hidden, layers, train, both = args[0], args[4], args[6], args[7], args[9], args[12], args[13]
-    sides = 2 if both else 1
-    steps = x.shape[0] * x.shape[1] * hidden * x.element_size()
-    kept = (
-        steps * (layers * sides * GATES[kind] + (layers - 1) * sides) + 256 if train and torch.is_grad_enabled() else 0
-    )
-    if args[10]:  # batch first: the result is a view of one that has time first
-        time_first = torch.empty(out[0].shape[1], out[0].shape[0], out[0].shape[2], dtype=x.dtype, device="meta")
-        out[0] = time_first.transpose(0, 1)
-    out[3] = torch.empty(kept, dtype=torch.uint8, device="meta")
-    out[4] = torch.empty(0, dtype=x.dtype, device="meta")
-    del hx
-    return tuple(out)
-
-
-def _rnn_backward(func: Any, args: Any, kwargs: Any) -> Any:
-    import torch
-
-    x, weights, hx, cx = args[0], args[1], args[4], args[5]
-    return (
-        torch.empty_like(x), torch.empty_like(hx), None if cx is None else torch.empty_like(cx),
-        [torch.empty_like(weight) for weight in weights],
-    )  # fmt: skip
-
-
 def _grouped_mm(func: Any, args: Any, kwargs: Any) -> Any:
     """Products of groups of rows, or of groups of columns: torch's own shape rule takes bfloat16 only."""
     import torch
@@ -164,9 +92,25 @@ def _grouped_mm(func: Any, args: Any, kwargs: Any) -> Any:
     return torch.empty(shape, dtype=a.dtype, device="meta")
 
 
+def _batch_norm_backward(func: Any, args: Any, kwargs: Any) -> Any:
+    """Only the gradients that are asked for, the input's laid out as the input."""
+    import torch
+
+    x, weight, wanted = args[1], args[2], args[9]
+    sums = [torch.empty_like(weight) if want and weight is not None else None for want in wanted[1:]]
+    return (torch.empty_like(x) if wanted[0] else None, *sums)
+
+
+def _in_place(func: Any, args: Any, kwargs: Any) -> None:
+    """An optimizer's kernel that writes into its arguments."""
+
+
 SHAPES: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "aten._cudnn_rnn.default": _rnn,
-    "aten._cudnn_rnn_backward.default": _rnn_backward,
+    **recurrent.SHAPES,
     "aten._grouped_mm.default": _grouped_mm,
+    "aten.native_batch_norm_backward.default": _batch_norm_backward,
+    "aten._fused_sgd_.default": _in_place,
+    "aten._fused_sgd_.tensor_lr": _in_place,
+    "aten._fused_adagrad_.default": _in_place,
 }
 """Operator -> its results, where torch's own shape rule does not do."""

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from outsize.model.attention import attend
+from outsize.model.recurrent import flatten
 
 if TYPE_CHECKING:
     from outsize.model.trace import Tracer
@@ -100,7 +101,7 @@ def _to(tracer: Tracer, func: Any, call: Any) -> Any:
 def move(tracer: Tracer, value: Any, label: str | None, func: Any, kwargs: Any) -> Any:
     """`value` on another device, or with another dtype, as `Tensor.to` does it."""
     value = tracer.adopt(value)
-    if label is None or label == tracer.ledger.label_of(value):
+    if label in (None, "meta", tracer.ledger.label_of(value)):  # torch's own code finds the device to be meta
         return func(value, **kwargs) if kwargs else value
     with tracer.placing(label):
         return func(value, **{"dtype": value.dtype, **kwargs, "copy": True})
@@ -218,12 +219,14 @@ def pretend(tracer: Tracer, capability: tuple[int, int], total: int) -> Iterator
     replaced += [
         (torch.cuda, "Stream", _Stream), (torch.cuda, "Event", _Stream), (torch.cuda, "stream", _stream),
         (torch.cuda, "device", _stream), (torch.cuda.amp.common, "amp_definitely_not_available", _answer(False)),
-        (torch, "compile", tracer.compile), (torch.Tensor, "record_stream", _answer(None)),
+        (torch.nn.RNNBase, "flatten_parameters", flatten(tracer)), (torch, "compile", tracer.compile),
+        (torch.Tensor, "record_stream", _answer(None)),
     ]  # fmt: skip
     # Functions written in Python would take the stage off for all they call; inside them it has to stay.
     for owner in (torch.nn.functional, torch.functional, torch.nn.init):
         for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
             replaced.append((owner, name, _has_subclass))
+    replaced.append((torch.jit, "script", _scripting(torch.jit.script, replaced)))
     with contextlib.ExitStack() as stack:
         checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
         stack.callback(checks.update, dict(checks))
@@ -233,6 +236,28 @@ def pretend(tracer: Tracer, capability: tuple[int, int], total: int) -> Iterator
                 stack.callback(setattr, owner, name, vars(owner)[name])
                 setattr(owner, name, value)
         yield
+
+
+def _scripting(script: Callable[..., Any], replaced: list[tuple[Any, str, Any]]) -> Callable[..., Any]:
+    """`torch.jit.script` with torch as it is: a library that is first imported by the step may compile functions then."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    before = {(id(owner), name): vars(owner).get(name) for owner, name, _ in replaced}
+
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        for owner, name, _ in replaced:
+            if name in vars(owner) and (id(owner), name) in before:
+                setattr(owner, name, before[id(owner), name])
+        try:
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                return script(*args, **kwargs)
+        finally:
+            for owner, name, value in replaced:
+                if name in vars(owner):
+                    setattr(owner, name, value)
+
+    return compile
 
 
 def _shape_and_dtype(value: Any) -> dict[str, Any]:

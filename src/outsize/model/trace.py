@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
-from outsize.model import rewrites, values
+from outsize.model import packed, rewrites, values
 from outsize.model.autocast import Autocast
-from outsize.model.kernels import Scratch, Size, blocks_of
-from outsize.model.ledger import Held, Ledger
+from outsize.model.kernels import MOVES, Scratch, Size, blocks_of
+from outsize.model.layouts import ON_CARD
+from outsize.model.ledger import Held, Ledger, Move
 from outsize.model.onednn import moves_of
 from outsize.model.owners import Owners
 from outsize.model.stage import make_function_mode, pretend
@@ -82,7 +83,7 @@ class Tracer:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(pretend(self, self.capability, self.total))
                 stack.enter_context(self.autocast.installed())
-                stack.enter_context(rewrites.installed(self.on_card))
+                stack.enter_context(rewrites.installed(self))
                 stack.enter_context(self.owners.watching())
                 stack.enter_context(Mode())
                 stack.enter_context(stage)
@@ -109,7 +110,9 @@ class Tracer:
         self.notes.setdefault(sentence)
 
     def note_value(self, what: str, held: Held | None) -> None:
-        """A value had to be chosen: say what and where."""
+        """A value had to be chosen: say what and where. Filling weights with random numbers changes no size and needs no word."""
+        if self.ledger.step < 0 and self.owners.filling():
+            return
         place = self.owners.place()
         self.note(f"{what} was chosen, not computed{f' ({place})' if place else ''}")
 
@@ -139,8 +142,9 @@ class Tracer:
                 base = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
             self.ledger.add(base, self._real_label(tensor), "given")
             if tensor.device.type == "cpu" and tensor.numel() <= values.KEEP_ELEMENTS:
-                self.ledger.values[base.untyped_storage()._cdata] = storage
-            found = self._twins[storage._cdata] = (weakref.ref(storage), base)
+                self.ledger.values[base.untyped_storage()._cdata] = storage.clone()  # to let the real one go
+            key = storage._cdata  # the twin goes when the real one does
+            found = self._twins[key] = (weakref.ref(storage, lambda _: self._twins.pop(key, None)), base)
         with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
             twin = torch.empty(0, dtype=tensor.dtype, device="meta")
             twin.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -205,7 +209,10 @@ class Tracer:
     def _write(self, name: str, args: Any, results: list[Any], label: str) -> None:
         """Results and what the card's kernel takes inside, in the order in which the card is asked for them."""
         if not label.startswith("cuda"):
-            self._write_on_host(name, args, results, label)
+            self._write_moves(moves_of(name, args, results) if label == "cpu" else (), results, label, name)
+            return
+        if name in MOVES:
+            self._write_moves(MOVES[name](self.scratch, args, results), results, label, name)
             return
         thread = "backward" if self.owners.phase() == "backward" else "forward"
         blocks = blocks_of(self.scratch, name, args, results, thread)
@@ -223,17 +230,19 @@ class Tracer:
         for held in reversed(inside):
             self.ledger.free(held)
 
-    def _write_on_host(self, name: str, args: Any, results: list[Any], label: str) -> None:
-        """Results and what a kernel of the CPU takes inside."""
+    def _write_moves(self, moves: Iterable[Move], results: list[Any], label: str, name: str) -> None:
+        """Results and blocks in an order of their own."""
         inside: dict[str, Held] = {}
         left = iter(results)
-        for move in moves_of(name, args, results) if label == "cpu" else ():
-            if move.what == "take":
-                inside[move.name] = self._workspace((move.bytes, move.bytes + move.more), label, name)
-            elif move.what == "free":
+        for move in moves:
+            if move.what == "free":
                 self.ledger.free(inside.pop(move.name))
-            else:
+            elif move.what == "result":
                 self.ledger.add(next(left), label, name)
+            else:
+                held = self._workspace((move.bytes, move.bytes + move.more), label, name)
+                if move.what == "take":
+                    inside[move.name] = held
         for tensor in left:
             self.ledger.add(tensor, label, name)
         for held in inside.values():
@@ -243,6 +252,7 @@ class Tracer:
         likely, most = (size, size) if isinstance(size, int) else size
         held = self.ledger.allocate(likely, label, name)
         held.most = most
+        held.spare = name in _SPARE and not isinstance(size, int)
         held.kind = "workspace"
         return held
 
@@ -279,26 +289,28 @@ class Tracer:
         import torch
 
         kwargs.pop("generator", None)
-        rule = values.RULES.get(name)
+        rule = packed.RULES.get(name)
         if rule is not None and not self._all_known(flat):
             return rule(self, func, args, kwargs)
         if name == "aten._local_scalar_dense.default":
             return values.item(self, args[0])
         if name in ("aten.lift_fresh.default", "aten.lift.default"):
             return args[0]
-        if name in values.RULES:  # contents are known: the real operator says the shape
+        if name in packed.RULES:  # contents are known: the real operator says the shape
             real = func(*_replace(args, functools.partial(values.shadow, self)), **{**kwargs, **_on_cpu(kwargs)})
             if not isinstance(real, torch.Tensor | tuple):
                 return real
             return _replace(real, lambda t: self._known_like(t, label))
         try:
-            shape = rewrites.SHAPES.get(name)
+            shape = rewrites.SHAPES.get(name) or (ON_CARD.get(name) if label.startswith("cuda") else None)
             out = func(*args, **kwargs) if shape is None else shape(func, args, kwargs)
         except NotImplementedError as error:
-            raise InputError(
-                f"torch cannot tell the result shape of {name} without running it ({str(error).splitlines()[0]}): "
-                "give the operator a fake implementation with torch.library.register_fake"
-            ) from error
+            out = values.run_on_zeros(self, func, args, kwargs)
+            if out is None:
+                raise InputError(
+                    f"torch cannot tell the result shape of {name} without running it ({str(error).splitlines()[0]}): "
+                    "give the operator a fake implementation with torch.library.register_fake"
+                ) from error
         self._follow(func, args, kwargs, flat, out)
         return out
 
@@ -322,7 +334,8 @@ class Tracer:
         mutable = func._schema.is_mutable
         if not flat:
             small = isinstance(out, torch.Tensor) and out.numel() <= values.KEEP_ELEMENTS
-            if not small or self._placing not in (None, "cpu"):
+            on_host = self._placing in (None, "cpu")
+            if not small or not (on_host or str(func).split(".")[1] in values.PLAIN):
                 return
         elif not self._all_known(flat) or (not known and not any(t.device.type == "cpu" for t in flat)):
             if mutable and known:
@@ -347,6 +360,9 @@ class Tracer:
 _RESIZING = {"aten.resize_.default", "aten.set_.source_Storage_storage_offset", "aten.resize_as_.default"}
 
 
+_SPARE = ("aten.convolution.default", "aten.convolution_backward.default")
+"""Operators whose workspaces torch does without where there is no room."""
+
 _REUSING = {
     "aten.add.Tensor", "aten.scatter_add.default", "aten.index_put.default", "aten.index_add.default", "aten.scatter.src",
     "aten.scatter.value",
@@ -356,6 +372,7 @@ _REUSING = {
 _ORDER: dict[str, tuple[int, ...]] = {
     "aten.native_dropout.default": (1, 0),
     "aten._scaled_dot_product_cudnn_attention.default": (2, 3, 0, 1),
+    "aten._thnn_fused_gru_cell.default": (1, 0),
 }
 """Operators that allocate their results in another order than they return them; positions among the tensors."""
 

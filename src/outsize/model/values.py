@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 KEEP_ELEMENTS = 4096
 """Largest tensor whose contents are kept: indices and lengths are small, data is not."""
 
+ZERO_ELEMENTS = 2**24
+"""Most elements of an operator without a shape rule that is run on zeros."""
+
+PLAIN = ("arange", "zeros", "ones", "full", "eye", "linspace", "scalar_tensor")
+"""What makes contents that are known on a card too: positions and masks, not random weights."""
+
 
 def shadow(tracer: Tracer, tensor: Any) -> Any:
     """The tensor with its real contents, or None where they are not known."""
@@ -60,6 +66,25 @@ def real(tracer: Tracer, tensor: Any, what: str) -> Any:
     tracer.note_value(f"contents read by {what}()", tracer.ledger.of(tensor))
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+def run_on_zeros(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Results without contents of an operator that has no shape rule, by running it on zeros; None where that is not possible."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+    from torch.utils._pytree import tree_leaves, tree_map_only
+
+    if sum(t.numel() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)) > ZERO_ELEMENTS:
+        return None
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        try:
+            here = tree_map_only(torch.Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), (args, kwargs))
+            real = func(*here[0], **{**here[1], **({"device": "cpu"} if "device" in kwargs else {})})
+        except (NotImplementedError, RuntimeError):
+            return None
+        out = tree_map_only(torch.Tensor, lambda t: torch.empty_like(t, device="meta"), real)
+    tracer.note_value(f"the result of {func}, run on zeros for its shape,", None)
+    return out
 
 
 def _nonzero(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from outsize.core.footprint import Amount, Footprint, Layers, Receipt
+from outsize.core.footprint import Amount, Footprint, Growth, Layers, Loading, Receipt
 from outsize.core.memory import Part
 from outsize.core.units import format_bytes
 
@@ -26,6 +26,8 @@ def draw(footprint: Footprint) -> RenderableType:
         lines += [Text("largest modules and lines then:", style="bold"), _pairs(footprint)]
     if footprint.timeline:
         lines += [_picture(footprint)]
+    if footprint.loading is not None:
+        lines += [_loading(footprint.loading)]
     if footprint.growth:
         lines += [_growth(footprint)]
     lines += [Padding(f"note: {note}", (0, 0, 0, 2)) for note in footprint.notes]
@@ -40,8 +42,11 @@ def draw_receipt(receipt: Receipt) -> RenderableType:
     rows = (
         ("allocated", receipt.projected_allocated, receipt.measured_allocated, receipt.allocated_error),
         ("reserved", receipt.projected_reserved, receipt.measured_reserved, receipt.reserved_error),
+        ("in use", receipt.projected_use, receipt.measured_use, receipt.use_error),
     )
     for name, amount, measured, error in rows:
+        if amount is None or measured is None:
+            continue
         shown = "-" if error is None else f"{error:+.1%}"
         table.add_row(name, format_bytes(amount.bytes), format_bytes(amount.bound), format_bytes(measured), shown)
     return table
@@ -142,14 +147,30 @@ def _legend(footprint: Footprint) -> Text:
 
 
 def _growth(footprint: Footprint) -> Group:
-    growth = footprint.growth[0]
-    line = (
-        f"{format_bytes(growth.fixed)} and {format_bytes(growth.each)} for each further one of the {growth.size} "
-        f"(a line through {growth.traced[0][0]} and {growth.traced[-1][0]}, {growth.error:.1%} off in between)"
-    )
-    table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
-    for row in footprint.largest:
-        table.add_row(row.place, f"{row.size} {row.largest}", f"of {format_bytes(row.capacity)}", row.known)
-    return Group(
-        Text("growth: ", style="bold").append(line, style="not bold"), Text("largest batch:", style="bold"), table
-    )
+    rows: list[RenderableType] = [
+        Text("growth: ", style="bold").append(_law(growth), style="not bold") for growth in footprint.growth
+    ]
+    if footprint.largest:
+        table = Table(box=None, show_header=False, padding=(0, 1, 0, 2))
+        for row in footprint.largest:
+            table.add_row(row.place, f"{row.size} {row.largest}", f"of {format_bytes(row.capacity)}", row.known)
+        rows += [Text("largest batch:", style="bold"), table]
+    return Group(*rows)
+
+
+def _law(growth: Growth) -> str:
+    """The line or parabola in words, with how it was checked."""
+    sizes = ", ".join(str(size) for size, _ in growth.traced)
+    each = f"{format_bytes(growth.fixed)} and {format_bytes(growth.each)} for each further one of the {growth.size}"
+    if growth.square:
+        each = f"{format_bytes(growth.at(growth.traced[-1][0]))} at a {growth.size} of {growth.traced[-1][0]}, with its square"
+    return f"{each} (traced at {sizes}; {growth.error:.1%} off where it was checked)"
+
+
+def _loading(loading: Loading) -> Text:
+    words = f"{format_bytes(loading.total)} on the host: {loading.ahead} batches of {format_bytes(loading.batch)} ahead"
+    if loading.pinned:
+        words += f", {format_bytes(loading.pinned)} pinned"
+    if loading.workers:
+        words += f", {loading.workers} workers of {format_bytes(loading.processes // loading.workers)}"
+    return Text("loader: ", style="bold").append(words, style="not bold")
