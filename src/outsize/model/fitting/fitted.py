@@ -20,6 +20,7 @@ from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Runner
+from outsize.model.fitting.update import copy_all
 
 TIGHTER = {"cpu": 0.85, "cuda": 0.93}
 """After a failure the next plan holds at most this part of what the failed one should have held."""
@@ -219,7 +220,8 @@ class Snapshot:
         self._random = torch.random.get_rng_state()
         self._cuda = torch.cuda.get_rng_state() if runner.work.device == "cuda" else None
         written = runner.work.written
-        self._buffers = [(m._buffers[n], m._buffers[n].detach().clone()) for m, names in written.items() for n in names]
+        buffers = [module._buffers[name] for module, names in written.items() for name in names]
+        self._buffers = list(zip(buffers, copy_all(buffers), strict=True))
 
     def restore(self) -> None:
         """Put them back."""

@@ -107,8 +107,8 @@ class Offload(Means):
     name = "keep activations elsewhere"
 
     def levels(self, facts: Facts) -> list[Level]:
-        """Off, or every block (the planner takes checkpointed ones out again)."""
-        order = order_blocks(facts, compound=False)
+        """Off, the blocks whose copies take less time than they do, or every block."""
+        order = tuple(name for name in order_blocks(facts, compound=False) if name not in facts.heads)
         quick = tuple(n for n in order if self._time(n, facts) < _block(n, facts).seconds)
         if sum(_block(name, facts).kept for name in quick) < facts.activations // 20:
             quick = ()
@@ -120,7 +120,7 @@ class Offload(Means):
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """Copies out and in; on a card they run beside the kernels as far as those last."""
-        copies = sum(self._time(name, facts) for name in choice.offload)
+        copies = 2.0 * moved_bytes(choice, facts) / facts.link
         forward = facts.timing.forward(facts.rows) if facts.device == "cuda" else 0.0
         back = facts.passes - forward if facts.device == "cuda" else 0.0
         return max(0.0, copies / 2 - forward) + max(0.0, copies / 2 - back) + 0.05 * copies
@@ -256,6 +256,14 @@ def order_blocks(facts: Facts, compound: bool = True) -> tuple[str, ...]:
 
 def _block(name: str, facts: Facts) -> Any:
     return next(block for block in facts.blocks if block.name == name)
+
+
+def moved_bytes(choice: Choice, facts: Facts) -> int:
+    """Bytes of activations that wait elsewhere: what offloaded blocks keep and do not compute again."""
+    kept = sum(block.kept for block in facts.blocks if block.name in choice.offload)
+    inside = tuple(f"{name}." for name in choice.offload)
+    again = [name for name in choice.checkpoint if name in choice.offload or name.startswith(inside)]
+    return max(0, kept - sum(facts.parts[name].freed for name in again if name in facts.parts))
 
 
 def place(facts: Facts) -> str:

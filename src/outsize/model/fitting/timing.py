@@ -14,6 +14,7 @@ from typing import Any
 
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.check import dropping
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.runner import Runner, Work, read_loss, without_cache
@@ -98,7 +99,7 @@ def measure_times(work: Work, batch: Any, plain: Projection, budget: int) -> Tim
 def _measure(work: Work, batch: Any, most: int, rows: int) -> Timing:
     few = max(1, most // 8)
     names = {id(module): name for name, module in work.model.named_modules()}
-    with without_cache(work.model), _dropping(work.model):
+    with without_cache(work.model), dropping(work.model):
         _run(work, batches.take(batch, 0, few))
         points = [(n, *_clocked(work, batches.take(batch, 0, n))) for n in sorted({few, most})]
         with _watched(names) as events:
@@ -155,21 +156,6 @@ def try_out(runner: Runner, batch: Any) -> float | None:
 def _forget(model: Any) -> None:
     for parameter in model.parameters():
         parameter.grad = None
-
-
-@contextlib.contextmanager
-def _dropping(model: Any) -> Iterator[None]:
-    """Gradients are let go as they come."""
-
-    def drop(parameter: Any) -> None:
-        parameter.grad = None
-
-    handles = [p.register_post_accumulate_grad_hook(drop) for p in model.parameters() if p.requires_grad]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextlib.contextmanager
