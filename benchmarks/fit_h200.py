@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import fcntl
 import gc
+import importlib
 import json
 import os
 import pathlib
@@ -506,19 +507,13 @@ def everything(given):
 
 
 def warm_up():
-    """One projection of a small step, so that what it loads is loaded once for all."""
-    from outsize.model.fitting.choice import Choice
-    from outsize.model.fitting.runner import Work
-    from outsize.model.fitting.stage import Stage
-
-    model, loss, batch = build("gpt2", "cpu", tiny=True)
-    import torch
-
-    work = Work(
-        model=model, loss=loss, optimizer=torch.optim.AdamW(model.parameters()), device="cuda", heads=("lm_head",)
-    )
-    for choice in (Choice(), Choice(chunks=2, checkpoint=("transformer.h.0",))):
-        Stage(work, batch).project(choice)
+    """What a projection loads, loaded once for all; nothing here may ask for a card, or forked processes could not."""
+    for name in (
+        "torch._dynamo", "torch._decomp", "torch._meta_registrations", "torch._refs", "torch._prims", "sympy", "torchvision.ops",
+        "torch.fx.experimental.symbolic_shapes", "torch.utils.flop_counter", "torch.utils.checkpoint",
+    ):  # fmt: skip
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def table(path):

@@ -134,7 +134,9 @@ class Search:
 
     def _refine(self, candidate: Candidate) -> Candidate:
         """Fewer modules that are computed again, as long as it still fits."""
-        rungs = [(), *(rung.names for rung in self.facts.ladder)]
+        nothing: tuple[str, ...] = ()
+        ladders = ([nothing, *(rung.names for rung in ladder)] for ladder in self.facts.ladders)
+        rungs = next((names for names in ladders if candidate.choice.checkpoint in names), [nothing])
         if not candidate.choice.checkpoint or candidate.choice.checkpoint not in rungs:
             return candidate
         best, high = candidate, rungs.index(candidate.choice.checkpoint)

@@ -20,8 +20,8 @@ Level = dict[str, Any]
 CALL = 3e-5
 """Seconds that a module computed again takes beside its work."""
 
-FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Parts of the blocks that the search tries; the planner refines the number afterwards."""
+FRACTIONS = (0.25, 0.5, 0.75, 1.0)
+"""Parts of a ladder that the search tries; the planner refines the number afterwards."""
 
 
 class Means:
@@ -85,10 +85,12 @@ class Checkpoint(Means):
     name = "compute activations again"
 
     def levels(self, facts: Facts) -> list[Level]:
-        """More and more modules, those first that free most bytes for their time."""
-        top = len(facts.ladder)
-        rungs = sorted({round(fraction * top) for fraction in FRACTIONS})
-        return [{"checkpoint": facts.ladder[rung - 1].names if rung else ()} for rung in rungs]
+        """More and more modules, those first that free most bytes for their time; small ones only, or large ones too."""
+        found: dict[tuple[str, ...], None] = {(): None}
+        for ladder in facts.ladders:
+            rungs = sorted({max(1, round(fraction * len(ladder))) for fraction in FRACTIONS})
+            found |= {ladder[rung - 1].names: None for rung in rungs}
+        return [{"checkpoint": names} for names in found]
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """One more forward pass of these modules, and a call for each."""
@@ -211,7 +213,7 @@ class Chunks(Means):
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """The weight's gradient is added up once a piece; nothing is computed twice."""
         head = sum(block.weights for block in facts.blocks if block.name in facts.heads)
-        return 1e-4 * facts.passes + 2 * choice.chunks * choice.slices * head / RATES[facts.device][1]
+        return 1e-4 * facts.passes + 2 * max(choice.chunks, choice.slices) * head / RATES[facts.device][1]
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """Which head."""

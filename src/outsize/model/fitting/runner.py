@@ -207,7 +207,8 @@ class Runner:
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_cache(work.model, self._configs))
             if choice.chunks:
-                stack.enter_context(chunked_heads(work.model, work.heads, choice.chunks, work.device))
+                pieces = -(-choice.chunks // choice.slices)
+                stack.enter_context(chunked_heads(work.model, work.heads, pieces, work.device))
             for name in dict.fromkeys(names):
                 module = self._modules[name]
                 forward = module.forward

@@ -22,6 +22,7 @@ from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.facts import Facts, gather_facts, inclusive
 from outsize.model.fitting.fitted import Fitted
+from outsize.model.fitting.inference import fit_inference
 from outsize.model.fitting.normaliser import Normaliser
 from outsize.model.fitting.planner import Candidate, Search, describe, remedies_on
 from outsize.model.fitting.projection import Projection
@@ -42,7 +43,7 @@ EQUAL = {False: 1e-4, True: 5e-2}
 
 def fit(
     model: Any,
-    loss: Callable[[Any, Any], Any],
+    loss: Callable[[Any, Any], Any] | None,
     optimizer: Any,
     batch: Any,
     *,
@@ -58,12 +59,16 @@ def fit(
 
     `loss(model, batch)` gives a scalar, or (total, count) whose quotient is the loss. `allow` is `"exact"` (the
     same gradient up to rounding), `"distribution"` (other dropout masks) or `"approximate"` (lower precision too).
-    `own_step`: you call `backward` and step the optimizer yourself. `clip` is the norm to which `step` clips
-    gradients, `scaler` your GradScaler. `without` names remedies not to use: slices, checkpoint, offload,
-    in_backward, state_away, gradients_away, stream, chunks, autocast. `dry_run` only plans.
+    Without an optimizer (and without `own_step`) an inference is planned: `loss(model, batch)` then is how the model is
+    called and gives its output, None calls it with the batch.
+    `own_step`: you call `backward` and step the optimizer yourself. `clip` is the norm to which `step` clips gradients,
+    `scaler` your GradScaler. `without` names remedies not to use: slices, checkpoint, offload, in_backward, state_away,
+    gradients_away, stream, chunks, autocast. `dry_run` only plans.
     """
     work = _check(model, loss, optimizer, batch, allow, without, clip, scaler)
     allowance = _allowance(budget, model)
+    if optimizer is None and not own_step:
+        return fit_inference(work, loss, batch, allowance, without, current_budget().scratch, dry_run)
     findings = look(work, batch)
     work = replace(
         work,
@@ -112,7 +117,13 @@ def _check(
 
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"fit needs a torch.nn.Module, not {type(model).__name__}")
-    if not callable(loss):
+    compiled = next((name or "the model" for name, module in model.named_modules() if is_compiled(module)), None)
+    if compiled is not None:
+        raise InputError(
+            f"{compiled} is compiled by torch.compile, whose graph fit cannot change: give fit the module as it was before "
+            "(a compiled model has it as `_orig_mod`)"
+        )
+    if not callable(loss) and not (loss is None and optimizer is None):
         raise InputError(f"fit needs a function loss(model, batch), not {type(loss).__name__}")
     if allow not in ALLOWED:
         raise InputError(f"allow={allow!r} is unknown: one of {', '.join(ALLOWED)}")
@@ -121,7 +132,7 @@ def _check(
     if unknown:
         raise InputError(f"without names {unknown[0]!r}, which is no remedy: one of {', '.join(keys)}")
     parameters = list(model.parameters())
-    if not any(parameter.requires_grad for parameter in parameters):
+    if optimizer is not None and not any(parameter.requires_grad for parameter in parameters):
         raise InputError("no parameter of the model requires a gradient: there is nothing to train")
     devices = {parameter.device for parameter in parameters}
     if len(devices) > 1 or next(iter(devices)).type not in ("cpu", "cuda"):
@@ -138,6 +149,11 @@ def _check(
                 f"{path} is on {tensor.device} and the model on {device}: move the batch to the model's device"
             )
     return Work(model=model, loss=loss, optimizer=optimizer, clip=clip, scaler=scaler, device=device.type)
+
+
+def is_compiled(module: Any) -> bool:
+    """True for what `torch.compile(module)` and `module.compile()` make."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _check_optimizer(model: Any, optimizer: Any) -> None:
