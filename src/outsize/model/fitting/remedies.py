@@ -141,7 +141,7 @@ class InBackward(Means):
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """One call of the optimizer for each parameter, and what it changes is kept aside until the step is done."""
         log = (facts.weights + facts.state) / facts.link
-        return facts.parameters * 20 * LAUNCH[facts.device] + log * (0.2 if facts.device == "cuda" else 1.0)
+        return facts.parameters * 20 * LAUNCH[facts.device] + log * (0.6 if facts.device == "cuda" else 1.0)
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """What happens to gradients."""
