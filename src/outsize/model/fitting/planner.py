@@ -183,7 +183,8 @@ class Search:
         nothing: tuple[str, ...] = ()
         ladders = ([nothing, *(rung.names for rung in ladder)] for ladder in self.facts.ladders)
         rungs = next((names for names in ladders if candidate.choice.checkpoint in names), [nothing])
-        if not candidate.choice.checkpoint or candidate.choice.checkpoint not in rungs:
+        moved = candidate.choice.offload  # then fewer means more to move
+        if moved or not candidate.choice.checkpoint or candidate.choice.checkpoint not in rungs:
             return candidate
         best, high = candidate, rungs.index(candidate.choice.checkpoint)
         failed = [c for c in self.tried if _alike(c.choice, candidate.choice) and not self.fits(c)]
