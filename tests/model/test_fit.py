@@ -473,7 +473,7 @@ def test_an_out_of_memory_at_any_point_of_a_step_loses_nothing():
             work = copy.copy(made._runner.work)
             work.model, work.optimizer = model, optimizer
             fitted = copy.copy(made)
-            fitted._runner, fitted.choice, fitted.measured = Runner(work, choice, made._runner.store), choice, 0
+            fitted._runner, fitted.choice, fitted._watched = Runner(work, choice, made._runner.store), choice, 0
             fitted._tighten = lambda failure: None  # the same choice again, so that masks and bits are the same
             fitted.step(batch)
             mode = Planted(int(torch.randint(1, 600, (), generator=generator)) if planted else -1)
