@@ -1,6 +1,7 @@
 """Fit: the step stays inside its budget and stays the user's step."""
 
 import copy
+import dataclasses
 import warnings
 
 import networks as nets
@@ -310,6 +311,120 @@ def test_inference_of_streamed_weights_equals_the_models_own_output():
         assert torch.allclose(got, model(batch), atol=1e-6)
 
 
+def test_an_inference_is_planned_sliced_where_outputs_join_and_streamed_where_weights_do_not_fit():
+    model, batch = nets.Language(words=31), nets.make_tokens(rows=8, words=31)
+    with torch.no_grad():
+        expected = model(batch)
+    whole = outsize.fit(model, None, None, batch, budget="1GiB")
+    assert not whole.plan.remedies and whole.plan.name == "inference of 8 samples"
+    plain, weights = whole.plan.plain, sum(p.numel() * 4 for p in model.parameters())
+    for budget, names in ((weights + (plain - weights) // 2, {"slice the batch"}), (weights, {"stream weights"})):
+        fitted = outsize.fit(model, lambda m, b: m(b), None, batch, budget=budget)
+        assert names <= {remedy.name for remedy in fitted.plan.remedies} and fitted.plan.peak() <= budget
+        assert torch.allclose(fitted.infer(batch), expected, atol=1e-5)
+        with pytest.raises(outsize.InputError, match="without an optimizer"):
+            fitted.step(batch)
+        fitted.undo()
+    with pytest.raises(outsize.BudgetError, match="smallest that has one"):
+        outsize.fit(model, None, None, batch, budget="1KiB")
+
+
+def test_an_inference_whose_samples_meet_is_not_sliced():
+    model, batch = nets.Vision(norm="batch"), nets.make_images()
+    fitted = outsize.fit(model, lambda m, b: m(b["image"]), None, batch, budget="1GiB", dry_run=True)
+    assert "not the output of the whole" in " ".join(fitted.plan.notes)
+
+
+def test_a_compiled_model_is_refused_with_the_way_out():
+    model, batch = nets.Language(), nets.make_tokens()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(outsize.InputError, match="_orig_mod"):
+        outsize.fit(torch.compile(model), nets.language_loss, optimizer, batch, budget="1GiB")
+
+
+def test_autocast_and_a_scaler_in_the_loss_are_kept():
+    model, batch = nets.Language(), nets.make_tokens()
+    twin = copy.deepcopy(model)
+
+    def loss(m, b):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return nets.language_loss(m, b)
+
+    peak = plain_peak(model, loss, batch, lambda p: torch.optim.SGD(p, 0.1))
+    optimizer, other = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, twin))
+    scaler, second = (torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2))
+    fitted = outsize.fit(model, loss, optimizer, batch, budget=peak * 6 // 10, scaler=scaler, clip=0.5)
+    assert fitted.plan.remedies and "GradScaler" in " ".join(fitted.plan.notes)
+    for _ in range(3):
+        fitted.step(batch)
+        second.scale(loss(twin, batch)).backward()
+        second.unscale_(other)
+        nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+        second.step(other)
+        second.update()
+        other.zero_grad()
+    assert scaler.get_scale() == second.get_scale()
+    assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-2  # bfloat16 keeps eight bits
+
+
+def test_a_plan_that_held_less_than_projected_is_relaxed_and_says_so():
+    model, batch = nets.Language(), nets.make_tokens()
+    twin = copy.deepcopy(model)
+    budget = plain_peak(model, nets.language_loss, batch, lambda p: torch.optim.SGD(p, 0.1)) // 3
+    fitted = outsize.fit(model, nets.language_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget=budget)
+    before = fitted.plan
+    fitted.measured = before.peak() // 4
+    fitted._relax(budget)
+    assert fitted.plan.slow_down < before.slow_down and "relaxed" in fitted.plan.notes[-1]
+    assert fitted.plan.budgets == before.budgets
+    fitted.step(batch)
+    nets.plain_step(twin, nets.language_loss, torch.optim.SGD(twin.parameters(), 0.1), batch)
+    assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-5
+
+
+def test_twenty_adam_steps_stray_no_further_than_plain_ones_whose_samples_are_summed_in_another_order():
+    """Adam divides by the size of a gradient, so that where it is rounding noise the noise moves the weight."""
+    batch = nets.make_tokens(rows=6)
+    base = nets.Language()
+    budget = plain_peak(base, nets.language_loss, batch) // 2
+    finals = []
+    for tokens, fits in ((batch, False), (batch.flip(0), False), (batch, True)):
+        model = copy.deepcopy(base)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        if fits:
+            fitted = outsize.fit(model, nets.language_loss, optimizer, tokens, budget=budget)
+            losses = [fitted.step(tokens) for _ in range(20)]
+            fitted.undo()
+        else:
+            losses = [nets.plain_step(model, nets.language_loss, optimizer, tokens) for _ in range(20)]
+        finals.append((torch.stack(losses), torch.cat([p.detach().flatten() for p in model.parameters()])))
+    (losses, plain), (_, other), (got, weights) = finals
+    assert torch.allclose(got, losses, rtol=1e-5)
+    assert float((weights - plain).norm()) <= 3 * float((other - plain).norm()) + 1e-6 * float(plain.norm())
+
+
+def test_on_a_card_a_plan_is_found_whose_allocator_settles_inside_the_limit():
+    from outsize.model.fitting.check import look
+    from outsize.model.fitting.facts import gather_facts, inclusive
+    from outsize.model.fitting.planner import Search
+    from outsize.model.fitting.timing import estimate_times
+
+    model, batch = nets.Language(blocks=4, width=64, words=5003), nets.make_tokens(rows=64, length=64, words=5003)
+    work = Work(model=model, loss=nets.language_loss, optimizer=torch.optim.AdamW(model.parameters()))
+    findings = look(work, batch[:4])
+    work.heads, work.device = findings.heads, "cuda"
+    stage = Stage(work, batch)
+    plain, pieces = stage.project(Choice()), stage.project(Choice(chunks=8))
+    timing = estimate_times("cuda", plain, 64, inclusive)
+    facts = gather_facts(work, dataclasses.replace(findings, rows=64), plain, False, timing, pieces)
+    assert findings.heads == ("head",) and facts.plain.peak > facts.pieces.peak
+    for percent in (100, 70, 50):
+        search = Search(facts, stage.project, "exact", plain.peak * percent // 100, limited=True)
+        found = search.run()[0]
+        assert found.projection.settles(plain.peak * percent // 100), percent
+        assert (found.choice == Choice()) == (percent == 100)
+
+
 def test_a_larger_and_an_odd_batch_are_cut_into_slices_no_larger_than_planned():
     model, batch = nets.Language(), nets.make_tokens(rows=6)
     fitted = tight(model, batch, share=0.5)
@@ -358,7 +473,7 @@ def test_an_out_of_memory_at_any_point_of_a_step_loses_nothing():
             work = copy.copy(made._runner.work)
             work.model, work.optimizer = model, optimizer
             fitted = copy.copy(made)
-            fitted._runner, fitted.choice, fitted.measured = Runner(work, choice, made._runner.store), choice, 0
+            fitted._runner, fitted.choice, fitted._watched = Runner(work, choice, made._runner.store), choice, 0
             fitted._tighten = lambda failure: None  # the same choice again, so that masks and bits are the same
             fitted.step(batch)
             mode = Planted(int(torch.randint(1, 600, (), generator=generator)) if planted else -1)
@@ -368,6 +483,34 @@ def test_an_out_of_memory_at_any_point_of_a_step_loses_nothing():
             fitted.gather()
             finals.append([p.detach().clone() for p in model.parameters()])
         assert all(torch.equal(a, b) for a, b in zip(*finals, strict=True)), (run, choice)
+
+
+def test_a_failure_inside_an_update_that_cannot_be_taken_back_is_said_and_never_run_twice():
+    class Strange(torch.optim.SGD):
+        """Not known to treat its parameters one by one."""
+
+        def step(self, closure=None):
+            super().step(closure)
+            raise failures[-1]
+
+    model, batch = nets.Language(), nets.make_tokens()
+    optimizer = Strange(model.parameters(), 0.1)
+    fitted = outsize.fit(model, nets.language_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget="1GiB")
+    fitted._runner = Runner(
+        dataclasses.replace(fitted._runner.work, optimizer=optimizer), Choice(), fitted._runner.store
+    )
+    fitted._watched = 0
+    failures = []
+    for failure, raised in (
+        (torch.OutOfMemoryError("CUDA out of memory."), outsize.OutOfMemory),
+        (KeyError("x"), KeyError),
+    ):
+        failures.append(failure)
+        before = model.embed.weight.detach().clone()
+        with pytest.raises(raised):
+            fitted.step(batch)
+        once = model.embed.weight.detach().clone()
+        assert not torch.equal(before, once)
 
 
 def test_after_an_out_of_memory_the_plan_is_tighter_and_it_is_said_once():

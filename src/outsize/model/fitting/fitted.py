@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
@@ -19,9 +20,19 @@ from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Runner
+from outsize.model.fitting.update import copy_all
 
-TIGHTER = 0.85
+TIGHTER = {"cpu": 0.85, "cuda": 0.93}
 """After a failure the next plan holds at most this part of what the failed one should have held."""
+
+ROOMY = 0.93
+"""A step that holds less than this part of what was projected lets the plan be made again with the difference."""
+
+SLOWER = 1.2
+"""Another plan that spares the allocator trouble may take so much longer by prediction."""
+
+FASTER = 0.98
+"""Another plan is taken where it needs at most this part of the time."""
 
 Replan = Callable[[int], tuple[FitPlan, Choice]]
 
@@ -36,6 +47,10 @@ class Fitted:
         """The decisions as plain data."""
         self.measured: int | None = None
         """Peak of the first step in bytes, counted as the plan counts; None before it."""
+        self._watched = 3 if runner is not None and runner.work.device == "cuda" else 1
+        """Steps that are still measured: on a card three, since the first makes the optimizer's state and the cache settles."""
+        self._cleared = 0
+        """How often the allocator cleared its cache in the last measured step, to stay inside its limit."""
         self._runner = runner
         self._replan = replan
         self._rows = rows
@@ -49,13 +64,19 @@ class Fitted:
         runner = self._ready(batch)
         if runner.work.optimizer is None:
             raise InputError("this model was fitted without an optimizer: use infer(batch), or fit it with one")
-        if self.measured is None:
-            loss = self._guarded(lambda: self._first(batch), batch)
-            allowed = self.plan.budgets[0].bytes
-            if self.measured is not None and self.measured > allowed:
-                self._tighten(f"the first step held {format_bytes(self.measured)} of {format_bytes(allowed)}")
-            return loss
-        return self._guarded(lambda: self._now.step(batch), batch)
+        if self._watched == 0:
+            return self._guarded(lambda: self._now.step(batch), batch)
+        loss = self._guarded(lambda: self._measured(batch), batch)
+        self._watched -= 1
+        allowed = self.plan.budgets[0].bytes
+        assert self.measured is not None
+        if self.measured > allowed:
+            self._tighten(f"the first step held {format_bytes(self.measured)} of {format_bytes(allowed)}")
+        elif self._watched == 0 and self._cleared:
+            self._make_room(allowed)
+        elif self._watched == 0 and runner.work.device == "cuda":
+            self._relax(allowed)
+        return loss
 
     def backward(self, batch: Any) -> Any:
         """Gradients of the whole batch, added to `.grad` as `loss.backward()` does; you step the optimizer yourself."""
@@ -116,14 +137,17 @@ class Fitted:
             handles.append(work.optimizer.register_load_state_dict_pre_hook(lambda *_: self.gather()))
         return handles
 
-    def _first(self, batch: Any) -> Any:
-        """The first step, measured: what it held is compared with what was projected."""
+    def _measured(self, batch: Any) -> Any:
+        """A step whose peak is measured: what it held is compared with what was projected."""
         import torch
 
         runner = self._now
         if runner.work.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_stats().get("num_alloc_retries", 0)
             loss = runner.step(batch)
+            torch.cuda.synchronize()
+            self._cleared = torch.cuda.memory_stats().get("num_alloc_retries", 0) - before
             self.measured = int(torch.cuda.max_memory_reserved())
             return loss
         loss, recorder = measure(runner, batch)
@@ -139,11 +163,13 @@ class Fitted:
             try:
                 return run()
             except Exception as error:
-                if runner.half_updated:
+                if runner.half_updated and is_out_of_memory(error):
                     raise OutOfMemory(
-                        "memory ran out in the middle of the update, three times at the same parameters: those before them are "
+                        "memory ran out in the middle of the update and again when it was tried again: some parameters are "
                         "updated, the rest is not; load the last saved state"
                     ) from error
+                if runner.half_updated:
+                    raise
                 if not is_out_of_memory(error):
                     runner.roll_back()
                     before.restore()
@@ -154,10 +180,46 @@ class Fitted:
             before.restore()
             self._tighten(failure)
 
-    def _tighten(self, failure: str) -> None:
-        runner = self._now
+    def _make_room(self, allowed: int) -> None:
+        """The step fits only because the allocator clears its cache in every step: a little smaller may be faster."""
+        said = f"the allocator cleared its cache {self._cleared} times in a step"
+        try:
+            plan, choice = self._replan(int(allowed * TIGHTER["cuda"]))
+        except BudgetError:
+            self.plan = replace(self.plan, notes=(*self.plan.notes, f"{said}; no smaller plan exists"))
+            return
+        if plan.slow_down > SLOWER * self.plan.slow_down:
+            self.plan = replace(self.plan, notes=(*self.plan.notes, f"{said}; smaller plans are slower still"))
+            return
+        notes = (*plan.notes, f"{said}: tightened")
+        self._take(replace(plan, budgets=self.plan.budgets, notes=notes), choice)
+
+    def _relax(self, allowed: int) -> None:
+        """The steps held less than projected: a faster plan may have room."""
+        assert self.measured is not None
         pool = self.plan.budgets[0].pool
-        goal = int(self.plan.peak(pool) * TIGHTER)
+        projected = self.plan.peak(pool)
+        if not self.plan.remedies or self.measured >= ROOMY * projected:
+            return
+        plan, choice = self._replan(allowed * projected // max(1, self.measured))
+        said = f"the steps held {format_bytes(self.measured)} of {format_bytes(projected)} projected"
+        if plan.slow_down >= FASTER * self.plan.slow_down:
+            self.plan = replace(self.plan, notes=(*self.plan.notes, f"{said}; no plan with more room is faster"))
+            return
+        notes = (*plan.notes, f"{said}: relaxed from {self.plan.slow_down:.2f}x to {plan.slow_down:.2f}x")
+        self._take(replace(plan, budgets=self.plan.budgets, notes=notes), choice)
+
+    def _take(self, plan: FitPlan, choice: Choice) -> None:
+        """Go on with another plan."""
+        runner = self._now
+        self.plan, self.choice = plan, choice
+        following = Runner(runner.work, choice, runner.store, rows=self._rows, parcels=runner.parcels)
+        following.settle()
+        self._runner = following
+
+    def _tighten(self, failure: str) -> None:
+        pool = self.plan.budgets[0].pool
+        goal = int(min(self.plan.peak(pool), self.plan.budgets[0].bytes) * TIGHTER[self._now.work.device])
         try:
             plan, choice = self._replan(goal)
         except BudgetError as error:
@@ -170,10 +232,8 @@ class Fitted:
             f"{format_bytes(plan.peak(pool))} instead of {format_bytes(self.plan.peak(pool))}; a batch that failed runs again",
             stacklevel=4,
         )
-        self.plan, self.choice = plan, choice
-        tighter = Runner(runner.work, choice, runner.store, rows=self._rows, parcels=runner.parcels)
-        tighter.settle()
-        self._runner = tighter
+        notes = (*plan.notes, f"tightened: {failure}")
+        self._take(replace(plan, budgets=self.plan.budgets, notes=notes), choice)
 
 
 class Snapshot:
@@ -185,7 +245,8 @@ class Snapshot:
         self._random = torch.random.get_rng_state()
         self._cuda = torch.cuda.get_rng_state() if runner.work.device == "cuda" else None
         written = runner.work.written
-        self._buffers = [(m._buffers[n], m._buffers[n].detach().clone()) for m, names in written.items() for n in names]
+        buffers = [module._buffers[name] for module, names in written.items() for name in names]
+        self._buffers = list(zip(buffers, copy_all(buffers), strict=True))
 
     def restore(self) -> None:
         """Put them back."""

@@ -7,17 +7,21 @@ the runner obeys.
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 from outsize.core.failure import Exactness
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.facts import LAUNCH, Facts
+from outsize.model.fitting.facts import Facts
+from outsize.model.fitting.stage import RATES
+from outsize.model.fitting.timing import LAUNCH
 
 Level = dict[str, Any]
 
-FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Parts of the blocks that the search tries; the planner refines the number afterwards."""
+CALL = 3e-5
+"""Seconds that a module computed again takes beside its work."""
+
+FRACTIONS = (0.25, 0.5, 0.75, 1.0)
+"""Parts of a ladder that the search tries; the planner refines the number afterwards."""
 
 
 class Means:
@@ -63,12 +67,10 @@ class Slices(Means):
         return choice.slices > 1
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
-        """Slices too small to fill the device take as long as their launches."""
-        whole = facts.forward + facts.backward
+        """Slices too small to fill the device take as long as their launches; gradients are added once more a slice."""
+        longer = (facts.stretch(choice.slices) - 1.0) * facts.passes
         return (
-            max(whole, choice.slices * facts.launch)
-            - max(whole, facts.launch)
-            + 0.02 * whole * math.sqrt(choice.slices)
+            max(0.0, longer) + 3 * (choice.slices - 1) * facts.gradients / RATES[facts.device][1] + 1e-3 * facts.passes
         )
 
     def how(self, choice: Choice, facts: Facts) -> str:
@@ -83,18 +85,21 @@ class Checkpoint(Means):
     name = "compute activations again"
 
     def levels(self, facts: Facts) -> list[Level]:
-        """More and more blocks, those first that free most bytes for their time."""
-        order = order_blocks(facts)
-        counts = sorted({round(fraction * len(order)) for fraction in FRACTIONS})
-        return [{"checkpoint": order[:count]} for count in counts]
+        """More and more modules, those first that free most bytes for their time; small ones only, or large ones too."""
+        found: dict[tuple[str, ...], None] = {(): None}
+        for ladder in facts.ladders:
+            rungs = sorted({max(1, round(fraction * len(ladder))) for fraction in FRACTIONS})
+            found |= {ladder[rung - 1].names: None for rung in rungs}
+        return [{"checkpoint": names} for names in found]
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
-        """One more forward pass of these blocks."""
-        return sum(block.seconds for block in facts.blocks if block.name in choice.checkpoint)
+        """One more forward pass of these modules, and a call for each."""
+        again = sum(facts.parts[name].seconds for name in choice.checkpoint if name in facts.parts)
+        return (again + CALL * len(choice.checkpoint)) * max(1.0, facts.stretch(choice.slices))
 
     def how(self, choice: Choice, facts: Facts) -> str:
-        """Which blocks."""
-        return f"{len(choice.checkpoint)} of {len(order_blocks(facts))} blocks: {shorten(choice.checkpoint)}"
+        """Which modules."""
+        return f"{len(choice.checkpoint)} modules: {shorten(choice.checkpoint)}"
 
 
 class Offload(Means):
@@ -104,9 +109,11 @@ class Offload(Means):
     name = "keep activations elsewhere"
 
     def levels(self, facts: Facts) -> list[Level]:
-        """Off, or every block (the planner takes checkpointed ones out again)."""
-        order = order_blocks(facts, compound=False)
+        """Off, the blocks whose copies take less time than they do, or every block."""
+        order = tuple(name for name in order_blocks(facts, compound=False) if name not in facts.heads)
         quick = tuple(n for n in order if self._time(n, facts) < _block(n, facts).seconds)
+        if sum(_block(name, facts).kept for name in quick) < facts.activations // 20:
+            quick = ()
         return [{"offload": names} for names in dict.fromkeys(((), quick, order))]
 
     @staticmethod
@@ -114,10 +121,10 @@ class Offload(Means):
         return 2.0 * float(_block(name, facts).kept) / facts.link
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
-        """Copies out and in; on a card they run beside the kernels as far as those last."""
-        copies = sum(self._time(name, facts) for name in choice.offload)
-        hidden = facts.forward + facts.backward if facts.device == "cuda" else 0.0
-        return max(0.0, copies - hidden) + 0.05 * copies
+        """Copies out and in; on a card those out run beside the forward pass, those in come one ahead, which hides little."""
+        once = moved_bytes(choice, facts) / facts.link
+        beside = facts.timing.forward(facts.rows) if facts.device == "cuda" else 0.0
+        return max(0.05 * once, once - beside) + once
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """Which blocks and where to."""
@@ -133,7 +140,7 @@ class InBackward(Means):
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """One call of the optimizer for each parameter, and what it changes is kept aside until the step is done."""
         log = (facts.weights + facts.state) / facts.link
-        return facts.parameters * 20 * LAUNCH[facts.device] + log * (0.2 if facts.device == "cuda" else 1.0)
+        return facts.parameters * 20 * LAUNCH[facts.device] + log * (0.6 if facts.device == "cuda" else 1.0)
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """What happens to gradients."""
@@ -199,12 +206,13 @@ class Chunks(Means):
     exactness = Exactness.ROUNDING
 
     def levels(self, facts: Facts) -> list[Level]:
-        """Off, or eight pieces."""
-        return [{"chunks": 0}, {"chunks": 8}]
+        """Off, or pieces small enough."""
+        return [{"chunks": 0}, {"chunks": facts.pieces_of_loss()}]
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
-        """The head's forward pass once more."""
-        return sum(block.seconds for block in facts.blocks if block.name in facts.heads)
+        """The weight's gradient is added up once a piece; nothing is computed twice."""
+        head = sum(block.weights for block in facts.blocks if block.name in facts.heads)
+        return 1e-4 * facts.passes + 2 * max(choice.chunks, choice.slices) * head / RATES[facts.device][1]
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """Which head."""
@@ -241,14 +249,22 @@ ALLOWED = {
 
 
 def order_blocks(facts: Facts, compound: bool = True) -> tuple[str, ...]:
-    """Blocks worth computing again (or, not only compound ones, worth moving), most bytes for their time first."""
+    """Blocks worth computing again (or, not only compound ones, worth moving), in the order of the model."""
     least = facts.activations // 200
     worth = [block for block in facts.blocks if block.kept > least and (block.compound or not compound)]
-    return tuple(block.name for block in sorted(worth, key=lambda b: b.seconds / b.kept))
+    return tuple(block.name for block in worth)
 
 
 def _block(name: str, facts: Facts) -> Any:
     return next(block for block in facts.blocks if block.name == name)
+
+
+def moved_bytes(choice: Choice, facts: Facts) -> int:
+    """Bytes of activations that wait elsewhere: what offloaded blocks keep and do not compute again."""
+    kept = sum(block.kept for block in facts.blocks if block.name in choice.offload)
+    inside = tuple(f"{name}." for name in choice.offload)
+    again = [name for name in choice.checkpoint if name in choice.offload or name.startswith(inside)]
+    return max(0, kept - sum(facts.parts[name].freed for name in again if name in facts.parts))
 
 
 def place(facts: Facts) -> str:

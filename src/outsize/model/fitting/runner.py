@@ -49,6 +49,8 @@ class Work:
     """The loss of a batch is known from those of its slices."""
     device: str = "cpu"
     """Kind of device the model is on."""
+    heads: tuple[str, ...] = ()
+    """Linear layers whose logits go straight into a cross entropy."""
 
 
 class Runner:
@@ -81,12 +83,14 @@ class Runner:
             self.update = Update(work.optimizer, choice, self.parcels, work.clip, work.scaler)
             self.update.bind(self.streamer.ids if self.streamer else set())
         self._modules = modules
+        self._configs = find_configs(work.model)
 
     # a step
 
     def step(self, batch: Any) -> Any:
         """Gradients and update; the loss of the batch, detached."""
         assert self.update is not None
+        self.update.begun = False
         self.work.optimizer.zero_grad(set_to_none=True)
         self.update.send_state()
         loss, scale = self._passes(batch)
@@ -150,20 +154,22 @@ class Runner:
         work = self.work
         rows = batches.count_rows(batch)
         runs = self._runs(rows)
-        whole = work.normaliser.measure(batch)
+        whole = work.normaliser.measure(batch) if len(runs) > 1 else 0
+        if not self.real:  # the first slice makes gradients, the second adds to them, the rest is like the second
+            runs = runs[:2]
         total = count = None
         with self._applied(), self._listening():
             for start, stop in runs:
-                part = batch if len(runs) == 1 else batches.take(batch, start, stop)
+                part = batch if stop - start == rows else batches.take(batch, start, stop)
                 self.phase("forward")
                 with self._autocast():
                     loss, counted = read_loss(work.loss(work.model, part))
                 if counted is None:
-                    weight = work.normaliser.weigh(part, stop - start, rows, whole) if len(runs) > 1 else 1.0
+                    weight = work.normaliser.weigh(part, stop - start, rows, whole) if stop - start < rows else 1.0
                     if weight == 0.0:  # no label counts in this slice: its mean is no number
                         continue
                     loss = loss if weight == 1.0 else loss * weight
-                elif len(runs) == 1:
+                elif stop - start == rows:
                     loss, counted = loss / counted, None
                 shown = loss.detach()
                 total = shown if total is None else total + shown
@@ -194,14 +200,16 @@ class Runner:
     def _applied(self) -> Iterator[None]:
         """The choice's forward functions in place of the modules' own."""
         choice, work = self.choice, self.work
-        offload = Offload(self.store, ahead=work.device == "cuda" and self.real)
-        stays = {tensor.untyped_storage()._cdata for tensor in (*work.model.parameters(), *work.model.buffers())}
+        offload = Offload(self.store, ahead=work.device == "cuda", device=work.device)
+        fixed = (*work.model.parameters(), *work.model.buffers()) if choice.offload else ()
+        stays = {tensor.untyped_storage()._cdata for tensor in fixed}
         changed: list[tuple[Any, Any]] = []
         names = [*choice.checkpoint, *choice.offload, *(n for n in choice.stream if n not in choice.checkpoint)]
         with contextlib.ExitStack() as stack:
-            stack.enter_context(without_cache(work.model))
+            stack.enter_context(without_cache(work.model, self._configs))
             if choice.chunks:
-                stack.enter_context(chunked_heads(work.model, choice.chunks))
+                pieces = -(-choice.chunks // choice.slices)
+                stack.enter_context(chunked_heads(work.model, work.heads, pieces, work.device))
             for name in dict.fromkeys(names):
                 module = self._modules[name]
                 forward = module.forward
@@ -212,7 +220,7 @@ class Runner:
                     forward = self.streamer.hold(name, forward)
                 if name in choice.checkpoint:
                     forward = checkpointed(module, forward, work.written, self.real)
-                elif name in choice.offload:
+                if name in choice.offload:  # of a module that is computed again, its input
                     forward = offload.wrap(forward, stays)
                 if streamed:
                     assert self.streamer is not None
@@ -271,11 +279,17 @@ class Runner:
         self.parcels.gather()
 
 
+def find_configs(model: Any) -> list[Any]:
+    """Transformers' settings of a model and its parts."""
+    found = {id(config): config for m in model.modules() if (config := getattr(m, "config", None)) is not None}
+    return list(found.values())
+
+
 @contextlib.contextmanager
-def without_cache(model: Any) -> Iterator[None]:
+def without_cache(model: Any, configs: list[Any] | None = None) -> Iterator[None]:
     """A training step of a transformers model keeps no keys and values for generation: a second run would add them again."""
-    configs = {id(config): config for m in model.modules() if (config := getattr(m, "config", None)) is not None}
-    off = [c for c in configs.values() if model.training and getattr(c, "use_cache", None) is True]
+    configs = find_configs(model) if configs is None else configs
+    off = [c for c in configs if model.training and getattr(c, "use_cache", None) is True]
     for config in off:
         config.use_cache = False
     try:
