@@ -1,0 +1,128 @@
+"""Page-locked host memory of exactly the size that was asked for, and existing arrays locked where they lie.
+
+A device copies to and from such memory by itself, at the full speed of the link, while the processor goes on. torch's
+own pinned blocks are rounded to powers of two (20 GiB become 32), so the memory is an anonymous map of whole pages that
+is registered with the driver; where the driver refuses that, torch's pinned memory takes its place. Without CUDA
+everything here is ordinary memory behind the same interface, so that what uses it runs anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from outsize.core.errors import InputError
+from outsize.engine.pool import make_buffer, round_to_pages
+
+Buffer = npt.NDArray[np.uint8]
+
+_PORTABLE = 1
+"""cudaHostRegisterPortable: locked for every device, not only for the current one."""
+
+
+class Pinned:
+    """A stretch of host memory, locked while this is open: `with Pinned(buffer, locked=...) as memory: memory.array`."""
+
+    def __init__(self, array: Buffer, *, locked: bool, registered: bool = False) -> None:
+        self.array = array
+        """The memory as bytes."""
+        self.locked = locked
+        """True where it is page-locked, so that copies are asynchronous."""
+        self._registered = registered
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self.array.nbytes
+
+    def tensor(self) -> Any:
+        """The memory as a torch tensor of uint8, sharing it."""
+        import torch
+
+        return torch.from_numpy(self.array)
+
+    def close(self) -> None:
+        """Unlock it. No copy to or from it may be under way."""
+        if self._registered:
+            self._registered = self.locked = False
+            _cudart().cudaHostUnregister(self.array.ctypes.data)
+
+    def __enter__(self) -> Pinned:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.close()
+
+
+def lock_memory(size: int) -> Pinned:
+    """`size` bytes of page-locked memory, rounded to whole pages and no further; ordinary memory without CUDA."""
+    if size == 0 or not can_lock():
+        return Pinned(make_buffer(size), locked=False)
+    buffer = make_buffer(size)
+    buffer[::4096] = 0  # pages that exist are locked several times faster than pages the driver has to ask for
+    if _register(buffer.ctypes.data, round_to_pages(size)):
+        return Pinned(buffer, locked=True, registered=True)
+    import torch
+
+    del buffer
+    return Pinned(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy(), locked=True)
+
+
+def lock_array(array: npt.NDArray[Any]) -> Pinned:
+    """Lock a contiguous array where it lies; it stays usable as it was. Not locked without CUDA, or if the driver refuses."""
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise InputError(f"an array of strides {array.strides} is not contiguous: lock the array it is a view of")
+    flat = (array if array.flags.c_contiguous else array.T).reshape(-1).view(np.uint8)
+    if is_locked(flat):
+        return Pinned(flat, locked=True)
+    registered = array.nbytes > 0 and can_lock() and _register(flat.ctypes.data, flat.nbytes)
+    return Pinned(flat, locked=registered, registered=registered)
+
+
+def is_locked(array: npt.NDArray[Any]) -> bool:
+    """True where the driver knows the array's memory as page-locked, whoever locked it."""
+    if array.nbytes == 0 or not can_lock():
+        return False
+    import torch
+
+    ends = (array.ctypes.data, array.ctypes.data + array.nbytes - 1 if array.flags.forc else array.ctypes.data)
+    bytes_ = [np.ctypeslib.as_array((ctypes.c_uint8 * 1).from_address(address)) for address in ends]
+    return all(torch.from_numpy(byte).is_pinned() for byte in bytes_)
+
+
+def can_lock() -> bool:
+    """True where torch is installed and has a CUDA device."""
+    try:
+        import torch
+    except ImportError:
+        return False
+    return bool(torch.cuda.is_available())
+
+
+def _cudart() -> Any:
+    import torch
+
+    return torch.cuda.cudart()
+
+
+def _register(address: int, size: int) -> bool:
+    import torch
+
+    torch.cuda.init()
+    if int(_cudart().cudaHostRegister(address, size, _PORTABLE)) == 0:
+        return True
+    with contextlib.suppress(RuntimeError):  # the refusal waits for whoever asks next: let it be this call
+        torch.zeros(1, device="cuda")
+    return False

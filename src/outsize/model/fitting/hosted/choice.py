@@ -1,0 +1,30 @@
+"""What a hosted plan has decided: the planner searches it, the runner obeys it, the trace runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from outsize.core.noun import Noun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedChoice(Noun):
+    """How weights, gradients, state and inputs go to and fro."""
+
+    limit: int
+    """Most bytes of a unit."""
+    ring: int
+    """Bytes of device memory through which units pass."""
+    held: tuple[str, ...] = ()
+    """Modules and parameters that stay on the device."""
+    update: Literal["card", "host", "kept", "none"] = "none"
+    """Where parameters are updated; `kept`: gradients wait on the host, `none`: inference."""
+    state: int = 0
+    """Bytes of device memory through which optimizer state passes."""
+    inputs: bool = False
+    """Inputs of units wait on the host."""
+    slices: int = 1
+    """Into how many slices the batch is cut."""
+    chunks: int = 0
+    """Pieces in which the output head and its cross entropy run; 0: whole."""
