@@ -192,7 +192,7 @@ def _watching(visits: Visits) -> Iterator[dict[int, None]]:
     class Mode(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             for leaf in tree_leaves((args, kwargs)):
-                if isinstance(leaf, torch.Tensor) and id(leaf) in keys and leaf.untyped_storage()._cdata in blanks:
+                if isinstance(leaf, torch.Tensor) and id(leaf) in keys and func.namespace == "aten" and leaf.untyped_storage()._cdata in blanks:
                     found.setdefault(keys[id(leaf)])
             return func(*args, **(kwargs or {}))
 
