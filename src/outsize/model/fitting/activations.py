@@ -66,10 +66,10 @@ class Saved:
 
     __slots__ = ("__weakref__", "_layout", "_slot", "_store", "fetched")
 
-    def __init__(self, tensor: Any, store: Store) -> None:
+    def __init__(self, tensor: Any, store: Store, device: str = "") -> None:
         dense = _dense(tensor)
         data = dense if dense.is_contiguous() else dense.as_strided((dense.numel(),), (1,))
-        self._layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, dense.stride())
+        self._layout = (tensor.shape, tensor.stride(), tensor.dtype, device or tensor.device, dense.stride())
         self._store = store
         self.fetched: Any = None
         self._slot = _unseen(lambda: store.put(_bytes(data.detach())))
@@ -110,8 +110,10 @@ def _bytes(flat: Any) -> Any:
 class Offload:
     """Saved tensors of the modules that are offloaded, over one step."""
 
-    def __init__(self, store: Store, ahead: bool) -> None:
+    def __init__(self, store: Store, ahead: bool, device: str) -> None:
         self._store = store
+        self._device = device
+        """Where tensors come back to: one without contents does not know."""
         self._ahead = ahead
         """Begin the fetch of the tensor before while this one is used: on a card, where copies run beside."""
         self._known: dict[tuple[Any, ...], Any] = {}
@@ -144,7 +146,7 @@ class Offload:
         alive, found = self._known.get(key, (lambda: None, lambda: None))
         saved = found() if alive() is storage else None
         if saved is None:
-            saved = Saved(tensor, self._store)
+            saved = Saved(tensor, self._store, self._device)
             self._known[key] = (weakref.ref(storage), weakref.ref(saved))
             self._order.append(weakref.ref(saved))
         return saved

@@ -16,6 +16,7 @@ from typing import Any
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.head import chunked_heads, find_head
 from outsize.model.fitting.normaliser import IGNORED, Normaliser
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Runner, Work, read_loss, without_cache
@@ -43,6 +44,8 @@ class Findings(Noun):
     """How losses of slices add up, None where they do not."""
     why_not: str
     """Why the batch cannot be cut, empty where it can."""
+    heads: tuple[str, ...]
+    """Linear layers whose logits go straight into a cross entropy."""
     seconds: tuple[float, int]
     """Time of forward and backward of a few samples, and how many they were."""
     seconds_one: float
@@ -115,11 +118,22 @@ def look(work: Work, batch: Any) -> Findings:
         _clear(work.model)
         timed = _time(work, part)
         one = _time(work, batches.take(batch, 0, 1)) if few > 1 and not _norms(work.model) else timed
+        heads = _find_heads(work, part, list(recorder.calls))
         normaliser, why_not = _find_rule(work, part, few) if few > 1 else (None, "the batch has one sample")
     return Findings(
         rows=rows, random=tuple(recorder.random), written=written, normaliser=normaliser, why_not=why_not,
-        seconds=(timed, few), seconds_one=one,
+        heads=heads, seconds=(timed, few), seconds_one=one,
     )  # fmt: skip
+
+
+def _find_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
+    """The last linear layer, where a trial shows that a cross entropy takes its logits and nothing else does."""
+    name = find_head(work.model, ran)
+    if name is None:
+        return ()
+    with chunked_heads(work.model, (name,), 1, work.device) as heads:
+        read_loss(work.loss(work.model, part))
+    return (name,) if heads.taken and not heads.made else ()
 
 
 def _time(work: Work, part: Any) -> float:

@@ -12,10 +12,9 @@ from typing import Any
 
 from outsize.core.noun import Noun
 from outsize.model.fitting.check import Findings
-from outsize.model.fitting.head import find_heads
 from outsize.model.fitting.parcels import check_movable
 from outsize.model.fitting.runner import Work
-from outsize.model.fitting.stage import Projection
+from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.update import parameters_of, why_not_one_by_one
 
 SHARE = 3
@@ -96,15 +95,15 @@ def gather_facts(work: Work, findings: Findings, plain: Projection, own_step: bo
     trainable = [p for p in model.parameters() if p.requires_grad]
     sizes = [p.numel() * p.element_size() for p in trainable]
     held = parameters_of(work.optimizer) if work.optimizer is not None else []
-    state = plain.fixed - _bytes(model.parameters()) - _bytes(model.buffers())
-    heads = tuple(name for name, module in model.named_modules() if any(module is m.lm_head for m in find_heads(model)))
+    state = plain.state
+    heads = work.heads
     seconds = plain.seconds
     blocks = find_blocks(model, plain)
     return Facts(
         device=work.device, rows=findings.rows, plain=plain, blocks=blocks, weights=_bytes(model.parameters()),
         gradients=sum(sizes), state=max(0, state if held else 0), largest=max(sizes, default=0),
         copies=state / max(1, sum(sizes)), parameters=len(sizes), activations=sum(plain.kept.values()), heads=heads,
-        logits=_head_bytes(model, plain) if heads else 0,
+        logits=_head_bytes(heads, plain),
         forward=sum(t for (phase, _), t in seconds.items() if phase == "forward"),
         backward=sum(t for (phase, _), t in seconds.items() if phase == "backward"),
         forbidden=find_forbidden(work, findings, heads, own_step),
@@ -115,11 +114,10 @@ def _bytes(tensors: Any) -> int:
     return sum(int(t.untyped_storage().nbytes()) for t in {t.untyped_storage()._cdata: t for t in tensors}.values())
 
 
-def _head_bytes(model: Any, plain: Projection) -> int:
-    """What the language model itself keeps beside its children: the logits and what the loss makes of them."""
-    owners = {name for name, module in model.named_modules() if any(module is m for m in find_heads(model))}
-    heads = {f"{name}.lm_head" if name else "lm_head" for name in owners}
-    return sum(size for name, size in plain.kept.items() if name in owners | heads)
+def _head_bytes(heads: tuple[str, ...], plain: Projection) -> int:
+    """What head and loss keep: the logits and what the loss, outside every module or in the head's owner, makes of them."""
+    owners = {name.rpartition(".")[0] for name in heads} | {""} if heads else set()
+    return sum(size for name, size in plain.kept.items() if name in owners | set(heads))
 
 
 def find_blocks(model: Any, plain: Projection) -> tuple[Block, ...]:
@@ -186,5 +184,5 @@ def find_forbidden(work: Work, findings: Findings, heads: tuple[str, ...], own_s
         if stuck:
             forbidden["stream"] = stuck
     if not heads:
-        forbidden["chunks"] = "no output head with the library's own cross entropy was found"
+        forbidden["chunks"] = "no last linear layer whose output goes straight into a cross entropy was found"
     return forbidden

@@ -18,7 +18,7 @@ from outsize.core.units import format_bytes
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.facts import Facts
 from outsize.model.fitting.remedies import ALLOWED, REMEDIES, Means, order_blocks
-from outsize.model.fitting.stage import Projection
+from outsize.model.fitting.projection import Projection
 
 TRACES = 10
 """Most traces of one search."""

@@ -155,13 +155,3 @@ class Recorder:
         return list(
             itertools.accumulate(record.bytes if alloc else -record.bytes for alloc, record in self.ledger.events)
         )
-
-    def kept(self) -> dict[str, int]:
-        """Bytes alive at the end of the first forward pass that it made, by module."""
-        start = next(index for index, name in self.marks if name == "forward")
-        stop = next(index for index, name in self.marks if name == "backward")
-        sizes: dict[str, int] = {}
-        for record in self.ledger.all:
-            if start <= record.born < stop and (record.died is None or record.died >= stop):
-                sizes[record.module] = sizes.get(record.module, 0) + record.bytes
-        return sizes

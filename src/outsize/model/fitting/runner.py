@@ -49,6 +49,8 @@ class Work:
     """The loss of a batch is known from those of its slices."""
     device: str = "cpu"
     """Kind of device the model is on."""
+    heads: tuple[str, ...] = ()
+    """Linear layers whose logits go straight into a cross entropy."""
 
 
 class Runner:
@@ -150,20 +152,22 @@ class Runner:
         work = self.work
         rows = batches.count_rows(batch)
         runs = self._runs(rows)
-        whole = work.normaliser.measure(batch)
+        whole = work.normaliser.measure(batch) if len(runs) > 1 else 0
+        if not self.real:  # the first slice makes gradients, the second adds to them, the rest is like the second
+            runs = runs[:2]
         total = count = None
         with self._applied(), self._listening():
             for start, stop in runs:
-                part = batch if len(runs) == 1 else batches.take(batch, start, stop)
+                part = batch if stop - start == rows else batches.take(batch, start, stop)
                 self.phase("forward")
                 with self._autocast():
                     loss, counted = read_loss(work.loss(work.model, part))
                 if counted is None:
-                    weight = work.normaliser.weigh(part, stop - start, rows, whole) if len(runs) > 1 else 1.0
+                    weight = work.normaliser.weigh(part, stop - start, rows, whole) if stop - start < rows else 1.0
                     if weight == 0.0:  # no label counts in this slice: its mean is no number
                         continue
                     loss = loss if weight == 1.0 else loss * weight
-                elif len(runs) == 1:
+                elif stop - start == rows:
                     loss, counted = loss / counted, None
                 shown = loss.detach()
                 total = shown if total is None else total + shown
@@ -194,14 +198,14 @@ class Runner:
     def _applied(self) -> Iterator[None]:
         """The choice's forward functions in place of the modules' own."""
         choice, work = self.choice, self.work
-        offload = Offload(self.store, ahead=work.device == "cuda" and self.real)
+        offload = Offload(self.store, ahead=work.device == "cuda", device=work.device)
         stays = {tensor.untyped_storage()._cdata for tensor in (*work.model.parameters(), *work.model.buffers())}
         changed: list[tuple[Any, Any]] = []
         names = [*choice.checkpoint, *choice.offload, *(n for n in choice.stream if n not in choice.checkpoint)]
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_cache(work.model))
             if choice.chunks:
-                stack.enter_context(chunked_heads(work.model, choice.chunks))
+                stack.enter_context(chunked_heads(work.model, work.heads, choice.chunks, work.device))
             for name in dict.fromkeys(names):
                 module = self._modules[name]
                 forward = module.forward

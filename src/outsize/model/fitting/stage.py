@@ -1,9 +1,8 @@
 """A model, an optimizer and a batch without contents, on which a fitted step runs to show what it would hold.
 
-In: the user's work and a choice. Out: `Projection`: the peak of each phase, what waits elsewhere, what each module
-keeps. The user's own module objects run, with fake tensors in the place of their parameters for that time; every
-attribute is put back. Values that steer a step are chosen (a comparison is true, a mask selects all), so that the
-projection is above what such a step holds.
+In: the user's work and a choice. Out: a `Projection`. The user's own module objects run, with tensors without contents
+in the place of their parameters for that time; every attribute is put back. The tracer that `outsize.estimate` uses
+writes down every storage, so that a card's kernels, workspaces and allocator are those of the estimate.
 """
 
 from __future__ import annotations
@@ -15,39 +14,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting import parcels
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.recorder import Recorder
+from outsize.model.fitting.projection import Projection, kept_by, peaks_of, play_steps
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.stores import NoStore
+from outsize.model.trace import Tracer
 
+RATES = {"cpu": (5e10, 1e10), "cuda": (1.5e14, 3e12)}
+"""Operations and bytes a second of a kind of device; only their ratio matters: times are shared out by it."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Projection(Noun):
-    """What a step would hold."""
-
-    peaks: dict[str, int]
-    """Bytes on the device, by phase."""
-    away: int
-    """Most bytes that wait elsewhere."""
-    kept: dict[str, int]
-    """Bytes alive at the end of the forward pass, by the module that made them; empty for inference."""
-    fixed: int
-    """Bytes that are there before the step begins."""
-    random: tuple[str, ...]
-    """Operators that draw random numbers."""
-    calls: dict[str, int]
-    """How often each module ran."""
-    seconds: dict[tuple[str, str], float]
-    """Estimated time by (phase, module)."""
-    operators: dict[str, int]
-    """Operators by phase."""
-
-    @property
-    def peak(self) -> int:
-        """The highest moment in bytes."""
-        return max(self.peaks.values())
+CAPABILITY = (9, 0)
+"""Whose kernels are assumed where there is no card to ask: that on which the tracer's rules were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,35 +78,31 @@ class Stage:
     def project(self, choice: Choice, *, call: Callable[[Any, Any], Any] | None = None) -> Projection:
         """Run a step (or, with `call`, an inference) without contents."""
         import torch
-        from torch._subclasses.fake_tensor import FakeTensorMode
 
         state = torch.random.get_rng_state()
-        recorder = Recorder(self.work.device)
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        label = "cpu" if self.work.device == "cpu" else "cuda:0"
+        watch = Watch(label, self.work.model)
         store = NoStore()
-        with mode, _chosen_values():
-            fakes = {key: twin.make(self.work.device) for key, (_, twin) in self._twins.items()}
-            batch = batches.transform(self.batch, lambda _, twin: twin.make(self.work.device), leaf=Twin)
-            optimizer = None if self.work.optimizer is None or call else self._optimizer(fakes)
-            held = [*fakes.values(), *batches.tensors_of(batch).values(), *_state(optimizer)]
-            recorder.hold(held)
-            fixed = sum(record.bytes for record in recorder.ledger.live.values())
-            with self._swapped(fakes) as model, recorder.watching(model):
+        with watch.running():
+            fakes = {key: twin.make(label) for key, (_, twin) in self._twins.items()}
+            batch = batches.transform(self.batch, lambda _, twin: twin.make(label), leaf=Twin)
+            given = sum(held.bytes for held in watch.ledger.live.values() if held.label == label)
+            optimizer = None if self.work.optimizer is None or call else self._optimizer(fakes, label)
+            with self._swapped(fakes) as model:
+                watch.begin(model)
                 work = replace(self.work, optimizer=optimizer, scaler=None)
                 runner = Runner(work, choice, store, real=False)
-                runner.phase = recorder.phase
+                runner.phase = watch.phase
                 if call is not None:
                     runner.infer(batch, call)
                 else:
                     runner.step(batch) if optimizer is not None else runner.backward(batch)
+            size = sum(tensor.numel() * tensor.element_size() for tensor in _state(optimizer))
         torch.random.set_rng_state(state)
-        return Projection(
-            peaks=recorder.peaks(), away=store.peak, kept={} if call else recorder.kept(), fixed=fixed,
-            random=tuple(recorder.random), calls=recorder.calls, seconds=recorder.seconds, operators=recorder.operators,
-        )  # fmt: skip
+        return _tell(watch, label, store.peak, size, given, bool(call))
 
-    def _optimizer(self, fakes: dict[int, Any]) -> Any:
-        """The user's optimizer over fakes, with the state that it has after a first step."""
+    def _optimizer(self, fakes: dict[int, Any], label: str) -> Any:
+        """The user's optimizer over fakes; state that it has comes along, state that it has not is made by its first step."""
         import torch
 
         real = self.work.optimizer
@@ -138,12 +113,15 @@ class Stage:
         groups = [{**group, "params": [fakes[id(p)] for p in group["params"]]} for group in real.param_groups]
         twin.__dict__["param_groups"] = groups
         twin.__dict__["state"] = defaultdict(dict)
-        for group in groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad:
-                    parameter.grad = torch.empty_like(parameter)
-        twin.step()
-        twin.zero_grad(set_to_none=True)
+
+        def copied(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            return Twin.of(value).make(label) if value.dim() else value.detach().clone()
+
+        for parameter, values in real.state.items():
+            if id(parameter) in fakes:
+                twin.state[fakes[id(parameter)]] = {name: copied(value) for name, value in values.items()}
         return twin
 
     @contextlib.contextmanager
@@ -179,52 +157,90 @@ def _state(optimizer: Any) -> list[Any]:
     if optimizer is None:
         return []
     values = (value for state in optimizer.state.values() for value in state.values())
-    return [value for value in values if isinstance(value, torch.Tensor)]
+    return [value for value in values if isinstance(value, torch.Tensor) and value.dim()]
 
 
-@contextlib.contextmanager
-def _chosen_values() -> Iterator[None]:
-    """Answers for code that looks at contents: true, one, all."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    aten = torch.ops.aten
-
-    def item(value: Any) -> Any:
-        return bool(1) if value.dtype == torch.bool else (1.0 if value.dtype.is_floating_point else 1)
-
-    def nonzero(value: Any) -> Any:
-        return value.new_empty((value.numel(), value.dim()), dtype=torch.int64)
-
-    def select(value: Any, mask: Any) -> Any:
-        return value.new_empty(torch.broadcast_shapes(value.shape, mask.shape).numel())
-
-    def index(value: Any, indices: Any) -> Any:
-        positions: list[Any] = []
-        for one in indices:
-            if one is not None and one.dtype in (torch.bool, torch.uint8):
-                positions += [one.new_empty(one.numel(), dtype=torch.int64) for _ in range(one.dim())]
-            else:
-                positions.append(one)
-        return aten.index.Tensor(value, positions)
-
-    rules: dict[Any, Callable[..., Any]] = {
-        aten._local_scalar_dense.default: item,
-        aten.nonzero.default: nonzero,
-        aten.masked_select.default: select,
-        aten.equal.default: lambda *_: True,
-        aten.index.Tensor: index,
-    }
-
-    class Mode(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            rule = rules.get(func)
-            return rule(*args) if rule is not None else func(*args, **(kwargs or {}))
-
-    with Mode():
-        yield
+def _tell(watch: Watch, label: str, away: int, state: int, given: int, inference: bool) -> Projection:
+    moves, last = play_steps(watch.ledger, label, watch.marks)
+    card = label != "cpu"
+    kept = {} if inference else kept_by(watch.ledger, label, watch.marks, set(watch.names.values()))
+    return Projection(
+        peaks=peaks_of(moves, card), away=away, kept=kept, fixed=given + state, state=state, calls=watch.calls,
+        seconds=watch.seconds, operators=watch.operators, moves=moves, last=last, card=card,
+    )  # fmt: skip
 
 
 def open_stage(work: Work, batch: Any) -> Stage:
     """The stage for the device of a model."""
     return Stage(work, batch)
+
+
+class Watch(Tracer):
+    """The tracer of a fitted step: also phases, calls and estimated times."""
+
+    def __init__(self, label: str, model: Any) -> None:
+        import torch
+
+        there = label != "cpu" and torch.cuda.is_available()
+        super().__init__(label, torch.cuda.get_device_capability() if there else CAPABILITY)
+        self.reuse = label != "cpu"  # on a CPU a mode in Python counts the real step too
+        self.marks: list[tuple[int, str]] = []
+        """(number of the event, phase that begins there)."""
+        self.names = {id(child): name for name, child in model.named_modules()}
+        self.calls: dict[str, int] = {}
+        self.seconds: dict[tuple[str, str], float] = {}
+        self.operators: dict[str, int] = {}
+        self._rates = RATES[label.partition(":")[0]]
+        self.owners._names = dict(self.names)
+        self.owners._line = lambda: ""  # type: ignore[method-assign]
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Count while the block runs."""
+        from torch.nn.modules import module as hooks
+
+        handle = hooks.register_module_forward_pre_hook(self._called)
+        parcels.listeners.append(self._resized)
+        try:
+            with super().running():
+                yield
+        finally:
+            parcels.listeners.remove(self._resized)
+            handle.remove()
+
+    def begin(self, model: Any) -> None:
+        """Everything is built: a step begins."""
+        self.ledger.step = 0
+        self.owners._roots.add(model)
+
+    def phase(self, name: str) -> None:
+        """A phase begins."""
+        self.marks.append((len(self.ledger.events), name))
+
+    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """One operator, and its estimated time: what it computes or what it touches, whichever takes longer."""
+        import torch
+        from torch.utils.flop_counter import flop_registry
+
+        out = super().dispatch(func, args, kwargs)
+        if func.is_view or not self.marks:
+            return out
+        count = flop_registry.get(func.overloadpacket)
+        flops = count(*args, **kwargs, out_val=out) if count is not None else 0
+        results = out if isinstance(out, tuple | list) else (out,)
+        touched = sum(r.numel() * r.element_size() for r in results if isinstance(r, torch.Tensor))
+        phase = self.marks[-1][1]
+        stack = self.owners._stack
+        key = (phase, stack[-1] if stack and stack[-1] in self.calls else "")
+        seconds = max(flops / self._rates[0], 2 * touched / self._rates[1])
+        self.seconds[key] = self.seconds.get(key, 0.0) + seconds
+        self.operators[phase] = self.operators.get(phase, 0) + 1
+        return out
+
+    def _called(self, module: Any, args: Any) -> None:
+        name = self.names.get(id(module))
+        if name is not None:
+            self.calls[name] = self.calls.get(name, 0) + 1
+
+    def _resized(self, tensor: Any) -> None:
+        self.ledger.add(tensor, self.device, "resize")

@@ -28,7 +28,8 @@ from outsize.model.fitting.normaliser import Normaliser
 from outsize.model.fitting.planner import Candidate, Search, describe, predict, remedies_on, slow_down
 from outsize.model.fitting.remedies import ALLOWED, REMEDIES, place
 from outsize.model.fitting.runner import Runner, Work
-from outsize.model.fitting.stage import Projection, open_stage
+from outsize.model.fitting.projection import Projection
+from outsize.model.fitting.stage import open_stage
 from outsize.model.fitting.stores import open_store
 from outsize.model.fitting.update import parameters_of
 
@@ -69,6 +70,7 @@ def fit(
         written=findings.written,
         normaliser=findings.normaliser or Normaliser(),
         splits=findings.normaliser is not None,
+        heads=findings.heads,
     )
     stage = open_stage(work, batch)
     plain = stage.project(Choice())
