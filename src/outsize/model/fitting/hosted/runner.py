@@ -45,6 +45,12 @@ class HostedRunner:
         self.sink = self._open_sink(cut)
         self.visits.before_finish = self.sink.flush
         self._source = source
+        self._heads: Any = None
+
+    @property
+    def heads_taken(self) -> bool:
+        """True where head and loss ran in pieces and nobody looked at the logits."""
+        return self._heads is not None and bool(self._heads.taken) and not self._heads.made
 
     def _open_sink(self, cut: Cut) -> Sink:
         choice, optimizer = self.choice, self.work.optimizer
@@ -223,7 +229,8 @@ class HostedRunner:
             if choice.update != "none":
                 stack.enter_context(without_cache(self.work.model))
             if choice.chunks:
-                stack.enter_context(chunked_heads(self.work.model, choice.chunks))
+                work, kind = self.work, self.lane.device.type
+                self._heads = stack.enter_context(chunked_heads(work.model, work.heads, choice.chunks, kind))
             for unit in visits.cut.units.values():
                 module = unit.module
                 forward = module.forward

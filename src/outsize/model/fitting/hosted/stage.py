@@ -24,9 +24,10 @@ from outsize.model.fitting.hosted.slabs import Layout, Shape, State
 from outsize.model.fitting.hosted.units import cut_model
 from outsize.model.fitting.hosted.update import OnCard
 from outsize.model.fitting.hosted.visits import NoSource, Visits
+from outsize.model.fitting.projection import Move, peaks_of
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Work
-from outsize.model.fitting.stage import Twin, _chosen_values
+from outsize.model.fitting.stage import Twin, Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,10 @@ class Sketch(Noun):
     """Estimated seconds of computing."""
     written: dict[Any, tuple[str, ...]]
     """Buffers that a forward pass writes, by module."""
+    ran: tuple[str, ...]
+    """Modules that ran, in order."""
+    heads: bool
+    """The pieces of head and loss were used as planned."""
 
     @property
     def peak(self) -> int:
@@ -61,7 +66,7 @@ class HostedStage:
 
     def __init__(self, work: Work, batch: Any, device: Any) -> None:
         self.work = work
-        self.device = device
+        self.label = "cpu" if device.type == "cpu" else "cuda:0"
         self.batch = batches.transform(batch, lambda _, tensor: Twin.of(tensor))
 
     def layout(self) -> Layout:
@@ -70,29 +75,30 @@ class HostedStage:
 
         if self.work.optimizer is None:
             return {}
-        with self._without_contents():
+        watch = Watch(self.label, self.work.model)
+        with watch.running():
             pairs = []
             twin = _twin(self.work.optimizer)
             for group in twin.param_groups:
                 fakes = []
                 for parameter in group["params"]:
-                    fake = Twin.of(parameter).make(str(self.device))
+                    fake = Twin.of(parameter).make(self.label)
                     if parameter.requires_grad:
                         fake.grad = torch.empty_like(fake)
                     pairs.append((parameter, fake))
                     fakes.append(fake)
                 group["params"] = fakes
             twin.step()
-            return {id(parameter): self._shapes(twin.state.get(fake, {})) for parameter, fake in pairs}
+            return {id(parameter): self._shapes(twin.state.get(fake, {}), watch) for parameter, fake in pairs}
 
-    def _shapes(self, state: dict[str, Any]) -> list[Shape]:
+    def _shapes(self, state: dict[str, Any], watch: Watch) -> list[Shape]:
         """State that travels: what is as large as a parameter, and what the optimizer itself put on the device."""
         import torch
 
         shapes: list[Shape] = []
         at = 0
         for name, value in state.items():
-            if isinstance(value, torch.Tensor) and (value.dim() or value.device.type != "cpu"):
+            if isinstance(value, torch.Tensor) and (value.dim() or watch.on_card(value)):
                 shapes.append(Shape(name, tuple(value.shape), value.dtype, at))
                 at += aligned(shapes[-1].size)
         return shapes
@@ -105,49 +111,55 @@ class HostedStage:
         import torch
 
         state = torch.random.get_rng_state()
-        recorder = Recorder(self.device.type)
-        with self._without_contents():
-            batch = batches.transform(self.batch, lambda _, twin: twin.make(str(self.device)), leaf=Twin)
+        watch = Watch(self.label, self.work.model)
+        with watch.running():
+            batch = batches.transform(self.batch, lambda _, twin: twin.make(self.label), leaf=Twin)
             optimizer = None if self.work.optimizer is None else _twin(self.work.optimizer)
             work = replace(self.work, optimizer=optimizer, written=written, scaler=None)
             cut = cut_model(work.model, choice.limit, choice.held, order)
-            lane = NoLane(self.device)
-            recorder.phase("begin")
-            with recorder.watching(work.model):
-                runner = HostedRunner(work, choice, cut, lane, NoSource(), order, state=State(cut, layout))
-                recorder.hold(batches.tensors_of(batch).values())
-                runner.phase = recorder.phase
-                met: list[str] = []
-                with _watching(runner.visits) as outside, _meeting(cut, met):
-                    for _ in range(1 if call else 2):
-                        brought = _brought(runner)
-                        met.clear()
-                        if call is not None:
-                            runner.infer(batch, call)
-                        elif optimizer is None or choice.update in ("kept", "none"):
-                            runner.rehearse(batch)
-                        else:
-                            runner.step(batch)
-                moved = _brought(runner) - brought
-                inputs = runner.keeper.held if runner.keeper is not None else 0
-                names = {id(p.parameter): p.name for p in cut.places()}
-                used = tuple(names[key] for key in outside)
-                found = _written(work.model, runner.visits)
-                runner.roll_back()
-            peaks = {name: size for name, size in recorder.peaks().items() if name != "done"}
+            watch.begin(work.model)
+            watch.phase("begin")
+            runner = HostedRunner(
+                work, choice, cut, NoLane(torch.device(self.label)), NoSource(), order, state=State(cut, layout)
+            )
+            runner.phase = watch.phase
+            met: list[str] = []
+            with _watching(runner.visits) as seen, _meeting(cut, met):
+                for _ in range(1 if call else 2):
+                    brought = _brought(runner)
+                    met.clear()
+                    if call is not None:
+                        runner.infer(batch, call)
+                    elif optimizer is None or choice.update in ("kept", "none"):
+                        runner.rehearse(batch)
+                    else:
+                        runner.step(batch)
+            moved = _brought(runner) - brought
+            names = {id(p.parameter): p.name for p in cut.places()}
+            sketch = Sketch(
+                peaks={}, inputs=runner.keeper.held if runner.keeper is not None else 0, brought=moved,
+                order=list(dict.fromkeys(met)), outside=tuple(names[key] for key in seen.outside),
+                random=tuple(seen.random), seconds=sum(watch.seconds.values()) / (1 if call else 2),
+                written=_written(work.model, runner.visits), ran=tuple(watch.calls),
+                heads=runner.heads_taken,
+            )  # fmt: skip
+            runner.roll_back()
         torch.random.set_rng_state(state)
-        seconds = sum(recorder.seconds.values()) / (1 if call else 2)
-        return Sketch(
-            peaks=peaks, inputs=inputs, brought=moved, order=list(dict.fromkeys(met)), outside=used,
-            random=tuple(recorder.random), seconds=seconds, written=found,
-        )  # fmt: skip
+        return replace(sketch, peaks=self._peaks(watch))
 
-    @contextlib.contextmanager
-    def _without_contents(self) -> Iterator[None]:
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
-        with FakeTensorMode(allow_non_fake_inputs=True), _chosen_values():
-            yield
+    def _peaks(self, watch: Watch) -> dict[str, int]:
+        """Peak of each phase, in bytes that a card's allocator reserves or a CPU's storages have."""
+        moves: list[Move] = []
+        marks = iter([*watch.marks, (len(watch.ledger.events) + 1, "")])
+        following = next(marks)
+        name = "begin"
+        for number, (alloc, held) in enumerate(watch.ledger.events):
+            while number >= following[0]:
+                name, following = following[1], next(marks)
+            if held.label == self.label and held.bytes:
+                moves.append(Move(alloc, held.id, held.bytes, name))
+        found = peaks_of(tuple(moves), self.label != "cpu")
+        return {name: size for name, size in found.items() if name != "done"}
 
 
 def _brought(runner: HostedRunner) -> int:
@@ -178,26 +190,39 @@ def _meeting(cut: Any, met: list[str]) -> Iterator[None]:
             handle.remove()
 
 
+class Seen:
+    """What a trace shows beside storages."""
+
+    def __init__(self) -> None:
+        self.outside: dict[int, None] = {}
+        """ids of parameters whose proxies are used while they have no data."""
+        self.random: dict[str, None] = {}
+        """Operators that draw random numbers."""
+
+
 @contextlib.contextmanager
-def _watching(visits: Visits) -> Iterator[dict[int, None]]:
-    """ids of parameters whose proxies are used while they have no data."""
+def _watching(visits: Visits) -> Iterator[Seen]:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    found: dict[int, None] = {}
+    seen = Seen()
     keys = {id(proxy): key for key, proxy in visits.proxies.items()}
     blanks = visits.blanks
 
     class Mode(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            for leaf in tree_leaves((args, kwargs)):
-                if isinstance(leaf, torch.Tensor) and id(leaf) in keys and func.namespace == "aten" and leaf.untyped_storage()._cdata in blanks:
-                    found.setdefault(keys[id(leaf)])
-            return func(*args, **(kwargs or {}))
+            kwargs = kwargs or {}
+            if torch.Tag.nondeterministic_seeded in func.tags and Recorder._draws(func, args, kwargs):
+                seen.random.setdefault(func.overloadpacket.__name__)
+            if func.namespace == "aten":
+                for leaf in tree_leaves((args, kwargs)):
+                    if id(leaf) in keys and leaf.untyped_storage()._cdata in blanks:
+                        seen.outside.setdefault(keys[id(leaf)])
+            return func(*args, **kwargs)
 
     with Mode():
-        yield found
+        yield seen
 
 
 def _twin(optimizer: Any) -> Any:

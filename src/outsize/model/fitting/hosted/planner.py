@@ -1,0 +1,266 @@
+"""Finds how weights, gradients, state and inputs should go to and fro so that device and host stay inside their budgets.
+
+In: a stage that projects hosted choices, the two budgets, measured rates. Out: the first choice, from the fastest to the
+smallest, that the trace shows to fit. Where none does, the smallest device budget, or the smallest host budget, is named
+before anything is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from outsize.core.errors import BudgetError
+from outsize.core.units import format_bytes
+from outsize.model.fitting.head import find_head
+from outsize.model.fitting.hosted.choice import HostedChoice
+from outsize.model.fitting.hosted.rates import Rates
+from outsize.model.fitting.hosted.ring import ALIGNMENT, aligned
+from outsize.model.fitting.hosted.slabs import Layout, stretch
+from outsize.model.fitting.hosted.stage import HostedStage, Sketch
+from outsize.model.fitting.hosted.units import Cut, cut_model, sizeof
+from outsize.model.fitting.hosted.update import FEW
+
+PARTS = (6, 10, 16, 28)
+"""A unit has at most one part in so many of the device's budget."""
+TRACES = 16
+"""Most traces of one search."""
+SHARE = {"cpu": 1.0, "cuda": 0.97}
+"""Part of a device's budget that is planned with; the rest is for workspaces inside its libraries."""
+LIBRARIES = {"cpu": 0, "cuda": 2 * 2**30}
+"""Host bytes that a device's libraries come to hold once their kernels have run, beyond what the process holds before."""
+TINY = 64
+"""Modules below one part in so many of a unit stay on the device."""
+
+
+@dataclass(slots=True)
+class Search:
+    """One search."""
+
+    stage: HostedStage
+    device: int
+    """Bytes of the device's budget."""
+    host: int
+    """Bytes of the host's budget."""
+    base: int
+    """Bytes that the process holds beside the model and the optimizer's state."""
+    rates: Rates
+    rows: int
+    forced: str
+    """Why gradients have to wait on the host, empty where they need not."""
+    splits: Callable[[], str]
+    """Why the batch cannot be cut, empty where it can: asked only when slices are needed."""
+    streamed: bool = False
+    """Weights come from a file: the host holds a few units only."""
+    call: Callable[[Any, Any], Any] | None = None
+    """How an inference calls the model, None for training."""
+    kind: str = "cuda"
+    layout: Layout = field(default_factory=dict)
+    outside: dict[str, None] = field(default_factory=dict)
+    """Parameters that have to stay."""
+    order: list[str] = field(default_factory=list)
+    written: dict[Any, tuple[str, ...]] = field(default_factory=dict)
+    tried: list[tuple[HostedChoice, Sketch]] = field(default_factory=list)
+    fixed: HostedChoice | None = None
+    """Units are those of this choice: weights lie in their places already."""
+    forbidden: set[str] = field(default_factory=set)
+    """Remedies that are not used."""
+
+    def run(self) -> tuple[HostedChoice, Sketch]:
+        """The fastest choice that fits, or a `BudgetError`."""
+        self.layout = self.stage.layout()
+        least = self._least_host()
+        if least > self.host:
+            raise BudgetError(
+                f"weights, optimizer state and what this process holds take {format_bytes(least)} of host memory, the budget is "
+                f"{format_bytes(self.host)}: host={least} is the smallest budget that has a plan",
+                needed=least, budget=self.host, smallest=least, culprit="host",
+            )  # fmt: skip
+        room = int(self.device * SHARE[self.kind])
+        tight: list[int] = []
+        for choice in self._choices():
+            if len(self.tried) >= TRACES:
+                break
+            found = self._trace(choice)
+            if found is None:
+                continue
+            choice, sketch = found
+            if sketch.peak > room:
+                continue
+            if self.host_bytes(choice, sketch) > self.host:
+                tight.append(self.host_bytes(choice, sketch))
+                continue
+            return self._widen(choice, sketch, room)
+        if tight:
+            raise BudgetError(
+                f"the smallest step that fits the device holds {format_bytes(min(tight))} of host memory, the budget is "
+                f"{format_bytes(self.host)}: host={min(tight)} is the smallest budget that was found",
+                needed=min(tight), budget=self.host, smallest=min(tight), culprit="host",
+            )  # fmt: skip
+        self._give_up(room)
+        raise AssertionError
+
+    def _give_up(self, room: int) -> None:
+        choice, sketch = min(self.tried, key=lambda row: row[1].peak)
+        needed = -(-int(sketch.peak / SHARE[self.kind]) // 2**20) * 2**20
+        culprit = max(sketch.peaks, key=sketch.peaks.__getitem__)
+        raise BudgetError(
+            f"no exact plan fits into {format_bytes(self.device)} of the device: the smallest found holds "
+            f"{format_bytes(sketch.peak)} in its {culprit} pass (units of at most {format_bytes(choice.limit)}, "
+            f"{choice.slices} slices), so budget={needed} is the smallest that has one",
+            needed=sketch.peak, budget=self.device, smallest=needed, culprit=culprit,
+        )  # fmt: skip
+
+    # the candidates
+
+    def _choices(self) -> Iterator[HostedChoice]:
+        """From the fastest to the smallest."""
+        if self.call is not None:
+            for slices in self._slices():
+                for part in self._parts(slices):
+                    yield self._choice(part, slices=slices)
+            return
+        for slices in self._slices():
+            for part in self._parts(slices):
+                first = part == PARTS[0] and slices == 1
+                ways = ((False, 0), (False, 8), (True, 0), (True, 8)) if first else ((True, 8),)
+                for inputs, chunks in ways:
+                    if "offload" in self.forbidden and inputs or "chunks" in self.forbidden and chunks:
+                        continue
+                    yield self._choice(part, inputs=inputs, chunks=chunks, slices=slices)
+
+    def _slices(self) -> Iterator[int]:
+        """1, and more where the batch can be cut."""
+        yield 1
+        if "slices" in self.forbidden or self.splits():
+            return
+        yield from sorted({n for p in range(1, 20) if (n := 2**p) < self.rows} | ({self.rows} - {1}))
+
+    def _parts(self, slices: int) -> tuple[int, ...]:
+        if self.fixed is not None:
+            return (0,)
+        return PARTS if slices == 1 else PARTS[2:]
+
+    def _choice(self, part: int, inputs: bool = False, chunks: int = 0, slices: int = 1) -> HostedChoice:
+        limit = self.fixed.limit if self.fixed is not None else self.device // part
+        held = self.fixed.held if self.fixed is not None else ()
+        if self.call is not None:
+            return HostedChoice(limit=limit, ring=0, held=held, slices=slices)
+        kept = self.forced or slices > 1
+        update = "kept" if kept else self._where()
+        return HostedChoice(
+            limit=limit, ring=0, held=held, update=update, inputs=inputs, chunks=chunks, slices=slices  # type: ignore[arg-type]
+        )
+
+    def _where(self) -> str:
+        """Update where it takes less time: state over the link, or gradients over the link and the host's own rate."""
+        if "state_away" in self.forbidden:
+            return "host"
+        state = sum(stretch(shapes) for shapes in self.layout.values())
+        weights = sum(sizeof(p) for p in self.stage.work.model.parameters() if p.requires_grad)
+        card = max((2 * weights + state) / self.rates.both, (weights + state) / self.rates.both)
+        host = max(2 * weights / self.rates.both, weights / self.rates.host)
+        return "card" if card <= host else "host"
+
+    def _complete(self, choice: HostedChoice) -> tuple[HostedChoice, Cut]:
+        """Rings and held modules for the units that a choice leads to."""
+        model = self.stage.work.model
+        cut = cut_model(model, choice.limit, choice.held, self.order)
+        held = dict.fromkeys((*choice.held, *self.outside))
+        if self.fixed is None:
+            size = max(1, cut.largest)
+            held |= dict.fromkeys(name for name, unit in cut.units.items() if unit.size * TINY < size)
+            held |= dict.fromkeys(self.stage.work.heads if choice.chunks else ())
+        cut = cut_model(model, choice.limit, tuple(held), self.order)
+        state = 0
+        if choice.update == "card":
+            longest = max((stretch(shapes) for shapes in self.layout.values()), default=0)
+            state = 2 * longest + 2 * self._few()
+        elif choice.update == "host":
+            state = 2 * max((aligned(place.size) for place in cut.places()), default=0)
+        ring = choice.ring or 2 * cut.largest
+        return replace(choice, held=tuple(held), ring=ring, state=choice.state or state), cut
+
+    def _few(self) -> int:
+        """State of small parameters that are updated together."""
+        model = self.stage.work.model
+        small = [p for p in model.parameters() if sizeof(p) < FEW]
+        ratio = max((stretch(self.layout.get(id(p), [])) / max(1, aligned(sizeof(p))) for p in small), default=0.0)
+        return min(int(ratio * (FEW + ALIGNMENT * 64)), sum(stretch(self.layout.get(id(p), [])) for p in small))
+
+    def _trace(self, choice: HostedChoice) -> tuple[HostedChoice, Sketch] | None:
+        """Project; what the trace learns (order, outside uses, written buffers, heads) is used from then on."""
+        stage = self.stage
+        for _ in range(4):
+            full, cut = self._complete(choice)
+            if choice.chunks and not stage.work.heads:
+                return None
+            order = [name for name in self.order if name in cut.units] or list(cut.units)
+            sketch = stage.run(full, self.layout, order, self.written, self.call)
+            known = (dict(self.outside), len(self.written), self.order)
+            self.outside |= dict.fromkeys(sketch.outside)
+            self.written |= sketch.written
+            self.order = sketch.order or list(cut.units)
+            if not stage.work.heads and not self.call and "chunks" not in self.forbidden:
+                name = find_head(stage.work.model, list(sketch.ran))
+                stage.work.heads = (name,) if name else ()
+            if choice.chunks and not sketch.heads:
+                self.forbidden.add("chunks")
+                return None
+            if known == (dict(self.outside), len(self.written), self.order):
+                break
+        self.tried.append((full, sketch))
+        return full, sketch
+
+    def _widen(self, choice: HostedChoice, sketch: Sketch, room: int) -> tuple[HostedChoice, Sketch]:
+        """What room is left makes the rings longer, and lets modules stay."""
+        cut = cut_model(self.stage.work.model, choice.limit, choice.held, self.order)
+        left = room - sketch.peak
+        wider = choice
+        if left > cut.largest:
+            wider = replace(wider, ring=choice.ring + cut.largest)
+            left -= cut.largest
+        if choice.update == "card":
+            more = min(left // 2, 2 * choice.state)
+            wider = replace(wider, state=choice.state + more)
+            left -= more
+        elif self.call is not None and self.fixed is None:
+            stay: list[str] = []
+            for name in reversed(self.order):
+                size = cut.units[name].size if name in cut.units else left
+                if size < left * 0.9:
+                    stay.append(name)
+                    left -= size
+            wider = replace(wider, held=(*choice.held, *stay))
+        if wider == choice:
+            return choice, sketch
+        found = self._trace(wider)
+        if found is not None and found[1].peak <= room and self.host_bytes(*found) <= self.host:
+            return found
+        return choice, sketch
+
+    # the host
+
+    def host_bytes(self, choice: HostedChoice, sketch: Sketch) -> int:
+        """What host memory holds at most."""
+        cut = cut_model(self.stage.work.model, choice.limit, choice.held, self.order)
+        held = self.base + LIBRARIES[self.kind]
+        if self.streamed:
+            return held + 3 * (cut.largest + 2**21)
+        held += cut.weights + max(cut.largest, cut.held.size)
+        held += sum(stretch(shapes) for shapes in self.layout.values())
+        if choice.update == "kept":
+            held += cut.weights
+        elif choice.update == "host":
+            held += choice.state
+        return held + sketch.inputs
+
+    def _least_host(self) -> int:
+        """Fewest bytes of any choice."""
+        if self.streamed:
+            return 0
+        weights = sum(sizeof(p) for p in {id(p): p for p in self.stage.work.model.parameters()}.values())
+        state = sum(stretch(shapes) for shapes in self.layout.values())
+        gradients = weights if self.forced else 0
+        return self.base + LIBRARIES[self.kind] + weights + state + gradients
