@@ -123,12 +123,12 @@ class Search:
             return
         for slices in self._slices():
             for part in self._parts(slices):
-                first = part == PARTS[0] and slices == 1
-                ways = ((False, 0), (False, 8), (True, 0), (True, 8)) if first else ((True, 8),)
-                for inputs, chunks in ways:
-                    if "offload" in self.forbidden and inputs or "chunks" in self.forbidden and chunks:
-                        continue
-                    yield self._choice(part, inputs=inputs, chunks=chunks, slices=slices)
+                first = part in (PARTS[0], 0) and slices == 1
+                inputs = () if "offload" in self.forbidden else (True,)
+                for way in ((False, *inputs) if first else inputs or (False,)):
+                    yield self._choice(part, inputs=way, slices=slices)
+                    if "chunks" not in self.forbidden:
+                        yield self._choice(part, inputs=way, chunks=8, slices=slices)
 
     def _slices(self) -> Iterator[int]:
         """1, and more where the batch can be cut."""
@@ -198,7 +198,7 @@ class Search:
                 return None
             order = [name for name in self.order if name in cut.units] or list(cut.units)
             sketch = stage.run(full, self.layout, order, self.written, self.call)
-            known = (dict(self.outside), len(self.written), self.order)
+            known = (dict(self.outside), len(self.written), order)
             self.outside |= dict.fromkeys(sketch.outside)
             self.written |= sketch.written
             self.order = sketch.order or list(cut.units)

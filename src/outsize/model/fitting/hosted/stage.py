@@ -20,9 +20,8 @@ from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.lanes import NoLane
 from outsize.model.fitting.hosted.ring import aligned
 from outsize.model.fitting.hosted.runner import HostedRunner
-from outsize.model.fitting.hosted.slabs import Layout, Shape, State
+from outsize.model.fitting.hosted.slabs import Layout, Shape, State, stretch
 from outsize.model.fitting.hosted.units import cut_model
-from outsize.model.fitting.hosted.update import OnCard
 from outsize.model.fitting.hosted.visits import NoSource, Visits
 from outsize.model.fitting.projection import Move, peaks_of
 from outsize.model.fitting.recorder import Recorder
@@ -107,7 +106,7 @@ class HostedStage:
         self, choice: HostedChoice, layout: Layout, order: list[str], written: dict[Any, tuple[str, ...]],
         call: Callable[[Any, Any], Any] | None = None,
     ) -> Sketch:  # fmt: skip
-        """Two steps (the first makes optimizer state), or one inference with `call`."""
+        """One step, in which optimizer state is made: later ones find it and hold less; or one inference with `call`."""
         import torch
 
         state = torch.random.get_rng_state()
@@ -125,21 +124,18 @@ class HostedStage:
             runner.phase = watch.phase
             met: list[str] = []
             with _watching(runner.visits) as seen, _meeting(cut, met):
-                for _ in range(1 if call else 2):
-                    brought = _brought(runner)
-                    met.clear()
-                    if call is not None:
-                        runner.infer(batch, call)
-                    elif optimizer is None or choice.update in ("kept", "none"):
-                        runner.rehearse(batch)
-                    else:
-                        runner.step(batch)
-            moved = _brought(runner) - brought
+                if call is not None:
+                    runner.infer(batch, call)
+                elif optimizer is None or choice.update in ("kept", "none"):
+                    runner.rehearse(batch)
+                else:
+                    runner.step(batch)
+            state_bytes = sum(stretch(shapes) for shapes in layout.values()) if choice.update == "card" else 0
             names = {id(p.parameter): p.name for p in cut.places()}
             sketch = Sketch(
-                peaks={}, inputs=runner.keeper.held if runner.keeper is not None else 0, brought=moved,
+                peaks={}, inputs=runner.keeper.held if runner.keeper is not None else 0, brought=runner.visits.brought + state_bytes,
                 order=list(dict.fromkeys(met)), outside=tuple(names[key] for key in seen.outside),
-                random=tuple(seen.random), seconds=sum(watch.seconds.values()) / (1 if call else 2),
+                random=tuple(seen.random), seconds=sum(watch.seconds.values()),
                 written=_written(work.model, runner.visits), ran=tuple(watch.calls),
                 heads=runner.heads_taken,
             )  # fmt: skip
@@ -160,11 +156,6 @@ class HostedStage:
                 moves.append(Move(alloc, held.id, held.bytes, name))
         found = peaks_of(tuple(moves), self.label != "cpu")
         return {name: size for name, size in found.items() if name != "done"}
-
-
-def _brought(runner: HostedRunner) -> int:
-    sink = runner.sink
-    return runner.visits.brought + (sink.brought if isinstance(sink, OnCard) else 0)
 
 
 def _written(model: Any, visits: Visits) -> dict[Any, tuple[str, ...]]:
