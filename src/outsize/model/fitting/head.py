@@ -217,7 +217,7 @@ def _same_rows(func: Any, args: Any, kwargs: Any) -> Any:
 def _widen(func: Any, args: Any, kwargs: Any) -> Any:
     import torch
 
-    blank = func(*args, **kwargs)
+    blank = func(args[0].new_empty(1), *args[1:], **kwargs)
     hidden, head, heads, _ = args[0]._source
     if blank.dtype != torch.float32 or blank.device != args[0].device:
         return NotImplemented
@@ -246,11 +246,12 @@ _RULES: dict[str, Callable[[Any, Any, Any], Any]] = {
             "size", "dim", "numel", "ndimension", "is_floating_point", "is_complex", "get_device", "element_size", "__len__",
             "__hash__", "get shape", "get dtype", "get device", "get ndim", "get is_cuda", "get is_cpu", "get is_meta",
             "get requires_grad", "get layout", "get is_nested", "get is_sparse", "get is_quantized", "get is_mps",
-            "get grad_fn",
+            "get grad_fn", "untyped_storage", "storage_offset", "stride", "is_contiguous",
         ),
         _look,
     ),
-    **dict.fromkeys(("view", "reshape", "flatten", "contiguous", "__getitem__", "unsqueeze", "squeeze"), _same_rows),
+    **dict.fromkeys(("view", "reshape", "flatten", "__getitem__", "unsqueeze", "squeeze"), _same_rows),
+    "contiguous": lambda func, args, kwargs: args[0],
     "float": _widen,
     "to": _widen,
     "cross_entropy": _cross_entropy,
