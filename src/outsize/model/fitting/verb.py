@@ -24,6 +24,7 @@ from outsize.model.fitting.check import Findings, compare, look
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.facts import Facts, gather_facts
 from outsize.model.fitting.fitted import Fitted
+from outsize.model.fitting.hosted.verb import fit_hosted
 from outsize.model.fitting.normaliser import Normaliser
 from outsize.model.fitting.planner import Candidate, Search, describe, predict, remedies_on, slow_down
 from outsize.model.fitting.remedies import ALLOWED, REMEDIES, place
@@ -42,18 +43,21 @@ EQUAL = {False: 1e-4, True: 5e-2}
 
 def fit(
     model: Any,
-    loss: Callable[[Any, Any], Any],
+    loss: Callable[[Any, Any], Any] | None,
     optimizer: Any,
     batch: Any,
     *,
     budget: int | str | None = None,
+    device: Any = None,
+    host: int | str | None = None,
+    weights: Any = None,
     allow: str = "exact",
     own_step: bool = False,
     clip: float | None = None,
     scaler: Any = None,
     without: tuple[str, ...] = (),
     dry_run: bool = False,
-) -> Fitted:
+) -> Any:
     """Make a training step run inside `budget` bytes of the memory of the model's device.
 
     `loss(model, batch)` gives a scalar, or (total, count) whose quotient is the loss. `allow` is `"exact"` (the
@@ -61,7 +65,17 @@ def fit(
     `own_step`: you call `backward` and step the optimizer yourself. `clip` is the norm to which `step` clips
     gradients, `scaler` your GradScaler. `without` names remedies not to use: slices, checkpoint, offload,
     in_backward, state_away, gradients_away, stream, chunks, autocast. `dry_run` only plans.
+
+    `device`: the model stays in host memory and visits that device unit by unit; `budget` is then the device's and `host`
+    the host's. `weights`: the model is on the meta device, and its weights are read from this file for inference. A fit
+    without loss and optimizer is one for `infer`.
     """
+    if device is not None or weights is not None or host is not None or loss is None:
+        _check_words(model, loss, allow, (*without, "pieces"))
+        return fit_hosted(
+            model, loss, optimizer, batch, device=device, budget=budget, host=host, weights=weights, allow=allow,
+            own_step=own_step, clip=clip, scaler=scaler, without=without, dry_run=dry_run,
+        )  # fmt: skip
     work = _check(model, loss, optimizer, batch, allow, without, clip, scaler)
     allowance = _allowance(budget, model)
     findings = look(work, batch)
@@ -93,18 +107,7 @@ def _check(
     model: Any, loss: Any, optimizer: Any, batch: Any, allow: str, without: Any, clip: float | None, scaler: Any
 ) -> Work:
     """The user's mistakes, named before anything is touched."""
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"fit needs a torch.nn.Module, not {type(model).__name__}")
-    if not callable(loss):
-        raise InputError(f"fit needs a function loss(model, batch), not {type(loss).__name__}")
-    if allow not in ALLOWED:
-        raise InputError(f"allow={allow!r} is unknown: one of {', '.join(ALLOWED)}")
-    keys = [means.key for means in REMEDIES]
-    unknown = [name for name in without if name not in keys]
-    if unknown:
-        raise InputError(f"without names {unknown[0]!r}, which is no remedy: one of {', '.join(keys)}")
+    _check_words(model, loss, allow, without)
     parameters = list(model.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
         raise InputError("no parameter of the model requires a gradient: there is nothing to train")
@@ -123,6 +126,21 @@ def _check(
                 f"{path} is on {tensor.device} and the model on {device}: move the batch to the model's device"
             )
     return Work(model=model, loss=loss, optimizer=optimizer, clip=clip, scaler=scaler, device=device.type)
+
+
+def _check_words(model: Any, loss: Any, allow: str, without: tuple[str, ...]) -> None:
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"fit needs a torch.nn.Module, not {type(model).__name__}")
+    if loss is not None and not callable(loss):
+        raise InputError(f"fit needs a function loss(model, batch), not {type(loss).__name__}")
+    if allow not in ALLOWED:
+        raise InputError(f"allow={allow!r} is unknown: one of {', '.join(ALLOWED)}")
+    keys = [*(means.key for means in REMEDIES), "pieces"]
+    unknown = [name for name in without if name not in keys]
+    if unknown:
+        raise InputError(f"without names {unknown[0]!r}, which is no remedy: one of {', '.join(keys)}")
 
 
 def _check_optimizer(model: Any, optimizer: Any) -> None:

@@ -22,9 +22,11 @@ class HostedChoice(Noun):
     """Where parameters are updated; `kept`: gradients wait on the host, `none`: inference."""
     state: int = 0
     """Bytes of device memory through which optimizer state passes."""
+    few: int = 0
+    """Parameters below so many bytes are updated a few at a time: alone they would cost more calls than work."""
     inputs: bool = False
     """Inputs of units wait on the host."""
-    slices: int = 1
-    """Into how many slices the batch is cut."""
+    pieces: int = 1
+    """Pieces in which each unit's rows run."""
     chunks: int = 0
     """Pieces in which the output head and its cross entropy run; 0: whole."""

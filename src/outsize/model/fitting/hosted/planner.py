@@ -20,9 +20,8 @@ from outsize.model.fitting.hosted.ring import ALIGNMENT, aligned
 from outsize.model.fitting.hosted.slabs import Layout, stretch
 from outsize.model.fitting.hosted.stage import HostedStage, Sketch
 from outsize.model.fitting.hosted.units import Cut, cut_model, sizeof
-from outsize.model.fitting.hosted.update import FEW
 
-PARTS = (6, 10, 16, 28)
+PARTS = (6, 3, 12, 24)
 """A unit has at most one part in so many of the device's budget."""
 TRACES = 16
 """Most traces of one search."""
@@ -30,6 +29,10 @@ SHARE = {"cpu": 1.0, "cuda": 0.97}
 """Part of a device's budget that is planned with; the rest is for workspaces inside its libraries."""
 LIBRARIES = {"cpu": 0, "cuda": 2 * 2**30}
 """Host bytes that a device's libraries come to hold once their kernels have run, beyond what the process holds before."""
+READAHEAD = 3
+"""Units of a file that are in host memory at once: one on its way to the device, the others being read."""
+FEW = 8 * 2**20
+"""Parameters below so many bytes, or one part in 64 of the device's budget, are updated a few at a time."""
 TINY = 64
 """Modules below one part in so many of a unit stay on the device."""
 
@@ -49,8 +52,6 @@ class Search:
     rows: int
     forced: str
     """Why gradients have to wait on the host, empty where they need not."""
-    splits: Callable[[], str]
-    """Why the batch cannot be cut, empty where it can: asked only when slices are needed."""
     streamed: bool = False
     """Weights come from a file: the host holds a few units only."""
     call: Callable[[Any, Any], Any] | None = None
@@ -62,8 +63,8 @@ class Search:
     order: list[str] = field(default_factory=list)
     written: dict[Any, tuple[str, ...]] = field(default_factory=dict)
     tried: list[tuple[HostedChoice, Sketch]] = field(default_factory=list)
-    fixed: HostedChoice | None = None
-    """Units are those of this choice: weights lie in their places already."""
+    exact: bool = True
+    """Random numbers have to be those of the plain step."""
     forbidden: set[str] = field(default_factory=set)
     """Remedies that are not used."""
 
@@ -103,12 +104,12 @@ class Search:
 
     def _give_up(self, room: int) -> None:
         choice, sketch = min(self.tried, key=lambda row: row[1].peak)
-        needed = -(-int(sketch.peak / SHARE[self.kind]) // 2**20) * 2**20
+        needed = -(-int(sketch.peak / SHARE[self.kind] + 1) // 2**12) * 2**12
         culprit = max(sketch.peaks, key=sketch.peaks.__getitem__)
         raise BudgetError(
             f"no exact plan fits into {format_bytes(self.device)} of the device: the smallest found holds "
             f"{format_bytes(sketch.peak)} in its {culprit} pass (units of at most {format_bytes(choice.limit)}, "
-            f"{choice.slices} slices), so budget={needed} is the smallest that has one",
+            f"rows in {choice.pieces} pieces), so budget={needed} is the smallest that has one",
             needed=sketch.peak, budget=self.device, smallest=needed, culprit=culprit,
         )  # fmt: skip
 
@@ -116,42 +117,29 @@ class Search:
 
     def _choices(self) -> Iterator[HostedChoice]:
         """From the fastest to the smallest."""
-        if self.call is not None:
-            for slices in self._slices():
-                for part in self._parts(slices):
-                    yield self._choice(part, slices=slices)
-            return
-        for slices in self._slices():
-            for part in self._parts(slices):
-                first = part in (PARTS[0], 0) and slices == 1
-                inputs = () if "offload" in self.forbidden else (True,)
-                for way in ((False, *inputs) if first else inputs or (False,)):
-                    yield self._choice(part, inputs=way, slices=slices)
-                    if "chunks" not in self.forbidden:
-                        yield self._choice(part, inputs=way, chunks=8, slices=slices)
+        for part in PARTS:
+            limit = self.device // part
+            if self.call is not None:
+                for pieces in self._pieces():
+                    yield HostedChoice(limit=limit, ring=0, pieces=pieces)
+                continue
+            update = "kept" if self.forced else self._where()
+            for inputs in (False, True):
+                if inputs and "offload" in self.forbidden or not inputs and part != PARTS[0]:
+                    continue
+                for pieces in self._pieces() if inputs else (1,):
+                    for chunks in (0, 8):
+                        if chunks and "chunks" in self.forbidden or pieces > 2 and not chunks and self.stage.work.heads:
+                            continue
+                        yield HostedChoice(
+                            limit=limit, ring=0, update=update, inputs=inputs, chunks=chunks, pieces=pieces  # type: ignore[arg-type]
+                        )
 
-    def _slices(self) -> Iterator[int]:
-        """1, and more where the batch can be cut."""
-        yield 1
-        if "slices" in self.forbidden or self.splits():
-            return
-        yield from sorted({n for p in range(1, 20) if (n := 2**p) < self.rows} | ({self.rows} - {1}))
-
-    def _parts(self, slices: int) -> tuple[int, ...]:
-        if self.fixed is not None:
-            return (0,)
-        return PARTS if slices == 1 else PARTS[2:]
-
-    def _choice(self, part: int, inputs: bool = False, chunks: int = 0, slices: int = 1) -> HostedChoice:
-        limit = self.fixed.limit if self.fixed is not None else self.device // part
-        held = self.fixed.held if self.fixed is not None else ()
-        if self.call is not None:
-            return HostedChoice(limit=limit, ring=0, held=held, slices=slices)
-        kept = self.forced or slices > 1
-        update = "kept" if kept else self._where()
-        return HostedChoice(
-            limit=limit, ring=0, held=held, update=update, inputs=inputs, chunks=chunks, slices=slices  # type: ignore[arg-type]
-        )
+    def _pieces(self) -> tuple[int, ...]:
+        """Pieces of a unit's rows."""
+        if "pieces" in self.forbidden:
+            return (1,)
+        return tuple(n for n in (1, 2, 4, 8, 16, 32) if n <= self.rows)
 
     def _where(self) -> str:
         """Update where it takes less time: state over the link, or gradients over the link and the host's own rate."""
@@ -168,26 +156,27 @@ class Search:
         model = self.stage.work.model
         cut = cut_model(model, choice.limit, choice.held, self.order)
         held = dict.fromkeys((*choice.held, *self.outside))
-        if self.fixed is None:
-            size = max(1, cut.largest)
-            held |= dict.fromkeys(name for name, unit in cut.units.items() if unit.size * TINY < size)
-            held |= dict.fromkeys(self.stage.work.heads if choice.chunks else ())
+        size = max(1, cut.largest)
+        held |= dict.fromkeys(name for name, unit in cut.units.items() if unit.size * TINY < size)
+        held |= dict.fromkeys(self.stage.work.heads if choice.chunks else ())
         cut = cut_model(model, choice.limit, tuple(held), self.order)
         state = 0
         if choice.update == "card":
             longest = max((stretch(shapes) for shapes in self.layout.values()), default=0)
-            state = 2 * longest + 2 * self._few()
+            state = max(longest, 2 * self._few())
         elif choice.update == "host":
             state = 2 * max((aligned(place.size) for place in cut.places()), default=0)
         ring = choice.ring or 2 * cut.largest
-        return replace(choice, held=tuple(held), ring=ring, state=choice.state or state), cut
+        few = min(FEW, self.device // 64)
+        return replace(choice, held=tuple(held), ring=ring, state=choice.state or state, few=few), cut
 
     def _few(self) -> int:
         """State of small parameters that are updated together."""
         model = self.stage.work.model
-        small = [p for p in model.parameters() if sizeof(p) < FEW]
+        few = min(FEW, self.device // 64)
+        small = [p for p in model.parameters() if sizeof(p) < few]
         ratio = max((stretch(self.layout.get(id(p), [])) / max(1, aligned(sizeof(p))) for p in small), default=0.0)
-        return min(int(ratio * (FEW + ALIGNMENT * 64)), sum(stretch(self.layout.get(id(p), [])) for p in small))
+        return min(int(2 * ratio * (few + ALIGNMENT * 64)), sum(stretch(self.layout.get(id(p), [])) for p in small))
 
     def _trace(self, choice: HostedChoice) -> tuple[HostedChoice, Sketch] | None:
         """Project; what the trace learns (order, outside uses, written buffers, heads) is used from then on."""
@@ -205,6 +194,10 @@ class Search:
             if not stage.work.heads and not self.call and "chunks" not in self.forbidden:
                 name = find_head(stage.work.model, list(sketch.ran))
                 stage.work.heads = (name,) if name else ()
+            if (sketch.random and self.exact) or self.written:
+                self.forbidden.add("pieces")
+                if choice.pieces > 1:
+                    return None
             if choice.chunks and not sketch.heads:
                 self.forbidden.add("chunks")
                 return None
@@ -225,7 +218,7 @@ class Search:
             more = min(left // 2, 2 * choice.state)
             wider = replace(wider, state=choice.state + more)
             left -= more
-        elif self.call is not None and self.fixed is None:
+        elif self.call is not None:
             stay: list[str] = []
             for name in reversed(self.order):
                 size = cut.units[name].size if name in cut.units else left
@@ -247,14 +240,14 @@ class Search:
         cut = cut_model(self.stage.work.model, choice.limit, choice.held, self.order)
         held = self.base + LIBRARIES[self.kind]
         if self.streamed:
-            return held + 3 * (cut.largest + 2**21)
+            return held + READAHEAD * (cut.largest + 2**21) + (sketch.peak if self.kind == "cpu" else 0)
         held += cut.weights + max(cut.largest, cut.held.size)
         held += sum(stretch(shapes) for shapes in self.layout.values())
         if choice.update == "kept":
             held += cut.weights
         elif choice.update == "host":
             held += choice.state
-        return held + sketch.inputs
+        return held + sketch.inputs + (sketch.peak if self.kind == "cpu" else 0)
 
     def _least_host(self) -> int:
         """Fewest bytes of any choice."""

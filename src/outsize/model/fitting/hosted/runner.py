@@ -18,11 +18,12 @@ from outsize.model.fitting.hosted.again import run_again
 from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.keeping import Keeper
 from outsize.model.fitting.hosted.lanes import Lane
+from outsize.model.fitting.hosted.pieces import in_pieces, mixes_rows
 from outsize.model.fitting.hosted.slabs import State, Weights
 from outsize.model.fitting.hosted.units import Cut
-from outsize.model.fitting.hosted.update import Dropped, Kept, OnCard, OnHost, Sink
+from outsize.model.fitting.hosted.update import Collected, Dropped, Kept, OnCard, OnHost, Sink
 from outsize.model.fitting.hosted.visits import Source, Visits
-from outsize.model.fitting.runner import Phase, Work, join, read_loss, without_cache
+from outsize.model.fitting.runner import Phase, Work, read_loss, without_cache
 
 
 class HostedRunner:
@@ -41,11 +42,16 @@ class HostedRunner:
         self.phase: Phase = lambda name: None
         self.visits = Visits(work.model, cut, source, lane, choice.ring, order)
         self.keeper = Keeper(lane) if choice.inputs else None
-        self._rows = -(-rows // choice.slices) if rows else 0
+        self._rows = rows
         self.sink = self._open_sink(cut)
         self.visits.before_finish = self.sink.flush
         self._source = source
         self._heads: Any = None
+        self.rehearsing = False
+        self.checked: dict[str, bool] = {}
+        """Units that a rehearsal has looked at: do they mix rows?"""
+        self.autocast = False
+        """The loss runs under autocast."""
 
     @property
     def heads_taken(self) -> bool:
@@ -56,7 +62,7 @@ class HostedRunner:
         choice, optimizer = self.choice, self.work.optimizer
         if choice.update == "card":
             assert self.state is not None
-            return OnCard(optimizer, self.visits, self.weights, self.state, self.lane, choice.state, self.real)
+            return OnCard(optimizer, self.visits, self.weights, self.state, self.lane, choice.state, choice.few)
         if choice.update == "host" and self.real:
             return OnHost(optimizer, self.lane, choice.state)
         if choice.update == "kept":
@@ -76,70 +82,60 @@ class HostedRunner:
         optimizer.zero_grad(set_to_none=True)
         if self.state is not None and self.real:
             self.state.move_in(optimizer)
-        loss, scale = self._passes(batch)
+        loss = self._pass(batch)
         self.phase("optimizer")
         if isinstance(self.sink, Kept):
-            self._update_kept(self.sink, scale)
+            self._update_kept(self.sink)
         self.sink.end()
         self.phase("done")
         return loss
 
-    def _update_kept(self, sink: Kept, scale: float | None) -> None:
+    def _update_kept(self, sink: Kept) -> None:
         import torch
 
-        optimizer = self.work.optimizer
-        if not self.real:
-            return
-
-        def give(parameter: Any, gradient: Any) -> None:
-            parameter.grad = gradient if scale is None else gradient.mul_(scale)
-
-        sink.hand_over(give)
+        for parameter, gradient in sink.hand_over():
+            parameter.grad = gradient
         if self.work.clip is not None:
             torch.nn.utils.clip_grad_norm_(list(self.work.model.parameters()), self.work.clip)
         sink.changed = True
-        optimizer.step()
+        self.work.optimizer.step()
         sink.changed = False
-        optimizer.zero_grad(set_to_none=True)
+        self.work.optimizer.zero_grad(set_to_none=True)
 
     def backward(self, batch: Any) -> Any:
         """Gradients only, added to those that are there, in host memory."""
         if not isinstance(self.sink, Kept):
             raise InputError("this plan updates parameters itself: call step(batch), or fit with own_step=True")
-        loss, scale = self._passes(batch)
-
-        def give(parameter: Any, gradient: Any) -> None:
-            gradient = gradient if scale is None else gradient * scale
+        loss = self._pass(batch)
+        for parameter, gradient in self.sink.hand_over():
             parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
-
-        self.sink.hand_over(give)
         self.phase("done")
         return loss
 
     def infer(self, batch: Any, call: Callable[[Any, Any], Any]) -> Any:
-        """`call(model, slice)` without gradients, slice by slice, joined along the first axis."""
+        """`call(model, batch)` without gradients."""
         import torch
 
-        outs = []
-        with torch.no_grad(), self._applied():
-            for start, stop in self._runs(batches.count_rows(batch)):
-                self.phase("forward")
-                outs.append(call(self.work.model, self.place(batches.take(batch, start, stop))))
-                self.visits.end_pass()
+        with torch.no_grad(), self._applied(batch):
+            self.phase("forward")
+            out = call(self.work.model, self.place(batch))
+            self.visits.end_pass()
         self.phase("done")
-        return outs[0] if len(outs) == 1 else join(outs)
+        return out
 
     def rehearse(self, batch: Any) -> None:
         """A step that changes nothing: everything is computed, the update too, and nothing goes back."""
         sink = self.sink
+        self.rehearsing = self.real
         if isinstance(sink, OnCard | OnHost):
             sink.rehearsing = True
         try:
-            self._passes(batch)
+            self._pass(batch)
             self.phase("optimizer")
             sink.flush()
             sink.end() if not isinstance(sink, Kept) else sink.reset()
         finally:
+            self.rehearsing = False
             if isinstance(sink, OnCard | OnHost):
                 sink.rehearsing = False
 
@@ -174,44 +170,32 @@ class HostedRunner:
             return batch
         return batches.transform(batch, lambda _, tensor: tensor.to(self.lane.device, non_blocking=True))
 
-    def _runs(self, rows: int) -> list[tuple[int, int]]:
-        slices = self.choice.slices
-        if self._rows and self.choice.update not in ("card", "host"):
-            slices = -(-rows // self._rows)
-        return batches.cut(rows, slices)
-
-    def _passes(self, batch: Any) -> tuple[Any, Any]:
-        """Forward and backward of every slice: the loss, and the factor that gradients still need."""
+    def _pass(self, batch: Any) -> Any:
+        """Forward and backward pass: the loss."""
         work = self.work
-        rows = batches.count_rows(batch)
-        runs = self._runs(rows)
-        whole = work.normaliser.measure(batch)
-        total = count = None
-        with self._applied(), self._listening():
-            for start, stop in runs:
-                part = self.place(batch if len(runs) == 1 else batches.take(batch, start, stop))
-                self.phase("forward")
-                loss, counted = read_loss(work.loss(work.model, part))
-                if counted is None:
-                    weight = work.normaliser.weigh(part, stop - start, rows, whole) if len(runs) > 1 else 1.0
-                    if weight == 0.0:
-                        self._end_pass()
-                        continue
-                    loss = loss if weight == 1.0 else loss * weight
-                elif len(runs) == 1:
-                    loss, counted = loss / counted, None
-                shown = loss.detach()
-                total = shown if total is None else total + shown
-                if counted is not None:
-                    count = counted if count is None else count + counted
-                self.phase("backward")
-                self.sink.begin()
-                loss.backward()
-                del loss, part, shown
-                self._end_pass()
-        if count is None:
-            return total, None
-        return total / count, 1.0 / float(count)
+        with self._applied(batch), self._listening():
+            self.phase("forward")
+            loss, counted = read_loss(work.loss(work.model, self.place(batch)))
+            loss = loss if counted is None else loss / counted
+            shown = loss.detach()
+            self.autocast = self.visits.autocast
+            self.phase("backward")
+            self.sink.begin()
+            loss.backward()
+            del loss
+            self._end_pass()
+        return shown
+
+    def collect(self, batch: Any) -> dict[int, Any]:
+        """Gradients by id of their parameter, on the device; nothing is updated."""
+        kept, self.sink = self.sink, Collected()
+        self.visits.before_finish = self.sink.flush
+        try:
+            self._pass(batch)
+            return self.sink.gradients
+        finally:
+            self.sink = kept
+            self.visits.before_finish = kept.flush
 
     def _end_pass(self) -> None:
         self.visits.end_pass()
@@ -219,9 +203,12 @@ class HostedRunner:
             self.keeper.end_pass()
 
     @contextlib.contextmanager
-    def _applied(self) -> Iterator[None]:
+    def _applied(self, batch: Any) -> Iterator[None]:
         """Proxies in place of parameters, and forward functions that bring them."""
         visits, choice = self.visits, self.choice
+        pieces = choice.pieces
+        if self._rows and pieces > 1:  # a larger batch runs in more pieces
+            pieces = -(-pieces * batches.count_rows(batch) // self._rows)
         keep = self.keeper.keep if self.keeper is not None else None
         changed: list[tuple[Any, Any]] = []
         with contextlib.ExitStack() as stack:
@@ -235,10 +222,12 @@ class HostedRunner:
                 module = unit.module
                 forward = module.forward
                 changed.append((module, module.__dict__.get("forward")))
-                module.__dict__["forward"] = run_again(
-                    module, visits.wrap(unit, forward), visits.hold(unit, forward), self.work.written,
-                    self.lane.device, self.real, keep,
-                )  # fmt: skip
+                twice = run_again(
+                    module, forward, visits.hold(unit, forward), self.work.written, self.lane.device, self.real, keep
+                )
+                if pieces > 1:
+                    twice = self._checking(unit.name, forward, in_pieces(twice, pieces))
+                module.__dict__["forward"] = visits.wrap(unit, twice)
             try:
                 yield
             finally:
@@ -247,6 +236,18 @@ class HostedRunner:
                         module.__dict__.pop("forward", None)
                     else:
                         module.__dict__["forward"] = before
+
+    def _checking(self, name: str, forward: Callable[..., Any], twice: Callable[..., Any]) -> Callable[..., Any]:
+        """In a rehearsal: does the unit treat its rows one by one?"""
+        if not self.rehearsing:
+            return twice
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if name not in self.checked:
+                self.checked[name] = mixes_rows(forward, args, kwargs)
+            return twice(*args, **kwargs)
+
+        return run
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ model.
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,8 @@ class Block:
         self._memory: Pinned = lock_memory(size)
         self.bytes = self._memory.tensor()
         """All of it."""
+        self.array = self._memory.array
+        """All of it, for whoever fills it without torch."""
 
     def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
         """A tensor with a storage of its own, on this memory."""
@@ -67,13 +70,21 @@ class Block:
 class Weights:
     """The weights of a model in blocks."""
 
-    def __init__(self, cut: Cut) -> None:
+    def __init__(self, cut: Cut, old: Weights | None = None) -> None:
         self.blocks: dict[str, Block] = {}
         """By name of the unit; the empty name is what stays on the device."""
         self.homes: dict[int, tuple[str, Place]] = {}
         """id of a parameter -> its unit and place."""
         for unit in (*cut.units.values(), cut.held):
             self._move(unit)
+            if old is not None:
+                old.forget(self.homes)
+
+    def forget(self, moved: Container[int]) -> None:
+        """Blocks whose parameters have all moved elsewhere are given back."""
+        left = {name for key, (name, _) in self.homes.items() if key not in moved}
+        for name in [name for name in self.blocks if name not in left]:
+            self.blocks.pop(name).unlock()
 
     def _move(self, unit: Unit) -> None:
         import torch

@@ -11,18 +11,13 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
 from typing import Any
 
-from outsize.model.fitting.hosted.lanes import Lane, Mark
+from outsize.model.fitting.hosted.lanes import Lane
 from outsize.model.fitting.hosted.ring import Lease, Ring, aligned
 from outsize.model.fitting.hosted.slabs import Block, State, Weights, stretch
 from outsize.model.fitting.hosted.units import Cut, sizeof
 from outsize.model.fitting.hosted.visits import Visits
-
-FEW = 8 * 2**20
-"""Parameters are updated together until they have so many bytes: small ones would cost more calls than work."""
-
 
 class Sink:
     """Where gradients go."""
@@ -62,7 +57,7 @@ class OnCard(Sink):
     """Updates on the device, in the backward pass."""
 
     def __init__(
-        self, optimizer: Any, visits: Visits, weights: Weights | None, state: State, lane: Lane, room: int, real: bool,
+        self, optimizer: Any, visits: Visits, weights: Weights | None, state: State, lane: Lane, room: int, few: int,
     ) -> None:  # fmt: skip
         self.optimizer = optimizer
         self.rehearsing = False
@@ -76,7 +71,8 @@ class OnCard(Sink):
         self._state = state
         self._lane = lane
         self._ring = Ring(lane, room)
-        self._real = real
+        self._real = lane.real
+        self._few = few
         self._coming: dict[int, Lease] = {}
         self._waiting: list[tuple[Any, Any]] = []
         self._seen: list[Any] = []
@@ -88,8 +84,10 @@ class OnCard(Sink):
 
     def accumulated(self, parameter: Any, proxy: Any) -> None:
         """Update now, or with the next ones where it is small."""
+        if sizeof(proxy) >= self._few:
+            self.flush()
         self._waiting.append((parameter, proxy))
-        if sum(sizeof(proxy) for _, proxy in self._waiting) >= FEW:
+        if sum(sizeof(proxy) for _, proxy in self._waiting) >= self._few:
             self.flush()
 
     def flush(self) -> None:
@@ -331,15 +329,14 @@ class HostRing:
 
 
 class Kept(Sink):
-    """Gradients wait in host memory; slices add up there."""
+    """Gradients wait in host memory until all are there."""
 
     def __init__(self, cut: Cut, lane: Lane) -> None:
         self._lane = lane
-        self._sums: dict[int, tuple[Any, Any]] = {}
-        """id of a parameter -> (parameter, its gradient on the host)."""
+        self._here: list[tuple[Any, Any]] = []
+        """(parameter, its gradient on the host)."""
         self._blocks: dict[int, tuple[Block, int]] = {}
         self._cut = cut
-        self._marks: dict[int, Mark] = {}
 
     def _home(self, parameter: Any) -> Any:
         """The host memory of a gradient, made once."""
@@ -352,39 +349,37 @@ class Kept(Sink):
         return block.tensor(offset, tuple(parameter.shape), parameter.dtype)
 
     def accumulated(self, parameter: Any, proxy: Any) -> None:
-        """Out, after the sum so far came in."""
+        """Out."""
         gradient, proxy.grad = proxy.grad.detach().contiguous(), None
-        lane = self._lane
-        if not lane.real:
-            if id(parameter) in self._sums:
-                gradient + gradient
-            self._sums[id(parameter)] = (parameter, None)
-            return
-        if id(parameter) in self._sums:
-            home = self._sums[id(parameter)][1]
-            total = gradient.new_empty(gradient.shape)
-            lane.wait(lane.bring(_bytes(total, lane), _bytes(home, lane), [self._marks[id(parameter)], lane.mark()]))
-            gradient = total.add_(gradient)
-        else:
+        if self._lane.real:
             home = self._home(parameter)
-            self._sums[id(parameter)] = (parameter, home)
-        self._marks[id(parameter)] = lane.send(_bytes(home, lane), _bytes(gradient, lane))
+            self._lane.send(_bytes(home, self._lane), _bytes(gradient, self._lane))
+            self._here.append((parameter, home))
 
-    def hand_over(self, give: Callable[[Any, Any], None]) -> None:
+    def hand_over(self) -> list[tuple[Any, Any]]:
         """Every gradient, once all are on the host."""
         self._lane.drain()
-        rows, self._sums = list(self._sums.values()), {}
-        self._marks.clear()
-        for parameter, gradient in rows:
-            give(parameter, gradient)
+        rows, self._here = self._here, []
+        return rows
 
     def reset(self) -> None:
-        """Sums of a failed step are let go."""
+        """Gradients of a failed step are let go."""
         self._lane.drain()
-        self._sums.clear()
-        self._marks.clear()
+        self._here = []
 
     def close(self) -> None:
         """The memory is ordinary again."""
         for block in {id(block): block for block, _ in self._blocks.values()}.values():
             block.unlock()
+
+
+class Collected(Sink):
+    """Copies of all gradients, on the device: to compare a small model's with the plain ones."""
+
+    def __init__(self) -> None:
+        self.gradients: dict[int, Any] = {}
+
+    def accumulated(self, parameter: Any, proxy: Any) -> None:
+        """Keep it."""
+        self.gradients[id(parameter)] = proxy.grad.detach().clone()
+        proxy.grad = None

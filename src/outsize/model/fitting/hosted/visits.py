@@ -75,6 +75,8 @@ class Visits:
         """Bytes of weights that were asked for so far."""
         self.before_finish: Callable[[], None] = lambda: None
         """Called before a unit's weights go, when its backward pass is over."""
+        self.autocast = False
+        """Some unit has run under autocast."""
         self._model = model
         self._source = source
         self._ring = Ring(lane, room) if cut.units else None
@@ -84,7 +86,9 @@ class Visits:
         self.proxies: dict[int, Any] = {}
         for place in cut.places():
             parameter = place.parameter
-            proxy = torch.nn.Parameter(self._blank(parameter), requires_grad=parameter.requires_grad)
+            nothing = torch.empty(0, dtype=parameter.dtype, device=lane.device)  # its own version counter
+            proxy = torch.nn.Parameter(nothing, requires_grad=parameter.requires_grad)
+            proxy.data = self._blank(parameter)
             self.proxies[id(parameter)] = proxy
         self._leases: dict[str, Lease] = {}
         """Units on their way."""
@@ -98,6 +102,8 @@ class Visits:
         self._position = 0
         self._calls: list[str] = []
         self._buffers: dict[int, tuple[Any, int, Any]] = {}
+        self.given: dict[int, Any] = {}
+        """Contents of buffers that have none, by id."""
         self.written: set[int] = set()
         """ids of the model's buffers that forward passes write."""
 
@@ -161,7 +167,7 @@ class Visits:
         kept, version, copy = self._buffers.get(id(buffer), (None, -1, None))
         if kept is not buffer or version != buffer._version:
             if self.lane.real:
-                copy = buffer.detach().to(self.lane.device, copy=True)
+                copy = self.given.get(id(buffer), buffer).detach().to(self.lane.device, copy=True)
             else:
                 copy = torch.empty(buffer.shape, dtype=buffer.dtype, device=self.lane.device)
             self._buffers[id(buffer)] = (buffer, buffer._version, copy)
@@ -199,6 +205,7 @@ class Visits:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             self._meet(unit)
+            self.autocast |= torch.is_autocast_enabled(self.lane.device.type)
             if torch.is_grad_enabled():
                 self._calls.append(unit.name)
             try:
@@ -212,12 +219,11 @@ class Visits:
         """`forward` in the backward pass: the weights come and stay until another unit's turn."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            for name in list(self._open):
-                if name != unit.name:
-                    self._finish(name)
             if unit.name not in self._open:
+                for name in list(self._open):
+                    self._finish(name)
                 self._open[unit.name] = self._arrive(unit)
-            self._prefetch(reversed(self._come_back(unit)))
+                self._prefetch(reversed(self._come_back(unit)))
             return forward(*args, **kwargs)
 
         return run

@@ -1,0 +1,301 @@
+"""`outsize.fit(model, loss, optimizer, batch, device="cuda", budget="8GiB", host="64GiB")`: the model stays on the host.
+
+In: a model and an optimizer in host memory (or a model without contents and a file of weights), a device, and a budget for
+each. Out: a step or an inference on the device. Nothing is changed until a plan is found; then weights move into
+page-locked blocks, one step is rehearsed, and small models' gradients are compared with the plain ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outsize.core.errors import InputError
+from outsize.core.fitting import FitPlan
+from outsize.core.memory import HOST, Allowance, Pool
+from outsize.core.units import parse_bytes
+from outsize.machine import current_budget
+from outsize.machine.budget import current_wishes
+from outsize.machine.host import read_rss
+from outsize.machine.system import LiveSystem
+from outsize.model.fitting import batch as batches
+from outsize.model.fitting.check import preserved
+from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
+from outsize.model.fitting.fitted import call_model
+from outsize.model.fitting.hosted.choice import HostedChoice
+from outsize.model.fitting.hosted.files import FileSource, find_weights
+from outsize.model.fitting.hosted.fitted import TIGHTER, HostedFitted
+from outsize.model.fitting.hosted.lanes import Lane, open_lane
+from outsize.model.fitting.hosted.planner import READAHEAD, Search
+from outsize.model.fitting.hosted.rates import measure, typical
+from outsize.model.fitting.hosted.runner import HostedRunner
+from outsize.model.fitting.hosted.slabs import State, Weights
+from outsize.model.fitting.hosted.stage import HostedStage, Sketch
+from outsize.model.fitting.hosted.tell import tell
+from outsize.model.fitting.hosted.units import cut_model, sizeof
+from outsize.model.fitting.hosted.visits import HostSource
+from outsize.model.fitting.runner import Work, read_loss, without_cache
+from outsize.model.fitting.update import parameters_of, why_not_one_by_one
+
+COMPARED = 2**30
+"""A model whose weights have at most so many bytes is compared with its plain step."""
+EQUAL = {False: 1e-4, True: 5e-2}
+"""Largest relative difference of a gradient that counts as equal, without and with autocast."""
+
+
+@dataclass(slots=True)
+class Given:
+    """What the user gave, checked."""
+
+    work: Work
+    batch: Any
+    rows: int
+    device: Any
+    lane: Lane
+    budgets: tuple[Allowance, Allowance]
+    """Device, host."""
+    base: int
+    """Bytes that the process holds beside model and optimizer state."""
+    forced: str
+    """Why gradients wait on the host."""
+    forbidden: set[str]
+    files: Any
+    """Where weights are read from, None where they are in host memory."""
+    call: Callable[[Any, Any], Any] | None
+    dry: bool
+    exact: bool = True
+    """Random numbers have to be those of the plain step."""
+
+
+def fit_hosted(
+    model: Any, loss: Any, optimizer: Any, batch: Any, *, device: Any, budget: int | str | None, host: int | str | None,
+    weights: Any, allow: str, own_step: bool, clip: float | None, scaler: Any, without: tuple[str, ...], dry_run: bool,
+    call: Callable[[Any, Any], Any] | None = None,
+) -> HostedFitted:  # fmt: skip
+    """Plan, move, rehearse."""
+    given = _check(
+        model, loss, optimizer, batch, device, budget, host, weights, own_step, clip, scaler, without, dry_run, call
+    )
+    given.exact = allow == "exact"
+    search = _search(given, given.budgets[0].bytes)
+    choice, sketch = search.run()
+    plan = _tell(given, search, choice, sketch)
+    if dry_run:
+        return HostedFitted(plan, choice, None, _no_more)
+    return _settle(given, search, choice, sketch)
+
+
+def _no_more(room: int, runner: HostedRunner) -> Any:
+    raise AssertionError
+
+
+def _check(
+    model: Any, loss: Any, optimizer: Any, batch: Any, device: Any, budget: Any, host: Any, weights: Any, own_step: bool,
+    clip: float | None, scaler: Any, without: tuple[str, ...], dry: bool, call: Any,
+) -> Given:  # fmt: skip
+    """The user's mistakes, named before anything is touched."""
+    import torch
+
+    device = torch.device(device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"device={device} is not supported: cuda or cpu")
+    if device.type == "cuda" and not torch.cuda.is_available() and not dry:
+        raise InputError("device='cuda' was asked for and torch sees no card; dry_run=True plans without one")
+    if optimizer is not None and loss is None:
+        raise InputError("an optimizer was given and no loss: give loss(model, batch), or neither for inference")
+    if scaler is not None:
+        raise InputError("a GradScaler cannot be used when the model lives on the host: use bfloat16, which needs none")
+    kinds = {p.device.type for p in model.parameters()}
+    files = None
+    if weights is not None:
+        if optimizer is not None:
+            raise InputError("weights= streams a file for inference: load them into a model in host memory to train")
+        files = find_weights(model, weights)
+    elif kinds - {"cpu"} and not (dry and kinds == {"meta"}):
+        raise InputError(
+            f"the model is on {', '.join(sorted(kinds))}: with device={device} it has to be in host memory, or on the meta "
+            "device with weights='model.safetensors'"
+        )
+    rows = batches.count_rows(batch)
+    forced = "you step the optimizer yourself" if own_step else ""
+    if optimizer is not None:
+        _check_optimizer(model, optimizer)
+        forced = forced or why_not_one_by_one(optimizer) or ""
+        forced = forced or ("clipping needs the norm of all gradients before the first update" if clip else "")
+    work = Work(model=model, loss=loss, optimizer=optimizer, clip=clip, device=device.type)
+    lane = open_lane(device) if not dry or device.type == "cpu" or torch.cuda.is_available() else open_lane(_cpu())
+    budgets, base = _budgets(model, optimizer, device, budget, host)
+    return Given(
+        work=work, batch=batch, rows=rows, device=device, lane=lane, budgets=budgets, base=base, forced=forced,
+        forbidden=set(without), files=files, call=None if loss is not None else (call or call_model), dry=dry,
+    )  # fmt: skip
+
+
+def _cpu() -> Any:
+    import torch
+
+    return torch.device("cpu")
+
+
+def _check_optimizer(model: Any, optimizer: Any) -> None:
+    known = {id(parameter) for parameter in model.parameters()}
+    strange = [p for p in parameters_of(optimizer) if id(p) not in known]
+    if strange:
+        raise InputError(
+            f"the optimizer holds {len(strange)} parameters that the model does not have (the first has shape "
+            f"{tuple(strange[0].shape)}): it belongs to another model"
+        )
+
+
+def _budgets(
+    model: Any, optimizer: Any, device: Any, budget: Any, host: Any
+) -> tuple[tuple[Allowance, Allowance], int]:
+    """Device and host budget, and what this process holds beside the model."""
+    import torch
+
+    if device.type == "cuda" and torch.cuda.is_available():
+        torch.zeros(1, device=device)  # the context is part of what the process holds
+    rss = read_rss(LiveSystem())
+    mine = [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    if optimizer is not None:
+        values = (v for state in optimizer.state.values() for v in state.values())
+        mine += [value for value in values if isinstance(value, torch.Tensor)]
+    base = max(0, rss - sum(sizeof(t) for t in mine if t.device.type == "cpu"))
+    pool = Pool(kind="device", index=device.index or 0)
+    found = current_budget(devices=device.type == "cuda" and budget is None)
+    if budget is not None:
+        there = Allowance(pool=pool, bytes=parse_bytes(budget), reason="set by you")
+    else:
+        size = found.device(device.index or 0) if device.type == "cuda" else found.host
+        if size is None:
+            raise InputError(f"nothing is known about the memory of {device}: give a budget, such as budget='16GiB'")
+        there = Allowance(pool=pool, bytes=size, reason="what is available")
+    wished = parse_bytes(host) if host is not None else current_wishes().host
+    if wished is not None:
+        here = Allowance(pool=HOST, bytes=wished, reason="set by you")
+    else:
+        here = Allowance(pool=HOST, bytes=rss + (found.host or 0), reason="what is held and what is available")
+    return (there, here), base
+
+
+def _search(given: Given, room: int) -> Search:
+    stage = HostedStage(given.work, given.batch, given.device)
+    rates = typical(given.device.type) if given.dry else measure(given.lane, given.work.optimizer)
+    return Search(
+        stage=stage, device=room, host=given.budgets[1].bytes, base=given.base, rates=rates, rows=given.rows,
+        forced=given.forced, streamed=given.files is not None, call=given.call, kind=given.device.type,
+        forbidden=given.forbidden, exact=given.exact,
+    )  # fmt: skip
+
+
+def _tell(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) -> FitPlan:
+    return tell(given.work, given.batch, given.rows, given.budgets, search, choice, sketch)
+
+
+def _open(
+    given: Given, search: Search, choice: HostedChoice, sketch: Sketch, old: HostedRunner | None = None
+) -> HostedRunner:
+    """Weights into their blocks, and a runner on them."""
+    cut = cut_model(given.work.model, choice.limit, choice.held, search.order)
+    work = replace(given.work, written=search.written, heads=search.stage.work.heads)
+    order = [name for name in sketch.order if name in cut.units]
+    if given.files is not None:
+        source = FileSource(given.files, cut, given.lane, order, READAHEAD)
+        runner = HostedRunner(work, choice, cut, given.lane, source, order, rows=given.rows)
+        empty = [b for b in work.model.buffers() if b.device.type == "meta"]
+        runner.visits.given = {id(b): given.files.read(given.files.extents[id(b)]) for b in empty}
+        return runner
+    weights = Weights(cut, old.weights if old is not None else None)
+    state = State(cut, search.layout) if choice.update == "card" else None
+    return HostedRunner(
+        work, choice, cut, given.lane, HostSource(weights, given.lane), order, weights=weights, state=state, rows=given.rows
+    )  # fmt: skip
+
+
+def _settle(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) -> HostedFitted:
+    """Rehearse; plan again where the rehearsal shows something else than the trace."""
+    room = given.budgets[0].bytes
+    runner: HostedRunner | None = None
+    while True:
+        runner = _open(given, search, choice, sketch, runner)
+        wrong, measured, seconds = _rehearse(given, runner)
+        if not wrong and measured is not None and measured > given.budgets[0].bytes:
+            wrong = "memory"
+        if not wrong:
+            break
+        if wrong == "memory":
+            room = int(sketch.peak * TIGHTER)
+        else:
+            search.forbidden.add(wrong)
+        runner.roll_back()
+        clear_up()
+        search = _search(given, room)
+        choice, sketch = search.run()
+
+    def tighter(limit: int, old: HostedRunner) -> tuple[FitPlan, HostedChoice, HostedRunner]:
+        again = _search(given, limit)
+        chosen, drawn = again.run()
+        return _tell(given, again, chosen, drawn), chosen, _open(given, again, chosen, drawn, old)
+
+    fitted = HostedFitted(_tell(given, search, choice, sketch), choice, runner, tighter)
+    fitted.measured, fitted.seconds = measured, seconds
+    return fitted
+
+
+def _rehearse(given: Given, runner: HostedRunner) -> tuple[str, int | None, float | None]:
+    """(what is wrong: `memory` or a remedy's name, measured peak, seconds) of a step that changes nothing."""
+    import torch
+
+    if given.call is not None:
+        return "", None, None
+    card = given.device.type == "cuda"
+    try:
+        if card:
+            torch.cuda.reset_peak_memory_stats()
+        with preserved(given.work.model):
+            start = time.perf_counter()
+            runner.rehearse(given.batch)
+            seconds = time.perf_counter() - start
+        measured = int(torch.cuda.max_memory_reserved()) if card else None
+        if any(runner.checked.values()):
+            return "pieces", measured, seconds
+        return _compare(given, runner), measured, seconds
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    return "memory", None, None
+
+
+def _compare(given: Given, runner: HostedRunner) -> str:
+    """The remedy whose gradients are not the plain ones; empty where all are, or where the model is too large to see."""
+    if runner.visits.cut.weights > min(COMPARED, given.budgets[0].bytes // 4):
+        return ""
+    batch = batches.take(given.batch, 0, min(2, given.rows))
+    plain = copy.deepcopy(given.work.model).to(given.device)
+    names = dict(plain.named_parameters())
+    with preserved(given.work.model), without_cache(plain):
+        loss, count = read_loss(given.work.loss(plain, runner.place(batch)))
+        (loss if count is None else loss / count).backward()
+    with preserved(given.work.model):
+        found = runner.collect(batch)
+    norms = [float(p.grad.norm()) for p in names.values() if p.grad is not None]
+    floor = 1e-4 * max(norms, default=0.0)
+    allowed = EQUAL[runner.autocast]
+    for place in runner.visits.cut.places():
+        expected = names[place.name].grad if place.name in names else None
+        got = found.get(id(place.parameter))
+        if expected is None or got is None:
+            continue
+        worst = float((got - expected).norm()) / max(float(expected.norm()), floor, 1e-30)
+        if not worst <= allowed:
+            for remedy, on in (("chunks", runner.choice.chunks), ("pieces", runner.choice.pieces > 1)):
+                if on and remedy not in given.forbidden:
+                    return remedy
+            raise InputError(
+                f"the gradient of {place.name} differs from the plain one by {worst:.1e} of its size when its weights visit "
+                f"{given.device}: does the loss draw random numbers outside of torch, or use weights outside of their modules?"
+            )
+    return ""
