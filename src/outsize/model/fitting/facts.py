@@ -13,8 +13,8 @@ from typing import Any
 from outsize.core.noun import Noun
 from outsize.model.fitting.check import Findings
 from outsize.model.fitting.parcels import check_movable
-from outsize.model.fitting.runner import Work
 from outsize.model.fitting.projection import Projection
+from outsize.model.fitting.runner import Work
 from outsize.model.fitting.update import parameters_of, why_not_one_by_one
 
 SHARE = 3

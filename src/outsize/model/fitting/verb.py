@@ -27,9 +27,9 @@ from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.hosted.verb import fit_hosted
 from outsize.model.fitting.normaliser import Normaliser
 from outsize.model.fitting.planner import Candidate, Search, describe, predict, remedies_on, slow_down
+from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.remedies import ALLOWED, REMEDIES, place
 from outsize.model.fitting.runner import Runner, Work
-from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.stage import open_stage
 from outsize.model.fitting.stores import open_store
 from outsize.model.fitting.update import parameters_of

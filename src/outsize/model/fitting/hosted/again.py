@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
-from outsize.model.fitting.activations import _twice
+from outsize.model.fitting.activations import _dense, _twice
 
 Forward = Callable[..., Any]
 
@@ -32,14 +32,20 @@ class Inputs:
         leaves, self._spec = tree_flatten((args, kwargs))
         self._given = [(leaf, leaf._version) for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self._leaves: list[Any] = []
-        """(function that gives the tensor, does it need a gradient) for tensors, else the value itself in a tuple."""
+        """Numbers of tensors, values in a tuple for the rest."""
+        self._tensors: list[tuple[Callable[[], Any], bool]] = []
+        """(function that gives a tensor, does it need a gradient), each once: modules ask whether two inputs are the same."""
+        numbers: dict[int, int] = {}
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
                 self._leaves.append((leaf,))
-            elif keep is not None and leaf.requires_grad and not leaf.is_leaf:
-                self._leaves.append((keep(leaf.detach()), True))
-            else:
-                self._leaves.append((_same(leaf.detach()), leaf.requires_grad))
+                continue
+            if id(leaf) not in numbers:
+                numbers[id(leaf)] = len(self._tensors)
+                away = keep is not None and leaf.requires_grad and not leaf.is_leaf
+                give = keep(leaf.detach()) if away and keep is not None else _same(leaf.detach())
+                self._tensors.append((give, leaf.requires_grad))
+            self._leaves.append(numbers[id(leaf)])
 
     def check(self, module: Any) -> None:
         """An `InputError` where the call has changed what it was given: it could not run a second time."""
@@ -53,12 +59,8 @@ class Inputs:
         """(args, kwargs) with tensors that are the beginning of a new graph."""
         from torch.utils._pytree import tree_unflatten
 
-        values = []
-        for leaf in self._leaves:
-            if len(leaf) == 1:
-                values.append(leaf[0])
-            else:
-                values.append(leaf[0]().detach().requires_grad_(leaf[1]))
+        tensors = [give().detach().requires_grad_(needs) for give, needs in self._tensors]
+        values = [leaf[0] if isinstance(leaf, tuple) else tensors[leaf] for leaf in self._leaves]
         return tree_unflatten(values, self._spec)
 
 
@@ -123,6 +125,8 @@ def run_again(
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return first(*args, **kwargs)
+        if keep is not None:
+            args, kwargs = _packed((args, kwargs))
         inputs = Inputs(args, kwargs, keep)
         before, after = _twice(mine)
         state = _Settings(device, real)
@@ -139,6 +143,21 @@ def run_again(
         return out
 
     return run
+
+
+def _packed(value: Any) -> Any:
+    """Tensors without gaps: both runs have to see the same strides, and what waits elsewhere has no gaps."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    made: dict[int, Any] = {}
+
+    def pack(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+            return leaf
+        return made.setdefault(id(leaf), _dense(leaf))
+
+    return tree_map(pack, value)
 
 
 class _Settings:

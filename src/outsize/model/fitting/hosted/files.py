@@ -110,7 +110,9 @@ def _paths(weights: Any) -> list[str]:
         return [str(path) for path in weights]
     path = pathlib.Path(weights)
     if path.is_dir():
-        found = sorted(path.glob("*.safetensors")) or sorted([*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")])
+        found = sorted(path.glob("*.safetensors")) or sorted(
+            [*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")]
+        )
         if not found:
             raise InputError(f"the folder {path} holds no .safetensors, .bin, .pt or .pth file")
         return [str(one) for one in found]
@@ -134,7 +136,10 @@ def _read(path: str) -> Iterable[tuple[str, Extent]]:
         table, start, _ = read_table(path)
         for name, row in table.items():
             first, last = row["data_offsets"]
-            yield name, Extent(path, start + first, last - first, tuple(row["shape"]), _NAMES.get(row["dtype"], row["dtype"]))
+            yield (
+                name,
+                Extent(path, start + first, last - first, tuple(row["shape"]), _NAMES.get(row["dtype"], row["dtype"])),
+            )
         return
     tensors, members, prefix, swapped = read_tensors(path)
     for name, tensor in tensors.items():

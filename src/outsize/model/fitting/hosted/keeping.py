@@ -18,7 +18,7 @@ class Kept:
 
     __slots__ = ("block", "layout", "ready", "sent", "tensor")
 
-    def __init__(self, block: Block | None, layout: tuple[Any, Any], sent: Mark) -> None:
+    def __init__(self, block: Block | None, layout: tuple[Any, Any, Any], sent: Mark) -> None:
         self.block = block
         self.layout = layout
         self.sent = sent
@@ -37,16 +37,16 @@ class Keeper:
         self._kept: list[Kept] = []
 
     def keep(self, tensor: Any) -> Callable[[], Any]:
-        """Start the copy out."""
+        """Start the copy out; the tensor is dense, and comes back with the strides it has."""
         import torch
 
-        dense = tensor.contiguous()
-        size = dense.numel() * dense.element_size()
+        size = tensor.numel() * tensor.element_size()
         block = self._block(len(self._kept), size)
         mark = None
         if block is not None:
-            mark = self._lane.send(block.bytes[:size], dense.view(-1).view(torch.uint8))
-        kept = Kept(block, (tuple(dense.shape), dense.dtype), mark)
+            flat = tensor.as_strided((tensor.numel(),), (1,))
+            mark = self._lane.send(block.bytes[:size], flat.view(torch.uint8))
+        kept = Kept(block, (tuple(tensor.shape), tensor.stride(), tensor.dtype), mark)
         number = len(self._kept)
         self._kept.append(kept)
 
@@ -74,10 +74,10 @@ class Keeper:
         kept = self._kept[number]
         if kept.tensor is not None or kept.ready is not None:
             return
-        shape, dtype = kept.layout
-        kept.tensor = torch.empty(shape, dtype=dtype, device=self._lane.device)
+        shape, strides, dtype = kept.layout
+        kept.tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self._lane.device)
         if kept.block is not None:
-            flat = kept.tensor.view(-1).view(torch.uint8)
+            flat = kept.tensor.as_strided((kept.tensor.numel(),), (1,)).view(torch.uint8)
             kept.ready = self._lane.bring(flat, kept.block.bytes[: flat.numel()], [kept.sent, self._lane.mark()])
 
     def end_pass(self) -> None:

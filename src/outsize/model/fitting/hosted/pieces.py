@@ -35,10 +35,14 @@ def take_rows(value: Any, rows: int, start: int, stop: int) -> Any:
     import torch
     from torch.utils._pytree import tree_map
 
+    taken: dict[int, Any] = {}
+
     def take(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == rows:
-            return leaf[start:stop]
-        return leaf
+        if not isinstance(leaf, torch.Tensor) or not leaf.dim() or leaf.shape[0] != rows:
+            return leaf
+        if id(leaf) not in taken:  # modules ask whether two inputs are the same
+            taken[id(leaf)] = leaf[start:stop]
+        return taken[id(leaf)]
 
     return tree_map(take, value)
 
@@ -74,7 +78,7 @@ def mixes_rows(forward: Forward, args: Any, kwargs: Any) -> bool:
             one, named = take_rows((args, kwargs), rows, row, row + 1)
             parts.append(_tensors(forward(*one, **named)))
     for all_, first, second in zip(whole, *parts, strict=True):
-        if all_.shape != first.shape[:0] + (2, *first.shape[1:]):
+        if tuple(all_.shape) != (2, *first.shape[1:]):
             return True
         apart = torch.cat([first, second])
         allowed = CLOSE.get(str(all_.dtype).removeprefix("torch."), 0.0)

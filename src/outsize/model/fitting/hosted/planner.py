@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
@@ -123,16 +123,23 @@ class Search:
                 for pieces in self._pieces():
                     yield HostedChoice(limit=limit, ring=0, pieces=pieces)
                 continue
-            update = "kept" if self.forced else self._where()
+            update: Literal["card", "host", "kept"] = "kept" if self.forced else self._where()
             for inputs in (False, True):
-                if inputs and "offload" in self.forbidden or not inputs and part != PARTS[0]:
+                if (inputs and "offload" in self.forbidden) or (not inputs and part != PARTS[0]):
                     continue
                 for pieces in self._pieces() if inputs else (1,):
                     for chunks in (0, 8):
-                        if chunks and "chunks" in self.forbidden or pieces > 2 and not chunks and self.stage.work.heads:
+                        if (chunks and "chunks" in self.forbidden) or (
+                            pieces > 2 and not chunks and self.stage.work.heads
+                        ):
                             continue
                         yield HostedChoice(
-                            limit=limit, ring=0, update=update, inputs=inputs, chunks=chunks, pieces=pieces  # type: ignore[arg-type]
+                            limit=limit,
+                            ring=0,
+                            update=update,
+                            inputs=inputs,
+                            chunks=chunks,
+                            pieces=pieces,
                         )
 
     def _pieces(self) -> tuple[int, ...]:
@@ -141,7 +148,7 @@ class Search:
             return (1,)
         return tuple(n for n in (1, 2, 4, 8, 16, 32) if n <= self.rows)
 
-    def _where(self) -> str:
+    def _where(self) -> Literal["card", "host"]:
         """Update where it takes less time: state over the link, or gradients over the link and the host's own rate."""
         if "state_away" in self.forbidden:
             return "host"

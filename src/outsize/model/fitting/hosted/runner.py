@@ -136,6 +136,7 @@ class HostedRunner:
             sink.end() if not isinstance(sink, Kept) else sink.reset()
         finally:
             self.rehearsing = False
+            self.visits.forget_held()  # it was updated, and nothing of that stays
             if isinstance(sink, OnCard | OnHost):
                 sink.rehearsing = False
 

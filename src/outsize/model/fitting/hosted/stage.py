@@ -133,8 +133,8 @@ class HostedStage:
             state_bytes = sum(stretch(shapes) for shapes in layout.values()) if choice.update == "card" else 0
             names = {id(p.parameter): p.name for p in cut.places()}
             sketch = Sketch(
-                peaks={}, inputs=runner.keeper.held if runner.keeper is not None else 0, brought=runner.visits.brought + state_bytes,
-                order=list(dict.fromkeys(met)), outside=tuple(names[key] for key in seen.outside),
+                peaks={}, inputs=runner.keeper.held if runner.keeper is not None else 0,
+                brought=runner.visits.brought + state_bytes, order=list(dict.fromkeys(met)), outside=tuple(names[key] for key in seen.outside),
                 random=tuple(seen.random), seconds=sum(watch.seconds.values()),
                 written=_written(work.model, runner.visits), ran=tuple(watch.calls),
                 heads=runner.heads_taken,

@@ -93,7 +93,9 @@ def _remedies(choice: HostedChoice, weights: int, state: int, sketch: Sketch) ->
     def remedy(name: str, saves: int, costs: str, how: str, exactness: Exactness = Exactness.BITWISE) -> Remedy:
         return Remedy(name=name, saves=saves, known=Known.ESTIMATE, costs=costs, exactness=exactness, how=how)
 
-    found = [remedy("stream weights", max(0, weights - choice.ring), "copies", "from the host, the next unit while one runs")]
+    found = [
+        remedy("stream weights", max(0, weights - choice.ring), "copies", "from the host, the next unit while one runs")
+    ]
     if choice.update == "card":
         found.append(remedy("keep optimizer state elsewhere", state, "copies", "on the host; visits as gradients come"))
     if choice.update in ("card", "host"):

@@ -19,6 +19,7 @@ from outsize.model.fitting.hosted.slabs import Block, State, Weights, stretch
 from outsize.model.fitting.hosted.units import Cut, sizeof
 from outsize.model.fitting.hosted.visits import Visits
 
+
 class Sink:
     """Where gradients go."""
 
@@ -197,12 +198,12 @@ class OnCard(Sink):
         """As much as the ring takes, in the order of last time."""
         while self._next < len(self.order):
             parameter = self.order[self._next]
-            if self.optimizer.state.get(parameter) and not any(parameter is seen for seen in self._seen[-64:]):
-                if id(parameter) not in self._coming:
-                    lease = self._fetch(parameter)
-                    if lease is None:
-                        return
-                    self._coming[id(parameter)] = lease
+            known = id(parameter) in self._coming or any(parameter is seen for seen in self._seen[-64:])
+            if self.optimizer.state.get(parameter) and not known:
+                lease = self._fetch(parameter)
+                if lease is None:
+                    return
+                self._coming[id(parameter)] = lease
             self._next += 1
 
 

@@ -43,7 +43,8 @@ from outsize.model.fitting.update import parameters_of, why_not_one_by_one
 COMPARED = 2**30
 """A model whose weights have at most so many bytes is compared with its plain step."""
 EQUAL = {False: 1e-4, True: 5e-2}
-"""Largest relative difference of a gradient that counts as equal, without and with autocast."""
+"""Largest relative difference of a gradient that counts as equal: by the same kernels, or by others (autocast in pieces, a card
+beside a CPU)."""
 
 
 @dataclass(slots=True)
@@ -271,25 +272,27 @@ def _rehearse(given: Given, runner: HostedRunner) -> tuple[str, int | None, floa
 
 def _compare(given: Given, runner: HostedRunner) -> str:
     """The remedy whose gradients are not the plain ones; empty where all are, or where the model is too large to see."""
-    if runner.visits.cut.weights > min(COMPARED, given.budgets[0].bytes // 4):
+    if runner.visits.cut.weights > COMPARED:
         return ""
     batch = batches.take(given.batch, 0, min(2, given.rows))
-    plain = copy.deepcopy(given.work.model).to(given.device)
+    beside = given.device if 4 * runner.visits.cut.weights <= given.budgets[0].bytes else _cpu()
+    plain = copy.deepcopy(given.work.model).to(beside)
     names = dict(plain.named_parameters())
     with preserved(given.work.model), without_cache(plain):
-        loss, count = read_loss(given.work.loss(plain, runner.place(batch)))
+        there = batches.transform(batch, lambda _, tensor: tensor.to(beside))
+        loss, count = read_loss(given.work.loss(plain, there))
         (loss if count is None else loss / count).backward()
     with preserved(given.work.model):
         found = runner.collect(batch)
     norms = [float(p.grad.norm()) for p in names.values() if p.grad is not None]
     floor = 1e-4 * max(norms, default=0.0)
-    allowed = EQUAL[runner.autocast]
+    allowed = EQUAL[runner.autocast or beside.type != given.device.type]
     for place in runner.visits.cut.places():
         expected = names[place.name].grad if place.name in names else None
         got = found.get(id(place.parameter))
         if expected is None or got is None:
             continue
-        worst = float((got - expected).norm()) / max(float(expected.norm()), floor, 1e-30)
+        worst = float((got.to(beside) - expected).norm()) / max(float(expected.norm()), floor, 1e-30)
         if not worst <= allowed:
             for remedy, on in (("chunks", runner.choice.chunks), ("pieces", runner.choice.pieces > 1)):
                 if on and remedy not in given.forbidden:

@@ -102,6 +102,7 @@ class Visits:
         self._position = 0
         self._calls: list[str] = []
         self._buffers: dict[int, tuple[Any, int, Any]] = {}
+        self._statistics = _find_statistics(model)
         self.given: dict[int, Any] = {}
         """Contents of buffers that have none, by id."""
         self.written: set[int] = set()
@@ -176,7 +177,7 @@ class Visits:
     def _give_back_buffers(self, copies: list[tuple[Any, Any, int]]) -> None:
         """What a forward pass has written goes into the model's own buffers."""
         for buffer, copy, version in copies:
-            if copy._version == version:
+            if copy._version == version and id(buffer) not in self._statistics:
                 continue
             self.written.add(id(buffer))
             if self.lane.real:
@@ -196,6 +197,10 @@ class Visits:
             lease = Lease(0, held.size, self._held, [])
             for place in held.places:
                 self._show(place, lease)
+
+    def forget_held(self) -> None:
+        """What stays on the device is not what the host has: bring it again."""
+        self._versions = []
 
     # units
 
@@ -352,3 +357,11 @@ class Visits:
 
     def _hide(self, place: Place) -> None:
         self.proxies[id(place.parameter)].data = self._blank(place.parameter)
+
+
+def _find_statistics(model: Any) -> set[int]:
+    """ids of buffers that norms write in a forward pass without saying so: torch does not count these writes."""
+    from torch.nn.modules.batchnorm import _NormBase
+
+    norms = [m for m in model.modules() if isinstance(m, _NormBase) and m.training and m.track_running_stats]
+    return {id(buffer) for norm in norms for buffer in norm._buffers.values() if buffer is not None}
