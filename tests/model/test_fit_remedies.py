@@ -221,16 +221,48 @@ def test_adapters_refuse_what_they_cannot_serve():
         lightning_step(nn.Linear(1, 1), None, None)
 
 
-def test_on_a_card_the_peak_is_what_the_allocator_reserves():
-    from outsize.model.fitting.recorder import Recorder
+def test_on_a_card_the_peak_is_what_the_allocator_reserves_and_its_kernels_take():
+    from outsize.model.fitting.stage import Stage
 
-    peaks = {}
-    for label in ("cpu", "cuda:0"):
-        recorder = Recorder(label)
-        model = nn.Linear(10, 10)
-        recorder.hold(model.parameters())
-        recorder.phase("forward")
-        with recorder.watching(model):
-            model(torch.ones(3, 10))
-        peaks[label] = recorder.peaks()["forward"]
-    assert peaks == {"cpu": 440 + 120 * 2, "cuda:0": 2 * 2**20}
+    model, batch = nets.Language(), nets.make_tokens()
+    works = [Work(model=model, loss=nets.language_loss, optimizer=None, device=kind) for kind in ("cpu", "cuda")]
+    host, card = (Stage(work, batch).project(Choice()) for work in works)
+    assert host.peak < 2 * 2**20 and "reserved" not in host.peaks
+    assert card.peak == card.peaks["reserved"] and card.peak % (2 * 2**20) == 0
+    assert card.peak > 64 * 2**20  # cuBLAS keeps a workspace for each thread that uses it
+    assert card.settles(card.peak) and not card.settles(card.peak // 2)
+
+
+def test_a_step_that_slices_is_traced_for_two_slices_and_holds_as_much_as_for_all():
+    from outsize.model.fitting.stage import Stage
+
+    model, batch = nets.Language(), nets.make_tokens(rows=8)
+    work = Work(model=model, loss=nets.language_loss, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    stage = Stage(work, batch)
+    peaks = [stage.project(Choice(slices=count)).peak for count in (1, 2, 4, 8)]
+    assert peaks == sorted(peaks, reverse=True)
+
+
+def test_logits_that_a_loss_takes_in_pieces_never_exist_and_any_other_use_makes_them():
+    from outsize.model.fitting.head import chunked_heads
+
+    model, tokens = nets.Language(), nets.make_tokens()
+    wanted = tokens.flatten()
+    uses = {
+        "flat": (lambda out: functional.cross_entropy(out.flatten(0, 1), wanted), 0),
+        "view": (lambda out: functional.cross_entropy(out.float().view(-1, 101), wanted, reduction="sum"), 0),
+        "cut": (lambda out: functional.cross_entropy(out[:, 1:].reshape(-1, 101), tokens[:, 1:].flatten()), 0),
+        "smoothed": (lambda out: functional.cross_entropy(out.flatten(0, 1), wanted, label_smoothing=0.1), 1),
+        "across": (lambda out: functional.cross_entropy(out.transpose(1, 2), tokens), 1),
+        "both": (lambda out: functional.cross_entropy(out.flatten(0, 1), wanted) + out.square().mean(), 1),
+        "column": (lambda out: out[..., 3].sum(), 1),
+    }
+    for name, (loss, made) in uses.items():
+        gradients = []
+        for chunks in (0, 3):
+            model.zero_grad()
+            with chunked_heads(model, ("head",) if chunks else (), chunks, "cpu") as heads:
+                loss(model(tokens)).backward()
+            gradients.append([p.grad.clone() for p in model.parameters()])
+        assert heads.made == made, name
+        assert nets.worst_difference(*gradients) < 1e-5, name

@@ -8,7 +8,6 @@ gradients of the plain and the fitted step. Both leave model, optimizer, gradien
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,10 +45,8 @@ class Findings(Noun):
     """Why the batch cannot be cut, empty where it can."""
     heads: tuple[str, ...]
     """Linear layers whose logits go straight into a cross entropy."""
-    seconds: tuple[float, int]
-    """Time of forward and backward of a few samples, and how many they were."""
-    seconds_one: float
-    """Time of forward and backward of one sample."""
+    lower: bool
+    """The step computes in a type of fewer than 32 bits somewhere: autocast, or weights in half precision."""
 
 
 @contextlib.contextmanager
@@ -116,13 +113,11 @@ def look(work: Work, batch: Any) -> Findings:
             read_loss(work.loss(work.model, part))[0].backward()
         written = _written(before)
         _clear(work.model)
-        timed = _time(work, part)
-        one = _time(work, batches.take(batch, 0, 1)) if few > 1 and not _norms(work.model) else timed
         heads = _find_heads(work, part, list(recorder.calls))
         normaliser, why_not = _find_rule(work, part, few) if few > 1 else (None, "the batch has one sample")
     return Findings(
         rows=rows, random=tuple(recorder.random), written=written, normaliser=normaliser, why_not=why_not,
-        heads=heads, seconds=(timed, few), seconds_one=one,
+        heads=heads, lower=recorder.lower,
     )  # fmt: skip
 
 
@@ -134,22 +129,6 @@ def _find_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
     with chunked_heads(work.model, (name,), 1, work.device) as heads:
         read_loss(work.loss(work.model, part))
     return (name,) if heads.taken and not heads.made else ()
-
-
-def _time(work: Work, part: Any) -> float:
-    import torch
-
-    def settle() -> None:
-        if work.device == "cuda":
-            torch.cuda.synchronize()
-
-    settle()
-    start = time.perf_counter()
-    read_loss(work.loss(work.model, part))[0].backward()
-    settle()
-    took = time.perf_counter() - start
-    _clear(work.model)
-    return took
 
 
 def _clear(model: Any) -> None:

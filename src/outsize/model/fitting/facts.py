@@ -12,22 +12,24 @@ from typing import Any
 
 from outsize.core.noun import Noun
 from outsize.model.fitting.check import Findings
+from outsize.model.fitting.ladder import Part, Rung, build_ladder, find_parts
 from outsize.model.fitting.parcels import check_movable
 from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.runner import Work
+from outsize.model.fitting.timing import Timing
 from outsize.model.fitting.update import parameters_of, why_not_one_by_one
 
 SHARE = 3
 """A module that keeps more than one part in so many of the activations is looked into: blocks are its children."""
 
+PIECE = 256 * 2**20
+"""Bytes of logits in a piece of the loss: small beside everything else, large enough to fill a card."""
+
 LISTS = ("Sequential", "ModuleList", "ModuleDict")
 """Containers that are always looked into."""
 
-LINKS = {"cpu": 1e9, "cuda": 5e10}
-"""Bytes a second to the place next to a device: a scratch disk, pinned host memory."""
-
-LAUNCH = {"cpu": 5e-6, "cuda": 1e-5}
-"""Seconds an operator takes at least."""
+LEAST = 500
+"""A module that frees less than one part in so many of the activations is not worth a call of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class Block(Noun):
     weights: int
     """Bytes of its parameters."""
     seconds: float
-    """Estimated time of its forward pass."""
+    """Time of its forward pass."""
     compound: bool
     """It is made of other modules; a single operator keeps only what others need anyway."""
 
@@ -70,26 +72,39 @@ class Facts(Noun):
     """Output heads whose loss can be taken in pieces."""
     logits: int
     """Bytes that such a head and its loss keep."""
-    forward: float
-    """Estimated seconds of the forward pass."""
-    backward: float
-    """Estimated seconds of the backward pass."""
+    pieces: Projection | None
+    """The plain step with its loss in pieces, None where there is no such head."""
+    parts: dict[str, Part]
+    """Modules that can be computed again, by name."""
+    ladder: tuple[Rung, ...]
+    """Sets of them, from the cheapest bytes to the most."""
+    timing: Timing
+    """How long the plain step takes."""
     forbidden: dict[str, str]
     """Remedy -> why not."""
 
     @property
     def link(self) -> float:
         """Bytes a second to the place next to the device."""
-        return LINKS[self.device]
+        return self.timing.link
 
     @property
-    def launch(self) -> float:
-        """Seconds that forward and backward pass of one slice take at least."""
-        counted = self.plain.operators.get("forward", 0) + self.plain.operators.get("backward", 0)
-        return counted * LAUNCH[self.device]
+    def passes(self) -> float:
+        """Seconds of forward and backward pass of the whole batch."""
+        return self.timing.passes(self.rows)
+
+    def stretch(self, slices: int) -> float:
+        """How much longer the passes take in so many slices."""
+        return slices * self.timing.passes(-(-self.rows // slices)) / max(self.passes, 1e-12)
+
+    def pieces_of_loss(self) -> int:
+        """How many pieces keep the logits of one below `PIECE` bytes."""
+        return max(8, -(-self.logits // PIECE))
 
 
-def gather_facts(work: Work, findings: Findings, plain: Projection, own_step: bool) -> Facts:
+def gather_facts(
+    work: Work, findings: Findings, plain: Projection, own_step: bool, timing: Timing, pieces: Projection | None
+) -> Facts:
     """Take the plain step apart."""
     model = work.model
     trainable = [p for p in model.parameters() if p.requires_grad]
@@ -97,15 +112,16 @@ def gather_facts(work: Work, findings: Findings, plain: Projection, own_step: bo
     held = parameters_of(work.optimizer) if work.optimizer is not None else []
     state = plain.state
     heads = work.heads
-    seconds = plain.seconds
-    blocks = find_blocks(model, plain)
+    blocks = find_blocks(model, plain, timing)
+    activations = sum(plain.kept.values())
+    seconds = {name: timing.module(name, findings.rows) for name in plain.calls}
+    parts = find_parts(model, inclusive(plain.kept), plain.stays, seconds, plain.calls)
     return Facts(
         device=work.device, rows=findings.rows, plain=plain, blocks=blocks, weights=_bytes(model.parameters()),
         gradients=sum(sizes), state=max(0, state if held else 0), largest=max(sizes, default=0),
-        copies=state / max(1, sum(sizes)), parameters=len(sizes), activations=sum(plain.kept.values()), heads=heads,
-        logits=_head_bytes(heads, plain),
-        forward=sum(t for (phase, _), t in seconds.items() if phase == "forward"),
-        backward=sum(t for (phase, _), t in seconds.items() if phase == "backward"),
+        copies=state / max(1, sum(sizes)), parameters=len(sizes), activations=activations, heads=heads,
+        logits=_head_bytes(heads, plain), pieces=pieces,
+        parts=parts, ladder=build_ladder(parts, tuple(block.name for block in blocks), activations // LEAST), timing=timing,
         forbidden=find_forbidden(work, findings, heads, own_step),
     )  # fmt: skip
 
@@ -120,10 +136,9 @@ def _head_bytes(heads: tuple[str, ...], plain: Projection) -> int:
     return sum(size for name, size in plain.kept.items() if name in owners | set(heads))
 
 
-def find_blocks(model: Any, plain: Projection) -> tuple[Block, ...]:
+def find_blocks(model: Any, plain: Projection, timing: Timing) -> tuple[Block, ...]:
     """Modules, none inside another, each with a small share of the activations, together as much of the model as can be."""
-    kept = _inclusive(plain.kept)
-    seconds = _inclusive({name: t for (phase, name), t in plain.seconds.items() if phase == "forward"})
+    kept = inclusive(plain.kept)
     limit = sum(plain.kept.values()) / SHARE
     found: list[Block] = []
 
@@ -139,7 +154,7 @@ def find_blocks(model: Any, plain: Projection) -> tuple[Block, ...]:
                         name=name,
                         kept=int(kept.get(name, 0)),
                         weights=size,
-                        seconds=float(seconds.get(name, 0.0)),
+                        seconds=timing.modules.get(name, 0.0),
                         compound=bool(children),
                     )
                 )
@@ -151,7 +166,7 @@ def find_blocks(model: Any, plain: Projection) -> tuple[Block, ...]:
     return tuple(found)
 
 
-def _inclusive(values: dict[str, Any]) -> dict[str, Any]:
+def inclusive(values: dict[str, Any]) -> dict[str, Any]:
     """Sums over a module and everything inside it."""
     sums: dict[str, Any] = {}
     for name, value in values.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
@@ -20,8 +21,14 @@ from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Runner
 
-TIGHTER = 0.85
+TIGHTER = {"cpu": 0.85, "cuda": 0.93}
 """After a failure the next plan holds at most this part of what the failed one should have held."""
+
+ROOMY = 0.93
+"""A step that holds less than this part of what was projected lets the plan be made again with the difference."""
+
+FASTER = 0.98
+"""Another plan is taken where it needs at most this part of the time."""
 
 Replan = Callable[[int], tuple[FitPlan, Choice]]
 
@@ -36,6 +43,8 @@ class Fitted:
         """The decisions as plain data."""
         self.measured: int | None = None
         """Peak of the first step in bytes, counted as the plan counts; None before it."""
+        self._watched = 2 if runner is not None and runner.work.device == "cuda" else 1
+        """Steps that are still measured: on a card two, since the first makes the optimizer's state."""
         self._runner = runner
         self._replan = replan
         self._rows = rows
@@ -49,13 +58,17 @@ class Fitted:
         runner = self._ready(batch)
         if runner.work.optimizer is None:
             raise InputError("this model was fitted without an optimizer: use infer(batch), or fit it with one")
-        if self.measured is None:
-            loss = self._guarded(lambda: self._first(batch), batch)
-            allowed = self.plan.budgets[0].bytes
-            if self.measured is not None and self.measured > allowed:
-                self._tighten(f"the first step held {format_bytes(self.measured)} of {format_bytes(allowed)}")
-            return loss
-        return self._guarded(lambda: self._now.step(batch), batch)
+        if self._watched == 0:
+            return self._guarded(lambda: self._now.step(batch), batch)
+        loss = self._guarded(lambda: self._measured(batch), batch)
+        self._watched -= 1
+        allowed = self.plan.budgets[0].bytes
+        assert self.measured is not None
+        if self.measured > allowed:
+            self._tighten(f"the first step held {format_bytes(self.measured)} of {format_bytes(allowed)}")
+        elif self._watched == 0 and runner.work.device == "cuda":
+            self._relax(allowed)
+        return loss
 
     def backward(self, batch: Any) -> Any:
         """Gradients of the whole batch, added to `.grad` as `loss.backward()` does; you step the optimizer yourself."""
@@ -116,14 +129,15 @@ class Fitted:
             handles.append(work.optimizer.register_load_state_dict_pre_hook(lambda *_: self.gather()))
         return handles
 
-    def _first(self, batch: Any) -> Any:
-        """The first step, measured: what it held is compared with what was projected."""
+    def _measured(self, batch: Any) -> Any:
+        """A step whose peak is measured: what it held is compared with what was projected."""
         import torch
 
         runner = self._now
         if runner.work.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             loss = runner.step(batch)
+            torch.cuda.synchronize()
             self.measured = int(torch.cuda.max_memory_reserved())
             return loss
         loss, recorder = measure(runner, batch)
@@ -154,10 +168,32 @@ class Fitted:
             before.restore()
             self._tighten(failure)
 
-    def _tighten(self, failure: str) -> None:
-        runner = self._now
+    def _relax(self, allowed: int) -> None:
+        """The steps held less than projected: a faster plan may have room."""
+        assert self.measured is not None
         pool = self.plan.budgets[0].pool
-        goal = int(self.plan.peak(pool) * TIGHTER)
+        projected = self.plan.peak(pool)
+        if not self.plan.remedies or self.measured >= ROOMY * projected:
+            return
+        plan, choice = self._replan(allowed * projected // max(1, self.measured))
+        said = f"two steps held {format_bytes(self.measured)} of {format_bytes(projected)} projected"
+        if plan.slow_down >= FASTER * self.plan.slow_down:
+            self.plan = replace(self.plan, notes=(*self.plan.notes, f"{said}; no plan with more room is faster"))
+            return
+        notes = (*plan.notes, f"{said}: relaxed from {self.plan.slow_down:.2f}x to {plan.slow_down:.2f}x")
+        self._take(replace(plan, budgets=self.plan.budgets, notes=notes), choice)
+
+    def _take(self, plan: FitPlan, choice: Choice) -> None:
+        """Go on with another plan."""
+        runner = self._now
+        self.plan, self.choice = plan, choice
+        following = Runner(runner.work, choice, runner.store, rows=self._rows, parcels=runner.parcels)
+        following.settle()
+        self._runner = following
+
+    def _tighten(self, failure: str) -> None:
+        pool = self.plan.budgets[0].pool
+        goal = int(min(self.plan.peak(pool), self.plan.budgets[0].bytes) * TIGHTER[self._now.work.device])
         try:
             plan, choice = self._replan(goal)
         except BudgetError as error:
@@ -170,10 +206,8 @@ class Fitted:
             f"{format_bytes(plan.peak(pool))} instead of {format_bytes(self.plan.peak(pool))}; a batch that failed runs again",
             stacklevel=4,
         )
-        self.plan, self.choice = plan, choice
-        tighter = Runner(runner.work, choice, runner.store, rows=self._rows, parcels=runner.parcels)
-        tighter.settle()
-        self._runner = tighter
+        notes = (*plan.notes, f"tightened: {failure}")
+        self._take(replace(plan, budgets=self.plan.budgets, notes=notes), choice)
 
 
 class Snapshot:

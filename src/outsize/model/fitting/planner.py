@@ -17,11 +17,21 @@ from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.facts import Facts
-from outsize.model.fitting.remedies import ALLOWED, REMEDIES, Means, order_blocks
 from outsize.model.fitting.projection import Projection
+from outsize.model.fitting.remedies import ALLOWED, REMEDIES, Means, order_blocks
+from outsize.model.fitting.stage import RATES
 
-TRACES = 10
+TRACES = 14
 """Most traces of one search."""
+
+HOPE = 0.92
+"""A choice is traced where the arithmetic says at most its budget over this: it errs by a few percent both ways."""
+
+SURE = 0.01
+"""Room that a card's plan leaves where nothing stops the allocator at the budget."""
+
+CLOSE = 1.15
+"""Choices whose predicted times are this near each other are worth a real run each."""
 
 
 @dataclass(slots=True)
@@ -50,59 +60,93 @@ class Search:
     project: Callable[[Choice], Projection]
     allow: str
     budget: int
+    limited: bool = False
+    """The allocator stops at the budget, clearing its cache before it fails."""
     tried: list[Candidate] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
 
-    def run(self) -> Candidate:
-        """The cheapest choice that fits, or a `BudgetError`."""
-        candidates = sorted(self._candidates(), key=lambda c: (c.seconds, c.predicted))
-        self.candidates = candidates
-        correction = 1.0
+    def run(self, count: int = 1) -> list[Candidate]:
+        """The cheapest choices that fit, at most `count` and of nearly the same price, or a `BudgetError`."""
+        self.candidates = sorted(self._candidates(), key=lambda c: (c.seconds, c.predicted))
+        best = self._cheapest(self.candidates)
+        if best is None:
+            best = self._smallest()
+        found = [best]
+        for other in self._others(best)[: count - 1]:
+            refined = self._refine(other) if self.fits(self._trace(other)) else None
+            if refined is not None:
+                found.append(refined)
+        return sorted(found, key=lambda c: c.seconds)
+
+    def fits(self, candidate: Candidate) -> bool:
+        """True where the traced step stays inside the budget."""
+        projection = candidate.projection
+        assert projection is not None
+        if not projection.card:
+            return projection.peak <= self.budget
+        return projection.peak * (1 + SURE) <= self.budget or (self.limited and projection.settles(self.budget))
+
+    def _cheapest(self, candidates: list[Candidate]) -> Candidate | None:
+        correction = HOPE
         while len(self.tried) < TRACES:
             hopeful = [c for c in candidates if c.projection is None and c.predicted * correction <= self.budget]
             if not hopeful:
-                break
+                return None
             candidate = self._trace(hopeful[0])
-            if candidate.peak <= self.budget:
+            if self.fits(candidate):
                 return self._refine(candidate)
             correction = max(correction, min(1.5, candidate.peak / max(1, candidate.predicted)))
-        return self._smallest(candidates)
+        return None
+
+    def _others(self, best: Candidate) -> list[Candidate]:
+        """Choices of another kind that may be as fast: those whose remedies differ, the cheapest of each kind."""
+        limit = CLOSE * (best.seconds + self.facts.passes) - self.facts.passes
+        kinds = {_kind(best.choice)}
+        found = []
+        for candidate in self.candidates:
+            near = candidate.seconds <= limit and candidate.predicted * HOPE <= self.budget
+            if near and candidate.projection is None and _kind(candidate.choice) not in kinds:
+                kinds.add(_kind(candidate.choice))
+                found.append(candidate)
+        return found
 
     def _trace(self, candidate: Candidate) -> Candidate:
         candidate.projection = self.project(candidate.choice)
         self.tried.append(candidate)
         return candidate
 
-    def _smallest(self, candidates: list[Candidate]) -> Candidate:
+    def _smallest(self) -> Candidate:
         """The smallest of all: what it takes decides between a plan and an error."""
-        least = sorted((c for c in candidates if c.projection is None), key=lambda c: (c.predicted, -c.choice.slices))[
-            :3
-        ]
-        for candidate in least:
+        rest = (c for c in self.candidates if c.projection is None)
+        for candidate in sorted(rest, key=lambda c: (c.predicted, -c.choice.slices))[:3]:
             self._trace(candidate)
-        fitting = [c for c in self.tried if c.peak <= self.budget]
+        fitting = [c for c in self.tried if self.fits(c)]
         if fitting:
-            return min(fitting, key=lambda c: c.seconds)
+            return self._refine(min(fitting, key=lambda c: c.seconds))
         best = min(self.tried, key=lambda c: c.peak)
+        needed = int(best.peak * (1 + SURE)) + 1 if self.facts.device == "cuda" else best.peak
         raise BudgetError(
             f"no {self.allow} plan fits the step into {format_bytes(self.budget)}: the smallest found holds "
-            f"{format_bytes(best.peak)} ({describe(best.choice)}), so a budget of {best.peak} bytes is the smallest that has one",
-            needed=best.peak, budget=self.budget, smallest=best.peak, culprit=_highest(best),
+            f"{format_bytes(best.peak)} ({describe(best.choice)}), so a budget of {needed} bytes is the smallest that has one",
+            needed=needed, budget=self.budget, smallest=needed, culprit=_highest(best),
         )  # fmt: skip
 
     def _refine(self, candidate: Candidate) -> Candidate:
-        """Fewer blocks that are computed again, as long as it still fits."""
-        best, low = candidate, 0
-        names = candidate.choice.checkpoint
-        smaller = [
-            len(c.choice.checkpoint) for c in self.tried if _alike(c.choice, candidate.choice) and c is not candidate
-        ]
-        low = max((n for n in smaller if n < len(names)), default=0)
-        while len(names) - low > 1 and len(self.tried) < TRACES:
-            middle = (low + len(names)) // 2
-            shorter = self._candidate(replace(candidate.choice, checkpoint=names[:middle]))
-            if self._trace(shorter).peak <= self.budget:
-                best, names = shorter, names[:middle]
+        """Fewer modules that are computed again, as long as it still fits."""
+        rungs = [(), *(rung.names for rung in self.facts.ladder)]
+        if not candidate.choice.checkpoint or candidate.choice.checkpoint not in rungs:
+            return candidate
+        best, high = candidate, rungs.index(candidate.choice.checkpoint)
+        failed = [c for c in self.tried if _alike(c.choice, candidate.choice) and not self.fits(c)]
+        low = max((rungs.index(c.choice.checkpoint) for c in failed if c.choice.checkpoint in rungs), default=-1)
+        low = min(low, high)
+        tries = TRACES + 4 - len(self.tried)
+        while high - low > 1 and tries > 0:
+            middle = (low + high) // 2
+            shorter = self._candidate(replace(candidate.choice, checkpoint=rungs[middle]))
+            tries -= 1
+            if self.fits(self._trace(shorter)):
+                best, high = shorter, middle
             else:
                 low = middle
         return best
@@ -118,6 +162,11 @@ class Search:
 
     def _candidate(self, choice: Choice) -> Candidate:
         return Candidate(choice, added(choice, self.facts), predict(choice, self.facts))
+
+
+def _kind(choice: Choice) -> tuple[Any, ...]:
+    """Which remedies a choice uses, with the number of its slices."""
+    return choice.slices, *(means.key for means in REMEDIES if means.on(choice) and means.key != "slices")
 
 
 def _highest(candidate: Candidate) -> str | None:
@@ -147,7 +196,7 @@ def _sensible(choice: Choice, facts: Facts) -> bool:
         return False
     if choice.stream and not (choice.in_backward or choice.gradients_away):
         return False
-    if choice.stream and len(choice.checkpoint) < len(order_blocks(facts)) and not choice.offload:
+    if choice.stream and not set(order_blocks(facts)) <= set(choice.checkpoint) and not choice.offload:
         return False
     if choice.offload and choice.checkpoint:
         return False
@@ -161,21 +210,27 @@ def added(choice: Choice, facts: Facts) -> float:
 
 def slow_down(choice: Choice, facts: Facts) -> float:
     """Predicted time over that of the plain step."""
-    plain = max(facts.forward + facts.backward, facts.launch) + 4 * facts.gradients / facts.link / 100
-    return 1.0 + added(choice, facts) / max(plain, 1e-9)
+    return 1.0 + added(choice, facts) / max(plain_seconds(facts), 1e-9)
+
+
+def plain_seconds(facts: Facts) -> float:
+    """Time of the plain step: its passes, and an update that touches weights, gradients and state a few times."""
+    touched = 4 * (facts.weights + facts.gradients + facts.state)
+    return facts.passes + touched / RATES[facts.device][1]
 
 
 def predict(choice: Choice, facts: Facts) -> int:
     """Peak of a choice by arithmetic on the plain step."""
-    plain = facts.plain
+    plain = facts.pieces if choice.chunks and facts.pieces is not None else facts.plain
+    kept = sum(plain.kept.values())
     share = -(-facts.rows // choice.slices) / facts.rows
-    again_names, offloaded, streams = set(choice.checkpoint), set(choice.offload), set(choice.stream)
-    freed = sum(block.kept for block in facts.blocks if block.name in again_names or block.name in offloaded)
-    again = max((block.kept for block in facts.blocks if block.name in again_names), default=0)
+    offloaded, streams = set(choice.offload), set(choice.stream)
+    parts = [facts.parts[name] for name in choice.checkpoint if name in facts.parts]
+    freed = sum(part.freed for part in parts) + sum(block.kept for block in facts.blocks if block.name in offloaded)
+    again = max((part.kept for part in parts), default=0)
     again = max(again, max((block.kept for block in facts.blocks if block.name in offloaded), default=0) // 4)
-    logits = facts.logits * (1 - 1 / choice.chunks) if choice.chunks else 0
-    extra = max(0, max(plain.peaks["forward"], plain.peaks["backward"]) - plain.fixed - facts.activations)
-    activations = (facts.activations + extra - freed - logits + again) * share * (0.6 if choice.autocast else 1.0)
+    extra = max(0, plain.peak - plain.fixed - kept)
+    activations = (kept + extra - freed + again) * share * (0.6 if choice.autocast else 1.0)
     fixed = float(plain.fixed)
     if choice.state_away:
         fixed -= facts.state

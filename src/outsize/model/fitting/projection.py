@@ -15,10 +15,14 @@ from typing import NamedTuple
 from outsize.allocator import replay, settings_from_environment
 from outsize.core.allocation import AllocationEvent, Replay
 from outsize.core.noun import Noun
-from outsize.model.ledger import Ledger
+from outsize.model.ledger import Held, Ledger
 
 PLAYED = 3
 """Steps that are played: the first makes state, the second meets it, the third shows whether it settles."""
+
+
+Ends = tuple[set[Held], set[Held]]
+"""Records that a module took in its first run, and those that it made and gave out."""
 
 
 class Move(NamedTuple):
@@ -35,11 +39,14 @@ class Projection(Noun):
     """What a step would hold."""
 
     peaks: dict[str, int]
-    """Bytes on the device, by phase: of storages on a CPU, of what torch's allocator reserves on a card."""
+    """Bytes on the device, by phase: of storages on a CPU; on a card of what torch's allocator has handed out, and what
+    it has `reserved` for that, which only grows."""
     away: int
     """Most bytes that wait elsewhere."""
     kept: dict[str, int]
     """Bytes alive at the end of the forward pass, by the module that made them; empty for inference."""
+    stays: dict[str, int]
+    """Bytes that stay where a module keeps its input only: what it gives out, and inputs that nobody else keeps."""
     fixed: int
     """Bytes that are there before every step but the first: weights, buffers, batch, state."""
     state: int
@@ -86,7 +93,7 @@ def play_steps(ledger: Ledger, label: str, marks: list[tuple[int, str]]) -> tupl
     """
     begins = marks[0][0]
     phases = iter([*marks, (len(ledger.events), "")])
-    start, name = next(phases)
+    _, name = next(phases)
     following = next(phases)
     before: list[Move] = []
     step: list[tuple[Move, bool]] = []
@@ -114,23 +121,34 @@ def play_steps(ledger: Ledger, label: str, marks: list[tuple[int, str]]) -> tupl
 def peaks_of(moves: tuple[Move, ...], card: bool) -> dict[str, int]:
     """Peak of each phase, in bytes."""
     found: dict[str, int] = {}
+    reserved = 0
     if card:
-        course = [sample.reserved for sample in play(moves, samples=True).samples]
+        played = play(moves, samples=True)
+        course, reserved = [sample.allocated for sample in played.samples], played.peak.reserved
     else:
         course = list(itertools.accumulate(move.bytes if move.alloc else -move.bytes for move in moves))
     for move, held in zip(moves, course, strict=True):
         found[move.phase] = max(found.get(move.phase, 0), held)
     given = found.pop("given", 0)
-    return {name: max(size, given) for name, size in found.items()} or {"forward": given}
+    phases = {name: size for name, size in found.items() if name != "done"} or {"forward": given}
+    return phases | ({"reserved": reserved} if card else {})
 
 
-def kept_by(ledger: Ledger, label: str, marks: list[tuple[int, str]], names: set[str]) -> dict[str, int]:
-    """Bytes alive at the end of the first forward pass that it made, by module."""
+def kept_by(
+    ledger: Ledger, label: str, marks: list[tuple[int, str]], names: set[str], ends: dict[str, Ends]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes alive at the end of the first forward pass by the module that made them, and what stays with its input alone."""
     start = next(index for index, name in marks if name == "forward")
     stop = next((index for index, name in marks if name == "backward"), start)
     sizes: dict[str, int] = {}
+    alive: dict[int, int] = {}
     for held in ledger.all:
         if held.label == label and start <= held.born < stop and (held.died is None or held.died >= stop):
             name = held.module if held.module in names else ""
             sizes[name] = sizes.get(name, 0) + held.bytes
-    return sizes
+            alive[held.id] = held.bytes
+    stays = {}
+    for name, (taken, gave) in ends.items():
+        alone = sum(h.bytes for h in taken if h.label == label and h.died is not None and h.died < stop)
+        stays[name] = alone + sum(alive.get(held.id, 0) for held in gave)
+    return sizes, stays

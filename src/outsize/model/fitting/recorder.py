@@ -1,24 +1,18 @@
-"""Counts the storages that a step makes and lets go, on real tensors or on tensors without contents.
+"""Counts the storages that a real step makes and lets go, and what its operators are like.
 
-In: operators as the dispatcher sees them. Out: a `Ledger` with phases and modules, and from it the peak of each
-phase. A real run and its projection are counted by this same code, so that measured and projected mean the same.
+In: operators as the dispatcher sees them. Out: a `Ledger` with phases, and from it the peak of each phase; which operators
+drew random numbers, which modules ran.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from outsize.allocator import replay, settings_from_environment
-from outsize.core.allocation import AllocationEvent
 from outsize.model.fitting import parcels
 from outsize.model.ledger import Held, Ledger
-
-RATES = {"cpu": (5e10, 1e10), "cuda": (1.5e14, 3e12)}
-"""Operations and bytes a second of a kind of device; only their ratio matters, since times are compared with each other."""
 
 
 class Recorder:
@@ -33,11 +27,8 @@ class Recorder:
         """Operators that drew random numbers, with the module they ran in."""
         self.calls: dict[str, int] = {}
         """How often each module ran."""
-        self.seconds: dict[tuple[str, str], float] = {}
-        """Estimated time by (phase, module), from the numbers that operators compute and touch."""
-        self.operators: dict[str, int] = {}
-        """Operators by phase."""
-        self._rates = RATES[label.partition(":")[0]]
+        self.lower = False
+        """Something was computed in a type of fewer than 32 bits."""
         self._stack: list[str] = []
         self._names: dict[int, str] = {}
         self.ledger.where = self._locate
@@ -70,7 +61,7 @@ class Recorder:
                 leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
                 for leaf in leaves:
                     recorder.ledger.add(leaf, recorder.label, str(func))
-                recorder._clock(func, args, kwargs or {}, out, leaves)
+                recorder.lower |= any(leaf.dtype.is_floating_point and leaf.element_size() < 4 for leaf in leaves)
                 return out
 
         handles = [
@@ -95,21 +86,6 @@ class Recorder:
                 return bool(given)
         return True
 
-    def _clock(self, func: Any, args: Any, kwargs: Any, out: Any, leaves: list[Any]) -> None:
-        """Add an operator's estimated time: what it computes or what it touches, whichever takes longer."""
-        from torch.utils.flop_counter import flop_registry
-
-        if func.is_view:
-            return
-        count = flop_registry.get(func.overloadpacket)
-        flops = count(*args, **kwargs, out_val=out) if count is not None else 0
-        touched = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-        phase = self.marks[-1][1] if self.marks else ""
-        key = (phase, self._stack[-1] if self._stack else "")
-        seconds = max(flops / self._rates[0], 2 * touched / self._rates[1])
-        self.seconds[key] = self.seconds.get(key, 0.0) + seconds
-        self.operators[phase] = self.operators.get(phase, 0) + 1
-
     def _drawn(self, func: Any) -> None:
         place = self._stack[-1] if self._stack else ""
         self.random.setdefault(f"{func.overloadpacket.__name__}{f' in {place}' if place else ''}")
@@ -133,25 +109,12 @@ class Recorder:
     # what was seen
 
     def peaks(self) -> dict[str, int]:
-        """Peak of each phase in bytes, as they came: of storages on a CPU, of what torch's allocator reserves on a card."""
-        course = self._course()
+        """Peak of each phase in bytes of storages, as they came."""
+        course = list(
+            itertools.accumulate(record.bytes if alloc else -record.bytes for alloc, record in self.ledger.events)
+        )
         found: dict[str, int] = {}
         marks = [*self.marks, (len(course), "")]
         for (start, name), (stop, _) in itertools.pairwise(marks):
             found[name] = max(found.get(name, 0), max(course[max(0, start - 1) : stop], default=0))
         return found
-
-    def _course(self) -> list[int]:
-        """Bytes held after each event."""
-        if self.label.startswith("cuda"):
-            events = (
-                AllocationEvent(number, alloc, record.id, record.bytes)
-                for number, (alloc, record) in enumerate(self.ledger.events)
-            )
-            return [
-                sample.reserved
-                for sample in replay(events, settings=settings_from_environment(os.environ), samples=True).samples
-            ]
-        return list(
-            itertools.accumulate(record.bytes if alloc else -record.bytes for alloc, record in self.ledger.events)
-        )

@@ -7,14 +7,18 @@ the runner obeys.
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 from outsize.core.failure import Exactness
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.facts import LAUNCH, Facts
+from outsize.model.fitting.facts import Facts
+from outsize.model.fitting.stage import RATES
+from outsize.model.fitting.timing import LAUNCH
 
 Level = dict[str, Any]
+
+CALL = 3e-5
+"""Seconds that a module computed again takes beside its work."""
 
 FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Parts of the blocks that the search tries; the planner refines the number afterwards."""
@@ -63,12 +67,10 @@ class Slices(Means):
         return choice.slices > 1
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
-        """Slices too small to fill the device take as long as their launches."""
-        whole = facts.forward + facts.backward
+        """Slices too small to fill the device take as long as their launches; gradients are added once more a slice."""
+        longer = (facts.stretch(choice.slices) - 1.0) * facts.passes
         return (
-            max(whole, choice.slices * facts.launch)
-            - max(whole, facts.launch)
-            + 0.02 * whole * math.sqrt(choice.slices)
+            max(0.0, longer) + 3 * (choice.slices - 1) * facts.gradients / RATES[facts.device][1] + 1e-3 * facts.passes
         )
 
     def how(self, choice: Choice, facts: Facts) -> str:
@@ -83,18 +85,19 @@ class Checkpoint(Means):
     name = "compute activations again"
 
     def levels(self, facts: Facts) -> list[Level]:
-        """More and more blocks, those first that free most bytes for their time."""
-        order = order_blocks(facts)
-        counts = sorted({round(fraction * len(order)) for fraction in FRACTIONS})
-        return [{"checkpoint": order[:count]} for count in counts]
+        """More and more modules, those first that free most bytes for their time."""
+        top = len(facts.ladder)
+        rungs = sorted({round(fraction * top) for fraction in FRACTIONS})
+        return [{"checkpoint": facts.ladder[rung - 1].names if rung else ()} for rung in rungs]
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
-        """One more forward pass of these blocks."""
-        return sum(block.seconds for block in facts.blocks if block.name in choice.checkpoint)
+        """One more forward pass of these modules, and a call for each."""
+        again = sum(facts.parts[name].seconds for name in choice.checkpoint if name in facts.parts)
+        return (again + CALL * len(choice.checkpoint)) * max(1.0, facts.stretch(choice.slices))
 
     def how(self, choice: Choice, facts: Facts) -> str:
-        """Which blocks."""
-        return f"{len(choice.checkpoint)} of {len(order_blocks(facts))} blocks: {shorten(choice.checkpoint)}"
+        """Which modules."""
+        return f"{len(choice.checkpoint)} modules: {shorten(choice.checkpoint)}"
 
 
 class Offload(Means):
@@ -107,6 +110,8 @@ class Offload(Means):
         """Off, or every block (the planner takes checkpointed ones out again)."""
         order = order_blocks(facts, compound=False)
         quick = tuple(n for n in order if self._time(n, facts) < _block(n, facts).seconds)
+        if sum(_block(name, facts).kept for name in quick) < facts.activations // 20:
+            quick = ()
         return [{"offload": names} for names in dict.fromkeys(((), quick, order))]
 
     @staticmethod
@@ -116,8 +121,9 @@ class Offload(Means):
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """Copies out and in; on a card they run beside the kernels as far as those last."""
         copies = sum(self._time(name, facts) for name in choice.offload)
-        hidden = facts.forward + facts.backward if facts.device == "cuda" else 0.0
-        return max(0.0, copies - hidden) + 0.05 * copies
+        forward = facts.timing.forward(facts.rows) if facts.device == "cuda" else 0.0
+        back = facts.passes - forward if facts.device == "cuda" else 0.0
+        return max(0.0, copies / 2 - forward) + max(0.0, copies / 2 - back) + 0.05 * copies
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """Which blocks and where to."""
@@ -199,12 +205,13 @@ class Chunks(Means):
     exactness = Exactness.ROUNDING
 
     def levels(self, facts: Facts) -> list[Level]:
-        """Off, or eight pieces."""
-        return [{"chunks": 0}, {"chunks": 8}]
+        """Off, or pieces small enough."""
+        return [{"chunks": 0}, {"chunks": facts.pieces_of_loss()}]
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
-        """The head's forward pass once more."""
-        return sum(block.seconds for block in facts.blocks if block.name in facts.heads)
+        """The weight's gradient is added up once a piece; nothing is computed twice."""
+        head = sum(block.weights for block in facts.blocks if block.name in facts.heads)
+        return 1e-4 * facts.passes + 2 * choice.chunks * choice.slices * head / RATES[facts.device][1]
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """Which head."""
@@ -241,10 +248,10 @@ ALLOWED = {
 
 
 def order_blocks(facts: Facts, compound: bool = True) -> tuple[str, ...]:
-    """Blocks worth computing again (or, not only compound ones, worth moving), most bytes for their time first."""
+    """Blocks worth computing again (or, not only compound ones, worth moving), in the order of the model."""
     least = facts.activations // 200
     worth = [block for block in facts.blocks if block.kept > least and (block.compound or not compound)]
-    return tuple(block.name for block in sorted(worth, key=lambda b: b.seconds / b.kept))
+    return tuple(block.name for block in worth)
 
 
 def _block(name: str, facts: Facts) -> Any:

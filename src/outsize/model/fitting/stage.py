@@ -17,9 +17,10 @@ from typing import Any
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting import parcels
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.projection import Projection, kept_by, peaks_of, play_steps
+from outsize.model.fitting.projection import Ends, Projection, kept_by, peaks_of, play_steps
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.stores import NoStore
+from outsize.model.ledger import Held
 from outsize.model.trace import Tracer
 
 RATES = {"cpu": (5e10, 1e10), "cuda": (1.5e14, 3e12)}
@@ -163,9 +164,10 @@ def _state(optimizer: Any) -> list[Any]:
 def _tell(watch: Watch, label: str, away: int, state: int, given: int, inference: bool) -> Projection:
     moves, last = play_steps(watch.ledger, label, watch.marks)
     card = label != "cpu"
-    kept = {} if inference else kept_by(watch.ledger, label, watch.marks, set(watch.names.values()))
+    names = set(watch.names.values())
+    kept, stays = ({}, {}) if inference else kept_by(watch.ledger, label, watch.marks, names, watch.ends)
     return Projection(
-        peaks=peaks_of(moves, card), away=away, kept=kept, fixed=given + state, state=state, calls=watch.calls,
+        peaks=peaks_of(moves, card), away=away, kept=kept, stays=stays, fixed=given + state, state=state, calls=watch.calls,
         seconds=watch.seconds, operators=watch.operators, moves=moves, last=last, card=card,
     )  # fmt: skip
 
@@ -188,6 +190,9 @@ class Watch(Tracer):
         """(number of the event, phase that begins there)."""
         self.names = {id(child): name for name, child in model.named_modules()}
         self.calls: dict[str, int] = {}
+        self.ends: dict[str, Ends] = {}
+        """What modules took and gave in their first run."""
+        self._entered: dict[str, tuple[int, set[Held]]] = {}
         self.seconds: dict[tuple[str, str], float] = {}
         self.operators: dict[str, int] = {}
         self._rates = RATES[label.partition(":")[0]]
@@ -199,14 +204,18 @@ class Watch(Tracer):
         """Count while the block runs."""
         from torch.nn.modules import module as hooks
 
-        handle = hooks.register_module_forward_pre_hook(self._called)
+        handles = [
+            hooks.register_module_forward_pre_hook(self._called),
+            hooks.register_module_forward_hook(self._gave),
+        ]
         parcels.listeners.append(self._resized)
         try:
             with super().running():
                 yield
         finally:
             parcels.listeners.remove(self._resized)
-            handle.remove()
+            for handle in handles:
+                handle.remove()
 
     def begin(self, model: Any) -> None:
         """Everything is built: a step begins."""
@@ -241,6 +250,27 @@ class Watch(Tracer):
         name = self.names.get(id(module))
         if name is not None:
             self.calls[name] = self.calls.get(name, 0) + 1
+            self._entered[name] = len(self.ledger.events), self._records(args)
+
+    def _gave(self, module: Any, args: Any, out: Any) -> None:
+        name = self.names.get(id(module))
+        if name is not None and name not in self.ends:
+            entered, taken = self._entered[name]
+            self.ends[name] = taken, {held for held in self._records(out) if held.born >= entered}
+
+    def _records(self, value: Any) -> set[Held]:
+        return {held for tensor in _tensors(value) if (held := self.ledger.of(tensor)) is not None}
 
     def _resized(self, tensor: Any) -> None:
         self.ledger.add(tensor, self.device, "resize")
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    """Tensors in what a module gives."""
+    import torch
+
+    if type(value) is torch.Tensor:
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)

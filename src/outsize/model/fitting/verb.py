@@ -12,30 +12,30 @@ from dataclasses import replace
 from typing import Any
 
 from outsize.core.errors import InputError, OutsizeError
-from outsize.core.failure import Exactness, Remedy
-from outsize.core.fitting import FitPlan, Neighbour
+from outsize.core.fitting import FitPlan
 from outsize.core.memory import HOST, Allowance, Pool
-from outsize.core.noun import Known
-from outsize.core.plan import Peak, Step
 from outsize.core.units import parse_bytes
 from outsize.machine import current_budget
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.check import Findings, compare, look
+from outsize.model.fitting.check import SAMPLES, Findings, compare, look, preserved
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.facts import Facts, gather_facts
+from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
+from outsize.model.fitting.facts import Facts, gather_facts, inclusive
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.hosted.verb import fit_hosted
 from outsize.model.fitting.normaliser import Normaliser
-from outsize.model.fitting.planner import Candidate, Search, describe, predict, remedies_on, slow_down
+from outsize.model.fitting.planner import Candidate, Search, describe, remedies_on
 from outsize.model.fitting.projection import Projection
-from outsize.model.fitting.remedies import ALLOWED, REMEDIES, place
+from outsize.model.fitting.remedies import ALLOWED, REMEDIES
 from outsize.model.fitting.runner import Runner, Work
-from outsize.model.fitting.stage import open_stage
+from outsize.model.fitting.stage import Stage, open_stage
 from outsize.model.fitting.stores import open_store
+from outsize.model.fitting.telling import tell
+from outsize.model.fitting.timing import Timing, estimate_times, measure_times, try_out
 from outsize.model.fitting.update import parameters_of
 
-SHARE = {"cpu": 1.0, "cuda": 0.97}
-"""Part of a budget that is planned with; the rest of a card is for workspaces inside its libraries."""
+TRIED = 3
+"""Plans of nearly the same price that are run on a card, so that the fastest is known and not guessed."""
 
 EQUAL = {False: 1e-4, True: 5e-2}
 """Largest relative difference of a gradient that counts as equal, without and with autocast."""
@@ -87,20 +87,35 @@ def fit(
         heads=findings.heads,
     )
     stage = open_stage(work, batch)
-    plain = stage.project(Choice())
-    facts = gather_facts(work, findings, plain, own_step)
+    facts = _take_apart(work, stage, findings, batch, own_step, allowance.bytes)
     facts = replace(facts, forbidden=facts.forbidden | _said(findings, facts, allow, without))
-    scratch = current_budget().scratch
+    planning = Planning(work, facts, stage.project, allow, findings, current_budget().scratch)
+
+    few = batches.transform(batches.take(batch, 0, SAMPLES), lambda _, tensor: tensor.clone())
 
     def plan_for(limit: int, samples: Any = None) -> tuple[FitPlan, Choice]:
-        inside = replace(allowance, bytes=limit)
-        return _plan(work, facts, stage.project, inside, allow, samples, scratch, findings)
+        return planning.run(replace(allowance, bytes=limit), few, samples)
 
     plan, choice = plan_for(allowance.bytes, batch)
     runner = None
     if not dry_run:
-        runner = Runner(work, choice, open_store(next(model.parameters()).device, scratch), rows=findings.rows)
+        runner = Runner(work, choice, planning.open_store(), rows=findings.rows)
+    if work.device == "cuda":
+        clear_up()  # what planning left in the allocator's cache is not the step's
     return Fitted(plan, choice, runner, plan_for, findings.rows)
+
+
+def _take_apart(work: Work, stage: Stage, findings: Findings, batch: Any, own_step: bool, budget: int) -> Facts:
+    """Facts of the plain step, with times measured where a card is."""
+    plain = stage.project(Choice())
+    pieces = stage.project(Choice(chunks=8)) if findings.heads else None
+    timing: Timing | None = None
+    if work.device == "cuda":
+        with preserved(work.model):
+            timing = measure_times(work, batch, plain, budget)
+        clear_up()
+    timing = timing or estimate_times(work.device, plain, findings.rows, inclusive)
+    return gather_facts(work, findings, plain, own_step, timing, pieces)
 
 
 def _check(
@@ -175,109 +190,98 @@ def _said(findings: Findings, facts: Facts, allow: str, without: tuple[str, ...]
     return said
 
 
-def _plan(
-    work: Work, facts: Facts, project: Callable[[Choice], Projection], allowance: Allowance, allow: str, batch: Any,
-    scratch: str, findings: Findings,
-) -> tuple[FitPlan, Choice]:  # fmt: skip
-    """The cheapest choice that fits and whose gradients are right; a remedy whose gradients are not is forbidden and named."""
-    while True:
-        search = Search(facts, project, allow, int(allowance.bytes * SHARE[facts.device]))
-        found = search.run()
-        wrong = "" if batch is None or found.choice == Choice() else _differs(work, found.choice, batch, scratch)
-        if not wrong:
-            return _tell(search, found, facts, allowance, findings), found.choice
-        culprit = _blame(work, found.choice, batch, scratch)
-        facts.forbidden[culprit] = wrong
+class Planning:
+    """Plans for one work, under this budget and, after a failure, a smaller one."""
 
+    def __init__(
+        self,
+        work: Work,
+        facts: Facts,
+        project: Callable[[Choice], Projection],
+        allow: str,
+        findings: Findings,
+        scratch: str,
+    ) -> None:
+        self.work, self.facts, self.project, self.allow = work, facts, project, allow
+        self.findings, self.scratch = findings, scratch
 
-def _differs(work: Work, choice: Choice, batch: Any, scratch: str) -> str:
-    """Why the fitted gradients are not the plain ones, empty where they are."""
-    store = open_store(next(work.model.parameters()).device, scratch)
-    try:
-        worst, name = compare(work, choice, batch, store)
-    except OutsizeError:
-        raise
-    except RuntimeError as error:
-        return f"it fails on this model: {str(error).splitlines()[0]}"
-    finally:
+    def open_store(self) -> Any:
+        """The place next to the model's device."""
+        return open_store(next(self.work.model.parameters()).device, self.scratch)
+
+    def run(self, allowance: Allowance, few: Any, batch: Any) -> tuple[FitPlan, Choice]:
+        """The cheapest choice that fits and whose gradients are right; a remedy that changes them is forbidden by name.
+
+        `few`: samples to compare gradients on. `batch`: to run plans of nearly the same price on, None: not to.
+        """
+        while True:
+            limited = self.work.device == "cuda" and is_limited(allowance.bytes)
+            search = Search(self.facts, self.project, self.allow, allowance.bytes, limited)
+            several = self.work.device == "cuda" and batch is not None
+            found, decided = self._fastest(search.run(TRIED if several else 1), batch)
+            wrong = "" if found.choice == Choice() else self._differs(found.choice, few)
+            if not wrong:
+                return tell(search, found, self.facts, allowance, self.findings, decided), found.choice
+            self.facts.forbidden[self._blame(found.choice, few)] = wrong
+
+    def _fastest(self, candidates: list[Candidate], batch: Any) -> tuple[Candidate, list[str]]:
+        """Run those of nearly the same price, where passes alone tell them apart."""
+        away = ("in_backward", "state_away", "gradients_away", "stream")
+        if len(candidates) == 1 or any(getattr(c.choice, name) for c in candidates for name in away):
+            return candidates[0], []
+        store = self.open_store()
+        took: dict[int, float] = {}
+        with preserved(self.work.model):
+            for number, candidate in enumerate(candidates):
+                seconds = try_out(Runner(self.work, candidate.choice, store), batch)
+                if seconds is not None:
+                    took[number] = seconds
         store.close()
-    if worst <= EQUAL[choice.autocast]:
-        return ""
-    return f"the gradient of {name} differs from the plain one by {worst:.1e} of its size"
+        if not took:
+            return candidates[0], []
+        best = min(took, key=took.__getitem__)
+        said = ", ".join(f"{describe(candidates[i].choice)}: {1e3 * t:.1f} ms" for i, t in took.items())
+        return candidates[best], [f"run to compare, forward and backward: {said}"]
+
+    def _differs(self, choice: Choice, few: Any) -> str:
+        """Why the fitted gradients are not the plain ones, empty where they are."""
+        store = self.open_store()
+        worst, name = 0.0, ""
+        try:
+            worst, name = compare(self.work, choice, few, store)
+        except OutsizeError:
+            raise
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                return f"it fails on this model: {str(error).splitlines()[0]}"
+            short = True
+        else:
+            short = False
+        finally:
+            store.close()
+        if short:  # the plain gradients of so many samples have no room: of fewer they may
+            clear_up()
+            rows = batches.count_rows(few)
+            return self._differs(choice, batches.take(few, 0, rows - 1)) if rows > 1 else ""
+        if worst <= EQUAL[choice.autocast or self.findings.lower]:
+            return ""
+        return f"the gradient of {name} differs from the plain one by {worst:.1e} of its size"
+
+    def _blame(self, choice: Choice, few: Any) -> str:
+        """The remedy that alone makes the gradients differ, or the last one."""
+        on = [means.key for means in remedies_on(choice)]
+        for key in on:
+            if self._differs(replace(Choice(), **{key: getattr(choice, key)}), few):
+                return key
+        return on[-1]
 
 
-def _blame(work: Work, choice: Choice, batch: Any, scratch: str) -> str:
-    """The remedy that alone makes the gradients differ, or the last one."""
-    on = [means.key for means in remedies_on(choice)]
-    off = Choice()
-    for key in on:
-        if _differs(work, replace(off, **{key: getattr(choice, key)}), batch, scratch):
-            return key
-    return on[-1]
+def is_limited(budget: int) -> bool:
+    """True where torch's allocator stops at the budget or before it."""
+    import torch
 
-
-def _tell(search: Search, found: Candidate, facts: Facts, allowance: Allowance, findings: Findings) -> FitPlan:
-    """The plan as the user reads it."""
-    projection = found.projection
-    assert projection is not None
-    known = Known.EXACT if facts.device == "cpu" else Known.ESTIMATE
-    steps = tuple(
-        Step(name=name, peaks=(Peak(pool=allowance.pool, bytes=size, known=known),))
-        for name, size in projection.peaks.items() if name != "done"
-    )  # fmt: skip
-    remedies = tuple(
-        Remedy(
-            name=means.name, saves=max(0, _without(found.choice, means.key, facts) - predict(found.choice, facts)),
-            known=Known.ESTIMATE, costs=f"+{100 * means.seconds(found.choice, facts) / _plain(facts):.0f} % time",
-            exactness=_exactness(means, findings), how=means.how(found.choice, facts),
-        )
-        for means in remedies_on(found.choice)
-    )  # fmt: skip
-    notes = [
-        f"not used: {means.name}: {facts.forbidden[means.key]}" for means in REMEDIES if means.key in facts.forbidden
-    ]
-    if findings.normaliser is not None:
-        notes.append(f"the loss is {findings.normaliser}")
-    if findings.written:
-        notes.append(
-            f"{len(findings.written)} modules write buffers in a forward pass; a second run does not write them again"
-        )
-    return FitPlan(
-        name=f"training step of {facts.rows} samples", steps=steps, budgets=(allowance,), smallest=None, remedies=remedies,
-        slow_down=slow_down(found.choice, facts), plain=facts.plain.peak, away=projection.away, place=place(facts),
-        cheaper=_neighbour(search, found, facts, cheaper=True), smaller=_neighbour(search, found, facts, cheaper=False),
-        notes=tuple(notes),
-    )  # fmt: skip
-
-
-def _exactness(means: Any, findings: Findings) -> Exactness:
-    if means.key == "slices" and findings.random:
-        return Exactness.DISTRIBUTION
-    return means.exactness  # type: ignore[no-any-return]
-
-
-def _plain(facts: Facts) -> float:
-    return max(facts.forward + facts.backward, facts.launch, 1e-9)
-
-
-def _without(choice: Choice, key: str, facts: Facts) -> int:
-    return predict(replace(choice, **{key: getattr(Choice(), key)}), facts)
-
-
-def _neighbour(search: Search, found: Candidate, facts: Facts, cheaper: bool) -> Neighbour | None:
-    """The next faster choice that is larger, or the next smaller one that is slower."""
-    rows = [c for c in (*search.candidates, *search.tried) if c.choice != found.choice]
-    if cheaper:
-        beside = [c for c in rows if c.seconds < found.seconds and c.peak > found.peak]
-        best = max(beside, key=lambda c: (c.seconds, -c.peak), default=None)
-    else:
-        beside = [c for c in rows if c.peak < 0.95 * found.peak]
-        best = min(beside, key=lambda c: (c.seconds, c.peak), default=None)
-    if best is None:
-        return None
-    return Neighbour(
-        name=describe(best.choice),
-        peak=best.peak,
-        slow_down=slow_down(best.choice, facts),
-        traced=best.projection is not None,
-    )
+    ask = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    if ask is None:
+        return False
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return bool(ask() * total <= budget * 1.001)
