@@ -17,7 +17,7 @@ from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
-from outsize.model.fitting.fitted import call_model
+from outsize.model.fitting.fitted import Snapshot, call_model
 from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.runner import HostedRunner
 
@@ -104,11 +104,9 @@ class HostedFitted:
         ]
 
     def _guarded(self, run: Callable[[], Any]) -> Any:
-        import torch
-
         while True:
             runner = self._now
-            state = torch.random.get_rng_state()
+            before = Snapshot(runner)
             failure = ""
             try:
                 return run()
@@ -120,12 +118,12 @@ class HostedFitted:
                     ) from error
                 if not is_out_of_memory(error):
                     runner.roll_back()
-                    torch.random.set_rng_state(state)
+                    before.restore()
                     raise
                 failure = str(error).splitlines()[0] if str(error) else type(error).__name__
             clear_up()
             runner.roll_back()
-            torch.random.set_rng_state(state)
+            before.restore()
             self._tighten(failure)
 
     def _tighten(self, failure: str) -> None:

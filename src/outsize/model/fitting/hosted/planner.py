@@ -17,7 +17,7 @@ from outsize.model.fitting.head import find_head
 from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.rates import Rates
 from outsize.model.fitting.hosted.ring import ALIGNMENT, aligned
-from outsize.model.fitting.hosted.slabs import Layout, stretch
+from outsize.model.fitting.hosted.slabs import MOVERS, Layout, stretch
 from outsize.model.fitting.hosted.stage import HostedStage, Sketch
 from outsize.model.fitting.hosted.units import Cut, cut_model, sizeof
 
@@ -192,6 +192,8 @@ class Search:
             full, cut = self._complete(choice)
             if choice.chunks and not stage.work.heads:
                 return None
+            if full.ring + full.state + cut.held.size > self.device and self.tried:
+                return None
             order = [name for name in self.order if name in cut.units] or list(cut.units)
             sketch = stage.run(full, self.layout, order, self.written, self.call)
             known = (dict(self.outside), len(self.written), order)
@@ -248,8 +250,8 @@ class Search:
         held = self.base + LIBRARIES[self.kind]
         if self.streamed:
             return held + READAHEAD * (cut.largest + 2**21) + (sketch.peak if self.kind == "cpu" else 0)
-        held += cut.weights + max(cut.largest, cut.held.size)
-        held += sum(stretch(shapes) for shapes in self.layout.values())
+        state = sum(stretch(shapes) for shapes in self.layout.values())
+        held += cut.weights + max(state, MOVERS * max(cut.largest, cut.held.size))  # weights move before state is made
         if choice.update == "kept":
             held += cut.weights
         elif choice.update == "host":

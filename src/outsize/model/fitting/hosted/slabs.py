@@ -2,14 +2,14 @@
 
 In: the user's parameters and optimizer state in ordinary memory. Out: the same parameter objects, whose data lie in
 blocks of exact size that a device copies by itself, a whole unit in one go. Every tensor keeps a storage of its own
-size, so that saved files are what they were. Blocks are filled unit by unit: the move takes one unit more, not a second
-model.
+size, so that saved files are what they were. A few units move at a time: that takes a few units more, not a second model.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,11 @@ class Shape:
         """Bytes."""
         return math.prod(self.shape) * int(self.dtype.itemsize)
 
+
+MOVERS = 4
+"""Units that move into their blocks at once."""
+MAKERS = 8
+"""Blocks that are made at once: the kernel clears and locks their pages, a core each."""
 
 Layout = dict[int, list[Shape]]
 """id of a parameter -> its state that travels."""
@@ -75,13 +80,14 @@ class Weights:
         """By name of the unit; the empty name is what stays on the device."""
         self.homes: dict[int, tuple[str, Place]] = {}
         """id of a parameter -> its unit and place."""
-        for unit in (*cut.units.values(), cut.held):
-            self._move(unit)
-            if old is not None:
-                old.forget(self.homes)
+        with ThreadPoolExecutor(MOVERS) as pool:
+            for _ in pool.map(self._move, (*cut.units.values(), cut.held)):
+                if old is not None:
+                    old.forget(self.homes)
 
-    def forget(self, moved: Container[int]) -> None:
+    def forget(self, moved: Iterable[int]) -> None:
         """Blocks whose parameters have all moved elsewhere are given back."""
+        moved = set(moved)
         left = {name for key, (name, _) in self.homes.items() if key not in moved}
         for name in [name for name in self.blocks if name not in left]:
             self.blocks.pop(name).unlock()
@@ -94,11 +100,11 @@ class Weights:
         block = self.blocks[unit.name] = Block(unit.own)
         for place in unit.places:
             parameter = place.parameter
-            self.homes[id(parameter)] = (unit.name, place)
             here = block.tensor(place.offset, tuple(parameter.shape), parameter.dtype)
             with torch.no_grad():
                 here.copy_(parameter.data)
             parameter.data = here
+            self.homes[id(parameter)] = (unit.name, place)
 
     def bytes_of(self, parameter: Any) -> Any:
         """The memory of one parameter."""
@@ -112,7 +118,7 @@ class Weights:
 
 
 class State:
-    """Optimizer state in blocks, one a unit, made when the first of its parameters is updated."""
+    """Optimizer state in blocks, one a unit."""
 
     def __init__(self, cut: Cut, layout: Layout) -> None:
         self.layout = layout
@@ -153,9 +159,9 @@ class State:
                         values[name] = tensor
 
     def make_all(self) -> None:
-        """All blocks now: so that a step does not have to."""
-        for name in self._sizes:
-            self._block(name)
+        """All blocks now, several at once: the first step would have to, one after the other."""
+        with ThreadPoolExecutor(MAKERS) as pool:
+            list(pool.map(self._block, self._sizes))
 
     def close(self) -> None:
         """Ordinary memory again."""

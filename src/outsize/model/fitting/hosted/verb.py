@@ -211,6 +211,8 @@ def _open(
         return runner
     weights = Weights(cut, old.weights if old is not None else None)
     state = State(cut, search.layout) if choice.update == "card" else None
+    if state is not None:
+        state.make_all()
     return HostedRunner(
         work, choice, cut, given.lane, HostSource(weights, given.lane), order, weights=weights, state=state, rows=given.rows
     )  # fmt: skip
@@ -253,6 +255,7 @@ def _rehearse(given: Given, runner: HostedRunner) -> tuple[str, int | None, floa
     if given.call is not None:
         return "", None, None
     card = given.device.type == "cuda"
+    clear_up()
     try:
         if card:
             torch.cuda.reset_peak_memory_stats()
@@ -263,19 +266,20 @@ def _rehearse(given: Given, runner: HostedRunner) -> tuple[str, int | None, floa
         measured = int(torch.cuda.max_memory_reserved()) if card else None
         if any(runner.checked.values()):
             return "pieces", measured, seconds
-        return _compare(given, runner), measured, seconds
+        return _compare(given, runner, measured or 0), measured, seconds
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
     return "memory", None, None
 
 
-def _compare(given: Given, runner: HostedRunner) -> str:
+def _compare(given: Given, runner: HostedRunner, held: int) -> str:
     """The remedy whose gradients are not the plain ones; empty where all are, or where the model is too large to see."""
     if runner.visits.cut.weights > COMPARED:
         return ""
     batch = batches.take(given.batch, 0, min(2, given.rows))
-    beside = given.device if 4 * runner.visits.cut.weights <= given.budgets[0].bytes else _cpu()
+    room = held + 4 * runner.visits.cut.weights <= given.budgets[0].bytes
+    beside = given.device if room else _cpu()
     plain = copy.deepcopy(given.work.model).to(beside)
     names = dict(plain.named_parameters())
     with preserved(given.work.model), without_cache(plain):
