@@ -414,7 +414,7 @@ def part_train(out, device, host_budget=64 * GiB, card_budget=8 * GiB):
         "host_projected": fitted.plan.peak(), "predicted_seconds": fitted.plan.seconds, "choice": str(fitted.choice),
     }  # fmt: skip
     write(out, row)
-    for kind, amp, more, steps in (("fp32", False, 1, 3), ("bf16 autocast", True, 1, 3), ("bf16 autocast", True, 2, 3)):
+    for kind, amp, more, steps in (("fp32", False, 1, 2), ("bf16 autocast", True, 1, 2), ("bf16 autocast", True, 2, 2)):
         switch["amp"] = amp
         data = tokens(rows * more, length, shape[2])
         try:

@@ -346,6 +346,27 @@ def test_a_file_of_other_tensors_is_refused_and_says_which(tmp_path):
             fit(model, None, None, batch, "8MiB", weights=tmp_path / f"{file}.safetensors")
 
 
+def test_a_larger_batch_runs_in_more_pieces_and_a_net_that_mixes_rows_says_so():
+    model, batch = nets.Language(), nets.make_tokens()
+    twin = copy.deepcopy(model)
+    ours, plain = (torch.optim.SGD(m.parameters(), 0.01) for m in (model, twin))
+    fitted = fit(model, nets.language_loss, ours, batch, "8MiB")
+    larger = nets.make_tokens(15)
+    assert torch.allclose(fitted.step(larger), nets.plain_step(twin, nets.language_loss, plain, larger), rtol=1e-5)
+    assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-5
+
+    class Mixing(nn.Linear):
+        def forward(self, x):
+            return super().forward(x - x.mean(0))
+
+    model = nn.Sequential(nn.Linear(8, 8), Mixing(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    fitted = fit(model, lambda m, x: m(x).square().mean(), optimizer, torch.randn(4, 8), "1MiB")
+    fitted.step(torch.randn(4, 8))
+    with pytest.raises(outsize.InputError, match="cannot run on a few rows"):
+        fitted.step(torch.randn(9, 8))
+
+
 def test_a_plan_for_a_card_needs_no_card():
     with torch.device("meta"):
         model = nets.Language(blocks=8, width=1024, words=8000)

@@ -28,5 +28,7 @@ class HostedChoice(Noun):
     """Inputs of units wait on the host."""
     pieces: int = 1
     """Pieces in which each unit's rows run."""
+    more: bool = False
+    """A larger batch than the planned one may run in more pieces."""
     chunks: int = 0
     """Pieces in which the output head and its cross entropy run; 0: whole."""

@@ -175,7 +175,14 @@ class Search:
             state = 2 * max((aligned(place.size) for place in cut.places()), default=0)
         ring = choice.ring or 2 * cut.largest
         few = min(FEW, self.device // 64)
-        return replace(choice, held=tuple(held), ring=ring, state=choice.state or state, few=few), cut
+        return replace(
+            choice,
+            held=tuple(held),
+            ring=ring,
+            state=choice.state or state,
+            few=few,
+            more="pieces" not in self.forbidden,
+        ), cut
 
     def _few(self) -> int:
         """State of small parameters that are updated together."""

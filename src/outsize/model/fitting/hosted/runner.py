@@ -208,7 +208,7 @@ class HostedRunner:
         """Proxies in place of parameters, and forward functions that bring them."""
         visits, choice = self.visits, self.choice
         pieces = choice.pieces
-        if self._rows and pieces > 1:  # a larger batch runs in more pieces
+        if self._rows and (pieces > 1 or choice.more):  # a larger batch runs in more pieces
             pieces = -(-pieces * batches.count_rows(batch) // self._rows)
         keep = self.keeper.keep if self.keeper is not None else None
         changed: list[tuple[Any, Any]] = []
@@ -239,13 +239,18 @@ class HostedRunner:
                         module.__dict__["forward"] = before
 
     def _checking(self, name: str, forward: Callable[..., Any], twice: Callable[..., Any]) -> Callable[..., Any]:
-        """In a rehearsal: does the unit treat its rows one by one?"""
-        if not self.rehearsing:
+        """The first time: does the unit treat its rows one by one?"""
+        if not self.real or self.checked.get(name) is False:
             return twice
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if name not in self.checked:
                 self.checked[name] = mixes_rows(forward, args, kwargs)
+            if self.checked[name] and not self.rehearsing:
+                raise InputError(
+                    f"the batch is larger than the one that was planned with, and {name} cannot run on a few rows at a time: fit "
+                    "with the larger batch"
+                )
             return twice(*args, **kwargs)
 
         return run

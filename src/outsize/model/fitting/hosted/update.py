@@ -155,20 +155,22 @@ class OnCard(Sink):
             self._visits.sent(lane.send(self._weights.bytes_of(parameter), _bytes(proxy.detach(), lane)))
         if not made:
             return
+        shapes = {shape.name: shape for shape in state.layout.get(id(parameter), [])}
+        if lease is None and shapes:  # the first time: from the ring, so that no other memory waits for a copy
+            lease = self._room(parameter)
+            for name, shape in shapes.items():
+                lease.view(shape.offset, shape.shape, shape.dtype).copy_(made[name])
         if lease is not None:
-            mark = lane.send(state.bytes_of(parameter), lease.bytes) if self._real else None
+            mark = (
+                lane.send(state.bytes_of(parameter), lease.bytes[: stretch(list(shapes.values()))])
+                if self._real
+                else None
+            )
             lease.release(lane.mark(), mark)
-            travels = {s.name for s in state.layout.get(id(parameter), [])}
-            kept = self.optimizer.state[parameter]
-            kept.update({name: value for name, value in made.items() if name not in travels})
-            return
         if not self._real:
-            travels = {s.name for s in state.layout.get(id(parameter), [])}
-            self.optimizer.state[parameter] = {n: None if n in travels else value for n, value in made.items()}
+            self.optimizer.state[parameter] = {n: None if n in shapes else value for n, value in made.items()}
             return
         homes = state.tensors(parameter)
-        for name, home in homes.items():
-            lane.send(_bytes(home, lane), _bytes(made[name].detach(), lane))
         self.optimizer.state[parameter] = {name: homes.get(name, value) for name, value in made.items()}
 
     # state on its way
@@ -176,14 +178,30 @@ class OnCard(Sink):
     def _arrive(self, parameter: Any) -> Lease:
         lease = self._coming.pop(id(parameter), None) or self._fetch(parameter)
         if lease is None:
-            for key in list(self._coming):
-                ahead = self._coming.pop(key)
-                ahead.release(ahead.ready)
-            self._next = len(self.order)
+            self._make_room()
             lease = self._fetch(parameter)
         assert lease is not None, "the ring holds the state of any few parameters"
         self._lane.wait(lease.ready)
         return lease
+
+    def _room(self, parameter: Any) -> Lease:
+        """Room for a parameter's state, to be written by what is computed next."""
+        size = stretch(self._state.layout.get(id(parameter), []))
+        lease = self._ring.take(size)
+        if lease is None:
+            self._make_room()
+            lease = self._ring.take(size)
+        assert lease is not None, "the ring holds the state of any few parameters"
+        for mark in lease.waits:
+            self._lane.wait(mark)
+        return lease
+
+    def _make_room(self) -> None:
+        """What was asked for ahead goes."""
+        for key in list(self._coming):
+            ahead = self._coming.pop(key)
+            ahead.release(ahead.ready)
+        self._next = len(self.order)
 
     def _fetch(self, parameter: Any) -> Lease | None:
         size = stretch(self._state.layout.get(id(parameter), []))

@@ -243,7 +243,10 @@ def _settle(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) 
         chosen, drawn = again.run()
         return _tell(given, again, chosen, drawn), chosen, _open(given, again, chosen, drawn, old)
 
-    fitted = HostedFitted(_tell(given, search, choice, sketch), choice, runner, tighter)
+    plan = _tell(given, search, choice, sketch)
+    if seconds is not None:
+        plan = replace(plan, seconds=seconds, notes=(*plan.notes, f"a rehearsal took {seconds:.2g} s"))
+    fitted = HostedFitted(plan, choice, runner, tighter)
     fitted.measured, fitted.seconds = measured, seconds
     return fitted
 
