@@ -1,195 +1,579 @@
-"""Fit against what people do today, on a card limited to a share of the plain step's memory.
+"""Fit against what people do today, on a card whose memory is limited to the budget so that passing it dies.
 
-    python benchmarks/fit_h200.py gpt2 --percent 50 --out fit.json      one model, one budget: a few minutes
-    python benchmarks/fit_h200.py --table fit.json                      the table
+    python benchmarks/fit_h200.py --out DIR                       # everything
+    python benchmarks/fit_h200.py --out DIR --models gpt2 --precisions amp --percents 50
+    python benchmarks/fit_h200.py --table DIR/rows.jsonl          # the tables of a run
 
-Every row is a fresh process whose share of the card is set by `set_per_process_memory_fraction`, so that passing the
-budget dies. Peers: plain, accumulation (2, 4, 8 slices), every block checkpointed, `save_on_cpu`, and accelerate's way
-(smaller batches until one fits, with accumulation to keep the effective batch).
+One process a (model, precision) runs the plain step, the peers and ours at every budget; the card is one process's at a
+time (planning, which needs no card, runs beside). Budgets are parts of what the plain step reserves. Peers: gradient
+accumulation over 2, 4, 8 slices, every block checkpointed, `save_on_cpu`, accelerate's finder (x0.9 until it runs)
+with accumulation. Gradients of the whole batch are compared with the plain step's, tensor by tensor; in float32 a run of
+AdamW steps is compared with the plain one, beside a plain one whose samples are summed in another order.
 """
 
-from __future__ import annotations
-
 import argparse
+import contextlib
+import fcntl
+import gc
+import importlib
 import json
+import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
+import traceback
+import warnings
 
-MODELS = ("gpt2", "gpt2-medium", "llama-1.3b", "resnet50", "vit_b_16", "t5-small")
-WAYS = ("plain", "micro2", "micro4", "micro8", "checkpoint", "save_on_cpu", "finder", "outsize")
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+from fit_models import MODELS, WAYS, build, cut_step, finder_sizes
 
-
-def build(name, device):
-    """(model, loss, batch): weights without training, tokens and pictures without meaning."""
-    import torch
-    from torch.nn import functional
-
-    torch.manual_seed(0)
-    if name in ("resnet50", "vit_b_16"):
-        import torchvision
-
-        model = getattr(torchvision.models, name)()
-        batch = {"x": torch.randn(128, 3, 224, 224, device=device), "y": torch.randint(0, 1000, (128,), device=device)}
-        return model.to(device), lambda m, b: functional.cross_entropy(m(b["x"]), b["y"]), batch
-    import transformers
-
-    if name == "t5-small":
-        model, rows, length, words = (
-            transformers.T5ForConditionalGeneration(transformers.T5Config(dropout_rate=0.0)),
-            32,
-            512,
-            32000,
-        )
-    elif name == "llama-1.3b":
-        config = transformers.LlamaConfig(
-            hidden_size=2048, intermediate_size=5504, num_hidden_layers=24, num_attention_heads=16, vocab_size=32000
-        )
-        model, rows, length, words = transformers.LlamaForCausalLM(config), 8, 1024, 32000
-    else:
-        shape = {"gpt2": (768, 12, 12), "gpt2-medium": (1024, 24, 16)}[name]
-        config = transformers.GPT2Config(
-            n_embd=shape[0], n_layer=shape[1], n_head=shape[2], resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
-        )
-        model, rows, length, words = transformers.GPT2LMHeadModel(config), 16 if name == "gpt2" else 8, 1024, 50257
-    tokens = torch.randint(0, words, (rows, length), device=device)
-    return model.to(device), lambda m, b: m(**b).loss, {"input_ids": tokens, "labels": tokens}
+PERCENTS = (100, 70, 50, 35, 25)
 
 
-def make_step(way, model, loss, optimizer, batch, budget, amp):
-    """One training step done this way."""
-    import torch
+class Card:
+    """One card for several processes: held for everything but planning. On a CPU it limits nothing."""
 
-    inner = loss
-    if amp:
+    def __init__(self, out, device):
+        self.device = device
+        self.lock = (out / "card.lock").open("w")
+        self.held = False
+        self.waited = 0.0
+        """Seconds for which others had the card."""
+
+    def take(self):
+        start = time.perf_counter()
+        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        self.waited += time.perf_counter() - start
+        self.held = True
+
+    def give(self):
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        self.held = False
+        fcntl.flock(self.lock, fcntl.LOCK_UN)
+
+    @contextlib.contextmanager
+    def lent(self):
+        """The card is another's while the block runs."""
+        held = self.held
+        if held:
+            self.give()
+        try:
+            yield
+        finally:
+            if held:
+                self.take()
+
+    def wake(self):
+        """Load what every process loads, before the card is taken."""
+        if self.device == "cuda":
+            import torch
+
+            x = torch.ones(8, 8, 8, 8, device="cuda", requires_grad=True)
+            y = torch.nn.functional.conv2d(x, torch.ones(8, 8, 1, 1, device="cuda")).flatten(1)
+            (y @ y.T).sum().backward()
+            torch.cuda.synchronize()
+
+    def limit(self, size):
+        if self.device == "cuda":
+            import torch
+
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(1.0 if size is None else size / total)
+
+    def clear(self):
+        gc.collect()
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+    def watch(self):
+        self.clear()
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.reset_peak_memory_stats()
+
+    def settle(self):
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+    def peaks(self):
+        if self.device != "cuda":
+            return {"reserved": 0, "allocated": 0}
+        import torch
+
+        return {"reserved": torch.cuda.max_memory_reserved(), "allocated": torch.cuda.max_memory_allocated()}
+
+
+class Case:
+    """One model in one precision."""
+
+    def __init__(self, name, precision, given, card):
+        self.name, self.precision, self.given, self.card = name, precision, given, card
+        self.out = pathlib.Path(given.out)
+        self.rows = []
+
+    def write(self, **row):
+        row = {"model": self.name, "precision": self.precision, "at": round(time.time() - self.given.start, 1), **row}
+        self.rows.append(row)
+        with (self.out / "rows.jsonl").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(json.dumps(row) + "\n")
+
+    def late(self, **what):
+        """True, and said, where the time is over."""
+        if time.time() < self.given.deadline:
+            return False
+        self.write(**what, failed="not run: the time was over")
+        return True
+
+    def run(self):
+        import torch
+
+        torch.set_num_threads(2)
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        self.card.wake()
+        self.card.take()
+        try:
+            self._run(torch)
+        finally:
+            self.card.give()
+
+    def _run(self, torch):
+        start = time.perf_counter()
+        model, plain_loss, batch = build(self.name, self.card.device, self.given.tiny)
+        self.card.settle()
+        self.write(way="build", seconds=time.perf_counter() - start)
 
         def loss(m, b):
-            with torch.autocast("cuda", dtype=torch.bfloat16):
-                return inner(m, b)
+            with torch.autocast(self.card.device, dtype=torch.bfloat16, enabled=self.precision == "amp"):
+                return plain_loss(m, b)
 
-    if way == "outsize":
-        import outsize
+        self.model, self.loss, self.batch = model, loss, batch
+        self.first = [p.detach().to("cpu", copy=True) for p in model.parameters()]
+        self.buffers = [b.detach().clone() for b in model.buffers()]
+        self.count = next(iter(batch.values())).shape[0]
+        self.plain()
+        self.reference()
+        for way in WAYS:
+            if way != "save_on_cpu" and self.given.peers and not self.late(way=way):
+                self.peer(way)
+        for percent in self.given.percents:
+            if not self.late(way="outsize", percent=percent):
+                self.ours(percent)
+            if percent < 100 and self.given.peers and not self.late(way="finder", percent=percent):
+                self.finder(percent)
+        if self.given.peers and not self.late(way="save_on_cpu"):
+            self.peer("save_on_cpu")
+            if self.card.device == "cuda":
+                torch._C._host_emptyCache()
 
-        fitted = outsize.fit(model, loss, optimizer, batch, budget=budget)
-        print(fitted.plan, file=sys.stderr)
-        return lambda: fitted.step(batch)
-    if way == "checkpoint":
-        from torch.utils.checkpoint import checkpoint
+    def optimizer(self):
+        import torch
 
-        for module in [m for m in model.modules() if type(m).__name__ in BLOCKS]:
-            forward = module.forward
-            module.forward = lambda *a, forward=forward, **k: checkpoint(forward, *a, use_reentrant=False, **k)
-        if hasattr(model, "config"):
-            model.config.use_cache = False
-    slices = int(way[5:]) if way.startswith("micro") else 1
+        return torch.optim.AdamW(self.model.parameters(), 1e-4)
 
-    def run(slices):
-        rows = next(iter(batch.values())).shape[0]
-        size = -(-rows // slices)
-        optimizer.zero_grad(set_to_none=True)
-        for start in range(0, rows, size):
-            part = {key: value[start : start + size] for key, value in batch.items()}
-            count = next(iter(part.values())).shape[0]
-            (loss(model, part) * (count / rows)).backward()
-        optimizer.step()
+    def reset(self):
+        """Weights and buffers as at the start."""
+        import torch
 
-    if way == "finder":
-        slices = 1
-        while True:
-            failed = False
-            try:
-                run(slices)
-            except torch.OutOfMemoryError:
-                failed = True
-            if not failed:
-                break
-            slices *= 2
-            optimizer.zero_grad(set_to_none=True)
-            torch.cuda.empty_cache()
-    if way == "save_on_cpu":
+        with torch.no_grad():
+            for parameter, value in zip(self.model.parameters(), self.first, strict=True):
+                parameter.copy_(value)
+                parameter.grad = None
+            for buffer, value in zip(self.model.buffers(), self.buffers, strict=True):
+                buffer.copy_(value)
 
-        def saved():
-            with torch.autograd.graph.save_on_cpu(pin_memory=True):
-                run(1)
-
-        return saved
-    return lambda: run(slices)
-
-
-BLOCKS = ("GPT2Block", "LlamaDecoderLayer", "T5Block", "EncoderBlock", "Bottleneck")
-
-
-def one(name, way, budget, amp):
-    """Time and reserved bytes of one way; prints JSON."""
-    import torch
-
-    if budget:
-        torch.cuda.set_per_process_memory_fraction(budget / torch.cuda.get_device_properties(0).total_memory)
-    row = {"model": name, "way": way, "budget": budget, "amp": amp}
-    try:
-        model, loss, batch = build(name, "cuda")
-        optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
-        step = make_step(way, model, loss, optimizer, batch, budget, amp)
+    def clock(self, step, warm=1, count=None):
+        """Median seconds of a step, and peaks."""
+        self.card.watch()
+        for _ in range(warm):
+            step()
+        self.card.settle()
         times = []
-        for _ in range(5):
-            torch.cuda.synchronize()
+        for _ in range(count or self.given.steps):
             start = time.perf_counter()
             step()
-            torch.cuda.synchronize()
+            self.card.settle()
             times.append(time.perf_counter() - start)
-        row |= {"seconds": statistics.median(times[2:]), "reserved": torch.cuda.max_memory_reserved()}
+            if sum(times) > 4.0 and len(times) > 1:
+                break
+        return {"seconds": statistics.median(times), "times": [round(t, 5) for t in times], **self.card.peaks()}
+
+    def attempt(self, make, **what):
+        """Run a way; a failure is a result too."""
+        optimizer, row = self.optimizer(), {}
+        try:
+            row = make(optimizer)
+        except Exception as error:
+            row = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
+            if "out of memory" not in str(error) and type(error).__name__ != "BudgetError":
+                row["trace"] = traceback.format_exc()[-1500:]
+        del optimizer
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self.card.limit(None)
+        self.card.clear()
+        self.write(**what, **row)
+        return row
+
+    def plain(self):
+        row = self.attempt(
+            lambda o: self.clock(cut_step(self.model, self.loss, o, self.batch, self.count), 2), way="plain"
+        )
+        self.base = row["seconds"]
+        if self.card.device == "cpu":
+            import outsize
+
+            plan = outsize.fit(self.model, self.loss, self.optimizer(), self.batch, budget="100GiB", dry_run=True).plan
+            row["reserved"] = plan.plain
+        self.reserved = row["reserved"]
+
+    def peer(self, way):
+        slices, around = WAYS[way]
+
+        def make(optimizer):
+            with around(self.model):
+                step = cut_step(self.model, self.loss, optimizer, self.batch, -(-self.count // slices))
+                return self.clock(step, count=1 if way == "save_on_cpu" else None)
+
+        row = self.attempt(make, way=way)
+        for percent in self.given.percents:  # allocated fits, reserved does not: under the limit it may run
+            budget = self.reserved * percent // 100
+            if row.get("allocated", 0) and row["allocated"] <= budget < row["reserved"] and percent < 100:
+                self.card.limit(budget)
+                self.attempt(make, way=way, percent=percent, budget=budget)
+
+    def finder(self, percent):
+        budget = self.reserved * percent // 100
+
+        def make(optimizer):
+            for size in finder_sizes(self.count):
+                failed = False
+                self.card.limit(budget)
+                try:
+                    step = cut_step(self.model, self.loss, optimizer, self.batch, size)
+                    step()
+                except Exception as error:
+                    if "out of memory" not in str(error):
+                        raise
+                    failed = True
+                if not failed:
+                    return {**self.clock(step), "size": size}
+                optimizer.zero_grad(set_to_none=True)
+                self.card.clear()
+            return {"failed": "no batch size runs"}
+
+        self.attempt(make, way="finder", percent=percent, budget=budget)
+
+    # gradients
+
+    def reference(self):
+        """The plain step's gradients at the first weights, and losses and weights of its first steps."""
+        self.reset()
+        self.plain_gradients, self.plain_value = self.gradients(None)
+        self.trajectory = None
+        steps = self.given.trajectory if self.base < 0.6 else 4
+        if self.precision == "fp32" and not self.late(way="trajectory"):
+            self.trajectory = self.course(lambda o: cut_step(self.model, self.loss, o, self.batch, self.count), steps)
+            order = {key: value.flip(0) for key, value in self.batch.items()}
+            other = self.course(lambda o: cut_step(self.model, self.loss, o, order, self.count), steps)
+            self.write(way="trajectory", other="plain, samples in another order", **apart(other, self.trajectory))
+
+    def course(self, make, steps):
+        """(losses, final weights) of some steps from the first weights."""
+        self.reset()
+        optimizer = self.optimizer()
+        step = make(optimizer)
+        losses = [step() for _ in range(steps)]
+        return [float(loss) for loss in losses], [p.detach().to("cpu", copy=True) for p in self.model.parameters()]
+
+    def gradients(self, fitted):
+        """Gradients of the whole batch on the host, by the plain step or as a fitted one makes them; and the loss."""
+        from dataclasses import replace
+
+        import torch
+
+        from outsize.model.fitting.check import _collect, preserved
+
+        if fitted is None:
+            with preserved(self.model):
+                value = self.loss(self.model, self.batch)
+                value.backward()
+                found = [p.grad.detach().to("cpu", copy=True) for p in self.model.parameters()]
+                value = float(value.detach())
+            return found, value
+        runner = fitted._now
+        choice = replace(fitted.choice, in_backward=False, state_away=False, gradients_away=True)
+        with preserved(self.model):
+            kept = _collect(runner.work, choice, self.batch, runner.store)
+            found = []
+            for parameter in self.model.parameters():
+                gradient = kept.take(parameter)
+                self.card.settle()
+                found.append(None if gradient is None else gradient.detach().to("cpu", copy=True))
+        del kept
+        with torch.no_grad():
+            self.card.clear()
+        return found, None
+
+    # ours
+
+    def ours(self, percent):
+        budget = self.reserved * percent // 100
+        self.reset()
+        self.card.limit(budget)
+        self.attempt(lambda o: self._ours(o, budget, percent), way="outsize", percent=percent, budget=budget)
+
+    def _ours(self, optimizer, budget, percent):
+        import outsize
+
+        self.card.watch()
+        self.parts.clear()
+        waited, start = self.card.waited, time.perf_counter()
+        fitted = outsize.fit(self.model, self.loss, optimizer, self.batch, budget=budget)
+        row = {"planning": time.perf_counter() - start - (self.card.waited - waited)}
+        row["parts"] = dict(self.parts)
+        plan = fitted.plan
+        row |= {
+            "projected": plan.peak(plan.budgets[0].pool),
+            "predicted": plan.slow_down,
+            "away": plan.away,
+            "choice": fitted.choice.to_dict(),
+        }
+        with (self.out / "plans.txt").open("a") as file:
+            file.write(f"\n=== {self.name} {self.precision} {percent} %\n{plan}\n")
+        got, _ = self.gradients(fitted)
+        row |= compare_gradients(self.model, got, self.plain_gradients)
+        del got
+        self.card.watch()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            losses = [float(fitted.step(self.batch)) for _ in range(2)]
+            row |= self.clock(lambda: fitted.step(self.batch), 0)
+            row["first_loss"] = [losses[0], self.plain_value]
+            if percent == 50 and self.trajectory is not None:
+                steps = len(self.trajectory[0])
+                fitted.undo()
+                del fitted
+
+                def make(o):
+                    again = outsize.fit(self.model, self.loss, o, self.batch, budget=budget)
+                    return lambda: again.step(self.batch)
+
+                row["trajectory"] = apart(self.course(make, steps), self.trajectory)
+            else:
+                row["notes"] = list(fitted.plan.notes)
+                row["final"] = fitted.choice.to_dict() == row["choice"]
+                fitted.undo()
+        row["tightened"] = sum("passed its memory" in str(w.message) for w in caught)
+        return row
+
+
+def compare_gradients(model, got, expected):
+    """The largest relative difference of a gradient, whose it is, and the largest relative to all gradients together."""
+    names = [name for name, _ in model.named_parameters()]
+    device = next(model.parameters()).device
+    whole = sum(float(e.to(device).norm()) ** 2 for e in expected if e is not None) ** 0.5
+    rows = []
+    for name, a, b in zip(names, got, expected, strict=True):
+        if a is None or b is None:
+            if a is not b:
+                rows.append((float("inf"), float("inf"), name))
+            continue
+        a, b = a.to(device), b.to(device)
+        difference, size = float((a - b).norm()), float(b.norm())
+        rows.append((difference / max(size, 1e-30), difference / max(whole, 1e-30), name))
+    worst = max(rows)
+    return {
+        "gradient": worst[0], "gradient_of": worst[2], "gradient_to_all": max(r[1] for r in rows),
+        "above": [[r[2], r[0]] for r in sorted(rows, reverse=True)[:4] if r[0] > 1e-5],
+    }  # fmt: skip
+
+
+def apart(one, other):
+    """How far two courses are from each other."""
+    losses = max(abs(a - b) / max(abs(b), 1e-12) for a, b in zip(one[0], other[0], strict=True))
+    weights = max(float((a - b).norm() / b.norm().clamp_min(1e-12)) for a, b in zip(one[1], other[1], strict=True))
+    total = sum(float((a - b).double().square().sum()) for a, b in zip(one[1], other[1], strict=True)) ** 0.5
+    size = sum(float(b.double().square().sum()) for b in other[1]) ** 0.5
+    return {
+        "steps": len(one[0]),
+        "losses": losses,
+        "worst_weight": weights,
+        "weights": total / size,
+        "last": one[0][-1],
+    }
+
+
+# all of them
+
+
+def time_parts(card):
+    """Seconds of each part of `outsize.fit`, waits for the card left out."""
+    from outsize.model.fitting import verb
+
+    parts = {}
+
+    def timed(owner, name):
+        inner = getattr(owner, name)
+
+        def run(*args, **kwargs):
+            start, waited = time.perf_counter(), card.waited
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                took = time.perf_counter() - start - (card.waited - waited)
+                parts[name] = round(parts.get(name, 0.0) + took, 2)
+
+        setattr(owner, name, run)
+
+    for owner, name in (
+        (verb, "look"), (verb, "measure_times"), (verb.Search, "run"), (verb.Planning, "_fastest"), (verb.Planning, "_differs"),
+    ):  # fmt: skip
+        timed(owner, name)
+    return parts
+
+
+def lend_while_planning(card):
+    """Projections need no card: others have it meanwhile."""
+    from outsize.model.fitting.stage import Stage
+
+    project = Stage.project
+
+    def lent(self, *args, **kwargs):
+        with card.lent():
+            return project(self, *args, **kwargs)
+
+    Stage.project = lent
+
+
+def work(name, precision, given):
+    """A process's whole life."""
+    out = pathlib.Path(given.out)
+    card = Card(out, given.device)
+    case = Case(name, precision, given, card)
+    try:
+        lend_while_planning(card)
+        case.parts = time_parts(card)
+        case.run()
     except Exception as error:
-        row["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    print(json.dumps(row))
+        case.write(failed=f"{type(error).__name__}: {error}", trace=traceback.format_exc()[-3000:])
 
 
-def case(name, percent, amp, out):
-    """All ways of one model at one budget, each in a fresh process."""
+def everything(given):
+    """Fork a process a case, so that libraries are loaded once."""
+    import torch
+    import transformers
+    from transformers import GPT2LMHeadModel, LlamaForCausalLM, T5ForConditionalGeneration  # noqa: F401
 
-    def ask(way, budget):
-        command = [sys.executable, __file__, name, "--way", way, "--budget", str(budget)] + (["--amp"] if amp else [])
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        lines = done.stdout.strip().splitlines()
-        return json.loads(lines[-1]) if lines else {"model": name, "way": way, "failed": done.stderr[-300:]}
+    with contextlib.suppress(ImportError):
+        import torchvision  # noqa: F401
+    import outsize
+    from outsize.model.fitting import fit  # noqa: F401
 
-    plain = ask("plain", 0)
-    rows = [plain | {"percent": 100}]
-    budget = plain["reserved"] * percent // 100
-    rows += [ask(way, budget) | {"percent": percent} for way in WAYS]
-    with pathlib.Path(out).open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}, outsize {outsize.__version__}")
+    out = pathlib.Path(given.out)
+    out.mkdir(parents=True, exist_ok=True)
+    given.start = time.time()
+    given.deadline = given.start + given.seconds
+    warm_up()
+    cases = [(name, precision) for precision in given.precisions for name in given.models]
+    running = {}
+    start = time.time()
+    while cases or running:
+        while cases and len(running) < given.processes:
+            case = cases.pop(0)
+            pid = os.fork()
+            if not pid:
+                try:
+                    work(*case, given)
+                finally:
+                    os._exit(0)
+            running[pid] = case
+        pid, status = os.wait()
+        print(f"{time.time() - start:7.1f} s  {running.pop(pid)} ended ({status})", flush=True)
+    (out / "card.lock").unlink(missing_ok=True)
+    print(table(out / "rows.jsonl"))
+
+
+def warm_up():
+    """What a projection loads, loaded once for all; nothing here may ask for a card, or forked processes could not."""
+    for name in (
+        "torch._dynamo", "torch._decomp", "torch._meta_registrations", "torch._refs", "torch._prims", "sympy", "torchvision.ops",
+        "torch.fx.experimental.symbolic_shapes", "torch.utils.flop_counter", "torch.utils.checkpoint",
+    ):  # fmt: skip
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
 
 
 def table(path):
-    """Time ratios to the plain step, a line a case."""
+    """Time ratios to the plain step, a line a case; the figures of ours beside."""
     rows = [json.loads(line) for line in pathlib.Path(path).read_text().splitlines()]
-    print(f"| model | amp | budget | {' | '.join(WAYS)} |\n|---|---|---|{'---|' * len(WAYS)}")
-    for key in dict.fromkeys((r["model"], r.get("amp"), r["percent"]) for r in rows if r.get("budget")):
-        mine = {r["way"]: r for r in rows if (r["model"], r.get("amp"), r["percent"]) == key and r.get("budget")}
-        base = next(r for r in rows if r["model"] == key[0] and r.get("amp") == key[1] and not r.get("budget"))
-        said = [f"{mine[w]['seconds'] / base['seconds']:.2f}x" if "seconds" in mine.get(w, {}) else "-" for w in WAYS]
-        print(f"| {key[0]} | {key[1]} | {key[2]} % | {' | '.join(said)} |")
+    ways = [*WAYS, "finder", "outsize"]
+    lines = [f"| model | precision | budget | {' | '.join(ways)} | held / projected / budget | gradients | planning |"]
+    lines.append("|---" * (len(ways) + 6) + "|")
+    for name, precision in dict.fromkeys((r["model"], r["precision"]) for r in rows):
+        mine = [r for r in rows if (r["model"], r["precision"]) == (name, precision)]
+        plain = next((r for r in mine if r.get("way") == "plain" and "seconds" in r), None)
+        if plain is None:
+            continue
+        lines.append(
+            f"| {name} | {precision} | plain | {1e3 * plain['seconds']:.1f} ms, {plain['reserved'] / 2**30:.2f} GiB |"
+        )
+        for percent in dict.fromkeys(r["percent"] for r in mine if r.get("way") == "outsize"):
+            lines.append(_line(mine, plain, name, precision, percent, ways))
+    return "\n".join(lines)
+
+
+def _line(mine, plain, name, precision, percent, ways):
+    budget = plain["reserved"] * percent // 100
+    said = []
+    for way in ways:
+        limited = next((r for r in mine if r.get("way") == way and r.get("percent") == percent), None)
+        free = next((r for r in mine if r.get("way") == way and "percent" not in r), None)
+        row = limited or (free if free and free.get("reserved", budget + 1) <= budget else None)
+        took = row and row.get("seconds")
+        said.append(f"{took / plain['seconds']:.2f}x" if took else "-")
+    ours = next(r for r in mine if r.get("way") == "outsize" and r.get("percent") == percent)
+    if "seconds" not in ours:
+        return f"| {name} | {precision} | {percent} % | {' | '.join(said)} | {ours.get('failed', '')[:160]} | | |"
+    held = " / ".join(f"{size / 2**30:.2f}" for size in (ours["reserved"], ours["projected"], budget))
+    return (
+        f"| {name} | {precision} | {percent} % | {' | '.join(said)} | {held} GiB | {ours['gradient']:.1e} | "
+        f"{ours['planning']:.1f} s |"
+    )
 
 
 def main():
     """Parse and run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", nargs="?", choices=MODELS)
-    parser.add_argument("--percent", type=int, default=50)
-    parser.add_argument("--amp", action="store_true")
-    parser.add_argument("--out", default="fit_h200.jsonl")
-    parser.add_argument("--way", choices=WAYS)
-    parser.add_argument("--budget", type=int, default=0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default="fit_h200")
+    parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS))
+    parser.add_argument("--precisions", type=lambda text: text.split(","), default=["amp", "fp32"])
+    parser.add_argument("--percents", type=lambda text: [int(p) for p in text.split(",")], default=list(PERCENTS))
+    parser.add_argument("--steps", type=int, default=3, help="timed steps")
+    parser.add_argument("--trajectory", type=int, default=20, help="AdamW steps that are compared")
+    parser.add_argument("--seconds", type=float, default=420.0, help="no case begins after so many")
+    parser.add_argument("--processes", type=int, default=6)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="models too small to mean anything, to try the script out")
+    parser.add_argument("--alone", dest="peers", action="store_false", help="without the peers")
     parser.add_argument("--table")
     given = parser.parse_args()
     if given.table:
-        table(given.table)
-    elif given.way:
-        one(given.model, given.way, given.budget, given.amp)
+        print(table(given.table))
     else:
-        case(given.model, given.percent, given.amp, given.out)
+        everything(given)
 
 
 if __name__ == "__main__":

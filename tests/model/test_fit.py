@@ -310,6 +310,62 @@ def test_inference_of_streamed_weights_equals_the_models_own_output():
         assert torch.allclose(got, model(batch), atol=1e-6)
 
 
+def test_an_inference_is_planned_sliced_where_outputs_join_and_streamed_where_weights_do_not_fit():
+    model, batch = nets.Language(words=31), nets.make_tokens(rows=8, words=31)
+    with torch.no_grad():
+        expected = model(batch)
+    whole = outsize.fit(model, None, None, batch, budget="1GiB")
+    assert not whole.plan.remedies and whole.plan.name == "inference of 8 samples"
+    plain, weights = whole.plan.plain, sum(p.numel() * 4 for p in model.parameters())
+    for budget, names in ((weights + (plain - weights) // 2, {"slice the batch"}), (weights, {"stream weights"})):
+        fitted = outsize.fit(model, lambda m, b: m(b), None, batch, budget=budget)
+        assert names <= {remedy.name for remedy in fitted.plan.remedies} and fitted.plan.peak() <= budget
+        assert torch.allclose(fitted.infer(batch), expected, atol=1e-5)
+        with pytest.raises(outsize.InputError, match="without an optimizer"):
+            fitted.step(batch)
+        fitted.undo()
+    with pytest.raises(outsize.BudgetError, match="smallest that has one"):
+        outsize.fit(model, None, None, batch, budget="1KiB")
+
+
+def test_an_inference_whose_samples_meet_is_not_sliced():
+    model, batch = nets.Vision(norm="batch"), nets.make_images()
+    fitted = outsize.fit(model, lambda m, b: m(b["image"]), None, batch, budget="1GiB", dry_run=True)
+    assert "not the output of the whole" in " ".join(fitted.plan.notes)
+
+
+def test_a_compiled_model_is_refused_with_the_way_out():
+    model, batch = nets.Language(), nets.make_tokens()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(outsize.InputError, match="_orig_mod"):
+        outsize.fit(torch.compile(model), nets.language_loss, optimizer, batch, budget="1GiB")
+
+
+def test_autocast_and_a_scaler_in_the_loss_are_kept():
+    model, batch = nets.Language(), nets.make_tokens()
+    twin = copy.deepcopy(model)
+
+    def loss(m, b):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return nets.language_loss(m, b)
+
+    peak = plain_peak(model, loss, batch, lambda p: torch.optim.SGD(p, 0.1))
+    optimizer, other = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, twin))
+    scaler, second = (torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2))
+    fitted = outsize.fit(model, loss, optimizer, batch, budget=peak * 6 // 10, scaler=scaler, clip=0.5)
+    assert fitted.plan.remedies and "GradScaler" in " ".join(fitted.plan.notes)
+    for _ in range(3):
+        fitted.step(batch)
+        second.scale(loss(twin, batch)).backward()
+        second.unscale_(other)
+        nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+        second.step(other)
+        second.update()
+        other.zero_grad()
+    assert scaler.get_scale() == second.get_scale()
+    assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-2  # bfloat16 keeps eight bits
+
+
 def test_a_larger_and_an_odd_batch_are_cut_into_slices_no_larger_than_planned():
     model, batch = nets.Language(), nets.make_tokens(rows=6)
     fitted = tight(model, batch, share=0.5)

@@ -15,6 +15,7 @@ from typing import Any
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.head import chunked_heads, find_head
 from outsize.model.fitting.normaliser import IGNORED, Normaliser
 from outsize.model.fitting.recorder import Recorder
@@ -105,20 +106,46 @@ def look(work: Work, batch: Any) -> Findings:
     rows = batches.count_rows(batch)
     few = min(SAMPLES, rows)
     part = batches.take(batch, 0, few)
-    recorder = Recorder(work.device)
     with preserved(work.model), without_cache(work.model):
         before = {m: {n: b.clone() for n, b in m._buffers.items() if b is not None} for m in work.model.modules()}
-        recorder.phase("forward")
-        with recorder.watching(work.model):
-            read_loss(work.loss(work.model, part))[0].backward()
+        recorder = _record(work, part)
         written = _written(before)
-        _clear(work.model)
-        heads = _find_heads(work, part, list(recorder.calls))
+        heads = _find_heads(work, batches.take(batch, 0, 1), list(recorder.calls))
         normaliser, why_not = _find_rule(work, part, few) if few > 1 else (None, "the batch has one sample")
     return Findings(
         rows=rows, random=tuple(recorder.random), written=written, normaliser=normaliser, why_not=why_not,
         heads=heads, lower=recorder.lower,
     )  # fmt: skip
+
+
+def _record(work: Work, part: Any) -> Recorder:
+    """Forward and backward pass of the samples, or of as many as there is room for."""
+    recorder = Recorder(work.device)
+    rows = batches.count_rows(part)
+    try:
+        with recorder.watching(work.model), dropping(work.model):
+            read_loss(work.loss(work.model, part))[0].backward()
+        return recorder
+    except Exception as error:
+        if not is_out_of_memory(error) or rows == 1:
+            raise
+    clear_up()
+    return _record(work, batches.take(part, 0, rows - 1))
+
+
+@contextlib.contextmanager
+def dropping(model: Any) -> Iterator[None]:
+    """Gradients are let go as they come."""
+
+    def drop(parameter: Any) -> None:
+        parameter.grad = None
+
+    handles = [p.register_post_accumulate_grad_hook(drop) for p in model.parameters() if p.requires_grad]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _find_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
@@ -129,11 +156,6 @@ def _find_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
     with chunked_heads(work.model, (name,), 1, work.device) as heads:
         read_loss(work.loss(work.model, part))
     return (name,) if heads.taken and not heads.made else ()
-
-
-def _clear(model: Any) -> None:
-    for parameter in model.parameters():
-        parameter.grad = None
 
 
 def _written(before: dict[Any, dict[str, Any]]) -> dict[Any, tuple[str, ...]]:

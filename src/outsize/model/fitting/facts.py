@@ -28,6 +28,9 @@ PIECE = 256 * 2**20
 LISTS = ("Sequential", "ModuleList", "ModuleDict")
 """Containers that are always looked into."""
 
+SHARES = (1, 8, 16)
+"""Ladders of modules that keep at most one part in so many of the activations."""
+
 LEAST = 500
 """A module that frees less than one part in so many of the activations is not worth a call of its own."""
 
@@ -76,8 +79,8 @@ class Facts(Noun):
     """The plain step with its loss in pieces, None where there is no such head."""
     parts: dict[str, Part]
     """Modules that can be computed again, by name."""
-    ladder: tuple[Rung, ...]
-    """Sets of them, from the cheapest bytes to the most."""
+    ladders: tuple[tuple[Rung, ...], ...]
+    """Sets of them, from the cheapest bytes to the most; in one ladder of any size, in others of small modules only."""
     timing: Timing
     """How long the plain step takes."""
     forbidden: dict[str, str]
@@ -121,9 +124,19 @@ def gather_facts(
         gradients=sum(sizes), state=max(0, state if held else 0), largest=max(sizes, default=0),
         copies=state / max(1, sum(sizes)), parameters=len(sizes), activations=activations, heads=heads,
         logits=_head_bytes(heads, plain), pieces=pieces,
-        parts=parts, ladder=build_ladder(parts, tuple(block.name for block in blocks), activations // LEAST), timing=timing,
+        parts=parts, ladders=_ladders(parts, blocks, activations), timing=timing,
         forbidden=find_forbidden(work, findings, heads, own_step),
     )  # fmt: skip
+
+
+def _ladders(parts: dict[str, Part], blocks: tuple[Block, ...], activations: int) -> tuple[tuple[Rung, ...], ...]:
+    """What a module keeps is there at once when it is computed again: ladders without large modules peak lower."""
+    names = tuple(block.name for block in blocks)
+    found: dict[tuple[Rung, ...], None] = {}
+    for share in SHARES:
+        small = {name: part for name, part in parts.items() if part.kept * share <= activations}
+        found[build_ladder(small, names, activations // LEAST)] = None
+    return tuple(ladder for ladder in found if ladder)
 
 
 def _bytes(tensors: Any) -> int:

@@ -18,8 +18,9 @@ from outsize.core.units import format_bytes
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.facts import Facts
 from outsize.model.fitting.projection import Projection
-from outsize.model.fitting.remedies import ALLOWED, REMEDIES, Means, order_blocks
+from outsize.model.fitting.remedies import ALLOWED, REMEDIES, Means, moved_bytes, order_blocks
 from outsize.model.fitting.stage import RATES
+from outsize.model.fitting.stores import IN_FLIGHT
 
 TRACES = 14
 """Most traces of one search."""
@@ -133,7 +134,9 @@ class Search:
 
     def _refine(self, candidate: Candidate) -> Candidate:
         """Fewer modules that are computed again, as long as it still fits."""
-        rungs = [(), *(rung.names for rung in self.facts.ladder)]
+        nothing: tuple[str, ...] = ()
+        ladders = ([nothing, *(rung.names for rung in ladder)] for ladder in self.facts.ladders)
+        rungs = next((names for names in ladders if candidate.choice.checkpoint in names), [nothing])
         if not candidate.choice.checkpoint or candidate.choice.checkpoint not in rungs:
             return candidate
         best, high = candidate, rungs.index(candidate.choice.checkpoint)
@@ -198,8 +201,6 @@ def _sensible(choice: Choice, facts: Facts) -> bool:
         return False
     if choice.stream and not set(order_blocks(facts)) <= set(choice.checkpoint) and not choice.offload:
         return False
-    if choice.offload and choice.checkpoint:
-        return False
     return not (choice.chunks and (set(facts.heads) & {*choice.stream, *choice.checkpoint, *choice.offload}))
 
 
@@ -224,11 +225,11 @@ def predict(choice: Choice, facts: Facts) -> int:
     plain = facts.pieces if choice.chunks and facts.pieces is not None else facts.plain
     kept = sum(plain.kept.values())
     share = -(-facts.rows // choice.slices) / facts.rows
-    offloaded, streams = set(choice.offload), set(choice.stream)
+    streams = set(choice.stream)
     parts = [facts.parts[name] for name in choice.checkpoint if name in facts.parts]
-    freed = sum(part.freed for part in parts) + sum(block.kept for block in facts.blocks if block.name in offloaded)
+    freed = sum(part.freed for part in parts) + moved_bytes(choice, facts)
     again = max((part.kept for part in parts), default=0)
-    again = max(again, max((block.kept for block in facts.blocks if block.name in offloaded), default=0) // 4)
+    again += min(IN_FLIGHT, moved_bytes(choice, facts)) if choice.offload and facts.device == "cuda" else 0
     extra = max(0, plain.peak - plain.fixed - kept)
     activations = (kept + extra - freed + again) * share * (0.6 if choice.autocast else 1.0)
     fixed = float(plain.fixed)

@@ -20,8 +20,8 @@ Level = dict[str, Any]
 CALL = 3e-5
 """Seconds that a module computed again takes beside its work."""
 
-FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Parts of the blocks that the search tries; the planner refines the number afterwards."""
+FRACTIONS = (0.25, 0.5, 0.75, 1.0)
+"""Parts of a ladder that the search tries; the planner refines the number afterwards."""
 
 
 class Means:
@@ -85,10 +85,12 @@ class Checkpoint(Means):
     name = "compute activations again"
 
     def levels(self, facts: Facts) -> list[Level]:
-        """More and more modules, those first that free most bytes for their time."""
-        top = len(facts.ladder)
-        rungs = sorted({round(fraction * top) for fraction in FRACTIONS})
-        return [{"checkpoint": facts.ladder[rung - 1].names if rung else ()} for rung in rungs]
+        """More and more modules, those first that free most bytes for their time; small ones only, or large ones too."""
+        found: dict[tuple[str, ...], None] = {(): None}
+        for ladder in facts.ladders:
+            rungs = sorted({max(1, round(fraction * len(ladder))) for fraction in FRACTIONS})
+            found |= {ladder[rung - 1].names: None for rung in rungs}
+        return [{"checkpoint": names} for names in found]
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """One more forward pass of these modules, and a call for each."""
@@ -107,8 +109,8 @@ class Offload(Means):
     name = "keep activations elsewhere"
 
     def levels(self, facts: Facts) -> list[Level]:
-        """Off, or every block (the planner takes checkpointed ones out again)."""
-        order = order_blocks(facts, compound=False)
+        """Off, the blocks whose copies take less time than they do, or every block."""
+        order = tuple(name for name in order_blocks(facts, compound=False) if name not in facts.heads)
         quick = tuple(n for n in order if self._time(n, facts) < _block(n, facts).seconds)
         if sum(_block(name, facts).kept for name in quick) < facts.activations // 20:
             quick = ()
@@ -120,7 +122,7 @@ class Offload(Means):
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """Copies out and in; on a card they run beside the kernels as far as those last."""
-        copies = sum(self._time(name, facts) for name in choice.offload)
+        copies = 2.0 * moved_bytes(choice, facts) / facts.link
         forward = facts.timing.forward(facts.rows) if facts.device == "cuda" else 0.0
         back = facts.passes - forward if facts.device == "cuda" else 0.0
         return max(0.0, copies / 2 - forward) + max(0.0, copies / 2 - back) + 0.05 * copies
@@ -211,7 +213,7 @@ class Chunks(Means):
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """The weight's gradient is added up once a piece; nothing is computed twice."""
         head = sum(block.weights for block in facts.blocks if block.name in facts.heads)
-        return 1e-4 * facts.passes + 2 * choice.chunks * choice.slices * head / RATES[facts.device][1]
+        return 1e-4 * facts.passes + 2 * max(choice.chunks, choice.slices) * head / RATES[facts.device][1]
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """Which head."""
@@ -256,6 +258,14 @@ def order_blocks(facts: Facts, compound: bool = True) -> tuple[str, ...]:
 
 def _block(name: str, facts: Facts) -> Any:
     return next(block for block in facts.blocks if block.name == name)
+
+
+def moved_bytes(choice: Choice, facts: Facts) -> int:
+    """Bytes of activations that wait elsewhere: what offloaded blocks keep and do not compute again."""
+    kept = sum(block.kept for block in facts.blocks if block.name in choice.offload)
+    inside = tuple(f"{name}." for name in choice.offload)
+    again = [name for name in choice.checkpoint if name in choice.offload or name.startswith(inside)]
+    return max(0, kept - sum(facts.parts[name].freed for name in again if name in facts.parts))
 
 
 def place(facts: Facts) -> str:

@@ -83,6 +83,7 @@ class Runner:
             self.update = Update(work.optimizer, choice, self.parcels, work.clip, work.scaler)
             self.update.bind(self.streamer.ids if self.streamer else set())
         self._modules = modules
+        self._configs = find_configs(work.model)
 
     # a step
 
@@ -199,13 +200,15 @@ class Runner:
         """The choice's forward functions in place of the modules' own."""
         choice, work = self.choice, self.work
         offload = Offload(self.store, ahead=work.device == "cuda", device=work.device)
-        stays = {tensor.untyped_storage()._cdata for tensor in (*work.model.parameters(), *work.model.buffers())}
+        fixed = (*work.model.parameters(), *work.model.buffers()) if choice.offload else ()
+        stays = {tensor.untyped_storage()._cdata for tensor in fixed}
         changed: list[tuple[Any, Any]] = []
         names = [*choice.checkpoint, *choice.offload, *(n for n in choice.stream if n not in choice.checkpoint)]
         with contextlib.ExitStack() as stack:
-            stack.enter_context(without_cache(work.model))
+            stack.enter_context(without_cache(work.model, self._configs))
             if choice.chunks:
-                stack.enter_context(chunked_heads(work.model, work.heads, choice.chunks, work.device))
+                pieces = -(-choice.chunks // choice.slices)
+                stack.enter_context(chunked_heads(work.model, work.heads, pieces, work.device))
             for name in dict.fromkeys(names):
                 module = self._modules[name]
                 forward = module.forward
@@ -216,7 +219,7 @@ class Runner:
                     forward = self.streamer.hold(name, forward)
                 if name in choice.checkpoint:
                     forward = checkpointed(module, forward, work.written, self.real)
-                elif name in choice.offload:
+                if name in choice.offload:  # of a module that is computed again, its input
                     forward = offload.wrap(forward, stays)
                 if streamed:
                     assert self.streamer is not None
@@ -275,11 +278,17 @@ class Runner:
         self.parcels.gather()
 
 
+def find_configs(model: Any) -> list[Any]:
+    """Transformers' settings of a model and its parts."""
+    found = {id(config): config for m in model.modules() if (config := getattr(m, "config", None)) is not None}
+    return list(found.values())
+
+
 @contextlib.contextmanager
-def without_cache(model: Any) -> Iterator[None]:
+def without_cache(model: Any, configs: list[Any] | None = None) -> Iterator[None]:
     """A training step of a transformers model keeps no keys and values for generation: a second run would add them again."""
-    configs = {id(config): config for m in model.modules() if (config := getattr(m, "config", None)) is not None}
-    off = [c for c in configs.values() if model.training and getattr(c, "use_cache", None) is True]
+    configs = find_configs(model) if configs is None else configs
+    off = [c for c in configs if model.training and getattr(c, "use_cache", None) is True]
     for config in off:
         config.use_cache = False
     try:

@@ -19,7 +19,7 @@ from outsize.model.fitting import parcels
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.projection import Ends, Projection, kept_by, peaks_of, play_steps
 from outsize.model.fitting.runner import Runner, Work
-from outsize.model.fitting.stores import NoStore
+from outsize.model.fitting.stores import IN_FLIGHT, NoStore
 from outsize.model.ledger import Held
 from outsize.model.trace import Tracer
 
@@ -83,7 +83,7 @@ class Stage:
         state = torch.random.get_rng_state()
         label = "cpu" if self.work.device == "cpu" else "cuda:0"
         watch = Watch(label, self.work.model)
-        store = NoStore()
+        store = NoStore(0 if label == "cpu" else IN_FLIGHT)
         with watch.running():
             fakes = {key: twin.make(label) for key, (_, twin) in self._twins.items()}
             batch = batches.transform(self.batch, lambda _, twin: twin.make(label), leaf=Twin)

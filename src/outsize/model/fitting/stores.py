@@ -12,7 +12,7 @@ import contextlib
 import ctypes
 import os
 import tempfile
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -46,21 +46,38 @@ class Store(Protocol):
         """Give everything back."""
 
 
+IN_FLIGHT = 256 * 2**20
+"""Most bytes whose copy to the host has begun and not ended: a forward pass that is faster than the link waits."""
+
+
 class NoStore:
-    """Counts and keeps nothing."""
+    """Counts and keeps nothing, except for what a card's copies would still be reading."""
 
     name = "nowhere"
 
-    def __init__(self) -> None:
+    def __init__(self, in_flight: int = 0) -> None:
         self.held = 0
         self.peak = 0
+        self._in_flight = in_flight
+        self._flying: deque[tuple[int, Any]] = deque()
 
     def put(self, data: Any) -> int:
         """Only the size is kept."""
         size = int(data.numel())
         self.held += size
         self.peak = max(self.peak, self.held)
+        if self._in_flight:
+            self._fly(size, data)
         return size
+
+    def _fly(self, size: int, held: Any) -> None:
+        """A copy has begun; the oldest ones are waited for where too many bytes are on their way."""
+        self._flying.append((size, held))
+        while sum(size for size, _ in self._flying) > self._in_flight and len(self._flying) > 1:
+            self._land(self._flying.popleft()[1])
+
+    def _land(self, held: Any) -> None:
+        """Wait for one copy; here there is none."""
 
     def begin(self, slot: int, into: Any) -> None:
         """There is nothing to fill in."""
@@ -142,7 +159,7 @@ class HostStore(NoStore):
     name = "host"
 
     def __init__(self, device: Any) -> None:
-        super().__init__()
+        super().__init__(IN_FLIGHT)
         import torch
 
         self._device = device
@@ -158,10 +175,17 @@ class HostStore(NoStore):
         slot = spare.pop() if spare else torch.empty(size, dtype=torch.uint8, pin_memory=True)
         with self._beside():
             slot.copy_(data, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record(self._stream)
         data.record_stream(self._stream)
+        self._fly(size, done)
         self.held += size
         self.peak = max(self.peak, self.held)
         return slot
+
+    def _land(self, held: Any) -> None:
+        """Wait for one copy."""
+        held.synchronize()
 
     def begin(self, slot: Any, into: Any) -> None:
         """Start the copy in, beside the kernels that are queued after it."""

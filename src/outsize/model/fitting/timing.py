@@ -1,19 +1,22 @@
 """How long a step takes: measured on a card, estimated elsewhere.
 
 In: the user's work, a batch, the plain step's projection. Out: `Timing`: forward and backward pass at one or two batch
-sizes that fit, the forward pass of every module, the rate of the link to the host. A pass takes its share of the
-larger one's time, and at least as long as the smaller one's, because launches, not work, fill that.
+sizes, the forward pass of every module, the rate of the link to the host. A slice with gradients has to fit; a forward
+pass alone, which keeps nothing, runs with far more samples, where work and not launches fill the card. Between sizes
+times lie on lines, beyond the largest they grow with the samples, below the smallest launches take as long.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.check import dropping
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.runner import Runner, Work, read_loss, without_cache
@@ -52,8 +55,14 @@ class Timing(Noun):
         return self._at(rows, 1)
 
     def _at(self, rows: int, which: int) -> float:
-        first, last = self.points[0], self.points[-1]
-        return max(first[which], last[which] * rows / last[0])
+        last = self.points[-1]
+        if rows >= last[0]:
+            return last[which] * rows / last[0]
+        for (few, *low), (many, *high) in itertools.pairwise(self.points):
+            if few <= rows <= many:
+                share = (rows - few) / (many - few)
+                return low[which - 1] + share * (high[which - 1] - low[which - 1])
+        return self.points[0][which]
 
     def module(self, name: str, rows: int) -> float:
         """Seconds of a module's forward pass of so many samples."""
@@ -85,7 +94,7 @@ def measure_times(work: Work, batch: Any, plain: Projection, budget: int) -> Tim
     most = max(1, min(rows, int((ROOM * budget - there) // each)))
     while True:
         try:
-            return _measure(work, batch, most, rows)
+            return _measure(work, batch, most, rows, _ratio(plain))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -95,29 +104,72 @@ def measure_times(work: Work, batch: Any, plain: Projection, budget: int) -> Tim
         most //= 2
 
 
-def _measure(work: Work, batch: Any, most: int, rows: int) -> Timing:
-    few = max(1, most // 8)
-    names = {id(module): name for name, module in work.model.named_modules()}
-    with without_cache(work.model), _dropping(work.model):
-        _run(work, batches.take(batch, 0, few))
-        points = [(n, *_clocked(work, batches.take(batch, 0, n))) for n in sorted({few, most})]
-        with _watched(names) as events:
-            forward, _ = _clocked(work, batches.take(batch, 0, most), again=False)
-    scale = points[-1][1] / max(forward, 1e-9)  # the marks themselves take time where launches fill it
-    modules = {name: scale * 1e-3 * float(start.elapsed_time(stop)) for name, (start, stop) in events.items() if stop}
+def _ratio(plain: Projection) -> float:
+    """Time of the backward pass over that of the forward pass, by what their operators compute and touch."""
+    took = {phase: sum(t for (p, _), t in plain.seconds.items() if p == phase) for phase in ("forward", "backward")}
+    return min(3.0, max(1.5, took["backward"] / max(took["forward"], 1e-12)))
+
+
+def _measure(work: Work, batch: Any, most: int, rows: int, ratio: float) -> Timing:
+    with without_cache(work.model), dropping(work.model):
+        _run(work, batches.take(batch, 0, max(1, most // 8)))
+        sizes = sorted({max(1, most // 8), max(1, most // 2), most})
+        points = [(n, *_clocked(work, batches.take(batch, 0, n))) for n in sizes]
+        for n in sorted({rows // 2, rows}):
+            if n > most:
+                forward = _forward_alone(work, batches.take(batch, 0, n))
+                if forward is not None:
+                    points.append((n, forward, max(points[-1][2], ratio * forward)))
+        modules = _modules(work, batches.take(batch, 0, points[-1][0]), points[-1][1])
     return Timing(points=tuple(points), modules=modules, link=measure_link(), measured=True)
+
+
+def _forward_alone(work: Work, part: Any) -> float | None:
+    """Seconds of a forward pass that keeps nothing, None where even that has no room."""
+    import torch
+
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    try:
+        with torch.no_grad():
+            work.loss(work.model, part)
+            torch.cuda.synchronize()
+            marks[0].record()
+            work.loss(work.model, part)
+            marks[1].record()
+            torch.cuda.synchronize()
+        return 1e-3 * float(marks[0].elapsed_time(marks[1]))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    clear_up()
+    return None
+
+
+def _modules(work: Work, part: Any, forward: float) -> dict[str, float]:
+    """Seconds of each module's forward pass, so that the whole takes `forward`: marks take time where launches fill it."""
+    import torch
+
+    names = {id(module): name for name, module in work.model.named_modules()}
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    with torch.no_grad(), _watched(names) as events:
+        torch.cuda.synchronize()
+        marks[0].record()
+        work.loss(work.model, part)
+        marks[1].record()
+        torch.cuda.synchronize()
+    scale = forward / max(1e-3 * marks[0].elapsed_time(marks[1]), 1e-9)
+    return {name: scale * 1e-3 * float(start.elapsed_time(stop)) for name, (start, stop) in events.items() if stop}
 
 
 def _run(work: Work, part: Any) -> None:
     read_loss(work.loss(work.model, part))[0].backward()
 
 
-def _clocked(work: Work, part: Any, again: bool = True) -> tuple[float, float]:
+def _clocked(work: Work, part: Any) -> tuple[float, float]:
     """Seconds of forward and backward pass; a first run warms up."""
     import torch
 
-    if again:
-        _run(work, part)
+    _run(work, part)
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
     torch.cuda.synchronize()
     marks[0].record()
@@ -155,21 +207,6 @@ def try_out(runner: Runner, batch: Any) -> float | None:
 def _forget(model: Any) -> None:
     for parameter in model.parameters():
         parameter.grad = None
-
-
-@contextlib.contextmanager
-def _dropping(model: Any) -> Iterator[None]:
-    """Gradients are let go as they come."""
-
-    def drop(parameter: Any) -> None:
-        parameter.grad = None
-
-    handles = [p.register_post_accumulate_grad_hook(drop) for p in model.parameters() if p.requires_grad]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextlib.contextmanager

@@ -22,6 +22,9 @@ ONE_BY_ONE = (
 """Torch's optimizers that treat parameters one by one: the update of one never looks at another."""
 
 
+ROOMY = 4
+"""Bytes free in the allocator's cache for each byte of gradients, above which the whole update runs at once."""
+
 TRIES = 3
 """How often the update of a few parameters is tried."""
 
@@ -156,7 +159,7 @@ class Update:
             self._each(parameters, lambda gradient: gradient.mul_(scale))
         if self.clip is not None and parameters:
             self._clip(parameters)
-        if not self.safe:
+        if not self.safe or self._roomy(parameters):
             self._whole()
             return
         for group in list(self._groups(parameters)):
@@ -165,6 +168,18 @@ class Update:
             for parameter in group:
                 parameter.grad = None
         self.begun = False
+
+    def _roomy(self, parameters: list[Any]) -> bool:
+        """True where the allocator's cache, full of what the passes let go, holds far more than an update makes."""
+        import torch
+
+        choice = self.choice
+        if choice.state_away or choice.gradients_away or choice.stream or not self.parcels.real:
+            return False
+        if not parameters or not parameters[0].is_cuda or len(self.optimizer.state) < len(parameters):
+            return False
+        free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return bool(free >= ROOMY * sum(p.numel() * p.element_size() for p in parameters))
 
     def _visit_again(self, group: list[Any]) -> None:
         """Update a group; gradients are all there, so after a failure it is the group that runs again, not the step."""

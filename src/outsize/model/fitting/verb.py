@@ -23,6 +23,7 @@ from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.facts import Facts, gather_facts, inclusive
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.hosted.verb import fit_hosted
+from outsize.model.fitting.inference import fit_inference
 from outsize.model.fitting.normaliser import Normaliser
 from outsize.model.fitting.planner import Candidate, Search, describe, remedies_on
 from outsize.model.fitting.projection import Projection
@@ -62,22 +63,25 @@ def fit(
 
     `loss(model, batch)` gives a scalar, or (total, count) whose quotient is the loss. `allow` is `"exact"` (the
     same gradient up to rounding), `"distribution"` (other dropout masks) or `"approximate"` (lower precision too).
-    `own_step`: you call `backward` and step the optimizer yourself. `clip` is the norm to which `step` clips
-    gradients, `scaler` your GradScaler. `without` names remedies not to use: slices, checkpoint, offload,
-    in_backward, state_away, gradients_away, stream, chunks, autocast. `dry_run` only plans.
+    Without an optimizer (and without `own_step`) an inference is planned: `loss(model, batch)` then is how the model is
+    called and gives its output, None calls it with the batch.
+    `own_step`: you call `backward` and step the optimizer yourself. `clip` is the norm to which `step` clips gradients,
+    `scaler` your GradScaler. `without` names remedies not to use: slices, checkpoint, offload, in_backward, state_away,
+    gradients_away, stream, chunks, autocast. `dry_run` only plans.
 
     `device`: the model stays in host memory and visits that device unit by unit; `budget` is then the device's and `host`
-    the host's. `weights`: the model is on the meta device, and its weights are read from this file for inference. A fit
-    without loss and optimizer is one for `infer`.
+    the host's. `weights`: the model is on the meta device, and its weights are read from this file for inference.
     """
-    if device is not None or weights is not None or host is not None or loss is None:
-        _check_words(model, loss, allow, (*without, "pieces"))
+    if device is not None or weights is not None or host is not None:
+        _check_words(model, loss, optimizer, allow, without)
         return fit_hosted(
             model, loss, optimizer, batch, device=device, budget=budget, host=host, weights=weights, allow=allow,
             own_step=own_step, clip=clip, scaler=scaler, without=without, dry_run=dry_run,
         )  # fmt: skip
     work = _check(model, loss, optimizer, batch, allow, without, clip, scaler)
     allowance = _allowance(budget, model)
+    if optimizer is None and not own_step:
+        return fit_inference(work, loss, batch, allowance, without, current_budget().scratch, dry_run)
     findings = look(work, batch)
     work = replace(
         work,
@@ -122,9 +126,9 @@ def _check(
     model: Any, loss: Any, optimizer: Any, batch: Any, allow: str, without: Any, clip: float | None, scaler: Any
 ) -> Work:
     """The user's mistakes, named before anything is touched."""
-    _check_words(model, loss, allow, without)
+    _check_words(model, loss, optimizer, allow, without)
     parameters = list(model.parameters())
-    if not any(parameter.requires_grad for parameter in parameters):
+    if optimizer is not None and not any(parameter.requires_grad for parameter in parameters):
         raise InputError("no parameter of the model requires a gradient: there is nothing to train")
     devices = {parameter.device for parameter in parameters}
     if len(devices) > 1 or next(iter(devices)).type not in ("cpu", "cuda"):
@@ -143,12 +147,18 @@ def _check(
     return Work(model=model, loss=loss, optimizer=optimizer, clip=clip, scaler=scaler, device=device.type)
 
 
-def _check_words(model: Any, loss: Any, allow: str, without: tuple[str, ...]) -> None:
+def _check_words(model: Any, loss: Any, optimizer: Any, allow: str, without: tuple[str, ...]) -> None:
     import torch
 
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"fit needs a torch.nn.Module, not {type(model).__name__}")
-    if loss is not None and not callable(loss):
+    compiled = next((name or "the model" for name, module in model.named_modules() if is_compiled(module)), None)
+    if compiled is not None:
+        raise InputError(
+            f"{compiled} is compiled by torch.compile, whose graph fit cannot change: give fit the module as it was before "
+            "(a compiled model has it as `_orig_mod`)"
+        )
+    if not callable(loss) and not (loss is None and optimizer is None):
         raise InputError(f"fit needs a function loss(model, batch), not {type(loss).__name__}")
     if allow not in ALLOWED:
         raise InputError(f"allow={allow!r} is unknown: one of {', '.join(ALLOWED)}")
@@ -156,6 +166,11 @@ def _check_words(model: Any, loss: Any, allow: str, without: tuple[str, ...]) ->
     unknown = [name for name in without if name not in keys]
     if unknown:
         raise InputError(f"without names {unknown[0]!r}, which is no remedy: one of {', '.join(keys)}")
+
+
+def is_compiled(module: Any) -> bool:
+    """True for what `torch.compile(module)` and `module.compile()` make."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _check_optimizer(model: Any, optimizer: Any) -> None:

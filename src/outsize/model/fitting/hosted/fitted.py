@@ -105,7 +105,7 @@ class HostedFitted:
 
     def _guarded(self, run: Callable[[], Any]) -> Any:
         while True:
-            runner = self._now
+            runner: Any = self._now
             before = Snapshot(runner)
             failure = ""
             try:

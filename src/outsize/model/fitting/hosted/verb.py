@@ -107,6 +107,8 @@ def _check(
         raise InputError("device='cuda' was asked for and torch sees no card; dry_run=True plans without one")
     if optimizer is not None and loss is None:
         raise InputError("an optimizer was given and no loss: give loss(model, batch), or neither for inference")
+    if optimizer is None and not own_step:
+        loss, call = None, call or loss
     if scaler is not None:
         raise InputError("a GradScaler cannot be used when the model lives on the host: use bfloat16, which needs none")
     kinds = {p.device.type for p in model.parameters()}

@@ -1,0 +1,141 @@
+"""Plans for a model that only answers.
+
+In: a model, how it is called, a batch, a budget. Out: a `Fitted` whose `infer` stays inside the budget: the batch in
+slices, and where the weights themselves do not fit, weights that visit. Slices are used only where a few samples show
+that their outputs, joined, are the output of the whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from outsize.core.errors import BudgetError
+from outsize.core.failure import Exactness, Remedy
+from outsize.core.fitting import FitPlan
+from outsize.core.memory import Allowance
+from outsize.core.noun import Known
+from outsize.core.plan import Peak, Step
+from outsize.core.units import format_bytes
+from outsize.model.fitting import batch as batches
+from outsize.model.fitting.check import SAMPLES
+from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.fitted import Fitted, call_model
+from outsize.model.fitting.projection import Projection
+from outsize.model.fitting.runner import Runner, Work
+from outsize.model.fitting.stage import Stage
+from outsize.model.fitting.stores import NoStore, open_store
+
+SHARE = 8
+"""A unit whose weights visit together holds at most one part in so many of all weights, where it has parts at all."""
+
+Call = Callable[[Any, Any], Any]
+
+
+def fit_inference(
+    work: Work, call: Call | None, batch: Any, allowance: Allowance, without: tuple[str, ...], scratch: str, dry_run: bool
+) -> Fitted:  # fmt: skip
+    """The fewest slices that fit, with weights at home where they can be."""
+    call = call or call_model
+    rows = batches.count_rows(batch)
+    stage = Stage(work, batch)
+    notes = [] if "slices" in without else _why_not_sliced(work, call, batch)
+    sliced = not notes and "slices" not in without
+    counts = [2**p for p in range(20) if 2**p < rows] + [rows] if sliced else [1]
+    units = () if "stream" in without else find_units(work.model)
+    choices = [Choice(slices=n, stream=names) for names in dict.fromkeys(((), units)) for n in counts]
+
+    def plan_for(limit: int, samples: Any = None) -> tuple[FitPlan, Choice]:
+        inside = replace(allowance, bytes=limit)
+        plain, tried = None, []
+        for choice in choices:
+            projection = stage.project(choice, call=call)
+            plain = plain or projection.peak
+            tried.append((projection.peak, choice))
+            if projection.peak <= limit:
+                return _tell(work, choice, projection, inside, rows, plain, notes), choice
+        least, choice = min(tried, key=lambda pair: pair[0])
+        raise BudgetError(
+            f"no plan fits this inference into {format_bytes(limit)}: the smallest found holds {format_bytes(least)}, so a "
+            f"budget of {least} bytes is the smallest that has one",
+            needed=least, budget=limit, smallest=least, culprit="forward",
+        )  # fmt: skip
+
+    plan, choice = plan_for(allowance.bytes)
+    runner = None
+    if not dry_run:
+        runner = Runner(work, choice, open_store(next(work.model.parameters()).device, scratch), rows=rows)
+    return Fitted(plan, choice, runner, plan_for, rows)
+
+
+def find_units(model: Any) -> tuple[str, ...]:
+    """Modules whose weights visit together: none inside another, small beside the whole where they have parts."""
+    total = sum(p.numel() * p.element_size() for p in model.parameters())
+    found: list[str] = []
+
+    def visit(name: str, module: Any) -> None:
+        size = sum(p.numel() * p.element_size() for p in module.parameters())
+        children = list(module.named_children())
+        if not size:
+            return
+        if name and (size * SHARE <= total or not children):
+            found.append(name)
+            return
+        for child, part in children:
+            visit(f"{name}.{child}" if name else child, part)
+
+    visit("", model)
+    return tuple(found)
+
+
+def _why_not_sliced(work: Work, call: Call, batch: Any) -> list[str]:
+    """Why the outputs of slices are not the output of the whole, empty where they are."""
+    import torch
+
+    rows = batches.count_rows(batch)
+    if rows == 1:
+        return ["not used: slice the batch: it has one sample"]
+    part = batches.take(batch, 0, min(SAMPLES, rows))
+    with _same_draws(), torch.no_grad():
+        whole, cut = (Runner(work, Choice(slices=n), NoStore()).infer(part, call) for n in (1, 2))
+    one, other = (list(batches.tensors_of(out).values()) for out in (whole, cut))
+    same = len(one) == len(other) and all(
+        a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-3) for a, b in zip(one, other, strict=True)
+    )  # fmt: skip
+    return [] if same else ["not used: slice the batch: the outputs of slices, joined, are not the output of the whole"]
+
+
+@contextlib.contextmanager
+def _same_draws() -> Iterator[None]:
+    import torch
+
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        yield
+
+
+def _tell(
+    work: Work, choice: Choice, projection: Projection, allowance: Allowance, rows: int, plain: int, notes: list[str]
+) -> FitPlan:  # fmt: skip
+    known = Known.ESTIMATE if projection.card else Known.EXACT
+    saves = max(0, plain - projection.peak)
+    remedies = []
+    if choice.slices > 1:
+        how = f"{choice.slices} slices of {-(-rows // choice.slices)} of {rows} samples"
+        remedies.append(("slice the batch", "small slices do not fill a card", how))
+    if choice.stream:
+        remedies.append(("stream weights", "copies", f"{len(choice.stream)} modules visit while they run"))
+    return FitPlan(
+        name=f"inference of {rows} samples", budgets=(allowance,), smallest=None, plain=plain, away=projection.away,
+        steps=tuple(
+            Step(name=name, peaks=(Peak(pool=allowance.pool, bytes=size, known=known),))
+            for name, size in projection.peaks.items()
+        ),
+        remedies=tuple(
+            Remedy(name=name, saves=saves, known=Known.ESTIMATE, costs=costs, exactness=Exactness.ROUNDING, how=how)
+            for name, costs, how in remedies
+        ),
+        slow_down=1.0, place="host" if work.device == "cuda" else "disk", notes=tuple(notes),
+    )  # fmt: skip
