@@ -41,7 +41,7 @@ def say(text):
 
 
 def highest_resident():
-    for line in open("/proc/self/status"):
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM"):
             return int(line.split()[1]) * 1024
     return 0

@@ -59,7 +59,7 @@ class LateLane(PlainLane):
                 into.fill_(255)
             return self._maybe(copy)
 
-    def send(self, into, source):
+    def send(self, into, source, hold=False):
         copy = Copy(self._out, into, source, ())
         with Copy.lock:
             self._out.append(copy)

@@ -31,7 +31,10 @@ Open = Callable[[int, HostedRunner], tuple[FitPlan, HostedChoice, HostedRunner]]
 class HostedFitted:
     """What `outsize.fit(..., device=...)` returns."""
 
-    def __init__(self, plan: FitPlan, choice: HostedChoice, runner: HostedRunner | None, tighter: Open) -> None:
+    def __init__(
+        self, plan: FitPlan, choice: HostedChoice, runner: HostedRunner | None, tighter: Open,
+        call: Callable[[Any, Any], Any] | None = None,
+    ) -> None:  # fmt: skip
         self.plan = plan
         """How a step runs, with its projected peaks on device and host."""
         self.choice = choice
@@ -42,6 +45,7 @@ class HostedFitted:
         """Seconds of the rehearsal."""
         self._runner = runner
         self._tighter = tighter
+        self._call = call or call_model
         self._handles = self._hook() if runner is not None else []
 
     def __repr__(self) -> str:
@@ -62,10 +66,10 @@ class HostedFitted:
     def infer(self, batch: Any, call: Callable[[Any, Any], Any] | None = None) -> Any:
         """The model's output for a batch, without gradients, on the device.
 
-        `call(model, batch)` runs the model; left out, a dict is passed as keywords, a tuple as arguments.
+        `call(model, batch)` runs the model; left out, as planned: a dict is passed as keywords, a tuple as arguments.
         """
         self._ready(batch)
-        return self._guarded(lambda: self._now.infer(batch, call or call_model))
+        return self._guarded(lambda: self._now.infer(batch, call or self._call))
 
     def gather(self) -> None:
         """Wait for what is on its way; weights are in host memory always."""

@@ -43,9 +43,11 @@ class Keeper:
         size = tensor.numel() * tensor.element_size()
         block = self._block(len(self._kept), size)
         mark = None
+        flat = tensor.as_strided((tensor.numel(),), (1,))
         if block is not None:
-            flat = tensor.as_strided((tensor.numel(),), (1,))
-            mark = self._lane.send(block.bytes[:size], flat.view(torch.uint8))
+            mark = self._lane.send(block.bytes[:size], flat.view(torch.uint8), hold=True)
+        else:
+            self._lane.send(None, flat, hold=True)
         kept = Kept(block, (tuple(tensor.shape), tensor.stride(), tensor.dtype), mark)
         number = len(self._kept)
         self._kept.append(kept)

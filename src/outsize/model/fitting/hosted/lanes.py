@@ -7,11 +7,16 @@ on the host unless it is called `sync`. On a CPU a copy is done when the call re
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from typing import Any, Protocol
 
 Mark = Any
 """A moment on a device; None: it has passed already."""
+
+
+LEAVING = 2
+"""Tensors that are held at once while they are copied out."""
 
 
 class Lane(Protocol):
@@ -28,8 +33,12 @@ class Lane(Protocol):
     def bring(self, into: Any, source: Any, after: Iterable[Mark] = ()) -> Mark:
         """Host to device, once `after` have passed; the mark passes when it is there."""
 
-    def send(self, into: Any, source: Any) -> Mark:
-        """Device to host, once what is computed so far has ended; the mark passes when it is there."""
+    def send(self, into: Any, source: Any, hold: bool = False) -> Mark:
+        """Device to host, once what is computed so far has ended; the mark passes when it is there.
+
+        `hold`: the source is not anybody's any more, keep it until it is there. Few are held at a time: the host, which runs
+        ahead of the device, waits for the one before the last, so that memory on its way out is bounded.
+        """
 
     def mark(self) -> Mark:
         """Passes when what is computed so far has ended."""
@@ -62,7 +71,7 @@ class PlainLane:
         """Copied at once."""
         into.copy_(source)
 
-    def send(self, into: Any, source: Any) -> Mark:
+    def send(self, into: Any, source: Any, hold: bool = False) -> Mark:
         """Copied at once."""
         into.copy_(source)
 
@@ -84,11 +93,21 @@ class NoLane(PlainLane):
 
     real = False
 
+    def __init__(self, device: Any) -> None:
+        super().__init__(device)
+        self._leaving: deque[Any] = deque(maxlen=LEAVING)
+
     def bring(self, into: Any, source: Any, after: Iterable[Mark] = ()) -> Mark:
         """There is nothing to copy."""
 
-    def send(self, into: Any, source: Any) -> Mark:
-        """There is nothing to copy."""
+    def send(self, into: Any, source: Any, hold: bool = False) -> Mark:
+        """There is nothing to copy; what a card would hold is held."""
+        if hold:
+            self._leaving.append(source)
+
+    def drain(self) -> None:
+        """Nothing is held any more."""
+        self._leaving.clear()
 
 
 class CardLane:
@@ -102,6 +121,7 @@ class CardLane:
         self.device = torch.device(device.type, torch.cuda.current_device() if device.index is None else device.index)
         self._in = torch.cuda.Stream(self.device)
         self._out = torch.cuda.Stream(self.device)
+        self._leaving: deque[tuple[Mark, Any]] = deque()
 
     def empty(self, size: int) -> Any:
         """A block of torch's allocator, kept for as long as it is used."""
@@ -120,15 +140,24 @@ class CardLane:
             into.copy_(source, non_blocking=True)
         return self._in.record_event()
 
-    def send(self, into: Any, source: Any) -> Mark:
-        """On the stream of copies out, after the kernels queued so far."""
+    def send(self, into: Any, source: Any, hold: bool = False) -> Mark:
+        """On the stream of copies out, after the kernels queued so far.
+
+        What is held is let go when the host has seen its copy end, so that the allocator need not know of the other stream.
+        """
         import torch
 
         self._out.wait_event(self.mark())
         with torch.cuda.stream(self._out):
             into.copy_(source, non_blocking=True)
-        source.record_stream(self._out)
-        return self._out.record_event()
+        mark = self._out.record_event()
+        if hold:
+            self._leaving.append((mark, source))
+            while len(self._leaving) > LEAVING or self._leaving[0][0].query():
+                self._leaving.popleft()[0].synchronize()
+                if not self._leaving:
+                    break
+        return mark
 
     def mark(self) -> Mark:
         """An event on the stream that computes."""
@@ -153,6 +182,7 @@ class CardLane:
         import torch
 
         torch.cuda.synchronize(self.device)
+        self._leaving.clear()
 
 
 def open_lane(device: Any) -> Lane:

@@ -105,7 +105,7 @@ class Search:
     def _give_up(self, room: int) -> None:
         choice, sketch = min(self.tried, key=lambda row: row[1].peak)
         needed = -(-int(sketch.peak / SHARE[self.kind] + 1) // 2**12) * 2**12
-        culprit = max(sketch.peaks, key=sketch.peaks.__getitem__)
+        culprit = max((name for name in sketch.peaks if name != "reserved"), key=sketch.peaks.__getitem__)
         raise BudgetError(
             f"no exact plan fits into {format_bytes(self.device)} of the device: the smallest found holds "
             f"{format_bytes(sketch.peak)} in its {culprit} pass (units of at most {format_bytes(choice.limit)}, "
@@ -258,7 +258,8 @@ class Search:
         if self.streamed:
             return held + READAHEAD * (cut.largest + 2**21) + (sketch.peak if self.kind == "cpu" else 0)
         state = sum(stretch(shapes) for shapes in self.layout.values())
-        held += cut.weights + max(state, MOVERS * max(cut.largest, cut.held.size))  # weights move before state is made
+        moving = sum(sorted((unit.size for unit in (*cut.units.values(), cut.held)), reverse=True)[:MOVERS])
+        held += cut.weights + max(state, moving)  # weights move before state is made
         if choice.update == "kept":
             held += cut.weights
         elif choice.update == "host":

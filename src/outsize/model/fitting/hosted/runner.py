@@ -13,6 +13,7 @@ from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.exhaustion import clear_up
 from outsize.model.fitting.head import chunked_heads
 from outsize.model.fitting.hosted.again import run_again
 from outsize.model.fitting.hosted.choice import HostedChoice
@@ -67,7 +68,7 @@ class HostedRunner:
             return OnHost(optimizer, self.lane, choice.state)
         if choice.update == "kept":
             return Kept(cut, self.lane)
-        return Dropped()
+        return Dropped(self.lane)
 
     # what a `Fitted` asks
 
@@ -150,6 +151,16 @@ class HostedRunner:
         for proxy in self.visits.proxies.values():
             proxy.grad = None
 
+    def leave_device(self) -> None:
+        """Give the device's memory back: another runner takes over what is on the host."""
+        self.roll_back()
+        self.visits.leave_device()
+        self.sink.close()
+        self.sink = Dropped()
+        if self.keeper is not None:
+            self.keeper.close()
+        clear_up()
+
     def gather(self) -> None:
         """The user's own parameters never left the host."""
         self.lane.drain()
@@ -214,6 +225,7 @@ class HostedRunner:
         changed: list[tuple[Any, Any]] = []
         with contextlib.ExitStack() as stack:
             stack.enter_context(visits.standing_in())
+            stack.enter_context(_children_called())
             if choice.update != "none":
                 stack.enter_context(without_cache(self.work.model))
             if choice.chunks:
@@ -275,3 +287,16 @@ class HostedRunner:
             self.sink.accumulated(parameter, proxy)
 
         return hear
+
+
+@contextlib.contextmanager
+def _children_called() -> Iterator[None]:
+    """Torch's attention and encoder layers call their children, instead of taking their weights to one fused operator."""
+    import torch
+
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

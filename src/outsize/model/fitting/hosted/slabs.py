@@ -158,6 +158,25 @@ class State:
                         tensor.copy_(values[name])
                         values[name] = tensor
 
+    def take_over(self, old: State, optimizer: Any) -> None:
+        """State from the blocks of another plan, which are given back as they empty."""
+        moved: set[int] = set(old._starts) - {id(parameter) for parameter in optimizer.state}
+        old.forget(moved)
+        for parameter, values in optimizer.state.items():
+            for name, tensor in self.tensors(parameter).items():
+                tensor.copy_(values[name])
+                values[name] = tensor
+            moved.add(id(parameter))
+            old.forget(moved)
+
+    def forget(self, moved: set[int]) -> None:
+        """Blocks whose parameters' state is all elsewhere are given back."""
+        left = {name for key, (name, _) in self._starts.items() if key not in moved}
+        for name in [name for name in self.blocks if name not in left]:
+            self.blocks.pop(name).unlock()
+        for key in [key for key in self._tensors if key in moved]:
+            del self._tensors[key]
+
     def make_all(self) -> None:
         """All blocks now, several at once: the first step would have to, one after the other."""
         with ThreadPoolExecutor(MAKERS) as pool:

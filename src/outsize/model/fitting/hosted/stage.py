@@ -23,7 +23,7 @@ from outsize.model.fitting.hosted.runner import HostedRunner
 from outsize.model.fitting.hosted.slabs import Layout, Shape, State, stretch
 from outsize.model.fitting.hosted.units import cut_model
 from outsize.model.fitting.hosted.visits import NoSource, Visits
-from outsize.model.fitting.projection import Move, peaks_of
+from outsize.model.fitting.projection import peaks_of, play_steps
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Work
 from outsize.model.fitting.stage import Twin, Watch
@@ -117,13 +117,12 @@ class HostedStage:
             work = replace(self.work, optimizer=optimizer, written=written, scaler=None)
             cut = cut_model(work.model, choice.limit, choice.held, order)
             watch.begin(work.model)
-            watch.phase("begin")
             runner = HostedRunner(
                 work, choice, cut, NoLane(torch.device(self.label)), NoSource(), order, state=State(cut, layout)
             )
             runner.phase = watch.phase
             met: list[str] = []
-            with _watching(runner.visits) as seen, _meeting(cut, met):
+            with watching(runner.visits) as seen, _meeting(cut, met):
                 if call is not None:
                     runner.infer(batch, call)
                 elif optimizer is None or choice.update in ("kept", "none"):
@@ -134,7 +133,8 @@ class HostedStage:
             names = {id(p.parameter): p.name for p in cut.places()}
             sketch = Sketch(
                 peaks={}, inputs=runner.keeper.held if runner.keeper is not None else 0,
-                brought=runner.visits.brought + state_bytes, order=list(dict.fromkeys(met)), outside=tuple(names[key] for key in seen.outside),
+                brought=runner.visits.brought + state_bytes, order=list(dict.fromkeys(met)),
+                outside=tuple(names[key] for key in seen.outside),
                 random=tuple(seen.random), seconds=sum(watch.seconds.values()),
                 written=_written(work.model, runner.visits), ran=tuple(watch.calls),
                 heads=runner.heads_taken,
@@ -144,18 +144,9 @@ class HostedStage:
         return replace(sketch, peaks=self._peaks(watch))
 
     def _peaks(self, watch: Watch) -> dict[str, int]:
-        """Peak of each phase, in bytes that a card's allocator reserves or a CPU's storages have."""
-        moves: list[Move] = []
-        marks = iter([*watch.marks, (len(watch.ledger.events) + 1, "")])
-        following = next(marks)
-        name = "begin"
-        for number, (alloc, held) in enumerate(watch.ledger.events):
-            while number >= following[0]:
-                name, following = following[1], next(marks)
-            if held.label == self.label and held.bytes:
-                moves.append(Move(alloc, held.id, held.bytes, name))
-        found = peaks_of(tuple(moves), self.label != "cpu")
-        return {name: size for name, size in found.items() if name != "done"}
+        """Peak of each phase over several steps: what a card's allocator hands out and reserves, or a CPU's storages."""
+        moves, _ = play_steps(watch.ledger, self.label, watch.marks)
+        return peaks_of(moves, self.label != "cpu")
 
 
 def _written(model: Any, visits: Visits) -> dict[Any, tuple[str, ...]]:
@@ -192,7 +183,8 @@ class Seen:
 
 
 @contextlib.contextmanager
-def _watching(visits: Visits) -> Iterator[Seen]:
+def watching(visits: Visits) -> Iterator[Seen]:
+    """See what operators are called with while the block runs, on tensors with contents or without."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves

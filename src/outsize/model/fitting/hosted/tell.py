@@ -30,7 +30,7 @@ def tell(
     host = Peak(pool=HOST, bytes=search.host_bytes(choice, sketch), known=Known.ESTIMATE)
     steps = tuple(
         Step(name=name, peaks=(Peak(pool=there.pool, bytes=size, known=known), host))
-        for name, size in sketch.peaks.items() if name != "begin"
+        for name, size in sketch.peaks.items()
     )  # fmt: skip
     weights = sum(sizeof(p) for p in {id(p): p for p in work.model.parameters()}.values())
     state = sum(stretch(shapes) for shapes in search.layout.values())

@@ -70,6 +70,14 @@ class Cut:
         """Bytes of the largest unit."""
         return max((unit.size for unit in self.units.values()), default=0)
 
+    def lies_like(self, other: Cut) -> bool:
+        """True where every parameter has the same place in the same unit."""
+        mine, theirs = (
+            {id(p.parameter): (u.name, p.offset) for u in (*cut.units.values(), cut.held) for p in u.places}
+            for cut in (self, other)
+        )
+        return mine == theirs
+
     def places(self) -> list[Place]:
         """Every parameter once, at its home."""
         return [place for unit in (*self.units.values(), self.held) for place in unit.places]

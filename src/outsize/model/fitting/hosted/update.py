@@ -47,10 +47,15 @@ class Sink:
 
 
 class Dropped(Sink):
-    """A rehearsal: gradients are let go."""
+    """Gradients go nowhere; a trace of a plan that updates on the host."""
+
+    def __init__(self, lane: Lane | None = None) -> None:
+        self._lane = lane
 
     def accumulated(self, parameter: Any, proxy: Any) -> None:
-        """Nobody wants it."""
+        """Nobody wants it; it is held for as long as its copy out would hold it."""
+        if self._lane is not None and not self._lane.real:
+            self._lane.send(None, proxy.grad, hold=True)
         proxy.grad = None
 
 
@@ -262,7 +267,7 @@ class OnHost(Sink):
         gradient, proxy.grad = proxy.grad, None
         start, memory = self._room.take(sizeof(gradient))
         here = memory.tensor(start, tuple(gradient.shape), gradient.dtype)
-        mark = self._lane.send(_bytes(here, self._lane), _bytes(gradient.detach().contiguous(), self._lane))
+        mark = self._lane.send(_bytes(here, self._lane), _bytes(gradient.detach().contiguous(), self._lane), hold=True)
         if self.rehearsing:
             self._lane.sync(mark)
             self._room.give(start)
@@ -370,10 +375,12 @@ class Kept(Sink):
     def accumulated(self, parameter: Any, proxy: Any) -> None:
         """Out."""
         gradient, proxy.grad = proxy.grad.detach().contiguous(), None
-        if self._lane.real:
-            home = self._home(parameter)
-            self._lane.send(_bytes(home, self._lane), _bytes(gradient, self._lane))
-            self._here.append((parameter, home))
+        if not self._lane.real:
+            self._lane.send(None, gradient, hold=True)
+            return
+        home = self._home(parameter)
+        self._lane.send(_bytes(home, self._lane), _bytes(gradient, self._lane), hold=True)
+        self._here.append((parameter, home))
 
     def hand_over(self) -> list[tuple[Any, Any]]:
         """Every gradient, once all are on the host."""

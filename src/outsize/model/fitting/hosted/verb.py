@@ -7,10 +7,11 @@ page-locked blocks, one step is rehearsed, and small models' gradients are compa
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outsize.core.errors import InputError
@@ -33,9 +34,9 @@ from outsize.model.fitting.hosted.planner import READAHEAD, Search
 from outsize.model.fitting.hosted.rates import measure, typical
 from outsize.model.fitting.hosted.runner import HostedRunner
 from outsize.model.fitting.hosted.slabs import State, Weights
-from outsize.model.fitting.hosted.stage import HostedStage, Sketch
+from outsize.model.fitting.hosted.stage import HostedStage, Sketch, watching
 from outsize.model.fitting.hosted.tell import tell
-from outsize.model.fitting.hosted.units import cut_model, sizeof
+from outsize.model.fitting.hosted.units import Cut, cut_model, sizeof
 from outsize.model.fitting.hosted.visits import HostSource
 from outsize.model.fitting.runner import Work, read_loss, without_cache
 from outsize.model.fitting.update import parameters_of, why_not_one_by_one
@@ -69,6 +70,8 @@ class Given:
     dry: bool
     exact: bool = True
     """Random numbers have to be those of the plain step."""
+    outside: dict[str, None] = field(default_factory=dict)
+    """Parameters that a rehearsal has found to be used outside of their units."""
 
 
 def fit_hosted(
@@ -85,7 +88,7 @@ def fit_hosted(
     choice, sketch = search.run()
     plan = _tell(given, search, choice, sketch)
     if dry_run:
-        return HostedFitted(plan, choice, None, _no_more)
+        return HostedFitted(plan, choice, None, _no_more, given.call)
     return _settle(given, search, choice, sketch)
 
 
@@ -105,8 +108,6 @@ def _check(
         raise InputError(f"device={device} is not supported: cuda or cpu")
     if device.type == "cuda" and not torch.cuda.is_available() and not dry:
         raise InputError("device='cuda' was asked for and torch sees no card; dry_run=True plans without one")
-    if optimizer is not None and loss is None:
-        raise InputError("an optimizer was given and no loss: give loss(model, batch), or neither for inference")
     if optimizer is None and not own_step:
         loss, call = None, call or loss
     if scaler is not None:
@@ -190,7 +191,7 @@ def _search(given: Given, room: int) -> Search:
     return Search(
         stage=stage, device=room, host=given.budgets[1].bytes, base=given.base, rates=rates, rows=given.rows,
         forced=given.forced, streamed=given.files is not None, call=given.call, kind=given.device.type,
-        forbidden=given.forbidden, exact=given.exact,
+        forbidden=given.forbidden, exact=given.exact, outside=dict(given.outside),
     )  # fmt: skip
 
 
@@ -205,19 +206,38 @@ def _open(
     cut = cut_model(given.work.model, choice.limit, choice.held, search.order)
     work = replace(given.work, written=search.written, heads=search.stage.work.heads)
     order = [name for name in sketch.order if name in cut.units]
+    if old is not None:
+        old.leave_device()
     if given.files is not None:
+        if old is not None:
+            old.close()
         source = FileSource(given.files, cut, given.lane, order, READAHEAD)
         runner = HostedRunner(work, choice, cut, given.lane, source, order, rows=given.rows)
         empty = [b for b in work.model.buffers() if b.device.type == "meta"]
         runner.visits.given = {id(b): given.files.read(given.files.extents[id(b)]) for b in empty}
         return runner
-    weights = Weights(cut, old.weights if old is not None else None)
-    state = State(cut, search.layout) if choice.update == "card" else None
-    if state is not None:
-        state.make_all()
+    weights, state = _lay_out(given, search, choice, cut, old)
     return HostedRunner(
         work, choice, cut, given.lane, HostSource(weights, given.lane), order, weights=weights, state=state, rows=given.rows
     )  # fmt: skip
+
+
+def _lay_out(
+    given: Given, search: Search, choice: HostedChoice, cut: Cut, old: HostedRunner | None
+) -> tuple[Weights, State | None]:
+    """Weights and state in blocks; those of a plan before this one are used where they lie right."""
+    if old is not None and old.weights is not None and old.visits.cut.lies_like(cut):
+        weights, state = old.weights, old.state
+    else:
+        weights, state = Weights(cut, old.weights if old is not None else None), None
+    if choice.update != "card":
+        return weights, None
+    if state is None:
+        state = State(cut, search.layout)
+        if old is not None and old.state is not None:
+            state.take_over(old.state, given.work.optimizer)
+        state.make_all()
+    return weights, state
 
 
 def _settle(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) -> HostedFitted:
@@ -233,10 +253,9 @@ def _settle(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) 
             break
         if wrong == "memory":
             room = int(sketch.peak * TIGHTER)
-        else:
+        elif wrong != "outside":
             search.forbidden.add(wrong)
         runner.roll_back()
-        clear_up()
         search = _search(given, room)
         choice, sketch = search.run()
 
@@ -248,34 +267,41 @@ def _settle(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) 
     plan = _tell(given, search, choice, sketch)
     if seconds is not None:
         plan = replace(plan, seconds=seconds, notes=(*plan.notes, f"a rehearsal took {seconds:.2g} s"))
-    fitted = HostedFitted(plan, choice, runner, tighter)
+    fitted = HostedFitted(plan, choice, runner, tighter, given.call)
     fitted.measured, fitted.seconds = measured, seconds
     return fitted
 
 
 def _rehearse(given: Given, runner: HostedRunner) -> tuple[str, int | None, float | None]:
-    """(what is wrong: `memory` or a remedy's name, measured peak, seconds) of a step that changes nothing."""
+    """(what is wrong: `memory`, `outside` or a remedy's name, measured peak, seconds) of a step that changes nothing."""
     import torch
 
-    if given.call is not None:
-        return "", None, None
     card = given.device.type == "cuda"
     clear_up()
     try:
         if card:
             torch.cuda.reset_peak_memory_stats()
-        with preserved(given.work.model):
+        quiet = preserved(given.work.model) if given.call is None else contextlib.nullcontext()
+        with quiet, watching(runner.visits) as seen:
             start = time.perf_counter()
-            runner.rehearse(given.batch)
+            if given.call is not None:
+                runner.infer(given.batch, given.call)
+            else:
+                runner.rehearse(given.batch)
+            runner.lane.drain()
             seconds = time.perf_counter() - start
         measured = int(torch.cuda.max_memory_reserved()) if card else None
-        if any(runner.checked.values()):
-            return "pieces", measured, seconds
-        return _compare(given, runner, measured or 0), measured, seconds
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-    return "memory", None, None
+        return "memory", None, None
+    if seen.outside:
+        names = {id(place.parameter): place.name for place in runner.visits.cut.places()}
+        given.outside |= dict.fromkeys(names[key] for key in seen.outside)
+        return "outside", measured, seconds
+    if any(runner.checked.values()):
+        return "pieces", measured, seconds
+    return ("" if given.call is not None else _compare(given, runner, measured or 0)), measured, seconds
 
 
 def _compare(given: Given, runner: HostedRunner, held: int) -> str:

@@ -307,6 +307,13 @@ class Visits:
         if self._ring is not None:
             self._ring.clear()
 
+    def leave_device(self) -> None:
+        """Let go of the device's memory."""
+        self._ring = self._held = None
+        self._buffers.clear()
+        for place in self.cut.held.places:
+            self._hide(place)
+
     def _arrive(self, unit: Unit) -> Lease:
         """The unit's weights, here for what is computed from now on."""
         lease = self._leases.pop(unit.name, None)
