@@ -28,7 +28,7 @@ import warnings
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from fit_models import MODELS, WAYS, build, cut_step, finder_sizes
 
-PERCENTS = (100, 70, 50, 35, 25)
+PERCENTS = (50, 100, 25, 70, 35)
 
 
 class Card:
@@ -111,7 +111,10 @@ class Card:
             return {"reserved": 0, "allocated": 0}
         import torch
 
-        return {"reserved": torch.cuda.max_memory_reserved(), "allocated": torch.cuda.max_memory_allocated()}
+        return {
+            "reserved": torch.cuda.max_memory_reserved(), "allocated": torch.cuda.max_memory_allocated(),
+            "retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
+        }  # fmt: skip
 
 
 class Case:
@@ -193,9 +196,10 @@ class Case:
             for buffer, value in zip(self.model.buffers(), self.buffers, strict=True):
                 buffer.copy_(value)
 
-    def clock(self, step, warm=1, count=None):
-        """Median seconds of a step, and peaks."""
-        self.card.watch()
+    def clock(self, step, warm=1, count=None, fresh=True):
+        """Median seconds of a step, and peaks; `fresh`: from an empty cache."""
+        if fresh:
+            self.card.watch()
         for _ in range(warm):
             step()
         self.card.settle()
@@ -358,8 +362,10 @@ class Case:
         self.card.watch()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            losses = [float(fitted.step(self.batch)) for _ in range(2)]
-            row |= self.clock(lambda: fitted.step(self.batch), 0)
+            losses = [float(fitted.step(self.batch)) for _ in range(3)]
+            before = self.card.peaks()
+            row |= self.clock(lambda: fitted.step(self.batch), 1, fresh=False)
+            row["retries"] = row.get("retries", 0) - before.get("retries", 0)
             row["first_loss"] = [losses[0], self.plain_value]
             if percent == 50 and self.trajectory is not None:
                 steps = len(self.trajectory[0])
@@ -530,7 +536,7 @@ def table(path):
         lines.append(
             f"| {name} | {precision} | plain | {1e3 * plain['seconds']:.1f} ms, {plain['reserved'] / 2**30:.2f} GiB |"
         )
-        for percent in dict.fromkeys(r["percent"] for r in mine if r.get("way") == "outsize"):
+        for percent in sorted({r["percent"] for r in mine if r.get("way") == "outsize"}, reverse=True):
             lines.append(_line(mine, plain, name, precision, percent, ways))
     return "\n".join(lines)
 

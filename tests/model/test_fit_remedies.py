@@ -23,12 +23,12 @@ from outsize.model.fitting.stores import DiskStore
 SINGLE = {
     "slices": {"slices": 2}, "checkpoint": {"checkpoint": "blocks"}, "offload": {"offload": "blocks"},
     "in_backward": {"in_backward": True}, "state_away": {"state_away": True}, "gradients_away": {"gradients_away": True},
-    "stream": {"stream": "all"},
+    "stream": {"stream": "all"}, "chunks": {"chunks": 3},
 }  # fmt: skip
 TOGETHER = [(name,) for name in SINGLE] + [
     pair
     for pair in itertools.combinations(SINGLE, 2)
-    if set(pair) not in ({"slices", "in_backward"}, {"in_backward", "gradients_away"}, {"checkpoint", "offload"})
+    if set(pair) not in ({"slices", "in_backward"}, {"in_backward", "gradients_away"}, {"stream", "chunks"})
 ]
 
 
@@ -36,7 +36,8 @@ def run_steps(model, loss, batch, choice, store, seed, steps=2):
     torch.manual_seed(seed)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     written = {m: tuple(m._buffers) for m in model.modules() if isinstance(m, nn.BatchNorm2d)}
-    runner = Runner(Work(model=model, loss=loss, optimizer=optimizer, written=written), choice, store)
+    work = Work(model=model, loss=loss, optimizer=optimizer, written=written, heads=("head",))
+    runner = Runner(work, choice, store)
     for _ in range(steps):
         runner.step(batch)
     runner.gather()
@@ -75,10 +76,12 @@ def test_fitted_training_equals_plain_training_for_every_remedy_and_pair(
     for names in TOGETHER:
         if "slices" in names and (kind == "batch" or dropout):
             continue
+        if "chunks" in names and kind != "language":  # a few classes are not worth pieces, and their head has a bias
+            continue
         model = copy.deepcopy(base)
         run_steps(model, loss, batch, choose(names, blocks, everything), store, seed)
         got = [*model.parameters(), *model.buffers()]
-        if "slices" in names:
+        if {"slices", "chunks"} & set(names):
             assert nets.worst_difference(got, expected) < 1e-5, names
         else:
             assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True)), names

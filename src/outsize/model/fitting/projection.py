@@ -69,6 +69,10 @@ class Projection(Noun):
         """The highest moment in bytes."""
         return max(self.peaks.values())
 
+    def expandable(self) -> int:
+        """Bytes that a card's allocator would reserve with expandable segments."""
+        return play(self.moves, expandable=True).peak.reserved
+
     def settles(self, limit: int) -> bool:
         """True where an allocator that may not reserve more than `limit` gets through, in the end without clearing its cache."""
         if not self.card:
@@ -77,9 +81,13 @@ class Projection(Noun):
         return whole.out_of_memory is None and whole.retries == play(self.moves[: self.last], limit).retries
 
 
-def play(moves: tuple[Move, ...], limit: int | None = None, samples: bool = False) -> Replay:
-    """The moves through a model of torch's allocator, as it is set in this process."""
+def play(
+    moves: tuple[Move, ...], limit: int | None = None, samples: bool = False, expandable: bool = False
+) -> Replay:  # fmt: skip
+    """The moves through a model of torch's allocator, as it is set in this process or with expandable segments."""
     settings = replace(settings_from_environment(os.environ), limit=limit)
+    if expandable:
+        settings = replace(settings, expandable_segments=True)
     allocator = "cuda-expandable" if settings.expandable_segments else "cuda"
     events = (AllocationEvent(i, move.alloc, move.id, move.bytes) for i, move in enumerate(moves))
     return replay(events, allocator=allocator, settings=settings, samples=samples)

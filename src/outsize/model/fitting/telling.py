@@ -15,11 +15,15 @@ from outsize.core.fitting import FitPlan, Neighbour
 from outsize.core.memory import Allowance
 from outsize.core.noun import Known
 from outsize.core.plan import Peak, Step
+from outsize.core.units import format_bytes
 from outsize.model.fitting.check import Findings
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.facts import Facts
 from outsize.model.fitting.planner import Candidate, Search, describe, plain_seconds, predict, remedies_on, slow_down
 from outsize.model.fitting.remedies import REMEDIES, place
+
+WORTH = 0.95
+"""A setting that leaves at most this part of what is reserved is worth naming."""
 
 MARGIN = 0.03
 """What a card may reserve above the replay: ties between equal blocks go to the lower address, which only the driver knows."""
@@ -34,7 +38,7 @@ def tell(
         smallest=None, remedies=_remedies(found, facts, findings), slow_down=slow_down(found.choice, facts),
         plain=facts.plain.peak, away=found.projection.away if found.projection else 0, place=place(facts),
         cheaper=_neighbour(search, found, facts, cheaper=True), smaller=_neighbour(search, found, facts, cheaper=False),
-        notes=(*_notes(facts, findings), *decided),
+        notes=(*_notes(facts, findings), *_setting(found), *decided),
     )  # fmt: skip
 
 
@@ -62,6 +66,17 @@ def _remedies(found: Candidate, facts: Facts, findings: Findings) -> tuple[Remed
         )
         for means in remedies_on(choice)
     )  # fmt: skip
+
+
+def _setting(found: Candidate) -> list[str]:
+    """What another setting of torch's allocator would reserve, where that is worth a restart."""
+    projection = found.projection
+    if projection is None or not projection.card or (other := projection.expandable()) > WORTH * projection.peak:
+        return []
+    return [
+        f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start would reserve {format_bytes(other)} instead of "
+        f"{format_bytes(projection.peak)}"
+    ]
 
 
 def _notes(facts: Facts, findings: Findings) -> list[str]:
