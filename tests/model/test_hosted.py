@@ -2,6 +2,8 @@
 
 import copy
 import math
+import subprocess
+import sys
 
 import lanes
 import networks as nets
@@ -471,3 +473,38 @@ def test_a_plan_for_a_card_needs_no_card():
     assert math.isfinite(found.plan.slow_down)
     with pytest.raises(outsize.InputError, match="over"):
         found.step(batch)
+
+
+FROM_DISK = """
+import sys, torch, outsize
+from torch import nn
+from outsize.model.fitting import without_weights
+
+def read(name):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(name))
+
+def make():
+    return nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(64))).eval()
+
+with without_weights():
+    model = make()
+x = torch.randn(4, 1024)
+fitted = outsize.fit(model, None, None, x, weights=sys.argv[1], device="cpu", budget="32MiB", host="8GiB")
+open("/proc/self/clear_refs", "w").write("5")
+before = read("VmRSS")
+for _ in range(3):
+    fitted.infer(x)
+print(read("VmHWM") - before)
+"""
+
+
+def test_weights_from_a_file_are_never_all_in_memory(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    big = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(64)))
+    safetensors.save_file(big.state_dict(), tmp_path / "big.safetensors")
+    words = [sys.executable, "-c", FROM_DISK, str(tmp_path / "big.safetensors")]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if "clear_refs" in done.stderr:
+        pytest.skip("the kernel does not let a process reset its peak")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 64 * 2**20 < weights_of(big) // 4

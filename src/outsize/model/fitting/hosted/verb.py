@@ -24,7 +24,7 @@ from outsize.machine.host import read_rss
 from outsize.machine.system import LiveSystem
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.check import preserved
-from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
+from outsize.model.fitting.exhaustion import clear_up, give_back_heap, is_out_of_memory
 from outsize.model.fitting.fitted import call_model
 from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.files import FileSource, find_weights
@@ -72,6 +72,8 @@ class Given:
     """Random numbers have to be those of the plain step."""
     outside: dict[str, None] = field(default_factory=dict)
     """Parameters that a rehearsal has found to be used outside of their units."""
+    projected: int = 0
+    """Bytes of host memory that the present plan holds."""
 
 
 def fit_hosted(
@@ -173,7 +175,7 @@ def _budgets(
     if budget is not None:
         there = Allowance(pool=pool, bytes=parse_bytes(budget), reason="set by you")
     else:
-        size = found.device(device.index or 0) if device.type == "cuda" else found.host
+        size = current_wishes().device or (found.device(device.index or 0) if device.type == "cuda" else found.host)
         if size is None:
             raise InputError(f"nothing is known about the memory of {device}: give a budget, such as budget='16GiB'")
         there = Allowance(pool=pool, bytes=size, reason="what is available")
@@ -246,9 +248,11 @@ def _settle(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) 
     runner: HostedRunner | None = None
     while True:
         runner = _open(given, search, choice, sketch, runner)
+        given.projected = search.host_bytes(choice, sketch)
         wrong, measured, seconds = _rehearse(given, runner)
         if not wrong and measured is not None and measured > given.budgets[0].bytes:
             wrong = "memory"
+        give_back_heap()
         if not wrong:
             break
         if wrong == "memory":
@@ -306,10 +310,11 @@ def _rehearse(given: Given, runner: HostedRunner) -> tuple[str, int | None, floa
 
 def _compare(given: Given, runner: HostedRunner, held: int) -> str:
     """The remedy whose gradients are not the plain ones; empty where all are, or where the model is too large to see."""
-    if runner.visits.cut.weights > COMPARED:
+    weights = runner.visits.cut.weights
+    if weights > COMPARED or given.projected + 3 * weights > given.budgets[1].bytes:
         return ""
     batch = batches.take(given.batch, 0, min(2, given.rows))
-    room = held + 4 * runner.visits.cut.weights <= given.budgets[0].bytes
+    room = held + 4 * weights <= given.budgets[0].bytes
     beside = given.device if room else _cpu()
     plain = copy.deepcopy(given.work.model).to(beside)
     names = dict(plain.named_parameters())
