@@ -64,7 +64,7 @@ OPTIMIZERS = {
 }
 
 
-def open_runner(model, loss, optimizer, batch, lane, *, clip=None, **options):
+def open_runner(model, loss, optimizer, batch, lane, *, clip=None, later=False, **options):
     """A runner with the smallest rings that a choice allows."""
     work = Work(model=model, loss=loss, optimizer=optimizer, clip=clip)
     stage = HostedStage(work, batch, lane.device)
@@ -86,7 +86,7 @@ def open_runner(model, loss, optimizer, batch, lane, *, clip=None, **options):
     cut = cut_model(model, choice.limit, held, order)
     work.written = written
     weights = Weights(cut)
-    state = State(cut, layout) if choice.update == "card" else None
+    state = State(cut, layout) if choice.update == "card" or later else None
     source = HostSource(weights, lane)
     return HostedRunner(work, choice, cut, lane, source, order, weights=weights, state=state), sketch
 
@@ -95,20 +95,32 @@ def open_runner(model, loss, optimizer, batch, lane, *, clip=None, **options):
 @given(
     net=st.sampled_from(list(NETS)), optimizer=st.sampled_from(list(OPTIMIZERS)), inputs=st.booleans(),
     update=st.sampled_from(["card", "host", "kept"]), limit=st.sampled_from([1, 4_000, 20_000, 60_000, HUGE]),
-    rows=st.integers(1, 7), seed=st.integers(0, 99),
+    rows=st.integers(1, 7), seed=st.integers(0, 99), later=st.booleans(),
 )  # fmt: skip
-def test_a_hosted_step_is_the_plain_step_whatever_the_copies_do(net, optimizer, inputs, update, limit, rows, seed):
+def test_a_hosted_step_is_the_plain_step_whatever_the_copies_do(
+    net, optimizer, inputs, update, limit, rows, seed, later
+):
     make, loss, data = NETS[net]
     torch.manual_seed(seed)
     model, batch = make(), data(rows)
     twin = copy.deepcopy(model)
     ours, plain = (OPTIMIZERS[optimizer](m.parameters()) for m in (model, twin))
-    runner, _ = open_runner(model, loss, ours, batch, lanes.LateLane(seed), limit=limit, inputs=inputs, update=update)
+    clip = 0.5 if update == "kept" else None
+    runner, _ = open_runner(
+        model, loss, ours, batch, lanes.LateLane(seed), clip=clip, later=later and update == "kept", limit=limit,
+        inputs=inputs, update=update,
+    )  # fmt: skip
     for step in range(3):
         torch.manual_seed(step)
         got = runner.step(batch)
         torch.manual_seed(step)
-        assert torch.equal(got, nets.plain_step(twin, loss, plain, batch))
+        expected = loss(twin, batch)
+        expected.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(twin.parameters(), clip)
+        plain.step()
+        plain.zero_grad()
+        assert torch.allclose(got, expected, rtol=1e-6)
     for (name, one), two in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
         assert torch.allclose(one, two, rtol=1e-5, atol=1e-6), name
     mine, theirs = ours.state_dict(), plain.state_dict()
@@ -226,6 +238,7 @@ def test_clipping_and_own_steps_leave_gradients_on_the_host():
     ours, plain = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, twin))
     fitted = fit(model, nets.language_loss, ours, batch, "8MiB", clip=0.5)
     assert fitted.choice.update == "kept" and any("clipping" in note for note in fitted.plan.notes)
+    assert fitted._runner.later is not None
     fitted.step(batch)
     nets.language_loss(twin, batch).backward()
     nn.utils.clip_grad_norm_(twin.parameters(), 0.5)

@@ -52,6 +52,8 @@ class Search:
     rows: int
     forced: str
     """Why gradients have to wait on the host, empty where they need not."""
+    later: bool = False
+    """Parameters whose gradients waited may be updated on the device, a few at a time."""
     streamed: bool = False
     """Weights come from a file: the host holds a few units only."""
     call: Callable[[Any, Any], Any] | None = None
@@ -168,9 +170,9 @@ class Search:
         held |= dict.fromkeys(self.stage.work.heads if choice.chunks else ())
         cut = cut_model(model, choice.limit, tuple(held), self.order)
         state = 0
-        if choice.update == "card":
+        if choice.update == "card" or (choice.update == "kept" and self.later and self._where() == "card"):
             longest = max((stretch(shapes) for shapes in self.layout.values()), default=0)
-            state = max(longest, 2 * self._few())
+            state = max(longest, 2 * self._few(), ALIGNMENT)
         elif choice.update == "host":
             state = 2 * max((aligned(place.size) for place in cut.places()), default=0)
         ring = choice.ring or 2 * cut.largest
@@ -230,7 +232,7 @@ class Search:
         if left > cut.largest:
             wider = replace(wider, ring=choice.ring + cut.largest)
             left -= cut.largest
-        if choice.update == "card":
+        if choice.state and choice.update != "host":
             more = min(left // 2, 2 * choice.state)
             wider = replace(wider, state=choice.state + more)
             left -= more

@@ -19,6 +19,7 @@ from outsize.model.fitting.hosted.again import run_again
 from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.keeping import Keeper
 from outsize.model.fitting.hosted.lanes import Lane
+from outsize.model.fitting.hosted.later import Later
 from outsize.model.fitting.hosted.pieces import in_pieces, mixes_rows
 from outsize.model.fitting.hosted.slabs import State, Weights
 from outsize.model.fitting.hosted.units import Cut
@@ -44,6 +45,8 @@ class HostedRunner:
         self.visits = Visits(work.model, cut, source, lane, choice.ring, order)
         self.keeper = Keeper(lane) if choice.inputs else None
         self._rows = rows
+        self.later: Later | None = None
+        """Updates on the device what waits on the host, None where the optimizer steps there."""
         self.sink = self._open_sink(cut)
         self.visits.before_finish = self.sink.flush
         self._source = source
@@ -67,6 +70,9 @@ class HostedRunner:
         if choice.update == "host" and self.real:
             return OnHost(optimizer, self.lane, choice.state)
         if choice.update == "kept":
+            if choice.state and self.state is not None:
+                args = (self.weights, self.state, self.lane, choice.state, choice.few)
+                self.later = Later(OnCard(optimizer, self.visits, *args), self.visits, self.weights, self.lane)
             return Kept(cut, self.lane)
         return Dropped(self.lane)
 
@@ -75,7 +81,7 @@ class HostedRunner:
     @property
     def half_updated(self) -> bool:
         """True where some parameters are updated and others are not."""
-        return self.sink.changed
+        return self.sink.changed or (self.later is not None and self.later.update.changed)
 
     def step(self, batch: Any) -> Any:
         """Gradients and update; the loss of the batch, detached."""
@@ -94,10 +100,16 @@ class HostedRunner:
     def _update_kept(self, sink: Kept) -> None:
         import torch
 
-        for parameter, gradient in sink.hand_over():
-            parameter.grad = gradient
-        if self.work.clip is not None:
-            torch.nn.utils.clip_grad_norm_(list(self.work.model.parameters()), self.work.clip)
+        rows = sink.hand_over()
+        if self.real:
+            for parameter, gradient in rows:
+                parameter.grad = gradient
+            if self.work.clip is not None:
+                torch.nn.utils.clip_grad_norm_(list(self.work.model.parameters()), self.work.clip)
+        if self.later is not None:
+            self.later.run(rows)
+            self.work.optimizer.zero_grad(set_to_none=True)
+            return
         sink.changed = True
         self.work.optimizer.step()
         sink.changed = False
@@ -127,25 +139,31 @@ class HostedRunner:
     def rehearse(self, batch: Any) -> None:
         """A step that changes nothing: everything is computed, the update too, and nothing goes back."""
         sink = self.sink
+        update = sink if self.later is None else self.later.update
         self.rehearsing = self.real
-        if isinstance(sink, OnCard | OnHost):
-            sink.rehearsing = True
+        if isinstance(update, OnCard | OnHost):
+            update.rehearsing = True
         try:
             self._pass(batch)
             self.phase("optimizer")
-            sink.flush()
-            sink.end() if not isinstance(sink, Kept) else sink.reset()
+            if not isinstance(sink, Kept):
+                sink.end()
+            elif self.later is not None:
+                self._update_kept(sink)
+            sink.reset()
         finally:
             self.rehearsing = False
             self.visits.forget_held()  # it was updated, and nothing of that stays
-            if isinstance(sink, OnCard | OnHost):
-                sink.rehearsing = False
+            if isinstance(update, OnCard | OnHost):
+                update.rehearsing = False
 
     def roll_back(self) -> None:
         """A step has failed: nothing of it stays."""
         self.lane.drain()
         self.visits.reset()
         self.sink.reset()
+        if self.later is not None:
+            self.later.update.reset()
         if self.keeper is not None:
             self.keeper.end_pass()
         for proxy in self.visits.proxies.values():
@@ -156,7 +174,7 @@ class HostedRunner:
         self.roll_back()
         self.visits.leave_device()
         self.sink.close()
-        self.sink = Dropped()
+        self.sink, self.later = Dropped(), None
         if self.keeper is not None:
             self.keeper.close()
         clear_up()

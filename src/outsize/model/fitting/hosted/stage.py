@@ -129,11 +129,14 @@ class HostedStage:
                     runner.rehearse(batch)
                 else:
                     runner.step(batch)
-            state_bytes = sum(stretch(shapes) for shapes in layout.values()) if choice.update == "card" else 0
+            visiting = 0
+            if choice.state and choice.update != "host":
+                visiting = sum(stretch(shapes) for shapes in layout.values())
+                visiting += 2 * cut.weights if choice.update == "kept" else 0
             names = {id(p.parameter): p.name for p in cut.places()}
             sketch = Sketch(
                 peaks={}, inputs=runner.keeper.held if runner.keeper is not None else 0,
-                brought=runner.visits.brought + state_bytes, order=list(dict.fromkeys(met)),
+                brought=runner.visits.brought + visiting, order=list(dict.fromkeys(met)),
                 outside=tuple(names[key] for key in seen.outside),
                 random=tuple(seen.random), seconds=sum(watch.seconds.values()),
                 written=_written(work.model, runner.visits), ran=tuple(watch.calls),

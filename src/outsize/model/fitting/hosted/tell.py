@@ -40,7 +40,7 @@ def tell(
     if choice.update == "host":
         link = max(link, weights / search.rates.host)
     elif choice.update == "kept":
-        link += weights / search.rates.host
+        link += (2 * weights + state) / search.rates.both if choice.state else weights / search.rates.host
     seconds = max(sketch.seconds, link)
     tokens = _tokens(batch, rows)
     rates = search.rates
@@ -54,7 +54,11 @@ def tell(
     ]
     if choice.update != "none":
         notes.append(f"the optimizer on the host: {rates.host / 1e9:.1f} GB/s of parameters ({measured})")
-        notes.append(f"gradients wait on the host: {search.forced}" if search.forced else _where(choice))
+        if search.forced:
+            after = "on the device, a few parameters at a time" if choice.state else "on the host"
+            notes.append(f"gradients wait on the host: {search.forced}; the update follows {after}")
+        else:
+            notes.append(_where(choice))
     if sketch.random:
         notes.append(f"random numbers are drawn ({', '.join(sketch.random[:3])}) and drawn again alike")
     plain = weights + (0 if choice.update == "none" else weights + state)
@@ -78,6 +82,8 @@ def _sent(choice: HostedChoice, weights: int, state: int, inputs: int) -> int:
     """Bytes that go from the device to the host in a step."""
     if choice.update == "none":
         return 0
+    if choice.update == "kept" and choice.state:
+        return inputs + 2 * weights + state
     return inputs + weights + (state if choice.update == "card" else 0)
 
 

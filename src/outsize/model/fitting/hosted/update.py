@@ -96,6 +96,11 @@ class OnCard(Sink):
         if sum(sizeof(proxy) for _, proxy in self._waiting) >= self._few:
             self.flush()
 
+    @property
+    def waits(self) -> bool:
+        """Some parameters wait for others to be updated with."""
+        return bool(self._waiting)
+
     def flush(self) -> None:
         """Update those that wait."""
         rows, self._waiting = self._waiting, []
@@ -157,7 +162,8 @@ class OnCard(Sink):
         """Parameter and state go back to the host."""
         lane, state = self._lane, self._state
         if self._weights is not None:
-            self._visits.sent(lane.send(self._weights.bytes_of(parameter), _bytes(proxy.detach(), lane)))
+            home, alone = self._weights.bytes_of(parameter), self._visits.is_alone(parameter)
+            self._visits.sent(lane.send(home, flat_bytes(proxy.detach(), lane), hold=alone))
         if not made:
             return
         shapes = {shape.name: shape for shape in state.layout.get(id(parameter), [])}
@@ -243,7 +249,7 @@ def standing(optimizer: Any, rows: list[tuple[Any, Any]]) -> None:
             group["params"] = parameters
 
 
-def _bytes(tensor: Any, lane: Lane) -> Any:
+def flat_bytes(tensor: Any, lane: Lane) -> Any:
     """A dense tensor's elements as flat bytes."""
     import torch
 
@@ -267,7 +273,9 @@ class OnHost(Sink):
         gradient, proxy.grad = proxy.grad, None
         start, memory = self._room.take(sizeof(gradient))
         here = memory.tensor(start, tuple(gradient.shape), gradient.dtype)
-        mark = self._lane.send(_bytes(here, self._lane), _bytes(gradient.detach().contiguous(), self._lane), hold=True)
+        mark = self._lane.send(
+            flat_bytes(here, self._lane), flat_bytes(gradient.detach().contiguous(), self._lane), hold=True
+        )
         if self.rehearsing:
             self._lane.sync(mark)
             self._room.give(start)
@@ -377,9 +385,10 @@ class Kept(Sink):
         gradient, proxy.grad = proxy.grad.detach().contiguous(), None
         if not self._lane.real:
             self._lane.send(None, gradient, hold=True)
+            self._here.append((parameter, None))
             return
         home = self._home(parameter)
-        self._lane.send(_bytes(home, self._lane), _bytes(gradient, self._lane), hold=True)
+        self._lane.send(flat_bytes(home, self._lane), flat_bytes(gradient, self._lane), hold=True)
         self._here.append((parameter, home))
 
     def hand_over(self) -> list[tuple[Any, Any]]:

@@ -63,6 +63,8 @@ class Given:
     """Bytes that the process holds beside model and optimizer state."""
     forced: str
     """Why gradients wait on the host."""
+    later: bool
+    """Parameters can be updated a few at a time all the same."""
     forbidden: set[str]
     files: Any
     """Where weights are read from, None where they are in host memory."""
@@ -131,11 +133,12 @@ def _check(
         _check_optimizer(model, optimizer)
         forced = forced or why_not_one_by_one(optimizer) or ""
         forced = forced or ("clipping needs the norm of all gradients before the first update" if clip else "")
+    later = optimizer is not None and not own_step and why_not_one_by_one(optimizer) is None
     work = Work(model=model, loss=loss, optimizer=optimizer, clip=clip, device=device.type)
     lane = open_lane(device) if not dry or device.type == "cpu" or torch.cuda.is_available() else open_lane(_cpu())
     budgets, base = _budgets(model, optimizer, device, budget, host)
     return Given(
-        work=work, batch=batch, rows=rows, device=device, lane=lane, budgets=budgets, base=base, forced=forced,
+        work=work, batch=batch, rows=rows, device=device, lane=lane, budgets=budgets, base=base, forced=forced, later=later,
         forbidden=set(without), files=files, call=None if loss is not None else (call or call_model), dry=dry,
     )  # fmt: skip
 
@@ -192,7 +195,7 @@ def _search(given: Given, room: int) -> Search:
     rates = typical(given.device.type) if given.dry else measure(given.lane, given.work.optimizer)
     return Search(
         stage=stage, device=room, host=given.budgets[1].bytes, base=given.base, rates=rates, rows=given.rows,
-        forced=given.forced, streamed=given.files is not None, call=given.call, kind=given.device.type,
+        forced=given.forced, later=given.later, streamed=given.files is not None, call=given.call, kind=given.device.type,
         forbidden=given.forbidden, exact=given.exact, outside=dict(given.outside),
     )  # fmt: skip
 
@@ -232,7 +235,7 @@ def _lay_out(
         weights, state = old.weights, old.state
     else:
         weights, state = Weights(cut, old.weights if old is not None else None), None
-    if choice.update != "card":
+    if choice.update not in ("card", "kept") or not choice.state:
         return weights, None
     if state is None:
         state = State(cut, search.layout)

@@ -98,6 +98,8 @@ class Visits:
         """Units that were here; their bytes may still be."""
         self._open: dict[str, Lease] = {}
         """Units in their backward pass."""
+        self._alone: dict[int, Place] = {}
+        """Parameters that are here in memory of their own."""
         self._sent: Mark = None
         self._position = 0
         self._calls: list[str] = []
@@ -266,7 +268,22 @@ class Visits:
         alone = Unit("", None, guests=[place], size=place.size)
         self.lane.wait(self._source.bring(alone, memory, [self.lane.mark()]))
         self.brought += place.size
-        self._show(place, Lease(0, place.size, memory, []))
+        self.show_alone(place, Lease(0, place.size, memory, []))
+
+    def show_alone(self, place: Place, memory: Lease) -> None:
+        """A parameter in memory of its own."""
+        self._alone[id(place.parameter)] = place
+        self._show(place, memory)
+
+    def is_alone(self, parameter: Any) -> bool:
+        """True where a parameter is here in memory of its own, which nobody holds when it has gone."""
+        return id(parameter) in self._alone
+
+    def hide_alone(self) -> None:
+        """Those have gone."""
+        for place in self._alone.values():
+            self._hide(place)
+        self._alone.clear()
 
     def sent(self, mark: Mark) -> None:
         """Weights of an open unit are on their way to the host: their place is taken until then."""
@@ -286,6 +303,7 @@ class Visits:
         for name in list(self._open):
             self._finish(name)
         self.before_finish()
+        self.hide_alone()
         for lease in self._leases.values():
             lease.release(self.lane.mark(), lease.ready)
         self._leases.clear()
@@ -299,6 +317,7 @@ class Visits:
         for unit in self.cut.units.values():
             for place in (*unit.places, *unit.guests):
                 self._hide(place)
+        self.hide_alone()
         for table in (self._leases, self._running, self._open, self._cold):
             table.clear()
         self._calls.clear()
