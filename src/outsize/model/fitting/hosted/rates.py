@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from outsize.core.noun import Noun
+from outsize.model.fitting.exhaustion import clear_up
 from outsize.model.fitting.hosted.lanes import CardLane, Lane
 from outsize.model.fitting.hosted.slabs import Block
 
 SAMPLE = 128 * 2**20
-"""Bytes of one measured copy."""
+"""Bytes of one measured copy at most."""
 ELEMENTS = 8 * 2**20
 """Elements of the parameter on which optimizers are timed."""
 
@@ -48,13 +49,14 @@ def typical(kind: str) -> Rates:
     return Rates(bring=bring, send=send, both=0.9 * min(bring, send), host=host, measured=False)
 
 
-def measure(lane: Lane, optimizer: Any) -> Rates:
-    """Time a few copies and a few updates."""
+def measure(lane: Lane, optimizer: Any, room: int = 8 * SAMPLE) -> Rates:
+    """Time a few copies and a few updates; `room` is the device's budget, of which a quarter is used meanwhile."""
     if not isinstance(lane, CardLane):
         return typical("cpu")
-    block = Block(2 * SAMPLE)
-    there = [lane.empty(SAMPLE), lane.empty(SAMPLE)]
-    here = [block.bytes[:SAMPLE], block.bytes[SAMPLE:]]
+    size = max(1, min(SAMPLE, room // 8))
+    block = Block(2 * size)
+    there = [lane.empty(size), lane.empty(size)]
+    here = [block.bytes[:size], block.bytes[size:]]
 
     def bring() -> None:
         lane.bring(there[0], here[0])
@@ -66,8 +68,10 @@ def measure(lane: Lane, optimizer: Any) -> Rates:
         bring()
         send()
 
-    found = [SAMPLE / _time(work, lane) for work in (bring, send, both)]
+    found = [size / _time(work, lane) for work in (bring, send, both)]
     block.unlock()
+    there.clear()
+    clear_up()  # what comes next must not begin in a piece of these blocks, which could then not be given back
     host = typical("cuda").host if optimizer is None else time_optimizer(optimizer, "cpu")
     return Rates(bring=found[0], send=found[1], both=found[2], host=host, measured=True)
 

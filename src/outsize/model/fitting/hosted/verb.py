@@ -31,7 +31,7 @@ from outsize.model.fitting.hosted.files import FileSource, find_weights
 from outsize.model.fitting.hosted.fitted import TIGHTER, HostedFitted
 from outsize.model.fitting.hosted.lanes import Lane, open_lane
 from outsize.model.fitting.hosted.planner import READAHEAD, Search
-from outsize.model.fitting.hosted.rates import measure, typical
+from outsize.model.fitting.hosted.rates import Rates, measure, typical
 from outsize.model.fitting.hosted.runner import HostedRunner
 from outsize.model.fitting.hosted.slabs import State, Weights
 from outsize.model.fitting.hosted.stage import HostedStage, Sketch, watching
@@ -74,6 +74,8 @@ class Given:
     """Random numbers have to be those of the plain step."""
     outside: dict[str, None] = field(default_factory=dict)
     """Parameters that a rehearsal has found to be used outside of their units."""
+    rates: Rates | None = None
+    """Measured once, while the device is empty."""
     projected: int = 0
     """Bytes of host memory that the present plan holds."""
 
@@ -192,9 +194,11 @@ def _budgets(
 
 def _search(given: Given, room: int) -> Search:
     stage = HostedStage(given.work, given.batch, given.device)
-    rates = typical(given.device.type) if given.dry else measure(given.lane, given.work.optimizer)
+    if given.rates is None:
+        card = given.budgets[0].bytes
+        given.rates = typical(given.device.type) if given.dry else measure(given.lane, given.work.optimizer, card)
     return Search(
-        stage=stage, device=room, host=given.budgets[1].bytes, base=given.base, rates=rates, rows=given.rows,
+        stage=stage, device=room, host=given.budgets[1].bytes, base=given.base, rates=given.rates, rows=given.rows,
         forced=given.forced, later=given.later, streamed=given.files is not None, call=given.call, kind=given.device.type,
         forbidden=given.forbidden, exact=given.exact, outside=dict(given.outside),
     )  # fmt: skip
@@ -255,6 +259,7 @@ def _settle(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) 
         wrong, measured, seconds = _rehearse(given, runner)
         if not wrong and measured is not None and measured > given.budgets[0].bytes:
             wrong = "memory"
+        clear_up()
         give_back_heap()
         if not wrong:
             break
