@@ -1,9 +1,11 @@
 """Hosted steps: the model stays on the host, the step runs on a device that it does not fit on, and is the plain step."""
 
+import contextlib
 import copy
 import math
 import subprocess
 import sys
+from collections import deque
 
 import lanes
 import networks as nets
@@ -16,7 +18,7 @@ from torch import nn
 import outsize
 from outsize.model.fitting import without_weights
 from outsize.model.fitting.hosted.choice import HostedChoice
-from outsize.model.fitting.hosted.lanes import PlainLane
+from outsize.model.fitting.hosted.lanes import CardLane, PlainLane
 from outsize.model.fitting.hosted.ring import Ring
 from outsize.model.fitting.hosted.runner import HostedRunner
 from outsize.model.fitting.hosted.slabs import State, Weights, stretch
@@ -383,6 +385,49 @@ def test_a_larger_batch_runs_in_more_pieces_and_a_net_that_mixes_rows_says_so():
     fitted.step(torch.randn(4, 8))
     with pytest.raises(outsize.InputError, match="cannot run on a few rows"):
         fitted.step(torch.randn(9, 8))
+
+
+class Event:
+    def __init__(self):
+        self.passed = False
+
+    def query(self):
+        return self.passed
+
+    def synchronize(self):
+        self.passed = True
+
+
+class Stream:
+    def __init__(self, log):
+        self.log = log
+
+    def wait_event(self, event):
+        self.log.append(event)
+
+    def record_event(self):
+        self.log.append(Event())
+        return self.log[-1]
+
+
+def test_a_card_holds_few_tensors_on_their_way_out_and_lets_go_of_those_that_are_there(monkeypatch):
+    lane = object.__new__(CardLane)
+    lane.device, lane._leaving, log = torch.device("cpu"), deque(), []
+    lane._in, lane._out, computing = Stream(log), Stream(log), Stream(log)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computing)
+    home = torch.zeros(8)
+    marks = []
+    for number in range(6):
+        marks.append(lane.send(home, torch.full((8,), float(number)), hold=True))
+        assert torch.equal(home, torch.full((8,), float(number))) and len(lane._leaving) <= 2
+    assert [mark.passed for mark in marks] == [True] * 4 + [False] * 2
+    marks[4].passed = marks[5].passed = True
+    assert lane.send(home, home, hold=True) in [row[0] for row in lane._leaving] and len(lane._leaving) == 1
+    lane.send(home, home)
+    assert len(lane._leaving) == 1
+    ready = lane.bring(torch.zeros(8), home, [None, marks[0]])
+    assert marks[0] in log and log.index(ready) > log.index(marks[0])
 
 
 class Borrowing(nn.Module):
