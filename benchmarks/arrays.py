@@ -50,15 +50,21 @@ def floor(work: str, data: Path, out: Path) -> float:
     return float(done.stdout.split()[-1])
 
 
-def one(name: str, work: str, data: Path, out: Path, seconds: float) -> cgroup.Outcome:
-    """One contestant on one work."""
+def one(name: str, work: str, data: Path, out: Path, seconds: float, budget: int = 0) -> cgroup.Outcome:
+    """One contestant on one work; ours inside `budget` MiB and a limit of 100 MiB more, where one is given."""
     cold(out)
-    limit = WORKS[work] * MiB
+    limit = (budget + 100 if budget else WORKS[work]) * MiB
     script = ["ours.py"] if name == "outsize" else ["peers.py", name]
     memory = f"{int(limit * 0.78) // 10**6}MB"
     command = [sys.executable, str(HERE / script[0]), *script[1:], work, str(data), str(out), memory]
-    env = dict(os.environ, PYTHONPATH=os.pathsep.join([str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]))
-    return cgroup.run(command, limit, seconds, env)
+    command += [f"{budget}MiB"] if budget else []
+    return cgroup.run(command, limit, seconds, environment())
+
+
+def environment() -> dict[str, str]:
+    """This tree on the path, its bytecode kept as an installed package keeps it."""
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    return env | {"PYTHONPATH": os.pathsep.join([str(HERE.parent / "src"), env.get("PYTHONPATH", "")])}
 
 
 def show(work: str, name: str, outcome: cgroup.Outcome) -> str:
@@ -75,9 +81,9 @@ def contest(work: str, args: argparse.Namespace) -> dict[str, object]:
     out = args.data / "out"
     floors = [floor(work, args.data, out)]
     rows: dict[str, list[cgroup.Outcome]] = {}
-    peers = [peer for peer in args.peers if work != "filter"]
+    peers = [peer for peer in args.peers if work != "filter" and not args.budget]
     for name in ["outsize"] * args.repeat + peers:
-        rows.setdefault(name, []).append(one(name, work, args.data, out, args.seconds))
+        rows.setdefault(name, []).append(one(name, work, args.data, out, args.seconds, args.budget))
         print(show(work, name, rows[name][-1]), flush=True)
         if not rows[name][-1].fine and name == "outsize":
             print(rows[name][-1].output)
@@ -104,6 +110,7 @@ def main() -> int:
     parser.add_argument("--works", nargs="*", default=list(WORKS), choices=list(WORKS))
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--seconds", type=float, default=90, help="time limit of one run")
+    parser.add_argument("--budget", type=int, default=0, help="MiB for outsize, without peers; else the limit decides")
     parser.add_argument("--repeat", type=int, default=2, help="runs of outsize; the best counts")
     args = parser.parse_args()
     if not cgroup.available():
@@ -112,6 +119,7 @@ def main() -> int:
     inputs.make(args.data)
     if "blosc2" in args.peers:
         inputs.make_blosc2(args.data)
+    subprocess.run([sys.executable, "-c", "import outsize, outsize.array.expression"], check=True, env=environment())
     results = [contest(work, args) for work in args.works]
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d-%H%M")
     target = HERE / "results" / f"arrays-{stamp}.json"

@@ -1,4 +1,4 @@
-"""Outsize on one work: `python ours.py WORK DATA OUT`. Prints its plan's projection and the result."""
+"""Outsize on one work: `python ours.py WORK DATA OUT [MEMORY BUDGET]`. Prints its plan's projection and the result."""
 
 from __future__ import annotations
 
@@ -37,4 +37,6 @@ def _save(array: outsize.array.Array, path: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 5:
+        outsize.budget(host=sys.argv[5])
     main(*sys.argv[1:4])

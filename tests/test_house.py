@@ -20,6 +20,7 @@ SURFACE = [
     "batch_size",
     "budget",
     "calibrate",
+    "empty",
     "estimate",
     "explain",
     "fit",

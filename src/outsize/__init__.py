@@ -7,6 +7,7 @@ inside a budget of bytes. Every name below is loaded at its first use, so that `
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from outsize.core.errors import BudgetError, InputError, OutOfMemory, OutsizeError, StoreError
@@ -16,6 +17,7 @@ from outsize.core.noun import Drawing, set_drawing
 if TYPE_CHECKING:
     from outsize import array as array
     from outsize.array import open as open
+    from outsize.array.fresh import empty as empty
     from outsize.failure.explain import explain as explain
     from outsize.failure.guard import guard as guard
     from outsize.failure.guard import install as install
@@ -35,6 +37,7 @@ _VERBS = {
     "batch_size": "outsize.model.fitting",
     "budget": "outsize.machine",
     "calibrate": "outsize.model",
+    "empty": "outsize.array.fresh",
     "estimate": "outsize.model",
     "explain": "outsize.failure",
     "fit": "outsize.model.fitting",
@@ -76,6 +79,8 @@ set_drawing(_load_drawing)
 
 
 def _load_listener() -> Listener | None:
+    if sys.stderr is None or not sys.stderr.isatty():  # asked first: drawing is slow to import
+        return None
     from outsize.report.progress import terminal_listener
 
     return terminal_listener()

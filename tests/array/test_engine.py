@@ -43,12 +43,14 @@ class Count:
     """Work that records what happens; tiles are numbers, each with `tile + 1` chunks."""
 
     workers, slots, worker_bytes, slot_bytes, outside_bytes, ordered, ahead = 4, 2, 4096, 4096, 0, True, 0
+    locks = (False, False)
 
     def __init__(self, ahead: int = 0, fail_at: int | None = None) -> None:
         self.ahead, self.fail_at = ahead, fail_at
         self.folded: dict[int, list[int]] = {}
         self.closed: list[int] = []
         self.in_flight = self.most = 0
+        self.written: dict[int, list[int]] = {}
 
     def chunks(self, tile: int) -> Iterator[int]:
         return iter(range(tile + 1))
@@ -73,13 +75,24 @@ class Count:
     def fold(self, tile: int, chunk: int, state: list[int], payload: int) -> None:
         state.append(payload)
 
+    def pieces(self, tile: int, state: list[int]) -> Iterator[int]:
+        assert state == list(range(tile + 1))
+        return iter(range(tile % 4))
+
+    def write(self, tile: int, state: list[int], piece: int) -> None:
+        time.sleep(0.001 * (piece % 2))
+        self.written.setdefault(tile, []).append(piece)
+
     def close(self, tile: int, state: list[int]) -> None:
+        assert sorted(self.written.get(tile, [])) == list(range(tile % 4))
         self.closed.append(tile)
         self.in_flight -= 1
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
-def test_chunks_are_folded_in_order_and_no_more_tiles_are_in_flight_than_slots(ahead: int) -> None:
+def test_chunks_are_folded_in_order_pieces_are_written_before_a_tile_closes_and_tiles_in_flight_keep_to_the_slots(
+    ahead: int,
+) -> None:
     work = Count(ahead)
     run_work(work, range(20), MemoryPool(1 << 20))
     assert work.folded == {tile: list(range(tile + 1)) for tile in range(20)}

@@ -22,25 +22,29 @@ CHILD = Path(__file__).with_name("child.py")
 KILLS = 50
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
+def start(folder: Path, work: str, budget: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(CHILD), "slow", str(folder), "4MiB"],
+        [sys.executable, str(CHILD), work, str(folder), budget],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def test_fifty_kills_at_random_moments_are_taken_up_without_doing_finished_tiles_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("work,budget", [("slow", "4MiB"), ("slow-turned", "4MiB")])
+def test_kills_at_random_moments_are_taken_up_without_doing_finished_tiles_again(
+    tmp_path: Path, work: str, budget: str
+) -> None:
     rng = random.Random(5)
-    x = np.random.default_rng(5).random((96 << 10, 128), dtype="float32")
+    x = np.random.default_rng(5).random(((96 << 10) - 24, 128), dtype="float32")
     np.save(tmp_path / "x.npy", x)
-    target = tmp_path / "out-slow.npy"
+    wanted = (x.T if work == "slow-turned" else x) * 2
+    target = tmp_path / f"out-{work}.npy"
     started = tmp_path / "started"
-    kills = finished = resumed = 0
-    while kills < KILLS:
+    kills = resumed = waited = 0
+    while kills < KILLS // 2:
         started.unlink(missing_ok=True)
-        child = start(tmp_path)
+        child = start(tmp_path, work, budget)
         began = time.monotonic()
         while not started.exists() and child.poll() is None and time.monotonic() - began < 20:
             time.sleep(0.005)
@@ -49,17 +53,18 @@ def test_fifty_kills_at_random_moments_are_taken_up_without_doing_finished_tiles
             child.kill()
             child.communicate()
             kills += 1
+            waited += any(p.name.endswith(".edges") and p.stat().st_size for p in tmp_path.iterdir())
             continue
-        resumed += check_finished(child, target, x)
-        finished += 1
-    resumed += check_finished(start(tmp_path), target, x)
+        resumed += check_finished(child, target, wanted)
+    resumed += check_finished(start(tmp_path, work, budget), target, wanted)
     assert resumed >= 1
+    assert waited or work == "slow"  # a transposition leaves halves of pages behind
     started.unlink()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.npy"]
 
 
 def check_finished(
-    child: subprocess.Popen[str], target: Path, x: np.ndarray[tuple[int, int], np.dtype[np.float32]]
+    child: subprocess.Popen[str], target: Path, wanted: np.ndarray[tuple[int, int], np.dtype[np.float32]]
 ) -> int:
     """The result is right, nothing is left beside it, and no finished tile was done again; 1 if it had been taken
     up."""
@@ -68,10 +73,26 @@ def check_finished(
     report = json.loads(out)
     already = round(report["share"] * report["total"])
     assert report["tiles"] == report["total"] - already
-    assert np.load(target).tobytes() == (x * 2).tobytes()
+    assert np.load(target).tobytes() == wanted.tobytes()
     assert not [p for p in target.parent.iterdir() if "outsize" in p.name]
     target.unlink()
     return int(already > 0)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".h5", ".zarr"])
+def test_a_kill_between_the_renaming_and_the_end_of_the_journal_does_not_leave_a_journal_for_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    pytest.importorskip({".h5": "h5py", ".zarr": "zarr"}.get(suffix, "numpy"))
+    monkeypatch.setattr(work, "JOURNALED", 0)
+    x = xp.asarray(np.random.default_rng(0).random((500, 64)))
+    with monkeypatch.context() as patch:
+        patch.setattr(work.Journal, "remove", lambda self: None)
+        x.save(tmp_path / f"out{suffix}", budget="8MiB")
+    assert [p for p in tmp_path.iterdir() if p.name.endswith(".journal")]
+    saved = x.save(tmp_path / f"out{suffix}", budget="8MiB")
+    assert np.array_equal(saved.compute(), x.compute())
+    assert [p.name for p in tmp_path.iterdir()] == [f"out{suffix}"]
 
 
 def test_a_reduction_that_was_finished_before_the_kill_is_not_read_again(

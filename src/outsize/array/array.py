@@ -110,25 +110,57 @@ class Array:
 
     # What can be done with it
 
-    def plan(self, budget: int | str | None = None) -> Plan:
+    def plan(self, budget: int | str | None = None, *, device: Any = None, tf32: bool = False) -> Plan:
         """What writing it would read, write and hold, before any of it runs."""
-        return plan_node(self.node, budget)
+        return plan_node(self.node, budget, device=device, tf32=tf32)
 
-    def compute(self, budget: int | str | None = None, progress: Listener | None = None) -> Block:
-        """The values as a NumPy array; a `BudgetError` where they do not fit."""
-        return compute_node(self.node, budget, progress)
+    def compute(
+        self, budget: int | str | None = None, progress: Listener | None = None, *, device: Any = None,
+        tf32: bool = False, out: Block | None = None,
+    ) -> Block:  # fmt: skip
+        """The values as a NumPy array (in `out`, where that is given); a `BudgetError` where they do not fit.
+
+        `device` is 'cuda', 'cuda:1', 'cupy', or 'auto': there, inside `outsize.budget(device=...)`, only where it pays.
+        `tf32=True` lets products of float32 be rounded to TF32.
+        """
+        return compute_node(self.node, budget, progress, device=device, tf32=tf32, out=out)
 
     def save(
         self, path: str | os.PathLike[str], budget: int | str | None = None, progress: Listener | bool | None = None,
-        resume: bool = True, **options: Any,
+        resume: bool = True, *, device: Any = None, tf32: bool = False, **options: Any,
     ) -> Array:  # fmt: skip
         """Write it to disk, in the format of the path's suffix, inside the budget, and open what was written.
 
-        An interrupted call is taken up where it stopped. `chunks=` and `key=` are for the formats that have them.
+        An interrupted call is taken up where it stopped. `chunks=` and `key=` are for the formats that have them;
+        `device` and `tf32` are as in `compute`.
         """
         listener = default_listener() if progress is None or progress is True else progress or None
-        store = save_node(self.node, os.fspath(path), budget, listener, resume=resume, **options)
+        store = save_node(
+            self.node, os.fspath(path), budget, listener, resume=resume, device=device, tf32=tf32, **options
+        )
         return Array(make.source(store))
+
+    def tiles(
+        self, device: Any = None, prefetch: int = 2, budget: int | str | None = None, *, write: bool = False,
+        shape: tuple[int, ...] | None = None,
+    ) -> Any:  # fmt: skip
+        """Its tiles as torch tensors on a device, one after another, the next ones read and sent ahead.
+
+        `write=True` writes each tile back after its turn, into an array of `outsize.empty` or one opened with `mode="r+"`.
+        The iterator's `region` says which part the present tile is. A tile is good until the next is asked for.
+
+        >>> for tile in x.tiles(device="cuda"): my_kernel(tile)
+        """
+        from outsize.array.device.walk import Tiles
+
+        return Tiles(self.node, device, prefetch, budget, write, shape)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """The values for other libraries: shared where they lie in memory, computed first otherwise."""
+        return to_numpy(self.node).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Block:
         found = to_numpy(self.node)

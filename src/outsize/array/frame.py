@@ -32,14 +32,21 @@ class Frame:
         """Most bytes of the buffer that were taken at once."""
         self.outside = 0
         """Most bytes that user functions and library calls may allocate by themselves."""
+        self.device = 0
+        """Bytes of a device that the chunk takes, where one takes part."""
+        self.ring: Buffer | None = None
+        """Memory through which blocks go to a device piece by piece."""
         self.reads: list[tuple[Store, Region]] = []
         """What was read, recorded only when dry."""
+        self.loose = False
+        """Dry, and other regions of this shape may lie less luckily in their stores: reads are counted at their most."""
         self._memo: dict[tuple[int, Region], Block] = {}
         self._programs: dict[int, Program] = {}
 
     def reset(self) -> None:
         """Take everything back."""
         self.position = 0
+        self.ring = None
         self._memo.clear()
 
     def mark(self) -> tuple[int, int]:
@@ -59,8 +66,8 @@ class Frame:
         self.peak = max(self.peak, self.position)
         if self.buffer is None:
             return _EMPTY
-        if self.position > self.buffer.nbytes:  # a chunked store whose chunks lie unluckily: rare, and small
-            return np.empty(size + ALIGNMENT, np.uint8)[:size]
+        if self.position > self.buffer.nbytes:
+            return spill(size)
         return self.buffer[start : start + size]
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
@@ -77,10 +84,20 @@ class Frame:
         """Count memory that is not ours to hand out: what a user's function allocates."""
         self.outside = max(self.outside, size)
 
+    def suppose(self, node: Node, region: Region, out: Block | None) -> None:
+        """Count, when dry, the memory of a region that another part of the output would want; it is not read."""
+        if not self.dry or 0 in region_shape(region):
+            return
+        reads, loose, mark = self.reads, self.loose, self.mark()
+        self.reads, self.loose = [], True
+        self.evaluate(node, region, out)
+        self.release(mark)
+        self.reads, self.loose = reads, loose
+
     def read(self, store: Store, region: Region) -> Block:
         """A region of a store."""
         if self.dry:
-            self.bytes(store.extent(region))
+            self.bytes(store.most(region) if self.loose else store.extent(region))
             if not store.resident:
                 self.reads.append((store, region))
             return phantom(region_shape(region), store.dtype, store.order)
@@ -114,6 +131,11 @@ class Frame:
             self.copy(out, block)
             return out
         return block
+
+
+def spill(size: int) -> Buffer:
+    """Memory outside the buffer, where a dry run foresaw too little; tests make this an error."""
+    return np.empty(size + ALIGNMENT, np.uint8)[:size]
 
 
 def phantom(shape: tuple[int, ...], dtype: np.dtype[Any], order: tuple[int, ...] | None = None) -> Block:

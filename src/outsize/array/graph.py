@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 import hashlib
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +79,7 @@ class Source(Node):
         return (id(self.store),)
 
     def label(self) -> str:
-        return self.store.name
+        return os.path.basename(self.store.name.rstrip("/")) or self.store.name
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from outsize.array.barrier import Contract, Lane, Reduce, Scan, Settled
 from outsize.array.graph import Node, Source, structure, walk
@@ -27,6 +28,9 @@ from outsize.array.store.memory import MemorySink
 from outsize.core.memory import DISK, HOST, Allowance, Budget, Part
 from outsize.core.noun import Known
 from outsize.core.plan import Peak, Plan, Step
+
+if TYPE_CHECKING:
+    from outsize.array.device.pipeline import Level
 
 _TINY = 1 << 16
 """Bytes of a result that always stays in memory."""
@@ -61,19 +65,26 @@ class Itinerary:
     """Where the wanted node goes."""
     smallest: int = 0
     """Smallest budget in bytes that works."""
+    level: Level | None = None
+    """The device that takes part."""
+    notes: list[str] = field(default_factory=list)
+    """Why passes run where they do."""
 
 
-def make_plan(root: Node, sink: Sink, budget: Budget, name: str, reason: str) -> tuple[Itinerary, Plan]:
+def make_plan(
+    root: Node, sink: Sink, budget: Budget, name: str, reason: str, level: Level | None = None
+) -> tuple[Itinerary, Plan]:
     """The itinerary and its plan; the plan may not fit, which `plan.check()` says."""
     host = budget.host or 0
     chosen: Itinerary | None = None
     for share in (3, 8, 0):
-        trip = _lay_out(root, sink, host // share if share else _TINY, keep_sources=share == 3, room=host)
+        trip = _lay_out(root, sink, host // share if share else _TINY, keep_sources=share == 3, level=level)
         if all(_size(trip, stop, host) for stop in trip.stops):
             chosen = trip
             break
-    bare = _lay_out(root, sink, _TINY, keep_sources=False, room=host)
+    bare = _lay_out(root, sink, _TINY, keep_sources=False, level=level)
     smallest = max((stop.work.smallest() + _held(stop) for stop in bare.stops), default=0)
+    least = max((stop.work.device_peak for stop in bare.stops), default=0)
     if chosen is None:
         chosen = bare
         for stop in chosen.stops:
@@ -82,8 +93,15 @@ def make_plan(root: Node, sink: Sink, budget: Budget, name: str, reason: str) ->
     allowances = [Allowance(pool=HOST, bytes=host, reason=reason)]
     if budget.disk is not None and any(stop.scratch for stop in chosen.stops):
         allowances.append(Allowance(pool=DISK, bytes=budget.disk, reason=f"scratch in {budget.scratch}"))
-    steps = tuple(_describe(stop) for stop in chosen.stops)
-    return chosen, Plan(name=name, steps=steps, budgets=tuple(allowances), smallest=smallest)
+    steps = tuple(_describe(stop, level) for stop in chosen.stops)
+    notes = tuple(dict.fromkeys(chosen.notes))
+    if level is None or not any(stop.work.device_peak for stop in chosen.stops):
+        return chosen, Plan(name=name, steps=steps, budgets=tuple(allowances), smallest=smallest, notes=notes)
+    allowances.append(Allowance(pool=level.device.pool, bytes=level.budget, reason=level.reason))
+    return chosen, Plan(
+        name=name, steps=steps, budgets=tuple(allowances), smallest=smallest, notes=notes,
+        smallest_device=least + level.device.outside,
+    )  # fmt: skip
 
 
 def _held(stop: Stop) -> int:
@@ -94,17 +112,19 @@ def _size(trip: Itinerary, stop: Stop, host: int) -> bool:
     return stop.work.size(host - _held(stop))
 
 
-def _describe(stop: Stop) -> Step:
+def _describe(stop: Stop, level: Level | None) -> Step:
     step = stop.work.step(stop.resident)
-    disk = (Peak(pool=DISK, bytes=stop.scratch, known=Known.EXACT),) if stop.scratch else ()
-    return Step(
-        name=step.name, peaks=(*step.peaks, *disk), parts=step.parts, read=step.read, written=step.written,
-        floor=step.floor, tiles=step.tiles, tile=step.tile, notes=step.notes,
-    )  # fmt: skip
+    peaks = list(step.peaks)
+    if stop.scratch:
+        peaks.append(Peak(pool=DISK, bytes=stop.scratch, known=Known.EXACT))
+    if level is not None and stop.work.device_peak:
+        held = stop.work.device_peak + level.device.outside
+        peaks.append(Peak(pool=level.device.pool, bytes=held, known=Known.BOUND))
+    return replace(step, peaks=tuple(peaks))
 
 
-def _lay_out(root: Node, sink: Sink, keep: int, *, keep_sources: bool, room: int) -> Itinerary:
-    trip = Itinerary(final=sink)
+def _lay_out(root: Node, sink: Sink, keep: int, *, keep_sources: bool, level: Level | None) -> Itinerary:
+    trip = Itinerary(final=sink, level=level)
     digests: dict[int, str] = {}
     structure(root, digests)
     nodes = walk(root)
@@ -115,7 +135,7 @@ def _lay_out(root: Node, sink: Sink, keep: int, *, keep_sources: bool, room: int
     for group in groups:
         _add_barrier(trip, group, target, turned, keep, nodes, digests)
     if target is None:
-        trip.stops.append(Stop(MapPass(root, sink, trip.bindings), []))
+        trip.stops.append(Stop(_make_pass([(root, sink)], trip), []))
     _fill_in_lifetimes(trip)
     return trip
 
@@ -202,22 +222,29 @@ def _add_barrier(
         held += node.nbytes if stays else 0
         outputs.append((node, place))
         places.append((node, place))
-    trip.stops.append(Stop(_make_pass(outputs, trip.bindings), places))
+    trip.stops.append(Stop(_make_pass(outputs, trip), places))
     for node, place in places:
         for twin in nodes:
             if digests[id(twin)] == digests[id(node)]:
                 trip.bindings[twin] = place.store()
 
 
-def _make_pass(outputs: list[tuple[Node, Sink]], bindings: dict[Node, Store]) -> Pass:
+def _make_pass(outputs: list[tuple[Node, Sink]], trip: Itinerary) -> Pass:
     node, sink = outputs[0]
+    bindings = trip.bindings
+    if trip.level is not None and all(math.prod(made.shape) for made, _ in outputs):
+        from outsize.array.device.twin import make_twin
+
+        twin = make_twin(outputs, bindings, trip.level, trip.notes)
+        if twin is not None:
+            return twin
     if isinstance(node, Reduce):
         return ReducePass(outputs, bindings)  # type: ignore[arg-type]
     if isinstance(node, Contract):
         return ContractPass(node, sink, bindings)
     if isinstance(node, Scan):
         return ScanPass(node, sink, bindings)
-    assert isinstance(node, Lane | Settled), node
+    assert isinstance(node, Lane | Settled) or not node.barrier, node
     return MapPass(node, sink, bindings)
 
 
@@ -268,7 +295,7 @@ def _fill_in_lifetimes(trip: Itinerary) -> None:
                     scratch += place.nbytes
         for _, sink in stop.work.outputs:
             under = sink.sink if isinstance(sink, Turned) else sink
-            if isinstance(under, MemorySink) and under is trip.final:
+            if isinstance(under, MemorySink) and under is trip.final and under.counted:
                 size = math.prod(under.shape) * under.dtype.itemsize
                 parts.append(Part(name="the result", bytes=size, known=Known.EXACT))
         stop.resident, stop.scratch = tuple(part for part in parts if part.bytes), scratch

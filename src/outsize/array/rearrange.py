@@ -9,15 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from outsize.array.graph import Node, Shape
+from outsize.array.frame import Frame, phantom
+from outsize.array.graph import Node, Shape, Source
 from outsize.array.store.base import Block, Region, region_shape
-
-if TYPE_CHECKING:
-    from outsize.array.frame import Frame
 
 _SPARSE = 1 << 16
 """Bytes: with steps further apart than this, rows are read one by one and what lies between is left out."""
@@ -119,6 +117,11 @@ class Reshape(Node):
                 frame.evaluate(self.inputs[0], box, flat[position : position + size].reshape(region_shape(box)))
                 frame.release(mark)
                 position += size
+        if frame.dry and block.size:
+            inner = self.inputs[0].shape
+            row = math.prod(inner[1:])
+            for box in _boxes(inner, 0, min(math.prod(inner), block.size // row * row or block.size)):
+                frame.suppose(self.inputs[0], box, phantom(region_shape(box), self.dtype))
         return block
 
     def detail(self) -> tuple[Any, ...]:
@@ -176,6 +179,9 @@ class Concat(Node):
     """Which axis."""
 
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+        alone = None if out is not None or frame.dry else self._alone(region, frame)
+        if alone is not None:  # a view takes less than the block that a dry run has counted
+            return frame.evaluate(*alone)
         block = frame.array(region_shape(region), self.dtype) if out is None else out
         start, stop = region[self.axis]
         begin = 0
@@ -188,7 +194,35 @@ class Concat(Node):
                 frame.evaluate(child, part, block[(slice(None),) * self.axis + (slice(low - start, high - start),)])
                 frame.release(mark)
             begin = end
+        for child in self._kinds(frame) if frame.dry else ():
+            length = min(stop - start, child.shape[self.axis])
+            part = (*region[: self.axis], (0, length), *region[self.axis + 1 :])
+            frame.suppose(child, part, block[(slice(None),) * self.axis + (slice(0, length),)])
         return block
+
+    def _alone(self, region: Region, frame: Frame) -> tuple[Node, Region] | None:
+        """The only part that a region touches, and where in it, if that part lies in memory."""
+        start, stop = region[self.axis]
+        begin = 0
+        for child in self.inputs:
+            end = begin + child.shape[self.axis]
+            if begin <= start and stop <= end:
+                store = frame.bindings.get(child) or (child.store if isinstance(child, Source) else None)
+                if store is None or not store.resident:
+                    return None
+                return child, (*region[: self.axis], (start - begin, stop - begin), *region[self.axis + 1 :])
+            begin = end
+        return None
+
+    def _kinds(self, frame: Frame) -> list[Node]:
+        """The inputs that may differ in the memory they take: of sources alike, the longest."""
+        found: dict[Any, Node] = {}
+        for child in sorted(self.inputs, key=lambda node: node.shape[self.axis]):
+            key: Any = id(child)
+            if isinstance(child, Source) and child not in frame.bindings:
+                key = (type(child.store), child.store.order, child.dtype)
+            found[key] = child
+        return list(found.values())
 
     def detail(self) -> tuple[Any, ...]:
         return (self.axis,)
@@ -217,6 +251,9 @@ class Wrap(Node):
             frame.evaluate(self.inputs[0], part, view)
             frame.release(mark)
             place += high - low
+        span = (0, min(length, stop - start))
+        part = (*region[: self.axis], span, *region[self.axis + 1 :])
+        frame.suppose(self.inputs[0], part, block[(slice(None),) * self.axis + (slice(*span),)])
         return block
 
     def detail(self) -> tuple[Any, ...]:
@@ -239,6 +276,10 @@ class Take(Node):
         if wanted.size == 0 or block.size == 0:
             return block
         lead: tuple[Any, ...] = (slice(None),) * self.axis
+        if frame.dry:
+            span = (0, min(2 * wanted.size, self.inputs[0].shape[self.axis]))
+            frame.suppose(self.inputs[0], (*region[: self.axis], span, *region[self.axis + 1 :]), None)
+            frame.reserve(block.nbytes)
         low, high = int(wanted.min()), int(wanted.max()) + 1
         if high - low <= 2 * wanted.size:  # dense: one read, then a pick
             part = (*region[: self.axis], (low, high), *region[self.axis + 1 :])

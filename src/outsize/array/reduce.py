@@ -2,9 +2,10 @@
 result.
 
 Slices are summed pairwise in their own dtype, everything above them in float64, so that billions of float32 do not
-drift. Moments are shifted sums within a chunk (the shift is the first slice's mean; a chunk in which the shift turns
-out poor is gone through again with its own mean) and Chan's pairwise formula between chunks. Partials are folded in
-the chunks' order, so that a result does not depend on which thread was faster.
+drift. Moments are shifted sums within a chunk (the shift is the first slice's mean, or nothing where that is small
+beside the spread; a chunk in which the shift turns out poor is gone through again with its own mean) and Chan's
+pairwise formula between chunks. Partials are folded in the chunks' order, so that a result does not depend on which
+thread was faster.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ States = list[Block]
 
 _SAFE_ROWS = 512
 """Elements that may be summed one after another in float32; more go through float64."""
+_WORTH_SHIFT = 0.95
+"""Share of the squares that the mean must explain for slices of a long chunk to be shifted."""
+_LONG = 4096
+"""Elements summed in one chunk from which on slices' roundings even out, so that a small shift can be spared."""
 _POOR_SHIFT = 0.99
 """Share of the squares that the shift may explain before a chunk is gone through again."""
 
@@ -190,33 +195,56 @@ class _Shifting(Taking):
         self.sums = np.zeros(partial[1].shape, owner.working)
         self.squares = np.zeros(partial[2].shape, partial[2].dtype)
         self.room: Block | None = None
+        self.shifted = shift is not None or owner.dtype != self.shift.dtype
+        """Slices are shifted before they are squared; always so where they must be widened anyway."""
 
     def begin(self, order: tuple[int, ...] | None, shape: tuple[int, ...]) -> None:
         super().begin(order, shape)
+        self.spare = math.prod(shape if self.axes is None else [shape[axis] for axis in self.axes]) >= _LONG
         arrays = [self.shift, self.sums, self.squares]
         self.views = [a.reshape(()) if order is None else a.transpose(order) for a in arrays]
 
     def take(self, value: Block, index: Index) -> None:
         shift, sums, squares = self.places(index)
-        long = self.long(value)
-        wide = self.owner.working if long or value.dtype.char not in "fdgFDG" else None
+        wide = self.owner.working if self.long(value) or value.dtype.char not in "fdgFDG" else None
         spans = index if self.axes is None else tuple(index[axis] for axis in self.axes)
-        if self.given is None and all(span.start == 0 for span in spans):
-            count = value.size if self.axes is None else math.prod(value.shape[axis] for axis in self.axes)
-            mean = self.reduce(np.add, value, self.owner.working if wide is not None else None) / count
-            shift[...] = np.where(np.isfinite(mean), mean, 0)
         room = self._room(value, shift)
-        np.subtract(value, shift, out=room, casting="unsafe")
-        sums += self.reduce(np.add, room, wide)
+        first = self.given is None and all(span.start == 0 for span in spans)
+        if not first:
+            if self.shifted:
+                np.subtract(value, shift, out=room, casting="unsafe")
+            total, square = self._sum(room if self.shifted else value, room, wide)
+        else:
+            if value.dtype != room.dtype:
+                np.copyto(room, value, casting="unsafe")
+            total, square = self._sum(room if value.dtype != room.dtype else value, room, wide)
+            count = value.size if self.axes is None else math.prod(value.shape[axis] for axis in self.axes)
+            if self._choose(shift, total / count, square / count) or self.shifted:
+                np.subtract(value, shift, out=room, casting="unsafe")
+                total, square = self._sum(room, room, wide)
+        sums += total
+        squares += square
+
+    def _choose(self, shift: Block, mean: Any, square: Any) -> bool:
+        """Take the first slice's mean as the shift, where it explains so much of the squares that it is worth it."""
+        small = np.isfinite(square) & (np.square(np.abs(mean)) <= _WORTH_SHIFT * square)
+        worth = not (self.spare and bool(np.all(small)))
+        if worth:
+            shift[...] = np.where(np.isfinite(mean), mean, 0)
+            self.shifted = True
+        return worth
+
+    def _sum(self, value: Block, room: Block, wide: np.dtype[Any] | None) -> tuple[Any, Any]:
+        """Sum and sum of squares of a slice; `room` may be the slice itself and is lost."""
+        total = self.reduce(np.add, value, wide)
         if room.dtype.kind == "c":
             real, imag = room.real, room.imag
-            np.multiply(real, real, out=real)
-            np.multiply(imag, imag, out=imag)
+            np.multiply(value.real, value.real, out=real)
+            np.multiply(value.imag, value.imag, out=imag)
             np.add(real, imag, out=real)
-            squares += self.reduce(np.add, real, None if wide is None else squares.dtype)
-        else:
-            np.multiply(room, room, out=room)
-            squares += self.reduce(np.add, room, wide)
+            return total, self.reduce(np.add, real, None if wide is None else self.squares.dtype)
+        np.multiply(value, value, out=room)
+        return total, self.reduce(np.add, room, wide)
 
     def _room(self, value: Block, shift: Block) -> Block:
         if self.room is None or self.room.size < value.size:

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,9 @@ def run_itinerary(
 ) -> None:
     """Run every pass; what the journal says is finished is left out."""
     pool = MemoryPool(max(budget, plan.peak()))
-    with _scratch_folder(trip, scratch) as folder, np.errstate(all="ignore"), blas_threads(_cores()):
+    with (
+        _scratch_folder(trip, scratch) as folder, np.errstate(all="ignore"), blas_threads(_cores()), _device(trip)
+    ):  # fmt: skip
         try:
             for number, stop in enumerate(trip.stops):
                 _run_stop(trip, number, stop, plan, pool, folder, listener, journal)
@@ -55,6 +57,26 @@ def run_itinerary(
                 for _, place in stop.places:
                     if isinstance(place, Scratch) and hasattr(place, "file"):
                         place.end()
+
+
+@contextlib.contextmanager
+def _device(trip: Itinerary) -> Iterator[None]:
+    """The device's memory, reserved once for all passes that use it."""
+    size = max((stop.work.device_peak for stop in trip.stops), default=0)
+    if trip.level is None or size == 0:
+        yield
+        return
+    device = trip.level.device
+    device.open(size, trip.level.tf32)
+    try:
+        yield
+    except Exception as error:
+        told = device.told(error)
+        if told is None:
+            raise
+        raise told from error
+    finally:
+        device.close()
 
 
 def _cores() -> int:
@@ -81,7 +103,11 @@ def _run_stop(
     report.start(number, len(plan.steps), len(done) / max(1, len(stop.work.grid)))
     work = _Recorded(stop.work, journal if not stop.places else None, number, trip.final)
     stop.work.progress = report.moved
-    run_work(work, (tile for tile in enumerate(stop.work.tiles()) if tile[0] not in done), pool)
+    stop.work.begin()
+    try:
+        run_work(work, (tile for tile in enumerate(stop.work.tiles()) if tile[0] not in done), pool)
+    finally:
+        stop.work.end()
     report.finish()
     if journal is not None and stop.places and all(isinstance(p, Kept) and p.nbytes <= _KEPT for _, p in stop.places):
         for index, (_, place) in enumerate(stop.places):
@@ -123,6 +149,7 @@ class _Recorded:
     def __init__(self, work: Pass, journal: Journal | None, number: int, final: Any) -> None:
         self._work, self._journal, self._number, self._final = work, journal, number, final
         self.workers, self.slots, self.ordered, self.ahead = work.workers, work.slots, work.ordered, work.ahead
+        self.locks = work.locks
         self.detach = work.detach
         self.worker_bytes, self.slot_bytes, self.outside_bytes = work.worker_bytes, work.slot_bytes, work.outside_bytes
 
@@ -143,6 +170,12 @@ class _Recorded:
 
     def fold(self, tile: tuple[int, Region], chunk: Region, state: Any, payload: Any) -> None:
         self._work.fold(tile[1], chunk, state, payload)
+
+    def pieces(self, tile: tuple[int, Region], state: Any) -> Iterable[Region]:
+        return self._work.pieces(tile[1], state)
+
+    def write(self, tile: tuple[int, Region], state: Any, piece: Region) -> None:
+        self._work.write(tile[1], state, piece)
 
     def close(self, tile: tuple[int, Region], state: Any) -> None:
         self._work.close(tile[1], state)

@@ -1,23 +1,29 @@
 """From a node to its result: plan it, run it into a file, into memory, or into a region of an open store.
 
 In: a node, a target, a budget. Out: a `Plan`, a store, or a NumPy array. The budget is what was given here, else what
-`outsize.budget` set, else 80 % of what is available.
+`outsize.budget` set, else 80 % of what is available. With a device, passes run there where they can (`device/twin.py`);
+`auto` comes back to the processor where the device's budget does not suffice.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from outsize.array.graph import Node, Source, walk
 from outsize.array.journal import Journal
 from outsize.array.places import Kept, Sketch
-from outsize.array.plan import make_plan
+from outsize.array.plan import Itinerary, make_plan
 from outsize.array.run import digest_of, run_itinerary
 from outsize.array.store.base import Block, Region, Sink, Store
-from outsize.core.errors import BudgetError, InputError
+from outsize.array.store.memory import MemorySink
+from outsize.array.store.partial import JOURNAL
+from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.events import Listener
 from outsize.core.memory import HOST, Allowance, Budget
 from outsize.core.plan import Plan
@@ -46,21 +52,64 @@ def _reason(budget: Budget) -> str:
     return next((a.reason for a in budget.allowances if a.pool == HOST), "")
 
 
-def plan_node(node: Node, budget: Any = None, name: str | None = None) -> Plan:
+Result = TypeVar("Result")
+Planner = Callable[[Node, Sink, Budget, str, str], tuple[Itinerary, Plan]]
+"""`make_plan` with the device already said."""
+
+
+def _on(device: Any, tf32: bool, work: Callable[[Planner], Result]) -> Result:
+    """Do some work with a device; under `auto`, on the processor where the device has too little memory for it."""
+    if device is None and not tf32:
+        return work(make_plan)
+    from outsize.array.device.choose import find_level
+
+    level, notes = find_level(device, tf32)
+    try:
+        return work(_planner(level, notes))
+    except (BudgetError, OutOfMemory) as error:
+        plan = getattr(error, "plan", None)
+        if level is None or level.strict or (plan is not None and plan.peak() > (plan.budgets[0].bytes)):
+            raise
+        note = f"on the processor: {error}"
+    warnings.warn(note, stacklevel=4)
+    return work(_planner(None, (note,)))
+
+
+def _planner(level: Any, notes: tuple[str, ...]) -> Planner:
+    def planner(node: Node, sink: Sink, budget: Budget, name: str, reason: str) -> tuple[Itinerary, Plan]:
+        trip, plan = make_plan(node, sink, budget, name, reason, level)
+        return trip, replace(plan, notes=(*notes, *plan.notes))
+
+    return planner
+
+
+def plan_node(
+    node: Node, budget: Any = None, name: str | None = None, *, device: Any = None, tf32: bool = False
+) -> Plan:
     """The plan of writing a node to a .npy file."""
     given, reason = resolve_budget(budget)
-    return make_plan(node, Sketch(node.shape, node.dtype), given, name or _title(node), reason)[1]
+    sketch = Sketch(node.shape, node.dtype)
+    return _on(device, tf32, lambda planner: planner(node, sketch, given, name or _title(node), reason)[1])
 
 
 def _title(node: Node) -> str:
     return f"{node.label()} {node.dtype}{list(node.shape)}"
 
 
-def compute_node(node: Node, budget: Any = None, listener: Listener | None = None) -> Block:
-    """The node as a NumPy array."""
+def compute_node(
+    node: Node, budget: Any = None, listener: Listener | None = None, *, device: Any = None, tf32: bool = False,
+    out: Block | None = None,
+) -> Block:  # fmt: skip
+    """The node as a NumPy array: a new one, or `out`."""
+    return _on(device, tf32, lambda planner: _compute(node, budget, listener, planner, out))
+
+
+def _compute(node: Node, budget: Any, listener: Listener | None, planner: Planner, out: Block | None) -> Block:
     given, reason = resolve_budget(budget)
+    if out is not None:
+        return _compute_into(node, given, reason, listener, planner, out)
     sink = Kept(node.shape, node.dtype, "result")
-    trip, plan = make_plan(node, sink, given, f"compute {_title(node)}", reason)
+    trip, plan = planner(node, sink, given, f"compute {_title(node)}", reason)
     if sink.nbytes > (given.host or 0):
         raise BudgetError(
             f"the result alone is {format_bytes(sink.nbytes)} and the budget {format_bytes(given.host)}: "
@@ -73,23 +122,46 @@ def compute_node(node: Node, budget: Any = None, listener: Listener | None = Non
     return sink.array
 
 
-def save_node(
-    node: Node, path: str, budget: Any = None, listener: Listener | None = None, *, resume: bool = True, **options: Any
-) -> Store:
-    """Write a node to a file or folder in the format of its suffix; the same call goes on after a kill."""
-    from outsize.array.store.open import create_sink
+def _compute_into(
+    node: Node, given: Budget, reason: str, listener: Listener | None, planner: Planner, out: Block
+) -> Block:
+    """Into an array of the caller's, whose memory is not ours to count."""
+    if out.shape != node.shape or out.dtype != node.dtype:
+        raise InputError(f"out is {out.dtype}{list(out.shape)}, the result {node.dtype}{list(node.shape)}")
+    for source in walk(node):
+        if isinstance(source, Source) and source.store.resident and np.may_share_memory(to_numpy(source), out):
+            raise InputError("out shares memory with an input: it would be read after it is written")
+    sink = MemorySink(out, "out", counted=False)
+    trip, plan = planner(node, sink, given, f"compute {_title(node)}", reason)
+    plan.check()
+    run_itinerary(trip, plan, given.host or 0, given.scratch, listener, None)
+    return out
 
+
+def save_node(
+    node: Node, path: str, budget: Any = None, listener: Listener | None = None, *, resume: bool = True,
+    device: Any = None, tf32: bool = False, **options: Any,
+) -> Store:  # fmt: skip
+    """Write a node to a file or folder in the format of its suffix; the same call goes on after a kill."""
     path = os.fspath(path)
     refuse_overlap(node, path)
+    return _on(device, tf32, lambda planner: _save(node, path, budget, listener, planner, resume, options))
+
+
+def _save(
+    node: Node, path: str, budget: Any, listener: Listener | None, planner: Planner, resume: bool, options: Any
+) -> Store:
+    from outsize.array.store.open import create_sink
+
     given, reason = resolve_budget(budget)
     sink = create_sink(path, node.shape, node.dtype, resume=resume, **options)
-    journal = Journal(sink.partial + ".journal") if sink.partial and node.nbytes >= JOURNALED else None
+    journal = Journal(sink.partial + JOURNAL) if sink.partial and node.nbytes >= JOURNALED else None
     if journal is not None and budget is None and resume:
         given = _earlier_budget(journal, given)
-    trip, plan = make_plan(node, sink, given, f"save {os.path.basename(path)}", reason)
     try:
+        trip, plan = planner(node, sink, given, f"save {os.path.basename(path)}", reason)
         plan.check()
-    except BudgetError:
+    except (BudgetError, InputError):
         _abandon(sink, journal)
         raise
     if journal is not None:

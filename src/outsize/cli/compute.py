@@ -9,6 +9,7 @@ from outsize import report
 from outsize.array import Array, open
 from outsize.array.expression import evaluate
 from outsize.core.errors import InputError
+from outsize.machine import budget
 from outsize.report.progress import terminal_listener
 
 
@@ -27,6 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget", metavar="BYTES", help="memory that may be held, such as 1GiB (default: 80%% of available)"
     )
+    parser.add_argument(
+        "--device", metavar="NAME", help="cuda, cuda:1 or cupy; auto uses a GPU only where it pays (default: none)"
+    )
+    parser.add_argument(
+        "--device-budget", metavar="BYTES", help="device memory that may be held (default: 80%% of free)"
+    )
+    parser.add_argument("--tf32", action="store_true", help="let products of float32 be rounded to TF32 on the device")
     parser.add_argument("--plan", action="store_true", help="show what it would read, write and hold, and stop")
 
 
@@ -36,17 +44,23 @@ def run(args: argparse.Namespace) -> int:
     result = evaluate(args.expression, arrays)
     if not isinstance(result, Array):
         raise InputError(f"{args.expression!r} is {result!r}, not an array: nothing to compute")
-    plan = result.plan(args.budget)
+    with budget(device=args.device_budget):
+        return _show(result, args)
+
+
+def _show(result: Array, args: argparse.Namespace) -> int:
+    where = {"device": args.device, "tf32": args.tf32}
+    plan = result.plan(args.budget, **where)
     if args.plan:
         report.show(plan, args.json)
         return 0 if plan.fits else 1
     if args.out:
-        saved = result.save(args.out, budget=args.budget, progress=terminal_listener() or False)
+        saved = result.save(args.out, budget=args.budget, progress=terminal_listener() or False, **where)
         report.show(plan, args.json) if args.json else sys.stdout.write(f"{saved!r}\n")
         return 0
     if result.size > 10_000:
         raise InputError(f"the result has {result.size} elements: give --out FILE")
-    value = result.compute(args.budget)
+    value = result.compute(args.budget, **where)
     sys.stdout.write(f"{report.to_json(value.tolist())}\n" if args.json else f"{value}\n")
     return 0
 

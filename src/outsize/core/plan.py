@@ -24,6 +24,27 @@ class Peak(Noun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Level(Noun):
+    """What a step moves through one level of the machine, or computes, and the time that alone takes."""
+
+    name: str
+    """`disk`, `link in`, `link out`, `device memory` or `arithmetic`."""
+    amount: int
+    """Bytes that pass it; operations for `arithmetic`."""
+    floor: int | None
+    """Fewest that any schedule inside the budget could do with, None if no bound is known."""
+    rate: float
+    """Bytes or operations a second that it can do."""
+
+    derived: ClassVar[tuple[str, ...]] = ("seconds",)
+
+    @property
+    def seconds(self) -> float:
+        """Time this level alone would take."""
+        return self.amount / self.rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step(Noun):
     """One pass over data, or one phase of a training step."""
 
@@ -47,8 +68,15 @@ class Step(Noun):
     """Smallest host budget in bytes with which this step could run, None if unknown."""
     notes: tuple[str, ...] = ()
     """Choices worth knowing."""
+    levels: tuple[Level, ...] = ()
+    """Traffic and floor per level of the machine, where a device takes part."""
 
-    derived: ClassVar[tuple[str, ...]] = ("distance",)
+    derived: ClassVar[tuple[str, ...]] = ("distance", "binds")
+
+    @property
+    def binds(self) -> str | None:
+        """The level that takes longest: no schedule of this traffic is faster. None without levels."""
+        return max(self.levels, key=lambda level: level.seconds).name if self.levels else None
 
     @property
     def distance(self) -> float | None:
@@ -72,6 +100,10 @@ class Plan(Noun):
     """What each pool may hold."""
     smallest: int | None
     """Smallest host budget in bytes that works, None if unknown."""
+    smallest_device: int | None = None
+    """Smallest device budget in bytes that works, None where no device takes part."""
+    notes: tuple[str, ...] = ()
+    """Choices about the whole that are worth knowing: why a device is used or not."""
 
     derived: ClassVar[tuple[str, ...]] = ("fits", "read", "written")
 
@@ -104,10 +136,11 @@ class Plan(Noun):
             if needed <= allowance.bytes:
                 continue
             worst = max(self.steps, key=lambda step: step.peak(allowance.pool))
-            smallest = self.smallest if allowance.pool == HOST else None
+            smallest = {"host": self.smallest, "device": self.smallest_device}.get(allowance.pool.kind)
             way_out = "" if smallest is None else f"; the smallest budget that works is {format_bytes(smallest)}"
+            why = f" ({allowance.reason})" if allowance.pool.kind == "device" and allowance.reason else ""
             raise BudgetError(
                 f"{self.name}: step '{worst.name}' holds {format_bytes(needed)} of {allowance.pool}, "
-                f"the budget is {format_bytes(allowance.bytes)}{way_out}",
+                f"the budget is {format_bytes(allowance.bytes)}{why}{way_out}",
                 needed=needed, budget=allowance.bytes, smallest=smallest, culprit=worst.name, plan=self,
             )  # fmt: skip

@@ -3,19 +3,22 @@
 In: a `Work` (what to do with a tile and its chunks), a pool. Out: events. Tiles are taken in order and chunks within
 them; every worker has a buffer of its own for the chunk it works on, and a fixed number of slots hold the tiles in
 flight, so that the memory of a pass is known before it starts: workers x buffer + slots x slot. Reading, computing and
-writing overlap because workers are in different phases. Where a tile's chunks must be folded in order, each waits its
-turn; that also makes results the same on every run.
+writing overlap because workers are in different phases, and a large tile is written by several at once. Where a tile's
+chunks must be folded in order, each waits its turn; that also makes results the same on every run.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from outsize.engine.pinned import Pinned, lock_memory
 from outsize.engine.pool import MemoryPool
 
 Buffer = npt.NDArray[np.uint8]
@@ -36,6 +39,8 @@ class Work(Protocol):
     """What a worker's calls may allocate by themselves."""
     ordered: bool
     """True where the chunks of a tile are folded in order, one at a time."""
+    locks: tuple[bool, bool]
+    """Whether workers' buffers and slots are page-locked."""
     ahead: int
     """How many loaded chunks may wait for their turn outside their worker's buffer; 0 where the worker itself waits."""
 
@@ -57,8 +62,14 @@ class Work(Protocol):
     def fold(self, tile: Any, chunk: Any, state: Any, payload: Any) -> None:
         """Bring a loaded chunk into the state; in order where the work is ordered."""
 
+    def pieces(self, tile: Any, state: Any) -> Iterable[Any]:
+        """After the last chunk of a tile: what is to be done to write it, in pieces that may be done at once."""
+
+    def write(self, tile: Any, state: Any, piece: Any) -> None:
+        """Do one of these pieces."""
+
     def close(self, tile: Any, state: Any) -> None:
-        """After the last chunk of a tile: write it."""
+        """After the last piece."""
 
 
 class _Tile:
@@ -68,6 +79,7 @@ class _Tile:
         self.tile, self.state, self.slot = tile, state, slot
         self.turn = 0
         self.pending = 0
+        self.unwritten = 0
         self.all_taken = False
         self.waiting: dict[int, tuple[Any, Any]] = {}
         self.folding = False
@@ -79,19 +91,22 @@ class _Stopped(Exception):
 
 
 class _Run:
-    def __init__(self, work: Work, tiles: Iterable[Any], pool: MemoryPool) -> None:
+    def __init__(self, work: Work, tiles: Iterable[Any], slots: list[Buffer]) -> None:
         self.work = work
-        self.dispatch = threading.Lock()
-        self.slots = [pool.take(work.slot_bytes) for _ in range(work.slots)]
-        self.slot_free = threading.Condition()
+        self.change = threading.Condition()
+        """Guards the slots and the writing, and tells of every change in them."""
+        self.slots = slots
+        self.writing: deque[tuple[_Tile, Any]] = deque()
         self.stop = threading.Event()
         self.error: BaseException | None = None
         self.items = self._items(tiles)
 
-    def _items(self, tiles: Iterable[Any]) -> Iterator[tuple[_Tile, Any, int]]:
-        """(tile in flight, chunk, its number), opening tiles as slots come free; runs under the dispatch lock."""
+    def _items(self, tiles: Iterable[Any]) -> Iterator[tuple[_Tile, Any, int] | None]:
+        """(tile in flight, chunk, its number), opening tiles as slots come free; None where none is."""
         for tile in tiles:
-            slot = self._wait_for_slot()
+            while not self.slots:
+                yield None
+            slot = self.slots.pop()
             flight = _Tile(tile, self.work.open(tile, slot), slot)
             previous: Any = None
             number = 0
@@ -104,36 +119,44 @@ class _Run:
                     flight.pending += 1
             flight.all_taken = True
             yield flight, previous, number - 1
-
-    def _wait_for_slot(self) -> Buffer:
-        with self.slot_free:
-            self.slot_free.wait_for(lambda: bool(self.slots) or self.stop.is_set())
-            if self.stop.is_set():
-                raise _Stopped
-            return self.slots.pop()
+        while len(self.slots) < self.work.slots:
+            yield None
 
     def work_through(self, buffer: Buffer) -> None:
         """The life of a worker."""
         try:
             context = self.work.context(buffer)
-            while not self.stop.is_set():
-                with self.dispatch:
-                    item = next(self.items, None)
-                if item is None:
-                    return
-                self._do(*item, context)
+            while (job := self._next_job()) is not None:
+                job(context)
         except _Stopped:
             pass
         except BaseException as error:
             self.fail(error)
+
+    def _next_job(self) -> Callable[[Any], None] | None:
+        """A piece to write, or else a chunk to load; None when all is done."""
+        with self.change:
+            while not self.stop.is_set():
+                if self.writing:
+                    flight, piece = self.writing.popleft()
+                    return lambda context: self._write(flight, piece)
+                for item in self.items:
+                    if item is None:
+                        break
+                    return functools.partial(self._do, *item)
+                else:
+                    self.change.notify_all()
+                    return None
+                self.change.wait()
+        raise _Stopped
 
     def fail(self, error: BaseException) -> None:
         """Remember the first error and wake everybody."""
         if self.error is None:
             self.error = error
         self.stop.set()
-        with self.slot_free:
-            self.slot_free.notify_all()
+        with self.change:
+            self.change.notify_all()
 
     def _do(self, flight: _Tile, chunk: Any, number: int, context: Any) -> None:
         work = self.work
@@ -148,10 +171,34 @@ class _Run:
             work.fold(flight.tile, chunk, flight.state, payload)
             last = self._count(flight, 1)
         if last:
-            work.close(flight.tile, flight.state)
-            with self.slot_free:
-                self.slots.append(flight.slot)
-                self.slot_free.notify_all()
+            self._finish(flight)
+
+    def _finish(self, flight: _Tile) -> None:
+        """The last chunk is folded: write the tile, with whoever has time."""
+        pieces = list(self.work.pieces(flight.tile, flight.state))
+        flight.unwritten = len(pieces)
+        if len(pieces) > 1:
+            with self.change:
+                self.writing.extend((flight, piece) for piece in pieces)
+                self.change.notify_all()
+            return
+        for piece in pieces:
+            self.work.write(flight.tile, flight.state, piece)
+        self._close(flight)
+
+    def _write(self, flight: _Tile, piece: Any) -> None:
+        self.work.write(flight.tile, flight.state, piece)
+        with flight.change:
+            flight.unwritten -= 1
+            last = flight.unwritten == 0
+        if last:
+            self._close(flight)
+
+    def _close(self, flight: _Tile) -> None:
+        self.work.close(flight.tile, flight.state)
+        with self.change:
+            self.slots.append(flight.slot)
+            self.change.notify_all()
 
     def _count(self, flight: _Tile, folded: int) -> bool:
         """Count folded chunks; True after the last one."""
@@ -191,8 +238,9 @@ class _Run:
 def run_work(work: Work, tiles: Iterable[Any], pool: MemoryPool) -> None:
     """Work through the tiles; the first error of any worker is raised here, after all have stopped."""
     total = work.slots * work.slot_bytes + work.workers * work.worker_bytes
-    run = _Run(work, tiles, pool)
-    buffers = [pool.take(work.worker_bytes) for _ in range(work.workers)]
+    locked: list[Pinned] = []
+    run = _Run(work, tiles, _take(pool, work.slot_bytes, work.slots, work.locks[1], locked))
+    buffers = _take(pool, work.worker_bytes, work.workers, work.locks[0], locked)
     pool.count(work.workers * work.outside_bytes)
     try:
         if work.workers == 1:
@@ -205,7 +253,19 @@ def run_work(work: Work, tiles: Iterable[Any], pool: MemoryPool) -> None:
         if run.error is not None:
             raise run.error
     finally:
+        for memory in locked:
+            memory.close()
         pool.give(total + work.workers * work.outside_bytes)
+
+
+def _take(pool: MemoryPool, size: int, count: int, lock: bool, locked: list[Pinned]) -> list[Buffer]:
+    """Buffers of one size, page-locked where that is wanted."""
+    if not lock:
+        return [pool.take(size) for _ in range(count)]
+    pool.count(size * count)
+    made = [lock_memory(size) for _ in range(count)]
+    locked += made
+    return [memory.array for memory in made]
 
 
 def _join(run: _Run, threads: list[threading.Thread]) -> None:

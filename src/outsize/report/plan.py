@@ -17,13 +17,35 @@ def draw(plan: Plan) -> RenderableType:
     lines: list[RenderableType] = [_verdict(plan), _steps(plan)]
     for number, step in enumerate(plan.steps, start=1):
         lines += [Padding(f"{number}: {note}", (0, 0, 0, 2)) for note in step.notes]
+        if step.levels:
+            lines.append(Padding(_levels(step), (0, 0, 0, 5)))
+    lines += [Padding(note, (0, 0, 0, 2)) for note in plan.notes]
     worst = max(plan.steps, key=lambda step: step.peak(), default=None)
     if worst is not None and worst.parts:
         held = ", ".join(f"{part.name} {format_bytes(part.bytes)} ({part.known})" for part in worst.parts)
         lines.append(Padding(f"held at the peak, in '{worst.name}': {held}", (0, 0, 0, 2)))
     if plan.smallest is not None:
-        lines.append(Text(f"smallest budget that works: {format_bytes(plan.smallest)}"))
+        device = "" if plan.smallest_device is None else f", {format_bytes(plan.smallest_device)} of the device"
+        lines.append(Text(f"smallest budget that works: {format_bytes(plan.smallest)}{device}"))
     return Group(*lines)
+
+
+def _levels(step: Step) -> Table:
+    """Traffic per level, and which one binds."""
+    table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
+    for title in ("level", "moves", "floor", "rate", "takes", ""):
+        table.add_column(title, justify="left" if title in ("level", "") else "right")
+    for level in step.levels:
+        show = _operations if level.name == "arithmetic" else format_bytes
+        table.add_row(
+            level.name, show(level.amount), show(level.floor), f"{show(int(level.rate))}/s", f"{level.seconds:.3g} s",
+            "binds" if level.name == step.binds else "",
+        )  # fmt: skip
+    return table
+
+
+def _operations(count: int | None) -> str:
+    return "-" if count is None else f"{count / 1e12:,.3g} TFLOP"
 
 
 def _verdict(plan: Plan) -> Text:

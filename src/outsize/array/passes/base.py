@@ -21,7 +21,7 @@ from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape
 from outsize.array.tiles import Box, Grid
 from outsize.core.memory import HOST, Part
 from outsize.core.noun import Known
-from outsize.core.plan import Peak, Step
+from outsize.core.plan import Level, Peak, Step
 from outsize.engine.pool import round_to_pages
 
 CHUNK = 16 << 20
@@ -68,6 +68,10 @@ class Pass(abc.ABC):
     ahead = 0
     rereads = False
     """True where reading sources again and again is the nature of the work, so that it is no reason to look further."""
+    locks = (False, False)
+    """Whether workers' buffers and slots are page-locked, for a device to copy by itself."""
+    device_peak = 0
+    """Bytes it reserves on a device."""
 
     def __init__(self, outputs: tuple[tuple[Node, Sink], ...], bindings: Mapping[Node, Store]) -> None:
         self.outputs = outputs
@@ -101,7 +105,7 @@ class Pass(abc.ABC):
         """Find the most generous manner that fits and reads little more than once; else, of those that fit, the one that
         reads the least. False, with the barest chosen, where none fits."""
         fitting: list[tuple[int, int, Manner, float]] = []
-        for manner in manners(max(room, 0)):
+        for manner in self.manners(max(room, 0)):
             for share in (1.0,) if manner.bare else _SHARES:
                 if not self.shape_up(manner, int(room * share)):
                     break
@@ -121,6 +125,24 @@ class Pass(abc.ABC):
         """Bytes of every source, once."""
         stores = {id(store): store for store, _ in self.probe_all().reads}
         return sum(math.prod(store.shape) * store.dtype.itemsize for store in stores.values())
+
+    def manners(self, room: int) -> list[Manner]:
+        """What `size` tries."""
+        return manners(room)
+
+    def holds(self, frame: Frame, buffer: int) -> bool:
+        """True where a chunk that was measured fits a worker's buffer."""
+        return frame.peak + frame.outside <= buffer
+
+    def begin(self) -> None:  # noqa: B027  (most passes need nothing)
+        """Before the first tile."""
+
+    def end(self) -> None:  # noqa: B027  (most passes leave nothing)
+        """After the last tile, or an error."""
+
+    def levels(self) -> tuple[Level, ...]:
+        """Traffic per level of the machine, where a device takes part."""
+        return ()
 
     def smallest(self) -> int:
         """Peak of the barest manner."""
@@ -178,7 +200,7 @@ class Pass(abc.ABC):
         return Step(
             name=self.label(), peaks=(Peak(pool=HOST, bytes=held, known=Known.BOUND),),
             parts=tuple(part for part in parts if part.bytes), read=self.reads(), written=self.writes(), floor=self.floor(),
-            tiles=max(1, len(self.grid)), tile=self.grid.box, notes=self.notes(),
+            tiles=max(1, len(self.grid)), tile=self.grid.box, notes=self.notes(), levels=self.levels(),
         )  # fmt: skip
 
     def notes(self) -> tuple[str, ...]:
@@ -215,9 +237,17 @@ class Pass(abc.ABC):
     def fold(self, tile: Region, chunk: Region, state: Any, payload: Any) -> None:
         """Bring it into the state."""
 
+    def pieces(self, tile: Region, state: Any) -> Iterable[Region]:
+        """Parts of the tile that may be written at once; none where closing it writes it."""
+        return ()
+
+    def write(self, tile: Region, state: Any, piece: Region) -> None:
+        """Write a part of the tile."""
+        raise AssertionError(piece)
+
     @abc.abstractmethod
     def close(self, tile: Region, state: Any) -> None:
-        """Write the tile."""
+        """Write what is not written yet, and tell of it."""
 
 
 def traffic(frame: Frame) -> int:

@@ -124,7 +124,7 @@ class ContractPass(Pass):
         """A region of an operand as a matrix (or a batch of them) that BLAS can take."""
         block = frame.evaluate(child, region)
         dtype = np.dtype(np.float32) if self.node.dtype.char == "e" else self.node.dtype.newbyteorder("=")
-        shape = _grouped(block.shape, axes)
+        shape = grouped(block.shape, axes)
         if block.dtype != dtype or not _reshapes(block, axes):
             packed = frame.array(block.shape, dtype)
             frame.copy(packed, block)
@@ -143,7 +143,7 @@ class ContractPass(Pass):
 
     def _plain(self) -> bool:
         """True where the sink's own block can be the accumulator: one matrix, rows as BLAS likes them."""
-        return self.batch == 0 and self.m == 1 and self.n == 1 and self.sink.order is None
+        return self.batch == 0 and self.m == 1 and self.n == 1 and self.sink.order in (None, (0, 1))
 
     def shape_up(self, manner: Manner, room: int) -> bool:
         split_at = len(self.node.shape)
@@ -158,23 +158,23 @@ class ContractPass(Pass):
             frame = self.probe(center(self.domain, box))
             return self._slot(box[:split_at]) + workers * (frame.peak + frame.outside)
 
-        def seconds(box: Box) -> float:
-            region = center(self.domain, box)
-            panels = math.prod(-(-n // max(1, k)) for n, k in zip(self.lengths, box[split_at:], strict=True))
-            write = write_seconds(self.sink, region[:split_at]) / max(panels, 1)
-            return read_seconds(self.probe(region).reads, _HIDDEN) + write + _CALL_SECONDS
-
         if held(least) > room:
             return False
         if self._plain() and len(self.lengths) == 1:
-            box, self.left_stays = self._search(least, room, held, seconds)
+            box, self.left_stays = self._search(least, room, held)
         else:
-            box, _ = grow(self.domain, least, seconds, lambda b: held(b) <= room, held)
+            box, _ = grow(self.domain, least, self._seconds, lambda b: held(b) <= room, held)
         return self._settle(workers, balance(self.domain, box, least))
 
-    def _search(
-        self, least: Box, room: int, held: Callable[[Box], int], seconds: Callable[[Box], float]
-    ) -> tuple[Box, bool]:
+    def _seconds(self, box: Box) -> float:
+        """Disk time of one panel and of its share of C."""
+        split_at = len(self.node.shape)
+        region = center(self.domain, box)
+        panels = math.prod(-(-n // max(1, k)) for n, k in zip(self.lengths, box[split_at:], strict=True))
+        write = write_seconds(self.sink, region[:split_at]) / max(panels, 1)
+        return read_seconds(self.probe(region).reads, _HIDDEN) + write + _CALL_SECONDS
+
+    def _search(self, least: Box, room: int, held: Callable[[Box], int]) -> tuple[Box, bool]:
         """The best of even cuts of C and of panels in powers of two, with A streaming or staying; of equally good ones the
         smallest."""
         m, n, k = self.domain
@@ -194,7 +194,7 @@ class ContractPass(Pass):
                 size = held(box)
                 if size > room:
                     break
-                found.append((once + seconds(box) * tiles * -(-k // panel), size, box, stays))
+                found.append((once + self._seconds(box) * tiles * -(-k // panel), size, box, stays))
         best = min(found)[0]
         return min((size, box, stays) for cost, size, box, stays in found if cost <= best * _NEAR)[1:]
 
@@ -228,6 +228,8 @@ class ContractPass(Pass):
         """2mnk/sqrt(S) words and C once; never less than reading A and B once."""
         size = self.node.dtype.itemsize
         least = super().floor() or 0
+        if self._sources() == 0:
+            return least
         words = max(1, self.peak // size)
         m = math.prod(self.node.shape[self.batch : self.batch + self.m])
         n = math.prod(self.node.shape[self.batch + self.m :])
@@ -240,6 +242,12 @@ class ContractPass(Pass):
         return iter(Grid(self.lengths, self.panel))
 
     def open(self, tile: Region, slot: Buffer) -> _State:
+        state = self.lay_out(tile, slot)
+        state.total[...] = 0
+        return state
+
+    def lay_out(self, tile: Region, slot: Buffer) -> _State:
+        """The state of a tile in its slot, C not yet written."""
         room = self.sink.room(tile)
         scratch = self.sink.extent(tile)
         place, rest, more = split(slot, room, scratch, slot.nbytes - room - scratch)
@@ -249,7 +257,6 @@ class ContractPass(Pass):
             size = math.prod(region_shape(tile)) * self.working.itemsize
             total = np.ndarray(region_shape(tile), self.working, more.data)
             more = more[round_up(size) :]
-        total[...] = 0
         left = self._load_left(tile, Frame(more, self.bindings)) if self.left_stays else None
         return _State(total, out, rest, left)
 
@@ -266,7 +273,7 @@ class ContractPass(Pass):
         total = (
             state.total
             if self._plain()
-            else state.total.reshape(_grouped(state.total.shape, (self.batch, self.m, self.n)))
+            else state.total.reshape(grouped(state.total.shape, (self.batch, self.m, self.n)))
         )
         total = total[None] if total.ndim == 2 else total
         a, b = (block[None] if block.ndim == 2 else block for block in (a, b))
@@ -307,7 +314,7 @@ def _cuts(length: int, grain: int) -> list[int]:
     return sorted({min(length, -(-cut // grain) * grain) for cut in cuts}, reverse=True)
 
 
-def _grouped(shape: tuple[int, ...], axes: tuple[int, int, int]) -> tuple[int, ...]:
+def grouped(shape: tuple[int, ...], axes: tuple[int, int, int]) -> tuple[int, ...]:
     """(batch, rows, columns), or (rows, columns) without a batch."""
     first, second = axes[0], axes[0] + axes[1]
     matrix = (math.prod(shape[first:second]), math.prod(shape[second:]))

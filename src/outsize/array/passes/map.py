@@ -8,7 +8,7 @@ tile is one chunk; for a transposition tiles are as large as the budget allows a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from outsize.array.barrier import Lane
@@ -107,7 +107,7 @@ class MapPass(Pass):
         if self.node.nbytes > SMALL or math.prod(self.node.shape) == 0:
             return math.prod(self.node.shape) == 0
         frame = self.probe(center(self.node.shape, whole))
-        return frame.peak + frame.outside + self._slot(whole) <= min(room, 4 * SMALL)
+        return self.holds(frame, min(room, 4 * SMALL) - self._slot(whole))
 
     def _bytes(self, box: Box) -> int:
         return math.prod(box) * self.node.dtype.itemsize
@@ -121,8 +121,7 @@ class MapPass(Pass):
         shape = self.node.shape
 
         def fits(box: Box) -> bool:
-            frame = self.probe(center(shape, box))
-            return frame.peak + frame.outside <= buffer
+            return self.holds(self.probe(center(shape, box)), buffer)
 
         if fits(tile):
             return tile
@@ -161,8 +160,13 @@ class MapPass(Pass):
     def fold(self, tile: Region, chunk: Region, state: _State, payload: None) -> None:
         """Nothing: chunks are evaluated into their place."""
 
+    def pieces(self, tile: Region, state: _State) -> Iterable[Region]:
+        return self.sink.pieces(tile)
+
+    def write(self, tile: Region, state: _State, piece: Region) -> None:
+        self.sink.write(piece, state.block[inside(piece, tile)] if tile else state.block, state.scratch)
+
     def close(self, tile: Region, state: _State) -> None:
-        self.sink.write(tile, state.block, state.scratch)
         self.progress(state.block.nbytes)
 
     def notes(self) -> tuple[str, ...]:

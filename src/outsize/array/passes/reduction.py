@@ -155,7 +155,7 @@ class ReducePass(Pass):
         size = math.prod(domain) * max((s.dtype.itemsize for s, _ in self.accumulators), default=1)
         if size <= SMALL:
             frame = self.probe(center(domain, whole))
-            if frame.peak + frame.outside + self._state_bytes(whole) <= room:
+            if self.holds(frame, room - self._state_bytes(whole)):
                 return self._settle(Manner(1, 0), whole, whole, 1)
         one = self.probe(tuple((0, min(1, n)) for n in domain))
         buffer = max(manner.chunk, one.peak + one.outside)
@@ -183,8 +183,7 @@ class ReducePass(Pass):
         def fits(box: Box) -> bool:
             if any(step > length for step, length in zip(box, tile, strict=True)):
                 return False
-            frame = self.probe(center(self.domain, box))
-            return frame.peak + frame.outside <= buffer
+            return self.holds(self.probe(center(self.domain, box)), buffer)
 
         return fits
 

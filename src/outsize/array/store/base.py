@@ -74,6 +74,10 @@ class Store(abc.ABC):
     def extent(self, region: Region) -> int:
         """Bytes of buffer that `read` needs for this region; an upper bound on all memory the read takes."""
 
+    def most(self, region: Region) -> int:
+        """What `extent` may be for any region up to this shape, wherever it lies."""
+        return self.extent(region)
+
     @abc.abstractmethod
     def read(self, region: Region, buffer: Buffer) -> Block:
         """Read a region into `buffer` (page-aligned, at least `extent(region)` long); the block is a view inside it.
@@ -145,6 +149,10 @@ class Sink(abc.ABC):
     def seeks(self, region: Region) -> int:
         """How many separate transfers writing this region takes."""
         return count_granules(region, self.granule)
+
+    def pieces(self, region: Region) -> list[Region]:
+        """The region in parts that may be written at once, out of one block and with one scratch buffer."""
+        return [region]
 
     def room(self, region: Region) -> int:
         """Bytes of buffer that `lay` needs for this region."""

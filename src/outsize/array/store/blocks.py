@@ -21,7 +21,7 @@ import numpy as np
 
 from outsize.array.store.base import Block, Buffer, Region, Store, region_shape, round_up
 from outsize.array.store.file import naming
-from outsize.array.store.flat import FlatStore
+from outsize.array.store.flat import FlatStore, most_extent
 from outsize.array.store.npy import open_npy, read_header
 from outsize.array.store.pieces import Piece, cut
 from outsize.core.errors import StoreError
@@ -83,9 +83,9 @@ class BlocksStore(Store):
             yield self._block(piece.chunk), tuple((s.start, s.stop) for s in piece.inside), piece
 
     def extent(self, region: Region) -> int:
-        extents = [store.extent(inside) for store, inside, _ in self._pieces(region)]
-        inner = max(extents, default=0)
-        return inner if len(extents) == 1 else inner + round_up(math.prod(region_shape(region)) * self.dtype.itemsize)
+        """As if the region met several blocks: plans look at one region of a shape for all of them."""
+        size = math.prod(region_shape(region)) * self.dtype.itemsize
+        return most_extent(size) + (round_up(size) if len(self.paths) > 1 else 0)
 
     def traffic(self, region: Region) -> int:
         return sum(store.traffic(inside) for store, inside, _ in self._pieces(region))

@@ -2,8 +2,8 @@
 
 In: byte offsets and buffers that begin on a page. Out: exact bytes. A range of bytes seldom begins and ends on a
 page. Reads take the pages around it; writes send the pages inside it directly and the two ragged ends through the
-page cache, and since no page is ever written both ways the kernel keeps the two coherent. Where a file system refuses
-direct I/O the same calls run buffered and tell the kernel to drop what they touched.
+page cache, or leave them with `Edges`; since no page is ever written both ways the kernel keeps the two coherent.
+Where a file system refuses direct I/O the same calls run buffered and tell the kernel to drop what they touched.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 from typing import Any
 
 from outsize.array.store.base import ALIGNMENT, Buffer, round_up
+from outsize.array.store.edges import Edges, Page
 from outsize.core.errors import StoreError
 from outsize.core.units import format_bytes
 
@@ -92,23 +93,42 @@ class AlignedFile:
         os.posix_fadvise(self._buffered, offset, count, os.POSIX_FADV_DONTNEED)
         return count
 
-    def write(self, offset: int, data: Buffer, bounce: Buffer) -> None:
+    def write(self, offset: int, data: Buffer, bounce: Buffer, edges: Edges | None = None) -> None:
         """Write `data` at `offset`. Data whose address does not match its offset goes through `bounce` (or, if that is
-        empty, through the page cache)."""
+        empty, through the page cache); ragged ends wait in `edges` for the rest of their page."""
         stop = offset + data.nbytes
         first, last = round_up(offset), stop // ALIGNMENT * ALIGNMENT
         with naming(self.path):
             if self._direct is None or first >= last:
                 self._write_buffered(offset, data)
                 return
-            self._write_buffered(offset, data[: first - offset])
-            self._write_direct(first, data[first - offset : last - offset], bounce)
-            self._write_buffered(last, data[last - offset :])
+            head = self._put(offset, data[: first - offset], edges)
+            tail = self._put(last, data[last - offset :], edges)
+            self._write_direct(first, data[first - offset : last - offset], bounce, head, tail)
+            for page in (head, tail):
+                if page is not None and edges is not None:
+                    edges.written(page)
 
-    def _write_direct(self, offset: int, data: Buffer, bounce: Buffer) -> None:
+    def _put(self, offset: int, data: Buffer, edges: Edges | None) -> Page | None:
+        """Leave a ragged end with `edges`, or write it; the page that it has completed, if it has."""
+        if not data.nbytes:
+            return None
+        page = None if edges is None else edges.put(offset, data)
+        if page is None:
+            self._write_buffered(offset, data)
+            return None
+        return page if page.whole else None
+
+    def _write_direct(
+        self, offset: int, data: Buffer, bounce: Buffer, head: Page | None = None, tail: Page | None = None
+    ) -> None:
+        """Write whole pages, and the page before and after them in the same call where there is one."""
+        before, after = [page.data for page in (head,) if page], [page.data for page in (tail,) if page]
         if data.ctypes.data % ALIGNMENT == 0:
-            self._pwrite(offset, data)
+            self._pwrite(offset - ALIGNMENT * len(before), [*before, data, *after])
             return
+        for place, page in ((offset - ALIGNMENT, before), (offset + data.nbytes, after)):
+            self._pwrite(place, page)
         step = bounce.nbytes // ALIGNMENT * ALIGNMENT
         if step == 0:
             self._write_buffered(offset, data)
@@ -117,22 +137,27 @@ class AlignedFile:
             piece = data[start : start + step]
             copy = bounce[: piece.nbytes]
             copy[:] = piece
-            self._pwrite(offset + start, copy)
+            self._pwrite(offset + start, [copy])
 
-    def _pwrite(self, offset: int, data: Buffer) -> None:
-        done = 0
-        while done < data.nbytes:
-            piece = data[done : done + _CALL]
+    def _pwrite(self, offset: int, parts: list[Buffer]) -> None:
+        """Write parts that lie one after another in the file."""
+        while parts:
             if self._direct is None:
-                self._write_buffered(offset + done, piece)
-                done += piece.nbytes
-                continue
-            try:
-                done += os.pwritev(self._direct, [piece.data], offset + done)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                self._direct = None
+                self._write_buffered(offset, parts[0])
+                done = parts[0].nbytes
+            else:
+                try:
+                    done = os.pwritev(self._direct, [part.data for part in parts], offset)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
+                    self._direct = None
+                    continue
+            offset += done
+            while parts and done >= parts[0].nbytes:
+                done -= parts.pop(0).nbytes
+            if done:
+                parts[0] = parts[0][done:]
 
     def _write_buffered(self, offset: int, data: Buffer) -> None:
         done = 0

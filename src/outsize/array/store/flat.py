@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outsize.array.store.base import ALIGNMENT, Block, Buffer, Region, Sink, Store, region_shape, round_up
+from outsize.array.store.edges import Edges, edge_pages
 from outsize.array.store.file import AlignedFile, naming, sync_folder, window
+from outsize.array.store.partial import EDGES, forget_earlier
 from outsize.core.errors import StoreError
 from outsize.core.units import format_bytes
 
@@ -24,6 +26,8 @@ _BOUNCE = 1 << 20
 """Bytes gathered at once when runs are close together; fits the second-level cache."""
 _CLOSE = 65536
 """Rows nearer than this are read with the gap between them, if the gap is not most of what is read."""
+_PIECE = 8 << 20
+"""Bytes of a tile that one worker writes while others write the rest."""
 _PACKED = 16384
 """Shorter runs than this are laid out packed: placing each at its own phase of a page would waste more than it
 saves."""
@@ -130,6 +134,10 @@ class FlatStore(Store):
             return window(runs.length)
         return _bounce_bytes(runs) + round_up(runs.number * runs.length)
 
+    def most(self, region: Region) -> int:
+        """As if it were several runs, of any length."""
+        return most_extent(math.prod(region_shape(region)) * self.dtype.itemsize)
+
     def traffic(self, region: Region) -> int:
         """Whole pages, gaps between close rows counted."""
         runs = self.layout.runs(self._turn(region))
@@ -202,8 +210,16 @@ def _bounce_bytes(runs: Runs) -> int:
     return window((_rows_at_once(runs) - 1) * runs.outer[-1][2] + runs.length)
 
 
+def most_extent(size: int) -> int:
+    """Bytes of buffer that reading `size` bytes of a flat array may need, however they lie."""
+    return round_up(size) + window(max(size // 2, min(_BOUNCE, max(4 * ALIGNMENT, size)))) if size else 0
+
+
 class FlatSink(Sink):
     """A flat array that is being written into `partial`, whose first bytes are a header made by the caller."""
+
+    edges: Edges | None = None
+    """Pages that wait for their other half; None where nothing says when the last one has come."""
 
     def __init__(
         self,
@@ -220,7 +236,11 @@ class FlatSink(Sink):
         self.granule = tuple(min(length, 1) for length in shape)
         self.file = AlignedFile(partial, writable=True, create=True)
         total = len(header) + self.layout.nbytes
-        if resume and self.file.size == total:
+        resume = resume and self.file.size == total
+        if not resume:
+            forget_earlier(partial)
+        self.edges = Edges(partial + EDGES)
+        if resume:
             return
         try:
             self.file.allocate(0)
@@ -231,9 +251,14 @@ class FlatSink(Sink):
             raise
 
     def extent(self, region: Region) -> int:
-        """A bounce buffer, for runs that `lay` could not place."""
+        """A bounce buffer, for runs that `lay` could not place, and pages that wait for their other half."""
         size = math.prod(region_shape(region)) * self.dtype.itemsize
-        return min(_BOUNCE, max(4 * ALIGNMENT, round_up(2 * size)))
+        return min(_BOUNCE, max(4 * ALIGNMENT, round_up(2 * size))) + self._waiting(region) * ALIGNMENT
+
+    def _waiting(self, region: Region) -> int:
+        """Pages that may wait: the ends of runs that are long enough to be written by themselves."""
+        runs = self.layout.runs(region)
+        return edge_pages(runs.number) if runs.length >= _PACKED else 0
 
     def traffic(self, region: Region) -> int:
         """The bytes themselves: ragged pages are merged by the page cache."""
@@ -256,6 +281,8 @@ class FlatSink(Sink):
         """A block in which every run has the same place within a page as in the file: written without another copy."""
         runs = self.layout.runs(region)
         shape = region_shape(region)
+        if self.edges is not None:
+            self.edges.allow(self._waiting(region))
         phase = runs.start % ALIGNMENT
         strides = _memory_strides(runs)
         if not strides:
@@ -266,6 +293,17 @@ class FlatSink(Sink):
             buffer[phase:].data,
             strides=(*strides, *_packed(shape[runs.axes :], self.dtype.itemsize)),
         )
+
+    def pieces(self, region: Region) -> list[Region]:
+        """A few runs each, where they lie so that nothing of them goes through the scratch buffer."""
+        runs = self.layout.runs(region)
+        if not _memory_strides(runs):
+            return [region]
+        axis = next(axis for axis, (_, count, _) in enumerate(runs.outer) if count > 1)
+        start, stop = region[axis]
+        step = max(1, -(-_PIECE * (stop - start) // (runs.number * runs.length)))
+        cuts = [(low, min(stop, low + step)) for low in range(start, stop, step)]
+        return [(*region[:axis], cut, *region[axis + 1 :]) for cut in cuts]
 
     def write(self, region: Region, block: Block, buffer: Buffer) -> None:
         """Every run by itself; a block of another layout or dtype is first packed, piece by piece, into the buffer."""
@@ -281,11 +319,12 @@ class FlatSink(Sink):
         if not packed:
             self._write_packed(region, block, buffer)
             return
+        edges = self.edges if runs.length >= _PACKED else None
         for index, offset in _offsets(runs, len(runs.outer)):
             place: Any = (*index, ...)  # the dots keep a single element an array
             run = block[place]
             data = np.ndarray((runs.length,), np.uint8, _memory(run))
-            self.file.write(offset, data, buffer)
+            self.file.write(offset, data, buffer, edges)
 
     def _write_packed(self, region: Region, block: Block, buffer: Buffer) -> None:
         """Copy the block into the buffer in pieces and write those."""
@@ -305,14 +344,22 @@ class FlatSink(Sink):
 
     def sync(self) -> None:
         """Flush to disk."""
-        self.file.sync()
+        if self.edges is None:
+            self.file.sync()
+            return
+        with naming(self.edges.path), self.edges.surviving():
+            self.file.sync()
 
     def commit(self) -> Store:
         """Sync, rename, and open what was written."""
+        for offset, data in self.edges.rest() if self.edges is not None else ():
+            self.file.write(offset, data, np.empty(0, np.uint8))
         self.file.sync()
         with naming(self.name):
             os.replace(self.partial, self.name)
             sync_folder(os.path.dirname(os.path.abspath(self.name)))
+        if self.edges is not None:
+            self.edges.remove()
         self.file.close()
         return self.reopen()
 
@@ -323,6 +370,8 @@ class FlatSink(Sink):
     def abort(self) -> None:
         """Remove the unfinished file."""
         self.file.close()
+        if self.edges is not None:
+            self.edges.remove()
         if os.path.exists(self.partial):
             os.unlink(self.partial)
 

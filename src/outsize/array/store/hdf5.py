@@ -23,7 +23,7 @@ from outsize.array.store.file import AlignedFile, naming, sync_folder
 from outsize.array.store.flat import FlatLayout, FlatSink, FlatStore
 from outsize.array.store.folder import sync_path
 from outsize.array.store.keys import choose_key
-from outsize.array.store.npy import partial_path
+from outsize.array.store.partial import forget_earlier, partial_path
 from outsize.array.store.pieces import count_regular, cut_regular
 from outsize.array.store.slack import give_back
 from outsize.core.errors import InputError, StoreError
@@ -169,6 +169,7 @@ def create_hdf5(
         chunks = None
     draft = _Draft(path, shape, np.dtype(dtype), key or _DEFAULT_KEY, chunks)
     if not (resume and draft.matches()):
+        forget_earlier(draft.partial)
         draft.make()
     offset = draft.flat_offset()
     return H5pySink(draft) if offset is None else FlatHdf5Sink(draft, offset)

@@ -55,8 +55,10 @@ class MemorySink(Sink):
 
     partial = ""
 
-    def __init__(self, array: Block, name: str = "memory") -> None:
+    def __init__(self, array: Block, name: str = "memory", *, counted: bool = True) -> None:
         self.array = array
+        self.counted = counted
+        """False where the array is a user's: its memory is not in our budget."""
         self.name = name
         self.shape, self.dtype = array.shape, array.dtype
         self.granule = tuple(min(length, 1) for length in array.shape)

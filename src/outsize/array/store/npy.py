@@ -6,7 +6,6 @@ Output headers are padded to a page, which the format allows, so that data begin
 from __future__ import annotations
 
 import ast
-import os
 import struct
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from outsize.array.store.base import ALIGNMENT, Store
 from outsize.array.store.file import AlignedFile, naming
 from outsize.array.store.flat import FlatSink, FlatStore
+from outsize.array.store.partial import partial_path
 from outsize.core.errors import StoreError
 
 _MAGIC = b"\x93NUMPY"
@@ -87,9 +87,3 @@ class NpySink(FlatSink):
 def create_npy(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, resume: bool = False) -> NpySink:
     """Begin a .npy file, or with `resume` go on with the unfinished one of an earlier run."""
     return NpySink(path, partial_path(path), shape, dtype, make_header(shape, dtype), resume=resume)
-
-
-def partial_path(path: str) -> str:
-    """Where the unfinished output for a target lies: hidden, in the same folder, always the same name."""
-    folder, name = os.path.split(os.path.abspath(path))
-    return os.path.join(folder, f".{name}.outsize-partial")

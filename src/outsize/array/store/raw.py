@@ -9,7 +9,7 @@ import numpy as np
 
 from outsize.array.store.file import AlignedFile, naming
 from outsize.array.store.flat import FlatSink, FlatStore
-from outsize.array.store.npy import partial_path
+from outsize.array.store.partial import partial_path
 from outsize.core.errors import InputError
 from outsize.core.spec import parse_shape
 

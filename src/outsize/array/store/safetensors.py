@@ -20,7 +20,7 @@ from outsize.array.store.base import ALIGNMENT, Block, Buffer, Region, Sink, Sto
 from outsize.array.store.file import AlignedFile, naming
 from outsize.array.store.flat import FlatSink, FlatStore
 from outsize.array.store.keys import choose_key
-from outsize.array.store.npy import partial_path
+from outsize.array.store.partial import partial_path
 from outsize.array.store.widen import NARROW, numpy_dtype, round_to_bfloat16, widened
 from outsize.core.dtypes import parse_dtype
 from outsize.core.errors import InputError, StoreError

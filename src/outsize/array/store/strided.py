@@ -78,6 +78,9 @@ class TransposedStore(Store):
     def extent(self, region: Region) -> int:
         return self._inner.extent(self._turned(region))
 
+    def most(self, region: Region) -> int:
+        return self._inner.most(self._turned(region))
+
     def traffic(self, region: Region) -> int:
         return self._inner.traffic(self._turned(region))
 
@@ -118,6 +121,9 @@ class SpanStore(Store):
 
     def extent(self, region: Region) -> int:
         return self._flat.extent(self._stretch(region))
+
+    def most(self, region: Region) -> int:
+        return self._flat.most(self._stretch(region))
 
     def traffic(self, region: Region) -> int:
         return self._flat.traffic(self._stretch(region))

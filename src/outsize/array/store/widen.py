@@ -75,6 +75,9 @@ class WideStore(Store):
     def extent(self, region: Region) -> int:
         return round_up(4 * math.prod(region_shape(region))) + self._bits.extent(region)
 
+    def most(self, region: Region) -> int:
+        return round_up(4 * math.prod(region_shape(region))) + self._bits.most(region)
+
     def traffic(self, region: Region) -> int:
         return self._bits.traffic(region)
 

@@ -30,7 +30,7 @@ from outsize.array.store.coding import DECODER, Coding, plain_coding
 from outsize.array.store.file import naming
 from outsize.array.store.folder import replace_folder, sync_path
 from outsize.array.store.keys import choose_key
-from outsize.array.store.npy import partial_path
+from outsize.array.store.partial import forget_earlier, partial_path
 from outsize.array.store.pieces import choose_chunks, count_regular, cut_regular
 from outsize.array.store.slack import give_back
 from outsize.core.errors import InputError, StoreError
@@ -296,6 +296,7 @@ class ZarrSink(_ZarrWriter):
 
     def _create(self, compress: bool) -> Any:
         zarr = load_zarr()
+        forget_earlier(self.partial)
         shutil.rmtree(self.partial, ignore_errors=True)
         try:
             with naming(self.name):

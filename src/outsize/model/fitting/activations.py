@@ -28,11 +28,20 @@ def checkpointed(module: Any, forward: Forward, written: dict[Any, tuple[str, ..
 
     mine = [(child, names) for child in module.modules() if (names := written.get(child))]
 
+    def uncached(*args: Any, **kwargs: Any) -> Any:
+        """Autocast keeps lower copies of weights until it ends; here each is used once, so they may go at once."""
+        before = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            torch.set_autocast_cache_enabled(before)
+
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         return checkpoint(
-            forward, *args, use_reentrant=False, preserve_rng_state=real, context_fn=lambda: _twice(mine), **kwargs
+            uncached, *args, use_reentrant=False, preserve_rng_state=real, context_fn=lambda: _twice(mine), **kwargs
         )
 
     return run

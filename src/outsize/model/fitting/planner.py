@@ -22,7 +22,7 @@ from outsize.model.fitting.remedies import ALLOWED, REMEDIES, Means, moved_bytes
 from outsize.model.fitting.stage import RATES
 from outsize.model.fitting.stores import IN_FLIGHT
 
-TRACES = 14
+TRACES = 16
 """Most traces of one search."""
 
 HOPE = 0.92
@@ -97,23 +97,52 @@ class Search:
         return self.limited and projection.settles(int(self.budget * room))
 
     def _cheapest(self, candidates: list[Candidate]) -> Candidate | None:
-        correction = self._hope
+        """The first that fits, cheapest first; what a trace says about the arithmetic holds for the same kind of choice.
+
+        Where choices that keep weights, gradients and state in the same places have failed twice, the smallest of them is
+        traced: where it fails too, all of them do.
+        """
+        corrections: dict[tuple[str, ...], float] = {}
+        failed: dict[tuple[str, ...], int] = {}
         while len(self.tried) < TRACES:
-            hopeful = [c for c in candidates if c.projection is None and c.predicted * correction <= self.budget]
-            if not hopeful:
+            candidate = next((c for c in candidates if self._hopeful(c, corrections, failed)), None)
+            if candidate is None:
                 return None
-            candidate = self._trace(hopeful[0])
-            if self.fits(candidate):
+            if self.fits(self._trace(candidate)):
                 return self._refine(candidate)
-            correction = max(correction, STRIDE * self.budget / max(1, candidate.predicted))
-        return None
+            kind, places = _means(candidate.choice), _places(candidate.choice)
+            seen = max(STRIDE * self.budget, self._handed * candidate.peak) / max(1, candidate.predicted)
+            corrections[kind] = max(corrections.get(kind, self._hope), seen)
+            failed[places] = failed.get(places, 0) + 1
+            if failed[places] == 2:
+                rest = [c for c in candidates if _places(c.choice) == places and c.projection is None]
+                least = min(rest, key=lambda c: c.predicted, default=None)
+                if least is None or not self.fits(self._trace(least)):
+                    failed[places] = TRACES
+        fitting = [c for c in self.tried if self.fits(c)]
+        return self._refine(min(fitting, key=lambda c: c.seconds)) if fitting else None
+
+    def _hopeful(
+        self, candidate: Candidate, corrections: dict[tuple[str, ...], float], failed: dict[tuple[str, ...], int]
+    ) -> bool:  # fmt: skip
+        """True where a choice is worth a trace."""
+        if failed.get(_places(candidate.choice), 0) >= TRACES:
+            return False
+        if candidate.projection is not None:
+            return False
+        return candidate.predicted * corrections.get(_means(candidate.choice), self._hope) <= self.budget
+
+    @property
+    def _handed(self) -> float:
+        """Part of what the plain step reserves that is handed out: under a limit the allocator gets through with about that."""
+        plain = self.facts.plain
+        handed = max(size for name, size in plain.peaks.items() if name != "reserved")
+        return handed / max(1, plain.peak) if self.limited else 1.0
 
     @property
     def _hope(self) -> float:
-        """What arithmetic is taken for: under a limit the allocator gets through with what it has handed out, not reserved."""
-        plain = self.facts.plain
-        handed = max(size for name, size in plain.peaks.items() if name != "reserved") / max(1, plain.peak)
-        return HOPE * (handed if self.limited else 1.0)
+        """What the arithmetic is multiplied by before it is believed."""
+        return HOPE * self._handed
 
     def _others(self, best: Candidate) -> list[Candidate]:
         """Choices of another kind that may be as fast: those whose remedies differ, the cheapest of each kind."""
@@ -154,7 +183,8 @@ class Search:
         nothing: tuple[str, ...] = ()
         ladders = ([nothing, *(rung.names for rung in ladder)] for ladder in self.facts.ladders)
         rungs = next((names for names in ladders if candidate.choice.checkpoint in names), [nothing])
-        if not candidate.choice.checkpoint or candidate.choice.checkpoint not in rungs:
+        moved = candidate.choice.offload  # then fewer means more to move
+        if moved or not candidate.choice.checkpoint or candidate.choice.checkpoint not in rungs:
             return candidate
         best, high = candidate, rungs.index(candidate.choice.checkpoint)
         failed = [c for c in self.tried if _alike(c.choice, candidate.choice) and not self.fits(c)]
@@ -184,9 +214,19 @@ class Search:
         return Candidate(choice, added(choice, self.facts), predict(choice, self.facts))
 
 
+def _means(choice: Choice) -> tuple[str, ...]:
+    """Which remedies a choice uses."""
+    return tuple(means.key for means in REMEDIES if means.on(choice))
+
+
+def _places(choice: Choice) -> tuple[str, ...]:
+    """Which of weights, gradients and state are elsewhere or gone early."""
+    return tuple(name for name in ("in_backward", "state_away", "gradients_away", "stream") if getattr(choice, name))
+
+
 def _kind(choice: Choice) -> tuple[Any, ...]:
     """Which remedies a choice uses, with the number of its slices."""
-    return choice.slices, *(means.key for means in REMEDIES if means.on(choice) and means.key != "slices")
+    return choice.slices, *_means(choice)
 
 
 def _highest(candidate: Candidate) -> str | None:
@@ -260,7 +300,8 @@ def predict(choice: Choice, facts: Facts) -> int:
     gradients = moment if few else facts.gradients
     early = gradients if choice.slices > 1 and not few else 0
     update = fixed + gradients + facts.largest * 2 + (moment if choice.state_away else 0)
-    return int(max(fixed + activations + early, update))
+    last = fixed + gradients + again * share  # all gradients are there while the first block runs backward
+    return int(max(fixed + activations + early, last, update))
 
 
 def describe(choice: Choice) -> str:

@@ -121,11 +121,10 @@ class Offload(Means):
         return 2.0 * float(_block(name, facts).kept) / facts.link
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
-        """Copies out and in; on a card they run beside the kernels as far as those last."""
-        copies = 2.0 * moved_bytes(choice, facts) / facts.link
-        forward = facts.timing.forward(facts.rows) if facts.device == "cuda" else 0.0
-        back = facts.passes - forward if facts.device == "cuda" else 0.0
-        return max(0.0, copies / 2 - forward) + max(0.0, copies / 2 - back) + 0.05 * copies
+        """Copies out and in; on a card those out run beside the forward pass, those in come one ahead, which hides little."""
+        once = moved_bytes(choice, facts) / facts.link
+        beside = facts.timing.forward(facts.rows) if facts.device == "cuda" else 0.0
+        return max(0.05 * once, once - beside) + once
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """Which blocks and where to."""
@@ -141,7 +140,7 @@ class InBackward(Means):
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """One call of the optimizer for each parameter, and what it changes is kept aside until the step is done."""
         log = (facts.weights + facts.state) / facts.link
-        return facts.parameters * 20 * LAUNCH[facts.device] + log * (0.2 if facts.device == "cuda" else 1.0)
+        return facts.parameters * 20 * LAUNCH[facts.device] + log * (0.6 if facts.device == "cuda" else 1.0)
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """What happens to gradients."""

@@ -1,0 +1,202 @@
+"""What a card, its link, the processor's copies and the disk can do at best, and a watch on the card's memory.
+
+Used by `arrays_h200.py`; every figure is taken in the run that it is compared with.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from outsize.array.device import torch_kernels
+from outsize.engine.pinned import lock_memory
+
+CLOCK: dict = {}
+LAST: dict = {}
+
+
+def clocked(owner, name):
+    """Note how long a call takes, under its name."""
+    inner = getattr(owner, name)
+
+    def outer(*args, **options):
+        began = time.perf_counter()
+        try:
+            LAST[name] = inner(*args, **options)
+            return LAST[name]
+        finally:
+            CLOCK[f"s_in_{name}"] = time.perf_counter() - began
+
+    setattr(owner, name, outer)
+
+
+class Watch:
+    """The most bytes the driver saw taken on the card, beyond what was taken before."""
+
+    def __enter__(self):
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self.before = self._used()
+        self.peak = self.before
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        self.began = time.perf_counter()
+        return self
+
+    @staticmethod
+    def _used():
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+
+    def _watch(self):
+        while not self._stop.wait(0.004):
+            self.peak = max(self.peak, self._used())
+
+    def __exit__(self, *_):
+        self.seconds = time.perf_counter() - self.began
+        self._stop.set()
+        self._thread.join()
+        self.taken = self.peak - self.before
+
+
+def best(work, times=3):
+    """Seconds of the fastest run."""
+    work()
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def copies(arena, size):
+    """The link, each way and both ways, and rows at a pitch."""
+    first, second = torch.from_numpy(arena[:size]), torch.from_numpy(arena[size : 2 * size])
+    card, other = (torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(2))
+    found = {
+        "link_in": size / best(lambda: card.copy_(first, non_blocking=True)) / 1e9,
+        "link_out": size / best(lambda: second.copy_(card, non_blocking=True)) / 1e9,
+    }
+    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def both():
+        with torch.cuda.stream(one):
+            card.copy_(first, non_blocking=True)
+        with torch.cuda.stream(two):
+            second.copy_(other, non_blocking=True)
+
+    found["link_both"] = 2 * size / best(both) / 1e9
+    for width in (4096, 16384, 32768, 131072):
+        rows = arena[: size // 2].reshape(-1, 262144)[:, :width]
+        target = card[: rows.size].view(rows.shape)
+        seconds = best(lambda target=target, rows=rows: torch_kernels.copy_rows(target, rows, inwards=True))
+        found[f"link_in_rows_of_{width}"] = rows.size / seconds / 1e9
+    return found
+
+
+def staging(arena, size):
+    """Copies from plain into page-locked memory, by several threads."""
+    plain = np.ones(size, np.uint8)
+    found = {}
+    for hands in (4, 8, 12, 16):
+        step = size // hands
+        with ThreadPoolExecutor(hands) as crew:
+
+            def stage(crew=crew, step=step, hands=hands):
+                jobs = [crew.submit(np.copyto, arena[i * step : (i + 1) * step], plain[i * step : (i + 1) * step])
+                        for i in range(hands)]  # fmt: skip
+                for job in jobs:
+                    job.result()
+
+            found[f"staging_{hands}_threads"] = size / best(stage) / 1e9
+    return {**found, "staging": max(found.values())}
+
+
+def products(edge):
+    """A large product inside the card."""
+    a = torch.randn(edge, edge, device="cuda")
+    c = torch.empty_like(a)
+    found = {}
+    for name, tf32 in (("fp32", False), ("tf32", True)):
+        with torch_kernels.precision(tf32):
+            found[f"{name}_tflops_in_a_burst"] = 2 * edge**3 / best(lambda: torch.mm(a, a, out=c)) / 1e12
+            began, count = time.perf_counter(), 12 if name == "fp32" else 60
+            for _ in range(count):
+                torch.mm(a, a, out=c)
+            torch.cuda.synchronize()
+            found[f"{name}_tflops"] = count * 2 * edge**3 / (time.perf_counter() - began) / 1e12
+    return found
+
+
+def direct_rate(path, size, hands=8, piece=16 << 20):
+    """The disk read directly by several threads."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    places = iter(range(0, size // piece * piece, piece))
+    lock = threading.Lock()
+    buffers = [lock_memory(piece) for _ in range(hands)]
+
+    def read(buffer):
+        while True:
+            with lock:
+                place = next(places, None)
+            if place is None:
+                return
+            os.preadv(fd, [buffer.array.data], place)
+
+    threads = [threading.Thread(target=read, args=(buffer,)) for buffer in buffers]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.close(fd)
+    return size // piece * piece / (time.perf_counter() - began) / 1e9
+
+
+def write_file(path, array):
+    """A .npy file of the array, written directly by several threads."""
+    from outsize.array.store.npy import create_npy
+
+    sink = create_npy(str(path), array.shape, array.dtype)
+    step = max(1, (32 << 20) // (array.shape[1] * array.itemsize))
+
+    def write(low):
+        region = ((low, min(array.shape[0], low + step)), (0, array.shape[1]))
+        room = np.empty(sink.room(region) + sink.extent(region) + 8192, np.uint8)
+        room = room[-room.ctypes.data % 4096 :]
+        block = sink.lay(region, room[: sink.room(region)])
+        np.copyto(block, array[region[0][0] : region[0][1]])
+        sink.write(region, block, room[sink.room(region) :])
+
+    with ThreadPoolExecutor(8) as crew:
+        list(crew.map(write, range(0, array.shape[0], step)))
+    sink.commit()
+
+
+def compiled():
+    """Plain operations against a compiled chain, on a block that lies on the card."""
+    code = (
+        "import torch, time\nx = torch.randn(1 << 26, device='cuda')\n"
+        "def chain(x): return torch.sqrt(x * x + 1) - torch.abs(x) * 0.5\n"
+        "def clock(f):\n    f(x); torch.cuda.synchronize(); t = time.perf_counter()\n"
+        "    for _ in range(20): f(x)\n    torch.cuda.synchronize(); return (time.perf_counter() - t) / 20\n"
+        "print('plain ms', clock(chain) * 1e3, flush=True)\nt = time.perf_counter()\nc = torch.compile(chain)\nc(x)\n"
+        "torch.cuda.synchronize()\nprint('compile s', time.perf_counter() - t)\nprint('compiled ms', clock(c) * 1e3)\n"
+    )
+    try:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        said = (done.stdout + done.stderr[-600:]).strip()
+    except subprocess.TimeoutExpired as error:
+        said = f"not done after 60 s: {error.stdout}"
+    return said.replace("\n", ", ")

@@ -1,0 +1,241 @@
+"""The device twin of the product pass: two levels of tiles.
+
+The host pass keeps a large tile of C in RAM against the disk's traffic and reads panels of A and B; each panel's product
+is streamed through the device in blocks chosen against the link's traffic. Operands that lie in RAM are one panel, so
+that a block of C goes to the host once and never comes back; panels from disk are deep, since C crosses the link twice
+for each.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from outsize.array.barrier import Contract
+from outsize.array.device.lower import Refused, Trivial
+from outsize.array.device.passes import DISK_RATE
+from outsize.array.device.pipeline import Level, lies_in, sendable
+from outsize.array.device.porter import PIECES, Porter
+from outsize.array.device.product import Blocks, choose_blocks, link_floor, stream_product
+from outsize.array.frame import Frame
+from outsize.array.graph import Node, Source, walk
+from outsize.array.passes.base import Manner
+from outsize.array.passes.contract import ContractPass, grouped
+from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape
+from outsize.array.store.memory import MemorySink, MemoryStore
+from outsize.array.tiles import Box
+from outsize.core.plan import Level as PlanLevel
+from outsize.core.units import format_bytes
+
+_RING = 256 << 20
+"""Bytes of page-locked pieces at most, for operands that the device does not reach."""
+_CREW = 8
+"""Threads that copy them at most."""
+_BARE = 32
+"""Edge of the smallest blocks."""
+
+Payload = tuple[Block, Block, Buffer, bool]
+
+
+class DeviceContractPass(ContractPass):
+    """Makes one contraction."""
+
+    locks = (True, True)
+
+    def __init__(self, node: Contract, sink: Sink, bindings: Mapping[Node, Store], level: Level) -> None:
+        if node.dtype.newbyteorder("=").char not in "efdFD":
+            raise Refused(f"products of {node.dtype.name} are the processor's")
+        super().__init__(node, sink, bindings)
+        if math.prod(self.lengths) == 0:
+            raise Trivial("nothing is summed")
+        self.level, self.leaves = level, list(node.inputs)
+        self.ring = 0
+        self.blocks: dict[tuple[int, int, int], Blocks] = {}
+        self._alone = threading.Lock()
+        self._crew: ThreadPoolExecutor | None = None
+        self._lands = self._plain() and isinstance(sink, MemorySink) and self.working == sink.dtype
+        """True where C is accumulated in the result's own memory."""
+
+    @property
+    def flops(self) -> int:
+        """Operations of the whole product."""
+        each = 8 if self.node.dtype.kind == "c" else 2
+        return each * math.prod(self.node.shape) * math.prod(self.lengths)
+
+    def _needs_ring(self) -> bool:
+        """True where a matrix lies in memory that the device does not reach."""
+        reaches = self.level.device.reaches
+        stores = [node.store for node in walk(self.node) if isinstance(node, Source)] + list(self.bindings.values())
+        if any(isinstance(store, MemoryStore) and not reaches(store.array) for store in stores):
+            return True
+        return self._lands and not reaches(self.sink.array)  # type: ignore[attr-defined]
+
+    def _operand(self, child: Node, region: Region, axes: tuple[int, int, int], frame: Frame) -> Block:
+        block = super()._operand(child, region, axes, frame)
+        if all(sendable(matrix) or sendable(matrix.T) for matrix in (block if block.ndim == 3 else block[None])[:1]):
+            return block
+        packed = frame.array(block.shape, block.dtype)
+        frame.copy(packed, block)
+        return packed
+
+    def probe(self, region: Region) -> Frame:
+        fresh = (region, self.left_stays) not in self._probes
+        found = super().probe(region)
+        if fresh:
+            found.bytes(self.ring)
+        return found
+
+    def shape_up(self, manner: Manner, room: int) -> bool:
+        ring = 0
+        if self._needs_ring():
+            ring = PIECES * (4096 if manner.bare else max(4096, min(_RING, room // 8) // PIECES // 4096 * 4096))
+        if ring != self.ring:
+            self.ring = ring
+            self._probes.clear()
+        done = super().shape_up(manner, room)
+        if done and self.workers > 1 and len(self.grid) > 1 and self.peak + self.slot_bytes <= room:
+            self.slots = 2  # a tile is written while the next one is made
+        return done and self._cut(manner)
+
+    def _cut(self, manner: Manner) -> bool:
+        """Choose blocks for every kind of tile and panel."""
+        self.blocks = {}
+        split_at = len(self.node.shape)
+        for region, _ in self.kinds():
+            m, n = grouped(region_shape(region[:split_at]), (self.batch, self.m, self.n))[-2:]
+            k = math.prod(region_shape(region[split_at:]))
+            self.blocks[m, n, k] = self._blocks(m, n, k, manner)
+        return manner.bare or self.device_peak <= self.level.room
+
+    def _blocks(self, m: int, n: int, k: int, manner: Manner) -> Blocks:
+        item, wide = self._item, self.working.itemsize
+        rates = self.level.device.rates()
+        flops = rates.product(self.working.char, self.level.tf32)[1]
+        line = self.ring // PIECES if self.ring else 1 << 40
+        key = (rates.link_in, rates.link_out, rates.memory, flops)
+        found = None if manner.bare else choose_blocks(m, n, k, item, wide, self.level.room, line, key)
+        least = Blocks(min(m, _BARE), min(n, _BARE), min(k, _BARE), min(m, _BARE), 1, 1, item, wide)
+        return found or least
+
+    @property
+    def _item(self) -> int:
+        return 4 if self.node.dtype.char == "e" else self.node.dtype.itemsize
+
+    @property
+    def device_peak(self) -> int:  # type: ignore[override]
+        """Bytes that this pass reserves on the device."""
+        return max((blocks.held for blocks in self.blocks.values()), default=0)
+
+    def size(self, room: int) -> bool:
+        return super().size(self.level.lockable(room)) and self.device_peak <= self.level.room
+
+    def _seconds(self, box: Box) -> float:
+        """The slowest level's time for one panel."""
+        split_at = len(self.node.shape)
+        m, n = grouped(box[:split_at], (self.batch, self.m, self.n))[-2:]
+        k, batch = math.prod(box[split_at:]), math.prod(box[: self.batch])
+        rates = self.level.device.rates()
+        edge = math.sqrt(self.level.room / 2 / self.working.itemsize) or 1
+        sent = k * (m * math.ceil(n / edge) + n * math.ceil(m / edge)) * self._item
+        whole = all(step >= length for step, length in zip(box[split_at:], self.lengths, strict=True))
+        crossed = m * n * self.working.itemsize
+        link = max((sent + (0 if whole else crossed)) / rates.link_in, crossed / rates.link_out)
+        flops = rates.product(self.working.char, self.level.tf32)[1]
+        return max(super()._seconds(box), batch * link, batch * 2.0 * m * n * k / flops)
+
+    def begin(self) -> None:
+        self._crew = ThreadPoolExecutor(max(1, min(_CREW, len(os.sched_getaffinity(0)))), "outsize-porter")
+        self._conductor = ThreadPoolExecutor(1, "outsize-product")  # libraries keep a workspace for every thread
+
+    def end(self) -> None:
+        if self._crew is not None:
+            self._conductor.shutdown()
+            self._crew.shutdown()
+            self._crew = None
+
+    def open(self, tile: Region, slot: Buffer) -> Any:
+        return self.lay_out(tile, slot)
+
+    def load(self, tile: Region, chunk: Region, state: Any, frame: Frame) -> Payload:  # type: ignore[override]
+        frame.reset()
+        a, b = self._load(tile, chunk, frame, state.left)
+        ring = frame.bytes(self.ring)
+        kept = state.left is not None
+        reached = kept or lies_in(a, frame) or self.level.device.reaches(a)
+        return a, b, ring, reached and (lies_in(b, frame) or self.level.device.reaches(b))
+
+    def fold(self, tile: Region, chunk: Region, state: Any, payload: Any) -> None:
+        a, b, ring, reached = payload
+        total = state.total if self._plain() else state.total.reshape(
+            grouped(state.total.shape, (self.batch, self.m, self.n)))  # fmt: skip
+        total, a, b = (block[None] if block.ndim == 2 else block for block in (total, a, b))
+        blocks = self.blocks[(*total.shape[1:], a.shape[2])]
+        device, crew = self.level.device, self._crew
+        assert crew is not None
+        lands = not self._lands or device.reaches(state.total)
+
+        def reaches(block: Block) -> bool:
+            return lands if np.may_share_memory(block, state.total) else bool(reached)
+
+        with self._alone:
+            for i in range(total.shape[0]):
+                add = any(start > 0 for start, _ in chunk)
+                porter = Porter(device, ring, crew, reaches)
+                self._conductor.submit(
+                    stream_product, device, porter, blocks, a[i], b[i], total[i], add=add, tf32=self.level.tf32
+                ).result()
+        self.progress(total.size * a.shape[2])
+
+    def link_out(self) -> int:
+        """Bytes of C brought back: once for every panel."""
+        return sum(n * self._matrix(region)[0] for region, n in self.kinds()) * self.working.itemsize
+
+    def link_in(self) -> int:
+        """Bytes sent: panels as often as blocks need them, and C from the second panel on."""
+        total = 0
+        for region, number in self.kinds():
+            _, m, n, k, batch = self._matrix(region)
+            add = any(start > 0 for start, _ in region[len(self.node.shape) :])
+            total += number * batch * self.blocks[m, n, k].sent(m, n, k, add)
+        return total
+
+    def _matrix(self, region: Region) -> tuple[int, int, int, int, int]:
+        shape, split_at = region_shape(region), len(self.node.shape)
+        m, n = grouped(shape[:split_at], (self.batch, self.m, self.n))[-2:]
+        return math.prod(shape[:split_at]), m, n, math.prod(shape[split_at:]), math.prod(shape[: self.batch])
+
+    def levels(self) -> tuple[PlanLevel, ...]:
+        rates = self.level.device.rates()
+        m, n = grouped(self.node.shape, (self.batch, self.m, self.n))[-2:]
+        k, batch = math.prod(self.lengths), math.prod(self.node.shape[: self.batch])
+        item, wide = self._item, self.working.itemsize
+        least = batch * link_floor(m, n, k, item, wide, self.level.room, add=False)
+        result = batch * m * n * wide
+        panels = sum(number * -(-self._matrix(r)[3] // self.blocks[self._matrix(r)[1:4]].panel)
+                     * self._matrix(r)[0] for r, number in self.kinds())  # fmt: skip
+        flops = rates.product(self.working.char, self.level.tf32)[1]
+        rows = (
+            ("disk", self.reads() + self.writes(), self.floor(), DISK_RATE), ("link in", self.link_in(), least, rates.link_in),
+            ("link out", self.link_out(), result, rates.link_out),
+            ("device memory", 2 * panels * wide + self.link_in(), result, rates.memory),
+            ("arithmetic", self.flops, self.flops, flops * (4 if self.node.dtype.kind == "c" else 1)),
+        )  # fmt: skip
+        return tuple(PlanLevel(name=name, amount=n, floor=floor, rate=rate) for name, n, floor, rate in rows)
+
+    def notes(self) -> tuple[str, ...]:
+        stays = "C tile and its rows of A stay" if self.left_stays else "C tile stays"
+        rates = self.level.device.rates()
+        name, rate = rates.product(self.working.char, self.level.tf32)
+        kind = {"f": "float32", "d": "float64", "tf32": "TF32", "F": "complex64", "D": "complex128"}.get(name, name)
+        blocks = max(self.blocks.values(), key=lambda found: found.held)
+        return (
+            f"in RAM: {stays}, panels of {self.panel} stream",
+            f"on {self.level.device.name}: {blocks.rows}x{blocks.columns} of C stay, panels of {blocks.panel} "
+            f"stream, {format_bytes(blocks.held)}; {kind} at {rate / 1e12:.0f} TFLOP/s ({rates.source})",
+        )

@@ -1,0 +1,223 @@
+"""CUDA devices through torch: three streams, blocking events, one allocation.
+
+Streams live as long as the process: cuBLAS keeps a workspace for each stream it was called on, and new streams at every
+run would leave one behind each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from outsize.array.device.base import LANES, Device, Event, Lane, Rates
+from outsize.array.device.torch_kernels import TO_DEVICE, TorchKernels, cuda_runtime, precision
+from outsize.array.store.base import Block
+from outsize.core.errors import OutOfMemory
+from outsize.core.memory import Pool
+from outsize.core.units import format_bytes
+from outsize.engine.pinned import is_locked, lock_memory
+
+_WORKSPACES = 64 << 20
+"""cuBLAS takes 32 MiB on Hopper for each of the two streams that products run on."""
+_NO_TIMING = 2
+"""cudaEventDisableTiming."""
+_TEMPORARIES = 32 << 20
+"""What reductions take for their partial results, and the rounding of torch's allocator."""
+
+
+class _Moment:
+    """A CUDA event. It is asked, with pauses, rather than waited for: the driver's own waiting either keeps a core busy or
+    has the card interrupt for every event, which many threads with small copies cannot bear."""
+
+    def __init__(self, stream: Any) -> None:
+        self.event = torch.cuda.Event()
+        self.event.record(stream)
+
+    def wait(self) -> None:
+        pause = 2e-5
+        while not self.event.query():
+            time.sleep(pause)
+            pause = min(4e-4, 2 * pause)
+
+
+class _QuickMoment:
+    """The same through the runtime itself, for many threads with small pieces."""
+
+    def __init__(self, runtime: Any, stream: int) -> None:
+        self._runtime, self._event = runtime, ctypes.c_void_p()
+        code = runtime.cudaEventCreateWithFlags(ctypes.byref(self._event), _NO_TIMING)
+        code = code or runtime.cudaEventRecord(self._event, stream)
+        if code:
+            raise RuntimeError(f"the CUDA runtime refused an event: error {code}")
+
+    def wait(self) -> None:
+        pause = 2e-5
+        while self._runtime.cudaEventQuery(self._event):
+            self._runtime.cudaGetLastError()  # "not ready" must not be taken for an error by the next who asks
+            time.sleep(pause)
+            pause = min(4e-4, 2 * pause)
+
+    def __del__(self) -> None:
+        self._runtime.cudaEventDestroy(self._event)
+
+
+class TorchDevice(Device):
+    """One CUDA device."""
+
+    outside = _WORKSPACES + _TEMPORARIES
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.name, self.index = f"cuda:{index}", index
+        self.pool = Pool(kind="device", index=index)
+        self.kernels = TorchKernels(self.name)
+        self._precision = contextlib.ExitStack()
+        self._address = 0
+
+    def available(self) -> tuple[int, str]:
+        free, total = torch.cuda.mem_get_info(self.index)
+        held, ours = torch.cuda.memory_reserved(self.index), torch.cuda.memory_allocated(self.index)
+        left = free + held - ours
+        why = f"{format_bytes(total - free - held)} of {format_bytes(total)} are held by others{_holders(self.index)}"
+        ask = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+        allowed = int(total * ask(self.index)) - ours if ask is not None else left
+        if allowed < left:
+            return max(0, allowed), f"the process may hold {format_bytes(allowed + ours)} (memory fraction)"
+        return left, why
+
+    def rates(self) -> Rates:
+        found = _known_rates.get(self.index)
+        if found is None:
+            found = _known_rates[self.index] = _measure(self.index, min(self.limit, self.available()[0]))
+        return found
+
+    def reaches(self, block: Block) -> bool:
+        return is_locked(block)
+
+    def told(self, error: Exception) -> OutOfMemory | None:
+        if not isinstance(error, torch.OutOfMemoryError) and "ALLOC_FAILED" not in str(error):
+            return None
+        left, why = self.available()
+        return OutOfMemory(
+            f"{self.name} has {format_bytes(left)} left, and that was not enough: {why}; free some, or give a smaller "
+            f"device budget"
+        )
+
+    def open(self, size: int, tf32: bool | None = None) -> None:
+        if tf32 is not None:
+            self._precision.enter_context(precision(tf32))
+        try:
+            self.slab = self.kernels.reserve(size)
+        except torch.OutOfMemoryError as error:
+            self._precision.close()
+            raise self.told(error) or error from None
+        self._address = self.slab.data_ptr()
+        begun = torch.cuda.current_stream(self.index)
+        for lane in LANES:
+            _streams(self.index)[lane].wait_stream(begun)
+
+    def close(self) -> None:
+        for stream in _streams(self.index).values():
+            stream.synchronize()
+        self._precision.close()
+        self.slab = None
+        self._views.clear()
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+
+    def submit(self, lane: Lane, work: Callable[[], None]) -> None:
+        with torch.cuda.stream(_streams(self.index)[lane]):
+            work()
+
+    def meet(self, event: Any) -> None:
+        torch.cuda.current_stream(self.index).wait_event(event.event)
+
+    def leave(self) -> Any:
+        return _Moment(torch.cuda.current_stream(self.index))
+
+    def send(self, block: Block, offset: int) -> Event:
+        runtime = cuda_runtime(quick=True)
+        if runtime is None or self.index != 0:  # a thread's plain calls go to the first device
+            return super().send(block, offset)
+        stream = _streams(self.index)["in"].cuda_stream
+        code = runtime.cudaMemcpyAsync(self._address + offset, block.ctypes.data, block.nbytes, TO_DEVICE, stream)
+        if code:
+            raise RuntimeError(f"the CUDA runtime refused a copy of {block.nbytes} bytes: error {code}")
+        return _QuickMoment(runtime, stream)
+
+    def record(self, lane: Lane) -> Event:
+        return _Moment(_streams(self.index)[lane])
+
+    def follow(self, lane: Lane, event: Any) -> None:
+        _streams(self.index)[lane].wait_event(event.event)
+
+
+@functools.cache
+def _streams(index: int) -> dict[Lane, Any]:
+    return {lane: torch.cuda.Stream(index) for lane in LANES}
+
+
+def _holders(index: int) -> str:
+    """Who holds the card, as far as the driver tells."""
+    from outsize.machine.gpu import read_devices
+    from outsize.machine.system import LiveSystem
+
+    reading = next((r for r in read_devices(LiveSystem())[0] if r.pool.index == index), None)
+    others = [holder for holder in (reading.holders if reading is not None else ()) if holder.pid != os.getpid()]
+    names = [f"{holder.name or 'process'} ({holder.pid}) {format_bytes(holder.bytes)}" for holder in others]
+    return f": {', '.join(names[:3])}" if names else ""
+
+
+_known_rates: dict[int, Rates] = {}
+
+
+def _measure(index: int, room: int) -> Rates:
+    """A few milliseconds of copies and products, once a process, in half of the room."""
+    with torch.cuda.device(index):
+        link_in, link_out, memory = _measure_copies(max(1 << 20, min(256 << 20, room // 4 >> 20 << 20)))
+        edge = max(256, min(8192, 1 << (max(1, room // 24).bit_length() - 1) // 2))
+        flops = {
+            "f": _measure_product(edge, torch.float32, False), "tf32": _measure_product(edge, torch.float32, True),
+            "d": _measure_product(edge // 2, torch.float64, False),
+        }  # fmt: skip
+    flops["F"], flops["D"] = flops["f"] / 4, flops["d"] / 4
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    return Rates(link_in=link_in, link_out=link_out, memory=memory, flops=flops, source="measured")
+
+
+def _measure_copies(size: int) -> tuple[float, float, float]:
+    """Bytes a second in, out, and within the device (read and written)."""
+    card = torch.empty(size, dtype=torch.uint8, device="cuda")
+    with lock_memory(size) as pinned:
+        host = pinned.tensor()
+        link_in = size / _seconds(lambda: card.copy_(host, non_blocking=True))
+        link_out = size / _seconds(lambda: host.copy_(card, non_blocking=True))
+    half = size // 2
+    return link_in, link_out, size / _seconds(lambda: card[:half].copy_(card[half:]))
+
+
+def _measure_product(edge: int, dtype: Any, tf32: bool) -> float:
+    a = torch.randn(edge, edge, device="cuda", dtype=dtype)
+    c = torch.empty_like(a)
+    with precision(tf32):
+        return float(2.0 * edge**3 / _seconds(lambda: torch.mm(a, a, out=c)))
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    work()
+    torch.cuda.synchronize()
+    best = float("inf")
+    for _ in range(3):
+        began = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - began)
+    return best

@@ -1,0 +1,204 @@
+"""A fused chain in a device's terms: the same program, every operand in the dtype of NumPy's own loop.
+
+In: a `fuse.Program`. Out: steps whose functions the device's library has, or the reason why it cannot be had. What a
+chunk takes on the device is counted here: its leaves and its result stay while it is worked on; registers hold a slice
+of it and are shared by all chunks, since kernels run one after another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outsize.array.device.base import Device, Kernels, array_bytes, padded
+from outsize.array.elementwise import Operation
+from outsize.array.fuse import Index, Instruction, Program, cut_slices
+from outsize.array.graph import Fill
+
+SLICE = 1 << 24
+"""Elements of a register: kernels this long are not bound by their launch, and a few registers stay small."""
+
+
+class Refused(Exception):
+    """The device's library cannot do this; the text says why."""
+
+
+class Trivial(Refused):
+    """There is nothing in it for a device: the processor does it, also where the user named the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One instruction."""
+
+    call: Callable[..., None]
+    """f(out, *operands)."""
+    args: tuple[tuple[str, Any], ...]
+    """("leaf", n), ("register", n) or ("scalar", the library's number)."""
+    casts: tuple[np.dtype[Any] | None, ...]
+    """The dtype each operand is brought to first, None where it has it."""
+    target: int
+    """Register of the result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A chain that a device can run."""
+
+    program: Program
+    """What was lowered."""
+    steps: tuple[Step, ...]
+    """In order."""
+    moved: tuple[bool, ...]
+    """Per leaf: True where its block is sent to the device; a filled array is a number there."""
+
+    @property
+    def widest(self) -> int:
+        """Bytes of an element of the widest operand or register."""
+        sizes = [dtype.itemsize for dtype in self.program.registers]
+        sizes += [dtype.itemsize for step in self.steps for dtype in step.casts if dtype is not None]
+        return max(sizes, default=1)
+
+    def registers(self, elements: int) -> int:
+        """Bytes of all registers and casts for slices of this many elements."""
+        held = sum(padded(elements * dtype.itemsize) for dtype in self.program.registers)
+        casts = max((sum(padded(elements * d.itemsize) for d in step.casts if d is not None) for step in self.steps),
+                    default=0)  # fmt: skip
+        return held + casts
+
+
+def lower(program: Program, kernels: Kernels) -> Lowered:
+    """The program in the library's functions; `Refused` where one is missing."""
+    for leaf in program.leaves:
+        _check(leaf.dtype, kernels)
+    moved = tuple(not isinstance(leaf, Fill) for leaf in program.leaves)
+    steps = tuple(_lower_step(instruction, program, kernels) for instruction in program.instructions)
+    return Lowered(program, steps, moved)
+
+
+def _check(dtype: np.dtype[Any], kernels: Kernels) -> None:
+    if dtype.newbyteorder("=").char not in kernels.dtypes:
+        raise Refused(f"{kernels.name} does not compute with {dtype.name} on a device")
+
+
+def _lower_step(instruction: Instruction, program: Program, kernels: Kernels) -> Step:
+    operation, given = instruction.operation, []
+    for kind, value in instruction.args:
+        if kind == "leaf":
+            given.append(program.leaves[value].dtype.newbyteorder("="))
+        elif kind == "register":
+            given.append(program.registers[value].newbyteorder("="))
+        else:
+            given.append(value)
+    result = program.registers[instruction.target]
+    _check(result, kernels)
+    wanted = _loop(operation, given, result)
+    call = kernels.function(operation.name, wanted[0].char if wanted else "?")
+    if call is None:
+        over = f" over {wanted[0].name}" if wanted else ""
+        raise Refused(f"{kernels.name} has no '{operation.name}'{over} that equals NumPy's")
+    args: list[tuple[str, Any]] = []
+    casts: list[np.dtype[Any] | None] = []
+    for (kind, value), dtype in zip(instruction.args, wanted, strict=True):
+        _check(dtype, kernels)
+        if kind == "leaf" and isinstance(program.leaves[value], Fill):
+            kind, value = "scalar", program.leaves[value].value
+        if kind == "scalar":
+            args.append((kind, kernels.scalar(value, dtype)))
+            casts.append(None)
+            continue
+        have = program.leaves[value].dtype if kind == "leaf" else program.registers[value]
+        args.append((kind, value))
+        casts.append(None if have.newbyteorder("=") == dtype else dtype)
+    if all(kind == "scalar" for kind, _ in args):
+        raise Trivial(f"'{operation.name}' of numbers alone is done at once by the processor")
+    return Step(call, tuple(args), tuple(casts), instruction.target)
+
+
+def _loop(operation: Operation, given: list[Any], result: np.dtype[Any]) -> list[np.dtype[Any]]:
+    """The dtypes in which NumPy would do it."""
+    if isinstance(operation.probe, np.ufunc):
+        kinds = [value if isinstance(value, np.dtype) else _kind(value) for value in given]
+        return list(operation.probe.resolve_dtypes((*kinds, None))[: len(given)])
+    if operation.name == "where":
+        return [np.dtype(bool), result, result]
+    return [value if isinstance(value, np.dtype) else np.asarray(value).dtype for value in given]
+
+
+def _kind(value: Any) -> Any:
+    """A NumPy scalar has its dtype; Python's are weak."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.dtype
+    return np.dtype(bool) if isinstance(value, bool) else type(value)
+
+
+class Runner:
+    """Runs a lowered chain over blocks on a device, a slice at a time."""
+
+    def __init__(self, lowered: Lowered, device: Device, base: int, elements: int) -> None:
+        self.lowered, self.device, self.elements = lowered, device, elements
+        self._views: dict[tuple[int, ...], tuple[list[Any], int]] = {}
+        self._base = base
+
+    def slices(self, shape: tuple[int, ...]) -> Iterator[tuple[Index, tuple[int, ...]]]:
+        """Slices that cover a chunk."""
+        return cut_slices(shape, self.elements)
+
+    def value(self, leaves: Sequence[Any], index: Index, shape: tuple[int, ...], out: Any = None) -> Any:
+        """The chain's value on a slice: in `out` where that is given, else in a register (or a leaf itself)."""
+        program = self.lowered.program
+        ins = [None if leaf is None else _pick(leaf, index) for leaf in leaves]
+        if program.result < 0:
+            if out is not None:
+                self.device.kernels.cast(out, ins[0])
+            return ins[0] if out is None else out
+        registers, spare = self._registers(shape)
+        if out is not None:
+            registers = list(registers)
+            registers[program.result] = out
+        for step in self.lowered.steps:
+            place, args = spare, []
+            for (kind, value), cast in zip(step.args, step.casts, strict=True):
+                given = value if kind == "scalar" else ins[value] if kind == "leaf" else registers[value]
+                if cast is not None:
+                    wide = self.device.view(place, tuple(given.shape), cast)
+                    place += array_bytes(tuple(given.shape), cast)
+                    self.device.kernels.cast(wide, given)
+                    given = wide
+                args.append(given)
+            step.call(registers[step.target], *args)
+        return registers[program.result]
+
+    def _registers(self, shape: tuple[int, ...]) -> tuple[list[Any], int]:
+        found = self._views.get(shape)
+        if found is None:
+            place, views = self._base, []
+            for dtype in self.lowered.program.registers:
+                views.append(self.device.view(place, shape, dtype.newbyteorder("=")))
+                place += padded(self.elements * dtype.itemsize)
+            found = self._views[shape] = views, place
+        return found
+
+
+def _pick(leaf: Any, index: Index) -> Any:
+    """The part of a leaf that belongs to a slice; axes of length 1 are broadcast."""
+    return leaf[tuple(slice(0, 1) if n == 1 else part for n, part in zip(leaf.shape, index, strict=True))]
+
+
+def slice_elements(room: int, bytes_each: int) -> int:
+    """Elements of a slice whose registers take a quarter of the room at most."""
+    return max(256, min(SLICE, room // 4 // max(1, bytes_each)))
+
+
+def leaf_bytes(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[Any]]) -> int:
+    """Bytes of the leaves of a chunk on the device."""
+    return sum(array_bytes(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
+
+
+def elements_of(shape: tuple[int, ...]) -> int:
+    """Number of elements."""
+    return math.prod(shape)

@@ -1,0 +1,367 @@
+"""The device twins of the map and reduction passes: the same tiles, chunks and results, the work done on the device.
+
+Leaves of a chain (whatever is not elementwise: files, transpositions, joins) are made on the host into page-locked
+memory; the chain and the reduction run on the device. Partial results of chunks come back and are folded on the host in
+the chunks' order, as on the processor. Sums and moments are accumulated in the same wide dtypes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from outsize.array.barrier import Reduce
+from outsize.array.device.base import array_bytes, padded
+from outsize.array.device.lower import Lowered, Refused, Runner, Trivial, lower, slice_elements
+from outsize.array.device.pipeline import Level, Parcel, Pipeline, load, parcel_bytes
+from outsize.array.elementwise import Elementwise
+from outsize.array.frame import Frame
+from outsize.array.fuse import compile_program
+from outsize.array.graph import Node
+from outsize.array.passes.base import Manner, Pass, inside
+from outsize.array.passes.map import MapPass
+from outsize.array.passes.reduction import ReducePass
+from outsize.array.reduce import Accumulator, Fold, Moments, States, outside
+from outsize.array.store.base import Block, Region, Sink, Store, region_shape
+from outsize.array.store.memory import MemorySink
+from outsize.array.tiles import Box
+from outsize.core.plan import Level as PlanLevel
+from outsize.core.units import format_bytes
+
+CHUNK = 64 << 20
+"""Bytes of a worker's page-locked memory at its most generous."""
+SLOT = 256 << 20
+"""Bytes of a slot beyond which longer copies gain nothing."""
+_WORKERS = 12
+"""Threads that read at most: enough to keep a disk at its best."""
+_COPIERS = 8
+"""Threads that copy from memory that the device does not reach: more only wait for memory and for each other."""
+_SENDING = 2e-4
+"""Seconds of the interpreter that a chunk costs."""
+_SLOTS = 4
+"""Chunks on the device at once: one arriving, one computed, one leaving, one ready."""
+
+
+def device_manners(workers: int, room: int) -> list[Manner]:
+    """From generous to bare, as of any pass, with the long copies a link wants."""
+    few = max(2, workers // 2)
+    rows = [(workers, CHUNK), (workers, CHUNK // 2), (few, CHUNK // 2), (few, CHUNK // 8), (2, CHUNK // 16)]
+    rows += [(2, CHUNK // 64), (1, CHUNK // 256), (1, room // 3), (1, room // 12)]
+    return [*(Manner(count, chunk) for count, chunk in rows), Manner(1, 0, bare=True)]
+
+
+class OnDevice(Pass):
+    """What the twins share: slots and registers on a device, counted before they are used."""
+
+    level: Level
+    chains: dict[int, Lowered]
+    """id of an input -> its chain."""
+    leaves: list[Node]
+    """Everything that is sent, each once."""
+    device_slots = 1
+    elements = 256
+    slot_device_bytes = 0
+    locks = (True, False)
+
+    def _gather(self, roots: Sequence[Node], bindings: Mapping[Node, Store]) -> None:
+        self.chains, self.leaves = {}, []
+        for root in roots:
+            if id(root) in self.chains:
+                continue
+            chain = lower(compile_program(root, bindings), self.level.device.kernels)
+            self.chains[id(root)] = chain
+            for leaf, moved in zip(chain.program.leaves, chain.moved, strict=True):
+                if moved and not any(leaf is known for known in self.leaves):
+                    self.leaves.append(leaf)
+        if not self.leaves:
+            raise Trivial("nothing is read: what is computed from numbers alone need not cross the link")
+
+    def temporaries(self) -> int:
+        """Bytes an element takes in each of the two buffers that a slice needs besides the chain's registers."""
+        return 0
+
+    def scratch(self) -> int:
+        """Bytes that all chunks share on the device."""
+        most = max(chain.registers(self.elements) for chain in self.chains.values())
+        return most + 2 * padded(self.elements * self.temporaries())
+
+    def manners(self, room: int) -> list[Manner]:
+        most = _COPIERS if self.staged() else _WORKERS
+        return device_manners(max(2, min(most, len(os.sched_getaffinity(0)))), room)
+
+    def holds(self, frame: Frame, buffer: int) -> bool:
+        room = (self.level.room - self.scratch()) // self.device_slots
+        return super().holds(frame, buffer) and frame.device <= min(room, SLOT)
+
+    def shape_up(self, manner: Manner, room: int) -> bool:
+        each = sum(chain.registers(1 << 12) for chain in self.chains.values()) >> 12
+        self.elements = 256 if manner.bare else slice_elements(self.level.room, each + 2 * self.temporaries())
+        self.device_slots = manner.workers if self.staged() else min(_SLOTS, manner.workers)
+        done = super().shape_up(manner, room)  # type: ignore[safe-super]
+        if not done:
+            return False
+        self.device_slots = min(self.device_slots, self.workers)
+        self.slot_device_bytes = max((self.probe(r).device for r, _ in self.kinds()), default=0)
+        return manner.bare or self.device_peak <= self.level.room
+
+    def size(self, room: int) -> bool:
+        return super().size(self.level.lockable(room)) and self.device_peak <= self.level.room
+
+    def _seconds(self, box: Box) -> float:
+        """Disk time, and what sending a chunk costs whatever its size."""
+        return super()._seconds(box) + _SENDING  # type: ignore[misc, no-any-return]
+
+    @property
+    def device_peak(self) -> int:  # type: ignore[override]
+        """Bytes that this pass reserves on the device."""
+        return self.scratch() + self.device_slots * self.slot_device_bytes
+
+    def begin(self) -> None:
+        """Before the first chunk; the device is open."""
+        device = self.level.device
+        self.pipeline = Pipeline(device, self.scratch(), self.slot_device_bytes, self.device_slots)
+        self.runners = {key: Runner(chain, device, 0, self.elements) for key, chain in self.chains.items()}
+
+    def end(self) -> None:
+        """Let go of every array on the device, so that its memory goes back with the run."""
+        self.runners = {}
+        del self.pipeline
+
+    def send(self, region: Region, frame: Frame) -> list[Parcel]:
+        """Every leaf's block of a region."""
+        return [load(leaf, region, frame, self.level.device) for leaf in self.leaves]
+
+    def arrays_of(self, chain: Lowered, arrays: list[Any]) -> list[Any]:
+        """What was sent, in the order of a chain's leaves."""
+        numbers = {id(leaf): number for number, leaf in enumerate(self.leaves)}
+        return [arrays[numbers[id(leaf)]] if moved else None
+                for leaf, moved in zip(chain.program.leaves, chain.moved, strict=True)]  # fmt: skip
+
+    def staged(self) -> bool:
+        """True where a leaf lies in memory that the device does not reach, so that every worker fills a slot by itself."""
+        frame = self.frame()
+        corners = [tuple((0, min(1, n)) for n in leaf.shape) for leaf in self.leaves]
+        return any(
+            load(leaf, corner, frame, self.level.device).ring is not None
+            for leaf, corner in zip(self.leaves, corners, strict=True)
+        )
+
+    def link_in(self) -> int:
+        """Bytes sent over the link in all."""
+        return sum(n * sum(_exact(leaf, region) for leaf in self.leaves) for region, n in self.kinds())
+
+    def levels(self) -> tuple[PlanLevel, ...]:
+        rates = self.level.device.rates()
+        into, out = self.link_in(), self.link_out()
+        operations = sum(len(chain.steps) for chain in self.chains.values()) + 1
+        touched = 2 * operations * into
+        rows = (
+            ("disk", self.reads() + self.writes(), self.floor(), DISK_RATE), ("link in", into, self.least_in(), rates.link_in),
+            ("link out", out, out, rates.link_out), ("device memory", touched, into + out, rates.memory),
+        )  # fmt: skip
+        return tuple(PlanLevel(name=name, amount=n, floor=floor, rate=rate) for name, n, floor, rate in rows)
+
+    def least_in(self) -> int:
+        """Every leaf once."""
+        return sum(leaf.nbytes for leaf in self.leaves)
+
+    def link_out(self) -> int:
+        """Bytes brought back over the link in all."""
+        return sum(node.nbytes for node, _ in self.outputs)
+
+    def notes(self) -> tuple[str, ...]:
+        direct = all(self.probe(region).peak < self.slot_device_bytes // 2 for region, _ in self.kinds())
+        way = "sent from where it lies" if direct and self.slot_device_bytes else "through page-locked memory"
+        return (
+            *super().notes(),
+            f"on {self.level.device.name}: {self.device_slots} slots of {format_bytes(self.slot_device_bytes)}, {way}",
+        )
+
+
+DISK_RATE = 4e9
+"""Bytes a second of a plain NVMe disk, as tiles are chosen by."""
+
+
+def _exact(leaf: Node, region: Region) -> int:
+    shape = region_shape(region)
+    return (
+        math.prod(min(n, m) for n, m in zip(leaf.shape, shape[len(shape) - leaf.ndim :], strict=True))
+        * leaf.dtype.itemsize
+    )
+
+
+class DeviceMapPass(OnDevice, MapPass):
+    """Makes an elementwise chain into a sink."""
+
+    def __init__(self, node: Node, sink: Sink, bindings: Mapping[Node, Store], level: Level) -> None:
+        if not isinstance(node, Elementwise) or node in bindings:
+            raise Trivial(f"{node.label()} only moves elements: the processor does that without crossing the link")
+        super().__init__(node, sink, bindings)
+        self.level = level
+        self._gather([node], bindings)
+        self.arrives = isinstance(sink, MemorySink) and level.device.reaches(sink.array)
+        """True where results can be brought straight to their place."""
+
+    def probe(self, region: Region) -> Frame:
+        found = self._probes.get(region)
+        if found is None:
+            found = self._probes[region] = self.frame()
+            self.send(region, found)
+            if not self.arrives:
+                found.array(region_shape(region), self.node.dtype)
+            sent = sum(parcel_bytes(leaf, region) for leaf in self.leaves)
+            found.device = sent + array_bytes(region_shape(region), self.node.dtype)
+        return found
+
+    def load(self, tile: Region, chunk: Region, state: Any, frame: Frame) -> None:
+        frame.reset()
+        target = state.block[inside(chunk, tile)] if tile else state.block
+        shape = region_shape(chunk)
+        if math.prod(shape) == 0:
+            return
+        parcels = self.send(chunk, frame)
+        direct = self.arrives and target.flags.c_contiguous and target.dtype == self.node.dtype
+        landing = target if direct else frame.array(shape, self.node.dtype.newbyteorder("="))
+        chain, runner = self.chains[id(self.node)], self.runners[id(self.node)]
+
+        def work(arrays: list[Any], place: int) -> Iterable[tuple[Block, Any]]:
+            out = self.level.device.view(place, shape, landing.dtype)
+            ins = self.arrays_of(chain, arrays)
+            for index, part in runner.slices(shape):
+                runner.value(ins, index, part, out[index])
+            return [(landing, out)]
+
+        self.pipeline.run(parcels, work)
+        if landing is not target:
+            frame.copy(target, landing)
+
+
+_TWINS = {
+    "add": "add",
+    "multiply": "multiply",
+    "minimum": "minimum",
+    "maximum": "maximum",
+    "or": "maximum",
+    "and": "minimum",
+}
+"""Kind of fold -> what a device does."""
+
+
+def _dtype_there(accumulator: Accumulator) -> np.dtype[Any]:
+    """dtype in which a device accumulates: integers wrap alike with and without sign, truths are bytes."""
+    working = accumulator.working.newbyteorder("=")
+    twins: dict[str, np.dtype[Any]] = {"?": np.dtype(np.uint8), "L": np.dtype(np.int64)}
+    return twins.get(working.char, working)
+
+
+class DeviceReducePass(OnDevice, ReducePass):
+    """Makes reductions."""
+
+    def __init__(self, outputs: Sequence[tuple[Reduce, Sink]], bindings: Mapping[Node, Store], level: Level) -> None:
+        super().__init__(outputs, bindings)
+        self.level = level
+        for source, accumulator in self.accumulators:
+            self._check(source, accumulator)
+        self._gather([source for source, _ in self.accumulators], bindings)
+
+    def _check(self, source: Node, accumulator: Accumulator) -> None:
+        kernels = self.level.device.kernels
+        if math.prod(self.domain) == 0 or not accumulator.axes:
+            raise Trivial("nothing is reduced")
+        if not isinstance(accumulator, Fold | Moments):
+            raise Refused("indices of extremes are found by the processor")
+        if isinstance(accumulator, Moments) and accumulator.working.kind == "c":
+            raise Refused("moments of complex numbers are found by the processor")
+        if isinstance(accumulator, Fold) and accumulator.kind == "multiply" and not self._one_axis(accumulator):
+            raise Refused("products over several axes are found by the processor")
+        if _dtype_there(accumulator).char not in kernels.dtypes:
+            raise Refused(f"{kernels.name} does not accumulate in {accumulator.working.name}")
+
+    def _one_axis(self, accumulator: Accumulator) -> bool:
+        return accumulator.flat or len(accumulator.axes) == 1
+
+    def temporaries(self) -> int:
+        return max(_dtype_there(accumulator).itemsize for _, accumulator in self.accumulators)
+
+    def probe(self, region: Region) -> Frame:
+        found = self._probes.get(region)
+        if found is None:
+            found = self._probes[region] = self.frame()
+            self._evaluate(region, found)
+        return found
+
+    def _evaluate(self, region: Region, frame: Frame) -> dict[int, States]:
+        shape = region_shape(region)
+        partials = {
+            number: [frame.array(accumulator.kept(shape), dtype) for dtype in accumulator.dtypes()]
+            for number, (_, accumulator) in enumerate(self.accumulators)
+        }
+        parcels = self.send(region, frame)
+        frame.reserve(frame.outside + sum(outside(accumulator, 0, region) for _, accumulator in self.accumulators))
+        held = sum(
+            array_bytes(accumulator.kept(shape), _dtype_there(accumulator)) * (1 + isinstance(accumulator, Moments))
+            for _, accumulator in self.accumulators
+        )
+        frame.device = held + sum(parcel_bytes(leaf, region) for leaf in self.leaves)
+        if not frame.dry:
+            self.pipeline.run(parcels, lambda arrays, place: self._reduce(arrays, place, shape, partials))
+        return partials
+
+    def _reduce(
+        self, arrays: list[Any], place: int, shape: tuple[int, ...], partials: dict[int, States]
+    ) -> Iterable[tuple[Block, Any]]:
+        """All reductions of a chunk that lies on the device."""
+        returns = []
+        for number, (source, accumulator) in enumerate(self.accumulators):
+            chain = self.chains[id(source)]
+            ins = self.arrays_of(chain, arrays)
+            dtype = _dtype_there(accumulator)
+            kept = accumulator.kept(shape)
+            total = self.level.device.view(place, kept, dtype)
+            place += array_bytes(kept, dtype)
+            if isinstance(accumulator, Fold):
+                self._fold(source, accumulator, ins, shape, total, None)
+                returns.append((partials[number][0].view(dtype), total))
+                continue
+            squares = self.level.device.view(place, kept, dtype)
+            place += array_bytes(kept, dtype)
+            self._fold(source, accumulator, ins, shape, total, None)
+            self.level.device.kernels.divide(total, self._count(accumulator, shape))
+            self._fold(source, accumulator, ins, shape, squares, total)
+            returns += [(partials[number][1], total), (partials[number][2], squares)]
+        return returns
+
+    def _fold(
+        self, source: Node, accumulator: Accumulator, ins: list[Any], shape: tuple[int, ...], total: Any, mean: Any
+    ) -> None:
+        """Reduce slice by slice into `total`; squares of deviations where a mean is given."""
+        runner, kernels, device = self.runners[id(source)], self.level.device.kernels, self.level.device
+        kind = accumulator.kind if isinstance(accumulator, Fold) else "add"
+        dtype, axes = _dtype_there(accumulator), accumulator.axes
+        base = max(chain.registers(self.elements) for chain in self.chains.values())
+        for index, part in runner.slices(shape):
+            value = runner.value(ins, index, part)
+            places = tuple(slice(0, 1) if axis in axes else span for axis, span in enumerate(index))
+            wide = device.view(base, tuple(value.shape), dtype)
+            if mean is not None:
+                kernels.cast(wide, value)
+                kernels.deviate(wide, wide, mean[places])
+            elif kind in ("or", "and"):
+                kernels.truth(wide, value)
+            else:
+                kernels.cast(wide, value)
+            reduced = device.view(base + padded(self.elements * dtype.itemsize), accumulator.kept(part), dtype)
+            self._reduce_slice(_TWINS[kind], reduced, wide, axes)
+            if all(index[axis].start == 0 for axis in axes):
+                kernels.cast(total[places], reduced)
+            else:
+                kernels.combine(_TWINS[kind], total[places], reduced)
+
+    def _reduce_slice(self, kind: str, out: Any, value: Any, axes: tuple[int, ...]) -> None:
+        if kind == "multiply" and len(axes) > 1:  # over everything: one long axis
+            out, value, axes = out.reshape(1), value.reshape(-1), (0,)
+        self.level.device.kernels.reduce(kind, out, value, axes)

@@ -1,0 +1,239 @@
+"""torch as the array library of a device: on CUDA, and on the processor for the pretended device.
+
+Functions write into memory that is already there (`out=`), in the dtypes of NumPy's own loops: promotion is settled
+before, so torch's rules never apply. What torch does differently from NumPy (integer division by zero, shifts past the
+width, unsigned integers of more than a byte) is left out of the table; such a chain runs on the processor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from outsize.array.device.base import Kernels, rows_of
+from outsize.array.store.base import Block
+
+_DTYPES = {
+    "?": torch.bool, "b": torch.int8, "B": torch.uint8, "h": torch.int16, "i": torch.int32, "l": torch.int64,
+    "e": torch.float16, "f": torch.float32, "d": torch.float64, "F": torch.complex64, "D": torch.complex128,
+}  # fmt: skip
+"""NumPy's dtype character -> torch's dtype."""
+
+_REAL, _FLOAT, _COMPLEX, _WHOLE = "bBhilefd", "efd", "FD", "bBhil"
+
+_PLAIN: dict[str, tuple[Any, str]] = {
+    "add": (torch.add, "?" + _REAL + _COMPLEX), "subtract": (torch.sub, _REAL + _COMPLEX),
+    "multiply": (torch.mul, "?" + _REAL + _COMPLEX), "divide": (torch.true_divide, _FLOAT + _COMPLEX),
+    "negative": (torch.neg, _REAL + _COMPLEX), "absolute": (torch.abs, _REAL + _COMPLEX),
+    "power": (torch.pow, _FLOAT), "remainder": (torch.remainder, _FLOAT), "square": (torch.square, _REAL + _COMPLEX),
+    "sqrt": (torch.sqrt, _FLOAT + _COMPLEX), "reciprocal": (torch.reciprocal, _FLOAT), "exp": (torch.exp, _FLOAT + _COMPLEX),
+    "exp2": (torch.exp2, _FLOAT), "expm1": (torch.expm1, _FLOAT), "log": (torch.log, _FLOAT + _COMPLEX),
+    "log2": (torch.log2, _FLOAT), "log10": (torch.log10, _FLOAT), "log1p": (torch.log1p, _FLOAT),
+    "sin": (torch.sin, _FLOAT), "cos": (torch.cos, _FLOAT), "tan": (torch.tan, _FLOAT), "sinh": (torch.sinh, _FLOAT),
+    "cosh": (torch.cosh, _FLOAT), "tanh": (torch.tanh, _FLOAT), "arcsin": (torch.asin, _FLOAT),
+    "arccos": (torch.acos, _FLOAT), "arctan": (torch.atan, _FLOAT), "arcsinh": (torch.asinh, _FLOAT),
+    "arccosh": (torch.acosh, _FLOAT), "arctanh": (torch.atanh, _FLOAT), "arctan2": (torch.atan2, _FLOAT),
+    "hypot": (torch.hypot, "fd"), "logaddexp": (torch.logaddexp, "fd"), "copysign": (torch.copysign, _FLOAT),
+    "maximum": (torch.maximum, "?" + _REAL), "minimum": (torch.minimum, "?" + _REAL),
+    "fmax": (torch.fmax, _REAL), "fmin": (torch.fmin, _REAL),
+    "floor": (torch.floor, _FLOAT), "ceil": (torch.ceil, _FLOAT), "trunc": (torch.trunc, _FLOAT),
+    "rint": (torch.round, _FLOAT), "sign": (torch.sign, _REAL), "signbit": (torch.signbit, _FLOAT),
+    "equal": (torch.eq, "?" + _REAL + _COMPLEX), "not_equal": (torch.ne, "?" + _REAL + _COMPLEX),
+    "less": (torch.lt, "?" + _REAL), "less_equal": (torch.le, "?" + _REAL), "greater": (torch.gt, "?" + _REAL),
+    "greater_equal": (torch.ge, "?" + _REAL), "logical_and": (torch.logical_and, "?" + _REAL + _COMPLEX),
+    "logical_or": (torch.logical_or, "?" + _REAL + _COMPLEX), "logical_xor": (torch.logical_xor, "?" + _REAL + _COMPLEX),
+    "logical_not": (torch.logical_not, "?" + _REAL + _COMPLEX), "bitwise_and": (torch.bitwise_and, "?" + _WHOLE),
+    "bitwise_or": (torch.bitwise_or, "?" + _WHOLE), "bitwise_xor": (torch.bitwise_xor, "?" + _WHOLE),
+    "invert": (torch.bitwise_not, "?" + _WHOLE),
+}  # fmt: skip
+"""Elementwise operation -> torch's function, and the dtypes of inputs for which it means what NumPy means."""
+
+
+def _where(out: Any, condition: Any, x: Any, y: Any) -> None:
+    _put(out, y)
+    if isinstance(x, torch.Tensor) and x.ndim:
+        torch.where(condition, x, out, out=out)
+    else:
+        out.masked_fill_(condition, x.item())
+
+
+def _put(out: Any, value: Any) -> None:
+    if isinstance(value, torch.Tensor) and value.ndim == 0 and value.device != out.device:
+        out.fill_(value.item())
+    else:
+        out.copy_(value)
+
+
+def _floor_divide(out: Any, a: Any, b: Any) -> None:
+    torch.div(a, b, rounding_mode="floor", out=out)
+
+
+_SPECIAL: dict[str, tuple[Callable[..., None], str]] = {
+    "astype": (_put, "?" + _REAL + _COMPLEX), "positive": (_put, _REAL + _COMPLEX), "where": (_where, "?"),
+    "conjugate": (lambda out, x: out.copy_(x.conj()), _REAL + _COMPLEX),
+    "real": (lambda out, x: out.copy_(x.real if x.is_complex() else x), _REAL + _COMPLEX),
+    "imag": (lambda out, x: out.copy_(x.imag), _COMPLEX),
+    "isnan": (lambda out, x: torch.ne(x, x, out=out), _FLOAT), "floor_divide": (_floor_divide, _FLOAT),
+}  # fmt: skip
+"""Operations that are more than one function with `out=`."""
+
+_REDUCE = {"minimum": torch.amin, "maximum": torch.amax}
+_COMBINE = {"add": torch.add, "multiply": torch.mul, "minimum": torch.minimum, "maximum": torch.maximum}
+
+
+class TorchKernels(Kernels):
+    """torch on one of its devices."""
+
+    name = "torch"
+    dtypes = frozenset(_DTYPES)
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+
+    def reserve(self, size: int) -> Any:
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
+
+    def view(self, slab: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        size = dtype.itemsize
+        for length in shape:
+            size *= length
+        return slab[offset : offset + size].view(_DTYPES[dtype.char]).view(shape)
+
+    def upload(self, target: Any, block: Block) -> None:
+        if target.device.type == "cpu":
+            np.copyto(target.numpy(), block)
+        else:
+            copy_rows(target, block, inwards=True)
+
+    def download(self, block: Block, source: Any) -> None:
+        if source.device.type == "cpu":
+            np.copyto(block, source.numpy())
+        else:
+            copy_rows(source, block, inwards=False)
+
+    def function(self, name: str, char: str) -> Callable[..., None] | None:
+        special = _SPECIAL.get(name)
+        if special is not None:
+            return special[0] if char in special[1] else None
+        plain = _PLAIN.get(name)
+        if plain is None or char not in plain[1]:
+            return None
+        return functools.partial(_call, plain[0])
+
+    def scalar(self, value: Any, dtype: np.dtype[Any]) -> Any:
+        return torch.tensor(np.asarray(value).astype(dtype).item(), dtype=_DTYPES[dtype.char])
+
+    def cast(self, out: Any, value: Any) -> None:
+        out.copy_(value)
+
+    def fill(self, out: Any, value: Any) -> None:
+        out.fill_(value)
+
+    def truth(self, out: Any, value: Any) -> None:
+        torch.ne(value, 0, out=out.view(torch.bool))
+
+    def reduce(self, kind: str, out: Any, value: Any, axes: tuple[int, ...]) -> None:
+        if kind == "add":
+            torch.sum(value, dim=axes, keepdim=True, dtype=out.dtype, out=out)
+        elif kind == "multiply":
+            torch.prod(value, dim=axes[0], keepdim=True, dtype=out.dtype, out=out)
+        else:
+            _REDUCE[kind](value, dim=axes, keepdim=True, out=out)
+
+    def combine(self, kind: str, out: Any, value: Any) -> None:
+        _COMBINE[kind](out, value, out=out)
+
+    def deviate(self, out: Any, value: Any, mean: Any) -> None:
+        torch.sub(value, mean, out=out)
+        torch.mul(out, out, out=out)
+
+    def divide(self, out: Any, count: int) -> None:
+        torch.div(out, float(count), out=out)
+
+    def multiply(self, c: Any, a: Any, b: Any, add: bool, tf32: bool) -> None:
+        if c.device.type == "cpu":  # torch's own product on the processor takes no strips of C in place
+            c.copy_(torch.addmm(c, a, b) if add else torch.mm(a, b))
+        elif add:
+            torch.addmm(c, a, b, out=c)
+        else:
+            torch.mm(a, b, out=c)
+
+    def turn(self, value: Any, order: tuple[int, ...]) -> Any:
+        return value.permute(order)
+
+
+def _call(function: Any, out: Any, *args: Any) -> None:
+    if len(args) == 1 or isinstance(args[0], torch.Tensor):
+        function(*args, out=out)
+    else:
+        raise AssertionError(args)
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> Any:
+    """torch's dtype of a NumPy one, None where it has none."""
+    return _DTYPES.get(dtype.char) if dtype.isnative else None
+
+
+@contextlib.contextmanager
+def precision(tf32: bool) -> Iterator[None]:
+    """Products of float32 in full precision, or through TF32, whatever the program has set."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+TO_DEVICE, _TO_HOST = 1, 2
+
+
+@functools.cache
+def cuda_runtime(quick: bool = False) -> Any:
+    """The CUDA runtime that torch has loaded, for what torch does not offer. None where it is not a library of its own.
+
+    Copies of rows at a pitch: torch itself packs those on the processor first. And, `quick`, calls that keep the
+    interpreter's lock: many threads that send small pieces spend more time on handing it over than on the calls."""
+    torch.cuda.init()
+    with open("/proc/self/maps") as maps:
+        paths = sorted({line.split(None, 5)[-1].strip() for line in maps if "libcudart" in line})
+    for path in paths:
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.PyDLL(path) if quick else ctypes.CDLL(path)
+            size, pointer = ctypes.c_size_t, ctypes.c_void_p
+            library.cudaMemcpy2DAsync.argtypes = [pointer, size, pointer, size, size, size, ctypes.c_int, pointer]
+            library.cudaMemcpyAsync.argtypes = [pointer, pointer, size, ctypes.c_int, pointer]
+            library.cudaEventCreateWithFlags.argtypes = [ctypes.POINTER(pointer), ctypes.c_uint]
+            library.cudaEventRecord.argtypes = [pointer, pointer]
+            library.cudaEventQuery.argtypes = library.cudaEventDestroy.argtypes = [pointer]
+            return library
+    return None
+
+
+def copy_rows(tensor: Any, block: Block, *, inwards: bool) -> None:
+    """One asynchronous copy on the current stream between a contiguous tensor and a host block."""
+    rows = rows_of(block)
+    library = cuda_runtime()
+    if rows is None or library is None or not tensor.is_contiguous():
+        host = torch.from_numpy(block)
+        tensor.copy_(host, non_blocking=True) if inwards else host.copy_(tensor, non_blocking=True)
+        return
+    width, count, pitch = rows
+    stream = torch.cuda.current_stream(tensor.device).cuda_stream
+    there, here = tensor.data_ptr(), block.ctypes.data
+    kind = TO_DEVICE if inwards else _TO_HOST
+    if count == 1 or pitch == width:
+        source, target = (here, there) if inwards else (there, here)
+        code = library.cudaMemcpyAsync(target, source, width * count, kind, stream)
+    elif inwards:
+        code = library.cudaMemcpy2DAsync(there, width, here, pitch, width, count, kind, stream)
+    else:
+        code = library.cudaMemcpy2DAsync(here, pitch, there, width, width, count, kind, stream)
+    if code:
+        raise RuntimeError(f"the CUDA runtime refused a copy of {count} rows of {width} bytes: error {code}")

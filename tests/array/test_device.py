@@ -1,0 +1,314 @@
+"""What users see of the device level: names of devices, plans, tiles, errors. The pretended device stands in for a card."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import outsize
+import outsize.array as xp
+from outsize.array.device import choose
+from outsize.array.device.array_kernels import ArrayKernels
+from outsize.array.device.base import Rates, rows_of
+from outsize.array.device.lanes import FakeDevice
+from outsize.array.device.product import choose_blocks
+from outsize.cli import main
+from outsize.core.errors import BudgetError, InputError, OutOfMemory
+from outsize.core.memory import Pool
+
+torch = pytest.importorskip("torch")
+A = np.random.default_rng(0).normal(size=(300, 200)).astype(np.float32)
+NO_CARD = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a card")
+
+
+@NO_CARD
+def test_a_named_device_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(InputError, match=r"torch sees no CUDA device \(.*\); leave device= out"):
+        (outsize.open(A) * 2).compute(device="cuda")
+    with pytest.raises(InputError, match="needs CuPy"):
+        (outsize.open(A) * 2).compute(device="cupy")
+
+
+def test_a_name_that_is_no_device_is_an_error() -> None:
+    for name in ("tpu", "cuda:x", "cuda:-1"):
+        with pytest.raises(InputError, match="say 'cuda'"):
+            (outsize.open(A) * 2).plan(device=name)
+
+
+def test_a_device_out_of_range_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match="'cuda:5' does not exist: there are 2, cuda:0 to cuda:1"):
+        outsize.open(A).sum().compute(device="cuda:5")
+
+
+@NO_CARD
+def test_auto_without_a_card_runs_on_the_processor_and_says_why(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="on the processor: .*no CUDA device"):
+        got = (outsize.open(A) * 2).compute(device="auto")
+    np.testing.assert_array_equal(got, A * 2)
+    with pytest.warns(UserWarning):
+        plan = (outsize.open(A) * 2).plan(device="auto")
+    assert "no CUDA device" in plan.notes[0] and "no CUDA device" in str(plan)
+
+
+def test_a_budget_below_the_smallest_names_the_smallest() -> None:
+    device = FakeDevice(ArrayKernels(np), limit=1 << 20)
+    with (
+        outsize.budget(device=100),
+        pytest.raises(BudgetError, match=r"of device 0, the budget is 100 B .*smallest") as told,
+    ):
+        (outsize.open(A) @ outsize.open(A.T)).compute(device=device)
+    assert told.value.smallest is not None and told.value.smallest > 100
+    assert told.value.plan.smallest_device == told.value.smallest
+
+
+def test_a_card_that_others_fill_gives_less_and_says_who(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice(ArrayKernels(np), limit=1 << 16)
+    monkeypatch.setattr(device, "available", lambda: (1 << 15, "7 GiB of 8 GiB are held by others: train.py (42)"))
+    with outsize.budget(device="8GiB"):
+        plan = (outsize.open(A) * 2).plan(device=device)
+        assert plan.peak(device.pool) <= 1 << 15
+        assert any("train.py (42)" in allowance.reason for allowance in plan.budgets)
+        monkeypatch.setattr(device, "available", lambda: (0, "all of it is held by others: train.py (42)"))
+        with pytest.raises(BudgetError, match=r"train.py \(42\)"):
+            (outsize.open(A) * 2).compute(device=device)
+
+
+def test_auto_comes_back_to_the_processor_where_the_card_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice(ArrayKernels(np), limit=1 << 20)
+    monkeypatch.setattr(choose, "_find", lambda name: device)
+    monkeypatch.setattr("outsize.array.device.twin._MOMENT", 0)
+    monkeypatch.setattr("outsize.array.device.twin._MARGIN", 0)
+
+    def full(size: int, tf32: bool) -> None:
+        raise OutOfMemory("the card is full")
+
+    monkeypatch.setattr(device, "open", full)
+    with pytest.warns(UserWarning, match="on the processor: the card is full"):
+        got = (outsize.open(A) * 2).compute(device="auto")
+    np.testing.assert_array_equal(got, A * 2)
+
+
+def test_auto_uses_the_device_where_it_pays_and_says_why_not_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice(ArrayKernels(np), limit=1 << 30)
+    monkeypatch.setattr(choose, "_find", lambda name: device)
+    large = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (1 << 16, 1 << 16), (1 << 18, 4))
+    x = outsize.open(large)
+    with outsize.budget(host="1GiB", device="512MiB"):
+        product, small = (x @ x).plan(device="auto"), (outsize.open(A) * 2).plan(device="auto")
+    assert product.steps[-1].binds is not None and product.peak(device.pool) > 0
+    assert small.peak(device.pool) == 0 and "the processor needs about" in small.notes[0]
+    slow = Rates(link_in=1e6, link_out=1e6, memory=1e9, flops={"f": 1e9, "d": 1e9}, source="slow")
+    monkeypatch.setattr(device, "rates", lambda: slow)
+    with outsize.budget(host="1GiB", device="512MiB"):
+        notes = x.sum().plan(device="auto").notes
+    assert "the link alone takes" in notes[0]
+
+
+def test_what_the_device_has_no_rule_for_is_an_error_or_stays_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = choose.make_fake(1 << 20)
+    x = outsize.open(A)
+    for made, why in ((xp.sort(x), "no rule"), (x.astype("u4") + 1, "uint32"), (x.argmax(), "indices of extremes")):
+        with pytest.raises(InputError, match=f"cannot run on fake: .*{why}.*device='auto'"):
+            made.compute(device=device)
+    monkeypatch.setattr(choose, "_find", lambda name: device)
+    plan = xp.sort(x).plan(device="auto")
+    assert "sort stays on the processor" in plan.notes[0]
+
+
+def test_a_plan_shows_every_level_and_which_one_binds() -> None:
+    device = FakeDevice(ArrayKernels(np), limit=1 << 20)
+    x = outsize.open(A)
+    with outsize.budget(device="256KiB"):
+        plan = (x @ x.T).plan(device=device)
+    step = plan.steps[-1]
+    assert [level.name for level in step.levels] == ["disk", "link in", "link out", "device memory", "arithmetic"]
+    assert step.binds in {level.name for level in step.levels}
+    assert all(level.floor is None or level.floor <= max(level.amount, 1) for level in step.levels[1:])
+    text = str(plan)
+    assert "link in" in text and "binds" in text and "of the device" in text
+    assert plan.to_dict()["steps"][-1]["binds"] == step.binds
+
+
+def test_tf32_is_only_for_devices() -> None:
+    with pytest.raises(InputError, match="tf32=True is for products on a device"):
+        (outsize.open(A) @ outsize.open(A.T)).compute(tf32=True)
+    with outsize.budget(device="1MiB"):
+        plan = (outsize.open(A) @ outsize.open(A.T)).plan(device="fake", tf32=True)
+    assert any("TF32 at 400 TFLOP/s" in note for note in plan.steps[-1].notes)
+
+
+def test_results_go_into_an_array_of_the_callers() -> None:
+    x, out = outsize.open(A), np.empty_like(A)
+    for device in (None, FakeDevice(ArrayKernels(np), limit=1 << 20)):
+        assert (x * 2).compute(device=device, out=out) is out
+        np.testing.assert_array_equal(out, A * 2)
+    with pytest.raises(InputError, match="the result float32"):
+        (x * 2).compute(out=np.empty((3, 3), np.float32))
+    mine = A.copy()
+    with pytest.raises(InputError, match="shares memory"):
+        (outsize.open(mine) * 2).compute(out=mine)
+
+
+def test_dlpack_shares_memory_both_ways() -> None:
+    mine = A.copy()
+    tensor = torch.from_dlpack(outsize.open(mine))
+    assert tensor.data_ptr() == mine.ctypes.data
+    back = outsize.open(tensor)
+    assert np.asarray(back).ctypes.data == mine.ctypes.data
+    np.testing.assert_array_equal(np.from_dlpack(outsize.open(mine) * 2), mine * 2)
+
+
+TILES = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@TILES
+@given(st.integers(1, 40), st.integers(1, 30), st.integers(0, 4), st.integers(0, 99), st.sampled_from([None, "fake"]))
+def test_tiles_cover_an_array_once_in_order(rows: int, columns: int, prefetch: int, seed: int, kind: Any) -> None:
+    a = np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32)
+    device = None if kind is None else choose.make_fake(1 << 16, seed=seed)
+    seen = np.full_like(a, np.nan)
+    with outsize.budget(device="64KiB"):
+        tiles = (outsize.open(a) + 1).tiles(device, prefetch, shape=(7, 11))
+        count = 0
+        for tile in tiles:
+            count += 1
+            assert isinstance(tile, torch.Tensor)
+            (low, high), (left, right) = tiles.region
+            assert np.isnan(seen[low:high, left:right]).all()
+            seen[low:high, left:right] = tile.numpy()
+    assert count == len(tiles)
+    np.testing.assert_array_equal(seen, a + 1)
+
+
+@TILES
+@given(
+    st.integers(0, 3),
+    st.integers(0, 99),
+    st.sampled_from([None, "fake"]),
+    st.sampled_from(["memory", "file", "scratch"]),
+)
+def test_tiles_are_written_back(tmp_path_factory: Any, prefetch: int, seed: int, kind: Any, place: str) -> None:
+    folder = tmp_path_factory.mktemp("tiles")
+    device = None if kind is None else choose.make_fake(1 << 16, seed=seed)
+    with outsize.budget(host="64KiB" if place == "scratch" else "8MiB", device="64KiB", scratch=str(folder)):
+        x = outsize.empty((500, 20), "float32", folder / "x.npy" if place == "file" else None)
+        for number, tile in enumerate(x.tiles(device, prefetch, "8MiB", write=True, shape=(70, 20))):
+            tile.copy_(torch.full(tile.shape, float(number)))
+        want = np.repeat(np.arange(8), 70)[:500, None] * np.ones((1, 20))
+        np.testing.assert_array_equal(x.compute("8MiB"), want)
+    scratch = [name for name in folder.iterdir() if name.name.startswith("outsize-array")]
+    assert bool(scratch) == (place == "scratch")
+    del x
+    assert not [name for name in folder.iterdir() if name.name.startswith("outsize-array")]
+
+
+def test_tiles_refuse_what_cannot_be() -> None:
+    x = outsize.open(A)
+    with pytest.raises(InputError, match="takes tiles back"):
+        (x * 2).tiles(write=True)
+    with pytest.raises(InputError, match="torch has no uint32"):
+        x.astype("u4").tiles()
+    with pytest.raises(InputError, match="does not cut"):
+        x.tiles(shape=(5,))
+    with outsize.budget(device="4KiB"), pytest.raises(BudgetError, match="ask for smaller tiles"):
+        x.tiles("fake", shape=(100, 100))
+
+
+def test_a_tile_is_never_the_users_own_memory() -> None:
+    mine = A.copy()
+    for tile in outsize.open(mine).tiles(shape=(100, 200)):
+        tile.zero_()
+    np.testing.assert_array_equal(mine, A)
+
+
+def test_trivial_work_runs_on_the_processor_also_where_a_device_is_named() -> None:
+    device = choose.make_fake(1 << 20)
+    x = outsize.open(A)
+    for made, want in (
+        (outsize.open(np.float32(3)) * 2, np.float32(6)), (outsize.open(np.float32(3)).sum(), np.float32(3)),
+        (x.T, A.T), (xp.full((3, 4), 2.0) + 1, np.full((3, 4), 3.0)), (x[:0].sum(axis=0), A[:0].sum(axis=0)),
+        (x[:0] * 2, A[:0]), (xp.concat([x, x]), np.concatenate([A, A])), (x[:, :0] @ x[:0, :], A[:, :0] @ A[:0, :]),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(made.compute(device=device), want)
+
+
+def test_tiles_choose_a_shape_inside_the_budget() -> None:
+    device = choose.make_fake(1 << 16)
+    with outsize.budget(device="64KiB"):
+        tiles = outsize.open(A).tiles(device, prefetch=2)
+        assert tiles.device_bytes * 3 <= 1 << 16 and sum(tile.numel() for tile in tiles) == A.size
+    assert device.most <= 1 << 16
+
+
+def test_a_break_in_the_middle_of_tiles_leaves_nothing_behind() -> None:
+    device = choose.make_fake(1 << 16)
+    with outsize.budget(device="64KiB"):
+        for _ in outsize.open(A).tiles(device, shape=(10, 200)):
+            break
+    assert device.slab is None
+
+
+def test_the_command_takes_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "x.npy", A)
+    source, target = f"x={tmp_path / 'x.npy'}", str(tmp_path / "y.npy")
+    assert (
+        main(["compute", "x * 2", "--in", source, "--out", target, "--device", "fake", "--device-budget", "64KiB"]) == 0
+    )
+    np.testing.assert_array_equal(np.load(target), A * 2)
+    assert main(["compute", "x @ x.T", "--in", source, "--device", "fake", "--device-budget", "1MiB", "--plan"]) == 0
+    assert "device memory" in capsys.readouterr().out
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert main(["compute", "x.sum()", "--in", source, "--device", "auto"]) == 0
+
+
+def test_rows_at_a_pitch_are_told_from_other_layouts() -> None:
+    block = np.zeros((6, 8, 4), np.float32)
+    assert rows_of(block) == (768, 1, 768)
+    assert rows_of(block[:, :, :2]) == (8, 48, 16)
+    assert rows_of(block[:, :5]) == (80, 6, 128)
+    assert rows_of(block[::2, :5]) == (80, 3, 256)
+    assert rows_of(block[:, :5, :2]) is None
+    assert rows_of(block.T) is None
+
+
+def test_blocks_of_a_large_product_hide_the_link_under_the_arithmetic() -> None:
+    rates = (55e9, 55e9, 3e12)
+    for flops, edge in ((51e12, 8192), (400e12, 32768)):
+        blocks = choose_blocks(65536, 65536, 65536, 4, 4, 8 << 30, 1 << 40, (*rates, flops))
+        assert blocks is not None and blocks.held <= 8 << 30
+        assert min(blocks.rows, blocks.columns) >= edge
+        assert blocks.sent(65536, 65536, 65536, False) / 55e9 < 2 * 65536**3 / flops
+
+
+def test_a_card_that_cannot_be_started_is_an_error_or_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice(ArrayKernels(np), limit=1 << 20)
+
+    def full() -> tuple[int, str]:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(device, "available", full)
+    with pytest.raises(OutOfMemory, match="cannot be started, others may hold all of it"):
+        (outsize.open(A) * 2).compute(device=device)
+    monkeypatch.setattr(choose, "_find", lambda name: device)
+    with pytest.warns(UserWarning, match="on the processor: fake cannot be started"):
+        np.testing.assert_array_equal((outsize.open(A) * 2).compute(device="auto"), A * 2)
+
+
+def test_the_budget_of_page_locked_memory_is_kept() -> None:
+    device = FakeDevice(ArrayKernels(np), limit=1 << 20)
+    with outsize.budget(device="1MiB", pinned="128KiB"):
+        plan = (outsize.open(A) * 2).plan("64MiB", device=device)
+    assert plan.fits and plan.peak() <= 128 << 10
+
+
+def test_device_pools_are_told_apart() -> None:
+    assert str(Pool(kind="device", index=1)) == "device 1"
