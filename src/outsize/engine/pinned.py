@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-<<<<<<< HEAD
-import sys
-=======
 import os
 import sys
 import threading
->>>>>>> fit
 from types import TracebackType
 from typing import Any
 
@@ -54,11 +50,6 @@ class Pinned:
         return torch.from_numpy(self.array)
 
     def close(self) -> None:
-<<<<<<< HEAD
-        """Unlock it. No copy to or from it may be under way."""
-        if self._registered:
-            self._registered = self.locked = False
-=======
         """Unlock it, after every copy that is under way."""
         if self._registered:
             import torch
@@ -66,7 +57,6 @@ class Pinned:
             self._registered = self.locked = False
             with contextlib.suppress(RuntimeError):  # a device that has failed copies nothing any more
                 torch.cuda.synchronize()
->>>>>>> fit
             _cudart().cudaHostUnregister(self.array.ctypes.data)
 
     def __enter__(self) -> Pinned:
@@ -87,11 +77,7 @@ def lock_memory(size: int) -> Pinned:
     if size == 0 or not can_lock():
         return Pinned(make_buffer(size), locked=False)
     buffer = make_buffer(size)
-<<<<<<< HEAD
-    buffer[::4096] = 0  # pages that exist are locked several times faster than pages the driver has to ask for
-=======
     _touch(buffer)
->>>>>>> fit
     if _register(buffer.ctypes.data, round_to_pages(size)):
         return Pinned(buffer, locked=True, registered=True)
     import torch
@@ -100,8 +86,6 @@ def lock_memory(size: int) -> Pinned:
     return Pinned(torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy(), locked=True)
 
 
-<<<<<<< HEAD
-=======
 def _touch(buffer: Buffer) -> None:
     """Give the buffer its pages, by several threads: pages that exist are locked several times faster than pages the
     driver has to ask for one by one."""
@@ -121,7 +105,6 @@ def _touch(buffer: Buffer) -> None:
         thread.join()
 
 
->>>>>>> fit
 def lock_array(array: npt.NDArray[Any]) -> Pinned:
     """Lock a contiguous array where it lies; it stays usable as it was. Not locked without CUDA, or if the driver refuses."""
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
