@@ -566,3 +566,36 @@ def test_weights_from_a_file_are_never_all_in_memory(tmp_path):
         pytest.skip("the kernel does not let a process reset its peak")
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 64 * 2**20 < weights_of(big) // 4
+
+
+def make_gpt2(tf):
+    config = tf.GPT2Config(n_embd=64, n_layer=6, n_head=4, vocab_size=300, bos_token_id=0, eos_token_id=0)
+    return tf.GPT2LMHeadModel(config)
+
+
+def make_t5(tf):
+    config = tf.T5Config(
+        d_model=64, d_ff=128, num_layers=3, num_heads=4, d_kv=16, vocab_size=300, dropout_rate=0.1, decoder_start_token_id=0
+    )  # fmt: skip
+    return tf.T5ForConditionalGeneration(config)
+
+
+@pytest.mark.parametrize("make", [make_gpt2, make_t5])
+def test_transformers_models_with_dropout_ties_and_caches_are_trained_and_run_as_without_us(make):
+    model = make(pytest.importorskip("transformers")).train()
+    tokens = torch.randint(0, 300, (4, 24))
+    batch = {"input_ids": tokens, "labels": tokens}
+    twin = copy.deepcopy(model)
+    ours, plain = (torch.optim.AdamW(m.parameters(), 1e-3) for m in (model, twin))
+    fitted = fit(model, lambda m, b: m(**b).loss, ours, batch, 2 * weights_of(model))
+    assert fitted.plan.peak(fitted.plan.budgets[0].pool) < 2 * weights_of(model)  # plain: four times and activations
+    for step in range(2):
+        torch.manual_seed(step)
+        got = fitted.step(batch)
+        torch.manual_seed(step)
+        assert torch.allclose(got, nets.plain_step(twin, lambda m, b: m(**b).loss, plain, batch), rtol=1e-6)
+    fitted.undo()
+    model.eval()
+    found = fit(model, None, None, batch, weights_of(model) * 9 // 10)
+    with torch.no_grad():
+        assert torch.allclose(found.infer(batch).logits, model(**batch).logits, atol=1e-5)

@@ -11,12 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.exhaustion import is_out_of_memory
 from outsize.model.fitting.runner import join
 
 Forward = Callable[..., Any]
 
 CLOSE = {"float32": 1e-4, "float64": 1e-9, "bfloat16": 5e-2, "float16": 1e-2}
 """Relative difference that rounding explains, by type: other shapes use other kernels."""
+
+
+class MixesRows(Exception):
+    """A unit cannot run on a few rows at a time."""
 
 
 def count_rows(args: Any, kwargs: Any) -> int:
@@ -63,13 +68,29 @@ def in_pieces(forward: Forward, pieces: int) -> Forward:
     return run
 
 
-def mixes_rows(forward: Forward, args: Any, kwargs: Any) -> bool:
-    """True where two rows together give something else than each by itself."""
+def mixes_rows(forward: Forward, args: Any, kwargs: Any, values: bool = True) -> bool:
+    """True where two rows together give something else than each by itself, or where they cannot run so.
+
+    Without `values` (tensors without contents) only the latter is seen.
+    """
+    if count_rows(args, kwargs) < 2:
+        return False
+    try:
+        return _differ(forward, args, kwargs, values)
+    except (
+        RuntimeError,
+        ValueError,
+        IndexError,
+    ) as error:  # a cache of keys, say, that has seen another number of rows
+        if is_out_of_memory(error):
+            raise
+        return True
+
+
+def _differ(forward: Forward, args: Any, kwargs: Any, values: bool) -> bool:
     import torch
 
     rows = count_rows(args, kwargs)
-    if rows < 2:
-        return False
     with torch.no_grad():
         two, named = take_rows((args, kwargs), rows, 0, 2)
         whole = _tensors(forward(*two, **named))
@@ -80,6 +101,8 @@ def mixes_rows(forward: Forward, args: Any, kwargs: Any) -> bool:
     for all_, first, second in zip(whole, *parts, strict=True):
         if tuple(all_.shape) != (2, *first.shape[1:]):
             return True
+        if not values:
+            continue
         apart = torch.cat([first, second])
         allowed = CLOSE.get(str(all_.dtype).removeprefix("torch."), 0.0)
         if float((all_ - apart).float().norm()) > allowed * float(all_.float().norm()):

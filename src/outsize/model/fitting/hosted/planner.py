@@ -15,6 +15,7 @@ from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
 from outsize.model.fitting.head import find_head
 from outsize.model.fitting.hosted.choice import HostedChoice
+from outsize.model.fitting.hosted.pieces import MixesRows
 from outsize.model.fitting.hosted.rates import Rates
 from outsize.model.fitting.hosted.ring import ALIGNMENT, aligned
 from outsize.model.fitting.hosted.slabs import MOVERS, Layout, stretch
@@ -85,6 +86,8 @@ class Search:
         for choice in self._choices():
             if len(self.tried) >= TRACES:
                 break
+            if choice.pieces > 1 and "pieces" in self.forbidden:
+                continue
             found = self._trace(choice)
             if found is None:
                 continue
@@ -183,7 +186,7 @@ class Search:
             ring=ring,
             state=choice.state or state,
             few=few,
-            more="pieces" not in self.forbidden,
+            more=self.call is None and "pieces" not in self.forbidden,
         ), cut
 
     def _few(self) -> int:
@@ -204,7 +207,13 @@ class Search:
             if full.ring + full.state + cut.held.size > self.device and self.tried:
                 return None
             order = [name for name in self.order if name in cut.units] or list(cut.units)
-            sketch = stage.run(full, self.layout, order, self.written, self.call)
+            try:
+                sketch = stage.run(full, self.layout, order, self.written, self.call)
+            except (RuntimeError, MixesRows):
+                if choice.pieces == 1:
+                    raise
+                self.forbidden.add("pieces")  # a unit cannot run on a few rows: it keeps something from call to call
+                return None
             known = (dict(self.outside), len(self.written), order)
             self.outside |= dict.fromkeys(sketch.outside)
             self.written |= sketch.written

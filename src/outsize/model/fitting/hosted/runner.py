@@ -20,7 +20,7 @@ from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.keeping import Keeper
 from outsize.model.fitting.hosted.lanes import Lane
 from outsize.model.fitting.hosted.later import Later
-from outsize.model.fitting.hosted.pieces import in_pieces, mixes_rows
+from outsize.model.fitting.hosted.pieces import MixesRows, in_pieces, mixes_rows
 from outsize.model.fitting.hosted.slabs import State, Weights
 from outsize.model.fitting.hosted.units import Cut
 from outsize.model.fitting.hosted.update import Collected, Dropped, Kept, OnCard, OnHost, Sink
@@ -124,6 +124,14 @@ class HostedRunner:
             parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
         self.phase("done")
         return loss
+
+    def rehearse_inference(self, batch: Any, call: Callable[[Any, Any], Any]) -> None:
+        """An inference whose output nobody wants."""
+        self.rehearsing = True
+        try:
+            self.infer(batch, call)
+        finally:
+            self.rehearsing = False
 
     def infer(self, batch: Any, call: Callable[[Any, Any], Any]) -> Any:
         """`call(model, batch)` without gradients."""
@@ -270,13 +278,15 @@ class HostedRunner:
 
     def _checking(self, name: str, forward: Callable[..., Any], twice: Callable[..., Any]) -> Callable[..., Any]:
         """The first time: does the unit treat its rows one by one?"""
-        if not self.real or self.checked.get(name) is False:
+        if self.checked.get(name) is False or (not self.real and self.choice.update != "none"):
             return twice
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if name not in self.checked:
-                self.checked[name] = mixes_rows(forward, args, kwargs)
-            if self.checked[name] and not self.rehearsing:
+                self.checked[name] = mixes_rows(forward, args, kwargs, self.real)
+            if self.checked[name] and (self.rehearsing or not self.real):
+                raise MixesRows(name)
+            if self.checked[name]:
                 raise InputError(
                     f"the batch is larger than the one that was planned with, and {name} cannot run on a few rows at a time: fit "
                     "with the larger batch"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outsize.core.errors import InputError
+from outsize.core.errors import BudgetError, InputError
 from outsize.core.fitting import FitPlan
 from outsize.core.memory import HOST, Allowance, Pool
 from outsize.core.units import parse_bytes
@@ -30,6 +30,7 @@ from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.files import FileSource, find_weights
 from outsize.model.fitting.hosted.fitted import TIGHTER, HostedFitted
 from outsize.model.fitting.hosted.lanes import Lane, open_lane
+from outsize.model.fitting.hosted.pieces import MixesRows
 from outsize.model.fitting.hosted.planner import READAHEAD, Search
 from outsize.model.fitting.hosted.rates import Rates, measure, typical
 from outsize.model.fitting.hosted.runner import HostedRunner
@@ -269,7 +270,11 @@ def _settle(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) 
             search.forbidden.add(wrong)
         runner.roll_back()
         search = _search(given, room)
-        choice, sketch = search.run()
+        try:
+            choice, sketch = search.run()
+        except BudgetError:
+            runner.close()
+            raise
 
     def tighter(limit: int, old: HostedRunner) -> tuple[FitPlan, HostedChoice, HostedRunner]:
         again = _search(given, limit)
@@ -297,12 +302,14 @@ def _rehearse(given: Given, runner: HostedRunner) -> tuple[str, int | None, floa
         with quiet, watching(runner.visits) as seen:
             start = time.perf_counter()
             if given.call is not None:
-                runner.infer(given.batch, given.call)
+                runner.rehearse_inference(given.batch, given.call)
             else:
                 runner.rehearse(given.batch)
             runner.lane.drain()
             seconds = time.perf_counter() - start
         measured = int(torch.cuda.max_memory_reserved()) if card else None
+    except MixesRows:
+        return "pieces", None, None
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -311,8 +318,6 @@ def _rehearse(given: Given, runner: HostedRunner) -> tuple[str, int | None, floa
         names = {id(place.parameter): place.name for place in runner.visits.cut.places()}
         given.outside |= dict.fromkeys(names[key] for key in seen.outside)
         return "outside", measured, seconds
-    if any(runner.checked.values()):
-        return "pieces", measured, seconds
     return ("" if given.call is not None else _compare(given, runner, measured or 0)), measured, seconds
 
 
