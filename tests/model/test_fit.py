@@ -473,7 +473,7 @@ def test_an_out_of_memory_at_any_point_of_a_step_loses_nothing():
             work = copy.copy(made._runner.work)
             work.model, work.optimizer = model, optimizer
             fitted = copy.copy(made)
-            fitted._runner, fitted.choice, fitted.measured = Runner(work, choice, made._runner.store), choice, 0
+            fitted._runner, fitted.choice, fitted._watched = Runner(work, choice, made._runner.store), choice, 0
             fitted._tighten = lambda failure: None  # the same choice again, so that masks and bits are the same
             fitted.step(batch)
             mode = Planted(int(torch.randint(1, 600, (), generator=generator)) if planted else -1)
@@ -483,6 +483,34 @@ def test_an_out_of_memory_at_any_point_of_a_step_loses_nothing():
             fitted.gather()
             finals.append([p.detach().clone() for p in model.parameters()])
         assert all(torch.equal(a, b) for a, b in zip(*finals, strict=True)), (run, choice)
+
+
+def test_a_failure_inside_an_update_that_cannot_be_taken_back_is_said_and_never_run_twice():
+    class Strange(torch.optim.SGD):
+        """Not known to treat its parameters one by one."""
+
+        def step(self, closure=None):
+            super().step(closure)
+            raise failures[-1]
+
+    model, batch = nets.Language(), nets.make_tokens()
+    optimizer = Strange(model.parameters(), 0.1)
+    fitted = outsize.fit(model, nets.language_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget="1GiB")
+    fitted._runner = Runner(
+        dataclasses.replace(fitted._runner.work, optimizer=optimizer), Choice(), fitted._runner.store
+    )
+    fitted._watched = 0
+    failures = []
+    for failure, raised in (
+        (torch.OutOfMemoryError("CUDA out of memory."), outsize.OutOfMemory),
+        (KeyError("x"), KeyError),
+    ):
+        failures.append(failure)
+        before = model.embed.weight.detach().clone()
+        with pytest.raises(raised):
+            fitted.step(batch)
+        once = model.embed.weight.detach().clone()
+        assert not torch.equal(before, once)
 
 
 def test_after_an_out_of_memory_the_plan_is_tighter_and_it_is_said_once():

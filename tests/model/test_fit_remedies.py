@@ -224,6 +224,39 @@ def test_adapters_refuse_what_they_cannot_serve():
         lightning_step(nn.Linear(1, 1), None, None)
 
 
+@given(
+    sizes=st.lists(
+        st.tuples(st.integers(1, 1000), st.integers(1, 1000), st.floats(1e-6, 1e-2)), min_size=6, max_size=6
+    ),
+    least=st.integers(0, 200),
+)
+def test_a_ladder_frees_more_with_every_rung_and_never_holds_a_module_inside_another(sizes, least):
+    from outsize.model.fitting.ladder import Part, build_ladder
+
+    names = ("a", "a.x", "a.x.y", "a.z", "b", "b.x")
+    parts = {
+        name: Part(name=name, kept=kept, freed=min(kept, freed), seconds=seconds)
+        for name, (kept, freed, seconds) in zip(names, sizes, strict=True)
+    }
+    ladder = build_ladder(parts, ("a", "b"), least)
+    freed = [rung.freed for rung in ladder]
+    assert freed == sorted(set(freed)) and all(parts[name].freed > least for rung in ladder for name in rung.names)
+    for rung in ladder:
+        assert rung.freed == sum(parts[name].freed for name in rung.names)
+        assert not any(one.startswith(other + ".") for one in rung.names for other in rung.names)
+    slopes = [(b.freed - a.freed) / max(b.seconds - a.seconds, 1e-12) for a, b in itertools.pairwise(ladder)]
+    assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(slopes))
+
+
+def test_times_lie_on_lines_between_sizes_and_launches_take_as_long_below():
+    from outsize.model.fitting.timing import Timing
+
+    points = ((1, 1.0, 2.0), (4, 1.0, 2.0), (8, 2.0, 4.0))
+    timing = Timing(points=points, modules={"block": 0.5}, link=1e9, measured=True)
+    assert [timing.passes(rows) for rows in (1, 2, 4, 6, 8, 16)] == [3.0, 3.0, 3.0, 4.5, 6.0, 12.0]
+    assert timing.module("block", 16) == 1.0 and timing.module("other", 16) == 0.0
+
+
 def test_on_a_card_the_peak_is_what_the_allocator_reserves_and_its_kernels_take():
     from outsize.model.fitting.stage import Stage
 

@@ -163,11 +163,13 @@ class Fitted:
             try:
                 return run()
             except Exception as error:
-                if runner.half_updated:
+                if runner.half_updated and is_out_of_memory(error):
                     raise OutOfMemory(
-                        "memory ran out in the middle of the update, three times at the same parameters: those before them are "
+                        "memory ran out in the middle of the update and again when it was tried again: some parameters are "
                         "updated, the rest is not; load the last saved state"
                     ) from error
+                if runner.half_updated:
+                    raise
                 if not is_out_of_memory(error):
                     runner.roll_back()
                     before.restore()

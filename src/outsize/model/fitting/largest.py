@@ -14,6 +14,7 @@ from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.planner import SURE
 from outsize.model.fitting.stage import Stage, Twin, open_stage
 from outsize.model.fitting.verb import _allowance, _check
 
@@ -30,7 +31,8 @@ def batch_size(
     stage = open_stage(work, batch)
 
     def peak(rows: int) -> int:
-        return _grown(stage, rows).project(Choice()).peak
+        projection = _grown(stage, rows).project(Choice())
+        return int(projection.peak * (1 + SURE)) if projection.card else projection.peak
 
     least = peak(1)
     if least > allowance.bytes:

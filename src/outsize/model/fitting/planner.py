@@ -91,10 +91,15 @@ class Search:
         assert projection is not None
         if not projection.card:
             return projection.peak <= self.budget
-        if projection.peak * (1 + SURE) <= self.budget:
+        if projection.peak * (1 + self._room) <= self.budget:
             return True
-        room = 1.0 if candidate.choice == Choice() else 1.0 - TIES
-        return self.limited and projection.settles(int(self.budget * room))
+        part = 1.0 if candidate.choice == Choice() else 1.0 / (1 + TIES)
+        return self.limited and projection.settles(int(self.budget * part))
+
+    @property
+    def _room(self) -> float:
+        """What a card's plan leaves above the replay."""
+        return TIES if self.limited else SURE
 
     def _cheapest(self, candidates: list[Candidate]) -> Candidate | None:
         """The first that fits, cheapest first; what a trace says about the arithmetic holds for the same kind of choice.
@@ -171,7 +176,7 @@ class Search:
         if fitting:
             return self._refine(min(fitting, key=lambda c: c.seconds))
         best = min(self.tried, key=lambda c: c.peak)
-        needed = int(best.peak * (1 + SURE)) + 1 if self.facts.device == "cuda" else best.peak
+        needed = int(best.peak * (1 + self._room)) + 1 if self.facts.device == "cuda" else best.peak
         raise BudgetError(
             f"no {self.allow} plan fits the step into {format_bytes(self.budget)}: the smallest found holds "
             f"{format_bytes(best.peak)} ({describe(best.choice)}), so a budget of {needed} bytes is the smallest that has one",

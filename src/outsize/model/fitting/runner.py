@@ -90,6 +90,7 @@ class Runner:
     def step(self, batch: Any) -> Any:
         """Gradients and update; the loss of the batch, detached."""
         assert self.update is not None
+        self.update.begun = False
         self.work.optimizer.zero_grad(set_to_none=True)
         self.update.send_state()
         loss, scale = self._passes(batch)

@@ -160,7 +160,9 @@ class Update:
         if self.clip is not None and parameters:
             self._clip(parameters)
         if not self.safe or self._roomy(parameters):
+            self.begun = True  # until it is done, nobody knows what it has changed
             self._whole()
+            self.begun = False
             return
         for group in list(self._groups(parameters)):
             self._visit_again(group)
