@@ -41,6 +41,12 @@ class FitPlan(Plan):
     """The next faster choice, which does not fit or was not needed."""
     smaller: Neighbour | None = None
     """The next choice that holds less."""
+    moved: int = 0
+    """Bytes that go over the link in a step, both ways; 0 where the model is on the device."""
+    seconds: float | None = None
+    """Predicted seconds of a step, None where only the ratio to the plain step is known."""
+    tokens: int = 0
+    """Tokens (or samples) of a step."""
     notes: tuple[str, ...] = ()
     """What was found in model and loss, and what was not done because of it."""
 

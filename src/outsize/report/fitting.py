@@ -14,6 +14,8 @@ from outsize.core.units import format_bytes
 def draw(plan: FitPlan) -> RenderableType:
     """One screen."""
     blocks: list[RenderableType] = [_headline(plan), Text(), _phases(plan)]
+    if plan.seconds:
+        blocks += [Text(), _speed(plan)]
     if plan.remedies:
         blocks += [Text(), _remedies(plan)]
     beside = [("faster", plan.cheaper), ("smaller", plan.smaller)]
@@ -35,14 +37,23 @@ def _headline(plan: FitPlan) -> Text:
     )  # fmt: skip
 
 
+def _speed(plan: FitPlan) -> Text:
+    seconds = plan.seconds or 0.0
+    return Text(
+        f"{format_bytes(plan.moved)} over the link a step, about {seconds:.2g} s a step, {plan.tokens / seconds:,.0f} tokens "
+        "or samples a second (predicted)"
+    )
+
+
 def _phases(plan: FitPlan) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
     table.add_column("phase")
+    table.add_column("where")
     table.add_column("projected peak", justify="right")
     table.add_column("known")
     for step in plan.steps:
         for peak in step.peaks:
-            table.add_row(step.name, format_bytes(peak.bytes), str(peak.known))
+            table.add_row(step.name, str(peak.pool), format_bytes(peak.bytes), str(peak.known))
     return table
 
 

@@ -6,6 +6,8 @@ of cuBLAS or cuDNN.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 
 MESSAGES = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
@@ -25,3 +27,10 @@ def clear_up() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+def give_back_heap() -> None:
+    """Freed blocks below 32 MiB stay with the C library's heap: hand them to the system, where that can be asked for."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

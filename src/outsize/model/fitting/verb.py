@@ -22,6 +22,7 @@ from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.facts import Facts, gather_facts, inclusive
 from outsize.model.fitting.fitted import Fitted
+from outsize.model.fitting.hosted.verb import fit_hosted
 from outsize.model.fitting.inference import fit_inference
 from outsize.model.fitting.normaliser import Normaliser
 from outsize.model.fitting.planner import Candidate, Search, describe, remedies_on
@@ -48,13 +49,16 @@ def fit(
     batch: Any,
     *,
     budget: int | str | None = None,
+    device: Any = None,
+    host: int | str | None = None,
+    weights: Any = None,
     allow: str = "exact",
     own_step: bool = False,
     clip: float | None = None,
     scaler: Any = None,
     without: tuple[str, ...] = (),
     dry_run: bool = False,
-) -> Fitted:
+) -> Any:
     """Make a training step run inside `budget` bytes of the memory of the model's device.
 
     `loss(model, batch)` gives a scalar, or (total, count) whose quotient is the loss. `allow` is `"exact"` (the
@@ -64,7 +68,16 @@ def fit(
     `own_step`: you call `backward` and step the optimizer yourself. `clip` is the norm to which `step` clips gradients,
     `scaler` your GradScaler. `without` names remedies not to use: slices, checkpoint, offload, in_backward, state_away,
     gradients_away, stream, chunks, autocast. `dry_run` only plans.
+
+    `device`: the model stays in host memory and visits that device unit by unit; `budget` is then the device's and `host`
+    the host's. `weights`: the model is on the meta device, and its weights are read from this file for inference.
     """
+    if device is not None or weights is not None or host is not None:
+        _check_words(model, loss, optimizer, allow, without)
+        return fit_hosted(
+            model, loss, optimizer, batch, device=device, budget=budget, host=host, weights=weights, allow=allow,
+            own_step=own_step, clip=clip, scaler=scaler, without=without, dry_run=dry_run,
+        )  # fmt: skip
     work = _check(model, loss, optimizer, batch, allow, without, clip, scaler)
     allowance = _allowance(budget, model)
     if optimizer is None and not own_step:
@@ -113,24 +126,7 @@ def _check(
     model: Any, loss: Any, optimizer: Any, batch: Any, allow: str, without: Any, clip: float | None, scaler: Any
 ) -> Work:
     """The user's mistakes, named before anything is touched."""
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"fit needs a torch.nn.Module, not {type(model).__name__}")
-    compiled = next((name or "the model" for name, module in model.named_modules() if is_compiled(module)), None)
-    if compiled is not None:
-        raise InputError(
-            f"{compiled} is compiled by torch.compile, whose graph fit cannot change: give fit the module as it was before "
-            "(a compiled model has it as `_orig_mod`)"
-        )
-    if not callable(loss) and not (loss is None and optimizer is None):
-        raise InputError(f"fit needs a function loss(model, batch), not {type(loss).__name__}")
-    if allow not in ALLOWED:
-        raise InputError(f"allow={allow!r} is unknown: one of {', '.join(ALLOWED)}")
-    keys = [means.key for means in REMEDIES]
-    unknown = [name for name in without if name not in keys]
-    if unknown:
-        raise InputError(f"without names {unknown[0]!r}, which is no remedy: one of {', '.join(keys)}")
+    _check_words(model, loss, optimizer, allow, without)
     parameters = list(model.parameters())
     if optimizer is not None and not any(parameter.requires_grad for parameter in parameters):
         raise InputError("no parameter of the model requires a gradient: there is nothing to train")
@@ -149,6 +145,27 @@ def _check(
                 f"{path} is on {tensor.device} and the model on {device}: move the batch to the model's device"
             )
     return Work(model=model, loss=loss, optimizer=optimizer, clip=clip, scaler=scaler, device=device.type)
+
+
+def _check_words(model: Any, loss: Any, optimizer: Any, allow: str, without: tuple[str, ...]) -> None:
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"fit needs a torch.nn.Module, not {type(model).__name__}")
+    compiled = next((name or "the model" for name, module in model.named_modules() if is_compiled(module)), None)
+    if compiled is not None:
+        raise InputError(
+            f"{compiled} is compiled by torch.compile, whose graph fit cannot change: give fit the module as it was before "
+            "(a compiled model has it as `_orig_mod`)"
+        )
+    if not callable(loss) and not (loss is None and optimizer is None):
+        raise InputError(f"fit needs a function loss(model, batch), not {type(loss).__name__}")
+    if allow not in ALLOWED:
+        raise InputError(f"allow={allow!r} is unknown: one of {', '.join(ALLOWED)}")
+    keys = [*(means.key for means in REMEDIES), "pieces"]
+    unknown = [name for name in without if name not in keys]
+    if unknown:
+        raise InputError(f"without names {unknown[0]!r}, which is no remedy: one of {', '.join(keys)}")
 
 
 def is_compiled(module: Any) -> bool:

@@ -1,0 +1,30 @@
+"""A model whose parameters take no memory, for weights that are streamed from a file.
+
+In: a block of code that builds a model. Out: the same model with parameters on the meta device; buffers are real, since no
+file has those that a module computes for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def without_weights() -> Iterator[None]:
+    """`with without_weights(): model = Model(config)`."""
+    import torch
+
+    register = torch.nn.Module.register_parameter
+
+    def on_meta(module: Any, name: str, parameter: Any) -> None:
+        if parameter is not None and parameter.device.type != "meta":
+            parameter = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    torch.nn.Module.register_parameter = on_meta
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register

@@ -1,0 +1,330 @@
+"""Runs a step or an inference on a device that the model does not fit on.
+
+In: the user's model, loss and optimizer in host memory (or weights in a file) and a `HostedChoice`. Out: the loss and
+updated weights, or the model's output. The model is changed only while a step runs. The same code runs on tensors
+without contents, which is how a choice is projected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from outsize.core.errors import InputError
+from outsize.model.fitting import batch as batches
+from outsize.model.fitting.exhaustion import clear_up
+from outsize.model.fitting.head import chunked_heads
+from outsize.model.fitting.hosted.again import run_again
+from outsize.model.fitting.hosted.choice import HostedChoice
+from outsize.model.fitting.hosted.keeping import Keeper
+from outsize.model.fitting.hosted.lanes import Lane
+from outsize.model.fitting.hosted.later import Later
+from outsize.model.fitting.hosted.pieces import MixesRows, in_pieces, mixes_rows
+from outsize.model.fitting.hosted.slabs import State, Weights
+from outsize.model.fitting.hosted.units import Cut
+from outsize.model.fitting.hosted.update import Collected, Dropped, Kept, OnCard, OnHost, Sink
+from outsize.model.fitting.hosted.visits import Source, Visits
+from outsize.model.fitting.runner import Phase, Work, read_loss, without_cache
+
+
+class HostedRunner:
+    """A hosted choice bound to a model."""
+
+    def __init__(
+        self, work: Work, choice: HostedChoice, cut: Cut, lane: Lane, source: Source, order: list[str], *,
+        weights: Weights | None = None, state: State | None = None, rows: int = 0,
+    ) -> None:  # fmt: skip
+        self.work = work
+        self.choice = choice
+        self.lane = lane
+        self.real = lane.real
+        self.weights = weights
+        self.state = state
+        self.phase: Phase = lambda name: None
+        self.visits = Visits(work.model, cut, source, lane, choice.ring, order)
+        self.keeper = Keeper(lane) if choice.inputs else None
+        self._rows = rows
+        self.later: Later | None = None
+        """Updates on the device what waits on the host, None where the optimizer steps there."""
+        self.sink = self._open_sink(cut)
+        self.visits.before_finish = self.sink.flush
+        self._source = source
+        self._heads: Any = None
+        self.rehearsing = False
+        self.checked: dict[str, bool] = {}
+        """Units that a rehearsal has looked at: do they mix rows?"""
+        self.autocast = False
+        """The loss runs under autocast."""
+
+    @property
+    def heads_taken(self) -> bool:
+        """True where head and loss ran in pieces and nobody looked at the logits."""
+        return self._heads is not None and bool(self._heads.taken) and not self._heads.made
+
+    def _open_sink(self, cut: Cut) -> Sink:
+        choice, optimizer = self.choice, self.work.optimizer
+        if choice.update == "card":
+            assert self.state is not None
+            return OnCard(optimizer, self.visits, self.weights, self.state, self.lane, choice.state, choice.few)
+        if choice.update == "host" and self.real:
+            return OnHost(optimizer, self.lane, choice.state)
+        if choice.update == "kept":
+            if choice.state and self.state is not None:
+                args = (self.weights, self.state, self.lane, choice.state, choice.few)
+                self.later = Later(OnCard(optimizer, self.visits, *args), self.visits, self.weights, self.lane)
+            return Kept(cut, self.lane)
+        return Dropped(self.lane)
+
+    # what a `Fitted` asks
+
+    @property
+    def half_updated(self) -> bool:
+        """True where some parameters are updated and others are not."""
+        return self.sink.changed or (self.later is not None and self.later.update.changed)
+
+    def step(self, batch: Any) -> Any:
+        """Gradients and update; the loss of the batch, detached."""
+        optimizer = self.work.optimizer
+        optimizer.zero_grad(set_to_none=True)
+        if self.state is not None and self.real:
+            self.state.move_in(optimizer)
+        loss = self._pass(batch)
+        self.phase("optimizer")
+        if isinstance(self.sink, Kept):
+            self._update_kept(self.sink)
+        self.sink.end()
+        self.phase("done")
+        return loss
+
+    def _update_kept(self, sink: Kept) -> None:
+        import torch
+
+        rows = sink.hand_over()
+        if self.real:
+            for parameter, gradient in rows:
+                parameter.grad = gradient
+            if self.work.clip is not None:
+                torch.nn.utils.clip_grad_norm_(list(self.work.model.parameters()), self.work.clip)
+        if self.later is not None:
+            self.later.run(rows)
+            self.work.optimizer.zero_grad(set_to_none=True)
+            return
+        sink.changed = True
+        self.work.optimizer.step()
+        sink.changed = False
+        self.work.optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, batch: Any) -> Any:
+        """Gradients only, added to those that are there, in host memory."""
+        if not isinstance(self.sink, Kept):
+            raise InputError("this plan updates parameters itself: call step(batch), or fit with own_step=True")
+        loss = self._pass(batch)
+        for parameter, gradient in self.sink.hand_over():
+            parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
+        self.phase("done")
+        return loss
+
+    def rehearse_inference(self, batch: Any, call: Callable[[Any, Any], Any]) -> None:
+        """An inference whose output nobody wants."""
+        self.rehearsing = True
+        try:
+            self.infer(batch, call)
+        finally:
+            self.rehearsing = False
+
+    def infer(self, batch: Any, call: Callable[[Any, Any], Any]) -> Any:
+        """`call(model, batch)` without gradients."""
+        import torch
+
+        with torch.no_grad(), self._applied(batch):
+            self.phase("forward")
+            out = call(self.work.model, self.place(batch))
+            self.visits.end_pass()
+        self.phase("done")
+        return out
+
+    def rehearse(self, batch: Any) -> None:
+        """A step that changes nothing: everything is computed, the update too, and nothing goes back."""
+        sink = self.sink
+        update = sink if self.later is None else self.later.update
+        self.rehearsing = self.real
+        if isinstance(update, OnCard | OnHost):
+            update.rehearsing = True
+        try:
+            self._pass(batch)
+            self.phase("optimizer")
+            if not isinstance(sink, Kept):
+                sink.end()
+            elif self.later is not None:
+                self._update_kept(sink)
+            sink.reset()
+        finally:
+            self.rehearsing = False
+            self.visits.forget_held()  # it was updated, and nothing of that stays
+            if isinstance(update, OnCard | OnHost):
+                update.rehearsing = False
+
+    def roll_back(self) -> None:
+        """A step has failed: nothing of it stays."""
+        self.lane.drain()
+        self.visits.reset()
+        self.sink.reset()
+        if self.later is not None:
+            self.later.update.reset()
+        if self.keeper is not None:
+            self.keeper.end_pass()
+        for proxy in self.visits.proxies.values():
+            proxy.grad = None
+
+    def leave_device(self) -> None:
+        """Give the device's memory back: another runner takes over what is on the host."""
+        self.roll_back()
+        self.visits.leave_device()
+        self.sink.close()
+        self.sink, self.later = Dropped(), None
+        if self.keeper is not None:
+            self.keeper.close()
+        clear_up()
+
+    def gather(self) -> None:
+        """The user's own parameters never left the host."""
+        self.lane.drain()
+
+    def close(self) -> None:
+        """Everything is the user's own again, in ordinary memory."""
+        self.lane.drain()
+        self.sink.close()
+        for thing in (self.weights, self.state, self.keeper, self._source):
+            close = getattr(thing, "close", None)
+            if close is not None:
+                close()
+
+    # passes
+
+    def place(self, batch: Any) -> Any:
+        """The batch on the device."""
+        if not self.real:
+            return batch
+        return batches.transform(batch, lambda _, tensor: tensor.to(self.lane.device, non_blocking=True))
+
+    def _pass(self, batch: Any) -> Any:
+        """Forward and backward pass: the loss."""
+        work = self.work
+        with self._applied(batch), self._listening():
+            self.phase("forward")
+            loss, counted = read_loss(work.loss(work.model, self.place(batch)))
+            loss = loss if counted is None else loss / counted
+            shown = loss.detach()
+            self.autocast = self.visits.autocast
+            self.phase("backward")
+            self.sink.begin()
+            loss.backward()
+            del loss
+            self._end_pass()
+        return shown
+
+    def collect(self, batch: Any) -> dict[int, Any]:
+        """Gradients by id of their parameter, on the device; nothing is updated."""
+        kept, self.sink = self.sink, Collected()
+        self.visits.before_finish = self.sink.flush
+        try:
+            self._pass(batch)
+            return self.sink.gradients
+        finally:
+            self.sink = kept
+            self.visits.before_finish = kept.flush
+
+    def _end_pass(self) -> None:
+        self.visits.end_pass()
+        if self.keeper is not None:
+            self.keeper.end_pass()
+
+    @contextlib.contextmanager
+    def _applied(self, batch: Any) -> Iterator[None]:
+        """Proxies in place of parameters, and forward functions that bring them."""
+        visits, choice = self.visits, self.choice
+        pieces = choice.pieces
+        if self._rows and (pieces > 1 or choice.more):  # a larger batch runs in more pieces
+            pieces = -(-pieces * batches.count_rows(batch) // self._rows)
+        keep = self.keeper.keep if self.keeper is not None else None
+        changed: list[tuple[Any, Any]] = []
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(visits.standing_in())
+            stack.enter_context(_children_called())
+            if choice.update != "none":
+                stack.enter_context(without_cache(self.work.model))
+            if choice.chunks:
+                work, kind = self.work, self.lane.device.type
+                self._heads = stack.enter_context(chunked_heads(work.model, work.heads, choice.chunks, kind))
+            for unit in visits.cut.units.values():
+                module = unit.module
+                forward = module.forward
+                changed.append((module, module.__dict__.get("forward")))
+                twice = run_again(
+                    module, forward, visits.hold(unit, forward), self.work.written, self.lane.device, self.real, keep
+                )
+                if pieces > 1:
+                    twice = self._checking(unit.name, forward, in_pieces(twice, pieces))
+                module.__dict__["forward"] = visits.wrap(unit, twice)
+            try:
+                yield
+            finally:
+                for module, before in changed:
+                    if before is None:
+                        module.__dict__.pop("forward", None)
+                    else:
+                        module.__dict__["forward"] = before
+
+    def _checking(self, name: str, forward: Callable[..., Any], twice: Callable[..., Any]) -> Callable[..., Any]:
+        """The first time: does the unit treat its rows one by one?"""
+        if self.checked.get(name) is False or (not self.real and self.choice.update != "none"):
+            return twice
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if name not in self.checked:
+                self.checked[name] = mixes_rows(forward, args, kwargs, self.real)
+            if self.checked[name] and (self.rehearsing or not self.real):
+                raise MixesRows(name)
+            if self.checked[name]:
+                raise InputError(
+                    f"the batch is larger than the one that was planned with, and {name} cannot run on a few rows at a time: fit "
+                    "with the larger batch"
+                )
+            return twice(*args, **kwargs)
+
+        return run
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Hear of every gradient that is complete."""
+        handles = []
+        for place in self.visits.cut.places():
+            parameter = place.parameter
+            if parameter.requires_grad:
+                proxy = self.visits.proxies[id(parameter)]
+                handles.append(proxy.register_post_accumulate_grad_hook(self._hear(parameter)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hear(self, parameter: Any) -> Callable[[Any], None]:
+        def hear(proxy: Any) -> None:
+            self.sink.accumulated(parameter, proxy)
+
+        return hear
+
+
+@contextlib.contextmanager
+def _children_called() -> Iterator[None]:
+    """Torch's attention and encoder layers call their children, instead of taking their weights to one fused operator."""
+    import torch
+
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

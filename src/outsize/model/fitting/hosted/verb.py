@@ -1,0 +1,357 @@
+"""`outsize.fit(model, loss, optimizer, batch, device="cuda", budget="8GiB", host="64GiB")`: the model stays on the host.
+
+In: a model and an optimizer in host memory (or a model without contents and a file of weights), a device, and a budget for
+each. Out: a step or an inference on the device. Nothing is changed until a plan is found; then weights move into
+page-locked blocks, one step is rehearsed, and small models' gradients are compared with the plain ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from outsize.core.errors import BudgetError, InputError
+from outsize.core.fitting import FitPlan
+from outsize.core.memory import HOST, Allowance, Pool
+from outsize.core.units import parse_bytes
+from outsize.machine import current_budget
+from outsize.machine.budget import current_wishes
+from outsize.machine.host import read_rss
+from outsize.machine.system import LiveSystem
+from outsize.model.fitting import batch as batches
+from outsize.model.fitting.check import preserved
+from outsize.model.fitting.exhaustion import clear_up, give_back_heap, is_out_of_memory
+from outsize.model.fitting.fitted import call_model
+from outsize.model.fitting.hosted.choice import HostedChoice
+from outsize.model.fitting.hosted.files import FileSource, find_weights
+from outsize.model.fitting.hosted.fitted import TIGHTER, HostedFitted
+from outsize.model.fitting.hosted.lanes import Lane, open_lane
+from outsize.model.fitting.hosted.pieces import MixesRows
+from outsize.model.fitting.hosted.planner import READAHEAD, Search
+from outsize.model.fitting.hosted.rates import Rates, measure, typical
+from outsize.model.fitting.hosted.runner import HostedRunner
+from outsize.model.fitting.hosted.slabs import State, Weights
+from outsize.model.fitting.hosted.stage import HostedStage, Sketch, watching
+from outsize.model.fitting.hosted.tell import tell
+from outsize.model.fitting.hosted.units import Cut, cut_model, sizeof
+from outsize.model.fitting.hosted.visits import HostSource
+from outsize.model.fitting.runner import Work, read_loss, without_cache
+from outsize.model.fitting.update import parameters_of, why_not_one_by_one
+
+COMPARED = 2**30
+"""A model whose weights have at most so many bytes is compared with its plain step."""
+EQUAL = {False: 1e-4, True: 5e-2}
+"""Largest relative difference of a gradient that counts as equal: by the same kernels, or by others (autocast in pieces, a card
+beside a CPU)."""
+
+
+@dataclass(slots=True)
+class Given:
+    """What the user gave, checked."""
+
+    work: Work
+    batch: Any
+    rows: int
+    device: Any
+    lane: Lane
+    budgets: tuple[Allowance, Allowance]
+    """Device, host."""
+    base: int
+    """Bytes that the process holds beside model and optimizer state."""
+    forced: str
+    """Why gradients wait on the host."""
+    later: bool
+    """Parameters can be updated a few at a time all the same."""
+    forbidden: set[str]
+    files: Any
+    """Where weights are read from, None where they are in host memory."""
+    call: Callable[[Any, Any], Any] | None
+    dry: bool
+    exact: bool = True
+    """Random numbers have to be those of the plain step."""
+    outside: dict[str, None] = field(default_factory=dict)
+    """Parameters that a rehearsal has found to be used outside of their units."""
+    rates: Rates | None = None
+    """Measured once, while the device is empty."""
+    projected: int = 0
+    """Bytes of host memory that the present plan holds."""
+
+
+def fit_hosted(
+    model: Any, loss: Any, optimizer: Any, batch: Any, *, device: Any, budget: int | str | None, host: int | str | None,
+    weights: Any, allow: str, own_step: bool, clip: float | None, scaler: Any, without: tuple[str, ...], dry_run: bool,
+    call: Callable[[Any, Any], Any] | None = None,
+) -> HostedFitted:  # fmt: skip
+    """Plan, move, rehearse."""
+    given = _check(
+        model, loss, optimizer, batch, device, budget, host, weights, own_step, clip, scaler, without, dry_run, call
+    )
+    given.exact = allow == "exact"
+    search = _search(given, given.budgets[0].bytes)
+    choice, sketch = search.run()
+    plan = _tell(given, search, choice, sketch)
+    if dry_run:
+        return HostedFitted(plan, choice, None, _no_more, given.call)
+    return _settle(given, search, choice, sketch)
+
+
+def _no_more(room: int, runner: HostedRunner) -> Any:
+    raise AssertionError
+
+
+def _check(
+    model: Any, loss: Any, optimizer: Any, batch: Any, device: Any, budget: Any, host: Any, weights: Any, own_step: bool,
+    clip: float | None, scaler: Any, without: tuple[str, ...], dry: bool, call: Any,
+) -> Given:  # fmt: skip
+    """The user's mistakes, named before anything is touched."""
+    import torch
+
+    device = torch.device(device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"device={device} is not supported: cuda or cpu")
+    if device.type == "cuda" and not torch.cuda.is_available() and not dry:
+        raise InputError("device='cuda' was asked for and torch sees no card; dry_run=True plans without one")
+    if optimizer is None and not own_step:
+        loss, call = None, call or loss
+    if scaler is not None:
+        raise InputError("a GradScaler cannot be used when the model lives on the host: use bfloat16, which needs none")
+    kinds = {p.device.type for p in model.parameters()}
+    files = None
+    if weights is not None:
+        if optimizer is not None:
+            raise InputError("weights= streams a file for inference: load them into a model in host memory to train")
+        files = find_weights(model, weights)
+    elif kinds - {"cpu"} and not (dry and kinds == {"meta"}):
+        raise InputError(
+            f"the model is on {', '.join(sorted(kinds))}: with device={device} it has to be in host memory, or on the meta "
+            "device with weights='model.safetensors'"
+        )
+    rows = batches.count_rows(batch)
+    forced = "you step the optimizer yourself" if own_step else ""
+    if optimizer is not None:
+        _check_optimizer(model, optimizer)
+        forced = forced or why_not_one_by_one(optimizer) or ""
+        forced = forced or ("clipping needs the norm of all gradients before the first update" if clip else "")
+    later = optimizer is not None and not own_step and why_not_one_by_one(optimizer) is None
+    work = Work(model=model, loss=loss, optimizer=optimizer, clip=clip, device=device.type)
+    lane = open_lane(device) if not dry or device.type == "cpu" or torch.cuda.is_available() else open_lane(_cpu())
+    budgets, base = _budgets(model, optimizer, device, budget, host)
+    return Given(
+        work=work, batch=batch, rows=rows, device=device, lane=lane, budgets=budgets, base=base, forced=forced, later=later,
+        forbidden=set(without), files=files, call=None if loss is not None else (call or call_model), dry=dry,
+    )  # fmt: skip
+
+
+def _cpu() -> Any:
+    import torch
+
+    return torch.device("cpu")
+
+
+def _check_optimizer(model: Any, optimizer: Any) -> None:
+    known = {id(parameter) for parameter in model.parameters()}
+    strange = [p for p in parameters_of(optimizer) if id(p) not in known]
+    if strange:
+        raise InputError(
+            f"the optimizer holds {len(strange)} parameters that the model does not have (the first has shape "
+            f"{tuple(strange[0].shape)}): it belongs to another model"
+        )
+
+
+def _budgets(
+    model: Any, optimizer: Any, device: Any, budget: Any, host: Any
+) -> tuple[tuple[Allowance, Allowance], int]:
+    """Device and host budget, and what this process holds beside the model."""
+    import torch
+
+    if device.type == "cuda" and torch.cuda.is_available():
+        torch.zeros(1, device=device)  # the context is part of what the process holds
+    rss = read_rss(LiveSystem())
+    mine = [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    if optimizer is not None:
+        values = (v for state in optimizer.state.values() for v in state.values())
+        mine += [value for value in values if isinstance(value, torch.Tensor)]
+    base = max(0, rss - sum(sizeof(t) for t in mine if t.device.type == "cpu"))
+    pool = Pool(kind="device", index=device.index or 0)
+    found = current_budget(devices=device.type == "cuda" and budget is None)
+    if budget is not None:
+        there = Allowance(pool=pool, bytes=parse_bytes(budget), reason="set by you")
+    else:
+        size = current_wishes().device or (found.device(device.index or 0) if device.type == "cuda" else found.host)
+        if size is None:
+            raise InputError(f"nothing is known about the memory of {device}: give a budget, such as budget='16GiB'")
+        there = Allowance(pool=pool, bytes=size, reason="what is available")
+    wished = parse_bytes(host) if host is not None else current_wishes().host
+    if wished is not None:
+        here = Allowance(pool=HOST, bytes=wished, reason="set by you")
+    else:
+        here = Allowance(pool=HOST, bytes=rss + (found.host or 0), reason="what is held and what is available")
+    return (there, here), base
+
+
+def _search(given: Given, room: int) -> Search:
+    stage = HostedStage(given.work, given.batch, given.device)
+    if given.rates is None:
+        card = given.budgets[0].bytes
+        given.rates = typical(given.device.type) if given.dry else measure(given.lane, given.work.optimizer, card)
+    return Search(
+        stage=stage, device=room, host=given.budgets[1].bytes, base=given.base, rates=given.rates, rows=given.rows,
+        forced=given.forced, later=given.later, streamed=given.files is not None, call=given.call, kind=given.device.type,
+        forbidden=given.forbidden, exact=given.exact, outside=dict(given.outside),
+    )  # fmt: skip
+
+
+def _tell(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) -> FitPlan:
+    return tell(given.work, given.batch, given.rows, given.budgets, search, choice, sketch)
+
+
+def _open(
+    given: Given, search: Search, choice: HostedChoice, sketch: Sketch, old: HostedRunner | None = None
+) -> HostedRunner:
+    """Weights into their blocks, and a runner on them."""
+    cut = cut_model(given.work.model, choice.limit, choice.held, search.order)
+    work = replace(given.work, written=search.written, heads=search.stage.work.heads)
+    order = [name for name in sketch.order if name in cut.units]
+    if old is not None:
+        old.leave_device()
+    if given.files is not None:
+        if old is not None:
+            old.close()
+        source = FileSource(given.files, cut, given.lane, order, READAHEAD)
+        runner = HostedRunner(work, choice, cut, given.lane, source, order, rows=given.rows)
+        empty = [b for b in work.model.buffers() if b.device.type == "meta"]
+        runner.visits.given = {id(b): given.files.read(given.files.extents[id(b)]) for b in empty}
+        return runner
+    weights, state = _lay_out(given, search, choice, cut, old)
+    return HostedRunner(
+        work, choice, cut, given.lane, HostSource(weights, given.lane), order, weights=weights, state=state, rows=given.rows
+    )  # fmt: skip
+
+
+def _lay_out(
+    given: Given, search: Search, choice: HostedChoice, cut: Cut, old: HostedRunner | None
+) -> tuple[Weights, State | None]:
+    """Weights and state in blocks; those of a plan before this one are used where they lie right."""
+    if old is not None and old.weights is not None and old.visits.cut.lies_like(cut):
+        weights, state = old.weights, old.state
+    else:
+        weights, state = Weights(cut, old.weights if old is not None else None), None
+    if choice.update not in ("card", "kept") or not choice.state:
+        return weights, None
+    if state is None:
+        state = State(cut, search.layout)
+        if old is not None and old.state is not None:
+            state.take_over(old.state, given.work.optimizer)
+        state.make_all()
+    return weights, state
+
+
+def _settle(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) -> HostedFitted:
+    """Rehearse; plan again where the rehearsal shows something else than the trace."""
+    room = given.budgets[0].bytes
+    runner: HostedRunner | None = None
+    while True:
+        runner = _open(given, search, choice, sketch, runner)
+        given.projected = search.host_bytes(choice, sketch)
+        wrong, measured, seconds = _rehearse(given, runner)
+        if not wrong and measured is not None and measured > given.budgets[0].bytes:
+            wrong = "memory"
+        clear_up()
+        give_back_heap()
+        if not wrong:
+            break
+        if wrong == "memory":
+            room = int(sketch.peak * TIGHTER)
+        elif wrong != "outside":
+            search.forbidden.add(wrong)
+        runner.roll_back()
+        search = _search(given, room)
+        try:
+            choice, sketch = search.run()
+        except BudgetError:
+            runner.close()
+            raise
+
+    def tighter(limit: int, old: HostedRunner) -> tuple[FitPlan, HostedChoice, HostedRunner]:
+        again = _search(given, limit)
+        chosen, drawn = again.run()
+        return _tell(given, again, chosen, drawn), chosen, _open(given, again, chosen, drawn, old)
+
+    plan = _tell(given, search, choice, sketch)
+    if seconds is not None:
+        plan = replace(plan, seconds=seconds, notes=(*plan.notes, f"a rehearsal took {seconds:.2g} s"))
+    fitted = HostedFitted(plan, choice, runner, tighter, given.call)
+    fitted.measured, fitted.seconds = measured, seconds
+    return fitted
+
+
+def _rehearse(given: Given, runner: HostedRunner) -> tuple[str, int | None, float | None]:
+    """(what is wrong: `memory`, `outside` or a remedy's name, measured peak, seconds) of a step that changes nothing."""
+    import torch
+
+    card = given.device.type == "cuda"
+    clear_up()
+    try:
+        if card:
+            torch.cuda.reset_peak_memory_stats()
+        quiet = preserved(given.work.model) if given.call is None else contextlib.nullcontext()
+        with quiet, watching(runner.visits) as seen:
+            start = time.perf_counter()
+            if given.call is not None:
+                runner.rehearse_inference(given.batch, given.call)
+            else:
+                runner.rehearse(given.batch)
+            runner.lane.drain()
+            seconds = time.perf_counter() - start
+        measured = int(torch.cuda.max_memory_reserved()) if card else None
+    except MixesRows:
+        return "pieces", None, None
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return "memory", None, None
+    if seen.outside:
+        names = {id(place.parameter): place.name for place in runner.visits.cut.places()}
+        given.outside |= dict.fromkeys(names[key] for key in seen.outside)
+        return "outside", measured, seconds
+    return ("" if given.call is not None else _compare(given, runner, measured or 0)), measured, seconds
+
+
+def _compare(given: Given, runner: HostedRunner, held: int) -> str:
+    """The remedy whose gradients are not the plain ones; empty where all are, or where the model is too large to see."""
+    weights = runner.visits.cut.weights
+    if weights > COMPARED or given.projected + 3 * weights > given.budgets[1].bytes:
+        return ""
+    batch = batches.take(given.batch, 0, min(2, given.rows))
+    room = held + 4 * weights <= given.budgets[0].bytes
+    beside = given.device if room else _cpu()
+    plain = copy.deepcopy(given.work.model).to(beside)
+    names = dict(plain.named_parameters())
+    with preserved(given.work.model), without_cache(plain):
+        there = batches.transform(batch, lambda _, tensor: tensor.to(beside))
+        loss, count = read_loss(given.work.loss(plain, there))
+        (loss if count is None else loss / count).backward()
+    with preserved(given.work.model):
+        found = runner.collect(batch)
+    norms = [float(p.grad.norm()) for p in names.values() if p.grad is not None]
+    floor = 1e-4 * max(norms, default=0.0)
+    allowed = EQUAL[runner.autocast or beside.type != given.device.type]
+    for place in runner.visits.cut.places():
+        expected = names[place.name].grad if place.name in names else None
+        got = found.get(id(place.parameter))
+        if expected is None or got is None:
+            continue
+        worst = float((got.to(beside) - expected).norm()) / max(float(expected.norm()), floor, 1e-30)
+        if not worst <= allowed:
+            for remedy, on in (("chunks", runner.choice.chunks), ("pieces", runner.choice.pieces > 1)):
+                if on and remedy not in given.forbidden:
+                    return remedy
+            raise InputError(
+                f"the gradient of {place.name} differs from the plain one by {worst:.1e} of its size when its weights visit "
+                f"{given.device}: does the loss draw random numbers outside of torch, or use weights outside of their modules?"
+            )
+    return ""
