@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import weakref
 from typing import Any
 
@@ -41,6 +40,8 @@ def empty(
     if size <= (budget.host or 0) // 2 or pinned:
         return _in_memory(lengths, element, size, budget.host or 0, pinned)
     os.makedirs(budget.scratch, exist_ok=True)
+    import tempfile
+
     handle, name = tempfile.mkstemp(".npy", f"outsize-array-{os.getpid()}-", budget.scratch)
     os.close(handle)
     made = _in_file(name, lengths, element)

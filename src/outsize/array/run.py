@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -216,6 +215,8 @@ def _scratch_folder(trip: Itinerary, parent: str) -> Iterator[str]:
         return
     os.makedirs(parent, exist_ok=True)
     clean_scratch(parent)
+    import tempfile
+
     folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent)
     try:
         yield folder

@@ -6,7 +6,6 @@ driver's own share differ between machines by a percent or two, so everything de
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from typing import ClassVar
@@ -104,6 +103,8 @@ def find_card(name: str) -> Card:
     starting = [card for key, card in keys.items() if wanted and key.startswith(wanted)]
     if len(starting) == 1:
         return starting[0]
+    import difflib  # slow to load, and only needed for a mistake
+
     near = starting or [keys[key] for key in difflib.get_close_matches(wanted, keys, n=3, cutoff=0.5)]
     hint = f": did you mean {' or '.join(card.name for card in near)}?" if near else ""
     raise InputError(f"unknown card {name!r}{hint}")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 from collections.abc import Callable, Mapping
-from pathlib import PurePath
 from typing import Any, ClassVar, Literal
 
 
@@ -82,6 +82,6 @@ def to_plain(value: Any) -> Any:
         return [to_plain(item) for item in value]
     if isinstance(value, str | int | float | bool) or value is None:
         return value
-    if isinstance(value, PurePath):
+    if isinstance(value, os.PathLike):
         return str(value)
     return repr(value)

@@ -7,7 +7,6 @@ them up by 7 % at G, and a budget may not. A bare K, M, G, T (as in `ulimit` or 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 from outsize.core.errors import InputError
 
@@ -39,6 +38,8 @@ def parse_bytes(value: int | str) -> int:
         raise InputError(
             f"unknown unit {match.group(2)!r} in {value!r}: use B, KiB, MiB, GiB, TiB (1024) or KB, MB, GB, TB (1000)"
         )
+    from fractions import Fraction
+
     return int(Fraction(number.replace("_", "")) * _UNITS[unit])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 from outsize.core.errors import InputError
@@ -32,6 +31,8 @@ def choose_key(path: str, keys: Sequence[str], key: str | None) -> str:
     for wanted in (key, key.strip("/")):
         if wanted in keys:
             return wanted
+    import difflib  # slow to load, and only needed for a mistake
+
     near = difflib.get_close_matches(key, keys, n=3)
     shown = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it holds {_listed(keys)}"
     raise InputError(f"{path} has no array {key!r}; {shown}")
