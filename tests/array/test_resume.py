@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +18,10 @@ import outsize
 import outsize.array as xp
 from outsize.array import run as runner
 from outsize.array import work
+from outsize.array.journal import Journal
+from outsize.array.store.npy import create_npy
+from outsize.array.store.partial import JOURNAL, partial_path
+from outsize.engine.pool import make_buffer
 
 CHILD = Path(__file__).with_name("child.py")
 KILLS = 50
@@ -184,3 +189,37 @@ def test_results_too_large_to_keep_go_to_scratch_and_leave_none(tmp_path: Path) 
     assert any(peak.pool.kind == "disk" and peak.bytes for step in plan.steps for peak in step.peaks)
     np.testing.assert_allclose(np.asarray(saved), (a @ a.T) @ (a @ a.T))
     assert not list(scratch.iterdir())
+
+
+def _leave_unfinished(path: Path, shape: tuple[int, ...], dtype: str) -> None:
+    """What a kill leaves: half of every row written, the pages at the cut waiting, a journal that speaks of it."""
+    sink = create_npy(str(path), shape, np.dtype(dtype))
+    region = ((0, shape[0]), (0, shape[1] // 2))
+    block = sink.lay(region, make_buffer(sink.room(region)))
+    block[...] = 3
+    sink.write(region, block, make_buffer(sink.extent(region)))
+    sink.sync()
+    Journal(sink.partial + JOURNAL).begin("of other work", 1 << 30)
+    sink.file.close()
+
+
+@pytest.mark.parametrize("earlier", ["float32", "int32"])
+def test_what_a_killed_save_of_other_work_left_does_not_come_into_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: str
+) -> None:
+    monkeypatch.setattr(work, "JOURNALED", 0)
+    x = np.random.default_rng(3).random((6, 10_000), dtype="float32")
+    _leave_unfinished(tmp_path / "y.npy", x.shape, earlier)
+    (outsize.open(x) * 2).save(tmp_path / "y.npy")
+    got = np.load(tmp_path / "y.npy")
+    assert got.dtype == np.float32
+    np.testing.assert_array_equal(got, x * 2)
+    assert [p.name for p in tmp_path.iterdir()] == ["y.npy"]
+
+
+def test_an_unfinished_file_without_a_journal_is_begun_anew(tmp_path: Path) -> None:
+    x = np.random.default_rng(3).random((6, 10_000), dtype="float32")
+    _leave_unfinished(tmp_path / "y.npy", x.shape, "int32")
+    shutil.rmtree(partial_path(str(tmp_path / "y.npy")) + JOURNAL)
+    (outsize.open(x) * 2).save(tmp_path / "y.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), x * 2)

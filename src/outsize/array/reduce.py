@@ -176,7 +176,10 @@ class Moments(Accumulator):
         _, part_mean, part_squares = partial
         total = n + count
         delta = part_mean - mean
-        mean += delta * (count / total)
+        apart = mean * (n / total) + part_mean * (
+            count / total
+        )  # where the difference is infinite, the mean may not be
+        np.copyto(mean, np.where(np.isfinite(delta), mean + delta * (count / total), apart))
         squares += part_squares + np.square(np.abs(delta)) * (n * (count / total))
         n[...] = total
 
@@ -191,7 +194,9 @@ class _Shifting(Taking):
         super().__init__(owner, partial)
         self.given = shift
         narrow = owner.dtype if owner.dtype.char in "fdgFDG" else owner.working
-        self.shift = np.zeros(partial[0].shape, narrow) if shift is None else shift.astype(narrow)
+        self.shift = np.zeros(partial[0].shape, narrow)
+        if shift is not None:
+            np.copyto(self.shift, shift, where=np.isfinite(shift), casting="unsafe")
         self.sums = np.zeros(partial[1].shape, owner.working)
         self.squares = np.zeros(partial[2].shape, partial[2].dtype)
         self.room: Block | None = None

@@ -22,7 +22,7 @@ from outsize.array.plan import Itinerary, make_plan
 from outsize.array.run import digest_of, run_itinerary
 from outsize.array.store.base import Block, Region, Sink, Store
 from outsize.array.store.memory import MemorySink
-from outsize.array.store.partial import JOURNAL
+from outsize.array.store.partial import JOURNAL, partial_path
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.events import Listener
 from outsize.core.memory import HOST, Allowance, Budget
@@ -154,6 +154,8 @@ def _save(
     from outsize.array.store.open import create_sink
 
     given, reason = resolve_budget(budget)
+    left = node.nbytes >= JOURNALED and Journal.header(partial_path(path) + JOURNAL) is not None
+    resume = resume and left  # without its journal nobody knows what an unfinished output is of
     sink = create_sink(path, node.shape, node.dtype, resume=resume, **options)
     journal = Journal(sink.partial + JOURNAL) if sink.partial and node.nbytes >= JOURNALED else None
     if journal is not None and budget is None and resume:
@@ -167,7 +169,10 @@ def _save(
     if journal is not None:
         if not resume:
             journal.remove()
-        journal.begin(digest_of(node, trip, plan), given.host or 0)
+        taken_up = journal.begin(digest_of(node, trip, plan), given.host or 0)
+        if resume and not taken_up:  # of other work: pages that wait beside it must not come into this one
+            _abandon(sink, journal)
+            return _save(node, path, budget, listener, planner, False, options)
     try:
         run_itinerary(trip, plan, given.host or 0, given.scratch, listener, journal)
     except KeyboardInterrupt:

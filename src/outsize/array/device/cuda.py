@@ -28,6 +28,8 @@ _WORKSPACES = 64 << 20
 """cuBLAS takes 32 MiB on Hopper for each of the two streams that products run on."""
 _NO_TIMING = 2
 """cudaEventDisableTiming."""
+_NOT_READY = 600
+"""cudaErrorNotReady."""
 _TEMPORARIES = 32 << 20
 """What reductions take for their partial results, and the rounding of torch's allocator."""
 
@@ -59,7 +61,9 @@ class _QuickMoment:
 
     def wait(self) -> None:
         pause = 2e-5
-        while self._runtime.cudaEventQuery(self._event):
+        while code := self._runtime.cudaEventQuery(self._event):
+            if code != _NOT_READY:
+                raise RuntimeError(f"the device has failed: CUDA error {code}")
             self._runtime.cudaGetLastError()  # "not ready" must not be taken for an error by the next who asks
             time.sleep(pause)
             pause = min(4e-4, 2 * pause)

@@ -122,18 +122,30 @@ def _lower_step(instruction: Instruction, program: Program, kernels: Kernels) ->
 def _loop(operation: Operation, given: list[Any], result: np.dtype[Any]) -> list[np.dtype[Any]]:
     """The dtypes in which NumPy would do it."""
     if isinstance(operation.probe, np.ufunc):
-        kinds = [value if isinstance(value, np.dtype) else _kind(value) for value in given]
+        dtypes = [value for value in given if isinstance(value, np.dtype)]
+        kinds = [value if isinstance(value, np.dtype) else _kind(value, dtypes) for value in given]
         return list(operation.probe.resolve_dtypes((*kinds, None))[: len(given)])
     if operation.name == "where":
         return [np.dtype(bool), result, result]
     return [value if isinstance(value, np.dtype) else np.asarray(value).dtype for value in given]
 
 
-def _kind(value: Any) -> Any:
-    """A NumPy scalar has its dtype; Python's are weak."""
+def _kind(value: Any, beside: list[np.dtype[Any]]) -> Any:
+    """A NumPy scalar has its dtype; Python's are weak. An integer that the dtypes beside it cannot hold (NumPy compares
+    with those too) needs a wider one."""
     if isinstance(value, np.generic | np.ndarray):
         return value.dtype
-    return np.dtype(bool) if isinstance(value, bool) else type(value)
+    if isinstance(value, bool):
+        return np.dtype(bool)
+    if isinstance(value, int) and not all(_holds(dtype, value) for dtype in beside if dtype.kind in "iu"):
+        if not _holds(np.dtype(np.int64), value):
+            raise Refused(f"{value} is outside of int64")
+        return np.dtype(np.int64)
+    return type(value)
+
+
+def _holds(dtype: np.dtype[Any], value: int) -> bool:
+    return bool(np.iinfo(dtype).min <= value <= np.iinfo(dtype).max)
 
 
 class Runner:

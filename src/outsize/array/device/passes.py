@@ -42,6 +42,7 @@ _COPIERS = 8
 """Threads that copy from memory that the device does not reach: more only wait for memory and for each other."""
 _SENDING = 2e-4
 """Seconds of the interpreter that a chunk costs."""
+_NOTHING = np.empty(0, np.uint8)
 _SLOTS = 4
 """Chunks on the device at once: one arriving, one computed, one leaving, one ready."""
 
@@ -211,11 +212,15 @@ class DeviceMapPass(OnDevice, MapPass):
         if found is None:
             found = self._probes[region] = self.frame()
             self.send(region, found)
-            if not self.arrives:
+            if not self.arrives or not self._lands(self.sink.lay(region, _NOTHING)):
                 found.array(region_shape(region), self.node.dtype)
             sent = sum(parcel_bytes(leaf, region) for leaf in self.leaves)
             found.device = sent + array_bytes(region_shape(region), self.node.dtype)
         return found
+
+    def _lands(self, target: Block) -> bool:
+        """True where a chunk can be brought straight to this place."""
+        return self.arrives and target.flags.c_contiguous and target.dtype == self.node.dtype and target.dtype.isnative
 
     def load(self, tile: Region, chunk: Region, state: Any, frame: Frame) -> None:
         frame.reset()
@@ -224,15 +229,14 @@ class DeviceMapPass(OnDevice, MapPass):
         if math.prod(shape) == 0:
             return
         parcels = self.send(chunk, frame)
-        direct = self.arrives and target.flags.c_contiguous and target.dtype == self.node.dtype
-        landing = target if direct else frame.array(shape, self.node.dtype.newbyteorder("="))
+        landing = target if self._lands(target) else frame.array(shape, self.node.dtype.newbyteorder("="))
         chain, runner = self.chains[id(self.node)], self.runners[id(self.node)]
 
         def work(arrays: list[Any], place: int) -> Iterable[tuple[Block, Any]]:
             out = self.level.device.view(place, shape, landing.dtype)
             ins = self.arrays_of(chain, arrays)
             for index, part in runner.slices(shape):
-                runner.value(ins, index, part, out[index])
+                runner.value(ins, index, part, out[index] if index else out)
             return [(landing, out)]
 
         self.pipeline.run(parcels, work)
@@ -274,6 +278,11 @@ class DeviceReducePass(OnDevice, ReducePass):
             raise Trivial("nothing is reduced")
         if not isinstance(accumulator, Fold | Moments):
             raise Refused("indices of extremes are found by the processor")
+        if isinstance(accumulator, Fold) and accumulator.kind in ("minimum", "maximum"):
+            if accumulator.working.kind == "c":
+                raise Refused("extremes of complex numbers are found by the processor")
+            if accumulator.working.char == "L":  # it would be held as int64, which wraps sums alike and no order
+                raise Refused("extremes of uint64 are found by the processor")
         if isinstance(accumulator, Moments) and accumulator.working.kind == "c":
             raise Refused("moments of complex numbers are found by the processor")
         if isinstance(accumulator, Fold) and accumulator.kind == "multiply" and not self._one_axis(accumulator):

@@ -89,9 +89,11 @@ class Porter:
             self._fetching.append(self.crew.submit(self._empty, self.device.record("out"), part, staged, piece))
 
     def _empty(self, event: Event, part: Block, staged: Block, piece: Buffer) -> None:
-        event.wait()
-        np.copyto(part, staged)
-        self._outs.put(piece)
+        try:
+            event.wait()
+            np.copyto(part, staged)
+        finally:  # whoever waits for a piece goes on after an error too; `finish` tells of it
+            self._outs.put(piece)
 
     def finish(self) -> None:
         """Wait until everything has arrived."""

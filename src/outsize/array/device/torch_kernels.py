@@ -43,7 +43,7 @@ _PLAIN: dict[str, tuple[Any, str]] = {
     "maximum": (torch.maximum, "?" + _REAL), "minimum": (torch.minimum, "?" + _REAL),
     "fmax": (torch.fmax, _REAL), "fmin": (torch.fmin, _REAL),
     "floor": (torch.floor, _FLOAT), "ceil": (torch.ceil, _FLOAT), "trunc": (torch.trunc, _FLOAT),
-    "rint": (torch.round, _FLOAT), "sign": (torch.sign, _REAL), "signbit": (torch.signbit, _FLOAT),
+    "rint": (torch.round, _FLOAT), "signbit": (torch.signbit, _FLOAT),
     "equal": (torch.eq, "?" + _REAL + _COMPLEX), "not_equal": (torch.ne, "?" + _REAL + _COMPLEX),
     "less": (torch.lt, "?" + _REAL), "less_equal": (torch.le, "?" + _REAL), "greater": (torch.gt, "?" + _REAL),
     "greater_equal": (torch.ge, "?" + _REAL), "logical_and": (torch.logical_and, "?" + _REAL + _COMPLEX),
@@ -74,12 +74,19 @@ def _floor_divide(out: Any, a: Any, b: Any) -> None:
     torch.div(a, b, rounding_mode="floor", out=out)
 
 
+def _sign(out: Any, x: Any) -> None:
+    torch.sign(x, out=out)
+    if x.is_floating_point():
+        out.masked_fill_(x != x, float("nan"))  # torch says 0
+
+
 _SPECIAL: dict[str, tuple[Callable[..., None], str]] = {
     "astype": (_put, "?" + _REAL + _COMPLEX), "positive": (_put, _REAL + _COMPLEX), "where": (_where, "?"),
     "conjugate": (lambda out, x: out.copy_(x.conj()), _REAL + _COMPLEX),
     "real": (lambda out, x: out.copy_(x.real if x.is_complex() else x), _REAL + _COMPLEX),
     "imag": (lambda out, x: out.copy_(x.imag), _COMPLEX),
     "isnan": (lambda out, x: torch.ne(x, x, out=out), _FLOAT), "floor_divide": (_floor_divide, _FLOAT),
+    "sign": (_sign, _REAL),
 }  # fmt: skip
 """Operations that are more than one function with `out=`."""
 

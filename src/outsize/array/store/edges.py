@@ -65,22 +65,24 @@ class Edges:
                 self._free += [slab[at : at + ALIGNMENT] for at in range(0, slab.nbytes, ALIGNMENT)]
                 self._room = pages
 
-    def put(self, offset: int, data: Buffer) -> Page | None:
-        """Keep bytes that lie inside one page; None where there is no room for them, or they do not touch what is
-        there: the caller writes them. A page that is whole now is the caller's to write, and to say `written`."""
+    def put(self, offset: int, data: Buffer) -> tuple[bool, Page | None]:
+        """Keep bytes that lie inside one page. False where there is no room for them, or they do not touch what is
+        there: the caller writes them. A page that these bytes have made whole is the caller's to write, and to say
+        `written`; no other caller is given it, since its memory is used again from then on."""
         number, low = divmod(offset, ALIGNMENT)
         high = low + data.nbytes
         with self._lock:
             page = self._pages.get(number)
             if page is None:
                 if not self._free:
-                    return None
+                    return False, None
                 page = self._pages[number] = Page(number, self._free.pop(), low, high)
             elif low > page.high or high < page.low:
-                return None
+                return False, None
+            before = page.whole
             page.data[low:high] = data
             page.low, page.high = min(low, page.low), max(high, page.high)
-            return page
+            return True, page if page.whole and not before else None
 
     def written(self, page: Page) -> None:
         """A whole page is on its way to the disk: forget it."""

@@ -32,9 +32,11 @@ class AlignedFile:
         with naming(path):
             self._buffered = os.open(path, flags, 0o666)
         try:
-            self._direct: int | None = os.open(path, (flags & ~os.O_CREAT) | os.O_DIRECT)
+            self._descriptor: int | None = os.open(path, (flags & ~os.O_CREAT) | os.O_DIRECT)
         except OSError:  # the file system has no direct I/O
-            self._direct = None
+            self._descriptor = None
+        self._direct = self._descriptor
+        """None from the first refusal of a direct transfer on; other threads may be using the descriptor even then."""
 
     def __del__(self) -> None:
         self.close()
@@ -45,11 +47,11 @@ class AlignedFile:
 
     def close(self) -> None:
         """Close the file; closing twice does nothing."""
-        for fd in (getattr(self, "_buffered", None), getattr(self, "_direct", None)):
+        for fd in (getattr(self, "_buffered", None), getattr(self, "_descriptor", None)):
             if fd is not None:
                 with contextlib.suppress(OSError):
                     os.close(fd)
-        self._buffered, self._direct = -1, None
+        self._buffered, self._direct, self._descriptor = -1, None, None
 
     @property
     def size(self) -> int:
@@ -82,9 +84,10 @@ class AlignedFile:
         return buffer[lead : lead + length]
 
     def _pread(self, piece: Buffer, offset: int) -> int:
-        if self._direct is not None:
+        direct = self._direct
+        if direct is not None:
             try:
-                return os.preadv(self._direct, [piece.data], offset)
+                return os.preadv(direct, [piece.data], offset)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
@@ -113,11 +116,10 @@ class AlignedFile:
         """Leave a ragged end with `edges`, or write it; the page that it has completed, if it has."""
         if not data.nbytes:
             return None
-        page = None if edges is None else edges.put(offset, data)
-        if page is None:
+        kept, page = (False, None) if edges is None else edges.put(offset, data)
+        if not kept:
             self._write_buffered(offset, data)
-            return None
-        return page if page.whole else None
+        return page
 
     def _write_direct(
         self, offset: int, data: Buffer, bounce: Buffer, head: Page | None = None, tail: Page | None = None
@@ -142,12 +144,13 @@ class AlignedFile:
     def _pwrite(self, offset: int, parts: list[Buffer]) -> None:
         """Write parts that lie one after another in the file."""
         while parts:
-            if self._direct is None:
+            direct = self._direct
+            if direct is None:
                 self._write_buffered(offset, parts[0])
                 done = parts[0].nbytes
             else:
                 try:
-                    done = os.pwritev(self._direct, [part.data for part in parts], offset)
+                    done = os.pwritev(direct, [part.data for part in parts], offset)
                 except OSError as error:
                     if error.errno != errno.EINVAL:
                         raise

@@ -21,6 +21,7 @@ from outsize.array.store.file import AlignedFile, naming, sync_folder, window
 from outsize.array.store.partial import EDGES, forget_earlier
 from outsize.core.errors import StoreError
 from outsize.core.units import format_bytes
+from outsize.engine.pool import make_buffer
 
 _BOUNCE = 1 << 20
 """Bytes gathered at once when runs are close together; fits the second-level cache."""
@@ -236,7 +237,7 @@ class FlatSink(Sink):
         self.granule = tuple(min(length, 1) for length in shape)
         self.file = AlignedFile(partial, writable=True, create=True)
         total = len(header) + self.layout.nbytes
-        resume = resume and self.file.size == total
+        resume = resume and self.file.size == total and self._begins_with(header)
         if not resume:
             forget_earlier(partial)
         self.edges = Edges(partial + EDGES)
@@ -249,6 +250,11 @@ class FlatSink(Sink):
         except StoreError:
             self.abort()
             raise
+
+    def _begins_with(self, header: bytes) -> bool:
+        """True where the unfinished file is one of ours: as long, and said to hold the same."""
+        buffer = make_buffer(window(len(header)))
+        return self.file.read(0, len(header), buffer).tobytes() == header
 
     def extent(self, region: Region) -> int:
         """A bounce buffer, for runs that `lay` could not place, and pages that wait for their other half."""
