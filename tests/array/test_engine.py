@@ -107,3 +107,27 @@ def test_the_error_of_one_worker_is_raised_after_all_have_stopped(ahead: int) ->
         run_work(work, range(20), pool)
     assert not [thread for thread in threading.enumerate() if thread.name == "outsize"]
     assert pool.take(1 << 20).nbytes == 1 << 20
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_workers_have_ended_where_another_could_not_be_started(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    start, begun = threading.Thread.start, []
+
+    def failing(thread: threading.Thread) -> None:
+        if begun:
+            time.sleep(0.05)  # the first is at work by now
+            raise error("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    class Slow(Count):
+        def load(self, *args: Any) -> Any:
+            time.sleep(0.3)
+            return super().load(*args)
+
+    monkeypatch.setattr(threading.Thread, "start", failing)
+    with pytest.raises(error):
+        run_work(Slow(), range(8), MemoryPool(1 << 20))
+    assert not begun[0].is_alive()

@@ -270,13 +270,14 @@ def _take(pool: MemoryPool, size: int, count: int, lock: bool, locked: list[Pinn
 
 def _join(run: _Run, threads: list[threading.Thread]) -> None:
     """Start and wait, so that Ctrl-C is heard and stops the workers before it is passed on."""
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         for thread in threads:
             while thread.is_alive():
                 thread.join(0.1)
-    except KeyboardInterrupt as interrupt:
-        run.fail(interrupt)
+    except BaseException as error:  # also a thread that cannot be started: those that run end before files are closed
+        run.fail(error)
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
