@@ -222,6 +222,21 @@ def test_tiles_refuse_what_cannot_be() -> None:
         x.tiles("fake", shape=(100, 100))
 
 
+def test_tiles_written_back_are_synced_and_a_loop_left_early_leaves_the_present_tile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((40, 8), "float32"))
+    x = outsize.open(tmp_path / "x.npy", mode="r+")
+    synced = []
+    monkeypatch.setattr(type(x.node.store.file), "sync", lambda self: synced.append(self.path))  # type: ignore[attr-defined]
+    for number, tile in enumerate(x.tiles(prefetch=0, write=True, shape=(10, 8))):
+        tile += 1
+        if number == 1:
+            break
+    assert synced == [str(tmp_path / "x.npy")]
+    assert np.load(tmp_path / "x.npy").sum() == 80
+
+
 def test_a_tile_is_never_the_users_own_memory() -> None:
     mine = A.copy()
     for tile in outsize.open(mine).tiles(shape=(100, 200)):

@@ -146,7 +146,8 @@ class Array:
     ) -> Any:  # fmt: skip
         """Its tiles as torch tensors on a device, one after another, the next ones read and sent ahead.
 
-        `write=True` writes each tile back after its turn, into an array of `outsize.empty` or one opened with `mode="r+"`.
+        `write=True` writes each tile back when the next is asked for, into an array of `outsize.empty` or one opened with
+        `mode="r+"`; leaving the loop early leaves the present tile as it was.
         The iterator's `region` says which part the present tile is. A tile is good until the next is asked for.
 
         >>> for tile in x.tiles(device="cuda"): my_kernel(tile)

@@ -129,6 +129,8 @@ class Tiles:
                 self.device.close()
             for memory in locked:
                 memory.close()
+            if self.sink is not None:
+                self.sink.sync()
 
     def _walk(self, locked: list[Pinned]) -> Iterator[Any]:
         regions = iter(self.grid)
