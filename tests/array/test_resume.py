@@ -128,6 +128,31 @@ def test_a_reduction_that_was_finished_before_the_kill_is_not_read_again(
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_budget_that_is_too_small_does_not_cost_what_an_earlier_run_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "JOURNALED", 0)
+    monkeypatch.setattr("outsize.array.journal._EVERY", 0.0)
+    x = np.random.default_rng(1).random((3000, 64), dtype="float32")
+    np.save(tmp_path / "x.npy", x)
+    doubled = outsize.open(tmp_path / "x.npy") * 2
+    moved = []
+
+    def interrupt(event: object) -> None:
+        moved.append(type(event).__name__)
+        if moved.count("Advanced") == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        doubled.save(tmp_path / "z.npy", budget="300KiB", progress=interrupt)
+    with pytest.raises(outsize.BudgetError):
+        doubled.save(tmp_path / "z.npy", budget="1KiB")
+    done = []
+    doubled.save(tmp_path / "z.npy", budget="300KiB", progress=lambda e: done.append(getattr(e, "done", 0)))
+    assert done[0] > 0
+    assert np.array_equal(np.load(tmp_path / "z.npy"), x * 2)
+
+
 def test_a_changed_input_is_not_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "JOURNALED", 0)
     np.save(tmp_path / "x.npy", np.zeros((2000, 64), "float32"))

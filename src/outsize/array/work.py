@@ -164,7 +164,8 @@ def _save(
         trip, plan = planner(node, sink, given, f"save {os.path.basename(path)}", reason)
         plan.check()
     except (BudgetError, InputError):
-        _abandon(sink, journal)
+        if not resume:  # what an earlier run has finished waits for a budget that suffices
+            _abandon(sink, journal)
         raise
     if journal is not None:
         if not resume:
