@@ -33,7 +33,7 @@ from outsize.model.fitting.stage import Stage, open_stage
 from outsize.model.fitting.stores import open_store
 from outsize.model.fitting.telling import tell
 from outsize.model.fitting.timing import Timing, estimate_times, measure_times, try_out
-from outsize.model.fitting.update import parameters_of
+from outsize.model.fitting.update import parameters_of, require_plain_step
 
 TRIED = 3
 """Plans of nearly the same price that are run on a card, so that the fastest is known and not guessed."""
@@ -174,6 +174,7 @@ def is_compiled(module: Any) -> bool:
 
 
 def _check_optimizer(model: Any, optimizer: Any) -> None:
+    require_plain_step(optimizer)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     strange = [p for p in parameters_of(optimizer) if id(p) not in names]
     if strange:

@@ -40,7 +40,7 @@ from outsize.model.fitting.hosted.tell import tell
 from outsize.model.fitting.hosted.units import Cut, cut_model, sizeof
 from outsize.model.fitting.hosted.visits import HostSource
 from outsize.model.fitting.runner import Work, read_loss, without_cache
-from outsize.model.fitting.update import parameters_of, why_not_one_by_one
+from outsize.model.fitting.update import parameters_of, require_plain_step, why_not_one_by_one
 
 COMPARED = 2**30
 """A model whose weights have at most so many bytes is compared with its plain step."""
@@ -153,6 +153,7 @@ def _cpu() -> Any:
 
 
 def _check_optimizer(model: Any, optimizer: Any) -> None:
+    require_plain_step(optimizer)
     known = {id(parameter) for parameter in model.parameters()}
     strange = [p for p in parameters_of(optimizer) if id(p) not in known]
     if strange:
