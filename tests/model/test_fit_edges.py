@@ -212,3 +212,46 @@ def test_what_is_written_through_data_between_hosted_steps_is_seen_by_the_next(u
     brought = runner.visits.brought
     runner.close()
     assert brought and nets.worst_difference(model.parameters(), twin.parameters()) < 1e-6
+
+
+@pytest.mark.parametrize("update", ["card", "host", "kept"])
+def test_undo_of_a_hosted_fit_gives_back_the_layout_of_parameters(update):
+    model, batch = nets.Vision().to(memory_format=torch.channels_last), nets.make_images()
+    model.head.weight = nn.Parameter(torch.randn(8, 5).t())
+    twin = copy.deepcopy(model)
+    ours, plain = (torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (model, twin))
+    lane = lanes.LateLane(0)
+    runner, _ = open_runner(model, nets.vision_loss, ours, batch, lane, limit=4000, inputs=False, update=update)
+    for _ in range(2):
+        runner.step(batch)
+        nets.plain_step(twin, nets.vision_loss, plain, batch)
+    HostedFitted(None, runner.choice, runner, None).undo()
+    assert [p.stride() for p in model.parameters()] == [p.stride() for p in twin.parameters()]
+    for m, optimizer in ((model, ours), (twin, plain)):
+        nets.plain_step(m, nets.vision_loss, optimizer, batch)
+    assert nets.worst_difference(model.parameters(), twin.parameters()) < 1e-5
+
+
+def test_two_parameters_on_the_same_memory_are_refused_where_they_would_part():
+    model, batch = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(4, 8)
+    model[1].weight = nn.Parameter(model[0].weight.data)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(outsize.InputError, match=r"0\.weight and 1\.weight|1\.weight and 0\.weight"):
+        outsize.fit(model, lambda m, b: m(b).mean(), optimizer, batch, device="cpu", budget="64MiB", host="20GiB")
+
+
+def test_a_second_fit_while_the_first_keeps_weights_elsewhere_is_refused(tmp_path):
+    model, batch = nets.Language(), nets.make_tokens()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    fitted = open_fitted(model, optimizer, Choice(stream=EVERYTHING), DiskStore(str(tmp_path)))
+    fitted.step(batch)
+    for options in ({"budget": "1GiB"}, {"device": "cpu", "budget": "64MiB", "host": "20GiB"}):
+        with pytest.raises(outsize.InputError, match="undo"):
+            outsize.fit(model, nets.language_loss, optimizer, batch, **options)
+    fitted.undo()
+    outsize.fit(model, nets.language_loss, optimizer, batch, budget="1GiB").undo()
+
+
+def test_a_model_without_parameters_is_refused():
+    with pytest.raises(outsize.InputError, match="no parameters"):
+        outsize.fit(nn.ReLU(), None, None, torch.randn(4, 4), budget="1GiB")

@@ -25,6 +25,7 @@ from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.hosted.verb import fit_hosted
 from outsize.model.fitting.inference import fit_inference
 from outsize.model.fitting.normaliser import Normaliser
+from outsize.model.fitting.parcels import require_home
 from outsize.model.fitting.planner import Candidate, Search, describe, remedies_on
 from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.remedies import ALLOWED, REMEDIES
@@ -128,6 +129,9 @@ def _check(
     """The user's mistakes, named before anything is touched."""
     _check_words(model, loss, optimizer, allow, without)
     parameters = list(model.parameters())
+    if not parameters:
+        raise InputError(f"{type(model).__name__} has no parameters: there is nothing to fit")
+    require_home(model, optimizer)
     if optimizer is not None and not any(parameter.requires_grad for parameter in parameters):
         raise InputError("no parameter of the model requires a gradient: there is nothing to train")
     devices = {parameter.device for parameter in parameters}
