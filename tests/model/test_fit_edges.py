@@ -255,3 +255,43 @@ def test_a_second_fit_while_the_first_keeps_weights_elsewhere_is_refused(tmp_pat
 def test_a_model_without_parameters_is_refused():
     with pytest.raises(outsize.InputError, match="no parameters"):
         outsize.fit(nn.ReLU(), None, None, torch.randn(4, 4), budget="1GiB")
+
+
+def test_a_loss_of_gradients_is_fitted_where_the_model_is_on_its_device_and_refused_where_units_visit():
+    model, batch = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)), torch.randn(64, 8)
+    twin = copy.deepcopy(model)
+
+    def loss(model, batch):
+        batch = batch.detach().clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(batch).sum(), batch, create_graph=True)
+        return gradient.square().mean()
+
+    ours, plain = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, twin))
+    with pytest.raises(outsize.InputError, match="more than once"):
+        outsize.fit(model, loss, ours, batch, device="cpu", budget="64MiB", host="20GiB")
+    fitted = outsize.fit(model, loss, ours, batch, budget="1GiB")
+    fitted.step(batch)
+    nets.plain_step(twin, loss, plain, batch)
+    fitted.undo()
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True) if b.grad is not None
+    )
+
+
+def test_a_module_that_is_computed_again_can_be_gone_back_through_twice(tmp_path):
+    model, batch = nets.Vision(norm="batch"), nets.make_images()
+    twin = copy.deepcopy(model)
+
+    def loss(model, batch):
+        image = batch["image"].clone().requires_grad_()
+        value = nets.vision_loss(model, {**batch, "image": image})
+        (gradient,) = torch.autograd.grad(value, image, retain_graph=True)
+        return value + gradient.square().sum()
+
+    ours, plain = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, twin))
+    norms = {m: tuple(m._buffers) for m in model.modules() if isinstance(m, nn.BatchNorm2d)}
+    work = Work(model=model, loss=loss, optimizer=ours, written=norms)
+    Runner(work, Choice(checkpoint=("stages.0", "stages.1")), DiskStore(str(tmp_path))).step(batch)
+    nets.plain_step(twin, loss, plain, batch)
+    for a, b in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        assert torch.equal(a, b)

@@ -193,8 +193,13 @@ def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]
         return None, f"BatchNorm takes statistics over the whole batch ({names})"
     runs = [(0, few - 1), (few - 1, few)]
     with torch.no_grad(), calm():
-        with watching_means() as means:
-            whole, count = read_loss(work.loss(work.model, part))
+        try:
+            with watching_means() as means:
+                whole, count = read_loss(work.loss(work.model, part))
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+            return None, "the loss takes gradients itself, so that it cannot be tried on slices without them"
         if count is not None:
             return _check_counts(work, part, runs, whole, count)
         if not torch.allclose(whole, read_loss(work.loss(work.model, part))[0], rtol=TOLERANCE):
