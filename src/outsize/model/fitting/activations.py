@@ -56,18 +56,24 @@ def _twice(written: list[tuple[Any, tuple[str, ...]]]) -> tuple[Any, Any]:
         before.extend((child, name, child._buffers[name].clone()) for child, names in written for name in names)
         yield
 
-    @contextlib.contextmanager
-    def second() -> Iterator[None]:
-        kept = [(child, name, child._buffers[name]) for child, name, _ in before]
-        for child, name, copy in before:
-            child._buffers[name] = copy
-        try:
-            yield
-        finally:
-            for child, name, buffer in kept:
-                child._buffers[name] = buffer
+    return first(), Second(before)
 
-    return first(), second()
+
+class Second:
+    """Copies in the places of written buffers; a graph that is gone through twice enters it twice."""
+
+    def __init__(self, copies: list[tuple[Any, str, Any]]) -> None:
+        self._copies = copies
+        self._kept: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> None:
+        self._kept = [(child, name, child._buffers[name]) for child, name, _ in self._copies]
+        for child, name, copy in self._copies:
+            child._buffers[name] = copy
+
+    def __exit__(self, *failure: object) -> None:
+        for child, name, buffer in self._kept:
+            child._buffers[name] = buffer
 
 
 class Saved:

@@ -193,12 +193,20 @@ def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]
         return None, f"BatchNorm takes statistics over the whole batch ({names})"
     runs = [(0, few - 1), (few - 1, few)]
     with torch.no_grad(), calm():
-        whole, count = read_loss(work.loss(work.model, part))
+        try:
+            with watching_means() as means:
+                whole, count = read_loss(work.loss(work.model, part))
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+            return None, "the loss takes gradients itself, so that it cannot be tried on slices without them"
         if count is not None:
             return _check_counts(work, part, runs, whole, count)
         if not torch.allclose(whole, read_loss(work.loss(work.model, part))[0], rtol=TOLERANCE):
             return None, "the loss of the same samples changes from call to call"
-        rules = [Normaliser(rule="samples"), Normaliser(rule="sum"), *_label_rules(part)]
+        if means.weighted:
+            return None, "the loss is a mean in which classes weigh differently: give (total, count) to have it cut"
+        rules = [Normaliser(rule="samples"), Normaliser(rule="sum"), *_label_rules(part, means.ignored)]
         holding = [rule for rule in rules if _holds(work, rule, part, runs, few)]
         if not holding:
             return None, (
@@ -206,9 +214,53 @@ def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]
                 "(in-batch negatives, statistics over the batch), or it is a mean over tokens, whose (total, count) it could give"
             )
         for rule in holding:
-            if rule.rule == "labels" and few > 2 and _tells_apart(work, rule, part, runs, few):
+            if rule.rule == "labels" and _tells_apart(work, rule, part, runs, few):
                 return rule, ""
+    if means.ignored != [IGNORED] and holding[0].rule == "samples":
+        return None, (
+            f"the loss is a mean over labels that are not {means.ignored[0]}, which are not found in the batch: give "
+            "(total, count) to have it cut"
+        )
     return holding[0], ""
+
+
+class Means:
+    """What means over labels leave out."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, None] = {}
+        """Labels that they leave out."""
+        self.counts: list[int] = []
+        """Labels that each of them counted."""
+        self.weighted = False
+        """Classes weigh differently in one of them."""
+
+    @property
+    def ignored(self) -> list[int]:
+        """Labels that are left out, those that somebody chose first."""
+        return sorted(self.found or {IGNORED: None}, key=lambda label: label == IGNORED)
+
+
+@contextlib.contextmanager
+def watching_means() -> Iterator[Means]:
+    """See how losses take means over labels: a few samples that have all their labels do not show it."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    aten = torch.ops.aten
+    losses = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+    means = Means()
+
+    class Mode(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in losses and args[3] == 1:  # a mean
+                means.found.setdefault(int(args[4]))
+                means.counts.append(int((args[1] != args[4]).sum()))
+                means.weighted |= args[2] is not None
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        yield means
 
 
 def _check_counts(work: Work, part: Any, runs: Any, whole: Any, count: Any) -> tuple[Normaliser | None, str]:
@@ -236,7 +288,7 @@ def _holds(work: Work, rule: Normaliser, part: Any, runs: Any, few: int) -> bool
     return math.isfinite(total) and _near(total, whole)
 
 
-def _label_rules(part: Any) -> list[Normaliser]:
+def _label_rules(part: Any, ignored: list[int]) -> list[Normaliser]:
     """Means over labels, for every tensor of the batch that could hold labels."""
     import torch
 
@@ -244,9 +296,10 @@ def _label_rules(part: Any) -> list[Normaliser]:
     for path, tensor in batches.tensors_of(part).items():
         named = "label" in path.lower() or "target" in path.lower()
         if tensor.dtype == torch.int64 and tensor.dim() and (named or tensor.device.type == "cpu"):
-            rules.append(Normaliser(rule="labels", path=path))
-            if tensor.dim() > 1:
-                rules.append(Normaliser(rule="labels", path=path, shifted=True))
+            for label in ignored:
+                rules.append(Normaliser(rule="labels", path=path, ignored=label))
+                if tensor.dim() > 1:
+                    rules.append(Normaliser(rule="labels", path=path, shifted=True, ignored=label))
     return rules
 
 
@@ -258,19 +311,25 @@ def _tells_apart(work: Work, rule: Normaliser, part: Any, runs: Any, few: int) -
             return tensor
         tensor = tensor.clone()
         if tensor.dim() == 1:
-            tensor[0] = IGNORED
+            tensor[0] = rule.ignored
         else:
-            tensor[0, ..., tensor.shape[-1] // 2 :] = IGNORED
+            tensor[0, ..., tensor.shape[-1] // 2 :] = rule.ignored
         return tensor
 
     planted = batches.transform(part, plant)
     try:
         if not _holds(work, rule, planted, runs, few):
             return False
-        before, after = (float(read_loss(work.loss(work.model, b))[0]) for b in (part, planted))
+        losses, counts = [], []
+        for one in (part, planted):
+            with watching_means() as means:
+                losses.append(float(read_loss(work.loss(work.model, one))[0]))
+            counts.append(means.counts)
     except (IndexError, RuntimeError):  # these numbers are no labels: an embedding refuses the one that was planted
         return False
-    return not _near(before, after)
+    if all(len(found) == 1 for found in counts):  # what was counted is known: losses of samples may be too much alike
+        return counts == [[rule.measure(part)], [rule.measure(planted)]] and counts[0] != counts[1]
+    return not _near(*losses)
 
 
 # equality

@@ -128,10 +128,10 @@ class Fitted:
     def _hook(self) -> list[Any]:
         """Whoever saves or loads finds everything at home."""
         work = self._now.work
-        handles = [
-            work.model.register_state_dict_pre_hook(lambda *_: self.gather()),
-            work.model.register_load_state_dict_pre_hook(lambda *_: self.gather()),
-        ]
+        handles: list[Any] = []
+        for module in work.model.modules():  # a part may be saved by itself
+            handles.append(module.register_state_dict_pre_hook(lambda *_: self.gather()))
+            handles.append(module.register_load_state_dict_pre_hook(lambda *_: self.gather()))
         if work.optimizer is not None:
             handles.append(work.optimizer.register_state_dict_pre_hook(lambda *_: self.gather()))
             handles.append(work.optimizer.register_load_state_dict_pre_hook(lambda *_: self.gather()))
@@ -162,7 +162,7 @@ class Fitted:
             failure = ""
             try:
                 return run()
-            except Exception as error:
+            except BaseException as error:  # an interrupt too leaves everything as it was
                 if runner.half_updated and is_out_of_memory(error):
                     raise OutOfMemory(
                         "memory ran out in the middle of the update and again when it was tried again: some parameters are "

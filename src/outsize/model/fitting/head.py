@@ -228,8 +228,10 @@ def _cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
     names = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
     given = {"ignore_index": -100, "reduction": "mean", **dict(zip(names, args, strict=False)), **kwargs}
     logits, labels = given["input"], given["target"]
-    usual = not any(given.get(name) for name in ("weight", "size_average", "reduce", "label_smoothing"))
-    if not usual or not hasattr(logits, "_source") or logits.dim() != 2 or labels.dim() != 1:
+    unusual = given.get("label_smoothing") or any(
+        given.get(name) is not None for name in ("weight", "size_average", "reduce")
+    )
+    if unusual or not hasattr(logits, "_source") or logits.dim() != 2 or labels.dim() != 1:
         return NotImplemented
     if given["reduction"] not in ("mean", "sum") or labels.dtype.is_floating_point:
         return NotImplemented

@@ -27,6 +27,8 @@ class Normaliser(Noun):
     """Where in the batch the labels are."""
     shifted: bool = False
     """The first label of each row has no prediction, as in a causal language model."""
+    ignored: int = IGNORED
+    """The label that is left out."""
 
     @property
     def counts(self) -> bool:
@@ -39,7 +41,7 @@ class Normaliser(Noun):
             return 0
         labels = batches.tensors_of(batch)[self.path]
         labels = labels[..., 1:] if self.shifted else labels
-        return int((labels != IGNORED).sum())
+        return int((labels != self.ignored).sum())
 
     def weigh(self, part: Any, rows: int, all_rows: int, whole: int) -> float:
         """Weight of the loss of a slice of `rows` out of `all_rows` samples."""
@@ -53,7 +55,7 @@ class Normaliser(Noun):
         said = {
             "samples": "a mean over samples",
             "sum": "a sum over samples",
-            "labels": f"a mean over the labels in {self.path} that are not {IGNORED}",
+            "labels": f"a mean over the labels in {self.path} that are not {self.ignored}",
             "count": "the loss's own total / count",
         }
         return said[self.rule]

@@ -143,6 +143,19 @@ def check_movable(name: str, tensor: Any) -> str | None:
     return None
 
 
+def require_home(model: Any, optimizer: Any) -> None:
+    """An `InputError` where weights or state are away: an earlier fit of the same model still holds them."""
+    import torch
+
+    state = () if optimizer is None else optimizer.state.values()
+    values = (value for values in state for value in values.values() if isinstance(value, torch.Tensor))
+    for tensor in (*model.parameters(), *values):
+        if tensor.numel() and not tensor.is_meta and not tensor.untyped_storage().nbytes():
+            raise InputError(
+                "an earlier fit of this model keeps its weights or state elsewhere: call undo() on it first"
+            )
+
+
 def require_movable(named: Iterable[tuple[str, Any]]) -> None:
     """An `InputError` that names the first tensor that cannot be away."""
     for name, tensor in named:

@@ -90,7 +90,7 @@ class Runner:
     def step(self, batch: Any) -> Any:
         """Gradients and update; the loss of the batch, detached."""
         assert self.update is not None
-        self.update.begun = False
+        self.update.forget()
         self.work.optimizer.zero_grad(set_to_none=True)
         self.update.send_state()
         loss, scale = self._passes(batch)
@@ -166,8 +166,9 @@ class Runner:
                     loss, counted = read_loss(work.loss(work.model, part))
                 if counted is None:
                     weight = work.normaliser.weigh(part, stop - start, rows, whole) if stop - start < rows else 1.0
-                    if weight == 0.0:  # no label counts in this slice: its mean is no number
+                    if weight == 0.0 and whole:  # no label counts in this slice: its mean is no number
                         continue
+                    weight = weight or 1.0  # nor in the batch: no number either, and gradients of zero
                     loss = loss if weight == 1.0 else loss * weight
                 elif stop - start == rows:
                     loss, counted = loss / counted, None

@@ -8,9 +8,11 @@ can be away between visits.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from outsize.core.errors import InputError
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.parcels import Parcels
@@ -42,6 +44,16 @@ def why_not_one_by_one(optimizer: Any) -> str | None:
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return "the optimizer has step hooks, which would run several times a step"
     return None
+
+
+def require_plain_step(optimizer: Any) -> None:
+    """An `InputError` where a step needs the loss again and again."""
+    needed = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if needed is not None and needed.default is inspect.Parameter.empty:
+        raise InputError(
+            f"{type(optimizer).__name__}.step needs a closure that computes the loss several times a step: fit runs one forward "
+            "and backward pass a step, so use an optimizer that needs no more, such as AdamW"
+        )
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
@@ -251,6 +263,12 @@ class Update:
         tensor = kept if isinstance(kept, torch.Tensor) else kept.fetch()
         self.parcels.store.finish()
         return tensor
+
+    def forget(self) -> None:
+        """A step begins: nothing of one that was given up half way is part of it."""
+        self.begun = False
+        self._away.clear()
+        self._log.clear()
 
     def commit(self) -> None:
         """The step is done: what was before is not needed any more."""

@@ -25,6 +25,7 @@ from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.hosted.verb import fit_hosted
 from outsize.model.fitting.inference import fit_inference
 from outsize.model.fitting.normaliser import Normaliser
+from outsize.model.fitting.parcels import require_home
 from outsize.model.fitting.planner import Candidate, Search, describe, remedies_on
 from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.remedies import ALLOWED, REMEDIES
@@ -33,7 +34,7 @@ from outsize.model.fitting.stage import Stage, open_stage
 from outsize.model.fitting.stores import open_store
 from outsize.model.fitting.telling import tell
 from outsize.model.fitting.timing import Timing, estimate_times, measure_times, try_out
-from outsize.model.fitting.update import parameters_of
+from outsize.model.fitting.update import parameters_of, require_plain_step
 
 TRIED = 3
 """Plans of nearly the same price that are run on a card, so that the fastest is known and not guessed."""
@@ -128,6 +129,9 @@ def _check(
     """The user's mistakes, named before anything is touched."""
     _check_words(model, loss, optimizer, allow, without)
     parameters = list(model.parameters())
+    if not parameters:
+        raise InputError(f"{type(model).__name__} has no parameters: there is nothing to fit")
+    require_home(model, optimizer)
     if optimizer is not None and not any(parameter.requires_grad for parameter in parameters):
         raise InputError("no parameter of the model requires a gradient: there is nothing to train")
     devices = {parameter.device for parameter in parameters}
@@ -174,6 +178,7 @@ def is_compiled(module: Any) -> bool:
 
 
 def _check_optimizer(model: Any, optimizer: Any) -> None:
+    require_plain_step(optimizer)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     strange = [p for p in parameters_of(optimizer) if id(p) not in names]
     if strange:

@@ -86,6 +86,11 @@ class Call:
         if self._found is None:
             self._run()
         assert self._found is not None
+        if number not in self._found:
+            raise InputError(
+                "the loss goes back through the model more than once (gradients of gradients, retain_graph): a unit on a visit "
+                "can do it once, so fit a model that the device holds, without device="
+            )
         return self._found.pop(number)
 
     def _run(self) -> None:

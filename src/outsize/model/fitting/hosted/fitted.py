@@ -114,15 +114,19 @@ class HostedFitted:
             failure = ""
             try:
                 return run()
-            except Exception as error:
+            except BaseException as error:  # an interrupt too leaves nothing under way
                 half = runner.half_updated
                 if half and is_out_of_memory(error):
+                    runner.roll_back()
+                    before.restore()
                     raise OutOfMemory(
                         "memory ran out in the backward pass after some parameters had been updated: load the last saved state"
                     ) from error
                 if not is_out_of_memory(error):
                     runner.roll_back()
                     before.restore()
+                    if half:
+                        error.add_note("some parameters were updated before this error: load the last saved state")
                     raise
                 failure = str(error).splitlines()[0] if str(error) else type(error).__name__
             clear_up()

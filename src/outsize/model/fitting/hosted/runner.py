@@ -94,6 +94,8 @@ class HostedRunner:
         if isinstance(self.sink, Kept):
             self._update_kept(self.sink)
         self.sink.end()
+        if self.real and (self.later is not None or isinstance(self.sink, OnCard)):
+            self.visits.remember_held()
         self.phase("done")
         return loss
 

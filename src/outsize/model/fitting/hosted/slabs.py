@@ -80,6 +80,8 @@ class Weights:
         """By name of the unit; the empty name is what stays on the device."""
         self.homes: dict[int, tuple[str, Place]] = {}
         """id of a parameter -> its unit and place."""
+        self.strides: dict[int, tuple[int, ...]] = {} if old is None else dict(old.strides)
+        """id of a parameter -> its strides as it was given, where they are not those of its block."""
         with ThreadPoolExecutor(MOVERS) as pool:
             for _ in pool.map(self._move, (*cut.units.values(), cut.held)):
                 if old is not None:
@@ -101,6 +103,8 @@ class Weights:
         for place in unit.places:
             parameter = place.parameter
             here = block.tensor(place.offset, tuple(parameter.shape), parameter.dtype)
+            if not parameter.is_contiguous():
+                self.strides[id(parameter)] = parameter.stride()
             with torch.no_grad():
                 here.copy_(parameter.data)
             parameter.data = here
@@ -112,7 +116,13 @@ class Weights:
         return self.blocks[name].bytes[place.offset : place.offset + place.size]
 
     def close(self) -> None:
-        """The parameters stay where they are, in memory that is ordinary again."""
+        """The parameters stay where they are, in memory that is ordinary again; those of another layout get it back."""
+        import torch
+
+        for key, strides in self.strides.items():
+            parameter = self.homes[key][1].parameter
+            given = torch.empty_strided(parameter.shape, strides, dtype=parameter.dtype)
+            parameter.data = given.copy_(parameter.detach())
         for block in self.blocks.values():
             block.unlock()
 

@@ -121,10 +121,13 @@ class OnCard(Sink):
         """What waits is let go."""
         for _, proxy in self._waiting:
             proxy.grad = None
+        for proxy in self._visits.proxies.values():
+            self.optimizer.state.pop(proxy, None)
         self._waiting.clear()
         self._coming.clear()
         self._seen, self._next = [], 0
         self._ring.clear()
+        self.changed = False
 
     def _visit(self, rows: list[tuple[Any, Any]]) -> None:
         optimizer = self.optimizer
@@ -318,6 +321,7 @@ class OnHost(Sink):
         """What is under way ends."""
         self._join()
         self._failure = None
+        self.changed = False
 
     def close(self) -> None:
         """The memory is ordinary again."""
@@ -401,6 +405,7 @@ class Kept(Sink):
         """Gradients of a failed step are let go."""
         self._lane.drain()
         self._here = []
+        self.changed = False
 
     def close(self) -> None:
         """The memory is ordinary again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -39,8 +40,9 @@ from outsize.model.fitting.hosted.stage import HostedStage, Sketch, watching
 from outsize.model.fitting.hosted.tell import tell
 from outsize.model.fitting.hosted.units import Cut, cut_model, sizeof
 from outsize.model.fitting.hosted.visits import HostSource
+from outsize.model.fitting.parcels import require_home
 from outsize.model.fitting.runner import Work, read_loss, without_cache
-from outsize.model.fitting.update import parameters_of, why_not_one_by_one
+from outsize.model.fitting.update import parameters_of, require_plain_step, why_not_one_by_one
 
 COMPARED = 2**30
 """A model whose weights have at most so many bytes is compared with its plain step."""
@@ -119,6 +121,8 @@ def _check(
         loss, call = None, call or loss
     if scaler is not None:
         raise InputError("a GradScaler cannot be used when the model lives on the host: use bfloat16, which needs none")
+    require_home(model, optimizer)
+    _check_memory(model)
     kinds = {p.device.type for p in model.parameters()}
     files = None
     if weights is not None:
@@ -146,6 +150,19 @@ def _check(
     )  # fmt: skip
 
 
+def _check_memory(model: Any) -> None:
+    """Every parameter gets memory of its own on the host, so two on the same memory would part."""
+    named = [(name, p) for name, p in model.named_parameters() if p.device.type == "cpu" and p.numel()]
+    rows = sorted(
+        (p.data_ptr(), p.data_ptr() + p.numel() * p.element_size(), name) for name, p in named if p.is_contiguous()
+    )
+    for (_, end, first), (start, _, second) in itertools.pairwise(rows):
+        if start < end:
+            raise InputError(
+                f"{first} and {second} are two parameters on the same memory: tie them by assigning one parameter to both"
+            )
+
+
 def _cpu() -> Any:
     import torch
 
@@ -153,6 +170,7 @@ def _cpu() -> Any:
 
 
 def _check_optimizer(model: Any, optimizer: Any) -> None:
+    require_plain_step(optimizer)
     known = {id(parameter) for parameter in model.parameters()}
     strange = [p for p in parameters_of(optimizer) if id(p) not in known]
     if strange:

@@ -21,6 +21,9 @@ from outsize.model.fitting.hosted.units import Cut, Place, Unit, sizeof
 AHEAD = 3
 """Units that may be on their way at once."""
 
+SAMPLED = 1024
+"""Elements of a parameter that are looked at to see whether it has changed."""
+
 
 class Source(Protocol):
     """Where the bytes of units come from."""
@@ -81,7 +84,7 @@ class Visits:
         self._source = source
         self._ring = Ring(lane, room) if cut.units else None
         self._held = lane.empty(cut.held.size) if cut.held.size else None
-        self._versions: list[tuple[int, int]] = []
+        self._versions: list[tuple[int, int, bytes]] = []
         self._blanks: dict[Any, Any] = {}
         self.proxies: dict[int, Any] = {}
         for place in cut.places():
@@ -191,7 +194,7 @@ class Visits:
         held = self.cut.held
         if self._held is None:
             return
-        versions = [(p.parameter._version, p.parameter.data_ptr() if self.lane.real else 0) for p in held.places]
+        versions = self._look_at_held()
         if versions != self._versions:
             self.lane.wait(self._source.bring(held, self._held, [self.lane.mark()]))
             self.brought += held.size
@@ -199,6 +202,18 @@ class Visits:
             lease = Lease(0, held.size, self._held, [])
             for place in held.places:
                 self._show(place, lease)
+
+    def _look_at_held(self) -> list[tuple[int, int, bytes]]:
+        """What tells a change of the user's own: `parameter.data` changes bytes and counts no version."""
+        if not self.lane.real:
+            return [(place.parameter._version, 0, b"") for place in self.cut.held.places]
+        own = [place.parameter for place in self.cut.held.places]
+        return [(parameter._version, parameter.data_ptr(), _sample(parameter)) for parameter in own]
+
+    def remember_held(self) -> None:
+        """What stays on the device was updated there and sent: the host has the same."""
+        if self._versions:
+            self._versions = self._look_at_held()
 
     def forget_held(self) -> None:
         """What stays on the device is not what the host has: bring it again."""
@@ -383,6 +398,16 @@ class Visits:
 
     def _hide(self, place: Place) -> None:
         self.proxies[id(place.parameter)].data = self._blank(place.parameter)
+
+
+def _sample(parameter: Any) -> bytes:
+    """Bytes of a small parameter, of a large one those of elements all over it."""
+    import torch
+
+    if parameter.is_meta:
+        return b""
+    flat = parameter.detach().reshape(-1)
+    return bytes(flat[:: max(1, flat.numel() // SAMPLED)].contiguous().view(torch.uint8).numpy())
 
 
 def _find_statistics(model: Any) -> set[int]:
