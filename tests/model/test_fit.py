@@ -321,6 +321,8 @@ def test_an_inference_is_planned_sliced_where_outputs_join_and_streamed_where_we
     for budget, names in ((weights + (plain - weights) // 2, {"slice the batch"}), (weights, {"stream weights"})):
         fitted = outsize.fit(model, lambda m, b: m(b), None, batch, budget=budget)
         assert names <= {remedy.name for remedy in fitted.plan.remedies} and fitted.plan.peak() <= budget
+        away = "stream weights" in {remedy.name for remedy in fitted.plan.remedies}
+        assert away == ("fitted.gather()" in " ".join(fitted.plan.notes))
         assert torch.allclose(fitted.infer(batch), expected, atol=1e-5)
         with pytest.raises(outsize.InputError, match="without an optimizer"):
             fitted.step(batch)

@@ -27,6 +27,7 @@ from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.stage import Stage
 from outsize.model.fitting.stores import NoStore, open_store
+from outsize.model.fitting.telling import say_absent
 
 SHARE = 8
 """A unit whose weights visit together holds at most one part in so many of all weights, where it has parts at all."""
@@ -137,5 +138,5 @@ def _tell(
             Remedy(name=name, saves=saves, known=Known.ESTIMATE, costs=costs, exactness=Exactness.ROUNDING, how=how)
             for name, costs, how in remedies
         ),
-        slow_down=1.0, place="host" if work.device == "cuda" else "disk", notes=tuple(notes),
+        slow_down=1.0, place="host" if work.device == "cuda" else "disk", notes=(*notes, *say_absent(choice)),
     )  # fmt: skip

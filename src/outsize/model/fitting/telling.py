@@ -38,7 +38,7 @@ def tell(
         smallest=None, remedies=_remedies(found, facts, findings), slow_down=slow_down(found.choice, facts),
         plain=facts.plain.peak, away=found.projection.away if found.projection else 0, place=place(facts),
         cheaper=_neighbour(search, found, facts, cheaper=True), smaller=_neighbour(search, found, facts, cheaper=False),
-        notes=(*_notes(facts, findings), *_setting(found), *decided),
+        notes=(*_notes(facts, findings), *say_absent(found.choice), *_setting(found), *decided),
     )  # fmt: skip
 
 
@@ -77,6 +77,13 @@ def _setting(found: Candidate) -> list[str]:
         f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start would reserve {format_bytes(other)} instead of "
         f"{format_bytes(projection.peak)}"
     ]
+
+
+def say_absent(choice: Choice) -> list[str]:
+    """What a user must not touch between steps."""
+    if not choice.stream:
+        return []
+    return ["streamed weights have no memory between steps: call fitted.gather() before you read or change them"]
 
 
 def _notes(facts: Facts, findings: Findings) -> list[str]:
