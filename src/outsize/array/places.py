@@ -16,6 +16,7 @@ from outsize.array.store.base import Block, Buffer, Region, Sink, Store
 from outsize.array.store.file import AlignedFile
 from outsize.array.store.flat import FlatLayout, FlatSink, FlatStore
 from outsize.array.store.memory import MemorySink, MemoryStore
+from outsize.array.store.seen import Seen
 
 
 class Kept(MemorySink):
@@ -79,7 +80,7 @@ class Scratch(FlatSink):
             os.unlink(self.partial)
 
 
-class Turned(Sink):
+class Turned(Seen):
     """A sink seen with its axes in another order, or with axes of length 1 more or fewer."""
 
     def __init__(self, sink: Sink, shape: tuple[int, ...], targets: tuple[int | None, ...]) -> None:
@@ -113,33 +114,6 @@ class Turned(Sink):
         kept = [t for t in self.targets if t is not None]
         view = view.transpose([kept.index(t) for t in sorted(kept)])
         return view[tuple(slice(None) if axis in kept else None for axis in range(len(self.sink.shape)))]
-
-    def extent(self, region: Region) -> int:
-        return self.sink.extent(self._under(region))
-
-    def room(self, region: Region) -> int:
-        return self.sink.room(self._under(region))
-
-    def seeks(self, region: Region) -> int:
-        return self.sink.seeks(self._under(region))
-
-    def lay(self, region: Region, buffer: Buffer) -> Block:
-        return self._over(self.sink.lay(self._under(region), buffer))
-
-    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
-        self.sink.write(self._under(region), self._below(block), buffer)
-
-    def traffic(self, region: Region) -> int:
-        return self.sink.traffic(self._under(region))
-
-    def sync(self) -> None:
-        self.sink.sync()
-
-    def commit(self) -> Store:
-        return self.sink.commit()
-
-    def abort(self) -> None:
-        self.sink.abort()
 
 
 class Sketch(FlatSink):

@@ -23,6 +23,7 @@ from outsize.array.run import digest_of, run_itinerary
 from outsize.array.store.base import Block, Region, Sink, Store
 from outsize.array.store.memory import MemorySink
 from outsize.array.store.partial import JOURNAL, partial_path
+from outsize.array.store.seen import Seen
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.events import Listener
 from outsize.core.memory import HOST, Allowance, Budget
@@ -222,7 +223,7 @@ def update_node(node: Node, store: Store, region: Region, budget: Any = None) ->
     sink.commit()
 
 
-class _Part(Sink):
+class _Part(Seen):
     """A region of another sink."""
 
     def __init__(self, sink: Sink, region: Region) -> None:
@@ -233,33 +234,6 @@ class _Part(Sink):
 
     def _under(self, region: Region) -> Region:
         return tuple((a + start, b + start) for (a, b), (start, _) in zip(region, self.region, strict=True))
-
-    def extent(self, region: Region) -> int:
-        return self.sink.extent(self._under(region))
-
-    def room(self, region: Region) -> int:
-        return self.sink.room(self._under(region))
-
-    def lay(self, region: Region, buffer: Any) -> Block:
-        return self.sink.lay(self._under(region), buffer)
-
-    def write(self, region: Region, block: Block, buffer: Any) -> None:
-        self.sink.write(self._under(region), block, buffer)
-
-    def traffic(self, region: Region) -> int:
-        return self.sink.traffic(self._under(region))
-
-    def seeks(self, region: Region) -> int:
-        return self.sink.seeks(self._under(region))
-
-    def sync(self) -> None:
-        self.sink.sync()
-
-    def commit(self) -> Store:
-        return self.sink.commit()
-
-    def abort(self) -> None:
-        self.sink.abort()
 
 
 def refuse_overlap(node: Node, path: str) -> None:

@@ -22,7 +22,8 @@ from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.check import SAMPLES
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.fitted import Fitted, call_model
+from outsize.model.fitting.fitted import Fitted
+from outsize.model.fitting.guarded import call_model
 from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.stage import Stage

@@ -204,17 +204,16 @@ class Runner:
         offload = Offload(self.store, ahead=work.device == "cuda", device=work.device)
         fixed = (*work.model.parameters(), *work.model.buffers()) if choice.offload else ()
         stays = {tensor.untyped_storage()._cdata for tensor in fixed}
-        changed: list[tuple[Any, Any]] = []
         names = [*choice.checkpoint, *choice.offload, *(n for n in choice.stream if n not in choice.checkpoint)]
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_cache(work.model, self._configs))
             if choice.chunks:
                 pieces = -(-choice.chunks // choice.slices)
                 stack.enter_context(chunked_heads(work.model, work.heads, pieces, work.device))
+            put = stack.enter_context(other_forwards())  # last in, first out: what it covers is put back under it
             for name in dict.fromkeys(names):
                 module = self._modules[name]
                 forward = module.forward
-                changed.append((module, module.__dict__.get("forward")))
                 streamed = self.streamer is not None and name in choice.stream
                 if streamed:
                     assert self.streamer is not None
@@ -226,17 +225,12 @@ class Runner:
                 if streamed:
                     assert self.streamer is not None
                     forward = self.streamer.wrap(name, forward)
-                module.__dict__["forward"] = forward
+                put(module, forward)
             try:
                 if self.streamer is not None:
                     self.streamer.leave()
                 yield
             finally:
-                for module, before in changed:
-                    if before is None:
-                        module.__dict__.pop("forward", None)
-                    else:
-                        module.__dict__["forward"] = before
                 if self.streamer is not None:
                     self.streamer.leave()
 
@@ -278,6 +272,25 @@ class Runner:
     def gather(self) -> None:
         """Everything home, as without us."""
         self.parcels.gather()
+
+
+@contextlib.contextmanager
+def other_forwards() -> Iterator[Callable[[Any, Callable[..., Any]], None]]:
+    """Gives put(module, forward): the module runs that until the end of the block, then its own again."""
+    changed: list[tuple[Any, Any]] = []
+
+    def put(module: Any, forward: Callable[..., Any]) -> None:
+        changed.append((module, module.__dict__.get("forward")))
+        module.__dict__["forward"] = forward
+
+    try:
+        yield put
+    finally:
+        for module, before in changed:
+            if before is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = before
 
 
 def find_configs(model: Any) -> list[Any]:

@@ -83,6 +83,24 @@ def fit(
     allowance = _allowance(budget, model)
     if optimizer is None and not own_step:
         return fit_inference(work, loss, batch, allowance, without, current_budget().scratch, dry_run)
+    planning = _prepare(work, batch, own_step, allowance, allow, without)
+    work, rows = planning.work, planning.findings.rows
+    few = batches.transform(batches.take(batch, 0, SAMPLES), lambda _, tensor: tensor.clone())
+
+    def plan_for(limit: int, samples: Any = None) -> tuple[FitPlan, Choice]:
+        return planning.run(replace(allowance, bytes=limit), few, samples)
+
+    plan, choice = plan_for(allowance.bytes, batch)
+    runner = None if dry_run else Runner(work, choice, planning.open_store(), rows=rows)
+    if work.device == "cuda":
+        clear_up()  # what planning left in the allocator's cache is not the step's
+    return Fitted(plan, choice, runner, plan_for, rows)
+
+
+def _prepare(
+    work: Work, batch: Any, own_step: bool, allowance: Allowance, allow: str, without: tuple[str, ...]
+) -> Planning:
+    """What is known of the work before a plan is made: from a few samples, and from one trace of the plain step."""
     findings = look(work, batch)
     work = replace(
         work,
@@ -94,20 +112,7 @@ def fit(
     stage = open_stage(work, batch)
     facts = _take_apart(work, stage, findings, batch, own_step, allowance.bytes)
     facts = replace(facts, forbidden=facts.forbidden | _said(findings, facts, allow, without))
-    planning = Planning(work, facts, stage.project, allow, findings, current_budget().scratch)
-
-    few = batches.transform(batches.take(batch, 0, SAMPLES), lambda _, tensor: tensor.clone())
-
-    def plan_for(limit: int, samples: Any = None) -> tuple[FitPlan, Choice]:
-        return planning.run(replace(allowance, bytes=limit), few, samples)
-
-    plan, choice = plan_for(allowance.bytes, batch)
-    runner = None
-    if not dry_run:
-        runner = Runner(work, choice, planning.open_store(), rows=findings.rows)
-    if work.device == "cuda":
-        clear_up()  # what planning left in the allocator's cache is not the step's
-    return Fitted(plan, choice, runner, plan_for, findings.rows)
+    return Planning(work, facts, stage.project, allow, findings, current_budget().scratch)
 
 
 def _take_apart(work: Work, stage: Stage, findings: Findings, batch: Any, own_step: bool, budget: int) -> Facts:

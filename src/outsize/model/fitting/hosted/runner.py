@@ -25,7 +25,7 @@ from outsize.model.fitting.hosted.slabs import State, Weights
 from outsize.model.fitting.hosted.units import Cut
 from outsize.model.fitting.hosted.update import Collected, Dropped, Kept, OnCard, OnHost, Sink
 from outsize.model.fitting.hosted.visits import Source, Visits
-from outsize.model.fitting.runner import Phase, Work, read_loss, without_cache
+from outsize.model.fitting.runner import Phase, Work, other_forwards, read_loss, without_cache
 
 
 class HostedRunner:
@@ -250,7 +250,6 @@ class HostedRunner:
         if self._rows and (pieces > 1 or choice.more):  # a larger batch runs in more pieces
             pieces = -(-pieces * batches.count_rows(batch) // self._rows)
         keep = self.keeper.keep if self.keeper is not None else None
-        changed: list[tuple[Any, Any]] = []
         with contextlib.ExitStack() as stack:
             stack.enter_context(visits.standing_in())
             stack.enter_context(_children_called())
@@ -259,24 +258,17 @@ class HostedRunner:
             if choice.chunks:
                 work, kind = self.work, self.lane.device.type
                 self._heads = stack.enter_context(chunked_heads(work.model, work.heads, choice.chunks, kind))
+            put = stack.enter_context(other_forwards())  # last in, first out: what it covers is put back under it
             for unit in visits.cut.units.values():
                 module = unit.module
                 forward = module.forward
-                changed.append((module, module.__dict__.get("forward")))
                 twice = run_again(
                     module, forward, visits.hold(unit, forward), self.work.written, self.lane.device, self.real, keep
                 )
                 if pieces > 1:
                     twice = self._checking(unit.name, forward, in_pieces(twice, pieces))
-                module.__dict__["forward"] = visits.wrap(unit, twice)
-            try:
-                yield
-            finally:
-                for module, before in changed:
-                    if before is None:
-                        module.__dict__.pop("forward", None)
-                    else:
-                        module.__dict__["forward"] = before
+                put(module, visits.wrap(unit, twice))
+            yield
 
     def _checking(self, name: str, forward: Callable[..., Any], twice: Callable[..., Any]) -> Callable[..., Any]:
         """The first time: does the unit treat its rows one by one?"""

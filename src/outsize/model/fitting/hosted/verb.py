@@ -26,7 +26,7 @@ from outsize.machine.system import LiveSystem
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.check import preserved
 from outsize.model.fitting.exhaustion import clear_up, give_back_heap, is_out_of_memory
-from outsize.model.fitting.fitted import call_model
+from outsize.model.fitting.guarded import call_model
 from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.files import FileSource, find_weights
 from outsize.model.fitting.hosted.fitted import TIGHTER, HostedFitted

@@ -1,0 +1,166 @@
+"""What every fitted step shares: the model's hooks, and a guard that loses nothing when memory runs out.
+
+In: a plan and a runner that can take a step back. Out: a base for `Fitted` (the model is on its device) and `HostedFitted`
+(it visits). A failure puts everything back outside the `except` block, where the failed frames no longer hold their
+tensors, makes the plan tighter, and runs the same batch again.
+"""
+
+from __future__ import annotations
+
+import abc
+import warnings
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from outsize.core.errors import BudgetError, InputError, OutOfMemory
+from outsize.core.fitting import FitPlan
+from outsize.core.units import format_bytes
+from outsize.model.fitting import batch as batches
+from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
+from outsize.model.fitting.update import copy_all
+
+AnyRunner = TypeVar("AnyRunner")
+
+
+class Guarded(abc.ABC, Generic[AnyRunner]):
+    """A plan bound to a model, until `undo`."""
+
+    def __init__(self, plan: FitPlan, choice: Any, runner: AnyRunner | None) -> None:
+        self.plan = plan
+        """How a step runs, with its projected peaks; replaced when another plan is taken."""
+        self.choice = choice
+        """The decisions as plain data."""
+        self.measured: int | None = None
+        """Peak on the device in bytes, counted as the plan counts; None before anything was measured."""
+        self._runner = runner
+        self._handles = self._hook() if runner is not None else []
+
+    def __repr__(self) -> str:
+        return str(self.plan)
+
+    def undo(self) -> Any:
+        """The model as it was given, with the weights it has now."""
+        model = self._work.model
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._end()
+        self._runner = None
+        return model
+
+    def gather(self) -> None:
+        """Bring home what waits elsewhere; the next step sends it away again."""
+        runner: Any = self._now
+        runner.gather()
+
+    @abc.abstractmethod
+    def _end(self) -> None:
+        """Let go of everything but the model."""
+
+    @abc.abstractmethod
+    def _go_tighter(self, failure: str) -> None:
+        """Take a plan that holds less; a `BudgetError` where there is none."""
+
+    @abc.abstractmethod
+    def _half_done(self, error: BaseException, before: Snapshot) -> None:
+        """A step failed with some parameters updated and others not: say so, as an error of its own or on this one."""
+
+    @property
+    def _now(self) -> AnyRunner:
+        if self._runner is None:
+            raise InputError("this fit is over (undo() or dry_run=True): call outsize.fit again")
+        return self._runner
+
+    @property
+    def _work(self) -> Any:
+        runner: Any = self._now
+        return runner.work
+
+    def _ready(self, batch: Any) -> None:
+        batches.count_rows(batch)
+        _ = self._now
+
+    def _ready_to_train(self, batch: Any) -> None:
+        self._ready(batch)
+        if self._work.optimizer is None:
+            raise InputError("this model was fitted without an optimizer: use infer(batch), or fit it with one")
+
+    def _hook(self) -> list[Any]:
+        """Whoever saves or loads finds everything at home; a part may be saved by itself."""
+        work = self._work
+        things = [*work.model.modules(), *(() if work.optimizer is None else (work.optimizer,))]
+        return [
+            register(lambda *_: self.gather())
+            for thing in things
+            for register in (thing.register_state_dict_pre_hook, thing.register_load_state_dict_pre_hook)
+        ]
+
+    def _guarded(self, run: Callable[[], Any]) -> Any:
+        """Run; after an out-of-memory failure put everything back, plan tighter, and run again."""
+        while True:
+            runner: Any = self._now
+            before = Snapshot(runner.work)
+            failure = ""
+            try:
+                return run()
+            except BaseException as error:  # an interrupt too leaves everything as it was
+                if runner.half_updated:
+                    self._half_done(error, before)
+                    raise
+                if not is_out_of_memory(error):
+                    runner.roll_back()
+                    before.restore()
+                    raise
+                failure = str(error).splitlines()[0] if str(error) else type(error).__name__
+            clear_up()
+            runner.roll_back()
+            before.restore()
+            self._tighten(failure)
+
+    def _tighten(self, failure: str) -> None:
+        pool = self.plan.budgets[0].pool
+        held = self.plan.peak(pool)
+        try:
+            self._go_tighter(failure)
+        except BudgetError as error:
+            raise OutOfMemory(
+                f"a step passed its memory ({failure}) and no tighter plan exists: {error}. Nothing was changed: weights, "
+                "optimizer and random state are those before the step"
+            ) from error
+        warnings.warn(
+            f"outsize: a step passed its memory ({failure}); nothing was lost. The plan now holds "
+            f"{format_bytes(self.plan.peak(pool))} instead of {format_bytes(held)}; a batch that failed runs again",
+            stacklevel=4,
+        )
+
+
+class Snapshot:
+    """Random state and written buffers before a step."""
+
+    def __init__(self, work: Any) -> None:
+        import torch
+
+        self._random = torch.random.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state() if work.device == "cuda" else None
+        buffers = [module._buffers[name] for module, names in work.written.items() for name in names]
+        self._buffers = list(zip(buffers, copy_all(buffers), strict=True))
+
+    def restore(self) -> None:
+        """Put them back."""
+        import torch
+
+        torch.random.set_rng_state(self._random)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda)
+        with torch.no_grad():
+            for buffer, copy in self._buffers:
+                buffer.copy_(copy)
+
+
+def call_model(model: Any, part: Any) -> Any:
+    """Run a model on a slice: keywords from a mapping, arguments from a tuple, else the slice itself."""
+    from collections.abc import Mapping
+
+    if isinstance(part, Mapping):
+        return model(**part)
+    return model(*part) if isinstance(part, tuple | list) else model(part)
