@@ -117,7 +117,7 @@ class Kernels(abc.ABC):
 
     @abc.abstractmethod
     def reduce(self, kind: str, out: Any, value: Any, axes: tuple[int, ...]) -> None:
-        """out = value reduced over axes that stay with length 1; kinds: add, multiply, minimum, maximum."""
+        """out = value reduced over axes that stay with length 1, `value` is lost; kinds: add, multiply, minimum, maximum."""
 
     @abc.abstractmethod
     def combine(self, kind: str, out: Any, value: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -90,6 +91,8 @@ _SPECIAL: dict[str, tuple[Callable[..., None], str]] = {
 }  # fmt: skip
 """Operations that are more than one function with `out=`."""
 
+_FEW = 15
+"""Elements that torch's kernels reduce without memory of their own."""
 _REDUCE = {"minimum": torch.amin, "maximum": torch.amax}
 _COMBINE = {"add": torch.add, "multiply": torch.mul, "minimum": torch.minimum, "maximum": torch.maximum}
 
@@ -146,12 +149,26 @@ class TorchKernels(Kernels):
         torch.ne(value, 0, out=out.view(torch.bool))
 
     def reduce(self, kind: str, out: Any, value: Any, axes: tuple[int, ...]) -> None:
+        value = self._halve(kind, value, axes)
         if kind == "add":
             torch.sum(value, dim=axes, keepdim=True, dtype=out.dtype, out=out)
         elif kind == "multiply":
             torch.prod(value, dim=axes[0], keepdim=True, dtype=out.dtype, out=out)
         else:
             _REDUCE[kind](value, dim=axes, keepdim=True, out=out)
+
+    def _halve(self, kind: str, value: Any, axes: tuple[int, ...]) -> Any:
+        """Fold the second half of an axis onto the first, in place, until few are left, where the axes that stay are the
+        fast ones: torch's kernels for those take a hundred MiB and more for partial results, past any budget."""
+        kept = [axis for axis in range(value.ndim) if axis not in axes and value.shape[axis] > 1]
+        if not kept or kept[-1] < max(axis for axis in axes):
+            return value
+        for axis in axes:
+            while (length := value.shape[axis]) > 1 and math.prod(value.shape[a] for a in axes) > _FEW:
+                first = -(-length // 2)
+                self.combine(kind, value.narrow(axis, 0, length - first), value.narrow(axis, first, length - first))
+                value = value.narrow(axis, 0, first)
+        return value
 
     def combine(self, kind: str, out: Any, value: Any) -> None:
         _COMBINE[kind](out, value, out=out)
