@@ -21,10 +21,11 @@ import numpy as np
 from outsize.array.device.base import Device, Event, array_bytes
 from outsize.array.device.choose import find_level
 from outsize.array.device.passes import SLOT
-from outsize.array.device.pipeline import lies_in
+from outsize.array.device.pipeline import lies_in, sendable
 from outsize.array.frame import Frame
 from outsize.array.graph import Node, Source
 from outsize.array.store.base import Block, Region, Sink, region_shape, round_up
+from outsize.array.store.memory import MemoryStore
 from outsize.array.tiles import Box, Grid, balance, center, grow, page_box, read_seconds
 from outsize.array.work import resolve_budget
 from outsize.core.errors import BudgetError, InputError
@@ -63,6 +64,7 @@ class Tiles:
         level, _ = find_level(device)
         self.device: Device | None = None if level is None else level.device
         self._check_dtype()
+        self._near = self._reached()
         self.slots = prefetch + 1
         given = resolve_budget(budget)[0].host or 0
         room = None if level is None else level.room
@@ -89,10 +91,22 @@ class Tiles:
         if torch_dtype(self._dtype) is None:
             raise InputError(f"torch has no {self.node.dtype.name} to make tiles of: cast with .astype(...) first")
 
+    def _reached(self) -> Block | None:
+        """The array, where the device can copy from it by itself and nothing is written back."""
+        store = self.node.store if isinstance(self.node, Source) else None
+        if self.device is None or self.sink is not None or not isinstance(store, MemoryStore):
+            return None
+        return store.array if self.device.reaches(store.array) else None
+
+    def _straight(self, region: Region) -> bool:
+        """True where a tile is sent from where it lies."""
+        return self._near is not None and sendable(self._near[tuple(slice(*span) for span in region)])
+
     def _probe(self, region: Region) -> Frame:
         frame = Frame(None, {})
         frame.evaluate(self.node, region, None)
-        frame.array(region_shape(region), self._dtype)
+        if not self._straight(region):
+            frame.array(region_shape(region), self._dtype)
         return frame
 
     def _host(self, region: Region) -> int:
@@ -167,7 +181,8 @@ class Tiles:
         frame.reset()
         shape = region_shape(region)
         block = frame.evaluate(self.node, region)
-        if not block.flags.c_contiguous or block.dtype != self._dtype or not lies_in(block, frame):
+        ready = block.flags.c_contiguous and block.dtype == self._dtype and lies_in(block, frame)
+        if not ready and not self._straight(region):
             packed = frame.array(shape, self._dtype)
             frame.copy(packed, block)
             block = packed
