@@ -19,7 +19,7 @@ from outsize.array.elementwise import Operation
 from outsize.array.fuse import Index, Instruction, Program, cut_slices
 from outsize.array.graph import Fill
 
-SLICE = 1 << 24
+SLICE = 1 << 25
 """Elements of a register: kernels this long are not bound by their launch, and a few registers stay small."""
 
 

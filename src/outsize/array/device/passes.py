@@ -7,6 +7,7 @@ the chunks' order, as on the processor. Sums and moments are accumulated in the 
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -176,7 +177,8 @@ class OnDevice(Pass):
 
     def notes(self) -> tuple[str, ...]:
         direct = all(self.probe(region).peak < self.slot_device_bytes // 2 for region, _ in self.kinds())
-        way = "sent from where it lies" if direct and self.slot_device_bytes else "through page-locked memory"
+        direct = direct and self.slot_device_bytes > 0 and not self.staged()
+        way = "sent from where it lies" if direct else "through page-locked memory"
         return (
             *super().notes(),
             f"on {self.level.device.name}: {self.device_slots} slots of {format_bytes(self.slot_device_bytes)}, {way}",
@@ -193,6 +195,17 @@ def _exact(leaf: Node, region: Region) -> int:
         math.prod(min(n, m) for n, m in zip(leaf.shape, shape[len(shape) - leaf.ndim :], strict=True))
         * leaf.dtype.itemsize
     )
+
+
+def share_out(tile: Box, chunk: Box, workers: int) -> Box:
+    """Chunks no larger, so many that no worker is left with one more than the others while these have nothing to do."""
+    counts = [-(-length // step) for length, step in zip(tile, chunk, strict=True)]
+    axis = next((axis for axis, count in enumerate(counts) if count > 1), None)
+    if axis is None or math.prod(counts) <= workers:
+        return chunk
+    others = math.prod(counts) // counts[axis]
+    wanted = next(count for count in itertools.count(counts[axis]) if count * others % workers == 0)
+    return (*chunk[:axis], max(1, -(-tile[axis] // wanted)), *chunk[axis + 1 :])
 
 
 class DeviceMapPass(OnDevice, MapPass):
@@ -289,6 +302,11 @@ class DeviceReducePass(OnDevice, ReducePass):
             raise Refused("products over several axes are found by the processor")
         if _dtype_there(accumulator).char not in kernels.dtypes:
             raise Refused(f"{kernels.name} does not accumulate in {accumulator.working.name}")
+
+    def _settle(self, manner: Manner, tile: Box, chunk: Box, slots: int) -> bool:
+        if not manner.bare and self.staged():
+            chunk = share_out(tile, chunk, manner.workers)
+        return super()._settle(manner, tile, chunk, slots)
 
     def _one_axis(self, accumulator: Accumulator) -> bool:
         return accumulator.flat or len(accumulator.axes) == 1

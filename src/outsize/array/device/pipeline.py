@@ -173,8 +173,8 @@ class Pipeline:
         finally:
             self._free.put(place)
 
-    def _stage(self, parcel: Parcel, offset: int) -> None:
-        """Send a parcel through its ring: a piece is filled again when its copy has been made."""
+    def _stage(self, parcel: Parcel, offset: int) -> list[Event]:
+        """Send a parcel through its ring: a piece is filled again when its copy has been made. What is still under way."""
         assert parcel.ring is not None
         device, dtype = self.device, parcel.dtype
         size = parcel.ring.nbytes // _PIECES
@@ -188,14 +188,13 @@ class Pipeline:
             staged: Block = np.ndarray(part.shape, dtype, memory.data)
             copy_block(staged, part)
             pieces.append((memory, device.send(staged, offset + before * dtype.itemsize)))
-        for _, event in pieces:
-            if event is not None:
-                event.wait()
+        return [event for _, event in pieces if event is not None]
 
     def _send(self, parcels: Sequence[Parcel | None], work: Any, place: int) -> Event:
         device = self.device
         arrays: list[Any] = []
         sends: list[tuple[Any, Block]] = []
+        under_way: list[Event] = []
         for parcel in parcels:
             if parcel is None:
                 arrays.append(None)
@@ -204,7 +203,9 @@ class Pipeline:
             if parcel.ring is None:
                 sends.append((target, parcel.block))
             else:
-                self._stage(parcel, place)
+                for event in under_way:  # of another leaf, through the same ring; the last one's are awaited by `run`
+                    event.wait()
+                under_way = self._stage(parcel, place)
             arrays.append(turned)
             place += array_bytes(parcel.block.shape, parcel.block.dtype)
         returns: list[tuple[Block, Any]] = []
