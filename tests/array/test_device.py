@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ from outsize.array.device import choose
 from outsize.array.device.array_kernels import ArrayKernels
 from outsize.array.device.base import Rates, rows_of
 from outsize.array.device.lanes import FakeDevice
+from outsize.array.device.passes import share_out
 from outsize.array.device.product import choose_blocks
 from outsize.cli import main
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.memory import Pool
 
 torch = pytest.importorskip("torch")
+torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
 A = np.random.default_rng(0).normal(size=(300, 200)).astype(np.float32)
 NO_CARD = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a card")
 
@@ -302,6 +305,70 @@ def test_blocks_of_a_large_product_hide_the_link_under_the_arithmetic() -> None:
         assert blocks is not None and blocks.held <= 8 << 30
         assert min(blocks.rows, blocks.columns) >= edge
         assert blocks.sent(65536, 65536, 65536, False) / 55e9 < 2 * 65536**3 / flops
+
+
+def test_blocks_that_come_out_even_are_chosen_where_they_cost_no_more() -> None:
+    for link, flops in ((52e9, 50.6e12), (55e9, 51e12), (55e9, 54e12)):
+        blocks = choose_blocks(65536, 65536, 65536, 4, 4, (8 << 30) - (96 << 20), 1 << 40, (link, link, 3.2e12, flops))
+        assert blocks is not None
+        assert (blocks.rows, blocks.columns, blocks.panel, blocks.strip) == (32768, 16384, 8192, 4096)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 100), st.integers(1, 10**6), st.integers(1, 100), st.integers(1, 16))
+def test_chunks_are_shared_out_evenly(rows: int, columns: int, down: int, across: int, workers: int) -> None:
+    tile, chunk = (rows, columns), (min(rows, down), min(columns, across))
+    made = share_out(tile, chunk, workers)
+    counts = [[-(-n // step) for n, step in zip(tile, box, strict=True)] for box in (chunk, made)]
+    assert all(1 <= new <= old for new, old in zip(made, chunk, strict=True))
+    if math.prod(counts[0]) > workers and max(tile) > 100 * workers * max(counts[0]):
+        assert math.prod(counts[1]) - math.prod(counts[0]) < workers * math.prod(counts[0])
+        assert math.prod(counts[1]) % workers == 0
+
+
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1), (2,), (0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("kind", ["add", "minimum", "maximum"])
+def test_what_is_left_to_torchs_reductions_takes_no_memory_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, axes: tuple[int, ...], kind: str
+) -> None:
+    kernels = torch_kernels.TorchKernels("cpu")
+    value = np.random.default_rng(0).normal(size=(37, 50, 21))
+    seen: list[int] = []
+    for name in ("sum", "amin", "amax"):
+        inner = getattr(torch, name)
+
+        def recorded(given: Any, *, dim: Any, inner: Any = inner, **options: Any) -> Any:
+            seen.append(int(np.prod([given.shape[axis] for axis in dim])))
+            return inner(given, dim=dim, **options)
+
+        monkeypatch.setattr(torch, name, recorded)
+        if name != "sum":
+            monkeypatch.setitem(torch_kernels._REDUCE, {"amin": "minimum", "amax": "maximum"}[name], recorded)
+    kept = tuple(1 if axis in axes else n for axis, n in enumerate(value.shape))
+    out = torch.zeros(kept, dtype=torch.float64)
+    kernels.reduce(kind, out, torch.from_numpy(value.copy()), axes)
+    want = {"add": np.sum, "minimum": np.min, "maximum": np.max}[kind](value, axis=axes, keepdims=True)  # type: ignore[operator]
+    np.testing.assert_allclose(out.numpy(), want, rtol=1e-12, atol=1e-12)
+    if 2 not in axes:  # the axis that stays is the fast one
+        assert max(seen) <= 15
+
+
+def test_tiles_of_memory_that_the_device_reaches_are_sent_from_where_they_lie() -> None:
+    for shape, host in (((100, 200), 0), ((100, 50), 0)):
+        device = choose.make_fake(1 << 20, in_place=True)
+        with outsize.budget(device="1MiB"):
+            tiles = outsize.open(A).tiles(device, prefetch=2, shape=shape)
+            assert tiles.host_bytes == host
+            seen = np.zeros_like(A)
+            for tile in tiles:
+                (low, high), (left, right) = tiles.region
+                seen[low:high, left:right] = tile.numpy()
+                tile.zero_()
+        np.testing.assert_array_equal(seen, A)
+    backwards = A[::-1]
+    with outsize.budget(device="1MiB"):
+        tiles = outsize.open(backwards).tiles(choose.make_fake(1 << 20, in_place=True), shape=(100, 200))
+        assert tiles.host_bytes > 0
+        np.testing.assert_array_equal(np.concatenate([tile.numpy().copy() for tile in tiles]), backwards)
 
 
 def test_a_card_that_cannot_be_started_is_an_error_or_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:

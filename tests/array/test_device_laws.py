@@ -41,6 +41,7 @@ def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_passes, "SLOT", 1 << 11)
     monkeypatch.setattr("outsize.array.device.pipeline.PIECE", 512)
     monkeypatch.setattr("outsize.array.device.lower.SLICE", 40)
+    monkeypatch.setattr(torch_kernels, "_FEW", 2)
     monkeypatch.setattr("outsize.array.passes.map.SMALL", 0)
     monkeypatch.setattr("outsize.array.passes.reduction.SMALL", 0)
     monkeypatch.setattr(product, "_STRIP_BYTES", 64)
