@@ -6,8 +6,8 @@
 
 Ceilings (link each way and both ways, staging copies, products inside the card, the disk read directly) are measured in
 the same run. Peers of the product: a careful torch loop (a block of rows of C and A stays, panels of B stream, pinned
-copies on streams) and square tiles as cuBLASXt cuts them. Every run is watched by a thread that asks the driver for the
-card's free memory. Results are written as they come: arrays_h200.json and arrays_h200.md.
+copies on streams) and square tiles as cuBLASXt cuts them, in turn with ours. Every run is watched by a thread that asks
+the driver for the card's free memory. Results are written as they come: arrays_h200.json and arrays_h200.md.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 from card_ceilings import CLOCK, LAST, Watch, clocked, compiled, copies, direct_rate, products, staging, write_file
+from card_checks import bad_input, equality
+from card_tiles import tiles
 from product_peers import square_tiles, torch_loop
 
 import outsize
@@ -31,10 +33,8 @@ import outsize.array as xp
 from outsize.array import work as array_work
 from outsize.array.device import contract as device_contract
 from outsize.array.device import cuda as device_cuda
-from outsize.array.device import passes as device_passes
-from outsize.array.device import pipeline as device_pipeline
 from outsize.array.device import torch_kernels
-from outsize.engine.pinned import lock_memory
+from outsize.engine.pinned import lock_array, lock_memory
 
 GIB = 1 << 30
 RESULT: dict = {"rows": []}
@@ -108,6 +108,7 @@ def check_product(a, b, c, tf32):
 
 
 def product(arena, scale):
+    """Ours and both peers in turn: a card that has grown warm is slower, for everybody."""
     edge = 65536 // scale
     budget = (8 * GIB) // scale**2 + (0 if scale == 1 else 128 << 20)
     a, b, c = matrices(arena, edge)
@@ -116,31 +117,46 @@ def product(arena, scale):
     with outsize.budget(host="16GiB", device=budget):
         (x[:4096, :4096] @ y[:4096, :4096]).compute(device="cuda")  # kernels are loaded, rates measured
         (x[:4096, :4096] @ y[:4096, :4096]).compute(device="cuda", tf32=True)
-    flops = 2.0 * edge**3
-    for tf32 in STATE.get("kinds", (True, False)):
-        name, ceiling = ("tf32", "tf32_tflops") if tf32 else ("fp32", "fp32_tflops")
-        rate = RESULT["ceilings"][ceiling]
-        with outsize.budget(host="16GiB", device=budget):
-            arithmetic = flops / rate / 1e12
-            for attempt in range(2 if tf32 else 1):
-                c[:: max(1, edge // 64)] = np.nan
-                with Watch() as watch:
-                    (x @ y).compute(device="cuda", tf32=tf32, out=c)
-                plan = LAST["make_plan"][1]
-                link = next(level.amount for level in plan.steps[-1].levels if level.name == "link in")
-                roof = max(arithmetic, link / RESULT["ceilings"]["link_in"] / 1e9)
-                say("1 product", f"ours {name} {edge}", seconds=watch.seconds, **CLOCK, tflops=flops / watch.seconds / 1e12,
-                    share_of_rate=arithmetic / watch.seconds, share_of_roofline=roof / watch.seconds,
-                    error=check_product(a, b, c, tf32), taken_MiB=watch.taken >> 20, budget_MiB=budget >> 20,
-                    cut=plan.steps[-1].notes[-1], attempt=attempt)  # fmt: skip
-        peers = {"torch loop": lambda: torch_loop(a, b, c, budget),
-                 "square tiles 8192": lambda: square_tiles(a, b, c, min(8192, edge // 4))}  # fmt: skip
-        for peer, work in peers.items():
-            with torch_kernels.precision(tf32), Watch() as watch:
-                work()
-            say("1 product", f"{peer} {name} {edge}", seconds=watch.seconds, tflops=flops / watch.seconds / 1e12,
-                taken_MiB=watch.taken >> 20)  # fmt: skip
-            torch.cuda.empty_cache()
+    peers = {"torch loop": lambda: torch_loop(a, b, c, budget),
+             "square tiles 8192": lambda: square_tiles(a, b, c, min(8192, edge // 4))}  # fmt: skip
+    for tf32 in STATE["kinds"]:
+        for number, who in enumerate(("ours", "square tiles 8192", "torch loop", "ours", "square tiles 8192", "ours")):
+            if who == "ours":
+                our_product(x, y, (a, b, c), tf32, budget, attempt=number)
+            else:
+                peer_product(who, peers[who], edge, tf32, attempt=number)
+
+
+def our_product(x, y, matrices, tf32, budget, **said):
+    """One product by us, against its roofline."""
+    a, b, c = matrices
+    edge = a.shape[0]
+    flops, name = 2.0 * edge**3, "tf32" if tf32 else "fp32"
+    found = RESULT["ceilings"]
+    c[:: max(1, edge // 64)] = np.nan
+    with outsize.budget(host="16GiB", device=budget), Watch() as watch:
+        (x @ y).compute(device="cuda", tf32=tf32, out=c)
+    plan = LAST["make_plan"][1]
+    link = next(level.amount for level in plan.steps[-1].levels if level.name == "link in") / found["link_in"] / 1e9
+    shares = {}
+    for kind in ("", "_in_a_burst"):
+        arithmetic = flops / found[f"{name}_tflops{kind}"] / 1e12
+        shares |= {f"share_of_rate{kind}": arithmetic / watch.seconds,
+                   f"share_of_roofline{kind}": max(arithmetic, link) / watch.seconds}  # fmt: skip
+    say("1 product", f"ours {name} {edge}", seconds=watch.seconds, **CLOCK, tflops=flops / watch.seconds / 1e12, **shares,
+        error=check_product(a, b, c, tf32), taken_MiB=watch.taken >> 20, budget_MiB=budget >> 20,
+        cut=plan.steps[-1].notes[-1], **said)  # fmt: skip
+    return watch.seconds
+
+
+def peer_product(who, work, edge, tf32, **said):
+    """The same by somebody else."""
+    name = "tf32" if tf32 else "fp32"
+    with torch_kernels.precision(tf32), Watch() as watch:
+        work()
+    say("1 product", f"{who} {name} {edge}", seconds=watch.seconds, tflops=2.0 * edge**3 / watch.seconds / 1e12,
+        taken_MiB=watch.taken >> 20, **said)  # fmt: skip
+    torch.cuda.empty_cache()
 
 
 # 2, 3, 4: reductions and chains
@@ -205,29 +221,10 @@ def pinned(arena, scale):
     STATE.pop("reference")
 
 
-def plain_alone(arena, scale):
-    """Part 2 from plain memory by itself: one block of normal numbers, copied until the array is full."""
-    block = arena[:GIB].view(np.float32).reshape(-1, 16384)
-    once = np.zeros(3)
-    fill(block, 3, once)
-    array = np.empty((64 // scale * block.shape[0], 16384), np.float32)
-    with ThreadPoolExecutor(16) as crew:
-        list(
-            crew.map(
-                lambda i: np.copyto(array[i * block.shape[0] : (i + 1) * block.shape[0]], block), range(64 // scale)
-            )
-        )
-    STATE.update(array=array, x=outsize.open(array), budget=(2 * GIB), reference=once * (64 // scale))
-    with outsize.budget(host="8GiB", device=STATE["budget"]):
-        for work in WORK.values():
-            work(STATE["x"][:16384]).compute(device="cuda")
-    plain(None, arena, scale)
-
-
 def disk(arena, scale, folder):
     """Part 3."""
     array, _, budget, _ = prepare(arena, scale)
-    rows = min(array.shape[0], int(40e9) // scale // (4 * 16384))
+    rows = min(array.shape[0], int(STATE["file"] * 1e9) // scale // (4 * 16384))
     path = pathlib.Path(folder) / "forty.npy"
     began = time.perf_counter()
     write_file(path, array[:rows])
@@ -236,26 +233,29 @@ def disk(arena, scale, folder):
     from_disk(path, array, rows, scale, budget)
 
 
-def plain(memory, arena, scale):
-    """Part 2, the same memory unlocked."""
-    array, x, budget, reference = prepare(arena, scale)
-    if memory is not None:
-        memory.close()
-    ceiling = RESULT["ceilings"]
-    bound = min(ceiling["link_in"], ceiling["staging"])
-    usual = device_passes._COPIERS, device_pipeline.PIECE
-    rates = {}
-    for workers, piece in ((8, 4), (12, 4), (8, 8), (10, 4), (8, 2)):
-        device_passes._COPIERS, device_pipeline.PIECE = workers, piece << 20
-        with outsize.budget(host="8GiB", device=budget), Watch() as watch:
-            x.mean().compute(device="cuda")
-        rates[workers, piece] = array.nbytes / watch.seconds / 1e9
-        say("2 plain", f"mean, {workers} threads, pieces of {piece} MiB", GBps=rates[workers, piece],
-            share=rates[workers, piece] / bound, usual=usual == (workers, piece << 20))  # fmt: skip
-    workers, piece = max(rates, key=rates.get)
-    device_passes._COPIERS, device_pipeline.PIECE = workers, piece << 20
-    reductions(f"2 plain, {workers} x {piece} MiB", x, array.nbytes, bound, budget, reference, array.size)
-    device_passes._COPIERS, device_pipeline.PIECE = usual
+def fill_plain(array, block):
+    """One block of normal numbers, made on the card, again and again; the reference sums."""
+    once = np.zeros(3)
+    fill(block, 3, once)
+    times = array.nbytes // block.nbytes
+    pieces = array.reshape(times, -1)
+    with ThreadPoolExecutor(16) as crew:
+        list(crew.map(lambda i: np.copyto(pieces[i], block.reshape(-1)), range(times)))
+    return once * times
+
+
+def plain(arena, scale):
+    """Part 2, memory that is not page-locked."""
+    budget, ceiling = 2 * GIB, RESULT["ceilings"]
+    array = arena.view(np.float32).reshape(-1, 16384)
+    began = time.perf_counter()
+    reference = fill_plain(array, STATE["small"][: min(GIB, array.nbytes)].view(np.float32).reshape(-1, 16384))
+    say("2 plain", "filled", GiB=array.nbytes / GIB, seconds=time.perf_counter() - began)
+    x, bound = outsize.open(array), min(ceiling["link_in"], ceiling["staging"])
+    with outsize.budget(host="8GiB", device=budget):
+        for work in WORK.values():
+            work(x[:16384]).compute(device="cuda")
+    reductions("2 plain", x, array.nbytes, bound, budget, reference, array.size)
 
 
 def from_disk(path, array, rows, scale, budget):
@@ -299,7 +299,7 @@ def beyond(arena, scale):
     path.unlink()
 
 
-# 5, 6, 7: peaks, equality, bad input
+# 5: peaks; 6 and 7 are in card_checks
 
 
 def peaks(arena, scale):
@@ -310,7 +310,8 @@ def peaks(arena, scale):
     budget = 512 << 20
     edge = 16384 // (1 if scale == 1 else 4)
     a = arena[: edge * edge * 4].view(np.float32).reshape(edge, edge)
-    for name, node in (("mean", x.mean()), ("variance", x.var(axis=0)), ("chain", chain(x).sum()),
+    for name, node in (("mean", x.mean()), ("variance of columns", x.var(axis=0)), ("variance of rows", x.var(axis=1)),
+                       ("least of columns", x.min(axis=0)), ("chain", chain(x).sum()),
                        ("product", outsize.open(a) @ outsize.open(a))):  # fmt: skip
         with outsize.budget(host="16GiB", device=budget), Watch() as watch:
             node.compute(device="cuda")
@@ -341,83 +342,6 @@ def peaks(arena, scale):
             said=(done.stdout + done.stderr[-1500:]).strip())  # fmt: skip
 
 
-def equality(arena, scale):
-    """The card's results against the processor's."""
-    rng = np.random.default_rng(0)
-    whole = rng.integers(-1000, 1000, size=(3000, 2000)).astype(np.int32)
-    real = rng.normal(size=(3000, 2000)).astype(np.float32)
-    x, y = outsize.open(whole), outsize.open(real)
-    rows = {
-        "int chain": (x * 3 + x) & 255, "int sum": x.sum(axis=0), "int min": x.min(axis=1), "count": (x * 2 > 1).sum(),
-        "uint8": x.astype("u1").sum(axis=0), "any": (x > 998).any(axis=1), "product": y @ y.T,
-        "float chain": xp.tanh(y) * 2 + xp.exp(-y * y), "float mean": y.mean(axis=0), "float std": y.std(axis=1),
-        "standardised": (y - y.mean(axis=0)) / y.std(axis=0), "remainder of integers": x % 7,
-    }  # fmt: skip
-    with outsize.budget(host="4GiB", device="256MiB"):
-        for name, node in rows.items():
-            try:
-                here, there = node.compute(), node.compute(device="cuda")
-            except outsize.InputError as error:
-                say("6 equality", name, refused=str(error))
-                continue
-            if here.dtype.kind in "biu":
-                say("6 equality", name, bitwise=bool(np.array_equal(here, there)), dtype=str(here.dtype))
-            else:
-                worst = float(np.max(np.abs(here - there)) / np.max(np.abs(here)))
-                say("6 equality", name, largest_difference=worst, dtype=str(here.dtype))
-        try:
-            big = outsize.open(rng.normal(size=(2000, 1500)))
-            a = big.sum(axis=0).compute(device="cupy")
-            say("6 equality", "cupy", largest_difference=float(np.max(np.abs(a - big.sum(axis=0).compute()))),
-                product=float(np.max(np.abs((big @ big.T).compute(device="cupy") - (big @ big.T).compute()))))  # fmt: skip
-        except Exception as error:
-            say("6 equality", "cupy", failed=f"{type(error).__name__}: {error}")
-
-
-def bad_input(arena, scale):
-    x = outsize.open(np.ones((4096, 4096), np.float32))
-    attempts = {
-        "device out of range": lambda: (x * 2).compute(device="cuda:7"),
-        "no such device": lambda: (x * 2).compute(device="tpu"),
-        "budget too small": lambda: _with("16MiB", lambda: (x @ x).compute(device="cuda")),
-        "no rule": lambda: xp.sort(x).compute(device="cuda"),
-    }
-    for name, attempt in attempts.items():
-        say("7 bad input", name, said=_said(attempt))
-    code = (
-        "import torch, sys, time\nfree, total = torch.cuda.mem_get_info()\n"
-        "t = torch.empty(free - (90 << 20), dtype=torch.uint8, device='cuda')\nprint('held', flush=True)\ntime.sleep(60)\n"
-    )
-    hog = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    hog.stdout.readline()
-    try:
-        for name in ("cuda", "auto"):
-            say("7 bad input", f"card taken, budget 8 GiB, {name}",
-                said=_said(lambda name=name: _with("8GiB", lambda: (x @ x).compute(device=name))))  # fmt: skip
-        with outsize.budget(device="8GiB"):
-            say("7 bad input", "card taken, sum", said=_said(lambda: x.sum().compute(device="cuda")))
-    finally:
-        hog.kill()
-        hog.wait()
-
-
-def _with(budget, work):
-    with outsize.budget(host="4GiB", device=budget):
-        return work()
-
-
-def _said(work):
-    import warnings
-
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        try:
-            work()
-        except outsize.OutsizeError as error:
-            return f"{type(error).__name__}: {error}"
-        return "done" + "".join(f"; warned: {w.message}" for w in heard)
-
-
 def from_disk_product(arena, scale, folder):
     """Two levels: A and B on disk, C to disk, RAM for panels, the card for blocks."""
     edge = 32768 // scale
@@ -442,19 +366,31 @@ def from_disk_product(arena, scale, folder):
         path.unlink()
 
 
+def lock(arena):
+    """Page-lock the large array where it lies."""
+    began = time.perf_counter()
+    STATE["locked"] = lock_array(arena)
+    say("setup", "array locked where it lies", GiB=arena.nbytes / GIB, seconds=time.perf_counter() - began,
+        done=STATE["locked"].locked)  # fmt: skip
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--scale", type=int, default=1)
     parser.add_argument("--folder", default="/tmp")
     parser.add_argument(
-        "--parts", default="ceilings,product,pinned,disk,beyond,plain,peaks,equality,bad,disk_product,compile"
+        "--parts",
+        default="ceilings,plain,lock,product,pinned,disk,beyond,tiles,peaks,equality,bad,disk_product,compile",
+        help="`plain` comes before `lock`, all others after it",
     )
     parser.add_argument("--kinds", default="tf32,fp32", help="products to make")
-    parser.add_argument("--lock", type=int, default=64, help="GiB of page-locked memory; plain_alone needs 8")
+    parser.add_argument("--size", type=int, default=64, help="GiB of the large array")
+    parser.add_argument("--file", type=float, default=40, help="GB of the file")
     parser.add_argument("--limit", type=float, default=420, help="seconds after which no further part is begun")
     args = parser.parse_args()
     pathlib.Path(args.out).mkdir(parents=True, exist_ok=True)
+    STATE["file"] = args.file
     STATE["kinds"] = tuple(kind == "tf32" for kind in args.kinds.split(","))
     began = time.perf_counter()
     RESULT.update(out=args.out, date=time.strftime("%Y-%m-%d"), card=torch.cuda.get_device_name(), torch=torch.__version__,
@@ -463,23 +399,23 @@ def main():
     for owner, name in ((array_work, "make_plan"), (device_cuda.TorchDevice, "open"), (device_cuda.TorchDevice, "close"),
                         (device_contract, "stream_product")):  # fmt: skip
         clocked(owner, name)
-    started = time.perf_counter()
-    memory = lock_memory(args.lock * GIB // args.scale)
-    say("setup", "memory locked", GiB=memory.nbytes / GIB, seconds=time.perf_counter() - started,
-        context_MiB=Watch._used() >> 20)  # fmt: skip
+    small = lock_memory(8 * GIB // args.scale)
+    STATE["small"] = small.array
+    say("setup", "memory locked", GiB=small.nbytes / GIB, context_MiB=Watch._used() >> 20)
+    arena = np.empty(args.size * GIB // args.scale, np.uint8)  # huge pages, as NumPy asks for them
     rates = device_cuda.TorchDevice(0).rates()
     say("setup", "rates that plans use", **{k: getattr(rates, k) / 1e9 for k in ("link_in", "link_out", "memory")},
         fp32=rates.flops["f"] / 1e12, tf32=rates.flops["tf32"] / 1e12)  # fmt: skip
-    arena = memory.array
     parts = {
-        "ceilings": lambda: ceilings(arena, args.scale), "product": lambda: product(arena, args.scale),
-        "peaks": lambda: peaks(arena, args.scale), "equality": lambda: equality(arena, args.scale),
-        "bad": lambda: bad_input(arena, args.scale),
+        "ceilings": lambda: ceilings(small.array, args.scale), "lock": lambda: lock(arena),
+        "product": lambda: product(arena, args.scale),
+        "peaks": lambda: peaks(arena, args.scale), "equality": lambda: equality(say),
+        "bad": lambda: bad_input(say),
         "compile": lambda: say("compile", "chain of 5 operations on 256 MiB", said=compiled()),
         "disk_product": lambda: from_disk_product(arena, args.scale, args.folder),
         "pinned": lambda: pinned(arena, args.scale), "disk": lambda: disk(arena, args.scale, args.folder),
-        "plain_alone": lambda: plain_alone(arena, args.scale), "beyond": lambda: beyond(arena, args.scale),
-        "plain": lambda: plain(memory, arena, args.scale),
+        "beyond": lambda: beyond(arena, args.scale), "plain": lambda: plain(arena, args.scale),
+        "tiles": lambda: tiles(arena, args.scale, args.folder, say),
     }  # fmt: skip
     for name in args.parts.split(","):
         if time.perf_counter() - began > args.limit:

@@ -57,7 +57,7 @@ class Watch:
         return total - free
 
     def _watch(self):
-        while not self._stop.wait(0.004):
+        while not self._stop.wait(0.02):
             self.peak = max(self.peak, self._used())
 
     def __exit__(self, *_):
