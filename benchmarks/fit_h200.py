@@ -120,8 +120,9 @@ class Card:
 class Case:
     """One model in one precision."""
 
-    def __init__(self, name, precision, given, card):
+    def __init__(self, name, precision, percents, peers, given, card):
         self.name, self.precision, self.given, self.card = name, precision, given, card
+        self.percents, self.peers = percents, peers
         self.out = pathlib.Path(given.out)
         self.rows = []
 
@@ -168,14 +169,14 @@ class Case:
         self.plain()
         self.reference()
         for way in WAYS:
-            if way != "save_on_cpu" and self.given.peers and not self.late(way=way):
+            if way != "save_on_cpu" and self.peers and not self.late(way=way):
                 self.peer(way)
-        for percent in self.given.percents:
+        for percent in self.percents:
             if not self.late(way="outsize", percent=percent):
                 self.ours(percent)
             if percent < 100 and self.given.peers and not self.late(way="finder", percent=percent):
                 self.finder(percent)
-        if self.given.peers and not self.late(way="save_on_cpu"):
+        if self.peers and not self.late(way="save_on_cpu"):
             self.peer("save_on_cpu")
             if self.card.device == "cuda":
                 torch._C._host_emptyCache()
@@ -262,17 +263,13 @@ class Case:
 
         def make(optimizer):
             for size in finder_sizes(self.count):
-                failed = False
                 self.card.limit(budget)
                 try:
                     step = cut_step(self.model, self.loss, optimizer, self.batch, size)
-                    step()
+                    return {**self.clock(step, 2), "size": size}
                 except Exception as error:
                     if "out of memory" not in str(error):
                         raise
-                    failed = True
-                if not failed:
-                    return {**self.clock(step), "size": size}
                 optimizer.zero_grad(set_to_none=True)
                 self.card.clear()
             return {"failed": "no batch size runs"}
@@ -285,8 +282,13 @@ class Case:
         """The plain step's gradients at the first weights, and losses and weights of its first steps."""
         self.reset()
         self.plain_gradients, self.plain_value = self.gradients(None)
+        given, self.batch = self.batch, {key: value.flip(0) for key, value in self.batch.items()}
+        other, _ = self.gradients(None)
+        self.batch = given
+        self.write(way="noise", other="plain, samples in another order", **self.against_plain(other))
+        del other
         self.trajectory = None
-        steps = self.given.trajectory if self.base < 0.6 else 4
+        steps = self.given.trajectory if self.base < 0.6 else 6
         if self.precision == "fp32" and not self.late(way="trajectory"):
             self.trajectory = self.course(lambda o: cut_step(self.model, self.loss, o, self.batch, self.count), steps)
             order = {key: value.flip(0) for key, value in self.batch.items()}
@@ -330,6 +332,13 @@ class Case:
             self.card.clear()
         return found, None
 
+    def against_plain(self, got):
+        """How far gradients are from the plain step's; compared where there is room, whatever the budget."""
+        self.card.limit(None)
+        row = compare_gradients(self.model, got, self.plain_gradients)
+        self.card.clear()
+        return row
+
     # ours
 
     def ours(self, percent):
@@ -357,9 +366,10 @@ class Case:
         with (self.out / "plans.txt").open("a") as file:
             file.write(f"\n=== {self.name} {self.precision} {percent} %\n{plan}\n")
         got, _ = self.gradients(fitted)
-        row |= compare_gradients(self.model, got, self.plain_gradients)
+        row |= self.against_plain(got)
         del got
         self.card.watch()
+        self.card.limit(budget)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             losses = [float(fitted.step(self.batch)) for _ in range(3)]
@@ -452,22 +462,27 @@ def time_parts(card):
 
 def lend_while_planning(card):
     """Projections need no card: others have it meanwhile."""
+    from outsize.model.fitting import verb
     from outsize.model.fitting.stage import Stage
 
-    project = Stage.project
+    def lend(owner, name):
+        inner = getattr(owner, name)
 
-    def lent(self, *args, **kwargs):
-        with card.lent():
-            return project(self, *args, **kwargs)
+        def lent(self, *args, **kwargs):
+            with card.lent():
+                return inner(self, *args, **kwargs)
 
-    Stage.project = lent
+        setattr(owner, name, lent)
+
+    lend(Stage, "project")
+    lend(verb.Search, "run")
 
 
-def work(name, precision, given):
+def work(name, precision, percents, peers, given):
     """A process's whole life."""
     out = pathlib.Path(given.out)
     card = Card(out, given.device)
-    case = Case(name, precision, given, card)
+    case = Case(name, precision, percents, peers, given, card)
     try:
         lend_while_planning(card)
         case.parts = time_parts(card)
@@ -493,7 +508,7 @@ def everything(given):
     given.start = time.time()
     given.deadline = given.start + given.seconds
     warm_up()
-    cases = [(name, precision) for precision in given.precisions for name in given.models]
+    cases = [case for precision in given.precisions for name in given.models for case in cut(name, precision, given)]
     running = {}
     start = time.time()
     while cases or running:
@@ -510,6 +525,15 @@ def everything(given):
         print(f"{time.time() - start:7.1f} s  {running.pop(pid)} ended ({status})", flush=True)
     (out / "card.lock").unlink(missing_ok=True)
     print(table(out / "rows.jsonl"))
+
+
+def cut(name, precision, given):
+    """The processes of a model. cuDNN stays with the first algorithm that had room: convolutions get a process a budget."""
+    percents = given.percents
+    if name != "resnet50":
+        return [(name, precision, percents, given.peers)]
+    first = (name, precision, percents[:1], given.peers)
+    return [first, *((name, precision, [percent], False) for percent in percents[1:])]
 
 
 def warm_up():
