@@ -41,11 +41,22 @@ class Card:
         self.waited = 0.0
         """Seconds for which others had the card."""
 
-    def take(self):
+    def take(self, kind=fcntl.LOCK_EX):
         start = time.perf_counter()
-        fcntl.flock(self.lock, fcntl.LOCK_EX)
+        fcntl.flock(self.lock, kind)
         self.waited += time.perf_counter() - start
         self.held = True
+
+    @contextlib.contextmanager
+    def shared(self):
+        """Others may compute meanwhile: nothing is timed here."""
+        self.settle()
+        self.take(fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            self.settle()
+            self.take()
 
     def give(self):
         if self.device == "cuda":
@@ -120,8 +131,9 @@ class Card:
 class Case:
     """One model in one precision."""
 
-    def __init__(self, name, precision, given, card):
+    def __init__(self, name, precision, percents, peers, given, card):
         self.name, self.precision, self.given, self.card = name, precision, given, card
+        self.percents, self.peers = percents, peers
         self.out = pathlib.Path(given.out)
         self.rows = []
 
@@ -145,6 +157,8 @@ class Case:
         torch.set_num_threads(2)
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         self.card.wake()
+        if not self.peers:  # the first process of a model times the plain step
+            self.base, self.reserved = self.wait_for_plain()
         self.card.take()
         try:
             self._run(torch)
@@ -152,10 +166,8 @@ class Case:
             self.card.give()
 
     def _run(self, torch):
-        start = time.perf_counter()
-        model, plain_loss, batch = build(self.name, self.card.device, self.given.tiny)
-        self.card.settle()
-        self.write(way="build", seconds=time.perf_counter() - start)
+        with self.card.shared():
+            model, plain_loss, batch = build(self.name, self.card.device, self.given.tiny)
 
         def loss(m, b):
             with torch.autocast(self.card.device, dtype=torch.bfloat16, enabled=self.precision == "amp"):
@@ -165,20 +177,32 @@ class Case:
         self.first = [p.detach().to("cpu", copy=True) for p in model.parameters()]
         self.buffers = [b.detach().clone() for b in model.buffers()]
         self.count = next(iter(batch.values())).shape[0]
-        self.plain()
+        if self.peers:
+            self.plain()
         self.reference()
         for way in WAYS:
-            if way != "save_on_cpu" and self.given.peers and not self.late(way=way):
+            if way != "save_on_cpu" and self.given.peers and self.peers and not self.late(way=way):
                 self.peer(way)
-        for percent in self.given.percents:
+        for percent in self.percents:
             if not self.late(way="outsize", percent=percent):
                 self.ours(percent)
             if percent < 100 and self.given.peers and not self.late(way="finder", percent=percent):
                 self.finder(percent)
-        if self.given.peers and not self.late(way="save_on_cpu"):
+        if self.given.peers and self.peers and not self.late(way="save_on_cpu"):
             self.peer("save_on_cpu")
             if self.card.device == "cuda":
                 torch._C._host_emptyCache()
+
+    def wait_for_plain(self):
+        """(seconds, reserved bytes) of the plain step, from the process that runs it."""
+        while time.time() < self.given.deadline + 120:
+            path = self.out / "rows.jsonl"
+            rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+            for row in rows:
+                if (row["model"], row["precision"], row.get("way")) == (self.name, self.precision, "plain"):
+                    return row["seconds"], row["reserved"]
+            time.sleep(0.2)
+        raise TimeoutError("the plain step has not come")
 
     def optimizer(self):
         import torch
@@ -262,17 +286,13 @@ class Case:
 
         def make(optimizer):
             for size in finder_sizes(self.count):
-                failed = False
                 self.card.limit(budget)
                 try:
                     step = cut_step(self.model, self.loss, optimizer, self.batch, size)
-                    step()
+                    return {**self.clock(step, 2), "size": size}
                 except Exception as error:
                     if "out of memory" not in str(error):
                         raise
-                    failed = True
-                if not failed:
-                    return {**self.clock(step), "size": size}
                 optimizer.zero_grad(set_to_none=True)
                 self.card.clear()
             return {"failed": "no batch size runs"}
@@ -283,11 +303,19 @@ class Case:
 
     def reference(self):
         """The plain step's gradients at the first weights, and losses and weights of its first steps."""
-        self.reset()
-        self.plain_gradients, self.plain_value = self.gradients(None)
+        with (
+            self.card.shared() if self.reserved < 2**34 else contextlib.nullcontext()
+        ):  # not several of the large ones at once
+            self.reset()
+            self.plain_gradients, self.plain_value = self.gradients(None)
+            if self.peers:
+                given, self.batch = self.batch, {key: value.flip(0) for key, value in self.batch.items()}
+                other, _ = self.gradients(None)
+                self.batch = given
+                self.write(way="noise", other="plain, samples in another order", **self.against_plain(other))
         self.trajectory = None
-        steps = self.given.trajectory if self.base < 0.6 else 4
-        if self.precision == "fp32" and not self.late(way="trajectory"):
+        steps = self.given.trajectory if self.base < 0.35 else 5
+        if self.precision == "fp32" and 50 in self.percents and not self.late(way="trajectory"):
             self.trajectory = self.course(lambda o: cut_step(self.model, self.loss, o, self.batch, self.count), steps)
             order = {key: value.flip(0) for key, value in self.batch.items()}
             other = self.course(lambda o: cut_step(self.model, self.loss, o, order, self.count), steps)
@@ -309,11 +337,12 @@ class Case:
 
         from outsize.model.fitting.check import _collect, preserved
 
+        wanted = self.compared()
         if fitted is None:
             with preserved(self.model):
                 value = self.loss(self.model, self.batch)
                 value.backward()
-                found = [p.grad.detach().to("cpu", copy=True) for p in self.model.parameters()]
+                found = [p.grad.detach().to("cpu", copy=True) for p in wanted]
                 value = float(value.detach())
             return found, value
         runner = fitted._now
@@ -321,7 +350,7 @@ class Case:
         with preserved(self.model):
             kept = _collect(runner.work, choice, self.batch, runner.store)
             found = []
-            for parameter in self.model.parameters():
+            for parameter in wanted:
                 gradient = kept.take(parameter)
                 self.card.settle()
                 found.append(None if gradient is None else gradient.detach().to("cpu", copy=True))
@@ -329,6 +358,19 @@ class Case:
         with torch.no_grad():
             self.card.clear()
         return found, None
+
+    def compared(self):
+        """Parameters whose gradients are compared: all of them, of a model of more than a billion one in eight."""
+        parameters = list(self.model.parameters())
+        return parameters[:: 8 if sum(p.numel() for p in parameters) > 10**9 else 1]
+
+    def against_plain(self, got):
+        """How far gradients are from the plain step's; compared where there is room, whatever the budget."""
+        self.card.limit(None)
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        row = compare_gradients([names[id(p)] for p in self.compared()], self.card.device, got, self.plain_gradients)
+        self.card.clear()
+        return row
 
     # ours
 
@@ -356,39 +398,33 @@ class Case:
         }
         with (self.out / "plans.txt").open("a") as file:
             file.write(f"\n=== {self.name} {self.precision} {percent} %\n{plan}\n")
-        got, _ = self.gradients(fitted)
-        row |= compare_gradients(self.model, got, self.plain_gradients)
-        del got
+        with self.card.shared():
+            got, _ = self.gradients(fitted)
+            row |= self.against_plain(got)
+            del got
         self.card.watch()
+        self.card.limit(budget)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            losses = [float(fitted.step(self.batch)) for _ in range(3)]
+            steps = len(self.trajectory[0]) if self.trajectory else 3
+            losses = [float(fitted.step(self.batch)) for _ in range(steps)]
+            if self.trajectory:
+                fitted.gather()
+                weights = [p.detach().to("cpu", copy=True) for p in self.model.parameters()]
+                row["trajectory"] = apart((losses, weights), self.trajectory)
             before = self.card.peaks()
             row |= self.clock(lambda: fitted.step(self.batch), 1, fresh=False)
             row["retries"] = row.get("retries", 0) - before.get("retries", 0)
             row["first_loss"] = [losses[0], self.plain_value]
-            if percent == 50 and self.trajectory is not None:
-                steps = len(self.trajectory[0])
-                fitted.undo()
-                del fitted
-
-                def make(o):
-                    again = outsize.fit(self.model, self.loss, o, self.batch, budget=budget)
-                    return lambda: again.step(self.batch)
-
-                row["trajectory"] = apart(self.course(make, steps), self.trajectory)
-            else:
-                row["notes"] = list(fitted.plan.notes)
-                row["final"] = fitted.choice.to_dict() == row["choice"]
-                fitted.undo()
+            row["notes"] = list(fitted.plan.notes)
+            row["final"] = fitted.choice.to_dict() == row["choice"]
+            fitted.undo()
         row["tightened"] = sum("passed its memory" in str(w.message) for w in caught)
         return row
 
 
-def compare_gradients(model, got, expected):
+def compare_gradients(names, device, got, expected):
     """The largest relative difference of a gradient, whose it is, and the largest relative to all gradients together."""
-    names = [name for name, _ in model.named_parameters()]
-    device = next(model.parameters()).device
     whole = sum(float(e.to(device).norm()) ** 2 for e in expected if e is not None) ** 0.5
     rows = []
     for name, a, b in zip(names, got, expected, strict=True):
@@ -425,8 +461,10 @@ def apart(one, other):
 
 
 def time_parts(card):
-    """Seconds of each part of `outsize.fit`, waits for the card left out."""
+    """Seconds of each part of `outsize.fit`, waits for the card left out; parts without a clock share the card."""
     from outsize.model.fitting import verb
+
+    untimed = ("look", "_differs")
 
     parts = {}
 
@@ -436,7 +474,8 @@ def time_parts(card):
         def run(*args, **kwargs):
             start, waited = time.perf_counter(), card.waited
             try:
-                return inner(*args, **kwargs)
+                with card.shared() if name in untimed and card.held else contextlib.nullcontext():
+                    return inner(*args, **kwargs)
             finally:
                 took = time.perf_counter() - start - (card.waited - waited)
                 parts[name] = round(parts.get(name, 0.0) + took, 2)
@@ -452,22 +491,27 @@ def time_parts(card):
 
 def lend_while_planning(card):
     """Projections need no card: others have it meanwhile."""
+    from outsize.model.fitting import verb
     from outsize.model.fitting.stage import Stage
 
-    project = Stage.project
+    def lend(owner, name):
+        inner = getattr(owner, name)
 
-    def lent(self, *args, **kwargs):
-        with card.lent():
-            return project(self, *args, **kwargs)
+        def lent(self, *args, **kwargs):
+            with card.lent():
+                return inner(self, *args, **kwargs)
 
-    Stage.project = lent
+        setattr(owner, name, lent)
+
+    lend(Stage, "project")
+    lend(verb.Search, "run")
 
 
-def work(name, precision, given):
+def work(name, precision, percents, peers, given):
     """A process's whole life."""
     out = pathlib.Path(given.out)
     card = Card(out, given.device)
-    case = Case(name, precision, given, card)
+    case = Case(name, precision, percents, peers, given, card)
     try:
         lend_while_planning(card)
         case.parts = time_parts(card)
@@ -493,7 +537,8 @@ def everything(given):
     given.start = time.time()
     given.deadline = given.start + given.seconds
     warm_up()
-    cases = [(name, precision) for precision in given.precisions for name in given.models]
+    cases = [case for precision in given.precisions for name in given.models for case in cut(name, precision, given)]
+    cases.sort(key=lambda case: not case[3])
     running = {}
     start = time.time()
     while cases or running:
@@ -510,6 +555,12 @@ def everything(given):
         print(f"{time.time() - start:7.1f} s  {running.pop(pid)} ended ({status})", flush=True)
     (out / "card.lock").unlink(missing_ok=True)
     print(table(out / "rows.jsonl"))
+
+
+def cut(name, precision, given):
+    """The processes of a model: one a budget, the first has the peers. cuDNN stays with what had room first."""
+    percents = given.percents
+    return [(name, precision, [percent], percent == percents[0]) for percent in percents]
 
 
 def warm_up():
@@ -570,7 +621,7 @@ def main():
     parser.add_argument("--steps", type=int, default=3, help="timed steps")
     parser.add_argument("--trajectory", type=int, default=20, help="AdamW steps that are compared")
     parser.add_argument("--seconds", type=float, default=420.0, help="no case begins after so many")
-    parser.add_argument("--processes", type=int, default=6)
+    parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="models too small to mean anything, to try the script out")
     parser.add_argument("--alone", dest="peers", action="store_false", help="without the peers")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from outsize.core.errors import OutOfMemory
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
@@ -119,18 +120,26 @@ def look(work: Work, batch: Any) -> Findings:
 
 
 def _record(work: Work, part: Any) -> Recorder:
-    """Forward and backward pass of the samples, or of as many as there is room for."""
-    recorder = Recorder(work.device)
+    """Forward and backward pass of the samples, of as many as there is room for, or a forward pass of one."""
+    import torch
+
     rows = batches.count_rows(part)
-    try:
-        with recorder.watching(work.model), dropping(work.model):
-            read_loss(work.loss(work.model, part))[0].backward()
-        return recorder
-    except Exception as error:
-        if not is_out_of_memory(error) or rows == 1:
-            raise
-    clear_up()
-    return _record(work, batches.take(part, 0, rows - 1))
+    for few, train in (*((n, True) for n in range(rows, 0, -1)), (1, False)):
+        recorder = Recorder(work.device)
+        try:
+            with recorder.watching(work.model), dropping(work.model), torch.set_grad_enabled(train):
+                loss = read_loss(work.loss(work.model, batches.take(part, 0, few)))[0]
+                if train:
+                    loss.backward()
+            return recorder
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        clear_up()
+    raise OutOfMemory(
+        "not even a forward pass of one sample has room beside the weights on the card: leave the model in host memory and "
+        "give fit the device, as in outsize.fit(model, loss, optimizer, batch, device='cuda', budget=...)"
+    )
 
 
 @contextlib.contextmanager
@@ -150,12 +159,24 @@ def dropping(model: Any) -> Iterator[None]:
 
 def _find_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
     """The last linear layer, where a trial shows that a cross entropy takes its logits and nothing else does."""
+    import torch
+
     name = find_head(work.model, ran)
     if name is None:
         return ()
-    with chunked_heads(work.model, (name,), 1, work.device) as heads:
-        read_loss(work.loss(work.model, part))
-    return (name,) if heads.taken and not heads.made else ()
+    for train in (True, False):  # without gradients it takes less room
+        try:
+            with (
+                chunked_heads(work.model, (name,), 1, work.device, always=True) as heads,
+                torch.set_grad_enabled(train),
+            ):
+                read_loss(work.loss(work.model, part))
+            return (name,) if heads.taken and not heads.made else ()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        clear_up()
+    return ()
 
 
 def _written(before: dict[Any, dict[str, Any]]) -> dict[Any, tuple[str, ...]]:

@@ -6,7 +6,7 @@ three read the same few fields, so what is projected is what runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outsize.core.noun import Noun
 
@@ -33,3 +33,10 @@ class Choice(Noun):
     """Pieces in which the output head and its cross entropy run; 0: whole."""
     autocast: bool = False
     """Run in bfloat16 autocast."""
+    expandable: bool = False
+    """The card's allocator has segments that grow."""
+
+    @property
+    def plain(self) -> bool:
+        """The step runs as it would without us, whatever the allocator does."""
+        return replace(self, expandable=False) == Choice()

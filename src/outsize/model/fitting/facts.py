@@ -16,6 +16,7 @@ from outsize.model.fitting.ladder import Part, Rung, build_ladder, find_parts
 from outsize.model.fitting.parcels import check_movable
 from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.runner import Work
+from outsize.model.fitting.segments import can_grow
 from outsize.model.fitting.timing import Timing
 from outsize.model.fitting.update import parameters_of, why_not_one_by_one
 
@@ -26,7 +27,7 @@ PIECE = 256 * 2**20
 """Bytes of logits in a piece of the loss: small beside everything else, large enough to fill a card."""
 
 LISTS = ("Sequential", "ModuleList", "ModuleDict")
-"""Containers that are always looked into."""
+"""Containers that are looked into where they hold more than single operators."""
 
 SHARES = (1, 8, 16)
 """Ladders of modules that keep at most one part in so many of the activations."""
@@ -83,8 +84,15 @@ class Facts(Noun):
     """Sets of them, from the cheapest bytes to the most; in one ladder of any size, in others of small modules only."""
     timing: Timing
     """How long the plain step takes."""
+    growable: bool
+    """The allocator can be told to let segments grow."""
     forbidden: dict[str, str]
     """Remedy -> why not."""
+
+    @property
+    def grows(self) -> bool:
+        """It may be told so."""
+        return self.growable and "expandable" not in self.forbidden
 
     @property
     def link(self) -> float:
@@ -96,9 +104,20 @@ class Facts(Noun):
         """Seconds of forward and backward pass of the whole batch."""
         return self.timing.passes(self.rows)
 
-    def stretch(self, slices: int) -> float:
-        """How much longer the passes take in so many slices."""
-        return slices * self.timing.passes(-(-self.rows // slices)) / max(self.passes, 1e-12)
+    def passes_in(self, slices: int, again: float = 0.0, calls: float = 0.0) -> float:
+        """Seconds of the passes in slices; `again`: of the forward pass of the whole batch that runs twice, `calls`: of the
+        processor for that, a slice.
+
+        A slice takes as long as the card works or as long as the processor needs to launch it, whichever is more.
+        """
+        rows = -(-self.rows // slices)
+        took, least = self.timing.passes(rows), self.timing.least
+        share = rows / self.rows
+        if self.device != "cuda":
+            return slices * (took + again * share + calls)
+        works = took if took > 1.1 * least else self.passes * share
+        launches = least + self.timing.points[0][1] * again / max(self.timing.forward(self.rows), 1e-12) + calls
+        return slices * max(works + again * share, launches)
 
     def pieces_of_loss(self) -> int:
         """How many pieces keep the logits of one below `PIECE` bytes."""
@@ -125,6 +144,7 @@ def gather_facts(
         copies=state / max(1, sum(sizes)), parameters=len(sizes), activations=activations, heads=heads,
         logits=_head_bytes(heads, plain), pieces=pieces,
         parts=parts, ladders=_ladders(parts, blocks, activations), timing=timing,
+        growable=work.device == "cuda" and can_grow(),
         forbidden=find_forbidden(work, findings, heads, own_step),
     )  # fmt: skip
 
@@ -158,19 +178,18 @@ def find_blocks(model: Any, plain: Projection, timing: Timing) -> tuple[Block, .
     def visit(name: str, module: Any) -> None:
         children = list(module.named_children())
         ran = plain.calls.get(name, 0)
-        small = kept.get(name, 0) <= limit and type(module).__name__ not in LISTS
+        list_of_blocks = type(module).__name__ in LISTS and any(list(child.children()) for _, child in children)
+        small = kept.get(name, 0) <= limit and not list_of_blocks
         if name and ran == 1 and (small or not children):
-            size = _bytes(module.parameters())
-            if kept.get(name, 0) or size:
-                found.append(
-                    Block(
-                        name=name,
-                        kept=int(kept.get(name, 0)),
-                        weights=size,
-                        seconds=timing.modules.get(name, 0.0),
-                        compound=bool(children),
-                    )
+            found.append(
+                Block(
+                    name=name,
+                    kept=int(kept.get(name, 0)),
+                    weights=_bytes(module.parameters()),
+                    seconds=timing.modules.get(name, 0.0),
+                    compound=bool(children),
                 )
+            )
             return
         for child, part in children:
             visit(f"{name}.{child}" if name else child, part)

@@ -19,6 +19,7 @@ from outsize.model.fitting.exhaustion import is_out_of_memory
 from outsize.model.fitting.guarded import Guarded, Snapshot, call_model
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Runner
+from outsize.model.fitting.segments import let_grow
 
 TIGHTER = {"cpu": 0.85, "cuda": 0.93}
 """After a failure the next plan holds at most this part of what the failed one should have held."""
@@ -47,6 +48,8 @@ class Fitted(Guarded[Runner]):
         """How often the allocator cleared its cache in the last measured step, to stay inside its limit."""
         self._replan = replan
         self._rows = rows
+        if runner is not None:
+            let_grow(self, choice.expandable)
 
     def step(self, batch: Any) -> Any:
         """One training step: gradients of the whole batch, one update. Returns the loss, detached."""
@@ -90,6 +93,7 @@ class Fitted(Guarded[Runner]):
     def _end(self) -> None:
         self._now.gather()
         self._now.store.close()
+        let_grow(self, False)
 
     def _measured(self, batch: Any) -> Any:
         """A step whose peak is measured: what it held is compared with what was projected."""
@@ -148,6 +152,7 @@ class Fitted(Guarded[Runner]):
         """Go on with another plan."""
         runner = self._now
         self.plan, self.choice = plan, choice
+        let_grow(self, choice.expandable)
         following = Runner(runner.work, choice, runner.store, rows=self._rows, parcels=runner.parcels)
         following.settle()
         self._runner = following

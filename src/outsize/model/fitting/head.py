@@ -275,8 +275,8 @@ def find_head(model: Any, ran: list[str]) -> str | None:
 
 
 @contextlib.contextmanager
-def chunked_heads(model: Any, names: tuple[str, ...], chunks: int, kind: str) -> Iterator[Heads]:
-    """Heads hand on what stands for their logits, in training only."""
+def chunked_heads(model: Any, names: tuple[str, ...], chunks: int, kind: str, always: bool = False) -> Iterator[Heads]:
+    """Heads hand on what stands for their logits, in training only or always."""
     import torch
 
     heads = Heads(chunks, kind)
@@ -284,7 +284,7 @@ def chunked_heads(model: Any, names: tuple[str, ...], chunks: int, kind: str) ->
     for head in changed:
 
         def forward(hidden: Any, head: Any = head) -> Any:
-            if not torch.is_grad_enabled():
+            if not always and not torch.is_grad_enabled():
                 return torch.nn.functional.linear(hidden, head.weight, head.bias)
             return _stand_for(hidden, head, heads)
 

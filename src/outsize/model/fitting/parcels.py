@@ -53,7 +53,7 @@ class Parcel:
             return
         if self.dirty or self._slot is None:
             self._drop()
-            self._slot = self._store.put(_unseen(raw, storage, self._real))
+            self._slot = self._store.put(_unseen(raw, storage, self._real), emptied=True)
             self.dirty = False
         storage.resize_(0)
         _tell(self.tensor)
@@ -65,7 +65,7 @@ class Parcel:
         storage = self.tensor.untyped_storage()
         storage.resize_(self.bytes)
         _tell(self.tensor)
-        self._store.begin(self._slot, _unseen(raw, storage, self._real))
+        self._store.begin(self._slot, _unseen(raw, storage, self._real), emptied=True)
 
     def release(self) -> None:
         """Home for good."""

@@ -37,6 +37,9 @@ SURE = 0.01
 TIES = 0.03
 """Room where it does: addresses, which only the driver knows, decide ties; the plain step is given none, as it costs nothing."""
 
+PAGE = 20 * 2**20
+"""By so much a segment grows at least."""
+
 CLOSE = 1.15
 """Choices whose predicted times are this near each other are worth a real run each."""
 
@@ -91,15 +94,17 @@ class Search:
         assert projection is not None
         if not projection.card:
             return projection.peak <= self.budget
-        if projection.peak * (1 + self._room) <= self.budget:
+        choice = candidate.choice
+        if self._needed(choice, projection.peak) <= self.budget:
             return True
-        part = 1.0 if candidate.choice == Choice() else 1.0 / (1 + TIES)
-        return self.limited and projection.settles(int(self.budget * part))
+        part = 1.0 if choice == Choice() else 1.0 / (1 + TIES)
+        return self.limited and not choice.expandable and projection.settles(int(self.budget * part))
 
-    @property
-    def _room(self) -> float:
-        """What a card's plan leaves above the replay."""
-        return TIES if self.limited else SURE
+    def _needed(self, choice: Choice, peak: int) -> int:
+        """A card's budget for a replay's peak; segments that grow do so by a page, also beyond a limit."""
+        if choice.expandable:
+            return int(peak * (1 + TIES)) + PAGE
+        return int(peak * (1 + (TIES if self.limited else SURE))) + 1
 
     def _cheapest(self, candidates: list[Candidate]) -> Candidate | None:
         """The first that fits, cheapest first; what a trace says about the arithmetic holds for the same kind of choice.
@@ -116,7 +121,8 @@ class Search:
             if self.fits(self._trace(candidate)):
                 return self._refine(candidate)
             kind, places = _means(candidate.choice), _places(candidate.choice)
-            seen = max(STRIDE * self.budget, self._handed * candidate.peak) / max(1, candidate.predicted)
+            part = 1.0 if candidate.choice.expandable else self._handed
+            seen = max(STRIDE * self.budget, part * candidate.peak) / max(1, candidate.predicted)
             corrections[kind] = max(corrections.get(kind, self._hope), seen)
             failed[places] = failed.get(places, 0) + 1
             if failed[places] == 2:
@@ -142,7 +148,7 @@ class Search:
         """Part of what the plain step reserves that is handed out: under a limit the allocator gets through with about that."""
         plain = self.facts.plain
         handed = max(size for name, size in plain.peaks.items() if name != "reserved")
-        return handed / max(1, plain.peak) if self.limited else 1.0
+        return handed / max(1, _reserved(plain, self.facts)) if self.limited else 1.0
 
     @property
     def _hope(self) -> float:
@@ -156,27 +162,34 @@ class Search:
         found = []
         for candidate in self.candidates:
             near = candidate.seconds <= limit and candidate.predicted * self._hope <= self.budget
-            near = near and (best.choice != Choice() or not candidate.choice.checkpoint)
+            near = near and not (best.choice.plain and candidate.choice.checkpoint)
             if near and candidate.projection is None and _kind(candidate.choice) not in kinds:
                 kinds.add(_kind(candidate.choice))
                 found.append(candidate)
         return found
 
     def _trace(self, candidate: Candidate) -> Candidate:
-        candidate.projection = self.project(candidate.choice)
+        """What a choice holds; where it does not fit and growing segments would reserve less, with those."""
+        projection = candidate.projection = self.project(candidate.choice)
+        if self.facts.grows and projection.grown < projection.peak and not self.fits(candidate):
+            candidate.choice = replace(candidate.choice, expandable=True)
+            candidate.projection = projection.growing()
         self.tried.append(candidate)
         return candidate
 
     def _smallest(self) -> Candidate:
         """The smallest of all: what it takes decides between a plan and an error."""
-        rest = (c for c in self.candidates if c.projection is None)
-        for candidate in sorted(rest, key=lambda c: (c.predicted, -c.choice.slices))[:3]:
-            self._trace(candidate)
+        least: dict[tuple[bool, bool], Candidate] = {}
+        for candidate in sorted(self.candidates, key=lambda c: (c.predicted, -c.choice.slices)):
+            least.setdefault((bool(candidate.choice.checkpoint), bool(candidate.choice.offload)), candidate)
+        for candidate in least.values():
+            if candidate.projection is None:
+                self._trace(candidate)
         fitting = [c for c in self.tried if self.fits(c)]
         if fitting:
             return self._refine(min(fitting, key=lambda c: c.seconds))
         best = min(self.tried, key=lambda c: c.peak)
-        needed = int(best.peak * (1 + self._room)) + 1 if self.facts.device == "cuda" else best.peak
+        needed = self._needed(best.choice, best.peak) if self.facts.device == "cuda" else best.peak
         raise BudgetError(
             f"no {self.allow} plan fits the step into {format_bytes(self.budget)}: the smallest found holds "
             f"{format_bytes(best.peak)} ({describe(best.choice)}), so a budget of {needed} bytes is the smallest that has one",
@@ -198,7 +211,7 @@ class Search:
         tries = TRACES + 4 - len(self.tried)
         while high - low > 1 and tries > 0:
             middle = (low + high) // 2
-            shorter = self._candidate(replace(candidate.choice, checkpoint=rungs[middle]))
+            shorter = self._candidate(replace(candidate.choice, checkpoint=rungs[middle], expandable=False))
             tries -= 1
             if self.fits(self._trace(shorter)):
                 best, high = shorter, middle
@@ -221,7 +234,7 @@ class Search:
 
 def _means(choice: Choice) -> tuple[str, ...]:
     """Which remedies a choice uses."""
-    return tuple(means.key for means in REMEDIES if means.on(choice))
+    return tuple(means.key for means in REMEDIES if means.on(choice) and means.key != "expandable")
 
 
 def _places(choice: Choice) -> tuple[str, ...]:
@@ -248,7 +261,7 @@ def _merge(levels: tuple[dict[str, Any], ...]) -> dict[str, Any]:
 
 
 def _alike(a: Choice, b: Choice) -> bool:
-    return replace(a, checkpoint=()) == replace(b, checkpoint=())
+    return replace(a, checkpoint=(), expandable=False) == replace(b, checkpoint=(), expandable=False)
 
 
 def _sensible(choice: Choice, facts: Facts) -> bool:
@@ -282,6 +295,11 @@ def plain_seconds(facts: Facts) -> float:
     return facts.passes + touched / RATES[facts.device][1]
 
 
+def _reserved(plain: Projection, facts: Facts) -> int:
+    """What the plain step's allocator takes, in the better of both ways."""
+    return min(plain.peak, plain.grown) if facts.grows else plain.peak
+
+
 def predict(choice: Choice, facts: Facts) -> int:
     """Peak of a choice by arithmetic on the plain step."""
     plain = facts.pieces if choice.chunks and facts.pieces is not None else facts.plain
@@ -292,7 +310,7 @@ def predict(choice: Choice, facts: Facts) -> int:
     freed = sum(part.freed for part in parts) + moved_bytes(choice, facts)
     again = max((part.kept for part in parts), default=0)
     again += min(IN_FLIGHT, moved_bytes(choice, facts)) if choice.offload and facts.device == "cuda" else 0
-    extra = max(0, plain.peak - plain.fixed - kept)
+    extra = max(0, _reserved(plain, facts) - plain.fixed - kept)
     activations = (kept + extra - freed + again) * share * (0.6 if choice.autocast else 1.0)
     fixed = float(plain.fixed)
     if choice.state_away:

@@ -63,22 +63,24 @@ class Projection(Noun):
     """Where in them the last step begins."""
     card: bool
     """A card's allocator is played."""
+    grown: int = 0
+    """Bytes that a card's allocator would reserve with segments that grow."""
 
     @property
     def peak(self) -> int:
         """The highest moment in bytes."""
         return max(self.peaks.values())
 
-    def expandable(self) -> int:
-        """Bytes that a card's allocator would reserve with expandable segments."""
-        return play(self.moves, expandable=True).peak.reserved
+    def growing(self) -> Projection:
+        """The same step where segments grow."""
+        return replace(self, peaks=peaks_of(self.moves, self.card, expandable=True))
 
     def settles(self, limit: int) -> bool:
         """True where an allocator that may not reserve more than `limit` gets through, in the end without clearing its cache."""
         if not self.card:
             return self.peak <= limit
-        whole = play(self.moves, limit)
-        return whole.out_of_memory is None and whole.retries == play(self.moves[: self.last], limit).retries
+        whole, before = (play(moves, limit) for moves in (self.moves, self.moves[: self.last]))
+        return whole.out_of_memory is None and whole.retries == before.retries
 
 
 def play(
@@ -126,12 +128,12 @@ def play_steps(ledger: Ledger, label: str, marks: list[tuple[int, str]]) -> tupl
     return tuple(moves), last
 
 
-def peaks_of(moves: tuple[Move, ...], card: bool) -> dict[str, int]:
+def peaks_of(moves: tuple[Move, ...], card: bool, expandable: bool = False) -> dict[str, int]:
     """Peak of each phase, in bytes."""
     found: dict[str, int] = {}
     reserved = 0
     if card:
-        played = play(moves, samples=True)
+        played = play(moves, samples=True, expandable=expandable)
         course, reserved = [sample.allocated for sample in played.samples], played.peak.reserved
     else:
         course = list(itertools.accumulate(move.bytes if move.alloc else -move.bytes for move in moves))

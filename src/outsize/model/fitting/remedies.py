@@ -7,6 +7,7 @@ the runner obeys.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from outsize.core.failure import Exactness
@@ -17,8 +18,14 @@ from outsize.model.fitting.timing import LAUNCH
 
 Level = dict[str, Any]
 
-CALL = 3e-5
-"""Seconds that a module computed again takes beside its work."""
+CALL = 2e-4
+"""Seconds of the processor that a module computed again takes beside its launches."""
+
+COPY = {"cpu": 1e-5, "cuda": 4e-5}
+"""Seconds of the processor to begin one copy to or from elsewhere."""
+
+EARLY = (0.15, 0.5)
+"""Parts of the activations, those of the first blocks, that may wait elsewhere: they wait longest."""
 
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 """Parts of a ladder that the search tries; the planner refines the number afterwards."""
@@ -68,10 +75,8 @@ class Slices(Means):
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """Slices too small to fill the device take as long as their launches; gradients are added once more a slice."""
-        longer = (facts.stretch(choice.slices) - 1.0) * facts.passes
-        return (
-            max(0.0, longer) + 3 * (choice.slices - 1) * facts.gradients / RATES[facts.device][1] + 1e-3 * facts.passes
-        )
+        longer = max(0.0, facts.passes_in(choice.slices) - facts.passes)
+        return longer + 3 * (choice.slices - 1) * facts.gradients / RATES[facts.device][1] + 1e-3 * facts.passes
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """Sizes of the slices."""
@@ -95,7 +100,9 @@ class Checkpoint(Means):
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """One more forward pass of these modules, and a call for each."""
         again = sum(facts.parts[name].seconds for name in choice.checkpoint if name in facts.parts)
-        return (again + CALL * len(choice.checkpoint)) * max(1.0, facts.stretch(choice.slices))
+        calls = CALL * len(choice.checkpoint)
+        longer = facts.passes_in(choice.slices, again, calls) - facts.passes_in(choice.slices)
+        return max(longer, 0.1 * again, 0.01 * calls)  # what the card has time for still costs something
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """Which modules."""
@@ -109,12 +116,17 @@ class Offload(Means):
     name = "keep activations elsewhere"
 
     def levels(self, facts: Facts) -> list[Level]:
-        """Off, the blocks whose copies take less time than they do, or every block."""
-        order = tuple(name for name in order_blocks(facts, compound=False) if name not in facts.heads)
-        quick = tuple(n for n in order if self._time(n, facts) < _block(n, facts).seconds)
+        """Off, the blocks whose copies take less time than they do, the first ones, or all.
+
+        All are also those that keep only what another made.
+        """
+        order = tuple(block.name for block in facts.blocks if block.name not in facts.heads)
+        worth = (name for name in order_blocks(facts, compound=False) if name not in facts.heads)
+        quick = tuple(n for n in worth if self._time(n, facts) < _block(n, facts).seconds)
         if sum(_block(name, facts).kept for name in quick) < facts.activations // 20:
             quick = ()
-        return [{"offload": names} for names in dict.fromkeys(((), quick, order))]
+        first = (tuple(_up_to(order, facts, part)) for part in EARLY)
+        return [{"offload": names} for names in dict.fromkeys(((), quick, *first, order))]
 
     @staticmethod
     def _time(name: str, facts: Facts) -> float:
@@ -155,7 +167,7 @@ class StateAway(Means):
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """State in and out once a step."""
-        return 2 * facts.state / facts.link
+        return 2 * facts.state / facts.link + 2 * facts.parameters * round(facts.copies) * COPY[facts.device]
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """Where to."""
@@ -170,7 +182,7 @@ class GradientsAway(Means):
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """Out after each slice, in to add the next."""
-        return 2 * choice.slices * facts.gradients / facts.link
+        return 2 * choice.slices * (facts.gradients / facts.link + facts.parameters * COPY[facts.device])
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """Where to."""
@@ -191,7 +203,7 @@ class Stream(Means):
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """In for the forward pass, in for the backward pass, out and in for the update."""
         moved = sum(block.weights for block in facts.blocks if block.name in choice.stream)
-        return (2 * choice.slices + 2) * moved / facts.link
+        return (2 * choice.slices + 2) * (moved / facts.link + facts.parameters * COPY[facts.device])
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """Where from."""
@@ -235,8 +247,27 @@ class Autocast(Means):
         return f'torch.autocast("{facts.device}", dtype=torch.bfloat16) around the forward pass'
 
 
+class Expandable(Means):
+    """Segments of the card's allocator grow, so that free pieces between others join."""
+
+    key = "expandable"
+    name = "let segments grow"
+
+    def levels(self, facts: Facts) -> list[Level]:
+        """A trace tells what is reserved either way: the search turns it on where that is less."""
+        return [{self.key: False}]
+
+    def seconds(self, choice: Choice, facts: Facts) -> float:
+        """Next to nothing."""
+        return 1e-4 * facts.passes
+
+    def how(self, choice: Choice, facts: Facts) -> str:
+        """The setting."""
+        return "torch's allocator with expandable_segments:True until undo()"
+
+
 REMEDIES: tuple[Means, ...] = (
-    Slices(), Checkpoint(), Offload(), InBackward(), StateAway(), GradientsAway(), Stream(), Chunks(), Autocast(),
+    Slices(), Checkpoint(), Offload(), InBackward(), StateAway(), GradientsAway(), Stream(), Chunks(), Autocast(), Expandable(),
 )  # fmt: skip
 """All of them."""
 
@@ -253,6 +284,16 @@ def order_blocks(facts: Facts, compound: bool = True) -> tuple[str, ...]:
     least = facts.activations // 200
     worth = [block for block in facts.blocks if block.kept > least and (block.compound or not compound)]
     return tuple(block.name for block in worth)
+
+
+def _up_to(order: tuple[str, ...], facts: Facts, part: float) -> Iterator[str]:
+    """The first blocks, which together keep that part of the activations."""
+    kept = 0
+    for name in order:
+        if kept >= part * facts.activations:
+            return
+        kept += _block(name, facts).kept
+        yield name
 
 
 def _block(name: str, facts: Facts) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting import parcels
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.projection import Ends, Projection, kept_by, peaks_of, play_steps
+from outsize.model.fitting.projection import Ends, Projection, kept_by, peaks_of, play, play_steps
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.stores import IN_FLIGHT, NoStore
 from outsize.model.ledger import Held
@@ -169,6 +169,7 @@ def _tell(watch: Watch, label: str, away: int, state: int, given: int, inference
     return Projection(
         peaks=peaks_of(moves, card), away=away, kept=kept, stays=stays, fixed=given + state, state=state, calls=watch.calls,
         seconds=watch.seconds, operators=watch.operators, moves=moves, last=last, card=card,
+        grown=play(moves, expandable=True).peak.reserved if card else 0,
     )  # fmt: skip
 
 

@@ -29,11 +29,13 @@ class Store(Protocol):
     """The most it has held."""
     name: str
     """The place, as a user would say it."""
+    beside: bool
+    """Copies out run beside what follows, so that what is copied must not be written meanwhile."""
 
-    def put(self, data: Any) -> Any:
-        """Keep a flat byte tensor; returns its slot."""
+    def put(self, data: Any, emptied: bool = False) -> Any:
+        """Keep a flat byte tensor; returns its slot. `emptied`: its storage may be emptied while the copy runs."""
 
-    def begin(self, slot: Any, into: Any) -> None:
+    def begin(self, slot: Any, into: Any, emptied: bool = False) -> None:
         """Start to fill a flat byte tensor from a slot; it is full after `finish`."""
 
     def finish(self) -> None:
@@ -51,7 +53,7 @@ IN_FLIGHT = 256 * 2**20
 
 
 class NoStore:
-    """Counts and keeps nothing, except for what a card's copies would still be reading."""
+    """Counts and keeps nothing, except for what a card's copies would still be reading: so many bytes, then the card waits."""
 
     name = "nowhere"
 
@@ -59,14 +61,15 @@ class NoStore:
         self.held = 0
         self.peak = 0
         self._in_flight = in_flight
+        self.beside = in_flight > 0
         self._flying: deque[tuple[int, Any]] = deque()
 
-    def put(self, data: Any) -> int:
+    def put(self, data: Any, emptied: bool = False) -> int:
         """Only the size is kept."""
         size = int(data.numel())
         self.held += size
         self.peak = max(self.peak, self.held)
-        if self._in_flight:
+        if self.beside and not emptied:
             self._fly(size, data)
         return size
 
@@ -79,11 +82,12 @@ class NoStore:
     def _land(self, held: Any) -> None:
         """Wait for one copy; here there is none."""
 
-    def begin(self, slot: int, into: Any) -> None:
+    def begin(self, slot: int, into: Any, emptied: bool = False) -> None:
         """There is nothing to fill in."""
 
     def finish(self) -> None:
-        """Nothing was begun."""
+        """All copies have ended for those who come after."""
+        self._flying.clear()
 
     def drop(self, slot: int) -> None:
         """The bytes count no longer."""
@@ -111,7 +115,7 @@ class DiskStore(NoStore):
         self._end = 0
         self._spare: dict[int, list[int]] = defaultdict(list)
 
-    def put(self, data: Any) -> tuple[int, int]:  # type: ignore[override]
+    def put(self, data: Any, emptied: bool = False) -> tuple[int, int]:  # type: ignore[override]
         """Write the bytes of a flat byte tensor on the CPU."""
         view = _view(data)
         size = len(view)
@@ -132,7 +136,7 @@ class DiskStore(NoStore):
         self.peak = max(self.peak, self.held)
         return start, size
 
-    def begin(self, slot: tuple[int, int], into: Any) -> None:  # type: ignore[override]
+    def begin(self, slot: tuple[int, int], into: Any, emptied: bool = False) -> None:  # type: ignore[override]
         """Read the slot into a flat byte tensor on the CPU."""
         start, size = slot
         view = _view(into)
@@ -154,7 +158,12 @@ class DiskStore(NoStore):
 
 
 class HostStore(NoStore):
-    """Pinned host memory of a CUDA device, with copies on a stream of their own so that they run beside the kernels."""
+    """Pinned host memory of a CUDA device, with copies on a stream of their own so that they run beside the kernels.
+
+    A tensor whose copy out has begun is held until the kernels' stream has been told to wait for that copy: its memory
+    is used again in the order of that stream, at a moment that does not depend on how far the processor is ahead. Only a
+    storage that is emptied in place is left to torch, which asks whether the copy has ended when it wants memory.
+    """
 
     name = "host"
 
@@ -166,7 +175,7 @@ class HostStore(NoStore):
         self._stream = torch.cuda.Stream(device)
         self._spare: dict[int, list[Any]] = defaultdict(list)
 
-    def put(self, data: Any) -> Any:
+    def put(self, data: Any, emptied: bool = False) -> Any:
         """Start the copy out; the device memory is not used again before it has ended."""
         import torch
 
@@ -177,27 +186,33 @@ class HostStore(NoStore):
             slot.copy_(data, non_blocking=True)
             done = torch.cuda.Event()
             done.record(self._stream)
-        data.record_stream(self._stream)
-        self._fly(size, done)
+        if emptied:
+            data.record_stream(self._stream)
+        else:
+            self._fly(size, (done, data))
         self.held += size
         self.peak = max(self.peak, self.held)
         return slot
 
     def _land(self, held: Any) -> None:
-        """Wait for one copy."""
-        held.synchronize()
+        """Kernels that follow on the current stream wait for one copy."""
+        import torch
 
-    def begin(self, slot: Any, into: Any) -> None:
+        torch.cuda.current_stream(self._device).wait_event(held[0])
+
+    def begin(self, slot: Any, into: Any, emptied: bool = False) -> None:
         """Start the copy in, beside the kernels that are queued after it."""
         with self._beside():
             into.copy_(slot, non_blocking=True)
-        into.record_stream(self._stream)
+        if emptied:
+            into.record_stream(self._stream)
 
     def finish(self) -> None:
         """Kernels that follow on the current stream wait for the copies that were begun."""
         import torch
 
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        super().finish()
 
     def drop(self, slot: Any) -> None:
         """The buffer is kept for the next block of this size: the pinned allocator rounds up, so few are made."""

@@ -71,11 +71,11 @@ def _remedies(found: Candidate, facts: Facts, findings: Findings) -> tuple[Remed
 def _setting(found: Candidate) -> list[str]:
     """What another setting of torch's allocator would reserve, where that is worth a restart."""
     projection = found.projection
-    if projection is None or not projection.card or (other := projection.expandable()) > WORTH * projection.peak:
+    if projection is None or not projection.card or projection.grown > WORTH * projection.peak:
         return []
     return [
-        f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start would reserve {format_bytes(other)} instead of "
-        f"{format_bytes(projection.peak)}"
+        f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the start would reserve {format_bytes(projection.grown)} "
+        f"instead of {format_bytes(projection.peak)}"
     ]
 
 

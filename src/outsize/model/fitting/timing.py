@@ -18,6 +18,7 @@ from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.check import dropping
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
+from outsize.model.fitting.head import chunked_heads
 from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.runner import Runner, Work, read_loss, without_cache
 
@@ -29,6 +30,9 @@ LAUNCH = {"cpu": 5e-6, "cuda": 1e-5}
 
 ROOM = 0.8
 """Part of the budget that a measured slice may take by the plain step's arithmetic."""
+
+HEADS = 16
+"""Pieces of the loss in a forward pass alone, so that logits do not take the room."""
 
 PROBE = 64 * 2**20
 """Bytes copied to measure the link."""
@@ -49,6 +53,11 @@ class Timing(Noun):
     def passes(self, rows: int) -> float:
         """Seconds of forward and backward pass of so many samples."""
         return self.forward(rows) + self._at(rows, 2)
+
+    @property
+    def least(self) -> float:
+        """Seconds below which no passes go, however few the samples: those of their launches."""
+        return min(forward + backward for _, forward, backward in self.points)
 
     def forward(self, rows: int) -> float:
         """Seconds of a forward pass of so many samples."""
@@ -117,10 +126,12 @@ def _measure(work: Work, batch: Any, most: int, rows: int, ratio: float) -> Timi
         points = [(n, *_clocked(work, batches.take(batch, 0, n))) for n in sizes]
         for n in sorted({rows // 2, rows}):
             if n > most:
-                forward = _forward_alone(work, batches.take(batch, 0, n))
+                with chunked_heads(work.model, work.heads, HEADS, work.device, always=True):
+                    forward = _forward_alone(work, batches.take(batch, 0, n))
                 if forward is not None:
                     points.append((n, forward, max(points[-1][2], ratio * forward)))
-        modules = _modules(work, batches.take(batch, 0, points[-1][0]), points[-1][1])
+        with chunked_heads(work.model, work.heads, HEADS, work.device, always=True):
+            modules = _modules(work, batches.take(batch, 0, points[-1][0]), points[-1][1])
     return Timing(points=tuple(points), modules=modules, link=measure_link(), measured=True)
 
 

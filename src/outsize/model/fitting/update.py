@@ -255,7 +255,10 @@ class Update:
     def _put(self, tensor: Any) -> Any:
         from outsize.model.fitting.activations import Saved
 
-        return Saved(tensor, self.parcels.store) if tensor.dim() else tensor.clone()
+        if not tensor.dim():
+            return tensor.clone()
+        store = self.parcels.store
+        return Saved(tensor.clone() if store.beside else tensor, store)  # the update writes it before a copy has ended
 
     def _get(self, kept: Any) -> Any:
         import torch

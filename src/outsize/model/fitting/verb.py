@@ -30,6 +30,7 @@ from outsize.model.fitting.planner import Candidate, Search, describe, remedies_
 from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.remedies import ALLOWED, REMEDIES
 from outsize.model.fitting.runner import Runner, Work
+from outsize.model.fitting.segments import let_grow
 from outsize.model.fitting.stage import Stage, open_stage
 from outsize.model.fitting.stores import open_store
 from outsize.model.fitting.telling import tell
@@ -244,7 +245,7 @@ class Planning:
             search = Search(self.facts, self.project, self.allow, allowance.bytes, limited)
             several = self.work.device == "cuda" and batch is not None
             found, decided = self._fastest(search.run(TRIED if several else 1), batch)
-            wrong = "" if found.choice == Choice() else self._differs(found.choice, few)
+            wrong = "" if found.choice.plain else self._differs(found.choice, few)
             if not wrong:
                 return tell(search, found, self.facts, allowance, self.findings, decided), found.choice
             self.facts.forbidden[self._blame(found.choice, few)] = wrong
@@ -258,9 +259,11 @@ class Planning:
         took: dict[int, float] = {}
         with preserved(self.work.model):
             for number, candidate in enumerate(candidates):
+                let_grow(self, candidate.choice.expandable)
                 seconds = try_out(Runner(self.work, candidate.choice, store), batch)
                 if seconds is not None:
                     took[number] = seconds
+        let_grow(self, False)
         store.close()
         if not took:
             return candidates[0], []

@@ -1,0 +1,123 @@
+"""Growing segments of a card's allocator: when a plan wants them, and how they are turned on and off."""
+
+import dataclasses
+import itertools
+
+import networks as nets
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outsize.core.errors import OutOfMemory
+from outsize.model.fitting import segments
+from outsize.model.fitting.check import look
+from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.facts import gather_facts, inclusive
+from outsize.model.fitting.planner import PAGE, TIES, Search
+from outsize.model.fitting.runner import Work
+from outsize.model.fitting.stage import Stage
+from outsize.model.fitting.timing import estimate_times
+
+
+class Pictures(torch.nn.Module):
+    """Convolutions whose sizes differ, which leaves holes between segments of fixed size."""
+
+    def __init__(self):
+        super().__init__()
+        widths = (3, 17, 40, 23, 64, 31, 90)
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Conv2d(a, b, 3, padding=1), torch.nn.BatchNorm2d(b), torch.nn.GELU())
+            for a, b in itertools.pairwise(widths)
+        )
+        self.head = torch.nn.Linear(90, 10)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean((2, 3)))
+
+
+def picture_loss(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
+@pytest.fixture(scope="module")
+def planned():
+    """(facts, stage) of pictures on a card that is not there."""
+    torch.manual_seed(0)
+    model = Pictures()
+    batch = {"x": torch.randn(96, 3, 40, 40), "y": torch.randint(0, 10, (96,))}
+    work = Work(model=model, loss=picture_loss, optimizer=torch.optim.AdamW(model.parameters()))
+    findings = look(work, {key: value[:4] for key, value in batch.items()})
+    work = dataclasses.replace(work, written=findings.written, device="cuda")
+    stage = Stage(work, batch)
+    plain = stage.project(Choice())
+    timing = estimate_times("cuda", plain, 96, inclusive)
+    facts = gather_facts(work, dataclasses.replace(findings, rows=96), plain, False, timing, None)
+    return dataclasses.replace(facts, growable=True), stage
+
+
+@settings(max_examples=12, deadline=None)
+@given(percent=st.integers(60, 110), limited=st.booleans())
+def test_a_plan_has_growing_segments_where_it_fits_only_with_them(planned, percent, limited):
+    facts, stage = planned
+    budget = facts.plain.peak * percent // 100
+    found = Search(facts, stage.project, "exact", budget, limited).run()[0]
+    native = stage.project(dataclasses.replace(found.choice, expandable=False))
+    alone = Search(facts, stage.project, "exact", budget, limited)
+    fits = alone.fits(
+        dataclasses.replace(found, choice=dataclasses.replace(found.choice, expandable=False), projection=native)
+    )
+    assert found.choice.expandable == (not fits)
+    assert found.projection.peak == (native.peak if fits else native.grown)
+    assert fits or native.grown * (1 + TIES) + PAGE <= budget
+
+
+def test_without_growing_segments_a_plan_takes_at_least_as_long(planned):
+    facts, stage = planned
+    assert facts.plain.grown < facts.plain.peak
+    budget = int(facts.plain.grown * (1 + TIES)) + PAGE + 1
+    forbidden = dataclasses.replace(facts, forbidden=facts.forbidden | {"expandable": "you said so"})
+    growing, fixed = (Search(f, stage.project, "exact", budget).run()[0] for f in (facts, forbidden))
+    assert growing.choice == Choice(expandable=True) and growing.choice.plain
+    assert not fixed.choice.expandable and not fixed.choice.plain and fixed.seconds > growing.seconds
+
+
+def test_segments_grow_while_anybody_wants_it_and_other_settings_stay(monkeypatch):
+    said = []
+    monkeypatch.setattr(segments, "_setter", lambda: said.append)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128")
+
+    class Fit:
+        pass
+
+    one, other = Fit(), Fit()
+    segments.let_grow(one, False)
+    assert said == []
+    segments.let_grow(one, True)
+    segments.let_grow(other, True)
+    segments.let_grow(one, False)
+    assert said == ["max_split_size_mb:128,expandable_segments:True"]
+    segments.let_grow(other, False)
+    assert said[1:] == ["max_split_size_mb:128,expandable_segments:False"]
+
+
+def test_a_card_with_room_for_a_forward_pass_only_is_looked_at_all_the_same():
+    model, batch = nets.Language(), nets.make_tokens(rows=4)
+    work = Work(model=model, loss=nets.language_loss, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    whole = look(work, batch)
+
+    def cramped(model, batch):
+        if torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory. (planted)")
+        return nets.language_loss(model, batch)
+
+    found = look(dataclasses.replace(work, loss=cramped), batch)
+    assert (found.normaliser, found.heads, found.random) == (whole.normaliser, whole.heads, whole.random)
+
+    def full(model, batch):
+        raise torch.OutOfMemoryError("CUDA out of memory. (planted)")
+
+    with pytest.raises(OutOfMemory, match="device='cuda'"):
+        look(dataclasses.replace(work, loss=full), batch)
