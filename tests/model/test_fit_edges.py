@@ -1,5 +1,6 @@
 """Losses that take means of their own kind, and steps that end in the middle: what comes after is the plain step."""
 
+import contextlib
 import copy
 
 import lanes
@@ -295,3 +296,28 @@ def test_a_module_that_is_computed_again_can_be_gone_back_through_twice(tmp_path
     nets.plain_step(twin, loss, plain, batch)
     for a, b in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_rounding_under_autocast_is_told_from_a_wrong_gradient(monkeypatch, wrong):
+    """A difference under autocast that is gone without it is rounding; one that stays is none."""
+    from outsize.model.fitting import verb
+
+    model, tokens = nets.Language(), nets.make_tokens(rows=6)
+
+    def loss(model, batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return nets.language_loss(model, batch)
+
+    def casts():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.is_autocast_enabled("cpu")
+
+    compare = verb.compare
+    monkeypatch.setattr(verb, "compare", lambda *given: (compare(*given)[0] + 0.13 * (wrong or casts()), "head.weight"))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    plain = outsize.fit(model, loss, optimizer, tokens, budget="1GiB", dry_run=True).plan.plain
+    expected = pytest.raises(outsize.BudgetError) if wrong else contextlib.nullcontext()
+    with expected:
+        plan = outsize.fit(model, loss, optimizer, tokens, budget=int(0.7 * plain), dry_run=True).plan
+        assert plan.remedies and not any("differs" in note for note in plan.notes)

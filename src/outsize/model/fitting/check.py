@@ -102,6 +102,24 @@ def calm() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """Autocast that user code turns on does nothing."""
+    from torch.amp.autocast_mode import autocast
+
+    enter = autocast.__enter__
+
+    def entered(self: Any) -> Any:
+        self._enabled = False
+        return enter(self)
+
+    autocast.__enter__ = entered
+    try:
+        yield
+    finally:
+        autocast.__enter__ = enter
+
+
 def look(work: Work, batch: Any) -> Findings:
     """Run a few samples and say what they show."""
     rows = batches.count_rows(batch)

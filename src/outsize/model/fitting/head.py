@@ -225,21 +225,26 @@ def _widen(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _cross_entropy(func: Any, args: Any, kwargs: Any) -> Any:
+    import torch
+
     names = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
-    given = {"ignore_index": -100, "reduction": "mean", **dict(zip(names, args, strict=False)), **kwargs}
-    logits, labels = given["input"], given["target"]
-    unusual = given.get("label_smoothing") or any(
-        given.get(name) is not None for name in ("weight", "size_average", "reduce")
+    said = {"ignore_index": -100, "reduction": "mean", **dict(zip(names, args, strict=False)), **kwargs}
+    logits, labels = said["input"], said["target"]
+    unusual = said.get("label_smoothing") or any(
+        said.get(name) is not None for name in ("weight", "size_average", "reduce")
     )
     if unusual or not hasattr(logits, "_source") or logits.dim() != 2 or labels.dim() != 1:
         return NotImplemented
-    if given["reduction"] not in ("mean", "sum") or labels.dtype.is_floating_point:
+    if said["reduction"] not in ("mean", "sum") or labels.dtype.is_floating_point:
         return NotImplemented
     hidden, head, heads, wide = logits._source
     heads.taken += 1
-    ignored, wide = given["ignore_index"], wide or _autocast_type(heads.kind) is not None
-    total = _pieces()(hidden, head.weight, head.bias, labels, heads.chunks, ignored, heads.kind, wide)
-    return total if given["reduction"] == "sum" else total / (labels != ignored).sum()
+    ignored, wide = said["ignore_index"], wide or _autocast_type(heads.kind) is not None
+    given: tuple[Any, ...] = (hidden, head.weight, head.bias)
+    if not torch.is_grad_enabled():  # an autograd function is told of tensors that want gradients all the same
+        given = tuple(tensor if tensor is None else tensor.detach() for tensor in given)
+    total = _pieces()(*given, labels, heads.chunks, ignored, heads.kind, wide)
+    return total if said["reduction"] == "sum" else total / (labels != ignored).sum()
 
 
 _RULES: dict[str, Callable[[Any, Any, Any], Any]] = {
