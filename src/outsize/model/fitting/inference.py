@@ -24,6 +24,7 @@ from outsize.model.fitting.check import SAMPLES
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.guarded import call_model
+from outsize.model.fitting.planner import SURE
 from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.stage import Stage
@@ -55,8 +56,9 @@ def fit_inference(
         for choice in choices:
             projection = stage.project(choice, call=call)
             plain = plain or projection.peak
-            tried.append((projection.peak, choice))
-            if projection.peak <= limit:
+            needed = int(projection.peak * (1 + SURE)) if projection.card else projection.peak
+            tried.append((needed, choice))
+            if needed <= limit:
                 return _tell(work, choice, projection, inside, rows, plain, notes), choice
         least, choice = min(tried, key=lambda pair: pair[0])
         raise BudgetError(

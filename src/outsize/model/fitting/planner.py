@@ -31,7 +31,7 @@ HOPE = 0.92
 STRIDE = 1.04
 """After a choice that does not fit, the next one to be traced is predicted to hold so much less."""
 
-SURE = 0.01
+SURE = 0.02
 """Room that a card's plan leaves where nothing stops the allocator at the budget."""
 
 TIES = 0.03
