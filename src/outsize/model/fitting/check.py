@@ -427,8 +427,10 @@ def _collect(work: Work, choice: Choice, part: Any, store: Store) -> Collect:
     collect = Collect(work.optimizer, choice, runner.parcels, None, None)
     collect.bind(runner.streamer.ids if runner.streamer else set())
     runner.update = collect
-    _, scale = runner._passes(part)
-    runner.gather()
+    try:
+        _, scale = runner._passes(part)
+    finally:
+        runner.gather()  # the store is closed after this, whatever has happened
     if scale is not None:
         held = [p for p in work.model.parameters() if p in collect._away]
         collect._each(held, lambda gradient: gradient.mul_(scale))

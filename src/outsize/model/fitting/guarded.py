@@ -8,6 +8,7 @@ tensors, makes the plan tighter, and runs the same batch again.
 from __future__ import annotations
 
 import abc
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -90,7 +91,7 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
         work = self._work
         things = [*work.model.modules(), *(() if work.optimizer is None else (work.optimizer,))]
         return [
-            register(lambda *_: self.gather())
+            register(Gather(self))
             for thing in things
             for register in (thing.register_state_dict_pre_hook, thing.register_load_state_dict_pre_hook)
         ]
@@ -120,6 +121,7 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
     def _tighten(self, failure: str) -> None:
         pool = self.plan.budgets[0].pool
         held = self.plan.peak(pool)
+        self.gather()  # plans are compared with the plain step, which has its weights
         try:
             self._go_tighter(failure)
         except BudgetError as error:
@@ -132,6 +134,19 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
             f"{format_bytes(self.plan.peak(pool))} instead of {format_bytes(held)}; a batch that failed runs again",
             stacklevel=4,
         )
+
+
+class Gather:
+    """A hook that brings everything home; copies of the model, and files of it, get one that does nothing."""
+
+    def __init__(self, fitted: Guarded[Any]) -> None:
+        self._fitted = fitted
+
+    def __call__(self, *_: Any) -> None:
+        self._fitted.gather()
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, and such a file needs nothing of ours
 
 
 class Snapshot:

@@ -226,6 +226,7 @@ class Runner:
                     assert self.streamer is not None
                     forward = self.streamer.wrap(name, forward)
                 put(module, forward)
+            stack.enter_context(self.parcels.working())
             try:
                 if self.streamer is not None:
                     self.streamer.leave()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from outsize.core.errors import InputError, OutsizeError
+from outsize.core.errors import BudgetError, InputError, OutsizeError
 from outsize.core.fitting import FitPlan
 from outsize.core.memory import HOST, Allowance, Pool
 from outsize.core.units import parse_bytes
@@ -25,7 +25,7 @@ from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.hosted.verb import fit_hosted
 from outsize.model.fitting.inference import fit_inference
 from outsize.model.fitting.normaliser import Normaliser
-from outsize.model.fitting.parcels import require_home
+from outsize.model.fitting.parcels import ReadAway, require_home
 from outsize.model.fitting.planner import Candidate, Search, describe, remedies_on
 from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.remedies import ALLOWED, REMEDIES
@@ -247,11 +247,21 @@ class Planning:
             limited = self.work.device == "cuda" and is_limited(allowance.bytes)
             search = Search(self.facts, self.project, self.allow, allowance.bytes, limited)
             several = self.work.device == "cuda" and batch is not None
-            found, decided = self._fastest(search.run(TRIED if several else 1), batch)
-            wrong = "" if found.choice.plain else self._differs(found.choice, few)
-            if not wrong:
+            try:
+                found, decided = self._fastest(search.run(TRIED if several else 1), batch)
+            except BudgetError:
+                if self._is_right(search.least, few):  # the budget that it names has a plan
+                    raise
+                continue
+            if self._is_right(found.choice, few):
                 return tell(search, found, self.facts, allowance, self.findings, decided), found.choice
-            self.facts.forbidden[self._blame(found.choice, few)] = wrong
+
+    def _is_right(self, choice: Choice, few: Any) -> bool:
+        """True where the gradients are the plain ones; a remedy that changes them is forbidden from now on."""
+        wrong = "" if choice.plain else self._differs(choice, few)
+        if wrong:
+            self.facts.forbidden[self._blame(choice, few)] = wrong
+        return not wrong
 
     def _fastest(self, candidates: list[Candidate], batch: Any) -> tuple[Candidate, list[str]]:
         """Run those of nearly the same price, where passes alone tell them apart."""
@@ -284,6 +294,8 @@ class Planning:
                 with without_autocast():  # is it rounding? then it goes where nothing is rounded to fewer bits
                     exact, name = compare(self.work, choice, few, store)
                 worst = 0.0 if exact <= EQUAL[False] else worst
+        except ReadAway as error:
+            return str(error)
         except OutsizeError:
             raise
         except RuntimeError as error:
