@@ -18,7 +18,8 @@ from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.head import chunked_heads, find_head
-from outsize.model.fitting.normaliser import IGNORED, Normaliser
+from outsize.model.fitting.means import IGNORED, watching_means
+from outsize.model.fitting.normaliser import Normaliser
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Runner, Work, read_loss, without_cache
 from outsize.model.fitting.stores import Store
@@ -233,7 +234,7 @@ def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]
     runs = [(0, few - 1), (few - 1, few)]
     with torch.no_grad(), calm():
         try:
-            with watching_means() as means:
+            with watching_means(work.model, batches.tensors_of(part), few) as means:
                 whole, count = read_loss(work.loss(work.model, part))
         except RuntimeError as error:
             if "does not require grad" not in str(error):
@@ -255,51 +256,14 @@ def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]
         for rule in holding:
             if rule.rule == "labels" and _tells_apart(work, rule, part, runs, few):
                 return rule, ""
+    if means.why_unknown:
+        return None, f"{means.why_unknown}, so that slices would weigh differently: give (total, count) to have it cut"
     if means.ignored != [IGNORED] and holding[0].rule == "samples":
         return None, (
             f"the loss is a mean over labels that are not {means.ignored[0]}, which are not found in the batch: give "
             "(total, count) to have it cut"
         )
     return holding[0], ""
-
-
-class Means:
-    """What means over labels leave out."""
-
-    def __init__(self) -> None:
-        self.found: dict[int, None] = {}
-        """Labels that they leave out."""
-        self.counts: list[int] = []
-        """Labels that each of them counted."""
-        self.weighted = False
-        """Classes weigh differently in one of them."""
-
-    @property
-    def ignored(self) -> list[int]:
-        """Labels that are left out, those that somebody chose first."""
-        return sorted(self.found or {IGNORED: None}, key=lambda label: label == IGNORED)
-
-
-@contextlib.contextmanager
-def watching_means() -> Iterator[Means]:
-    """See how losses take means over labels: a few samples that have all their labels do not show it."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    aten = torch.ops.aten
-    losses = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
-    means = Means()
-
-    class Mode(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func in losses and args[3] == 1:  # a mean
-                means.found.setdefault(int(args[4]))
-                means.counts.append(int((args[1] != args[4]).sum()))
-                means.weighted |= args[2] is not None
-            return func(*args, **(kwargs or {}))
-
-    with Mode():
-        yield means
 
 
 def _check_counts(work: Work, part: Any, runs: Any, whole: Any, count: Any) -> tuple[Normaliser | None, str]:
@@ -334,8 +298,11 @@ def _label_rules(part: Any, ignored: list[int]) -> list[Normaliser]:
     rules = []
     for path, tensor in batches.tensors_of(part).items():
         named = "label" in path.lower() or "target" in path.lower()
-        if tensor.dtype == torch.int64 and tensor.dim() and (named or tensor.device.type == "cpu"):
+        whole = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex and tensor.dtype != torch.bool
+        if whole and tensor.dim() and (named or tensor.device.type == "cpu"):
             for label in ignored:
+                if not torch.iinfo(tensor.dtype).min <= label <= torch.iinfo(tensor.dtype).max:
+                    continue
                 rules.append(Normaliser(rule="labels", path=path, ignored=label))
                 if tensor.dim() > 1:
                     rules.append(Normaliser(rule="labels", path=path, shifted=True, ignored=label))
@@ -361,11 +328,18 @@ def _tells_apart(work: Work, rule: Normaliser, part: Any, runs: Any, few: int) -
             return False
         losses, counts = [], []
         for one in (part, planted):
-            with watching_means() as means:
+            with watching_means(work.model, batches.tensors_of(one), few) as means:
                 losses.append(float(read_loss(work.loss(work.model, one))[0]))
             counts.append(means.counts)
     except (IndexError, RuntimeError):  # these numbers are no labels: an embedding refuses the one that was planted
         return False
+    if (
+        means.picked
+        or means.made
+        or not means.counts
+        or any(number != rule.measure(planted) for number in means.divisors)
+    ):
+        return False  # something else is counted as well
     if all(len(found) == 1 for found in counts):  # what was counted is known: losses of samples may be too much alike
         return counts == [[rule.measure(part)], [rule.measure(planted)]] and counts[0] != counts[1]
     return not _near(*losses)
