@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outsize.core.errors import OutOfMemory
+from outsize.core.errors import OutOfMemory, OutsizeError
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
@@ -24,6 +24,7 @@ from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Runner, Work, read_loss, without_cache
 from outsize.model.fitting.stores import Store
 from outsize.model.fitting.update import Update
+from outsize.model.fitting.users_code import in_users_code, say
 
 SAMPLES = 3
 """Rows that are looked at: cut into two and one, which tells a mean from a sum and from everything else."""
@@ -38,6 +39,8 @@ class Findings(Noun):
 
     rows: int
     """Samples in the batch."""
+    few: int
+    """So many of them, from the first on, were looked at: few, or all where the loss fails on few."""
     random: tuple[str, ...]
     """Operators that draw random numbers."""
     written: dict[Any, tuple[str, ...]]
@@ -128,14 +131,29 @@ def look(work: Work, batch: Any) -> Findings:
     part = batches.take(batch, 0, few)
     with preserved(work.model), without_cache(work.model):
         before = {m: {n: b.clone() for n, b in m._buffers.items() if b is not None} for m in work.model.modules()}
-        recorder = _record(work, part)
+        recorder, failure = _try(work, part, rows)
+        if recorder is None:
+            with in_users_code("loss(model, batch)"):
+                recorder = _record(work, batch)
         written = _written(before)
-        heads = _find_heads(work, batches.take(batch, 0, 1), list(recorder.calls))
-        normaliser, why_not = _find_rule(work, part, few) if few > 1 else (None, "the batch has one sample")
+        heads = () if failure else _find_heads(work, batches.take(batch, 0, 1), list(recorder.calls))
+        normaliser, why_not = None, failure or "the batch has one sample"
+        if few > 1 and not failure:
+            normaliser, why_not = _find_rule(work, part, few)
     return Findings(
-        rows=rows, random=tuple(recorder.random), written=written, normaliser=normaliser, why_not=why_not,
-        heads=heads, lower=recorder.lower,
+        rows=rows, few=rows if failure else few, random=tuple(recorder.random), written=written, normaliser=normaliser,
+        why_not=why_not, heads=heads, lower=recorder.lower,
     )  # fmt: skip
+
+
+def _try(work: Work, part: Any, rows: int) -> tuple[Recorder | None, str]:
+    """A recording of a few of `rows` samples, or why there is none, although all of them may have one."""
+    try:
+        return _record(work, part), ""
+    except Exception as error:
+        if isinstance(error, OutsizeError) or is_out_of_memory(error):
+            raise
+        return None, f"the loss of {batches.count_rows(part)} of {rows} samples fails with {say(error)}"
 
 
 def _record(work: Work, part: Any) -> Recorder:
@@ -365,17 +383,15 @@ def compare(work: Work, choice: Choice, batch: Any, store: Store) -> tuple[float
     import torch
 
     rows = batches.count_rows(batch)
-    few = min(SAMPLES, rows)
-    part = batches.take(batch, 0, few)
     base = replace(choice, in_backward=False, state_away=False, gradients_away=True)
     plain = Choice(gradients_away=True)
-    sliced = replace(base, slices=min(choice.slices, few))
+    sliced = replace(base, slices=min(choice.slices, rows))
     quiet = calm() if sliced.slices > 1 else contextlib.nullcontext()
     with preserved(work.model), quiet:
         kept = []
         for one in (plain, sliced):
             torch.manual_seed(0)
-            kept.append(_collect(work, one, part, store))
+            kept.append(_collect(work, one, batch, store))
         worst, name = 0.0, ""
         norms: list[tuple[str, float, float]] = []
         for label, parameter in work.model.named_parameters():

@@ -86,6 +86,12 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
         if self._work.optimizer is None:
             raise InputError("this model was fitted without an optimizer: use infer(batch), or fit it with one")
 
+    def _require_loss(self) -> None:
+        if self._work.loss is None:
+            raise InputError(
+                "this model was fitted for inference: use infer(batch), or fit it with a loss and own_step=True"
+            )
+
     def _hook(self) -> list[Any]:
         """Whoever saves or loads finds everything at home; a part may be saved by itself."""
         work = self._work

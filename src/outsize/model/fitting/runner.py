@@ -9,6 +9,7 @@ is projected.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -186,7 +187,8 @@ class Runner:
         if count is None:
             return total, None
         count = count.detach() if isinstance(count, torch.Tensor) else count
-        return total / count, 1.0 / count
+        nothing = not isinstance(count, torch.Tensor) and not count  # Python would not divide by it
+        return total / count, math.inf if nothing else 1.0 / count
 
     def _runs(self, rows: int) -> list[tuple[int, int]]:
         """The batch in slices no larger than planned."""
@@ -320,16 +322,37 @@ def read_loss(value: Any) -> tuple[Any, Any]:
     """(loss, None) for a scalar, (total, count) for a pair; an `InputError` for anything else."""
     import torch
 
-    if isinstance(value, tuple) and len(value) == 2:
-        total, count = value
-        if isinstance(total, torch.Tensor) and total.numel() == 1:
-            return total.reshape(()), count
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.reshape(()), None
-    found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-    raise InputError(
-        f"loss(model, batch) gave {found}: it must give a scalar tensor, or a pair (total, count) whose quotient is the loss"
-    )
+    pair = isinstance(value, tuple) and len(value) == 2
+    loss, count = value if pair else (value, None)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (pair and not _is_number(count)):
+        raise InputError(
+            f"loss(model, batch) gave {_describe(value)}: it must give a scalar tensor, or a pair (total, count) whose quotient "
+            "is the loss"
+        )
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise InputError(
+            "loss(model, batch) gave a number that has no gradient: it was detached, made under no_grad, or depends on no "
+            "parameter that is trained"
+        )
+    return loss.reshape(()), count
+
+
+def _is_number(value: Any) -> bool:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return bool(value.numel() == 1)
+    return isinstance(value, int | float)
+
+
+def _describe(value: Any) -> str:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_describe, value))})"
+    return type(value).__name__
 
 
 def join(outs: list[Any]) -> Any:

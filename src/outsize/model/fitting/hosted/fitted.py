@@ -47,6 +47,7 @@ class HostedFitted(Guarded[HostedRunner]):
     def backward(self, batch: Any) -> Any:
         """Gradients of the whole batch, added to `.grad` in host memory; you step the optimizer yourself."""
         self._ready(batch)
+        self._require_loss()
         return self._guarded(lambda: self._now.backward(batch))
 
     def infer(self, batch: Any, call: Callable[[Any, Any], Any] | None = None) -> Any:

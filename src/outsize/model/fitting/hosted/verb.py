@@ -24,6 +24,7 @@ from outsize.machine.budget import current_wishes
 from outsize.machine.host import read_rss
 from outsize.machine.system import LiveSystem
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.asked import check_optimizer
 from outsize.model.fitting.check import preserved
 from outsize.model.fitting.exhaustion import clear_up, give_back_heap, is_out_of_memory
 from outsize.model.fitting.guarded import call_model
@@ -42,7 +43,8 @@ from outsize.model.fitting.hosted.units import Cut, cut_model, sizeof
 from outsize.model.fitting.hosted.visits import HostSource
 from outsize.model.fitting.parcels import require_home
 from outsize.model.fitting.runner import Work, read_loss, without_cache
-from outsize.model.fitting.update import parameters_of, require_plain_step, why_not_one_by_one
+from outsize.model.fitting.update import why_not_one_by_one
+from outsize.model.fitting.users_code import in_users_code
 
 COMPARED = 2**30
 """A model whose weights have at most so many bytes is compared with its plain step."""
@@ -94,7 +96,8 @@ def fit_hosted(
     )
     given.exact = allow == "exact"
     search = _search(given, given.budgets[0].bytes)
-    choice, sketch = search.run()
+    with in_users_code("the model, run on this batch without contents," if given.call else "loss(model, batch)"):
+        choice, sketch = search.run()
     plan = _tell(given, search, choice, sketch)
     if dry_run:
         return HostedFitted(plan, choice, None, _no_more, given.call)
@@ -112,7 +115,7 @@ def _check(
     """The user's mistakes, named before anything is touched."""
     import torch
 
-    device = torch.device(device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _read_device(device)
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device={device} is not supported: cuda or cpu")
     if device.type == "cuda" and not torch.cuda.is_available() and not dry:
@@ -134,10 +137,12 @@ def _check(
             f"the model is on {', '.join(sorted(kinds))}: with device={device} it has to be in host memory, or on the meta "
             "device with weights='model.safetensors'"
         )
+    if optimizer is not None and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("no parameter of the model requires a gradient: there is nothing to train")
     rows = batches.count_rows(batch)
     forced = "you step the optimizer yourself" if own_step else ""
     if optimizer is not None:
-        _check_optimizer(model, optimizer)
+        check_optimizer(model, optimizer)
         forced = forced or why_not_one_by_one(optimizer) or ""
         forced = forced or ("clipping needs the norm of all gradients before the first update" if clip else "")
     later = optimizer is not None and not own_step and why_not_one_by_one(optimizer) is None
@@ -148,6 +153,17 @@ def _check(
         work=work, batch=batch, rows=rows, device=device, lane=lane, budgets=budgets, base=base, forced=forced, later=later,
         forbidden=set(without), files=files, call=None if loss is not None else (call or call_model), dry=dry,
     )  # fmt: skip
+
+
+def _read_device(device: Any) -> Any:
+    import torch
+
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InputError(f"device={device!r} is no device: cuda, cuda:1 or cpu") from None
 
 
 def _check_memory(model: Any) -> None:
@@ -167,17 +183,6 @@ def _cpu() -> Any:
     import torch
 
     return torch.device("cpu")
-
-
-def _check_optimizer(model: Any, optimizer: Any) -> None:
-    require_plain_step(optimizer)
-    known = {id(parameter) for parameter in model.parameters()}
-    strange = [p for p in parameters_of(optimizer) if id(p) not in known]
-    if strange:
-        raise InputError(
-            f"the optimizer holds {len(strange)} parameters that the model does not have (the first has shape "
-            f"{tuple(strange[0].shape)}): it belongs to another model"
-        )
 
 
 def _budgets(
