@@ -19,6 +19,7 @@ from outsize.model.fitting import batch as batches
 from outsize.model.fitting.activations import Offload, checkpointed
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.head import chunked_heads
+from outsize.model.fitting.joining import join
 from outsize.model.fitting.normaliser import Normaliser
 from outsize.model.fitting.parcels import Parcels
 from outsize.model.fitting.stores import Store
@@ -141,12 +142,13 @@ class Runner:
         import torch
 
         outs = []
+        runs = self._runs(batches.count_rows(batch))
         with torch.no_grad(), self._applied():
-            for start, stop in self._runs(batches.count_rows(batch)):
+            for start, stop in runs:
                 self.phase("forward")
                 outs.append(call(self.work.model, batches.take(batch, start, stop)))
         self.phase("done")
-        return outs[0] if len(outs) == 1 else join(outs)
+        return outs[0] if len(outs) == 1 else join(outs, [stop - start for start, stop in runs])
 
     def _passes(self, batch: Any) -> tuple[Any, float | None]:
         """Forward and backward of every slice: the loss, and the factor the gradients still need."""
@@ -353,19 +355,3 @@ def _describe(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_describe, value))})"
     return type(value).__name__
-
-
-def join(outs: list[Any]) -> Any:
-    """Outputs of slices as the output of the batch: tensors with a first axis are joined, the rest is the first one's."""
-    import torch
-
-    first = outs[0]
-    if isinstance(first, torch.Tensor):
-        return torch.cat(outs) if first.dim() else first
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(join([out[i] for out in outs]) for i in range(len(first))))
-    if isinstance(first, list | tuple):
-        return type(first)(join([out[i] for out in outs]) for i in range(len(first)))
-    if isinstance(first, dict):
-        return type(first)(**{key: join([out[key] for out in outs]) for key in first})
-    return first
