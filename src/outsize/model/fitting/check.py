@@ -415,7 +415,7 @@ def compare(work: Work, choice: Choice, batch: Any, store: Store) -> tuple[float
 def _collect(work: Work, choice: Choice, part: Any, store: Store) -> Collect:
     runner = Runner(replace(work, scaler=None, clip=None), choice, store)
     collect = Collect(work.optimizer, choice, runner.parcels, None, None)
-    collect.bind(runner.streamer.ids if runner.streamer else set())
+    collect.bind(runner.streamer.ids if runner.streamer else set(), work.model)
     runner.update = collect
     try:
         _, scale = runner._passes(part)

@@ -34,6 +34,8 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
         self.measured: int | None = None
         """Peak on the device in bytes, counted as the plan counts; None before anything was measured."""
         self._runner = runner
+        self._resting = [m for m in self._work.model.modules() if not m.training] if runner is not None else []
+        """Modules in eval mode while the plan was made: it knows nothing of what they draw or write otherwise."""
         self._handles = self._hook() if runner is not None else []
 
     def __repr__(self) -> str:
@@ -85,8 +87,14 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
         self._ready(batch)
         if self._work.optimizer is None:
             raise InputError("this model was fitted without an optimizer: use infer(batch), or fit it with one")
+        self._require_loss()
 
     def _require_loss(self) -> None:
+        if any(module.training for module in self._resting):
+            raise InputError(
+                "modules that were in eval mode when the model was fitted are in train mode now, and may draw random numbers or "
+                "take statistics that the plan does not know: call model.train(), then outsize.fit"
+            )
         if self._work.loss is None:
             raise InputError(
                 "this model was fitted for inference: use infer(batch), or fit it with a loss and own_step=True"

@@ -1,8 +1,8 @@
 """Outputs of slices as the output of the batch.
 
 In: what the slices gave, and how many samples each had. Out: the same structure: tensors with a row for each sample are joined,
-single values that are the same in all slices stay, and anything else (a mean over a slice, a cache) is refused, since no joining makes it
-the whole's.
+single values that are the same in all slices stay, and anything else (a mean over a slice, a cache) is refused, since no
+joining makes it the whole's.
 """
 
 from __future__ import annotations

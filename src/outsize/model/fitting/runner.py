@@ -83,7 +83,7 @@ class Runner:
         self.update = None
         if work.optimizer is not None:
             self.update = Update(work.optimizer, choice, self.parcels, work.clip, work.scaler)
-            self.update.bind(self.streamer.ids if self.streamer else set())
+            self.update.bind(self.streamer.ids if self.streamer else set(), work.model)
         self._modules = modules
         self._configs = find_configs(work.model)
 

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outsize.core.errors import BudgetError, InputError
+from outsize.core.errors import BudgetError, InputError, OutsizeError
 from outsize.core.fitting import FitPlan
 from outsize.core.memory import HOST, Allowance, Pool
-from outsize.core.units import parse_bytes
+from outsize.core.units import format_bytes, parse_bytes
 from outsize.machine import current_budget
 from outsize.machine.budget import current_wishes
 from outsize.machine.host import read_rss
@@ -97,11 +97,32 @@ def fit_hosted(
     given.exact = allow == "exact"
     search = _search(given, given.budgets[0].bytes)
     with in_users_code("the model, run on this batch without contents," if given.call else "loss(model, batch)"):
-        choice, sketch = search.run()
+        try:
+            choice, sketch = search.run()
+        except BudgetError as error:
+            raise _confirm(given, error) from None
     plan = _tell(given, search, choice, sketch)
     if dry_run:
         return HostedFitted(plan, choice, None, _no_more, given.call)
     return _settle(given, search, choice, sketch)
+
+
+def _confirm(given: Given, error: BudgetError) -> BudgetError:
+    """The error with a device budget that has a plan: units depend on the budget, so the one that it names is tried."""
+    found = error
+    while found.culprit != "host" and found.smallest is not None:
+        try:
+            _search(given, found.smallest).run()
+            break
+        except BudgetError as larger:
+            found = larger
+    if found is error:
+        return error
+    asked = format_bytes(given.budgets[0].bytes)
+    return BudgetError(
+        f"no exact plan fits into {asked} of the device: budget={found.smallest} is the smallest that was found to have one",
+        needed=found.needed, budget=given.budgets[0].bytes, smallest=found.smallest, culprit=found.culprit,
+    )  # fmt: skip
 
 
 def _no_more(room: int, runner: HostedRunner) -> Any:
@@ -344,27 +365,43 @@ def _rehearse(given: Given, runner: HostedRunner) -> tuple[str, int | None, floa
     return ("" if given.call is not None else _compare(given, runner, measured or 0)), measured, seconds
 
 
+def _plain_gradients(given: Given, beside: Any) -> tuple[Any, dict[str, Any]]:
+    """Two samples, or all where the loss fails on two, and their gradients in the plain step, by name."""
+    model = given.work.model
+    with contextlib.suppress(RuntimeError):  # a module that keeps what it has computed cannot be copied
+        model = copy.deepcopy(model).to(beside)
+    beside = next(model.parameters()).device
+
+    def run(batch: Any) -> dict[str, Any]:
+        there = batches.transform(batch, lambda _, tensor: tensor.to(beside))
+        with preserved(given.work.model), preserved(model), without_cache(model):
+            loss, count = read_loss(given.work.loss(model, there))
+            (loss if count is None else loss / count).backward()
+            return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+    few = batches.take(given.batch, 0, min(2, given.rows))
+    try:
+        return few, run(few)
+    except Exception as error:
+        if isinstance(error, OutsizeError) or is_out_of_memory(error):
+            raise
+    return given.batch, run(given.batch)
+
+
 def _compare(given: Given, runner: HostedRunner, held: int) -> str:
     """The remedy whose gradients are not the plain ones; empty where all are, or where the model is too large to see."""
     weights = runner.visits.cut.weights
     if weights > COMPARED or given.projected + 3 * weights > given.budgets[1].bytes:
         return ""
-    batch = batches.take(given.batch, 0, min(2, given.rows))
     room = held + 4 * weights <= given.budgets[0].bytes
     beside = given.device if room else _cpu()
-    plain = copy.deepcopy(given.work.model).to(beside)
-    names = dict(plain.named_parameters())
-    with preserved(given.work.model), without_cache(plain):
-        there = batches.transform(batch, lambda _, tensor: tensor.to(beside))
-        loss, count = read_loss(given.work.loss(plain, there))
-        (loss if count is None else loss / count).backward()
+    batch, plain = _plain_gradients(given, beside)
     with preserved(given.work.model):
         found = runner.collect(batch)
-    norms = [float(p.grad.norm()) for p in names.values() if p.grad is not None]
-    floor = 1e-4 * max(norms, default=0.0)
+    floor = 1e-4 * max((float(gradient.norm()) for gradient in plain.values()), default=0.0)
     allowed = EQUAL[runner.autocast or beside.type != given.device.type]
     for place in runner.visits.cut.places():
-        expected = names[place.name].grad if place.name in names else None
+        expected = plain.get(place.name)
         got = found.get(id(place.parameter))
         if expected is None or got is None:
             continue
