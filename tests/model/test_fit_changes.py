@@ -1,6 +1,7 @@
 """What a user changes after the fit: modes, buffers, frozen weights, modules; and parameters that the optimizer has not."""
 
 import copy
+import signal
 
 import networks as nets
 import pytest
@@ -158,3 +159,33 @@ def test_a_module_that_cannot_be_copied_and_a_loss_that_takes_all_samples_are_co
     fitted.backward(batch)
     assert nets.worst_difference([p.grad for p in model.parameters()], expected) < 1e-5
     fitted.undo()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_interrupt_in_the_middle_of_an_update_comes_when_the_update_is_whole(place):
+    model, twin, batch = make()
+
+    class Interrupted(torch.optim.SGD):
+        """A user presses Ctrl-C while parameters are updated."""
+
+        one_by_one = True
+        calls = 0
+
+        def step(self, closure=None):
+            type(self).calls += 1
+            if type(self).calls == at[0]:
+                signal.raise_signal(signal.SIGINT)
+            return super().step(closure)
+
+    at = [0]
+    ours, plain = Interrupted(model.parameters(), 0.05), torch.optim.SGD(twin.parameters(), 0.05)
+    fitted = fit(model, batch, ours, clip=1e9, **place)
+    fitted.step(batch)
+    at[0] = Interrupted.calls + 1
+    with pytest.raises(KeyboardInterrupt):
+        fitted.step(batch)
+    for _ in range(2):
+        nets.plain_step(twin, nets.vision_loss, plain, batch)
+    fitted.undo()
+    assert nets.worst_difference(model.parameters(), twin.parameters()) < 1e-5
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))

@@ -43,6 +43,12 @@ MISTAKES = {
         lambda m, o, b: fit(m, lambda m, b: square(m, b["x"]), o, {"x": b, "y": np.zeros(6)}), r"from_numpy\(batch\['y'\]\)",
     ),
     "a sparse batch": (lambda m, o, b: fit(m, lambda m, b: square(m, b.to_dense()), o, b.to_sparse()), "to_dense"),
+    "a lazy model": (
+        lambda m, o, b: fit(nn.Sequential(nn.LazyLinear(4)), square, o, b), "0.weight has no shape before a first forward pass",
+    ),
+    "sparse gradients": (
+        lambda m, o, b: fit(nn.Sequential(nn.Embedding(9, 4, sparse=True)), square, o, b), "build it with sparse=False",
+    ),
     "a device's name": (lambda m, o, b: fit(m, square, o, b, device="gpu0"), "device='gpu0' is no device"),
     "a hosted loss that fails": (lambda m, o, b: fit(m, lambda m, b: {}["key"], o, b, device="cpu"), "KeyError: 'key'"),
     "a hosted detached loss": (lambda m, o, b: fit(m, lambda m, b: square(m, b).detach(), o, b, device="cpu"), "no gradient"),
@@ -87,6 +93,17 @@ def test_a_loss_that_only_takes_the_whole_batch_is_fitted_without_slices(loss):
     fitted.backward(batch)
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected, strict=True))
     fitted.undo()
+
+
+def test_a_loss_that_writes_its_value_into_a_text_is_traced():
+    model, optimizer, batch = make()
+
+    def loss(model, batch):
+        value = square(model, batch)
+        assert f"{value:.3f} {value}"
+        return value
+
+    assert outsize.fit(model, loss, optimizer, batch, budget="1GiB", dry_run=True).plan.peak()
 
 
 def test_a_count_of_nothing_gives_no_number_as_without_us():

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
-from outsize.model.fitting.guarded import Guarded
+from outsize.model.fitting.fitted import Fitted
+from outsize.model.fitting.hosted.fitted import HostedFitted
 
 
 @contextlib.contextmanager
@@ -29,7 +30,7 @@ def in_trainer(trainer: Any, fitted: Any) -> Iterator[Any]:
             f"gradient_accumulation_steps is {steps}: set it to 1 and give the loader the full batch, fit slices it"
         )
 
-    if not isinstance(fitted, Guarded):
+    if not isinstance(fitted, Fitted | HostedFitted):
         raise InputError(f"in_trainer needs what outsize.fit(..., own_step=True) gives, not {type(fitted).__name__}")
     if fitted._work.model is not trainer.model:
         raise InputError(

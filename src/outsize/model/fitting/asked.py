@@ -30,6 +30,7 @@ def check_words(
             f"{compiled} is compiled by torch.compile, whose graph fit cannot change: give fit the module as it was before "
             "(a compiled model has it as `_orig_mod`)"
         )
+    _check_modules(model, optimizer)
     if not callable(loss) and not (loss is None and optimizer is None):
         raise InputError(f"fit needs a function loss(model, batch), not {type(loss).__name__}")
     if optimizer is not None and (isinstance(optimizer, type) or not hasattr(optimizer, "param_groups")):
@@ -43,6 +44,22 @@ def check_words(
     if unknown:
         raise InputError(f"without names {unknown[0]!r}, which is no remedy: one of {', '.join(KEYS)}")
     _check_update(own_step, clip, scaler)
+
+
+def _check_modules(model: Any, optimizer: Any) -> None:
+    """Modules that have no weights yet, or gradients whose bytes are not known."""
+    from torch.nn.parameter import is_lazy
+
+    empty = next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None)
+    if empty is not None:
+        raise InputError(
+            f"{empty} has no shape before a first forward pass: run the model once on a batch, then fit it"
+        )
+    sparse = next((name for name, module in model.named_modules() if getattr(module, "sparse", None) is True), None)
+    if optimizer is not None and sparse is not None:
+        raise InputError(
+            f"{sparse} makes sparse gradients, whose bytes nobody knows beforehand: build it with sparse=False"
+        )
 
 
 def _check_update(own_step: bool, clip: Any, scaler: Any) -> None:

@@ -117,7 +117,7 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
             before = Snapshot(runner.work)
             failure = ""
             try:
-                return run()
+                result = run()
             except BaseException as error:  # an interrupt too leaves everything as it was
                 if runner.half_updated:
                     self._half_done(error, before)
@@ -127,6 +127,9 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
                     before.restore()
                     raise
                 failure = str(error).splitlines()[0] if str(error) else type(error).__name__
+            else:
+                runner.interrupts.let_go()
+                return result
             clear_up()
             runner.roll_back()
             before.restore()

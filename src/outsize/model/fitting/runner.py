@@ -19,6 +19,7 @@ from outsize.model.fitting import batch as batches
 from outsize.model.fitting.activations import Offload, checkpointed
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.head import chunked_heads
+from outsize.model.fitting.interrupts import Interrupts
 from outsize.model.fitting.joining import join
 from outsize.model.fitting.normaliser import Normaliser
 from outsize.model.fitting.parcels import Parcels
@@ -73,6 +74,7 @@ class Runner:
         self.store = store
         self.real = real
         self.phase: Phase = lambda name: None
+        self.interrupts = Interrupts()
         self.parcels = Parcels(store, real) if parcels is None else parcels
         self._most = -(-rows // choice.slices) if rows else 0
         """Most samples of a slice, so that a larger batch is cut into more; 0: as many slices as the choice says."""
@@ -97,9 +99,10 @@ class Runner:
         self.update.send_state()
         loss, scale = self._passes(batch)
         self.phase("optimizer")
-        self.update.finish(scale)
-        self.work.optimizer.zero_grad(set_to_none=True)
-        self.update.commit()
+        with self.interrupts.held():
+            self.update.finish(scale)
+            self.work.optimizer.zero_grad(set_to_none=True)
+            self.update.commit()
         self.phase("done")
         return loss
 
