@@ -189,3 +189,11 @@ def test_an_interrupt_in_the_middle_of_an_update_comes_when_the_update_is_whole(
     fitted.undo()
     assert nets.worst_difference(model.parameters(), twin.parameters()) < 1e-5
     assert all(torch.equal(a, b) for a, b in zip(model.buffers(), twin.buffers(), strict=True))
+
+
+def test_a_budget_of_what_the_plain_step_holds_takes_the_plain_step():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 8))
+    work = (model, lambda m, b: m(b).square().mean(), torch.optim.ASGD(model.parameters()), torch.randn(32, 32))
+    plain = outsize.fit(*work, budget="1GiB", dry_run=True).plan.plain
+    assert not outsize.fit(*work, budget=plain, dry_run=True).plan.remedies

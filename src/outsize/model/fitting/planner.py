@@ -305,6 +305,8 @@ def _reserved(plain: Projection, facts: Facts) -> int:
 
 def predict(choice: Choice, facts: Facts) -> int:
     """Peak of a choice by arithmetic on the plain step."""
+    if choice == Choice():
+        return facts.plain.peak  # it is known
     plain = facts.pieces if choice.chunks and facts.pieces is not None else facts.plain
     kept = sum(plain.kept.values())
     share = -(-facts.rows // choice.slices) / facts.rows
