@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import types
 from collections import namedtuple
 
 import networks as nets
@@ -222,6 +223,17 @@ def test_adapters_refuse_what_they_cannot_serve():
         pass
     with pytest.raises(outsize.InputError, match="automatic_optimization"):
         lightning_step(nn.Linear(1, 1), None, None)
+    model, batch = nn.Linear(4, 1), torch.randn(6, 4)
+    fitted = outsize.fit(model, lambda m, b: m(b).square().mean(), None, batch, budget="1GiB", own_step=True)
+    settings = types.SimpleNamespace(gradient_accumulation_steps=1)
+    trainer = types.SimpleNamespace(args=settings, training_step=None, model=nn.Linear(4, 1))
+    with pytest.raises(outsize.InputError, match=r"fit trainer\.model"), in_trainer(trainer, fitted):
+        pass
+    with pytest.raises(outsize.InputError, match="not NoneType"), in_trainer(trainer, None):
+        pass
+    module = types.SimpleNamespace(automatic_optimization=False, optimizers=lambda: [1, 2])
+    with pytest.raises(outsize.InputError, match="2 optimizers"):
+        lightning_step(module, fitted, batch)
 
 
 @given(

@@ -135,6 +135,8 @@ class Array:
         `device` and `tf32` are as in `compute`.
         """
         listener = default_listener() if progress is None or progress is True else progress or None
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(f"save needs the path of a file such as 'x.npy', not {type(path).__name__}")
         store = save_node(
             self.node, os.fspath(path), budget, listener, resume=resume, device=device, tf32=tf32, **options
         )

@@ -12,13 +12,15 @@ from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.model.fitting.fitted import Fitted
+from outsize.model.fitting.hosted.fitted import HostedFitted
 
 
 @contextlib.contextmanager
-def in_trainer(trainer: Any, fitted: Fitted) -> Iterator[Any]:
+def in_trainer(trainer: Any, fitted: Any) -> Iterator[Any]:
     """A transformers `Trainer` whose training step is the fitted one for as long as the block runs.
 
     Fit with `own_step=True` and the trainer's full batch; leave `gradient_accumulation_steps` at 1, since fit slices by itself.
+    The loss is the one that fit was given: `lambda model, batch: trainer.compute_loss(model, batch)` is the trainer's.
     """
     steps = getattr(getattr(trainer, "args", None), "gradient_accumulation_steps", None)
     if steps is None or not hasattr(trainer, "training_step"):
@@ -26,6 +28,13 @@ def in_trainer(trainer: Any, fitted: Fitted) -> Iterator[Any]:
     if steps != 1:
         raise InputError(
             f"gradient_accumulation_steps is {steps}: set it to 1 and give the loader the full batch, fit slices it"
+        )
+
+    if not isinstance(fitted, Fitted | HostedFitted):
+        raise InputError(f"in_trainer needs what outsize.fit(..., own_step=True) gives, not {type(fitted).__name__}")
+    if fitted._work.model is not trainer.model:
+        raise InputError(
+            "the fitted model is not the trainer's: fit trainer.model, or its gradients go where nobody steps"
         )
 
     def training_step(model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
@@ -39,11 +48,15 @@ def in_trainer(trainer: Any, fitted: Fitted) -> Iterator[Any]:
         del trainer.training_step
 
 
-def lightning_step(module: Any, fitted: Fitted, batch: Any) -> Any:
+def lightning_step(module: Any, fitted: Any, batch: Any) -> Any:
     """The body of a Lightning `training_step` under manual optimization: gradients by fit, the update by its optimizer."""
     if getattr(module, "automatic_optimization", True):
         raise InputError("set self.automatic_optimization = False: fit runs the backward pass itself")
     optimizer = module.optimizers()
+    if isinstance(optimizer, list | tuple):
+        raise InputError(
+            f"the module has {len(optimizer)} optimizers: call fitted.backward(batch) and step the one you mean"
+        )
     optimizer.zero_grad()
     loss = fitted.backward(batch)
     optimizer.step()

@@ -74,6 +74,8 @@ class Search:
     """The allocator stops at the budget, clearing its cache before it fails."""
     tried: list[Candidate] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
+    least: Choice = field(default_factory=Choice)
+    """Where nothing fits, the choice that holds least."""
 
     def run(self, count: int = 1) -> list[Candidate]:
         """The cheapest choices that fit, at most `count` and of nearly the same price, or a `BudgetError`."""
@@ -189,6 +191,7 @@ class Search:
         if fitting:
             return self._refine(min(fitting, key=lambda c: c.seconds))
         best = min(self.tried, key=lambda c: c.peak)
+        self.least = best.choice
         needed = self._needed(best.choice, best.peak) if self.facts.device == "cuda" else best.peak
         raise BudgetError(
             f"no {self.allow} plan fits the step into {format_bytes(self.budget)}: the smallest found holds "
@@ -302,6 +305,8 @@ def _reserved(plain: Projection, facts: Facts) -> int:
 
 def predict(choice: Choice, facts: Facts) -> int:
     """Peak of a choice by arithmetic on the plain step."""
+    if choice == Choice():
+        return facts.plain.peak  # it is known
     plain = facts.pieces if choice.chunks and facts.pieces is not None else facts.plain
     kept = sum(plain.kept.values())
     share = -(-facts.rows // choice.slices) / facts.rows

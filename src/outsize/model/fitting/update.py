@@ -145,6 +145,10 @@ class Update:
         self._away: dict[Any, Any] = {}
         """Parameter -> (slot of its gradient in the store, shape, strides)."""
         self._streamed: set[int] = set()
+        self._others: list[Any] = []
+        """Parameters that have gradients and are not the optimizer's."""
+        self._aside: list[tuple[Any, Any]] = []
+        """Those with a gradient from before this step, which is no part of it."""
         self.safe = why_not_one_by_one(optimizer) is None and scaler is None
         """An update that fails half way is taken back."""
         self.begun = False
@@ -152,9 +156,11 @@ class Update:
         self._log: list[tuple[Any, Before]] = []
         """What parameters and their state were before this step's backward pass changed them, in the store."""
 
-    def bind(self, streamed: set[int]) -> None:
-        """`streamed`: storages of parameters that live away; their bytes are brought for the update."""
+    def bind(self, streamed: set[int], model: Any) -> None:
+        """`streamed`: ids of parameters that live away; their bytes are brought for the update."""
         self._streamed = streamed
+        mine = {id(parameter) for parameter in parameters_of(self.optimizer)} if self.optimizer is not None else set()
+        self._others = [parameter for parameter in model.parameters() if id(parameter) not in mine]
 
     def accumulated(self, parameter: Any) -> None:
         """Called when a parameter's gradient of this backward pass is complete."""
@@ -166,11 +172,14 @@ class Update:
 
     def finish(self, scale: float | None) -> None:
         """The update of what `accumulated` has not updated; gradients are multiplied by `scale` first."""
-        parameters = [p for p in parameters_of(self.optimizer) if p.grad is not None or p in self._away]
+        parameters, others = (
+            [p for p in some if p.grad is not None or p in self._away]
+            for some in (parameters_of(self.optimizer), self._others)
+        )
         if scale is not None:
-            self._each(parameters, lambda gradient: gradient.mul_(scale))
+            self._each([*parameters, *others], lambda gradient: gradient.mul_(scale))
         if self.clip is not None and parameters:
-            self._clip(parameters)
+            self._clip([*parameters, *others])
         if not self.safe or self._roomy(parameters):
             self.begun = True  # until it is done, nobody knows what it has changed
             self._whole()
@@ -272,14 +281,25 @@ class Update:
         self.begun = False
         self._away.clear()
         self._log.clear()
+        self._aside = [(parameter, parameter.grad) for parameter in self._others if parameter.grad is not None]
+        for parameter, _ in self._aside:
+            parameter.grad = None
 
     def commit(self) -> None:
-        """The step is done: what was before is not needed any more."""
+        """The step is done: what was before is not needed any more; gradients that nobody used add up as without us."""
         self._log.clear()
+        for parameter, before in self._aside:
+            parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
+        self._aside.clear()
 
     def roll_back(self) -> None:
         """The step has failed: parameters and state that it changed are as before, gradients are gone."""
         self._away.clear()
+        for parameter in self._others:
+            parameter.grad = None
+        for parameter, before in self._aside:
+            parameter.grad = before
+        self._aside.clear()
         log, self._log = self._log, []
         for parameter, before in reversed(log):
             streamed = [parameter] if id(parameter) in self._streamed else []
