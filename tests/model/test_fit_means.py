@@ -94,3 +94,23 @@ def test_a_loss_whose_terms_are_known_beforehand_is_cut_and_its_gradients_are_th
     expected.backward()
     assert torch.allclose(value, expected.detach(), rtol=1e-5)
     assert nets.worst_difference(ours, [p.grad for p in model.parameters()]) < 1e-5
+
+
+@pytest.mark.parametrize("kept", [2, 3])
+def test_a_loss_that_fails_on_a_slice_of_few_samples_is_not_cut(kept):
+    model, batch = make()
+    work = Work(model=model, loss=lambda m, b: each(m, b).topk(kept).values.mean(), optimizer=None)
+    found = look(work, batch)
+    assert found.normaliser is None and "fails with RuntimeError" in found.why_not
+
+
+def test_numbers_that_no_cross_entropy_counts_are_left_as_they_are():
+    model, batch = make()
+    seen = []
+
+    def loss(model, batch):
+        seen.append(int(batch["y"].min()))
+        return (model(batch["x"]) * batch["y"][:, None]).square().mean()
+
+    assert look(Work(model=model, loss=loss, optimizer=None), batch).normaliser.rule == "samples"
+    assert min(seen) >= 0

@@ -136,10 +136,10 @@ def look(work: Work, batch: Any) -> Findings:
             with in_users_code("loss(model, batch)"):
                 recorder = _record(work, batch)
         written = _written(before)
-        heads = () if failure else _find_heads(work, batches.take(batch, 0, 1), list(recorder.calls))
+        heads = () if failure else _try_heads(work, batches.take(batch, 0, 1), list(recorder.calls))
         normaliser, why_not = None, failure or "the batch has one sample"
         if few > 1 and not failure:
-            normaliser, why_not = _find_rule(work, part, few)
+            normaliser, why_not = _try_rules(work, part, few)
     return Findings(
         rows=rows, few=rows if failure else few, random=tuple(recorder.random), written=written, normaliser=normaliser,
         why_not=why_not, heads=heads, lower=recorder.lower,
@@ -194,6 +194,16 @@ def dropping(model: Any) -> Iterator[None]:
             handle.remove()
 
 
+def _try_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
+    """The heads, none where one sample is too few for the loss."""
+    try:
+        return _find_heads(work, part, ran)
+    except Exception as error:
+        if isinstance(error, OutsizeError) or is_out_of_memory(error):
+            raise
+        return ()
+
+
 def _find_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
     """The last linear layer, where a trial shows that a cross entropy takes its logits and nothing else does."""
     import torch
@@ -241,6 +251,16 @@ def _norms(model: Any) -> list[str]:
     ]
 
 
+def _try_rules(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]:
+    """The rule, or why there is none; a loss that fails on slices has none."""
+    try:
+        return _find_rule(work, part, few)
+    except Exception as error:
+        if isinstance(error, OutsizeError) or is_out_of_memory(error):
+            raise
+        return None, f"the loss of a slice of {few} samples fails with {say(error)}"
+
+
 def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]:
     """The rule under which the losses of two slices give the loss of all, or None and why."""
     import torch
@@ -264,7 +284,10 @@ def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]
             return None, "the loss of the same samples changes from call to call"
         if means.weighted:
             return None, "the loss is a mean in which classes weigh differently: give (total, count) to have it cut"
-        rules = [Normaliser(rule="samples"), Normaliser(rule="sum"), *_label_rules(part, means.ignored)]
+        labels = (
+            _label_rules(part, means.ignored) if means.counts else []
+        )  # a label that nobody leaves out is not tried
+        rules = [Normaliser(rule="samples"), Normaliser(rule="sum"), *labels]
         holding = [rule for rule in rules if _holds(work, rule, part, runs, few)]
         if not holding:
             return None, (
