@@ -27,7 +27,6 @@ LAYERS = {
     "lstm": lambda: nn.LSTM(32, 64, 2, batch_first=True),
     "both ways": lambda: nn.LSTM(32, 24, 2, bidirectional=True, batch_first=True),
     "without biases": lambda: nn.LSTM(32, 50, bias=False, batch_first=True),
-    "gru": lambda: nn.GRU(32, 64, batch_first=True),
 }
 
 
