@@ -7,6 +7,7 @@ clips, schedules, logs, saves and steps the optimizer itself. Duck-typed: neithe
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,12 +16,42 @@ from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.hosted.fitted import HostedFitted
 
 
+class TrainerLoss:
+    """The loss of a transformers `Trainer`, for `outsize.fit`: `trainer_loss(trainer)` makes it.
+
+    A Trainer divides the sum over labels by their number in the whole batch; with that fixed, losses of slices add up.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.items: int | None = None
+        """Labels in the batch, as the trainer counts them; None before it has said so."""
+        self._counts = "num_items_in_batch" in inspect.signature(trainer.compute_loss).parameters
+        self._counts = self._counts and getattr(trainer, "model_accepts_loss_kwargs", False)
+
+    def __call__(self, model: Any, batch: Any) -> Any:
+        """The loss as the trainer's own step takes it, in its precision."""
+        if self._counts and self.items is None:
+            labels = batch.get("labels")
+            self.items = None if labels is None else int((labels != -100).sum())
+        said = {"num_items_in_batch": self.items} if self._counts else {}
+        with self.trainer.compute_loss_context_manager():
+            return self.trainer.compute_loss(model, dict(batch), **said)
+
+
+def trainer_loss(trainer: Any) -> TrainerLoss:
+    """The loss that a transformers `Trainer` would take, to be given to `outsize.fit`."""
+    if not hasattr(trainer, "compute_loss"):
+        raise InputError(f"{type(trainer).__name__} is no transformers Trainer: it has no compute_loss")
+    return TrainerLoss(trainer)
+
+
 @contextlib.contextmanager
 def in_trainer(trainer: Any, fitted: Any) -> Iterator[Any]:
     """A transformers `Trainer` whose training step is the fitted one for as long as the block runs.
 
     Fit with `own_step=True` and the trainer's full batch; leave `gradient_accumulation_steps` at 1, since fit slices by itself.
-    The loss is the one that fit was given: `lambda model, batch: trainer.compute_loss(model, batch)` is the trainer's.
+    The loss is the one that fit was given: `trainer_loss(trainer)` is the trainer's own.
     """
     steps = getattr(getattr(trainer, "args", None), "gradient_accumulation_steps", None)
     if steps is None or not hasattr(trainer, "training_step"):
@@ -37,8 +68,17 @@ def in_trainer(trainer: Any, fitted: Any) -> Iterator[Any]:
             "the fitted model is not the trainer's: fit trainer.model, or its gradients go where nobody steps"
         )
 
+    scaler = getattr(getattr(trainer, "accelerator", None), "scaler", None)
+    if scaler is not None and fitted._work.scaler is not scaler:
+        raise InputError(
+            "the trainer scales its loss (fp16): fit with scaler=trainer.accelerator.scaler, or train in bf16"
+        )
+    loss = fitted._work.loss
+
     def training_step(model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         model.train()
+        if isinstance(loss, TrainerLoss):
+            loss.items = None if num_items_in_batch is None else int(num_items_in_batch)
         return fitted.backward(trainer._prepare_inputs(inputs))
 
     trainer.training_step = training_step
