@@ -117,7 +117,7 @@ def _dense(tensor: Any) -> Any:
 def _bytes(flat: Any) -> Any:
     import torch
 
-    if flat.device.type == "meta" or type(flat) is not torch.Tensor:
+    if type(flat) is not torch.Tensor:
         return torch.empty(flat.numel() * flat.element_size(), dtype=torch.uint8, device="meta")
     return flat.view(-1).view(torch.uint8)
 
