@@ -88,6 +88,10 @@ class Fitted(Guarded[Runner]):
         self._ready(batch)
         return self._guarded(lambda: self._now.infer(batch, call or call_model))
 
+    def count_labels(self, batch: Any) -> int:
+        """Labels over which the loss of a batch is a mean; 0 where it is no such mean, or nobody knows."""
+        return int(self._work.normaliser.measure(batch))
+
     # inside
 
     def _end(self) -> None:
