@@ -96,6 +96,20 @@ def test_a_step_with_copies_beside_kernels_is_the_plain_one_in_any_order(monkeyp
     monkeypatch.undo()
 
 
+@pytest.mark.parametrize("name", ["blocks.0", "blocks.0.self_attn"])
+def test_attention_on_one_tensor_is_computed_again_as_such_where_its_input_was_elsewhere(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(activations, "SMALL", 64)
+    model, batch = nets.Patches(), nets.make_images()
+    twin = copy.deepcopy(model)
+    ours, plain = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, twin))
+    work = Work(model=model, loss=nets.vision_loss, optimizer=ours)
+    choice = Choice(checkpoint=(name,), offload=("blocks.0",))
+    assert Stage(work, batch).project(choice).peak
+    Runner(work, choice, DiskStore(str(tmp_path))).step(batch)
+    nets.plain_step(twin, nets.vision_loss, plain, batch)
+    assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-6
+
+
 class Cramped(DiskStore):
     """Has no room once: for what is put (`due` puts from now), or for what comes back."""
 
