@@ -198,7 +198,8 @@ def test_a_loader_counts_workers_batches_ahead_and_pinned_copies():
 
 
 @pytest.mark.parametrize("sliced", [False, True])
-def test_a_trainer_runs_the_fitted_step_and_keeps_everything_else(tmp_path, sliced):
+@pytest.mark.parametrize("own", [False, True])
+def test_a_trainer_runs_the_fitted_step_and_keeps_everything_else(tmp_path, own, sliced):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     model, batch = make_gpt2()
@@ -208,16 +209,16 @@ def test_a_trainer_runs_the_fitted_step_and_keeps_everything_else(tmp_path, slic
     twin = copy.deepcopy(model)
     options = {
         "max_steps": 2,
+        "optim": "sgd",  # Adam's first steps are the signs of gradients, also of those that are rounding only
+        "learning_rate": 0.1,
         "per_device_train_batch_size": 4,
         "use_cpu": True,
         "report_to": [],
         "save_strategy": "no",
-        "optim": "sgd",  # Adam would divide rounding by itself
-        "learning_rate": 0.1,
     }
     arguments = transformers.TrainingArguments(str(tmp_path), **options)
     trainer = transformers.Trainer(model, arguments, train_dataset=rows)
-    optimizer, loss = torch.optim.SGD(model.parameters(), 0.1), trainer_loss(trainer)
+    optimizer, loss = torch.optim.SGD(model.parameters(), 0.1), hf_loss if own else trainer_loss(trainer)
     plain = outsize.fit(model, loss, optimizer, batch, budget="1GiB", own_step=True, dry_run=True).plan.plain
     budget, others = (int(0.7 * plain), ("checkpoint", "offload", "chunks")) if sliced else (2**30, ())
     fitted = outsize.fit(model, loss, optimizer, batch, budget=budget, own_step=True, without=others)

@@ -77,9 +77,20 @@ def in_trainer(trainer: Any, fitted: Any) -> Iterator[Any]:
 
     def training_step(model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         model.train()
+        inputs = trainer._prepare_inputs(inputs)
         if isinstance(loss, TrainerLoss):
             loss.items = None if num_items_in_batch is None else int(num_items_in_batch)
-        return fitted.backward(trainer._prepare_inputs(inputs))
+            return fitted.backward(inputs)
+        value = fitted.backward(inputs)
+        counted = fitted.count_labels(inputs)
+        if num_items_in_batch is None or not counted or not getattr(trainer, "model_accepts_loss_kwargs", False):
+            return value
+        share = counted / float(num_items_in_batch)  # the trainer divides by its own count of labels
+        if share != 1.0:
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(share)
+        return value * share
 
     trainer.training_step = training_step
     try:

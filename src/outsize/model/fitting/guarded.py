@@ -56,6 +56,10 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
         runner: Any = self._now
         runner.gather()
 
+    def count_labels(self, batch: Any) -> int:
+        """Labels over which the loss of a batch is a mean; 0 where it is no such mean, or nobody knows."""
+        return int(self._work.normaliser.measure(batch))
+
     @abc.abstractmethod
     def _end(self) -> None:
         """Let go of everything but the model."""

@@ -239,8 +239,7 @@ class Runner:
                     self.streamer.leave()
                 yield
             finally:
-                if choice.offload:
-                    self.store.finish()  # before anything that a copy still reads or fills is let go
+                self.store.finish()  # before anything that a copy still reads or fills is let go
                 if self.streamer is not None:
                     self.streamer.leave()
 

@@ -94,6 +94,18 @@ def copy_all(tensors: list[Any]) -> list[Any]:
     return copies
 
 
+def again(act: Callable[[list[Any]], None], parameters: list[Any]) -> None:
+    """Do a part of the update; gradients are all there, so after a failure that part runs again, not the step."""
+    for _ in range(TRIES - 1):
+        try:
+            return act(parameters)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        clear_up()
+    act(parameters)
+
+
 class Before:
     """A parameter and its optimizer state as they are now."""
 
@@ -165,7 +177,8 @@ class Update:
     def accumulated(self, parameter: Any) -> None:
         """Called when a parameter's gradient of this backward pass is complete."""
         if self.choice.in_backward:
-            self._visit([parameter], log=True)
+            self._update([parameter], log=True)
+            self._send_back([parameter])
             parameter.grad = None
         elif self.choice.gradients_away:
             self._keep(parameter)
@@ -186,8 +199,9 @@ class Update:
             self.begun = False
             return
         for group in list(self._groups(parameters)):
-            self._visit_again(group)
+            again(self._update, group)
             self.begun = True
+            again(self._send_back, group)  # apart: what is updated is not updated twice
             for parameter in group:
                 parameter.grad = None
         self.begun = False
@@ -203,17 +217,6 @@ class Update:
             return False
         free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return bool(free >= ROOMY * sum(p.numel() * p.element_size() for p in parameters))
-
-    def _visit_again(self, group: list[Any]) -> None:
-        """Update a group; gradients are all there, so after a failure it is the group that runs again, not the step."""
-        for _ in range(TRIES - 1):
-            try:
-                return self._visit(group)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-            clear_up()
-        self._visit(group)
 
     def _whole(self) -> None:
         if self.scaler is not None:
@@ -233,21 +236,25 @@ class Update:
                 kept.restore(parameter, self.optimizer, lambda copy: copy)
             raise
 
-    def _visit(self, parameters: list[Any], log: bool = False) -> None:
-        """Bring what these parameters need, update them, send it back."""
+    def _update(self, parameters: list[Any], log: bool = False) -> None:
+        """Bring what these parameters need and update them."""
         for parameter in parameters:
             if parameter in self._away:
                 parameter.grad = self._bring(parameter)
-        streamed = [p for p in parameters if id(p) in self._streamed]
-        state = self._state(parameters) if self.choice.state_away else []
-        self.parcels.fetch([*streamed, *state])
+        self.parcels.fetch(self._visitors(parameters))
         if log:
             kept = Before.of(parameters, self.optimizer, lambda tensors: [self._put(tensor) for tensor in tensors])
             self._log += zip(parameters, kept, strict=True)
         self._step(parameters)
-        self.parcels.send(streamed)
-        if self.choice.state_away:
-            self.parcels.send(self._state(parameters))
+
+    def _send_back(self, parameters: list[Any]) -> None:
+        """Away again with what was brought."""
+        self.parcels.send(self._visitors(parameters))
+
+    def _visitors(self, parameters: list[Any]) -> list[Any]:
+        """What lives elsewhere of these parameters: themselves, their state."""
+        streamed = [p for p in parameters if id(p) in self._streamed]
+        return [*streamed, *(self._state(parameters) if self.choice.state_away else ())]
 
     def _state(self, parameters: list[Any]) -> list[Any]:
         """State tensors worth moving: the size of the parameter, not step counters."""
@@ -302,11 +309,10 @@ class Update:
         self._aside.clear()
         log, self._log = self._log, []
         for parameter, before in reversed(log):
-            streamed = [parameter] if id(parameter) in self._streamed else []
-            state = self._state([parameter]) if self.choice.state_away else []
-            self.parcels.fetch([*streamed, *state])
+            visitors = self._visitors([parameter])
+            self.parcels.fetch(visitors)
             before.restore(parameter, self.optimizer, self._get)
-            self.parcels.send([*streamed, *state])
+            self.parcels.send(visitors)
 
     def _groups(self, parameters: list[Any]) -> Iterator[list[Any]]:
         """Runs of parameters no larger together than the largest one or a sixteenth of all: few calls, hardly more bytes."""
@@ -341,8 +347,9 @@ class Update:
         self._away[parameter] = Saved(gradient, self.parcels.store)
 
     def _bring(self, parameter: Any) -> Any:
-        gradient = self._away.pop(parameter).fetch()
+        gradient = self._away[parameter].fetch()
         self.parcels.store.finish()
+        del self._away[parameter]  # not before it is here: an update that found no room for it is tried again
         return gradient
 
     def _each(self, parameters: list[Any], change: Any) -> None:
