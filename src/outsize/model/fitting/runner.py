@@ -9,6 +9,7 @@ is projected.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from outsize.model.fitting.interrupts import Interrupts
 from outsize.model.fitting.joining import join
 from outsize.model.fitting.normaliser import Normaliser
 from outsize.model.fitting.parcels import Parcels
+from outsize.model.fitting.spans import in_spans, is_span, owner_of
 from outsize.model.fitting.stores import Store
 from outsize.model.fitting.update import Update
 from outsize.model.fitting.weights import Streamer
@@ -218,7 +220,7 @@ class Runner:
                 pieces = -(-choice.chunks // choice.slices)
                 stack.enter_context(chunked_heads(work.model, work.heads, pieces, work.device))
             put = stack.enter_context(other_forwards())  # last in, first out: what it covers is put back under it
-            for name in dict.fromkeys(names):
+            for name in dict.fromkeys(name for name in names if not is_span(name)):
                 module = self._modules[name]
                 forward = module.forward
                 streamed = self.streamer is not None and name in choice.stream
@@ -233,6 +235,11 @@ class Runner:
                     assert self.streamer is not None
                     forward = self.streamer.wrap(name, forward)
                 put(module, forward)
+            for sequence, spans in itertools.groupby(
+                sorted(filter(is_span, choice.checkpoint), key=owner_of), owner_of
+            ):
+                module = self._modules[sequence]
+                put(module, in_spans(module, spans, lambda h, f: checkpointed(h, f, work.written, self.real)))
             stack.enter_context(self.parcels.working())
             try:
                 if self.streamer is not None:

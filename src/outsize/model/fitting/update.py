@@ -24,6 +24,9 @@ ONE_BY_ONE = (
 """Torch's optimizers that treat parameters one by one: the update of one never looks at another."""
 
 
+CLONED = 64 * 2**20
+"""Largest tensor that is copied on the card first, so that its update need not wait for the link."""
+
 ROOMY = 4
 """Bytes free in the allocator's cache for each byte of gradients, above which the whole update runs at once."""
 
@@ -274,7 +277,13 @@ class Update:
         if not tensor.dim():
             return tensor.clone()
         store = self.parcels.store
-        return Saved(tensor.clone() if store.beside else tensor, store)  # the update writes it before a copy has ended
+        if not store.beside:
+            return Saved(tensor, store)
+        if tensor.numel() * tensor.element_size() <= CLONED:
+            return Saved(tensor.clone(), store)  # the update writes it before the copy has ended
+        kept = Saved(tensor, store)
+        store.finish()  # a clone would take its room: the update waits for the copy
+        return kept
 
     def _get(self, kept: Any) -> Any:
         import torch
