@@ -114,12 +114,14 @@ class Search:
         """
         corrections: dict[tuple[str, ...], float] = {}
         failed: dict[tuple[str, ...], int] = {}
+        fitting: list[Candidate] = []
         while len(self.tried) < TRACES:
             candidate = next((c for c in candidates if self._hopeful(c, corrections, failed)), None)
             if candidate is None:
                 return None
             if self.fits(self._trace(candidate)):
-                return self._refine(candidate)
+                fitting.append(candidate)
+                break
             kind, places = _means(candidate.choice), _places(candidate.choice)
             part = 1.0 if candidate.choice.expandable else self._handed
             seen = max(STRIDE * self.budget, part * candidate.peak) / max(1, candidate.predicted)
@@ -128,9 +130,10 @@ class Search:
             if failed[places] == 2:
                 rest = [c for c in candidates if _places(c.choice) == places and c.projection is None]
                 least = min(rest, key=lambda c: c.predicted, default=None)
-                if least is None or not self.fits(self._trace(least)):
+                if least is not None and self.fits(self._trace(least)):
+                    fitting.append(least)
+                else:
                     failed[places] = TRACES
-        fitting = [c for c in self.tried if self.fits(c)]
         return self._refine(min(fitting, key=lambda c: c.seconds)) if fitting else None
 
     def _hopeful(
