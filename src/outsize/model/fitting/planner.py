@@ -116,7 +116,8 @@ class Search:
         failed: dict[tuple[str, ...], int] = {}
         fitting: list[Candidate] = []
         while len(self.tried) < TRACES:
-            candidate = next((c for c in candidates if self._hopeful(c, corrections, failed)), None)
+            beyond = self._beyond()
+            candidate = next((c for c in candidates if self._hopeful(c, corrections, failed, beyond)), None)
             if candidate is None:
                 return None
             if self.fits(self._trace(candidate)):
@@ -136,13 +137,27 @@ class Search:
                     failed[places] = TRACES
         return self._refine(min(fitting, key=lambda c: c.seconds)) if fitting else None
 
+    def _beyond(self) -> dict[Choice, int]:
+        """Bytes that the passes of a choice hold beyond the arithmetic: the same, wherever weights, gradients and state are."""
+        found = {}
+        for candidate in self.tried:
+            assert candidate.projection is not None
+            peaks = candidate.projection.peaks
+            if peaks.get("optimizer", 0) < max(peaks["forward"], peaks["backward"]):
+                found[_passes(candidate.choice)] = candidate.peak - candidate.predicted
+        return found
+
     def _hopeful(
-        self, candidate: Candidate, corrections: dict[tuple[str, ...], float], failed: dict[tuple[str, ...], int]
+        self, candidate: Candidate, corrections: dict[tuple[str, ...], float], failed: dict[tuple[str, ...], int],
+        beyond: dict[Choice, int],
     ) -> bool:  # fmt: skip
         """True where a choice is worth a trace."""
         if failed.get(_places(candidate.choice), 0) >= TRACES:
             return False
         if candidate.projection is not None:
+            return False
+        more = beyond.get(_passes(candidate.choice))
+        if more is not None and (candidate.predicted + more) * (1 - TIES) * self._handed > self.budget:
             return False
         return candidate.predicted * corrections.get(_means(candidate.choice), self._hope) <= self.budget
 
@@ -238,6 +253,12 @@ class Search:
 def _means(choice: Choice) -> tuple[str, ...]:
     """Which remedies a choice uses."""
     return tuple(means.key for means in REMEDIES if means.on(choice) and means.key != "expandable")
+
+
+def _passes(choice: Choice) -> Choice:
+    """What a choice does to forward and backward pass alone."""
+    away: dict[str, Any] = dict.fromkeys(("in_backward", "state_away", "gradients_away", "expandable"), False)
+    return replace(choice, **away, stream=())
 
 
 def _places(choice: Choice) -> tuple[str, ...]:
