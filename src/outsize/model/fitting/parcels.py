@@ -8,6 +8,7 @@ same.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -56,12 +57,28 @@ class Parcel:
             self._slot = self._store.put(_unseen(raw, storage, self._real), emptied=True)
             self.dirty = False
         storage.resize_(0)
+        if self._real:  # torch would read memory that is not there
+            self.tensor.__dict__.update(__deepcopy__=self._copied, __reduce_ex__=self._reduced)
         _tell(self.tensor)
+
+    def _copied(self, memo: Any) -> Any:
+        """The tensor is to be copied: home first, until the next step."""
+        self.fetch()
+        self._store.finish()
+        return copy.deepcopy(self.tensor, memo)
+
+    def _reduced(self, protocol: Any) -> Any:
+        """The tensor is to be pickled."""
+        self.fetch()
+        self._store.finish()
+        return self.tensor.__reduce_ex__(protocol)
 
     def fetch(self) -> None:
         """Begin to bring it home; `Store.finish` before use."""
         if self.home:
             return
+        for name in ("__deepcopy__", "__reduce_ex__"):
+            self.tensor.__dict__.pop(name, None)
         storage = self.tensor.untyped_storage()
         storage.resize_(self.bytes)
         _tell(self.tensor)
