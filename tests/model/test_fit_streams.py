@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import outsize
 from outsize.model.fitting import activations, runner
 from outsize.model.fitting import stage as stages
 from outsize.model.fitting.choice import Choice
@@ -183,3 +184,13 @@ def test_a_model_whose_weights_are_away_can_be_copied_and_pickled_between_steps(
     step.gather()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
     assert not any(vars(tensor) for tensor in (*model.parameters(), *twin.parameters()))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_fitted_model_is_on_its_own(copied):
+    model, batch = nets.Language(), nets.make_tokens()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    fitted = outsize.fit(model, nets.language_loss, optimizer, batch, budget="1GiB")
+    twin = copied(model)
+    fitted.undo()
+    assert torch.equal(twin.state_dict()["head.weight"], model.state_dict()["head.weight"])

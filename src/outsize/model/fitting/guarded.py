@@ -90,7 +90,7 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
         work = self._work
         things = [*work.model.modules(), *(() if work.optimizer is None else (work.optimizer,))]
         return [
-            register(lambda *_: self.gather())
+            register(Homing(self))
             for thing in things
             for register in (thing.register_state_dict_pre_hook, thing.register_load_state_dict_pre_hook)
         ]
@@ -132,6 +132,20 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
             f"{format_bytes(self.plan.peak(pool))} instead of {format_bytes(held)}; a batch that failed runs again",
             stacklevel=4,
         )
+
+
+class Homing:
+    """A hook that brings everything home; a copy of the model has nothing elsewhere, so its copy of the hook does nothing."""
+
+    def __init__(self, fit: Any = None) -> None:
+        self._fit = fit
+
+    def __call__(self, *_: Any) -> None:
+        if self._fit is not None:
+            self._fit.gather()
+
+    def __reduce__(self) -> Any:
+        return Homing, ()
 
 
 class Snapshot:
