@@ -1,6 +1,7 @@
 """Copies beside kernels: whatever order the streams run in, a fitted step is the plain one, also after a failure."""
 
 import copy
+import pickle
 
 import networks as nets
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import outsize
 from outsize.model.fitting import activations, runner
 from outsize.model.fitting import stage as stages
 from outsize.model.fitting.choice import Choice
@@ -166,3 +168,29 @@ def test_a_projection_counts_activations_that_copies_still_read(monkeypatch):
         forward.append(Stage(work, batch).project(offload).peaks["forward"])
     kept = sum(Stage(work, batch).project(Choice()).kept.values())
     assert forward[0] + 2 * 2**20 < forward[1] < forward[0] + 9 * 2**20 and forward[2] > forward[0] + kept // 3
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_model_whose_weights_are_away_can_be_copied_and_pickled_between_steps(tmp_path, copied):
+    model, batch = nets.Language(), nets.make_tokens()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    choice = Choice(stream=BLOCKS, state_away=True, gradients_away=True)
+    step = Runner(Work(model=model, loss=nets.language_loss, optimizer=optimizer), choice, DiskStore(str(tmp_path)))
+    for _ in range(2):
+        step.step(batch)
+        assert not model.blocks[0].up.weight.untyped_storage().nbytes()
+        twin = copied(model)
+        assert twin.head.weight is twin.embed.weight
+    step.gather()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert not any(vars(tensor) for tensor in (*model.parameters(), *twin.parameters()))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_of_a_fitted_model_is_on_its_own(copied):
+    model, batch = nets.Language(), nets.make_tokens()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    fitted = outsize.fit(model, nets.language_loss, optimizer, batch, budget="1GiB")
+    twin = copied(model)
+    fitted.undo()
+    assert torch.equal(twin.state_dict()["head.weight"], model.state_dict()["head.weight"])

@@ -22,9 +22,6 @@ from outsize.model.fitting.remedies import ALLOWED, REMEDIES, Means, moved_bytes
 from outsize.model.fitting.stage import RATES
 from outsize.model.fitting.stores import IN_FLIGHT
 
-KINDS = 3
-"""What the traces of so many kinds of choices say about the arithmetic holds for kinds that were not traced."""
-
 TRACES = 16
 """Most traces of one search."""
 
@@ -118,39 +115,53 @@ class Search:
         traced: where it fails too, all of them do.
         """
         corrections: dict[tuple[str, ...], float] = {}
-        common = self._hope
         failed: dict[tuple[str, ...], int] = {}
+        fitting: list[Candidate] = []
         while len(self.tried) < TRACES:
-            candidate = next((c for c in candidates if self._hopeful(c, corrections, failed, common)), None)
+            beyond = self._beyond()
+            candidate = next((c for c in candidates if self._hopeful(c, corrections, failed, beyond)), None)
             if candidate is None:
                 return None
             if self.fits(self._trace(candidate)):
-                return self._refine(candidate)
+                fitting.append(candidate)
+                break
             kind, places = _means(candidate.choice), _places(candidate.choice)
             part = 1.0 if candidate.choice.expandable else self._handed
             seen = max(STRIDE * self.budget, part * candidate.peak) / max(1, candidate.predicted)
             corrections[kind] = max(corrections.get(kind, self._hope), seen)
-            if len(corrections) >= KINDS:
-                common = max(common, min(corrections.values()))
             failed[places] = failed.get(places, 0) + 1
             if failed[places] == 2:
                 rest = [c for c in candidates if _places(c.choice) == places and c.projection is None]
                 least = min(rest, key=lambda c: c.predicted, default=None)
-                if least is None or not self.fits(self._trace(least)):
+                if least is not None and self.fits(self._trace(least)):
+                    fitting.append(least)
+                else:
                     failed[places] = TRACES
-        fitting = [c for c in self.tried if self.fits(c)]
         return self._refine(min(fitting, key=lambda c: c.seconds)) if fitting else None
+
+    def _beyond(self) -> dict[Choice, int]:
+        """Bytes that the passes of a choice hold beyond the arithmetic: the same, wherever weights, gradients and state are."""
+        found = {}
+        for candidate in self.tried:
+            assert candidate.projection is not None
+            peaks = candidate.projection.peaks
+            if peaks.get("optimizer", 0) < max(peaks["forward"], peaks["backward"]):
+                found[_passes(candidate.choice)] = candidate.peak - candidate.predicted
+        return found
 
     def _hopeful(
         self, candidate: Candidate, corrections: dict[tuple[str, ...], float], failed: dict[tuple[str, ...], int],
-        common: float,
+        beyond: dict[Choice, int],
     ) -> bool:  # fmt: skip
-        """True where a choice is worth a trace; `common` is what is known about kinds that were not traced."""
+        """True where a choice is worth a trace; `beyond`: what was learnt about choices whose passes are the same."""
         if failed.get(_places(candidate.choice), 0) >= TRACES:
             return False
         if candidate.projection is not None:
             return False
-        return candidate.predicted * corrections.get(_means(candidate.choice), common) <= self.budget
+        more = beyond.get(_passes(candidate.choice))
+        if more is not None and (candidate.predicted + more) * (1 - TIES) * self._handed > self.budget:
+            return False
+        return candidate.predicted * corrections.get(_means(candidate.choice), self._hope) <= self.budget
 
     @property
     def _handed(self) -> float:
@@ -245,6 +256,12 @@ class Search:
 def _means(choice: Choice) -> tuple[str, ...]:
     """Which remedies a choice uses."""
     return tuple(means.key for means in REMEDIES if means.on(choice) and means.key != "expandable")
+
+
+def _passes(choice: Choice) -> Choice:
+    """What a choice does to forward and backward pass alone."""
+    away: dict[str, Any] = dict.fromkeys(("in_backward", "state_away", "gradients_away", "expandable"), False)
+    return replace(choice, **away, stream=())
 
 
 def _places(choice: Choice) -> tuple[str, ...]:
