@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outsize.array.barrier import Contract, Lane, Reduce, Scan, Settled
+from outsize.array.barrier import Contract, Lane, Reduce, Scan, Select, Settled
 from outsize.array.device.contract import DeviceContractPass
 from outsize.array.device.lower import Refused, Trivial
 from outsize.array.device.passes import DISK_RATE, DeviceMapPass, DeviceReducePass, OnDevice
@@ -61,6 +61,8 @@ def make_twin(
 def _make(
     node: Node, sink: Sink, outputs: Sequence[tuple[Node, Sink]], bindings: Mapping[Node, Store], level: Level
 ) -> OnDevice | DeviceContractPass:
+    if any(isinstance(made, Select) for made, _ in outputs):
+        raise Refused("it has no rule for a device")
     if isinstance(node, Reduce):
         return DeviceReducePass(outputs, bindings, level)  # type: ignore[arg-type]
     if isinstance(node, Contract):

@@ -1,0 +1,219 @@
+"""Order statistics as reductions: which element has a given rank, and which elements come first.
+
+In: lanes (the last axis) of any length, a chunk at a time. Out: a few elements of each lane. A rank is found without
+sorting: elements are seen as unsigned integers in the same order, one reduction counts their leading bits, which says
+with which bits the wanted element begins, and each further reduction counts the next bits of those that begin so. The
+passes are as many as the dtype has digits (two for 32 bits), whatever the values are. The first `k` elements are kept
+as a list that each chunk's own first `k` are merged into.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from outsize.array.reduce import Accumulator, States
+from outsize.array.store.base import Block, Region, region_shape
+
+PIECE = 1 << 18
+"""Elements that go through the counting at a time, so that their keys stay in cache."""
+_TABLE = 4 << 20
+"""Bytes of counts of a lane: what many ranks at once have to share."""
+_FEW = 8
+"""Beginnings that are looked for one by one; more are looked up."""
+
+
+def to_keys(values: Block) -> Block:
+    """Unsigned integers in the order of the values: NaN last, as NumPy sorts; both zeros are one."""
+    kind, size = values.dtype.kind, values.dtype.itemsize
+    unsigned = np.dtype(f"u{size}")
+    if kind in "bu":
+        return values.view(unsigned)
+    if kind == "i":
+        flipped: Block = values.view(unsigned) ^ unsigned.type(1 << (8 * size - 1))
+        return flipped
+    bits = (values + values.dtype.type(0)).view(unsigned)
+    top = unsigned.type(1 << (8 * size - 1))
+    keys: Block = np.where(bits & top, ~bits, bits | top)
+    keys[values != values] = np.iinfo(unsigned).max
+    return keys
+
+
+def from_keys(keys: Block, dtype: np.dtype[Any]) -> Block:
+    """The values again."""
+    unsigned = np.dtype(f"u{dtype.itemsize}")
+    bits = keys.astype(unsigned)
+    top = unsigned.type(1 << (8 * dtype.itemsize - 1))
+    if dtype.kind == "i":
+        bits ^= top
+    if dtype.kind == "f":
+        values = np.where(bits & top, bits ^ top, ~bits).view(dtype)
+        values[bits == np.iinfo(unsigned).max] = np.nan
+        return values
+    return bits.view(dtype)
+
+
+class Rule(Accumulator):
+    """A reduction of the last axis that keeps several values of a lane and finishes them itself."""
+
+    def __init__(self, ndim: int, dtype: np.dtype[Any]) -> None:
+        super().__init__((ndim - 1,), ndim, dtype, dtype)
+
+    @abc.abstractmethod
+    def take_block(self, block: Block, region: Region, partial: States, *others: Block) -> None:
+        """A whole chunk at once; `others` are the chunk's lanes of what earlier reductions found."""
+
+    @abc.abstractmethod
+    def finish(self, name: str, states: States, out: Block) -> None:
+        """The result of this name."""
+
+    @abc.abstractmethod
+    def detail(self) -> tuple[Any, ...]:
+        """What tells it from others."""
+
+    @abc.abstractmethod
+    def outside(self, region: Region) -> int:
+        """Bytes of temporaries while a chunk is taken and folded, or a tile finished."""
+
+
+class Counts(Rule):
+    """Counts of the next bits of elements that begin as the wanted ones do."""
+
+    def __init__(
+        self, ndim: int, dtype: np.dtype[Any], ranks: tuple[int, ...], shift: int, bits: int,
+        then: Callable[[Block], Block] | None,
+    ) -> None:  # fmt: skip
+        super().__init__(ndim, dtype)
+        self.ranks, self.shift, self.bits, self.then = ranks, shift, bits, then
+        self.first = shift + bits == 8 * dtype.itemsize
+        self.rows = 1 if self.first else len(ranks)
+
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        return np.dtype((np.int64, (self.rows << self.bits,))), np.dtype((np.uint64, (2 * len(self.ranks),)))
+
+    def detail(self) -> tuple[Any, ...]:
+        return (self.ranks, self.shift, self.bits)
+
+    def start(self, states: States) -> None:
+        states[0][...] = 0
+
+    def outside(self, region: Region) -> int:
+        return 48 * min(PIECE, region_shape(region)[-1]) + (24 * self.rows << self.bits) + 64 * len(self.ranks)
+
+    def take_block(self, block: Block, region: Region, partial: States, *others: Block) -> None:
+        counts, wanted = partial
+        counts[...] = 0
+        wanted[..., 0, :] = others[0] if others else np.array([0] * len(self.ranks) + [*self.ranks], np.uint64)
+        for lane in np.ndindex(block.shape[:-1]):
+            starts = np.unique(wanted[lane][0, : len(self.ranks)])
+            table = counts[lane][0].reshape(self.rows, -1)
+            for low in range(0, block.shape[-1], PIECE):
+                self._count(to_keys(np.ascontiguousarray(block[lane][low : low + PIECE])), starts, table)
+
+    def _count(self, keys: Block, starts: Block, table: Block) -> None:
+        length = 1 << self.bits
+        of = keys.dtype.type
+        digits = ((keys >> of(self.shift)) & of(length - 1)).astype(np.intp)
+        if self.first:
+            table[0] += np.bincount(digits, minlength=length)
+            return
+        begin = (keys >> of(self.shift + self.bits)).astype(np.intp)
+        if len(starts) <= _FEW:
+            for row, start in enumerate(starts.tolist()):
+                table[row] += np.bincount(digits[begin == start], minlength=length)
+            return
+        places = starts.astype(np.intp)
+        row = np.minimum(np.searchsorted(places, begin), len(starts) - 1)
+        digits += row << self.bits
+        table += np.bincount(digits[places[row] == begin], minlength=table.size).reshape(table.shape)
+
+    def combine(self, states: States, partial: States, count: int) -> None:
+        states[0] += partial[0]
+        states[1][...] = partial[1]
+
+    def finish(self, name: str, states: States, out: Block) -> None:
+        number = len(self.ranks)
+        for lane in np.ndindex(out.shape[:-1]):
+            begin, rank = np.split(states[1][lane][0].copy(), 2)
+            _, rows = np.unique(begin, return_inverse=True)
+            sums = states[0][lane][0].reshape(self.rows, -1).cumsum(axis=1)
+            for place, row in enumerate(rows.tolist()):
+                digit = int(np.searchsorted(sums[row], int(rank[place]), side="right"))
+                begin[place] = (int(begin[place]) << self.bits) | digit
+                rank[place] -= np.uint64(sums[row, digit - 1] if digit else 0)
+            if self.then is not None:
+                out[lane] = self.then(from_keys(begin, self.dtype))
+            else:
+                out[lane][:number], out[lane][number:] = begin, rank
+
+
+def digits_of(dtype: np.dtype[Any], ranks: int) -> list[tuple[int, int]]:
+    """(shift, bits) of each reduction, from the leading bits on: few enough that the counts of a lane stay small."""
+    width = 8 * dtype.itemsize
+    most = min(16, (_TABLE // (8 * ranks)).bit_length() - 1)
+    number = -(-width // max(1, most))
+    edges = [width * step // number for step in range(number + 1)]
+    return [(width - high, high - low) for low, high in itertools.pairwise(edges)]
+
+
+class Best(Rule):
+    """The first `k` elements of a lane in order, and where they were; equal ones in the order they came."""
+
+    def __init__(self, ndim: int, dtype: np.dtype[Any], k: int, largest: bool) -> None:
+        super().__init__(ndim, dtype)
+        self.k, self.largest = k, largest
+
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        return np.dtype((self.dtype, (self.k,))), np.dtype((np.int64, (self.k,)))
+
+    def detail(self) -> tuple[Any, ...]:
+        return (self.k, self.largest)
+
+    def start(self, states: States) -> None:
+        states[1][...] = -1
+
+    def outside(self, region: Region) -> int:
+        return (region_shape(region)[-1] + 4 * self.k) * (4 * self.dtype.itemsize + 16)
+
+    def take_block(self, block: Block, region: Region, partial: States, *others: Block) -> None:
+        values, places = partial
+        places[...] = -1
+        for lane in np.ndindex(block.shape[:-1]):
+            found = best(np.ascontiguousarray(block[lane]), self.k, self.largest)
+            values[lane][0, : len(found)] = block[lane][found]
+            places[lane][0, : len(found)] = found + region[-1][0]
+
+    def combine(self, states: States, partial: States, count: int) -> None:
+        for lane in np.ndindex(states[0].shape[:-2]):
+            pairs = [(part[0][lane][0], part[1][lane][0]) for part in (states, partial)]
+            value = np.concatenate([v[p >= 0] for v, p in pairs])
+            place = np.concatenate([p[p >= 0] for _, p in pairs])
+            found = best(value, self.k, self.largest)
+            states[0][lane][0, : len(found)], states[1][lane][0, : len(found)] = value[found], place[found]
+
+    def finish(self, name: str, states: States, out: Block) -> None:
+        np.copyto(out, states[int(name.endswith("indices"))][..., 0, :], casting="unsafe")
+
+
+def best(values: Block, k: int, largest: bool) -> Block:
+    """Indices of the first `k` values, in order."""
+    k = min(k, len(values))
+    if values.dtype.kind == "c":
+        if largest:
+            return len(values) - 1 - np.argsort(values[::-1], kind="stable")[::-1][:k]
+        return np.argsort(values, kind="stable")[:k]
+    keys = to_keys(values)
+    keys = ~keys if largest else keys
+    if 4 * k >= len(keys):
+        return np.argsort(keys, kind="stable")[:k]
+    if k == 0:
+        return np.empty(0, np.intp)
+    edge = np.partition(keys, k - 1)[k - 1]
+    sure = np.flatnonzero(keys < edge)
+    even = np.flatnonzero(keys == edge)[: k - len(sure)]
+    found = np.concatenate([sure, even])
+    return found[np.argsort(keys[found], kind="stable")]

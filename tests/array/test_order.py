@@ -1,0 +1,95 @@
+"""Order statistics and sets equal NumPy's, for random shapes, axes, dtypes, tiles and budgets."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.extra import numpy as hnp
+from test_laws import BUDGETS, DTYPES, on_disk, same, tiny_tiles  # noqa: F401
+
+import outsize
+import outsize.array as xp
+from outsize.array import select
+from outsize.array.names import ranks
+
+QUICK = settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=40)
+
+
+@pytest.fixture(autouse=True)
+def long_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes of a few elements are already long, and large arrays are small."""
+    monkeypatch.setattr(ranks, "_SHORT", 64)
+    monkeypatch.setattr(ranks, "_LARGE", 512)
+    monkeypatch.setattr(select, "PIECE", 7)
+
+
+def values(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
+    """Values with ties, both zeros, the dtype's ends, infinities and sometimes NaN."""
+    rng = np.random.default_rng(seed)
+    kind = np.dtype(dtype).kind
+    if kind == "b":
+        return rng.integers(0, 2, size=shape).astype(dtype)
+    if kind in "iu":
+        ends = np.iinfo(np.dtype(dtype).newbyteorder("="))
+        found = rng.integers(ends.min, ends.max, size=shape, dtype=np.dtype(dtype).newbyteorder("="), endpoint=True)
+        return np.where(rng.random(shape) < 0.5, found, found % 5).astype(dtype)
+    pick = [0.0, -0.0, 1.5, -np.inf, np.inf, *([np.nan] if seed % 3 == 0 else [])]
+    found = np.where(rng.random(shape) < 0.5, rng.normal(size=shape) * 100, rng.choice(pick, size=shape))
+    if kind == "c":
+        found = found + 1j * rng.integers(0, 3, size=shape)
+    return found.astype(dtype)
+
+
+def draw_axis(data: Any, ndim: int) -> Any:
+    """None, one axis, or several."""
+    some = st.lists(st.integers(0, ndim - 1), unique=True, min_size=1).map(lambda v: tuple(sorted(v)))
+    return data.draw(st.one_of(st.none(), st.integers(-ndim, ndim - 1), some))
+
+
+@QUICK
+@given(SHAPES, DTYPES, st.data(), st.integers(0, 99), BUDGETS)
+def test_medians_and_quantiles_equal_numpy(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, data: Any, seed: int, budget: int
+) -> None:
+    a = values(dtype, shape, seed)
+    x = on_disk(a, tmp_path)
+    axis, keepdims = draw_axis(data, len(shape)), data.draw(st.booleans())
+    q = data.draw(st.one_of(st.floats(0, 1), st.lists(st.floats(0, 1), min_size=1, max_size=12), st.integers(0, 1)))
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        same(xp.median(x, axis, keepdims=keepdims).compute(budget), np.median(a, axis=axis, keepdims=keepdims))
+        if a.dtype.kind in "bc":
+            with pytest.raises(outsize.InputError, match="cast it"):
+                xp.quantile(x, q)
+            return
+        same(np.quantile(x, q, axis=axis, keepdims=keepdims).compute(budget),
+             np.quantile(a, q, axis=axis, keepdims=keepdims))  # fmt: skip
+        hundreds = np.atleast_1d(q) * 100.0  # a scalar of NumPy changes its dtype where there is a NaN
+        same(xp.percentile(x, hundreds, axis).compute(budget), np.percentile(a, hundreds, axis=axis))
+
+
+@QUICK
+@given(SHAPES, DTYPES, st.data(), st.integers(0, 99), BUDGETS)
+def test_the_first_k_equal_a_stable_sort(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, data: Any, seed: int, budget: int
+) -> None:
+    a = values(dtype, shape, seed)
+    x = on_disk(a, tmp_path)
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    k, largest = data.draw(st.integers(0, shape[axis])), data.draw(st.booleans())
+    order = np.argsort(a, axis=axis, kind="stable")
+    if largest:
+        order = a.shape[axis] - 1 - np.flip(np.argsort(np.flip(a, axis), axis=axis, kind="stable"), axis)
+    order = np.take(order, range(k), axis)
+    found, places = xp.topk(x, k, axis, largest=largest)
+    same(places.compute(budget), order)
+    same(found.compute(budget), np.take_along_axis(a, order, axis))
