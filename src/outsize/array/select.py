@@ -102,7 +102,8 @@ class Counts(Rule):
         states[0][...] = 0
 
     def outside(self, region: Region) -> int:
-        return 48 * min(PIECE, region_shape(region)[-1]) + (24 * self.rows << self.bits) + 64 * len(self.ranks)
+        rows = 1 if len(self.ranks) <= _FEW else self.rows
+        return 48 * min(PIECE, region_shape(region)[-1]) + (16 * rows << self.bits) + 64 * len(self.ranks)
 
     def take_block(self, block: Block, region: Region, partial: States, *others: Block) -> None:
         counts, wanted = partial
@@ -140,11 +141,13 @@ class Counts(Rule):
         for lane in np.ndindex(out.shape[:-1]):
             begin, rank = np.split(states[1][lane][0].copy(), 2)
             _, rows = np.unique(begin, return_inverse=True)
-            sums = states[0][lane][0].reshape(self.rows, -1).cumsum(axis=1)
+            table = states[0][lane][0].reshape(self.rows, -1)
+            for row in set(rows.tolist()):
+                np.cumsum(table[row], out=table[row])
             for place, row in enumerate(rows.tolist()):
-                digit = int(np.searchsorted(sums[row], int(rank[place]), side="right"))
+                digit = int(np.searchsorted(table[row], int(rank[place]), side="right"))
                 begin[place] = (int(begin[place]) << self.bits) | digit
-                rank[place] -= np.uint64(sums[row, digit - 1] if digit else 0)
+                rank[place] -= np.uint64(table[row, digit - 1] if digit else 0)
             if self.then is not None:
                 out[lane] = self.then(from_keys(begin, self.dtype))
             else:
