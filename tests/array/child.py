@@ -54,6 +54,8 @@ WORKS = {
     "median": lambda x: xp.median(x),
     "median of columns": lambda x: xp.median(x, axis=0),
     "percentiles": lambda x: xp.percentile(x, [1.0, 10.0, 50.0, 90.0, 99.0]),
+    "sort of all": lambda x: xp.sort(x.reshape(-1)),
+    "argsort of all": lambda x: xp.argsort(x.reshape(-1)),
     "topk": lambda x: xp.topk(x.reshape(-1), 1000)[1],
     "argmax": lambda x: x.argmax(axis=0),
     "strided": lambda x: x[::7, ::-3],

@@ -15,8 +15,8 @@ from test_laws import BUDGETS, DTYPES, on_disk, same, tiny_tiles  # noqa: F401
 
 import outsize
 import outsize.array as xp
-from outsize.array import select
-from outsize.array.names import ranks
+from outsize.array import external, select
+from outsize.array.names import order, ranks
 
 QUICK = settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -30,6 +30,8 @@ def long_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "_SHORT", 64)
     monkeypatch.setattr(ranks, "_LARGE", 512)
     monkeypatch.setattr(select, "PIECE", 7)
+    monkeypatch.setattr(order, "_SHORT", 64)
+    monkeypatch.setattr(external, "GRAIN", 64)
 
 
 def values(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
@@ -93,3 +95,18 @@ def test_the_first_k_equal_a_stable_sort(
     found, places = xp.topk(x, k, axis, largest=largest)
     same(places.compute(budget), order)
     same(found.compute(budget), np.take_along_axis(a, order, axis))
+
+
+@QUICK
+@given(hnp.array_shapes(max_dims=3, max_side=4), DTYPES, st.data(), st.integers(0, 99), BUDGETS)
+def test_lanes_sorted_in_runs_equal_numpy(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, data: Any, seed: int, budget: int
+) -> None:
+    a = values(dtype, (*shape[:-1], shape[-1] * 60), seed)
+    x = on_disk(a, tmp_path)
+    axis, descending = data.draw(st.integers(-len(shape), len(shape) - 1)), data.draw(st.booleans())
+    want = np.argsort(a, axis=axis, kind="stable")
+    if descending:
+        want = a.shape[axis] - 1 - np.flip(np.argsort(np.flip(a, axis), axis=axis, kind="stable"), axis)
+    same(xp.argsort(x, axis=axis, descending=descending).compute(budget), want)
+    same(xp.sort(x, axis=axis, descending=descending).compute(budget), np.take_along_axis(a, want, axis))

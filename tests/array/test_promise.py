@@ -20,7 +20,8 @@ ROWS = 65_537
 CGROUP = Path("/sys/fs/cgroup/memory")
 WORKS = (
     "sum", "moments", "rows", "expression", "zscore", "transpose", "gram", "product", "cumsum", "filter", "reshape",
-    "concat", "sort", "argmax", "strided", "median", "median of columns", "percentiles", "topk",
+    "concat", "sort", "argmax", "strided", "median", "median of columns", "percentiles", "topk", "sort of all",
+    "argsort of all",
 )  # fmt: skip
 SLACK = 12 << 20
 """What Python itself may take beside our buffers: threads' stacks and arenas, the garbage between two collections."""

@@ -105,6 +105,8 @@ class Lane(Barrier):
     memory: float
     """Bytes it may allocate, as a multiple of its input."""
 
+    greedy = True
+
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         child = self.inputs[0]
         wide = (*region[: self.axis], (0, child.shape[self.axis]), *region[self.axis + 1 :])

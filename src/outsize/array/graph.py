@@ -38,6 +38,8 @@ class Node(abc.ABC):
 
     barrier = False
     """True where it cannot be made a region at a time."""
+    greedy = False
+    """True where small regions would be read in crumbs, so that workers' buffers are as large as there is room."""
 
     @property
     def ndim(self) -> int:

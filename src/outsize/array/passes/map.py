@@ -80,9 +80,7 @@ class MapPass(Pass):
             return self._settle(Manner(1, 0), whole, whole, 1)
         one = self.probe(center(shape, least))
         buffer = max(manner.chunk, one.peak + one.outside)
-        if isinstance(
-            self.node, Lane
-        ):  # lanes across a file's rows are read many at a time, or the file is read many times
+        if self.node.greedy:  # lanes across a file's rows are read many at a time, or the file is read many times
             buffer = max(buffer, room // (2 * manner.workers))
         slots, tile = 0, None
         for number in sorted({manner.workers, min(2, manner.workers)}, reverse=True):  # fewer slots, larger tiles
