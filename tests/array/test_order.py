@@ -15,8 +15,8 @@ from test_laws import BUDGETS, DTYPES, on_disk, same, tiny_tiles  # noqa: F401
 
 import outsize
 import outsize.array as xp
-from outsize.array import external, select
-from outsize.array.names import order, ranks
+from outsize.array import external, filter, fresh, select
+from outsize.array.names import order, ranks, sets
 
 QUICK = settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -32,6 +32,9 @@ def long_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(select, "PIECE", 7)
     monkeypatch.setattr(order, "_SHORT", 64)
     monkeypatch.setattr(external, "GRAIN", 64)
+    monkeypatch.setattr(filter, "BLOCK", 16)
+    monkeypatch.setattr(sets, "_PIECE", 32)
+    monkeypatch.setattr(fresh, "_SMALL", 64)
 
 
 def values(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
@@ -110,3 +113,39 @@ def test_lanes_sorted_in_runs_equal_numpy(
         want = a.shape[axis] - 1 - np.flip(np.argsort(np.flip(a, axis), axis=axis, kind="stable"), axis)
     same(xp.argsort(x, axis=axis, descending=descending).compute(budget), want)
     same(xp.sort(x, axis=axis, descending=descending).compute(budget), np.take_along_axis(a, want, axis))
+
+
+@settings(QUICK, max_examples=12)
+@given(hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=9), DTYPES, st.integers(0, 99), BUDGETS)
+def test_sets_equal_numpy(tmp_path: Path, shape: tuple[int, ...], dtype: str, seed: int, budget: int) -> None:
+    a = values(dtype, shape, seed)
+    x = on_disk(a, tmp_path)
+    same(xp.unique_values(x).compute(budget), np.unique(a, equal_nan=False))
+    same(xp.unique_counts(x).counts.compute(budget), np.unique_counts(a).counts)
+    kinds, which = xp.unique_inverse(x)
+    same(kinds.compute()[which.compute(budget)], a)
+    for got, want in zip(xp.unique_all(x), np.unique_all(a), strict=True):
+        same(got.compute(budget), want)
+    for got, want in zip(np.unique(x, True, True, True), np.unique(a, True, True, True), strict=True):
+        same(got.compute(budget), want)
+
+
+@QUICK
+@given(hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=30), DTYPES, st.integers(0, 99), BUDGETS)
+def test_places_equal_numpy(tmp_path: Path, shape: tuple[int, ...], dtype: str, seed: int, budget: int) -> None:
+    a = values(dtype, shape, seed)
+    x = on_disk(a, tmp_path)
+    for got, want in zip(np.nonzero(x), np.nonzero(a), strict=True):
+        same(got.compute(budget), want)
+    same(np.argwhere(x).compute(budget), np.argwhere(a))
+    same(x[x != 0].compute(budget), a[a != 0])
+
+
+@QUICK
+@given(SHAPES, st.integers(0, 300), DTYPES, DTYPES, st.sampled_from(["left", "right"]), st.integers(0, 99), BUDGETS)
+def test_searches_equal_numpy(
+    tmp_path: Path, shape: tuple[int, ...], length: int, one: str, two: str, side: Any, seed: int, budget: int
+) -> None:
+    a, b = np.sort(values(one, (length,), seed)), values(two, shape, seed + 1)
+    got = xp.searchsorted(on_disk(a, tmp_path), on_disk(b, tmp_path, "b"), side)
+    same(got.compute(budget), np.searchsorted(a, b, side))

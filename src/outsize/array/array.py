@@ -174,6 +174,10 @@ class Array:
         return Array(make.cast(self.node, dtype))
 
     def __getitem__(self, key: Any) -> Array:
+        if isinstance(key, Array) and key.dtype == np.dtype(bool) and key.ndim and key.shape == self.shape:
+            from outsize.array.names.sets import compress
+
+            return compress(self, key)
         return Array(make.index(self.node, _plain_key(key)))
 
     def __setitem__(self, key: Any, value: Any) -> None:

@@ -19,9 +19,10 @@ import numpy as np
 
 from outsize.array.barrier import Barrier
 from outsize.array.frame import phantom
-from outsize.array.graph import Node
+from outsize.array.graph import Node, Range
 from outsize.array.passes.base import Manner
 from outsize.array.passes.map import MapPass, _State
+from outsize.array.rearrange import make_affine
 from outsize.array.store.base import Block, Region, Store, region_shape
 from outsize.array.tiles import Box
 from outsize.engine.pool import make_buffer
@@ -42,7 +43,7 @@ def run_length(length: int, itemsize: int) -> int:
 
 
 def pair(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """An element and where it was."""
+    """An element and a whole number that goes with it."""
     return np.dtype([("value", dtype), ("index", np.int64)])
 
 
@@ -53,7 +54,7 @@ def _packed(block: Block, dtype: np.dtype[Any]) -> bool:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Runs(Barrier):
-    """Lanes cut into runs, each sorted; with their indices where the dtype is a pair."""
+    """Lanes cut into runs, each sorted; with whole numbers beside the elements where the dtype is a pair."""
 
     run: int
     """Elements of a run; the last is shorter."""
@@ -85,14 +86,14 @@ class Runs(Barrier):
         frame.evaluate(child, region, block)
         frame.release(mark)
         size = math.prod(region_shape(region))
-        frame.reserve(self.known() + (size * (16 + child.dtype.itemsize) if self.dtype.names else 0) + 4096)
+        frame.reserve(self.known() + (size * (24 + child.dtype.itemsize) if self.dtype.names else 0) + 4096)
+        beside = [frame.evaluate(other, region) for other in self.inputs[1:]]
         if frame.dry:
             return result
         if self.dtype.names:
             order = np.argsort(block, axis=-1, kind="stable")
             result["value"] = np.take_along_axis(block, order, -1)
-            result["index"] = order
-            result["index"] += region[-1][0]
+            result["index"] = np.take_along_axis(beside[0], order, -1)
         else:
             block.sort(axis=-1)
             if block is not result:
@@ -273,9 +274,17 @@ def index_of(store: Store, runs: Runs) -> Index:
         return found
 
 
-def sort_lanes(node: Node, *, indices: bool) -> Node:
-    """Lanes along the last axis, sorted; or the indices that sort them."""
-    dtype = pair(node.dtype) if indices else node.dtype
+def sort_lanes(node: Node, *, carried: Node | None = None) -> Node:
+    """Lanes along the last axis, sorted; or whole numbers that were beside their elements, in the order that sorts
+    them."""
+    dtype = node.dtype if carried is None else pair(node.dtype)
     run = run_length(node.shape[-1], dtype.itemsize)
-    runs = Runs(shape=node.shape, dtype=dtype, inputs=(node,), run=run)
-    return Merged(shape=node.shape, dtype=np.dtype(np.int64) if indices else dtype, inputs=(runs,))
+    inputs = (node,) if carried is None else (node, carried)
+    runs = Runs(shape=node.shape, dtype=dtype, inputs=inputs, run=run)
+    return Merged(shape=node.shape, dtype=dtype if carried is None else np.dtype(np.int64), inputs=(runs,))
+
+
+def places(shape: tuple[int, ...]) -> Node:
+    """Indices along the last axis."""
+    ranges = Range(shape=shape[-1:], dtype=np.dtype(np.int64), start=0, step=1)
+    return make_affine(ranges, shape, ((len(shape) - 1, 0, 1),))

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from outsize.array.names import blockwise, creation, order, pointwise, products, ranks, shapes, statistics
+from outsize.array.names import blockwise, creation, order, pointwise, products, ranks, sets, shapes, statistics
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: found
-    for module in (creation, pointwise, shapes, statistics, products, order, ranks, blockwise)
+    for module in (creation, pointwise, shapes, statistics, products, order, ranks, sets, blockwise)
     for name, found in vars(module).items()
     if not name.startswith("_") and getattr(found, "__module__", "") == module.__name__
 }

@@ -10,7 +10,7 @@ import numpy as np
 from outsize.array import make
 from outsize.array.array import Array
 from outsize.array.barrier import Lane, Settled
-from outsize.array.external import sort_lanes
+from outsize.array.external import places, sort_lanes
 from outsize.array.graph import Node
 from outsize.array.names.shapes import flip
 from outsize.array.store.base import Block
@@ -39,7 +39,8 @@ def _lane(
         node, axis = Settled(shape=turned.shape, dtype=turned.dtype, inputs=(turned,)), last
     along = axis
     if long:
-        lane = sort_lanes(make.cast(node, node.dtype.newbyteorder("=")), indices=name == "argsort")
+        native = make.cast(node, node.dtype.newbyteorder("="))
+        lane = sort_lanes(native, carried=places(node.shape) if name == "argsort" else None)
     else:
         lane = Lane(
             shape=node.shape, dtype=np.dtype(dtype), inputs=(node,), function=lambda block: function(block, along),

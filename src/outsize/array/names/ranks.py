@@ -11,6 +11,7 @@ import numpy as np
 from outsize.array import make
 from outsize.array.array import Array
 from outsize.array.barrier import Lane, Select, Settled
+from outsize.array.external import sort_lanes
 from outsize.array.graph import Node
 from outsize.array.names.pointwise import asarray
 from outsize.array.select import Best, Counts, digits_of
@@ -41,7 +42,7 @@ def _ranked(name: str, node: Node, ranks: tuple[int, ...], then: Callable[[Block
     """then(the elements of these ranks) for every lane; `then` works along the last axis."""
     probe = then(np.zeros(len(ranks), node.dtype))
     shape = (*node.shape[:-1], len(probe))
-    if node.shape[-1] * node.dtype.itemsize <= _SHORT or node.dtype.kind == "c":
+    if node.shape[-1] * node.dtype.itemsize <= _SHORT:
 
         def pick(block: Block) -> Block:
             block.partition(ranks, axis=-1)
@@ -49,6 +50,11 @@ def _ranked(name: str, node: Node, ranks: tuple[int, ...], then: Callable[[Block
 
         return Lane(
             shape=shape, dtype=probe.dtype, inputs=(node,), function=pick, name=name, axis=node.ndim - 1, memory=1
+        )
+    if node.dtype.kind == "c":
+        picked = make.take(sort_lanes(node), ranks, node.ndim - 1)
+        return Lane(
+            shape=shape, dtype=probe.dtype, inputs=(picked,), function=then, name=name, axis=node.ndim - 1, memory=2
         )
     found: tuple[Node, ...] = ()
     digits = digits_of(node.dtype, len(ranks))
