@@ -56,6 +56,10 @@ WORKS = {
     "percentiles": lambda x: xp.percentile(x, [1.0, 10.0, 50.0, 90.0, 99.0]),
     "sort of all": lambda x: xp.sort(x.reshape(-1)),
     "argsort of all": lambda x: xp.argsort(x.reshape(-1)),
+    "unique": lambda x: xp.unique_counts(x).counts,
+    "nonzero": lambda x: xp.nonzero(x > 0.5)[0],
+    "mask": lambda x: x[x > 0.5],
+    "searchsorted": lambda x: xp.searchsorted(xp.linspace(0, 1, 1000), x),
     "topk": lambda x: xp.topk(x.reshape(-1), 1000)[1],
     "argmax": lambda x: x.argmax(axis=0),
     "strided": lambda x: x[::7, ::-3],
@@ -69,7 +73,10 @@ def main(work: str, folder: str, budget: str) -> None:
     if not work.startswith("slow"):
         WORKS[work](outsize.open(f"{folder}/small.npy")).save(f"{folder}/warm-{os.getpid()}.npy", budget="64MiB")
         os.unlink(f"{folder}/warm-{os.getpid()}.npy")
-    array = WORKS[work](outsize.open(f"{folder}/x.npy"))
+    before = anonymous()
+    high = peak()
+    with outsize.budget(host=budget):  # some works count at once
+        array = WORKS[work](outsize.open(f"{folder}/x.npy"))
     plan = array.plan(budget)
     seen = {"tiles": 0, "done": 0, "bytes": 0}
     if work.startswith("slow"):
@@ -89,8 +96,6 @@ def main(work: str, folder: str, budget: str) -> None:
             if work.startswith("slow"):
                 open(f"{folder}/started", "w").close()  # from here on a kill meets it at work
 
-    before = anonymous()
-    high = peak()
     array.save(f"{folder}/out-{work}.npy", budget=budget, progress=listen)
     print(json.dumps({
         "projected": plan.peak(), "grew": peak() - max(high, before), "tiles": seen["tiles"], "total": plan.steps[-1].tiles,

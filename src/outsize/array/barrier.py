@@ -107,6 +107,11 @@ class Lane(Barrier):
 
     greedy = True
 
+    def stands_for(self) -> int:
+        child = self.inputs[0]
+        lane = child.dtype.itemsize * child.shape[self.axis]
+        return max(self.dtype.itemsize, lane // max(1, self.shape[self.axis]))
+
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         child = self.inputs[0]
         wide = (*region[: self.axis], (0, child.shape[self.axis]), *region[self.axis + 1 :])

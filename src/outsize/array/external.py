@@ -30,7 +30,7 @@ from outsize.engine.pool import make_buffer
 if TYPE_CHECKING:
     from outsize.array.frame import Frame
 
-GRAIN = 256 << 10
+GRAIN = 128 << 10
 """Bytes: a run is the geometric mean of this and the lane, so that runs and what tells them apart grow alike."""
 _ROUND = 4096
 """Elements: long runs are whole multiples of this, so that they begin on pages."""
@@ -86,7 +86,7 @@ class Runs(Barrier):
         frame.evaluate(child, region, block)
         frame.release(mark)
         size = math.prod(region_shape(region))
-        frame.reserve(self.known() + (size * (24 + child.dtype.itemsize) if self.dtype.names else 0) + 4096)
+        frame.reserve(self.known() + (size * (16 + child.dtype.itemsize) if self.dtype.names else 0) + 4096)
         beside = [frame.evaluate(other, region) for other in self.inputs[1:]]
         if frame.dry:
             return result

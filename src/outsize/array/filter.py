@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outsize.array import make
+from outsize.array.elementwise import Scalar, operation
 from outsize.array.frame import phantom
 from outsize.array.graph import Node
 from outsize.array.store.base import Block, Region, region_shape
@@ -31,6 +33,9 @@ class Tally(Node):
 
     block: int
     """Elements of a block; the last is shorter."""
+
+    def stands_for(self) -> int:
+        return self.block
 
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         (first, last), mask = region[0], self.inputs[0]
@@ -105,6 +110,19 @@ def count(mask: Node) -> Block:
 def keep(values: Node, mask: Node, ends: Block) -> Node:
     """The flat values where the flat mask, counted before, is true."""
     return Filtered(shape=(int(ends[-1]),), dtype=values.dtype, inputs=(mask, values), ends=ends, block=BLOCK)
+
+
+def flat_mask(node: Node) -> Node:
+    """Where a node is not zero, flat."""
+    if node.dtype.kind != "b":
+        node = make.apply(operation(np.not_equal), node, Scalar(0))
+    return make.reshape(node, (-1,))
+
+
+def masked(node: Node, mask: Node) -> Node:
+    """The elements where a mask of the same shape is true, flat; they are counted now."""
+    flat = flat_mask(mask)
+    return keep(make.reshape(node, (-1,)), flat, count(flat))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

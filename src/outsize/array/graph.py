@@ -54,6 +54,10 @@ class Node(abc.ABC):
             size *= length
         return size
 
+    def stands_for(self) -> int:
+        """Bytes of input that an element of the result is made of, where they are many more than its own."""
+        return self.dtype.itemsize
+
     @abc.abstractmethod
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         """The block of a region: written into `out` where that is given and convenient, else wherever it lies."""

@@ -11,7 +11,7 @@ import numpy as np
 from outsize.array import make
 from outsize.array.array import Array
 from outsize.array.external import sort_lanes
-from outsize.array.filter import Search, count, keep
+from outsize.array.filter import Search, count, flat_mask, keep
 from outsize.array.fresh import settle
 from outsize.array.graph import Node, Range
 from outsize.array.names.order import argsort, sort
@@ -49,7 +49,7 @@ def nonzero(x: Any, /) -> tuple[Array, ...]:
     array = asarray(x)
     if not array.ndim:
         raise InputError("nonzero needs at least one dimension: a 0-d array is zero or it is not")
-    mask = _mask(array)
+    mask = flat_mask(array.node)
     flat = Array(keep(_places(array.size), mask, count(mask)))
     found = []
     for axis, length in enumerate(array.shape):
@@ -61,20 +61,6 @@ def nonzero(x: Any, /) -> tuple[Array, ...]:
 def argwhere(x: Any, /) -> Array:
     """The indices of all elements that are not zero, a row for each."""
     return stack(list(nonzero(x)), axis=1)
-
-
-def _mask(array: Array) -> Node:
-    node = array.node if array.dtype == np.dtype(bool) else (array != 0).node
-    return make.reshape(node, (-1,))
-
-
-def compress(x: Any, mask: Any, /) -> Array:
-    """x[mask] for a mask of the same shape: the elements where it is true, flat. They are counted at the call."""
-    array, chosen = asarray(x), asarray(mask)
-    if array.shape != chosen.shape:
-        raise InputError(f"a mask of shape {chosen.shape} does not fit an array of shape {array.shape}")
-    flat = _mask(chosen)
-    return Array(keep(make.reshape(array.node, (-1,)), flat, count(flat)))
 
 
 class _Sorted:
@@ -140,10 +126,12 @@ def unique_all(x: Any, /) -> _All:
 
 
 def unique(
-    x: Any, /, return_index: bool = False, return_inverse: bool = False, return_counts: bool = False, *,
-    equal_nan: bool = True,
+    x: Any, /, return_index: bool = False, return_inverse: bool = False, return_counts: bool = False,
+    axis: None = None, *, equal_nan: bool = True,
 ) -> Any:  # fmt: skip
     """NumPy's `unique` of all elements: NaNs are one unless `equal_nan=False`; the array, or a tuple with what is asked."""
+    if axis is not None:
+        raise InputError(f"unique is of all elements, not of the rows along axis {axis}: give it one column at a time")
     found = _Sorted(x, equal_nan, order=return_index or return_inverse)
     parts = [found.firsts(found.values.node)]
     if return_index and found.order is not None:

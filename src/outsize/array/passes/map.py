@@ -57,15 +57,7 @@ class MapPass(Pass):
         if isinstance(self.node, Lane):
             box[self.node.axis] = self.node.shape[self.node.axis]
         least = tuple(max(1, step) for step in box)
-        return page_box(self.node.shape, least, self.sink.order, self._item())
-
-    def _item(self) -> int:
-        """Bytes that an element of the output stands for: a lane may become a few elements."""
-        node = self.node
-        if not isinstance(node, Lane):
-            return node.dtype.itemsize
-        child = node.inputs[0]
-        return max(node.dtype.itemsize, child.dtype.itemsize * child.shape[node.axis] // max(1, node.shape[node.axis]))
+        return page_box(self.node.shape, least, self.sink.order, self.node.stands_for())
 
     def _slot(self, box: Box) -> int:
         region = center(self.node.shape, box)
