@@ -25,6 +25,8 @@ _TABLE = 4 << 20
 """Bytes of counts of a lane: what many ranks at once have to share."""
 _FEW = 8
 """Beginnings that are looked for one by one; more are looked up."""
+_LISTED = 21
+"""Leading bits up to which every beginning has a line in a list."""
 
 
 def to_keys(values: Block) -> Block:
@@ -36,10 +38,13 @@ def to_keys(values: Block) -> Block:
     if kind == "i":
         flipped: Block = values.view(unsigned) ^ unsigned.type(1 << (8 * size - 1))
         return flipped
-    bits = (values + values.dtype.type(0)).view(unsigned)
-    top = unsigned.type(1 << (8 * size - 1))
-    keys: Block = np.where(bits & top, ~bits, bits | top)
-    keys[values != values] = np.iinfo(unsigned).max
+    keys: Block = (values + values.dtype.type(0)).view(unsigned)
+    turn = (keys.view(f"i{size}") >> (8 * size - 1)).view(unsigned)  # all bits of a negative number, the sign of others
+    turn |= unsigned.type(1 << (8 * size - 1))
+    keys ^= turn
+    strange = np.isnan(values)
+    if strange.any():
+        keys[strange] = np.iinfo(unsigned).max
     return keys
 
 
@@ -102,8 +107,9 @@ class Counts(Rule):
         states[0][...] = 0
 
     def outside(self, region: Region) -> int:
-        rows = 1 if len(self.ranks) <= _FEW else self.rows
-        return 48 * min(PIECE, region_shape(region)[-1]) + (16 * rows << self.bits) + 64 * len(self.ranks)
+        few = len(self.ranks) <= _FEW
+        rows, listed = (1, 0) if few else (self.rows, 4 << _LISTED)
+        return listed + 48 * min(PIECE, region_shape(region)[-1]) + (16 * rows << self.bits) + 64 * len(self.ranks)
 
     def take_block(self, block: Block, region: Region, partial: States, *others: Block) -> None:
         counts, wanted = partial
@@ -112,25 +118,43 @@ class Counts(Rule):
         for lane in np.ndindex(block.shape[:-1]):
             starts = np.unique(wanted[lane][0, : len(self.ranks)])
             table = counts[lane][0].reshape(self.rows, -1)
+            find = self._finder(starts)
             for low in range(0, block.shape[-1], PIECE):
-                self._count(to_keys(np.ascontiguousarray(block[lane][low : low + PIECE])), starts, table)
+                keys = to_keys(np.ascontiguousarray(block[lane][low : low + PIECE]))
+                if self.first:
+                    table[0] += np.bincount(self._digits(keys), minlength=table.shape[1])
+                    continue
+                begin = keys >> keys.dtype.type(self.shift + self.bits)
+                if find is None:
+                    for row, start in enumerate(starts.astype(keys.dtype)):
+                        table[row] += np.bincount(self._digits(keys[begin == start]), minlength=table.shape[1])
+                    continue
+                rows = find(begin)
+                found = np.flatnonzero(rows >= 0)
+                digits = self._digits(keys[found])
+                digits += rows[found].astype(np.intp) << self.bits
+                table += np.bincount(digits, minlength=table.size).reshape(table.shape)
 
-    def _count(self, keys: Block, starts: Block, table: Block) -> None:
-        length = 1 << self.bits
+    def _digits(self, keys: Block) -> Block:
         of = keys.dtype.type
-        digits = ((keys >> of(self.shift)) & of(length - 1)).astype(np.intp)
-        if self.first:
-            table[0] += np.bincount(digits, minlength=length)
-            return
-        begin = (keys >> of(self.shift + self.bits)).astype(np.intp)
+        return ((keys >> of(self.shift)) & of((1 << self.bits) - 1)).astype(np.intp)
+
+    def _finder(self, starts: Block) -> Callable[[Block], Block] | None:
+        """From leading bits to the row of counts they belong to, or -1; None where the beginnings are few."""
         if len(starts) <= _FEW:
-            for row, start in enumerate(starts.tolist()):
-                table[row] += np.bincount(digits[begin == start], minlength=length)
-            return
-        places = starts.astype(np.intp)
-        row = np.minimum(np.searchsorted(places, begin), len(starts) - 1)
-        digits += row << self.bits
-        table += np.bincount(digits[places[row] == begin], minlength=table.size).reshape(table.shape)
+            return None
+        places, high = starts.astype(np.intp), 8 * self.dtype.itemsize - self.shift - self.bits
+        if high <= _LISTED:
+            listed = np.full(1 << high, -1, np.int32)
+            listed[places] = np.arange(len(places))
+            return lambda begin: listed[begin]
+
+        def search(begin: Block) -> Block:
+            wanted = begin.astype(np.intp)
+            rows = np.minimum(np.searchsorted(places, wanted), len(places) - 1)
+            return np.where(places[rows] == wanted, rows, -1)
+
+        return search
 
     def combine(self, states: States, partial: States, count: int) -> None:
         states[0] += partial[0]
@@ -209,12 +233,21 @@ def best(values: Block, k: int, largest: bool) -> Block:
         if largest:
             return len(values) - 1 - np.argsort(values[::-1], kind="stable")[::-1][:k]
         return np.argsort(values, kind="stable")[:k]
-    keys = to_keys(values)
+    if k == 0:
+        return np.empty(0, np.intp)
+    near: Any = slice(None)
+    if 4 * k < len(values):
+        rank = len(values) - k if largest else k - 1
+        bound = np.partition(values, rank)[rank]
+        near = np.flatnonzero(~(values < bound) if largest else ~(values > bound))  # NaN is near to all
+    found = _first_keys(to_keys(values[near]), k, largest)
+    return found if isinstance(near, slice) else near[found]
+
+
+def _first_keys(keys: Block, k: int, largest: bool) -> Block:
     keys = ~keys if largest else keys
     if 4 * k >= len(keys):
         return np.argsort(keys, kind="stable")[:k]
-    if k == 0:
-        return np.empty(0, np.intp)
     edge = np.partition(keys, k - 1)[k - 1]
     sure = np.flatnonzero(keys < edge)
     even = np.flatnonzero(keys == edge)[: k - len(sure)]
