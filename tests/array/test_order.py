@@ -15,8 +15,9 @@ from test_laws import BUDGETS, DTYPES, on_disk, same, tiny_tiles  # noqa: F401
 
 import outsize
 import outsize.array as xp
-from outsize.array import external, filter, fresh, select
+from outsize.array import external, filter, fresh, select, work
 from outsize.array.names import order, ranks, sets
+from outsize.array.passes.map import MapPass
 
 QUICK = settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -149,3 +150,47 @@ def test_searches_equal_numpy(
     a, b = np.sort(values(one, (length,), seed)), values(two, shape, seed + 1)
     got = xp.searchsorted(on_disk(a, tmp_path), on_disk(b, tmp_path, "b"), side)
     same(got.compute(budget), np.searchsorted(a, b, side))
+
+
+def test_an_interrupted_sort_goes_on_with_the_ranges_that_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "JOURNALED", 1)
+    a = values("f8", (60_000,), 1)
+    x, budget = on_disk(a, tmp_path), 1 << 20
+    merged: list[Any] = []
+    close, stop_at = MapPass.close, 4
+
+    def closed(self: Any, tile: Any, state: Any) -> None:
+        close(self, tile, state)
+        if isinstance(self.node, external.Merged):
+            merged.append(tile)
+            if len(merged) == stop_at:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(MapPass, "close", closed)
+    total = xp.sort(x).plan(budget).steps[-1].tiles
+    with pytest.raises(KeyboardInterrupt):
+        xp.sort(x).save(tmp_path / "s.npy", budget=budget)
+    done = len(merged)
+    stop_at = 0
+    merged.clear()
+    saved = xp.sort(x).save(tmp_path / "s.npy", budget=budget)
+    assert len(merged) < total and len(merged) + done >= total
+    np.testing.assert_array_equal(np.asarray(saved), np.sort(a))
+
+
+def test_what_cannot_be_done_says_the_next_move(tmp_path: Path) -> None:
+    x = on_disk(values("f4", (6, 5), 1), tmp_path)
+    for call, words in (
+        (lambda: xp.quantile(x, 2.0), "from 0 to 1"),
+        (lambda: xp.percentile(x, 101), "from 0 to 100"),
+        (lambda: xp.quantile(x, 0.5, method="nearest"), "sort the array"),
+        (lambda: xp.topk(x, 6), "no first 6"),
+        (lambda: xp.unique(x, axis=0), "one column at a time"),
+        (lambda: xp.searchsorted(x, x), "one dimension"),
+        (lambda: xp.nonzero(x.sum()), "at least one dimension"),
+        (lambda: xp.median(x, axis=2), "axis 2 does not exist"),
+    ):
+        with pytest.raises(outsize.InputError, match=words):
+            call()

@@ -11,6 +11,7 @@ import numpy as np
 from outsize.array import make
 from outsize.array.array import Array
 from outsize.array.graph import Node
+from outsize.array.run import ARRAY_PREFIX
 from outsize.array.store.memory import MemoryStore
 from outsize.array.store.open import as_numpy, create_sink, open_store
 from outsize.array.work import compute_node, resolve_budget, save_node
@@ -65,7 +66,7 @@ def _scratch_file(folder: str) -> str:
     os.makedirs(folder, exist_ok=True)
     import tempfile
 
-    handle, name = tempfile.mkstemp(".npy", f"outsize-array-{os.getpid()}-", folder)
+    handle, name = tempfile.mkstemp(".npy", f"{ARRAY_PREFIX}{os.getpid()}-", folder)
     os.close(handle)
     return name
 

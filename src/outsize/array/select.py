@@ -137,7 +137,8 @@ class Counts(Rule):
 
     def _digits(self, keys: Block) -> Block:
         of = keys.dtype.type
-        return ((keys >> of(self.shift)) & of((1 << self.bits) - 1)).astype(np.intp)
+        digits: Block = ((keys >> of(self.shift)) & of((1 << self.bits) - 1)).astype(np.intp)
+        return digits
 
     def _finder(self, starts: Block) -> Callable[[Block], Block] | None:
         """From leading bits to the row of counts they belong to, or -1; None where the beginnings are few."""
