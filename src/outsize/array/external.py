@@ -34,6 +34,8 @@ GRAIN = 128 << 10
 """Bytes: a run is the geometric mean of this and the lane, so that runs and what tells them apart grow alike."""
 _ROUND = 4096
 """Elements: long runs are whole multiples of this, so that they begin on pages."""
+_AT_WORK = 2
+"""Lanes whose runs are told apart at a time."""
 
 
 def run_length(length: int, itemsize: int) -> int:
@@ -70,13 +72,9 @@ class Runs(Barrier):
         return -(-self.shape[-1] // self.run)
 
     def known(self) -> int:
-        """Bytes of what is kept to tell the runs of all lanes apart."""
-        return (
-            math.prod(self.shape[:-1])
-            * self.number
-            * (self.run // self.step + 1)
-            * (self.inputs[0].dtype.itemsize + 28)
-        )
+        """Bytes of what tells runs apart: elements of all lanes, and their order in the lanes at work."""
+        kept = self.number * (self.run // self.step + 1)
+        return kept * (math.prod(self.shape[:-1]) * self.inputs[0].dtype.itemsize + 36 * _AT_WORK)
 
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         child = self.inputs[0]
@@ -236,6 +234,8 @@ class Index:
         """The kept elements of a lane in order: whose they are, and at least and at most how many elements come before
         each; and the lengths of the runs."""
         if lane not in self._lanes:
+            while len(self._lanes) >= _AT_WORK:
+                del self._lanes[next(iter(self._lanes))]
             lengths = np.minimum(self.run, self.shape[-1] - np.arange(self.number) * self.run)
             parts = [self._kept.get((lane, r)) for r in range(self.number)]
             kept = [
