@@ -139,7 +139,7 @@ def test_mistakes_and_damage_leave_no_output(tmp_path: Path) -> None:
         (lambda: convert(tmp_path / "x.npy", tmp_path / "y.npy", "U8"), InputError, "must be numbers"),
         (lambda: convert(tmp_path / "cut.npy", tmp_path / "y.npy", "f4"), StoreError, "cut off"),
         (lambda: convert(tmp_path / "x.npy", tmp_path / "y.npy", "f4", budget=1000), BudgetError, "smallest budget"),
-        (lambda: convert(tmp_path / "x.npy", tmp_path / "no" / "y.npy", "f4"), StoreError, "No such file"),
+        (lambda: convert(tmp_path / "x.npy", tmp_path / "no" / "y.npy", "f4"), StoreError, "there is no folder"),
     ]:
         with pytest.raises(kind, match=said):
             call()

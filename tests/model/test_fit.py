@@ -322,7 +322,7 @@ def test_an_inference_is_planned_sliced_where_outputs_join_and_streamed_where_we
         fitted = outsize.fit(model, lambda m, b: m(b), None, batch, budget=budget)
         assert names <= {remedy.name for remedy in fitted.plan.remedies} and fitted.plan.peak() <= budget
         away = "stream weights" in {remedy.name for remedy in fitted.plan.remedies}
-        assert away == ("fitted.gather()" in " ".join(fitted.plan.notes))
+        assert away == ("brings all of them home" in " ".join(fitted.plan.notes))
         assert torch.allclose(fitted.infer(batch), expected, atol=1e-5)
         with pytest.raises(outsize.InputError, match="without an optimizer"):
             fitted.step(batch)

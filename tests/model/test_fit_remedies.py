@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import types
 from collections import namedtuple
 
 import networks as nets
@@ -15,7 +16,7 @@ from torch.nn import functional
 
 import outsize
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting import chunked_cross_entropy, in_trainer, lightning_step
+from outsize.model.fitting import chunked_cross_entropy, in_trainer, lightning_step, trainer_loss
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.stores import DiskStore
@@ -196,22 +197,33 @@ def test_a_loader_counts_workers_batches_ahead_and_pinned_copies():
         outsize.loader(data, 8, budget="1KiB")
 
 
-def test_a_trainer_runs_the_fitted_step_and_keeps_everything_else(tmp_path):
+@pytest.mark.parametrize("sliced", [False, True])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_trainer_runs_the_fitted_step_and_keeps_everything_else(tmp_path, own, sliced):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     model, batch = make_gpt2()
+    batch["labels"] = batch["labels"].clone()
+    batch["labels"][0, : batch["labels"].shape[1] // 2] = -100  # slices do not count alike
     rows = [{name: value[i] for name, value in batch.items()} for i in range(4)]
     twin = copy.deepcopy(model)
     options = {
         "max_steps": 2,
+        "optim": "sgd",  # Adam's first steps are the signs of gradients, also of those that are rounding only
+        "learning_rate": 0.1,
         "per_device_train_batch_size": 4,
         "use_cpu": True,
         "report_to": [],
         "save_strategy": "no",
     }
     arguments = transformers.TrainingArguments(str(tmp_path), **options)
-    fitted = outsize.fit(model, hf_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget="1GiB", own_step=True)
-    with in_trainer(transformers.Trainer(model, arguments, train_dataset=rows), fitted) as trainer:
+    trainer = transformers.Trainer(model, arguments, train_dataset=rows)
+    optimizer, loss = torch.optim.SGD(model.parameters(), 0.1), hf_loss if own else trainer_loss(trainer)
+    plain = outsize.fit(model, loss, optimizer, batch, budget="1GiB", own_step=True, dry_run=True).plan.plain
+    budget, others = (int(0.7 * plain), ("checkpoint", "offload", "chunks")) if sliced else (2**30, ())
+    fitted = outsize.fit(model, loss, optimizer, batch, budget=budget, own_step=True, without=others)
+    assert (fitted.choice.slices > 1) == sliced
+    with in_trainer(trainer, fitted):
         trainer.train()
     transformers.Trainer(twin, arguments, train_dataset=rows).train()
     assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-5
@@ -222,6 +234,17 @@ def test_adapters_refuse_what_they_cannot_serve():
         pass
     with pytest.raises(outsize.InputError, match="automatic_optimization"):
         lightning_step(nn.Linear(1, 1), None, None)
+    model, batch = nn.Linear(4, 1), torch.randn(6, 4)
+    fitted = outsize.fit(model, lambda m, b: m(b).square().mean(), None, batch, budget="1GiB", own_step=True)
+    settings = types.SimpleNamespace(gradient_accumulation_steps=1)
+    trainer = types.SimpleNamespace(args=settings, training_step=None, model=nn.Linear(4, 1))
+    with pytest.raises(outsize.InputError, match=r"fit trainer\.model"), in_trainer(trainer, fitted):
+        pass
+    with pytest.raises(outsize.InputError, match="not NoneType"), in_trainer(trainer, None):
+        pass
+    module = types.SimpleNamespace(automatic_optimization=False, optimizers=lambda: [1, 2])
+    with pytest.raises(outsize.InputError, match="2 optimizers"):
+        lightning_step(module, fitted, batch)
 
 
 @given(

@@ -7,6 +7,7 @@ call. Not here: FFTs, decompositions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from outsize.array.array import Array, apply
 from outsize.array.elementwise import operation
 from outsize.array.names import FUNCTIONS
+from outsize.array.names.inspection import Info
 
 _UFUNCS = {
     "abs": np.absolute, "absolute": np.absolute, "acos": np.arccos, "acosh": np.arccosh, "add": np.add, "asin": np.arcsin,
@@ -38,10 +40,9 @@ _DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
     "complex64", "complex128",
 )  # fmt: skip
-_ALSO = ("finfo", "iinfo")
 
 __array_api_version__ = "2023.12"
-__all__ = ["Array", "open", *_UFUNCS, *FUNCTIONS, *_NUMBERS, *_DTYPES, *_ALSO]
+__all__ = ["Array", "open", *_UFUNCS, *FUNCTIONS, *_NUMBERS, *_DTYPES]
 
 
 def open(source: Any, **options: Any) -> Array:
@@ -56,19 +57,31 @@ def open(source: Any, **options: Any) -> Array:
     return Array(make_source(open_store(source, **options)))
 
 
+def _as_function(name: str) -> Callable[..., Array]:
+    ufunc = operation(_UFUNCS[name])
+
+    def one(x: Any, /) -> Array:
+        return apply(ufunc, x)
+
+    def two(x1: Any, x2: Any, /) -> Array:
+        return apply(ufunc, x1, x2)
+
+    function = one if _UFUNCS[name].nin == 1 else two
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"NumPy's `{_UFUNCS[name].__name__}`, element by element."
+    return function
+
+
 def __getattr__(name: str) -> Any:
     if name in _UFUNCS:
-        ufunc = operation(_UFUNCS[name])
-
-        def function(*operands: Any) -> Array:
-            return apply(ufunc, *operands)
-
-        function.__name__ = function.__qualname__ = name
+        function = _as_function(name)
         globals()[name] = function
         return function
+    if name == "__array_namespace_info__":
+        return Info
     if name in FUNCTIONS:
         return FUNCTIONS[name]
-    if name in _NUMBERS or name in _ALSO:
+    if name in _NUMBERS:
         return getattr(np, name)
     if name in _DTYPES:
         return np.dtype(name)

@@ -136,6 +136,8 @@ class Array:
         `device` and `tf32` are as in `compute`.
         """
         listener = default_listener() if progress is None or progress is True else progress or None
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(f"save needs the path of a file such as 'x.npy', not {type(path).__name__}")
         store = save_node(
             self.node, os.fspath(path), budget, listener, resume=resume, device=device, tf32=tf32, **options
         )
@@ -157,9 +159,12 @@ class Array:
 
         return Tiles(self.node, device, prefetch, budget, write, shape)
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None
+    ) -> Any:
         """The values for other libraries: shared where they lie in memory, computed first otherwise."""
-        return to_numpy(self.node).__dlpack__(**options)
+        said = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return to_numpy(self.node).__dlpack__(**{name: value for name, value in said.items() if value is not None})
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
@@ -376,7 +381,7 @@ def _plain_key(key: Any) -> Any:
     if isinstance(key, tuple):
         return tuple(_plain_key(part) for part in key)
     if isinstance(key, Array):
-        return key.compute() if key.ndim else key._item()
+        return key.compute() if key.ndim or key.dtype == bool else key._item()
     return key
 
 

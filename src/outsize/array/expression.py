@@ -50,7 +50,7 @@ def evaluate(text: str, arrays: Mapping[str, Any]) -> Any:
         return _Walker(text, arrays).visit(tree.body)
     except RecursionError:
         raise InputError("the expression is nested too deeply") from None
-    except (TypeError, OverflowError, ZeroDivisionError) as error:
+    except (TypeError, OverflowError, ZeroDivisionError, IndexError) as error:
         raise InputError(f"{text!r}: {error}") from None
 
 

@@ -107,8 +107,10 @@ def broadcast_to(node: Node, shape: tuple[int, ...]) -> Node:
 
 
 def index(node: Node, key: Any) -> Node:
-    """node[key] for whole numbers, slices, None, Ellipsis, and one-dimensional lists of indices or booleans."""
+    """node[key] for whole numbers, slices, None, Ellipsis, one-dimensional lists of indices, and masks over leading axes."""
     parts = list(key) if isinstance(key, tuple) else [key]
+    if isinstance(parts[0] if parts else None, np.ndarray) and parts[0].dtype == bool and parts[0].ndim != 1:
+        node, parts[0] = _under_mask(node, parts[0])
     parts = _expand_ellipsis(parts, node)
     axes: list[tuple[int | None, int, int]] = []
     shape: list[int] = []
@@ -136,6 +138,16 @@ def index(node: Node, key: Any) -> Node:
     for place, indices in picks:
         result = take(result, indices, place)
     return result
+
+
+def _under_mask(node: Node, mask: Any) -> tuple[Node, Any]:
+    """(the array with the axes under a mask as one, the mask with one axis)."""
+    if mask.ndim > node.ndim or any(n not in (0, length) for n, length in zip(mask.shape, node.shape, strict=False)):
+        raise IndexError(f"a mask of shape {mask.shape} does not match an array of shape {node.shape}")
+    rest = node.shape[mask.ndim :]
+    if 0 in mask.shape:  # nothing is chosen, also where the mask is shorter than the array
+        return fill((0, *rest), 0, node.dtype), np.zeros(0, bool)
+    return reshape(node, (mask.size, *rest)), mask.reshape(-1)
 
 
 def _expand_ellipsis(parts: list[Any], node: Node) -> list[Any]:

@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     result = evaluate(args.expression, arrays)
     if not isinstance(result, Array):
         raise InputError(f"{args.expression!r} is {result!r}, not an array: nothing to compute")
+    if args.device_budget and not args.device:
+        raise InputError(f"--device-budget {args.device_budget} is for work on a device: give --device with it")
     with budget(device=args.device_budget):
         return _show(result, args)
 

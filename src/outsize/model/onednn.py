@@ -1,9 +1,10 @@
-"""What the CPU's convolutions take besides their results: oneDNN computes on copies with the channels in blocks.
+"""What the CPU's convolutions and LSTM layers take besides their results: oneDNN computes on copies with the channels in blocks.
 
 In: an operator's name, arguments and results. Out: the order in which blocks and results come and go. Read off the resident bytes
 of single layers with torch 2.13: input, output and weights are each copied into blocks of 16 channels (padded up to a multiple),
 the result is made in blocks and then copied out, and a transposed convolution holds one more block of its output's size.
-The bound adds the partial sums of a weight gradient, one for each thread.
+The bound adds the partial sums of a weight gradient, one for each thread. An LSTM is one operator a layer and direction, which
+keeps a workspace for the backward pass; its size was read off single layers.
 """
 
 from __future__ import annotations
@@ -100,3 +101,80 @@ ROWS: dict[str, Callable[[Any, list[Any]], Iterator[Move]]] = {
     "aten.convolution_backward.default": _convolution_backward,
 }
 """Operator -> what happens inside it."""
+
+
+# recurrent layers
+
+PAGE = 4096
+"""Each part of the workspace fills whole pages."""
+LINE = 16
+"""Numbers of a cache line: rows of gates and states fill whole ones."""
+
+
+def takes_lstm(x: Any, state: Any, weights: Any) -> bool:
+    """True where torch hands an LSTM on the CPU to oneDNN."""
+    import torch
+
+    enabled = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+    plain = state[0].shape[-1] == weights[1].shape[-1]  # no projection
+    return bool(enabled and plain and x.numel() and str(x.dtype) == "torch.float32")
+
+
+def run_lstm(
+    x: Any, state: Any, weights: Any, biases: bool, layers: int, dropout: float, train: bool, both: bool, first: bool
+) -> Any:
+    """The layer as torch runs it: one operator for each layer and direction."""
+    import torch
+
+    x = (x.transpose(0, 1) if first else x).contiguous()
+    hx, cx = (part.contiguous() for part in state)
+    sides, each = (2 if both else 1), (4 if biases else 2)
+    ends: list[Any] = []
+    for layer in range(layers):
+        outs = []
+        for side in range(sides):
+            index = layer * sides + side
+            some = list(weights[index * each : (index + 1) * each])
+            some += [torch.zeros_like(weight) for weight in some[: 4 - each]]
+            out = torch.ops.aten.mkldnn_rnn_layer(
+                x, *some, hx[index], cx[index], side > 0, [], 2, hx.shape[-1], layers, biases, both, first, train
+            )
+            outs.append(out[0])
+            ends.append(out[1:3])
+        x = outs[0] if sides == 1 else torch.cat(outs, -1)
+        if dropout and train and layer < layers - 1:
+            x = torch.dropout(x, dropout, True)
+    hy, cy = (torch.stack(parts) for parts in zip(*ends, strict=True))
+    return (x.transpose(0, 1) if first else x), hy, cy
+
+
+def lstm_results(func: Any, args: Any, kwargs: Any) -> Any:
+    """What one layer returns, with the workspace in its true size, which torch's shape rule leaves out."""
+    import torch
+
+    out = list(func(*args, **kwargs))
+    time, rows, width = args[0].shape
+    hidden, train = args[10], args[15]
+    steps = 2 * (time + 1) * rows  # states of this layer and the one below, before and after every step
+    parts = (
+        time * rows * _whole(4 * hidden), *(steps * _whole(max(width, hidden)),) * 3, *(steps * hidden,) * 2,
+        time * rows * _whole(hidden),
+    )  # fmt: skip
+    size = sum(-(-4 * part // PAGE) * PAGE for part in parts)
+    out[3] = torch.empty(size if train else 0, dtype=torch.uint8, device="meta")
+    return tuple(out)
+
+
+def lstm_gradients(func: Any, args: Any, kwargs: Any) -> Any:
+    """What the backward pass of one layer returns: a tensor for each bias, where torch's shape rule gives one twice."""
+    import torch
+
+    out = list(func(*args, **kwargs))
+    out[4] = torch.empty_like(out[3])
+    return tuple(out)
+
+
+def _whole(numbers: int) -> int:
+    """Numbers of a row that fills whole cache lines and does not lie where the cache's ways collide."""
+    full = -(-numbers // LINE) * LINE
+    return full + LINE if full % 256 == 0 else full

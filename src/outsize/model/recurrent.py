@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from outsize.model import packed
+from outsize.model import onednn, packed
 from outsize.model.ledger import RESULT, Move
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ def _layer(name: str, kind: int, tracer: Tracer) -> Callable[..., Any]:
 
     def plain(x: Any, state: Any, weights: Any, *rest: Any) -> Any:
         if elsewhere(x, state, weights):
+            if kind == 2 and not tracer.on_card(x) and onednn.takes_lstm(x, state, weights):
+                return onednn.run_lstm(x, state, weights, *rest)
             return op.decompose(x, state, weights, *rest)
         return run(x, state, weights, rest, [])
 

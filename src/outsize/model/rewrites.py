@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from outsize.model import packed, recurrent
+from outsize.model import onednn, packed, recurrent
 
 if TYPE_CHECKING:
     from outsize.model.trace import Tracer
@@ -105,10 +105,27 @@ def _in_place(func: Any, args: Any, kwargs: Any) -> None:
     """An optimizer's kernel that writes into its arguments."""
 
 
+def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
+    """Losses that are made whole and then reduced into the same tensor, whose memory stays as large."""
+    import torch
+
+    out = func(*args, **kwargs)
+    if out.dim():
+        return out
+    whole = torch.empty(torch.broadcast_shapes(args[0].shape, args[1].shape), dtype=out.dtype, device="meta")
+    return whole.resize_(())
+
+
 SHAPES: dict[str, Callable[[Any, Any, Any], Any]] = {
     **recurrent.SHAPES,
+    "aten.mkldnn_rnn_layer.default": onednn.lstm_results,
+    "aten.mkldnn_rnn_layer_backward.default": onednn.lstm_gradients,
     "aten._grouped_mm.default": _grouped_mm,
     "aten.native_batch_norm_backward.default": _batch_norm_backward,
+    "aten.mse_loss.default": _reduced,
+    "aten.smooth_l1_loss.default": _reduced,
+    "aten.binary_cross_entropy.default": _reduced,
+    "aten.soft_margin_loss.default": _reduced,
     "aten._fused_sgd_.default": _in_place,
     "aten._fused_sgd_.tensor_lr": _in_place,
     "aten._fused_adagrad_.default": _in_place,

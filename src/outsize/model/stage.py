@@ -42,7 +42,8 @@ def make_function_mode(tracer: Tracer) -> Any:
     getters = {getattr(tensor, name).__get__: name for name in GETTERS}
     special: dict[Any, Callable[[Any, Any, Any], Any]] = {
         tensor.to: _to, tensor.cuda: _cuda, tensor.cpu: _cpu, tensor.tolist: _tolist, tensor.numpy: _numpy,
-        tensor.__repr__: _repr, tensor.get_device: _get_device, tensor.pin_memory: _pin, tensor.is_pinned: _is_pinned,
+        tensor.__repr__: _repr, tensor.__format__: _format, tensor.get_device: _get_device, tensor.pin_memory: _pin,
+        tensor.is_pinned: _is_pinned,
         torch.tensor: _literal, torch.as_tensor: _literal, torch.asarray: _literal, tensor.__array__: _numpy,
         torch.nn.functional.scaled_dot_product_attention: attend, tensor.__deepcopy__: _deepcopy,
         tensor.new_tensor: _new_tensor, torch.nn.functional.linear: _linear,
@@ -173,6 +174,12 @@ def _tolist(tracer: Tracer, func: Any, call: Any) -> Any:
 
 def _numpy(tracer: Tracer, func: Any, call: Any) -> Any:
     return tracer.real_value(call[0][0].detach(), "numpy").numpy()
+
+
+def _format(tracer: Tracer, func: Any, call: Any) -> Any:
+    """A single number in a text is formatted as a number, as torch does with contents."""
+    (value, how), _ = call
+    return format(value.item(), how) if how and not value.dim() else repr(value)
 
 
 def _repr(tracer: Tracer, func: Any, call: Any) -> Any:

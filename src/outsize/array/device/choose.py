@@ -24,13 +24,13 @@ _FAKE_LIMIT = 64 << 20
 
 def find_level(device: Any, tf32: bool = False) -> tuple[Level | None, tuple[str, ...]]:
     """(the level, notes): None for the processor alone."""
-    if device is None or device == "cpu":
+    if isinstance(device, Device):
+        return _level(device, tf32, strict=True), ()
+    name = "cpu" if device is None else str(device).lower()
+    if name == "cpu":
         if tf32:
             raise InputError("tf32=True is for products on a device: give device='cuda' with it")
         return None, ()
-    if isinstance(device, Device):
-        return _level(device, tf32, strict=True), ()
-    name = str(device).lower()
     if name != "auto":
         return _level(_find(name), tf32, strict=True), ()
     try:

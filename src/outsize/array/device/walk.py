@@ -57,8 +57,8 @@ class Tiles:
     def __init__(
         self, node: Node, device: Any, prefetch: int, budget: Any, write: bool, shape: tuple[int, ...] | None
     ) -> None:
-        if prefetch < 0:
-            raise InputError(f"prefetch is a number of tiles, not {prefetch}")
+        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+            raise InputError(f"prefetch is a number of tiles, not {prefetch!r}")
         self.node, self.write = node, write
         self.sink = _target(node) if write else None
         level, _ = find_level(device)
@@ -243,6 +243,6 @@ def _target(node: Node) -> Sink:
 
 
 def _clip(shape: tuple[int, ...], whole: tuple[int, ...]) -> Box:
-    if len(shape) != len(whole) or any(n < 1 for n in shape):
+    if len(shape) != len(whole) or any(not isinstance(n, int) or n < 1 for n in shape):
         raise InputError(f"a tile of shape {shape} does not cut an array of shape {whole}")
     return tuple(max(1, min(n, length)) for n, length in zip(shape, whole, strict=True))

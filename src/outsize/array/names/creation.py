@@ -16,17 +16,17 @@ from outsize.array.names.shapes import broadcast_to, reshape, swapaxes
 from outsize.core.spec import parse_shape
 
 
-def zeros(shape: Any, *, dtype: Any = np.float64, device: Any = None) -> Array:
+def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Zeros."""
-    return full(shape, 0, dtype=dtype)
+    return full(shape, 0, dtype=dtype or np.float64)
 
 
-def ones(shape: Any, *, dtype: Any = np.float64, device: Any = None) -> Array:
+def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Ones."""
-    return full(shape, 1, dtype=dtype)
+    return full(shape, 1, dtype=dtype or np.float64)
 
 
-def empty(shape: Any, *, dtype: Any = np.float64, device: Any = None) -> Array:
+def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Zeros: nothing is stored, so nothing is saved by leaving them out."""
     return zeros(shape, dtype=dtype)
 
@@ -81,10 +81,10 @@ def linspace(
     return line.astype(element)
 
 
-def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = np.float64, device: Any = None) -> Array:
+def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None) -> Array:
     """Ones on the k-th diagonal."""
     columns = n_rows if n_cols is None else n_cols
-    return (arange(n_rows)[:, None] + k == arange(columns)[None, :]).astype(dtype)
+    return (arange(n_rows)[:, None] + k == arange(columns)[None, :]).astype(dtype or np.float64)
 
 
 def tril(x: Array, /, *, k: int = 0) -> Array:

@@ -17,6 +17,12 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
     return found if dtype is None else found.astype(dtype)
 
 
+def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
+    """An array of another library, in host memory: shared, or copied where that is asked for."""
+    said: dict[str, Any] = {name: value for name, value in (("device", device), ("copy", copy)) if value is not None}
+    return asarray(np.from_dlpack(x, **said))
+
+
 def where(condition: Any, x1: Any, x2: Any, /) -> Array:
     """x1 where the condition holds, x2 elsewhere."""
     return apply(WHERE, asarray(condition).astype(bool), x1, x2)

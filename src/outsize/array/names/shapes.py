@@ -53,7 +53,7 @@ def moveaxis(x: Array, source: Any, destination: Any, /) -> Array:
     return permute_dims(x, order)
 
 
-def expand_dims(x: Array, /, *, axis: Any = 0) -> Array:
+def expand_dims(x: Array, /, axis: Any = 0) -> Array:
     """A new axis of length 1."""
     axes = axis if isinstance(axis, tuple | list) else (axis,)
     return Array(make.insert_axes(x.node, [make.axis_index(a, x.ndim + len(axes)) for a in axes]))
@@ -132,13 +132,14 @@ def tile(x: Array, repetitions: Any, /) -> Array:
     return Array(node)
 
 
-def repeat(x: Array, repeats: int, /, *, axis: int | None = None) -> Array:
-    """Each element several times."""
-    if not isinstance(repeats, int):
-        raise InputError("repeat takes one number of repeats; for one an element use take with your own indices")
+def repeat(x: Array, repeats: Any, /, *, axis: int | None = None) -> Array:
+    """Each element several times, or each as often as its own number says; those numbers are held in memory."""
     if axis is None:
         return repeat(x.reshape(-1), repeats, axis=0)
     place = make.axis_index(axis, x.ndim)
+    if not isinstance(repeats, int):
+        counts = np.broadcast_to(np.asarray(repeats), (x.shape[place],))
+        return take(x, np.repeat(np.arange(x.shape[place]), counts), axis=place)
     wide = broadcast_to(expand_dims(x, axis=place + 1), (*x.shape[: place + 1], repeats, *x.shape[place + 1 :]))
     return wide.reshape((*x.shape[:place], x.shape[place] * repeats, *x.shape[place + 1 :]))
 

@@ -24,7 +24,16 @@ def _reduction(name: str) -> Callable[..., Array]:
     return function
 
 
-sum, prod, mean = _reduction("sum"), _reduction("prod"), _reduction("mean")
+def _total(name: str) -> Callable[..., Array]:
+    def function(x: Any, /, axis: Any = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
+        return getattr(asarray(x), name)(axis, keepdims=keepdims, dtype=dtype)  # type: ignore[no-any-return]
+
+    function.__name__ = name
+    function.__doc__ = f"The method `Array.{name}` as a function."
+    return function
+
+
+sum, prod, mean = _total("sum"), _total("prod"), _reduction("mean")
 min, max, any, all = _reduction("min"), _reduction("max"), _reduction("any"), _reduction("all")
 argmin, argmax = _reduction("argmin"), _reduction("argmax")
 amin, amax = min, max

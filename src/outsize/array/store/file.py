@@ -206,6 +206,9 @@ class naming(contextlib.AbstractContextManager[None]):
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StoreError(f"no space is left on the disk of {self.path}: free some or choose another disk",
                                  path=self.path) from error  # fmt: skip
+            folder = os.path.dirname(self.path)
+            if error.errno == errno.ENOENT and not os.path.isdir(folder or "."):
+                raise StoreError(f"there is no folder {folder}: make it first", path=self.path) from error
             raise StoreError(f"{self.path}: {error.strerror or error}", path=self.path) from error
 
 

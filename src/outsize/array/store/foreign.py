@@ -36,7 +36,10 @@ def open_memory(source: Any, mode: str = "r") -> Store:
 
 
 def _open_dlpack(source: Any, mode: str) -> Store:
-    device = source.__dlpack_device__()
+    try:
+        device = source.__dlpack_device__()
+    except ValueError:  # a tensor without contents has none
+        device = (-1, 0)
     if int(device[0]) not in _HOST_DEVICES:
         where = getattr(source, "device", f"device {device}")
         raise InputError(f"the array lies on {where}: move it to host memory first, for instance with .cpu()")

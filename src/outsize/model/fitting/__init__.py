@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outsize.model.fitting.adapters import in_trainer, lightning_step
+from outsize.model.fitting.adapters import in_trainer, lightning_step, trainer_loss
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.head import chunked_cross_entropy
 from outsize.model.fitting.hosted.empty import without_weights
@@ -13,5 +13,5 @@ from outsize.model.fitting.verb import fit
 
 __all__ = [
     "Fitted", "HostedFitted", "batch_size", "chunked_cross_entropy", "fit", "in_trainer", "lightning_step", "loader",
-    "without_weights",
+    "trainer_loss", "without_weights",
 ]  # fmt: skip

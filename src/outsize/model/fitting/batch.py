@@ -67,6 +67,8 @@ def count_rows(batch: Any) -> int:
     """How many samples the batch has; an `InputError` where its tensors disagree or there is none."""
     rows: dict[int, str] = {}
     for path, tensor in tensors_of(batch).items():
+        if str(tensor.layout) not in ("torch.strided", "torch.jagged"):
+            raise InputError(f"{path} is a sparse tensor, which cannot be cut into slices: give {path}.to_dense()")
         if getattr(tensor, "is_nested", False):
             raise InputError(
                 f"{path} is a nested tensor: its samples have no common shape, so it cannot be cut into slices; "
@@ -84,7 +86,22 @@ def count_rows(batch: Any) -> int:
     count = next(iter(rows))
     if count == 0:
         raise InputError("the batch is empty: its tensors have 0 samples")
+    _refuse_arrays(batch, count)
     return count
+
+
+def _refuse_arrays(batch: Any, rows: int) -> None:
+    """NumPy's arrays would be handed whole to every slice."""
+    import numpy as np
+
+    def refuse(path: str, array: Any) -> Any:
+        if array.ndim and array.shape[0] == rows:
+            raise InputError(
+                f"{path} is a NumPy array of {rows} samples and fit cuts tensors: give torch.from_numpy({path})"
+            )
+        return array
+
+    transform(batch, refuse, leaf=np.ndarray)
 
 
 def take(batch: Any, start: int, stop: int) -> Any:

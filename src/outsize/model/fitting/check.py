@@ -12,17 +12,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outsize.core.errors import OutOfMemory
+from outsize.core.errors import OutOfMemory, OutsizeError
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.head import chunked_heads, find_head
-from outsize.model.fitting.normaliser import IGNORED, Normaliser
+from outsize.model.fitting.means import IGNORED, watching_means
+from outsize.model.fitting.normaliser import Normaliser
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Runner, Work, read_loss, without_cache
 from outsize.model.fitting.stores import Store
 from outsize.model.fitting.update import Update
+from outsize.model.fitting.users_code import in_users_code, say
 
 SAMPLES = 3
 """Rows that are looked at: cut into two and one, which tells a mean from a sum and from everything else."""
@@ -37,6 +39,8 @@ class Findings(Noun):
 
     rows: int
     """Samples in the batch."""
+    few: int
+    """So many of them, from the first on, were looked at: few, or all where the loss fails on few."""
     random: tuple[str, ...]
     """Operators that draw random numbers."""
     written: dict[Any, tuple[str, ...]]
@@ -127,14 +131,29 @@ def look(work: Work, batch: Any) -> Findings:
     part = batches.take(batch, 0, few)
     with preserved(work.model), without_cache(work.model):
         before = {m: {n: b.clone() for n, b in m._buffers.items() if b is not None} for m in work.model.modules()}
-        recorder = _record(work, part)
+        recorder, failure = _try(work, part, rows)
+        if recorder is None:
+            with in_users_code("loss(model, batch)"):
+                recorder = _record(work, batch)
         written = _written(before)
-        heads = _find_heads(work, batches.take(batch, 0, 1), list(recorder.calls))
-        normaliser, why_not = _find_rule(work, part, few) if few > 1 else (None, "the batch has one sample")
+        heads = () if failure else _try_heads(work, batches.take(batch, 0, 1), list(recorder.calls))
+        normaliser, why_not = None, failure or "the batch has one sample"
+        if few > 1 and not failure:
+            normaliser, why_not = _try_rules(work, part, few)
     return Findings(
-        rows=rows, random=tuple(recorder.random), written=written, normaliser=normaliser, why_not=why_not,
-        heads=heads, lower=recorder.lower,
+        rows=rows, few=rows if failure else few, random=tuple(recorder.random), written=written, normaliser=normaliser,
+        why_not=why_not, heads=heads, lower=recorder.lower,
     )  # fmt: skip
+
+
+def _try(work: Work, part: Any, rows: int) -> tuple[Recorder | None, str]:
+    """A recording of a few of `rows` samples, or why there is none, although all of them may have one."""
+    try:
+        return _record(work, part), ""
+    except Exception as error:
+        if isinstance(error, OutsizeError) or is_out_of_memory(error):
+            raise
+        return None, f"the loss of {batches.count_rows(part)} of {rows} samples fails with {say(error)}"
 
 
 def _record(work: Work, part: Any) -> Recorder:
@@ -173,6 +192,16 @@ def dropping(model: Any) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _try_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
+    """The heads, none where one sample is too few for the loss."""
+    try:
+        return _find_heads(work, part, ran)
+    except Exception as error:
+        if isinstance(error, OutsizeError) or is_out_of_memory(error):
+            raise
+        return ()
 
 
 def _find_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
@@ -222,6 +251,16 @@ def _norms(model: Any) -> list[str]:
     ]
 
 
+def _try_rules(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]:
+    """The rule, or why there is none; a loss that fails on slices has none."""
+    try:
+        return _find_rule(work, part, few)
+    except Exception as error:
+        if isinstance(error, OutsizeError) or is_out_of_memory(error):
+            raise
+        return None, f"the loss of a slice of {few} samples fails with {say(error)}"
+
+
 def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]:
     """The rule under which the losses of two slices give the loss of all, or None and why."""
     import torch
@@ -233,7 +272,7 @@ def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]
     runs = [(0, few - 1), (few - 1, few)]
     with torch.no_grad(), calm():
         try:
-            with watching_means() as means:
+            with watching_means(work.model, batches.tensors_of(part), few) as means:
                 whole, count = read_loss(work.loss(work.model, part))
         except RuntimeError as error:
             if "does not require grad" not in str(error):
@@ -245,7 +284,10 @@ def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]
             return None, "the loss of the same samples changes from call to call"
         if means.weighted:
             return None, "the loss is a mean in which classes weigh differently: give (total, count) to have it cut"
-        rules = [Normaliser(rule="samples"), Normaliser(rule="sum"), *_label_rules(part, means.ignored)]
+        labels = (
+            _label_rules(part, means.ignored) if means.counts else []
+        )  # a label that nobody leaves out is not tried
+        rules = [Normaliser(rule="samples"), Normaliser(rule="sum"), *labels]
         holding = [rule for rule in rules if _holds(work, rule, part, runs, few)]
         if not holding:
             return None, (
@@ -255,51 +297,14 @@ def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]
         for rule in holding:
             if rule.rule == "labels" and _tells_apart(work, rule, part, runs, few):
                 return rule, ""
+    if means.why_unknown:
+        return None, f"{means.why_unknown}, so that slices would weigh differently: give (total, count) to have it cut"
     if means.ignored != [IGNORED] and holding[0].rule == "samples":
         return None, (
             f"the loss is a mean over labels that are not {means.ignored[0]}, which are not found in the batch: give "
             "(total, count) to have it cut"
         )
     return holding[0], ""
-
-
-class Means:
-    """What means over labels leave out."""
-
-    def __init__(self) -> None:
-        self.found: dict[int, None] = {}
-        """Labels that they leave out."""
-        self.counts: list[int] = []
-        """Labels that each of them counted."""
-        self.weighted = False
-        """Classes weigh differently in one of them."""
-
-    @property
-    def ignored(self) -> list[int]:
-        """Labels that are left out, those that somebody chose first."""
-        return sorted(self.found or {IGNORED: None}, key=lambda label: label == IGNORED)
-
-
-@contextlib.contextmanager
-def watching_means() -> Iterator[Means]:
-    """See how losses take means over labels: a few samples that have all their labels do not show it."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    aten = torch.ops.aten
-    losses = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
-    means = Means()
-
-    class Mode(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func in losses and args[3] == 1:  # a mean
-                means.found.setdefault(int(args[4]))
-                means.counts.append(int((args[1] != args[4]).sum()))
-                means.weighted |= args[2] is not None
-            return func(*args, **(kwargs or {}))
-
-    with Mode():
-        yield means
 
 
 def _check_counts(work: Work, part: Any, runs: Any, whole: Any, count: Any) -> tuple[Normaliser | None, str]:
@@ -334,8 +339,11 @@ def _label_rules(part: Any, ignored: list[int]) -> list[Normaliser]:
     rules = []
     for path, tensor in batches.tensors_of(part).items():
         named = "label" in path.lower() or "target" in path.lower()
-        if tensor.dtype == torch.int64 and tensor.dim() and (named or tensor.device.type == "cpu"):
+        whole = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex and tensor.dtype != torch.bool
+        if whole and tensor.dim() and (named or tensor.device.type == "cpu"):
             for label in ignored:
+                if not torch.iinfo(tensor.dtype).min <= label <= torch.iinfo(tensor.dtype).max:
+                    continue
                 rules.append(Normaliser(rule="labels", path=path, ignored=label))
                 if tensor.dim() > 1:
                     rules.append(Normaliser(rule="labels", path=path, shifted=True, ignored=label))
@@ -361,11 +369,18 @@ def _tells_apart(work: Work, rule: Normaliser, part: Any, runs: Any, few: int) -
             return False
         losses, counts = [], []
         for one in (part, planted):
-            with watching_means() as means:
+            with watching_means(work.model, batches.tensors_of(one), few) as means:
                 losses.append(float(read_loss(work.loss(work.model, one))[0]))
             counts.append(means.counts)
     except (IndexError, RuntimeError):  # these numbers are no labels: an embedding refuses the one that was planted
         return False
+    if (
+        means.picked
+        or means.made
+        or not means.counts
+        or any(number != rule.measure(planted) for number in means.divisors)
+    ):
+        return False  # something else is counted as well
     if all(len(found) == 1 for found in counts):  # what was counted is known: losses of samples may be too much alike
         return counts == [[rule.measure(part)], [rule.measure(planted)]] and counts[0] != counts[1]
     return not _near(*losses)
@@ -391,17 +406,15 @@ def compare(work: Work, choice: Choice, batch: Any, store: Store) -> tuple[float
     import torch
 
     rows = batches.count_rows(batch)
-    few = min(SAMPLES, rows)
-    part = batches.take(batch, 0, few)
     base = replace(choice, in_backward=False, state_away=False, gradients_away=True)
     plain = Choice(gradients_away=True)
-    sliced = replace(base, slices=min(choice.slices, few))
+    sliced = replace(base, slices=min(choice.slices, rows))
     quiet = calm() if sliced.slices > 1 else contextlib.nullcontext()
     with preserved(work.model), quiet:
         kept = []
         for one in (plain, sliced):
             torch.manual_seed(0)
-            kept.append(_collect(work, one, part, store))
+            kept.append(_collect(work, one, batch, store))
         worst, name = 0.0, ""
         norms: list[tuple[str, float, float]] = []
         for label, parameter in work.model.named_parameters():
@@ -425,10 +438,12 @@ def compare(work: Work, choice: Choice, batch: Any, store: Store) -> tuple[float
 def _collect(work: Work, choice: Choice, part: Any, store: Store) -> Collect:
     runner = Runner(replace(work, scaler=None, clip=None), choice, store)
     collect = Collect(work.optimizer, choice, runner.parcels, None, None)
-    collect.bind(runner.streamer.ids if runner.streamer else set())
+    collect.bind(runner.streamer.ids if runner.streamer else set(), work.model)
     runner.update = collect
-    _, scale = runner._passes(part)
-    runner.gather()
+    try:
+        _, scale = runner._passes(part)
+    finally:
+        runner.gather()  # the store is closed after this, whatever has happened
     if scale is not None:
         held = [p for p in work.model.parameters() if p in collect._away]
         collect._each(held, lambda gradient: gradient.mul_(scale))

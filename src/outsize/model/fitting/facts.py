@@ -7,6 +7,7 @@ is forbidden.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from outsize.model.fitting.parcels import check_movable
 from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.runner import Work
 from outsize.model.fitting.segments import can_grow
+from outsize.model.fitting.spans import SPANS, find_spans
 from outsize.model.fitting.timing import Timing
 from outsize.model.fitting.update import parameters_of, why_not_one_by_one
 
@@ -137,25 +139,51 @@ def gather_facts(
     blocks = find_blocks(model, plain, timing)
     activations = sum(plain.kept.values())
     seconds = {name: timing.module(name, findings.rows) for name in plain.calls}
-    parts = find_parts(model, inclusive(plain.kept), plain.stays, seconds, plain.calls)
+    kept = inclusive(plain.kept)
+    parts = find_parts(model, kept, plain.stays, seconds, plain.calls)
+    names = [block.name for block in blocks]
+    cuts = [find_spans(model, kept, plain.gives, plain.calls, set(names), activations // n) for n in SPANS]
+    for spans in cuts:
+        parts |= _span_parts(spans, kept, plain, seconds)
     return Facts(
         device=work.device, rows=findings.rows, plain=plain, blocks=blocks, weights=_bytes(model.parameters()),
         gradients=sum(sizes), state=max(0, state if held else 0), largest=max(sizes, default=0),
         copies=state / max(1, sum(sizes)), parameters=len(sizes), activations=activations, heads=heads,
         logits=_head_bytes(heads, plain), pieces=pieces,
-        parts=parts, ladders=_ladders(parts, blocks, activations), timing=timing,
+        parts=parts, ladders=_ladders(parts, [names, *(_beside(names, spans) for spans in cuts if spans)], activations),
+        timing=timing,
         growable=work.device == "cuda" and can_grow(),
         forbidden=find_forbidden(work, findings, heads, own_step),
     )  # fmt: skip
 
 
-def _ladders(parts: dict[str, Part], blocks: tuple[Block, ...], activations: int) -> tuple[tuple[Rung, ...], ...]:
+def _span_parts(
+    spans: dict[str, tuple[str, ...]], kept: dict[str, int], plain: Projection, seconds: dict[str, float]
+) -> dict[str, Part]:
+    """Spans that free something: all that their children keep but what goes in and comes out."""
+    found = {}
+    for name, children in spans.items():
+        size = sum(kept.get(child, 0) for child in children)
+        alone = plain.stays[children[0]] - plain.gives[children[0]]
+        freed = size - alone - plain.gives[children[-1]]
+        if freed > 0:
+            took = max(1e-9, sum(seconds.get(child, 0.0) for child in children))
+            found[name] = Part(name=name, kept=size, freed=freed, seconds=took)
+    return found
+
+
+def _beside(names: list[str], spans: dict[str, tuple[str, ...]]) -> list[str]:
+    """Blocks that are in no span, and the spans."""
+    inside = {child for children in spans.values() for child in children}
+    return [*(name for name in names if name not in inside), *spans]
+
+
+def _ladders(parts: dict[str, Part], cuts: list[list[str]], activations: int) -> tuple[tuple[Rung, ...], ...]:
     """What a module keeps is there at once when it is computed again: ladders without large modules peak lower."""
-    names = tuple(block.name for block in blocks)
     found: dict[tuple[Rung, ...], None] = {}
-    for share in SHARES:
+    for share, names in itertools.product(SHARES, cuts):
         small = {name: part for name, part in parts.items() if part.kept * share <= activations}
-        found[build_ladder(small, names, activations // LEAST)] = None
+        found[build_ladder(small, tuple(names), activations // LEAST)] = None
     return tuple(ladder for ladder in found if ladder)
 
 

@@ -71,6 +71,7 @@ class Fitted(Guarded[Runner]):
     def backward(self, batch: Any) -> Any:
         """Gradients of the whole batch, added to `.grad` as `loss.backward()` does; you step the optimizer yourself."""
         self._ready(batch)
+        self._require_loss()
         choice = self.choice
         taken = [name for name in ("in_backward", "state_away", "gradients_away", "stream") if getattr(choice, name)]
         if taken:

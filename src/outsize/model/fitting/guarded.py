@@ -8,6 +8,7 @@ tensors, makes the plan tighter, and runs the same batch again.
 from __future__ import annotations
 
 import abc
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
@@ -33,6 +34,8 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
         self.measured: int | None = None
         """Peak on the device in bytes, counted as the plan counts; None before anything was measured."""
         self._runner = runner
+        self._resting = [m for m in self._work.model.modules() if not m.training] if runner is not None else []
+        """Modules in eval mode while the plan was made: it knows nothing of what they draw or write otherwise."""
         self._handles = self._hook() if runner is not None else []
 
     def __repr__(self) -> str:
@@ -52,6 +55,10 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
         """Bring home what waits elsewhere; the next step sends it away again."""
         runner: Any = self._now
         runner.gather()
+
+    def count_labels(self, batch: Any) -> int:
+        """Labels over which the loss of a batch is a mean; 0 where it is no such mean, or nobody knows."""
+        return int(self._work.normaliser.measure(batch))
 
     @abc.abstractmethod
     def _end(self) -> None:
@@ -84,13 +91,25 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
         self._ready(batch)
         if self._work.optimizer is None:
             raise InputError("this model was fitted without an optimizer: use infer(batch), or fit it with one")
+        self._require_loss()
+
+    def _require_loss(self) -> None:
+        if any(module.training for module in self._resting):
+            raise InputError(
+                "modules that were in eval mode when the model was fitted are in train mode now, and may draw random numbers or "
+                "take statistics that the plan does not know: call model.train(), then outsize.fit"
+            )
+        if self._work.loss is None:
+            raise InputError(
+                "this model was fitted for inference: use infer(batch), or fit it with a loss and own_step=True"
+            )
 
     def _hook(self) -> list[Any]:
         """Whoever saves or loads finds everything at home; a part may be saved by itself."""
         work = self._work
         things = [*work.model.modules(), *(() if work.optimizer is None else (work.optimizer,))]
         return [
-            register(lambda *_: self.gather())
+            register(Gather(self))
             for thing in things
             for register in (thing.register_state_dict_pre_hook, thing.register_load_state_dict_pre_hook)
         ]
@@ -102,7 +121,7 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
             before = Snapshot(runner.work)
             failure = ""
             try:
-                return run()
+                result = run()
             except BaseException as error:  # an interrupt too leaves everything as it was
                 if runner.half_updated:
                     self._half_done(error, before)
@@ -112,6 +131,9 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
                     before.restore()
                     raise
                 failure = str(error).splitlines()[0] if str(error) else type(error).__name__
+            else:
+                runner.interrupts.let_go()
+                return result
             clear_up()
             runner.roll_back()
             before.restore()
@@ -120,6 +142,7 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
     def _tighten(self, failure: str) -> None:
         pool = self.plan.budgets[0].pool
         held = self.plan.peak(pool)
+        self.gather()  # plans are compared with the plain step, which has its weights
         try:
             self._go_tighter(failure)
         except BudgetError as error:
@@ -132,6 +155,19 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
             f"{format_bytes(self.plan.peak(pool))} instead of {format_bytes(held)}; a batch that failed runs again",
             stacklevel=4,
         )
+
+
+class Gather:
+    """A hook that brings everything home; copies of the model, and files of it, get one that does nothing."""
+
+    def __init__(self, fitted: Guarded[Any]) -> None:
+        self._fitted = fitted
+
+    def __call__(self, *_: Any) -> None:
+        self._fitted.gather()
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, and such a file needs nothing of ours
 
 
 class Snapshot:

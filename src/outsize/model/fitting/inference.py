@@ -24,11 +24,14 @@ from outsize.model.fitting.check import SAMPLES
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.guarded import call_model
+from outsize.model.fitting.joining import NotJoined
+from outsize.model.fitting.planner import SURE
 from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.stage import Stage
 from outsize.model.fitting.stores import NoStore, open_store
 from outsize.model.fitting.telling import say_absent
+from outsize.model.fitting.users_code import in_users_code
 
 SHARE = 8
 """A unit whose weights visit together holds at most one part in so many of all weights, where it has parts at all."""
@@ -55,8 +58,9 @@ def fit_inference(
         for choice in choices:
             projection = stage.project(choice, call=call)
             plain = plain or projection.peak
-            tried.append((projection.peak, choice))
-            if projection.peak <= limit:
+            needed = int(projection.peak * (1 + SURE)) if projection.card else projection.peak
+            tried.append((needed, choice))
+            if needed <= limit:
                 return _tell(work, choice, projection, inside, rows, plain, notes), choice
         least, choice = min(tried, key=lambda pair: pair[0])
         raise BudgetError(
@@ -100,8 +104,13 @@ def _why_not_sliced(work: Work, call: Call, batch: Any) -> list[str]:
     if rows == 1:
         return ["not used: slice the batch: it has one sample"]
     part = batches.take(batch, 0, min(SAMPLES, rows))
-    with _same_draws(), torch.no_grad():
-        whole, cut = (Runner(work, Choice(slices=n), NoStore()).infer(part, call) for n in (1, 2))
+    with _same_draws(), in_users_code("the model, called with the first samples,"):
+        whole = Runner(work, Choice(), NoStore()).infer(part, call)
+    try:
+        with _same_draws():
+            cut = Runner(work, Choice(slices=2), NoStore()).infer(part, call)
+    except NotJoined as error:
+        return [f"not used: slice the batch: {error}"]
     one, other = (list(batches.tensors_of(out).values()) for out in (whole, cut))
     same = len(one) == len(other) and all(
         a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-3) for a, b in zip(one, other, strict=True)

@@ -13,10 +13,12 @@ from typing import Any
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.asked import check_words
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.planner import SURE
 from outsize.model.fitting.stage import Stage, Twin, open_stage
-from outsize.model.fitting.verb import _allowance, _check
+from outsize.model.fitting.users_code import in_users_code
+from outsize.model.fitting.verb import _allowance, check_given
 
 MOST = 2**16
 """No batch above this is tried: some CUDA kernels refuse more rows."""
@@ -26,12 +28,14 @@ def batch_size(
     model: Any, loss: Callable[[Any, Any], Any], optimizer: Any, batch: Any, *, budget: int | str | None = None
 ) -> int:
     """The largest number of samples, each like those of `batch`, whose plain training step holds at most `budget` bytes."""
-    work = _check(model, loss, optimizer, batch, "exact", (), None, None)
+    check_words(model, loss, optimizer, "exact", (), False, None, None)
+    work = check_given(model, loss, optimizer, batch, None, None)
     allowance = _allowance(budget, model)
     stage = open_stage(work, batch)
 
     def peak(rows: int) -> int:
-        projection = _grown(stage, rows).project(Choice())
+        with in_users_code(f"loss(model, batch) with {rows} samples"):
+            projection = _grown(stage, rows).project(Choice())
         return int(projection.peak * (1 + SURE)) if projection.card else projection.peak
 
     least = peak(1)

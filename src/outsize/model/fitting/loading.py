@@ -34,8 +34,7 @@ def loader(
     from torch.utils.data import DataLoader
     from torch.utils.data._utils.collate import default_collate
 
-    if batch_size < 1:
-        raise InputError(f"a batch has at least one sample, not {batch_size}")
+    _check(dataset, batch_size, workers, settings)
     allowed = parse_bytes(budget) if budget is not None else (current_budget().host or 2**31) // 10
     one = (collate or default_collate)([dataset[0]])
     size = batch_size * sum(t.numel() * t.element_size() for t in batches.tensors_of(one).values())
@@ -64,6 +63,22 @@ def loader(
         "notes": _notes(dataset, count),
     }
     return made
+
+
+def _check(dataset: Any, batch_size: Any, workers: Any, settings: dict[str, Any]) -> None:
+    """The user's mistakes."""
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"a batch has a whole number of samples and at least one, not {batch_size!r}")
+    if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):
+        raise InputError(f"workers={workers!r} is no number of processes: 0 or more, None for as many as fit")
+    if "num_workers" in settings:
+        raise InputError("loader takes workers=, the most processes to start, in the place of num_workers=")
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise InputError(
+            f"{type(dataset).__name__} has no length or no samples by number: loader needs both to size a batch before it starts"
+        )
+    if not len(dataset):
+        raise InputError(f"the dataset is empty: {type(dataset).__name__} has 0 samples")
 
 
 def _notes(dataset: Any, workers: int) -> tuple[str, ...]:

@@ -12,9 +12,7 @@ from typing import Any, Literal
 
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
-
-IGNORED = -100
-"""The label that cross entropy leaves out by default."""
+from outsize.model.fitting.means import IGNORED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,12 +3,15 @@
 In: the tensors of a model or an optimizer. Out: the same tensors, whose storage is emptied (resized to nothing) while
 their bytes wait in a store, and filled again before use. The tensor objects, their views, ties and names stay what
 they are, so nothing that refers to them notices; autograd's version counters do not move, since the bytes are the
-same.
+same. A kernel that reads an emptied storage would end the process, so a tensor is of class `Away` meanwhile, which
+brings everything home before its contents are used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+import copy
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
@@ -16,6 +19,52 @@ from outsize.model.fitting.stores import Store
 
 listeners: list[Callable[[Any], None]] = []
 """Called with a tensor whose storage was resized: ledgers that count storages at the dispatcher cannot see it there."""
+
+
+ASKED = frozenset({
+    "numel", "nelement", "dim", "ndimension", "size", "stride", "element_size", "storage_offset", "is_contiguous", "__len__",
+    "untyped_storage", "is_floating_point", "is_complex", "get_device", "requires_grad_", "retain_grad", "register_hook",
+    "register_post_accumulate_grad_hook",
+})  # fmt: skip
+"""What a tensor answers without its contents."""
+
+CONTENTS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
+"""Attributes that give its contents; all others do not."""
+
+
+class ReadAway(InputError):
+    """Contents that are elsewhere were asked for in the middle of a step."""
+
+
+class Away:
+    """First base of a tensor's class while its contents are elsewhere."""
+
+    kind: type
+    """What it is of when they are at home."""
+    parcels: Parcels
+    """Who brings them."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        import torch
+
+        name = getattr(func, "__name__", "")
+        owner = getattr(func, "__self__", None) if name in ("__get__", "__set__", "__delete__") else None
+        if name in ASKED or (owner is not None and owner.__name__ not in CONTENTS):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        for kind in types:
+            if issubclass(kind, Away):
+                kind.parcels.call_home(name if owner is None else owner.__name__)
+        return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        self.parcels.call_home("deepcopy")
+        return copy.deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.parcels.call_home("pickle")
+        return self.__reduce_ex__(protocol)
 
 
 def raw(storage: Any, real: bool) -> Any:
@@ -30,10 +79,12 @@ def raw(storage: Any, real: bool) -> Any:
 class Parcel:
     """One storage that can be away."""
 
-    __slots__ = ("_real", "_slot", "_store", "bytes", "dirty", "tensor")
+    __slots__ = ("_real", "_slot", "_store", "bytes", "dirty", "tensor", "tensors")
 
     def __init__(self, tensor: Any, store: Store, real: bool) -> None:
         self.tensor = tensor
+        self.tensors = {id(tensor): tensor}
+        """All that lie on the storage and were sent."""
         self.bytes = int(tensor.untyped_storage().nbytes())
         self.dirty = True
         """The copy in the store, if there is one, is old."""
@@ -99,6 +150,9 @@ class Parcels:
         self.store = store
         self.real = real
         self._all: dict[int, Parcel] = {}
+        self._kinds: dict[type, type] = {}
+        """Class of a tensor -> its class while it is away."""
+        self._busy = 0
 
     def of(self, tensor: Any) -> Parcel:
         """The parcel of a tensor's storage."""
@@ -106,6 +160,7 @@ class Parcels:
         found = self._all.get(key)
         if found is None:
             found = self._all[key] = Parcel(tensor, self.store, self.real)
+        found.tensors[id(tensor)] = tensor
         return found
 
     def send(self, tensors: Iterable[Any], dirty: bool = True) -> None:
@@ -114,25 +169,67 @@ class Parcels:
             parcel = self.of(tensor)
             parcel.dirty |= dirty
             parcel.send()
+            self._mark(parcel)
+
+    def begin(self, tensors: Iterable[Any]) -> None:
+        """Begin to bring them home; `Store.finish` before use."""
+        for tensor in tensors:
+            parcel = self.of(tensor)
+            parcel.fetch()
+            self._mark(parcel)
 
     def fetch(self, tensors: Iterable[Any]) -> None:
         """All of them home, ready for use."""
-        for tensor in tensors:
-            self.of(tensor).fetch()
+        self.begin(tensors)
         self.store.finish()
 
     def settle(self, away: Callable[[Any], bool]) -> None:
         """Home with every tensor for which `away(tensor)` does not hold."""
         for key, parcel in list(self._all.items()):
             if not away(parcel.tensor):
-                parcel.release()
+                self._release(parcel)
                 del self._all[key]
 
     def gather(self) -> None:
         """Everything home; the store is empty afterwards."""
         for parcel in self._all.values():
-            parcel.release()
+            self._release(parcel)
         self._all.clear()
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """A pass runs: what is away now is meant to be."""
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+
+    def call_home(self, asker: str) -> None:
+        """Somebody wants contents: between steps everything comes home, in the middle of one that is an error."""
+        if self._busy:
+            raise ReadAway(
+                f"weights were read ({asker}) outside of the module whose they are, while they wait elsewhere: fit with "
+                "without=('stream',), or read them in that module's forward"
+            )
+        self.gather()
+
+    def _release(self, parcel: Parcel) -> None:
+        parcel.release()
+        self._mark(parcel)
+
+    def _mark(self, parcel: Parcel) -> None:
+        """The class of a parcel's tensors says where it is."""
+        home = parcel.home
+        for tensor in parcel.tensors.values() if self.real else ():
+            kind = type(tensor)
+            if issubclass(kind, Away) == home:
+                tensor.__class__ = kind.kind if home else self._kind(kind)
+
+    def _kind(self, kind: type) -> type:
+        if kind not in self._kinds:
+            self._kinds[kind] = type("Away", (Away, kind), {"kind": kind, "parcels": self})
+        return self._kinds[kind]
 
 
 def check_movable(name: str, tensor: Any) -> str | None:

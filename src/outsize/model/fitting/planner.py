@@ -22,6 +22,9 @@ from outsize.model.fitting.remedies import ALLOWED, REMEDIES, Means, moved_bytes
 from outsize.model.fitting.stage import RATES
 from outsize.model.fitting.stores import IN_FLIGHT
 
+KINDS = 3
+"""What the traces of so many kinds of choices say about the arithmetic holds for kinds that were not traced."""
+
 TRACES = 16
 """Most traces of one search."""
 
@@ -31,7 +34,7 @@ HOPE = 0.92
 STRIDE = 1.04
 """After a choice that does not fit, the next one to be traced is predicted to hold so much less."""
 
-SURE = 0.01
+SURE = 0.02
 """Room that a card's plan leaves where nothing stops the allocator at the budget."""
 
 TIES = 0.03
@@ -74,6 +77,8 @@ class Search:
     """The allocator stops at the budget, clearing its cache before it fails."""
     tried: list[Candidate] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
+    least: Choice = field(default_factory=Choice)
+    """Where nothing fits, the choice that holds least."""
 
     def run(self, count: int = 1) -> list[Candidate]:
         """The cheapest choices that fit, at most `count` and of nearly the same price, or a `BudgetError`."""
@@ -113,9 +118,10 @@ class Search:
         traced: where it fails too, all of them do.
         """
         corrections: dict[tuple[str, ...], float] = {}
+        common = self._hope
         failed: dict[tuple[str, ...], int] = {}
         while len(self.tried) < TRACES:
-            candidate = next((c for c in candidates if self._hopeful(c, corrections, failed)), None)
+            candidate = next((c for c in candidates if self._hopeful(c, corrections, failed, common)), None)
             if candidate is None:
                 return None
             if self.fits(self._trace(candidate)):
@@ -124,6 +130,8 @@ class Search:
             part = 1.0 if candidate.choice.expandable else self._handed
             seen = max(STRIDE * self.budget, part * candidate.peak) / max(1, candidate.predicted)
             corrections[kind] = max(corrections.get(kind, self._hope), seen)
+            if len(corrections) >= KINDS:
+                common = max(common, min(corrections.values()))
             failed[places] = failed.get(places, 0) + 1
             if failed[places] == 2:
                 rest = [c for c in candidates if _places(c.choice) == places and c.projection is None]
@@ -134,14 +142,15 @@ class Search:
         return self._refine(min(fitting, key=lambda c: c.seconds)) if fitting else None
 
     def _hopeful(
-        self, candidate: Candidate, corrections: dict[tuple[str, ...], float], failed: dict[tuple[str, ...], int]
+        self, candidate: Candidate, corrections: dict[tuple[str, ...], float], failed: dict[tuple[str, ...], int],
+        common: float,
     ) -> bool:  # fmt: skip
-        """True where a choice is worth a trace."""
+        """True where a choice is worth a trace; `common` is what is known about kinds that were not traced."""
         if failed.get(_places(candidate.choice), 0) >= TRACES:
             return False
         if candidate.projection is not None:
             return False
-        return candidate.predicted * corrections.get(_means(candidate.choice), self._hope) <= self.budget
+        return candidate.predicted * corrections.get(_means(candidate.choice), common) <= self.budget
 
     @property
     def _handed(self) -> float:
@@ -179,16 +188,17 @@ class Search:
 
     def _smallest(self) -> Candidate:
         """The smallest of all: what it takes decides between a plan and an error."""
-        least: dict[tuple[bool, bool], Candidate] = {}
+        least: dict[tuple[Any, ...], Candidate] = {}
         for candidate in sorted(self.candidates, key=lambda c: (c.predicted, -c.choice.slices)):
-            least.setdefault((bool(candidate.choice.checkpoint), bool(candidate.choice.offload)), candidate)
-        for candidate in least.values():
-            if candidate.projection is None:
-                self._trace(candidate)
+            choice = candidate.choice
+            least.setdefault((_places(choice), bool(choice.checkpoint), bool(choice.offload)), candidate)
+        for candidate in itertools.islice((c for c in least.values() if c.projection is None), TRACES):
+            self._trace(candidate)
         fitting = [c for c in self.tried if self.fits(c)]
         if fitting:
             return self._refine(min(fitting, key=lambda c: c.seconds))
         best = min(self.tried, key=lambda c: c.peak)
+        self.least = best.choice
         needed = self._needed(best.choice, best.peak) if self.facts.device == "cuda" else best.peak
         raise BudgetError(
             f"no {self.allow} plan fits the step into {format_bytes(self.budget)}: the smallest found holds "
@@ -302,6 +312,8 @@ def _reserved(plain: Projection, facts: Facts) -> int:
 
 def predict(choice: Choice, facts: Facts) -> int:
     """Peak of a choice by arithmetic on the plain step."""
+    if choice == Choice():
+        return facts.plain.peak  # it is known
     plain = facts.pieces if choice.chunks and facts.pieces is not None else facts.plain
     kept = sum(plain.kept.values())
     share = -(-facts.rows // choice.slices) / facts.rows

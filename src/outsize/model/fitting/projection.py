@@ -47,6 +47,8 @@ class Projection(Noun):
     """Bytes alive at the end of the forward pass, by the module that made them; empty for inference."""
     stays: dict[str, int]
     """Bytes that stay where a module keeps its input only: what it gives out, and inputs that nobody else keeps."""
+    gives: dict[str, int]
+    """Those of them that it gives out."""
     fixed: int
     """Bytes that are there before every step but the first: weights, buffers, batch, state."""
     state: int
@@ -146,8 +148,9 @@ def peaks_of(moves: tuple[Move, ...], card: bool, expandable: bool = False) -> d
 
 def kept_by(
     ledger: Ledger, label: str, marks: list[tuple[int, str]], names: set[str], ends: dict[str, Ends]
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes alive at the end of the first forward pass by the module that made them, and what stays with its input alone."""
+) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    """Bytes alive at the end of the first forward pass by the module that made them, what stays of a module with its input
+    alone, and what of that it gave out."""
     start = next(index for index, name in marks if name == "forward")
     stop = next((index for index, name in marks if name == "backward"), start)
     sizes: dict[str, int] = {}
@@ -157,8 +160,9 @@ def kept_by(
             name = held.module if held.module in names else ""
             sizes[name] = sizes.get(name, 0) + held.bytes
             alive[held.id] = held.bytes
-    stays = {}
+    stays, gives = {}, {}
     for name, (taken, gave) in ends.items():
         alone = sum(h.bytes for h in taken if h.label == label and h.died is not None and h.died < stop)
-        stays[name] = alone + sum(alive.get(held.id, 0) for held in gave)
-    return sizes, stays
+        gives[name] = sum(alive.get(held.id, 0) for held in gave)
+        stays[name] = alone + gives[name]
+    return sizes, stays, gives

@@ -304,7 +304,8 @@ def moved_bytes(choice: Choice, facts: Facts) -> int:
     """Bytes of activations that wait elsewhere: what offloaded blocks keep and do not compute again."""
     kept = sum(block.kept for block in facts.blocks if block.name in choice.offload)
     inside = tuple(f"{name}." for name in choice.offload)
-    again = [name for name in choice.checkpoint if name in choice.offload or name.startswith(inside)]
+    moved = {*choice.offload}
+    again = [n for n in choice.checkpoint if n.partition(":")[0] in moved or n.startswith(inside)]
     return max(0, kept - sum(facts.parts[name].freed for name in again if name in facts.parts))
 
 

@@ -9,6 +9,8 @@ is projected.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +20,11 @@ from outsize.model.fitting import batch as batches
 from outsize.model.fitting.activations import Offload, checkpointed
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.head import chunked_heads
+from outsize.model.fitting.interrupts import Interrupts
+from outsize.model.fitting.joining import join
 from outsize.model.fitting.normaliser import Normaliser
 from outsize.model.fitting.parcels import Parcels
+from outsize.model.fitting.spans import in_spans, is_span, owner_of
 from outsize.model.fitting.stores import Store
 from outsize.model.fitting.update import Update
 from outsize.model.fitting.weights import Streamer
@@ -71,6 +76,7 @@ class Runner:
         self.store = store
         self.real = real
         self.phase: Phase = lambda name: None
+        self.interrupts = Interrupts()
         self.parcels = Parcels(store, real) if parcels is None else parcels
         self._most = -(-rows // choice.slices) if rows else 0
         """Most samples of a slice, so that a larger batch is cut into more; 0: as many slices as the choice says."""
@@ -81,7 +87,7 @@ class Runner:
         self.update = None
         if work.optimizer is not None:
             self.update = Update(work.optimizer, choice, self.parcels, work.clip, work.scaler)
-            self.update.bind(self.streamer.ids if self.streamer else set())
+            self.update.bind(self.streamer.ids if self.streamer else set(), work.model)
         self._modules = modules
         self._configs = find_configs(work.model)
 
@@ -95,9 +101,10 @@ class Runner:
         self.update.send_state()
         loss, scale = self._passes(batch)
         self.phase("optimizer")
-        self.update.finish(scale)
-        self.work.optimizer.zero_grad(set_to_none=True)
-        self.update.commit()
+        with self.interrupts.held():
+            self.update.finish(scale)
+            self.work.optimizer.zero_grad(set_to_none=True)
+            self.update.commit()
         self.phase("done")
         return loss
 
@@ -140,12 +147,13 @@ class Runner:
         import torch
 
         outs = []
+        runs = self._runs(batches.count_rows(batch))
         with torch.no_grad(), self._applied():
-            for start, stop in self._runs(batches.count_rows(batch)):
+            for start, stop in runs:
                 self.phase("forward")
                 outs.append(call(self.work.model, batches.take(batch, start, stop)))
         self.phase("done")
-        return outs[0] if len(outs) == 1 else join(outs)
+        return outs[0] if len(outs) == 1 else join(outs, [stop - start for start, stop in runs])
 
     def _passes(self, batch: Any) -> tuple[Any, float | None]:
         """Forward and backward of every slice: the loss, and the factor the gradients still need."""
@@ -186,7 +194,8 @@ class Runner:
         if count is None:
             return total, None
         count = count.detach() if isinstance(count, torch.Tensor) else count
-        return total / count, 1.0 / count
+        nothing = not isinstance(count, torch.Tensor) and not count  # Python would not divide by it
+        return total / count, math.inf if nothing else 1.0 / count
 
     def _runs(self, rows: int) -> list[tuple[int, int]]:
         """The batch in slices no larger than planned."""
@@ -211,7 +220,7 @@ class Runner:
                 pieces = -(-choice.chunks // choice.slices)
                 stack.enter_context(chunked_heads(work.model, work.heads, pieces, work.device))
             put = stack.enter_context(other_forwards())  # last in, first out: what it covers is put back under it
-            for name in dict.fromkeys(names):
+            for name in dict.fromkeys(name for name in names if not is_span(name)):
                 module = self._modules[name]
                 forward = module.forward
                 streamed = self.streamer is not None and name in choice.stream
@@ -226,13 +235,18 @@ class Runner:
                     assert self.streamer is not None
                     forward = self.streamer.wrap(name, forward)
                 put(module, forward)
+            for sequence, spans in itertools.groupby(
+                sorted(filter(is_span, choice.checkpoint), key=owner_of), owner_of
+            ):
+                module = self._modules[sequence]
+                put(module, in_spans(module, spans, lambda h, f: checkpointed(h, f, work.written, self.real)))
+            stack.enter_context(self.parcels.working())
             try:
                 if self.streamer is not None:
                     self.streamer.leave()
                 yield
             finally:
-                if choice.offload:
-                    self.store.finish()  # before anything that a copy still reads or fills is let go
+                self.store.finish()  # before anything that a copy still reads or fills is let go
                 if self.streamer is not None:
                     self.streamer.leave()
 
@@ -319,29 +333,34 @@ def read_loss(value: Any) -> tuple[Any, Any]:
     """(loss, None) for a scalar, (total, count) for a pair; an `InputError` for anything else."""
     import torch
 
-    if isinstance(value, tuple) and len(value) == 2:
-        total, count = value
-        if isinstance(total, torch.Tensor) and total.numel() == 1:
-            return total.reshape(()), count
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
-        return value.reshape(()), None
-    found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-    raise InputError(
-        f"loss(model, batch) gave {found}: it must give a scalar tensor, or a pair (total, count) whose quotient is the loss"
-    )
+    pair = isinstance(value, tuple) and len(value) == 2
+    loss, count = value if pair else (value, None)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (pair and not _is_number(count)):
+        raise InputError(
+            f"loss(model, batch) gave {_describe(value)}: it must give a scalar tensor, or a pair (total, count) whose quotient "
+            "is the loss"
+        )
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise InputError(
+            "loss(model, batch) gave a number that has no gradient: it was detached, made under no_grad, or depends on no "
+            "parameter that is trained"
+        )
+    return loss.reshape(()), count
 
 
-def join(outs: list[Any]) -> Any:
-    """Outputs of slices as the output of the batch: tensors with a first axis are joined, the rest is the first one's."""
+def _is_number(value: Any) -> bool:
     import torch
 
-    first = outs[0]
-    if isinstance(first, torch.Tensor):
-        return torch.cat(outs) if first.dim() else first
-    if isinstance(first, tuple) and hasattr(first, "_fields"):
-        return type(first)(*(join([out[i] for out in outs]) for i in range(len(first))))
-    if isinstance(first, list | tuple):
-        return type(first)(join([out[i] for out in outs]) for i in range(len(first)))
-    if isinstance(first, dict):
-        return type(first)(**{key: join([out[key] for out in outs]) for key in first})
-    return first
+    if isinstance(value, torch.Tensor):
+        return bool(value.numel() == 1)
+    return isinstance(value, int | float)
+
+
+def _describe(value: Any) -> str:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_describe, value))})"
+    return type(value).__name__

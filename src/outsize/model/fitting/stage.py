@@ -165,9 +165,10 @@ def _tell(watch: Watch, label: str, away: int, state: int, given: int, inference
     moves, last = play_steps(watch.ledger, label, watch.marks)
     card = label != "cpu"
     names = set(watch.names.values())
-    kept, stays = ({}, {}) if inference else kept_by(watch.ledger, label, watch.marks, names, watch.ends)
+    kept, stays, gives = ({}, {}, {}) if inference else kept_by(watch.ledger, label, watch.marks, names, watch.ends)
     return Projection(
-        peaks=peaks_of(moves, card), away=away, kept=kept, stays=stays, fixed=given + state, state=state, calls=watch.calls,
+        peaks=peaks_of(moves, card), away=away, kept=kept, stays=stays, gives=gives, fixed=given + state,
+        state=state, calls=watch.calls,
         seconds=watch.seconds, operators=watch.operators, moves=moves, last=last, card=card,
         grown=play(moves, expandable=True).peak.reserved if card else 0,
     )  # fmt: skip

@@ -80,10 +80,10 @@ def _setting(found: Candidate) -> list[str]:
 
 
 def say_absent(choice: Choice) -> list[str]:
-    """What a user must not touch between steps."""
+    """What a user should know who reads weights between steps."""
     if not choice.stream:
         return []
-    return ["streamed weights have no memory between steps: call fitted.gather() before you read or change them"]
+    return ["streamed weights have no memory between steps: reading or saving them brings all of them home"]
 
 
 def _notes(facts: Facts, findings: Findings) -> list[str]:

@@ -24,6 +24,9 @@ ONE_BY_ONE = (
 """Torch's optimizers that treat parameters one by one: the update of one never looks at another."""
 
 
+CLONED = 64 * 2**20
+"""Largest tensor that is copied on the card first, so that its update need not wait for the link."""
+
 ROOMY = 4
 """Bytes free in the allocator's cache for each byte of gradients, above which the whole update runs at once."""
 
@@ -94,6 +97,18 @@ def copy_all(tensors: list[Any]) -> list[Any]:
     return copies
 
 
+def again(act: Callable[[list[Any]], None], parameters: list[Any]) -> None:
+    """Do a part of the update; gradients are all there, so after a failure that part runs again, not the step."""
+    for _ in range(TRIES - 1):
+        try:
+            return act(parameters)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        clear_up()
+    act(parameters)
+
+
 class Before:
     """A parameter and its optimizer state as they are now."""
 
@@ -145,6 +160,10 @@ class Update:
         self._away: dict[Any, Any] = {}
         """Parameter -> (slot of its gradient in the store, shape, strides)."""
         self._streamed: set[int] = set()
+        self._others: list[Any] = []
+        """Parameters that have gradients and are not the optimizer's."""
+        self._aside: list[tuple[Any, Any]] = []
+        """Those with a gradient from before this step, which is no part of it."""
         self.safe = why_not_one_by_one(optimizer) is None and scaler is None
         """An update that fails half way is taken back."""
         self.begun = False
@@ -152,33 +171,40 @@ class Update:
         self._log: list[tuple[Any, Before]] = []
         """What parameters and their state were before this step's backward pass changed them, in the store."""
 
-    def bind(self, streamed: set[int]) -> None:
-        """`streamed`: storages of parameters that live away; their bytes are brought for the update."""
+    def bind(self, streamed: set[int], model: Any) -> None:
+        """`streamed`: ids of parameters that live away; their bytes are brought for the update."""
         self._streamed = streamed
+        mine = {id(parameter) for parameter in parameters_of(self.optimizer)} if self.optimizer is not None else set()
+        self._others = [parameter for parameter in model.parameters() if id(parameter) not in mine]
 
     def accumulated(self, parameter: Any) -> None:
         """Called when a parameter's gradient of this backward pass is complete."""
         if self.choice.in_backward:
-            self._visit([parameter], log=True)
+            self._update([parameter], log=True)
+            self._send_back([parameter])
             parameter.grad = None
         elif self.choice.gradients_away:
             self._keep(parameter)
 
     def finish(self, scale: float | None) -> None:
         """The update of what `accumulated` has not updated; gradients are multiplied by `scale` first."""
-        parameters = [p for p in parameters_of(self.optimizer) if p.grad is not None or p in self._away]
+        parameters, others = (
+            [p for p in some if p.grad is not None or p in self._away]
+            for some in (parameters_of(self.optimizer), self._others)
+        )
         if scale is not None:
-            self._each(parameters, lambda gradient: gradient.mul_(scale))
+            self._each([*parameters, *others], lambda gradient: gradient.mul_(scale))
         if self.clip is not None and parameters:
-            self._clip(parameters)
+            self._clip([*parameters, *others])
         if not self.safe or self._roomy(parameters):
             self.begun = True  # until it is done, nobody knows what it has changed
             self._whole()
             self.begun = False
             return
         for group in list(self._groups(parameters)):
-            self._visit_again(group)
+            again(self._update, group)
             self.begun = True
+            again(self._send_back, group)  # apart: what is updated is not updated twice
             for parameter in group:
                 parameter.grad = None
         self.begun = False
@@ -194,17 +220,6 @@ class Update:
             return False
         free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return bool(free >= ROOMY * sum(p.numel() * p.element_size() for p in parameters))
-
-    def _visit_again(self, group: list[Any]) -> None:
-        """Update a group; gradients are all there, so after a failure it is the group that runs again, not the step."""
-        for _ in range(TRIES - 1):
-            try:
-                return self._visit(group)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-            clear_up()
-        self._visit(group)
 
     def _whole(self) -> None:
         if self.scaler is not None:
@@ -224,21 +239,25 @@ class Update:
                 kept.restore(parameter, self.optimizer, lambda copy: copy)
             raise
 
-    def _visit(self, parameters: list[Any], log: bool = False) -> None:
-        """Bring what these parameters need, update them, send it back."""
+    def _update(self, parameters: list[Any], log: bool = False) -> None:
+        """Bring what these parameters need and update them."""
         for parameter in parameters:
             if parameter in self._away:
                 parameter.grad = self._bring(parameter)
-        streamed = [p for p in parameters if id(p) in self._streamed]
-        state = self._state(parameters) if self.choice.state_away else []
-        self.parcels.fetch([*streamed, *state])
+        self.parcels.fetch(self._visitors(parameters))
         if log:
             kept = Before.of(parameters, self.optimizer, lambda tensors: [self._put(tensor) for tensor in tensors])
             self._log += zip(parameters, kept, strict=True)
         self._step(parameters)
-        self.parcels.send(streamed)
-        if self.choice.state_away:
-            self.parcels.send(self._state(parameters))
+
+    def _send_back(self, parameters: list[Any]) -> None:
+        """Away again with what was brought."""
+        self.parcels.send(self._visitors(parameters))
+
+    def _visitors(self, parameters: list[Any]) -> list[Any]:
+        """What lives elsewhere of these parameters: themselves, their state."""
+        streamed = [p for p in parameters if id(p) in self._streamed]
+        return [*streamed, *(self._state(parameters) if self.choice.state_away else ())]
 
     def _state(self, parameters: list[Any]) -> list[Any]:
         """State tensors worth moving: the size of the parameter, not step counters."""
@@ -258,7 +277,13 @@ class Update:
         if not tensor.dim():
             return tensor.clone()
         store = self.parcels.store
-        return Saved(tensor.clone() if store.beside else tensor, store)  # the update writes it before a copy has ended
+        if not store.beside:
+            return Saved(tensor, store)
+        if tensor.numel() * tensor.element_size() <= CLONED:
+            return Saved(tensor.clone(), store)  # the update writes it before the copy has ended
+        kept = Saved(tensor, store)
+        store.finish()  # a clone would take its room: the update waits for the copy
+        return kept
 
     def _get(self, kept: Any) -> Any:
         import torch
@@ -272,21 +297,31 @@ class Update:
         self.begun = False
         self._away.clear()
         self._log.clear()
+        self._aside = [(parameter, parameter.grad) for parameter in self._others if parameter.grad is not None]
+        for parameter, _ in self._aside:
+            parameter.grad = None
 
     def commit(self) -> None:
-        """The step is done: what was before is not needed any more."""
+        """The step is done: what was before is not needed any more; gradients that nobody used add up as without us."""
         self._log.clear()
+        for parameter, before in self._aside:
+            parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
+        self._aside.clear()
 
     def roll_back(self) -> None:
         """The step has failed: parameters and state that it changed are as before, gradients are gone."""
         self._away.clear()
+        for parameter in self._others:
+            parameter.grad = None
+        for parameter, before in self._aside:
+            parameter.grad = before
+        self._aside.clear()
         log, self._log = self._log, []
         for parameter, before in reversed(log):
-            streamed = [parameter] if id(parameter) in self._streamed else []
-            state = self._state([parameter]) if self.choice.state_away else []
-            self.parcels.fetch([*streamed, *state])
+            visitors = self._visitors([parameter])
+            self.parcels.fetch(visitors)
             before.restore(parameter, self.optimizer, self._get)
-            self.parcels.send([*streamed, *state])
+            self.parcels.send(visitors)
 
     def _groups(self, parameters: list[Any]) -> Iterator[list[Any]]:
         """Runs of parameters no larger together than the largest one or a sixteenth of all: few calls, hardly more bytes."""
@@ -321,8 +356,9 @@ class Update:
         self._away[parameter] = Saved(gradient, self.parcels.store)
 
     def _bring(self, parameter: Any) -> Any:
-        gradient = self._away.pop(parameter).fetch()
+        gradient = self._away[parameter].fetch()
         self.parcels.store.finish()
+        del self._away[parameter]  # not before it is here: an update that found no room for it is tried again
         return gradient
 
     def _each(self, parameters: list[Any], change: Any) -> None:

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from outsize.core.errors import InputError, OutsizeError
+from outsize.core.errors import BudgetError, InputError, OutsizeError
 from outsize.core.fitting import FitPlan
 from outsize.core.memory import HOST, Allowance, Pool
 from outsize.core.units import parse_bytes
 from outsize.machine import current_budget
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.check import SAMPLES, Findings, compare, look, preserved, without_autocast
+from outsize.model.fitting.asked import check_optimizer, check_words
+from outsize.model.fitting.check import Findings, compare, look, preserved, without_autocast
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.facts import Facts, gather_facts, inclusive
@@ -25,17 +26,15 @@ from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.hosted.verb import fit_hosted
 from outsize.model.fitting.inference import fit_inference
 from outsize.model.fitting.normaliser import Normaliser
-from outsize.model.fitting.parcels import require_home
+from outsize.model.fitting.parcels import ReadAway, require_home
 from outsize.model.fitting.planner import Candidate, Search, describe, remedies_on
 from outsize.model.fitting.projection import Projection
-from outsize.model.fitting.remedies import ALLOWED, REMEDIES
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.segments import let_grow
 from outsize.model.fitting.stage import Stage, open_stage
 from outsize.model.fitting.stores import open_store
 from outsize.model.fitting.telling import tell
 from outsize.model.fitting.timing import Timing, estimate_times, measure_times, try_out
-from outsize.model.fitting.update import parameters_of, require_plain_step
 
 TRIED = 3
 """Plans of nearly the same price that are run on a card, so that the fastest is known and not guessed."""
@@ -77,19 +76,20 @@ def fit(
     `device`: the model stays in host memory and visits that device unit by unit; `budget` is then the device's and `host`
     the host's. `weights`: the model is on the meta device, and its weights are read from this file for inference.
     """
+    check_words(model, loss, optimizer, allow, without, own_step, clip, scaler)
     if device is not None or weights is not None or host is not None:
-        _check_words(model, loss, optimizer, allow, without)
         return fit_hosted(
             model, loss, optimizer, batch, device=device, budget=budget, host=host, weights=weights, allow=allow,
             own_step=own_step, clip=clip, scaler=scaler, without=without, dry_run=dry_run,
         )  # fmt: skip
-    work = _check(model, loss, optimizer, batch, allow, without, clip, scaler)
+    answers = optimizer is None and not own_step
+    work = check_given(model, None if answers else loss, optimizer, batch, clip, scaler)
     allowance = _allowance(budget, model)
-    if optimizer is None and not own_step:
+    if answers:
         return fit_inference(work, loss, batch, allowance, without, current_budget().scratch, dry_run)
     planning = _prepare(work, batch, own_step, allowance, allow, without)
     work, rows = planning.work, planning.findings.rows
-    few = batches.transform(batches.take(batch, 0, SAMPLES), lambda _, tensor: tensor.clone())
+    few = batches.transform(batches.take(batch, 0, planning.findings.few), lambda _, tensor: tensor.clone())
 
     def plan_for(limit: int, samples: Any = None) -> tuple[FitPlan, Choice]:
         return planning.run(replace(allowance, bytes=limit), few, samples)
@@ -132,11 +132,8 @@ def _take_apart(work: Work, stage: Stage, findings: Findings, batch: Any, own_st
     return gather_facts(work, findings, plain, own_step, timing, pieces)
 
 
-def _check(
-    model: Any, loss: Any, optimizer: Any, batch: Any, allow: str, without: Any, clip: float | None, scaler: Any
-) -> Work:
-    """The user's mistakes, named before anything is touched."""
-    _check_words(model, loss, optimizer, allow, without)
+def check_given(model: Any, loss: Any, optimizer: Any, batch: Any, clip: float | None, scaler: Any) -> Work:
+    """The user's mistakes in what belongs together, named before anything is touched."""
     parameters = list(model.parameters())
     if not parameters:
         raise InputError(f"{type(model).__name__} has no parameters: there is nothing to fit")
@@ -149,7 +146,7 @@ def _check(
             f"the model's parameters are on {', '.join(map(str, devices))}: fit works on one CPU or CUDA device"
         )
     if optimizer is not None:
-        _check_optimizer(model, optimizer)
+        check_optimizer(model, optimizer)
     batches.count_rows(batch)
     device = next(iter(devices))
     for path, tensor in batches.tensors_of(batch).items():
@@ -158,43 +155,6 @@ def _check(
                 f"{path} is on {tensor.device} and the model on {device}: move the batch to the model's device"
             )
     return Work(model=model, loss=loss, optimizer=optimizer, clip=clip, scaler=scaler, device=device.type)
-
-
-def _check_words(model: Any, loss: Any, optimizer: Any, allow: str, without: tuple[str, ...]) -> None:
-    import torch
-
-    if not isinstance(model, torch.nn.Module):
-        raise InputError(f"fit needs a torch.nn.Module, not {type(model).__name__}")
-    compiled = next((name or "the model" for name, module in model.named_modules() if is_compiled(module)), None)
-    if compiled is not None:
-        raise InputError(
-            f"{compiled} is compiled by torch.compile, whose graph fit cannot change: give fit the module as it was before "
-            "(a compiled model has it as `_orig_mod`)"
-        )
-    if not callable(loss) and not (loss is None and optimizer is None):
-        raise InputError(f"fit needs a function loss(model, batch), not {type(loss).__name__}")
-    if allow not in ALLOWED:
-        raise InputError(f"allow={allow!r} is unknown: one of {', '.join(ALLOWED)}")
-    keys = [*(means.key for means in REMEDIES), "pieces"]
-    unknown = [name for name in without if name not in keys]
-    if unknown:
-        raise InputError(f"without names {unknown[0]!r}, which is no remedy: one of {', '.join(keys)}")
-
-
-def is_compiled(module: Any) -> bool:
-    """True for what `torch.compile(module)` and `module.compile()` make."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-
-
-def _check_optimizer(model: Any, optimizer: Any) -> None:
-    require_plain_step(optimizer)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    strange = [p for p in parameters_of(optimizer) if id(p) not in names]
-    if strange:
-        raise InputError(
-            f"the optimizer holds {len(strange)} parameters that the model does not have (the first has shape "
-            f"{tuple(strange[0].shape)}): it belongs to another model"
-        )
 
 
 def _allowance(budget: int | str | None, model: Any) -> Allowance:
@@ -247,11 +207,21 @@ class Planning:
             limited = self.work.device == "cuda" and is_limited(allowance.bytes)
             search = Search(self.facts, self.project, self.allow, allowance.bytes, limited)
             several = self.work.device == "cuda" and batch is not None
-            found, decided = self._fastest(search.run(TRIED if several else 1), batch)
-            wrong = "" if found.choice.plain else self._differs(found.choice, few)
-            if not wrong:
+            try:
+                found, decided = self._fastest(search.run(TRIED if several else 1), batch)
+            except BudgetError:
+                if self._is_right(search.least, few):  # the budget that it names has a plan
+                    raise
+                continue
+            if self._is_right(found.choice, few):
                 return tell(search, found, self.facts, allowance, self.findings, decided), found.choice
-            self.facts.forbidden[self._blame(found.choice, few)] = wrong
+
+    def _is_right(self, choice: Choice, few: Any) -> bool:
+        """True where the gradients are the plain ones; a remedy that changes them is forbidden from now on."""
+        wrong = "" if choice.plain else self._differs(choice, few)
+        if wrong:
+            self.facts.forbidden[self._blame(choice, few)] = wrong
+        return not wrong
 
     def _fastest(self, candidates: list[Candidate], batch: Any) -> tuple[Candidate, list[str]]:
         """Run those of nearly the same price, where passes alone tell them apart."""
@@ -284,6 +254,8 @@ class Planning:
                 with without_autocast():  # is it rounding? then it goes where nothing is rounded to fewer bits
                     exact, name = compare(self.work, choice, few, store)
                 worst = 0.0 if exact <= EQUAL[False] else worst
+        except ReadAway as error:
+            return str(error)
         except OutsizeError:
             raise
         except RuntimeError as error:

@@ -62,8 +62,7 @@ class Streamer:
             return
         following = self._order.index(name) + 1
         if following < len(self._order):
-            for parameter in self.parameters[self._order[following]]:
-                self._parcels.of(parameter).fetch()
+            self._parcels.begin(self.parameters[self._order[following]])
 
     def accumulated(self, parameter: Any) -> None:
         """The parameter's gradient is complete: it is needed no more in this backward pass."""

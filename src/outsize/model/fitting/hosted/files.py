@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import pathlib
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -108,6 +109,8 @@ def _paths(weights: Any) -> list[str]:
     """Files that a user's word stands for: one, several, a folder, or the index of shards."""
     if isinstance(weights, list | tuple):
         return [str(path) for path in weights]
+    if not isinstance(weights, str | os.PathLike):
+        raise InputError(f"weights needs the path of a file or folder, not {type(weights).__name__}")
     path = pathlib.Path(weights)
     if path.is_dir():
         found = sorted(path.glob("*.safetensors")) or sorted(
@@ -124,8 +127,6 @@ def _paths(weights: Any) -> list[str]:
 
 def _read(path: str) -> Iterable[tuple[str, Extent]]:
     """The tensors of one file."""
-    import os
-
     try:
         with open(path, "rb") as file:
             head = file.read(9)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from outsize.core.errors import OutOfMemory
+from outsize.core.errors import InputError, OutOfMemory
 from outsize.core.fitting import FitPlan
 from outsize.model.fitting.exhaustion import is_out_of_memory
 from outsize.model.fitting.guarded import Guarded, Snapshot, call_model
@@ -47,6 +47,7 @@ class HostedFitted(Guarded[HostedRunner]):
     def backward(self, batch: Any) -> Any:
         """Gradients of the whole batch, added to `.grad` in host memory; you step the optimizer yourself."""
         self._ready(batch)
+        self._require_loss()
         return self._guarded(lambda: self._now.backward(batch))
 
     def infer(self, batch: Any, call: Callable[[Any, Any], Any] | None = None) -> Any:
@@ -58,6 +59,19 @@ class HostedFitted(Guarded[HostedRunner]):
         return self._guarded(lambda: self._now.infer(batch, call or self._call))
 
     # inside
+
+    def _ready(self, batch: Any) -> None:
+        super()._ready(batch)
+        visits = self._now.visits
+        for name, parameter in self._work.model.named_parameters():
+            if id(parameter) not in visits.proxies:
+                raise InputError(
+                    f"{name} is a parameter that the model had not when it was fitted: undo() and fit it again"
+                )
+            if parameter.requires_grad and id(parameter) in visits.frozen and self._work.loss is not None:
+                raise InputError(
+                    f"{name} was frozen when the model was fitted and is to be trained now: undo() and fit it again"
+                )
 
     def _end(self) -> None:
         self._now.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.exhaustion import is_out_of_memory
-from outsize.model.fitting.runner import join
+from outsize.model.fitting.joining import join
 
 Forward = Callable[..., Any]
 
@@ -60,10 +60,11 @@ def in_pieces(forward: Forward, pieces: int) -> Forward:
         if rows < 2:
             return forward(*args, **kwargs)
         outs = []
-        for start, stop in batches.cut(rows, pieces):
+        runs = batches.cut(rows, pieces)
+        for start, stop in runs:
             some, named = take_rows((args, kwargs), rows, start, stop)
             outs.append(forward(*some, **named))
-        return outs[0] if len(outs) == 1 else join(outs)
+        return outs[0] if len(outs) == 1 else join(outs, [stop - start for start, stop in runs])
 
     return run
 
@@ -114,4 +115,4 @@ def _tensors(out: Any) -> list[Any]:
     import torch
     from torch.utils._pytree import tree_leaves
 
-    return [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    return [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]

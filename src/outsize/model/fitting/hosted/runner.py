@@ -25,6 +25,7 @@ from outsize.model.fitting.hosted.slabs import State, Weights
 from outsize.model.fitting.hosted.units import Cut
 from outsize.model.fitting.hosted.update import Collected, Dropped, Kept, OnCard, OnHost, Sink
 from outsize.model.fitting.hosted.visits import Source, Visits
+from outsize.model.fitting.interrupts import Interrupts
 from outsize.model.fitting.runner import Phase, Work, other_forwards, read_loss, without_cache
 
 
@@ -41,6 +42,7 @@ class HostedRunner:
         self.real = lane.real
         self.weights = weights
         self.state = state
+        self.interrupts = Interrupts()
         self.phase: Phase = lambda name: None
         self.visits = Visits(work.model, cut, source, lane, choice.ring, order)
         self.keeper = Keeper(lane) if choice.inputs else None
@@ -92,7 +94,8 @@ class HostedRunner:
         loss = self._pass(batch)
         self.phase("optimizer")
         if isinstance(self.sink, Kept):
-            self._update_kept(self.sink)
+            with self.interrupts.held():
+                self._update_kept(self.sink)
         self.sink.end()
         if self.real and (self.later is not None or isinstance(self.sink, OnCard)):
             self.visits.remember_held()

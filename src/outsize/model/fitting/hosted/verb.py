@@ -15,15 +15,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outsize.core.errors import BudgetError, InputError
+from outsize.core.errors import BudgetError, InputError, OutsizeError
 from outsize.core.fitting import FitPlan
 from outsize.core.memory import HOST, Allowance, Pool
-from outsize.core.units import parse_bytes
+from outsize.core.units import format_bytes, parse_bytes
 from outsize.machine import current_budget
 from outsize.machine.budget import current_wishes
 from outsize.machine.host import read_rss
 from outsize.machine.system import LiveSystem
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.asked import check_optimizer
 from outsize.model.fitting.check import preserved
 from outsize.model.fitting.exhaustion import clear_up, give_back_heap, is_out_of_memory
 from outsize.model.fitting.guarded import call_model
@@ -42,7 +43,8 @@ from outsize.model.fitting.hosted.units import Cut, cut_model, sizeof
 from outsize.model.fitting.hosted.visits import HostSource
 from outsize.model.fitting.parcels import require_home
 from outsize.model.fitting.runner import Work, read_loss, without_cache
-from outsize.model.fitting.update import parameters_of, require_plain_step, why_not_one_by_one
+from outsize.model.fitting.update import why_not_one_by_one
+from outsize.model.fitting.users_code import in_users_code
 
 COMPARED = 2**30
 """A model whose weights have at most so many bytes is compared with its plain step."""
@@ -94,11 +96,33 @@ def fit_hosted(
     )
     given.exact = allow == "exact"
     search = _search(given, given.budgets[0].bytes)
-    choice, sketch = search.run()
+    with in_users_code("the model, run on this batch without contents," if given.call else "loss(model, batch)"):
+        try:
+            choice, sketch = search.run()
+        except BudgetError as error:
+            raise _confirm(given, error) from None
     plan = _tell(given, search, choice, sketch)
     if dry_run:
         return HostedFitted(plan, choice, None, _no_more, given.call)
     return _settle(given, search, choice, sketch)
+
+
+def _confirm(given: Given, error: BudgetError) -> BudgetError:
+    """The error with a device budget that has a plan: units depend on the budget, so the one that it names is tried."""
+    found = error
+    while found.culprit != "host" and found.smallest is not None:
+        try:
+            _search(given, found.smallest).run()
+            break
+        except BudgetError as larger:
+            found = larger
+    if found is error:
+        return error
+    asked = format_bytes(given.budgets[0].bytes)
+    return BudgetError(
+        f"no exact plan fits into {asked} of the device: budget={found.smallest} is the smallest that was found to have one",
+        needed=found.needed, budget=given.budgets[0].bytes, smallest=found.smallest, culprit=found.culprit,
+    )  # fmt: skip
 
 
 def _no_more(room: int, runner: HostedRunner) -> Any:
@@ -112,7 +136,7 @@ def _check(
     """The user's mistakes, named before anything is touched."""
     import torch
 
-    device = torch.device(device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = _read_device(device)
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device={device} is not supported: cuda or cpu")
     if device.type == "cuda" and not torch.cuda.is_available() and not dry:
@@ -134,10 +158,12 @@ def _check(
             f"the model is on {', '.join(sorted(kinds))}: with device={device} it has to be in host memory, or on the meta "
             "device with weights='model.safetensors'"
         )
+    if optimizer is not None and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError("no parameter of the model requires a gradient: there is nothing to train")
     rows = batches.count_rows(batch)
     forced = "you step the optimizer yourself" if own_step else ""
     if optimizer is not None:
-        _check_optimizer(model, optimizer)
+        check_optimizer(model, optimizer)
         forced = forced or why_not_one_by_one(optimizer) or ""
         forced = forced or ("clipping needs the norm of all gradients before the first update" if clip else "")
     later = optimizer is not None and not own_step and why_not_one_by_one(optimizer) is None
@@ -148,6 +174,17 @@ def _check(
         work=work, batch=batch, rows=rows, device=device, lane=lane, budgets=budgets, base=base, forced=forced, later=later,
         forbidden=set(without), files=files, call=None if loss is not None else (call or call_model), dry=dry,
     )  # fmt: skip
+
+
+def _read_device(device: Any) -> Any:
+    import torch
+
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InputError(f"device={device!r} is no device: cuda, cuda:1 or cpu") from None
 
 
 def _check_memory(model: Any) -> None:
@@ -167,17 +204,6 @@ def _cpu() -> Any:
     import torch
 
     return torch.device("cpu")
-
-
-def _check_optimizer(model: Any, optimizer: Any) -> None:
-    require_plain_step(optimizer)
-    known = {id(parameter) for parameter in model.parameters()}
-    strange = [p for p in parameters_of(optimizer) if id(p) not in known]
-    if strange:
-        raise InputError(
-            f"the optimizer holds {len(strange)} parameters that the model does not have (the first has shape "
-            f"{tuple(strange[0].shape)}): it belongs to another model"
-        )
 
 
 def _budgets(
@@ -339,27 +365,43 @@ def _rehearse(given: Given, runner: HostedRunner) -> tuple[str, int | None, floa
     return ("" if given.call is not None else _compare(given, runner, measured or 0)), measured, seconds
 
 
+def _plain_gradients(given: Given, beside: Any) -> tuple[Any, dict[str, Any]]:
+    """Two samples, or all where the loss fails on two, and their gradients in the plain step, by name."""
+    model = given.work.model
+    with contextlib.suppress(RuntimeError):  # a module that keeps what it has computed cannot be copied
+        model = copy.deepcopy(model).to(beside)
+    beside = next(model.parameters()).device
+
+    def run(batch: Any) -> dict[str, Any]:
+        there = batches.transform(batch, lambda _, tensor: tensor.to(beside))
+        with preserved(given.work.model), preserved(model), without_cache(model):
+            loss, count = read_loss(given.work.loss(model, there))
+            (loss if count is None else loss / count).backward()
+            return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+    few = batches.take(given.batch, 0, min(2, given.rows))
+    try:
+        return few, run(few)
+    except Exception as error:
+        if isinstance(error, OutsizeError) or is_out_of_memory(error):
+            raise
+    return given.batch, run(given.batch)
+
+
 def _compare(given: Given, runner: HostedRunner, held: int) -> str:
     """The remedy whose gradients are not the plain ones; empty where all are, or where the model is too large to see."""
     weights = runner.visits.cut.weights
     if weights > COMPARED or given.projected + 3 * weights > given.budgets[1].bytes:
         return ""
-    batch = batches.take(given.batch, 0, min(2, given.rows))
     room = held + 4 * weights <= given.budgets[0].bytes
     beside = given.device if room else _cpu()
-    plain = copy.deepcopy(given.work.model).to(beside)
-    names = dict(plain.named_parameters())
-    with preserved(given.work.model), without_cache(plain):
-        there = batches.transform(batch, lambda _, tensor: tensor.to(beside))
-        loss, count = read_loss(given.work.loss(plain, there))
-        (loss if count is None else loss / count).backward()
+    batch, plain = _plain_gradients(given, beside)
     with preserved(given.work.model):
         found = runner.collect(batch)
-    norms = [float(p.grad.norm()) for p in names.values() if p.grad is not None]
-    floor = 1e-4 * max(norms, default=0.0)
+    floor = 1e-4 * max((float(gradient.norm()) for gradient in plain.values()), default=0.0)
     allowed = EQUAL[runner.autocast or beside.type != given.device.type]
     for place in runner.visits.cut.places():
-        expected = names[place.name].grad if place.name in names else None
+        expected = plain.get(place.name)
         got = found.get(id(place.parameter))
         if expected is None or got is None:
             continue

@@ -25,6 +25,10 @@ SAMPLED = 1024
 """Elements of a parameter that are looked at to see whether it has changed."""
 
 
+Seen = tuple[int, int, bytes]
+"""Version, address and some bytes of a tensor."""
+
+
 class Source(Protocol):
     """Where the bytes of units come from."""
 
@@ -84,9 +88,11 @@ class Visits:
         self._source = source
         self._ring = Ring(lane, room) if cut.units else None
         self._held = lane.empty(cut.held.size) if cut.held.size else None
-        self._versions: list[tuple[int, int, bytes]] = []
+        self._versions: list[Seen] = []
         self._blanks: dict[Any, Any] = {}
         self.proxies: dict[int, Any] = {}
+        self.frozen = {id(place.parameter) for place in cut.places() if not place.parameter.requires_grad}
+        """ids of parameters for which no gradient was planned."""
         for place in cut.places():
             parameter = place.parameter
             nothing = torch.empty(0, dtype=parameter.dtype, device=lane.device)  # its own version counter
@@ -106,8 +112,7 @@ class Visits:
         self._sent: Mark = None
         self._position = 0
         self._calls: list[str] = []
-        self._buffers: dict[int, tuple[Any, int, Any]] = {}
-        self._statistics = _find_statistics(model)
+        self._buffers: dict[int, tuple[Any, Seen, Any]] = {}
         self.given: dict[int, Any] = {}
         """Contents of buffers that have none, by id."""
         self.written: set[int] = set()
@@ -145,6 +150,7 @@ class Visits:
             for name, parameter in module._parameters.items():
                 if parameter is not None and id(parameter) in self.proxies:
                     changed.append((module._parameters, name, parameter))
+                    self.proxies[id(parameter)].requires_grad_(parameter.requires_grad)
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     changed.append((module._buffers, name, buffer))
@@ -170,24 +176,26 @@ class Visits:
         """A buffer's copy on the device, made again only when the buffer has changed."""
         import torch
 
-        kept, version, copy = self._buffers.get(id(buffer), (None, -1, None))
-        if kept is not buffer or version != buffer._version:
+        kept, seen, copy = self._buffers.get(id(buffer), (None, None, None))
+        now = self._look_at(buffer)
+        if kept is not buffer or seen != now:
             if self.lane.real:
                 copy = self.given.get(id(buffer), buffer).detach().to(self.lane.device, copy=True)
             else:
                 copy = torch.empty(buffer.shape, dtype=buffer.dtype, device=self.lane.device)
-            self._buffers[id(buffer)] = (buffer, buffer._version, copy)
+            self._buffers[id(buffer)] = (buffer, now, copy)
         return copy
 
     def _give_back_buffers(self, copies: list[tuple[Any, Any, int]]) -> None:
         """What a forward pass has written goes into the model's own buffers."""
+        statistics = _find_statistics(self._model)
         for buffer, copy, version in copies:
-            if copy._version == version and id(buffer) not in self._statistics:
+            if copy._version == version and id(copy) not in statistics:
                 continue
             self.written.add(id(buffer))
             if self.lane.real:
                 buffer.copy_(copy)
-                self._buffers[id(buffer)] = (buffer, buffer._version, copy)
+                self._buffers[id(buffer)] = (buffer, self._look_at(buffer), copy)
 
     def _refresh_held(self) -> None:
         """What stays on the device is brought again only where the user's own has changed."""
@@ -203,12 +211,14 @@ class Visits:
             for place in held.places:
                 self._show(place, lease)
 
-    def _look_at_held(self) -> list[tuple[int, int, bytes]]:
-        """What tells a change of the user's own: `parameter.data` changes bytes and counts no version."""
-        if not self.lane.real:
-            return [(place.parameter._version, 0, b"") for place in self.cut.held.places]
-        own = [place.parameter for place in self.cut.held.places]
-        return [(parameter._version, parameter.data_ptr(), _sample(parameter)) for parameter in own]
+    def _look_at_held(self) -> list[Seen]:
+        return [self._look_at(place.parameter) for place in self.cut.held.places]
+
+    def _look_at(self, tensor: Any) -> Seen:
+        """What tells a change of the user's own: `tensor.data` changes bytes and counts no version."""
+        if not self.lane.real or tensor.is_meta:
+            return tensor._version, 0, b""
+        return tensor._version, tensor.data_ptr(), _sample(tensor)
 
     def remember_held(self) -> None:
         """What stays on the device was updated there and sent: the host has the same."""
@@ -404,8 +414,6 @@ def _sample(parameter: Any) -> bytes:
     """Bytes of a small parameter, of a large one those of elements all over it."""
     import torch
 
-    if parameter.is_meta:
-        return b""
     flat = parameter.detach().reshape(-1)
     return bytes(flat[:: max(1, flat.numel() // SAMPLED)].contiguous().view(torch.uint8).numpy())
 
