@@ -51,6 +51,16 @@ WORKS = {
     "reshape": lambda x: x.reshape(-1, 1024),
     "concat": lambda x: xp.concat([x, x[::-1], x * 2], axis=1),
     "sort": lambda x: xp.sort(x, axis=1),
+    "median": lambda x: xp.median(x),
+    "median of columns": lambda x: xp.median(x, axis=0),
+    "percentiles": lambda x: xp.percentile(x, [1.0, 10.0, 50.0, 90.0, 99.0]),
+    "sort of all": lambda x: xp.sort(x.reshape(-1)),
+    "argsort of all": lambda x: xp.argsort(x.reshape(-1)),
+    "unique": lambda x: xp.unique_counts(x).counts,
+    "nonzero": lambda x: xp.nonzero(x > 0.5)[0],
+    "mask": lambda x: x[x > 0.5],
+    "searchsorted": lambda x: xp.searchsorted(xp.linspace(0, 1, 1000), x),
+    "topk": lambda x: xp.topk(x.reshape(-1), 1000)[1],
     "argmax": lambda x: x.argmax(axis=0),
     "strided": lambda x: x[::7, ::-3],
     "slow": lambda x: xp.map_blocks(slow, x, memory=2),
@@ -63,7 +73,10 @@ def main(work: str, folder: str, budget: str) -> None:
     if not work.startswith("slow"):
         WORKS[work](outsize.open(f"{folder}/small.npy")).save(f"{folder}/warm-{os.getpid()}.npy", budget="64MiB")
         os.unlink(f"{folder}/warm-{os.getpid()}.npy")
-    array = WORKS[work](outsize.open(f"{folder}/x.npy"))
+    before = anonymous()
+    high = peak()
+    with outsize.budget(host=budget):  # some works count at once
+        array = WORKS[work](outsize.open(f"{folder}/x.npy"))
     plan = array.plan(budget)
     seen = {"tiles": 0, "done": 0, "bytes": 0}
     if work.startswith("slow"):
@@ -83,8 +96,6 @@ def main(work: str, folder: str, budget: str) -> None:
             if work.startswith("slow"):
                 open(f"{folder}/started", "w").close()  # from here on a kill meets it at work
 
-    before = anonymous()
-    high = peak()
     array.save(f"{folder}/out-{work}.npy", budget=budget, progress=listen)
     print(json.dumps({
         "projected": plan.peak(), "grew": peak() - max(high, before), "tiles": seen["tiles"], "total": plan.steps[-1].tiles,

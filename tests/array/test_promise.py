@@ -20,8 +20,11 @@ ROWS = 65_537
 CGROUP = Path("/sys/fs/cgroup/memory")
 WORKS = (
     "sum", "moments", "rows", "expression", "zscore", "transpose", "gram", "product", "cumsum", "filter", "reshape",
-    "concat", "sort", "argmax", "strided",
+    "concat", "sort", "argmax", "strided", "median", "median of columns", "percentiles", "topk", "sort of all",
+    "argsort of all", "unique", "nonzero", "mask", "searchsorted",
 )  # fmt: skip
+COUNTED = ("unique", "nonzero", "mask")
+"""Works of which a part runs when they are asked for, before there is a plan of the rest."""
 SLACK = 12 << 20
 """What Python itself may take beside our buffers: threads' stacks and arenas, the garbage between two collections."""
 
@@ -75,7 +78,8 @@ def expected(
 def test_a_fresh_process_takes_no_more_than_the_plan_said(folder: Path, work: str) -> None:
     report = run(work, folder, "40MiB")
     assert report["projected"] <= parse_bytes("40MiB")
-    assert report["grew"] <= report["projected"] + SLACK
+    allowed = parse_bytes("40MiB") if work in COUNTED else report["projected"]
+    assert report["grew"] <= allowed + SLACK
     (folder / f"out-{work}.npy").unlink()
 
 

@@ -1,8 +1,8 @@
 """Arrays larger than memory: graph -> plan -> run, inside a budget of bytes. The namespace of the array API standard.
 
-Elementwise functions, creation, manipulation, reductions, running sums, products, indexing, sorting within lanes,
-windows. Not here: `unique_*`, `nonzero`, boolean masks of lazy arrays (their shape depends on data), `searchsorted`,
-sorting of lanes larger than the budget, FFTs, decompositions (`outsize.decompose` has those that stream).
+Elementwise functions, creation, manipulation, reductions, running sums, products, indexing, masks, order
+statistics, sorting, sets, windows. What has a length that depends on data (masks, `nonzero`, `unique_*`) is counted at the
+call. Not here: FFTs, decompositions.
 """
 
 from __future__ import annotations

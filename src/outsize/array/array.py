@@ -15,6 +15,7 @@ import numpy as np
 
 from outsize.array import make
 from outsize.array.elementwise import Operation, Scalar, operation
+from outsize.array.filter import masked
 from outsize.array.graph import Node, Source
 from outsize.array.store.base import Block
 from outsize.array.work import compute_node, plan_node, save_node, to_numpy, update_node
@@ -179,6 +180,10 @@ class Array:
         return Array(make.cast(self.node, dtype))
 
     def __getitem__(self, key: Any) -> Array:
+        """A part of it; a mask of its own shape gives the elements where it is true, which are counted at once."""
+        mask = isinstance(key, Array | np.ndarray) and key.dtype == np.dtype(bool)
+        if mask and key.shape == self.shape and (self.ndim > 1 or isinstance(key, Array)) and self.ndim:
+            return Array(masked(self.node, _as_node(key)))
         return Array(make.index(self.node, _plain_key(key)))
 
     def __setitem__(self, key: Any, value: Any) -> None:

@@ -14,6 +14,7 @@ from outsize.array.store.base import Block, Region
 
 if TYPE_CHECKING:
     from outsize.array.frame import Frame
+    from outsize.array.select import Rule
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -44,6 +45,17 @@ class Reduce(Barrier):
 
     def label(self) -> str:
         return self.name
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Select(Reduce):
+    """A reduction of the last axis to several elements of it; further inputs have a row for each lane."""
+
+    rule: Rule
+    """What is kept of a lane; nodes that share one ride together."""
+
+    def detail(self) -> tuple[Any, ...]:
+        return (self.name, *self.rule.detail(), self.shape)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -92,6 +104,13 @@ class Lane(Barrier):
     """The axis that is never cut."""
     memory: float
     """Bytes it may allocate, as a multiple of its input."""
+
+    greedy = True
+
+    def stands_for(self) -> int:
+        child = self.inputs[0]
+        lane = child.dtype.itemsize * child.shape[self.axis]
+        return max(self.dtype.itemsize, lane // max(1, self.shape[self.axis]))
 
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         child = self.inputs[0]

@@ -10,14 +10,20 @@ import numpy as np
 
 from outsize.array import make
 from outsize.array.array import Array
+from outsize.array.graph import Node
+from outsize.array.run import ARRAY_PREFIX
 from outsize.array.store.memory import MemoryStore
 from outsize.array.store.open import as_numpy, create_sink, open_store
-from outsize.array.work import resolve_budget
+from outsize.array.work import compute_node, resolve_budget, save_node
 from outsize.core.errors import BudgetError
+from outsize.core.events import default_listener
 from outsize.core.spec import parse_shape
 from outsize.core.units import format_bytes
 from outsize.engine.pinned import lock_memory
 from outsize.engine.pool import make_buffer
+
+_SMALL = 1 << 20
+"""Bytes of a result that stays in memory."""
 
 
 def empty(
@@ -39,14 +45,30 @@ def empty(
     budget = resolve_budget(None)[0]
     if size <= (budget.host or 0) // 2 or pinned:
         return _in_memory(lengths, element, size, budget.host or 0, pinned)
-    os.makedirs(budget.scratch, exist_ok=True)
-    import tempfile
-
-    handle, name = tempfile.mkstemp(".npy", f"outsize-array-{os.getpid()}-", budget.scratch)
-    os.close(handle)
+    name = _scratch_file(budget.scratch)
     made = _in_file(name, lengths, element)
     weakref.finalize(made.node, _remove, name)
     return made
+
+
+def settle(node: Node) -> Node:
+    """The node made now, inside the current budget: in memory where it is small, else in a scratch file that goes with
+    it."""
+    if node.nbytes <= _SMALL:
+        return make.constant(compute_node(node, None, default_listener()))
+    name = _scratch_file(resolve_budget(None)[0].scratch)
+    made = make.source(save_node(node, name, None, default_listener(), resume=False))
+    weakref.finalize(made, _remove, name)
+    return made
+
+
+def _scratch_file(folder: str) -> str:
+    os.makedirs(folder, exist_ok=True)
+    import tempfile
+
+    handle, name = tempfile.mkstemp(".npy", f"{ARRAY_PREFIX}{os.getpid()}-", folder)
+    os.close(handle)
+    return name
 
 
 def _in_file(path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -38,6 +38,8 @@ class Node(abc.ABC):
 
     barrier = False
     """True where it cannot be made a region at a time."""
+    greedy = False
+    """True where small regions would be read in crumbs, so that workers' buffers are as large as there is room."""
 
     @property
     def ndim(self) -> int:
@@ -51,6 +53,10 @@ class Node(abc.ABC):
         for length in self.shape:
             size *= length
         return size
+
+    def stands_for(self) -> int:
+        """Bytes of input that an element of the result is made of, where they are many more than its own."""
+        return self.dtype.itemsize
 
     @abc.abstractmethod
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from outsize.array.barrier import Contract, Lane, Reduce, Scan, Settled
+from outsize.array.external import Merged, Runs, RunsPass
 from outsize.array.graph import Node, Source, structure, walk
 from outsize.array.passes.base import Pass
 from outsize.array.passes.contract import ContractPass
@@ -244,7 +245,9 @@ def _make_pass(outputs: list[tuple[Node, Sink]], trip: Itinerary) -> Pass:
         return ContractPass(node, sink, bindings)
     if isinstance(node, Scan):
         return ScanPass(node, sink, bindings)
-    assert isinstance(node, Lane | Settled) or not node.barrier, node
+    if isinstance(node, Runs):
+        return RunsPass(node, sink, bindings)
+    assert isinstance(node, Lane | Settled | Merged) or not node.barrier, node
     return MapPass(node, sink, bindings)
 
 

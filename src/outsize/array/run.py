@@ -32,6 +32,8 @@ from outsize.engine.threads import run_work
 _KEPT = 64 << 20
 """Bytes up to which results of finished passes are put aside in the journal."""
 _PREFIX = "outsize-scratch-"
+ARRAY_PREFIX = "outsize-array-"
+"""How files of arrays in scratch begin; then comes the process that made them."""
 
 
 def run_itinerary(
@@ -225,13 +227,14 @@ def _scratch_folder(trip: Itinerary, parent: str) -> Iterator[str]:
 
 
 def clean_scratch(parent: str) -> None:
-    """Remove scratch folders whose process is gone."""
+    """Remove scratch folders and files whose process is gone."""
     with contextlib.suppress(OSError):
         for name in os.listdir(parent):
-            if name.startswith(_PREFIX):
-                pid = name[len(_PREFIX) :].split("-")[0]
-                if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
-                    shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+            prefix = next((known for known in (_PREFIX, ARRAY_PREFIX) if name.lstrip(".").startswith(known)), None)
+            pid = name.lstrip(".")[len(prefix) :].split("-")[0] if prefix else ""
+            if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
+                path = os.path.join(parent, name)
+                shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.unlink(path)
 
 
 def digest_of(root: Node, trip: Itinerary, plan: Plan) -> str:

@@ -10,11 +10,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outsize.array.barrier import Contract, Lane, Reduce, Scan, Settled
+from outsize.array.barrier import Contract, Lane, Reduce, Scan, Select, Settled
 from outsize.array.device.contract import DeviceContractPass
 from outsize.array.device.lower import Refused, Trivial
 from outsize.array.device.passes import DISK_RATE, DeviceMapPass, DeviceReducePass, OnDevice
 from outsize.array.device.pipeline import Level
+from outsize.array.external import Merged, Runs
 from outsize.array.graph import Node, Source, walk
 from outsize.array.passes.base import Pass
 from outsize.array.store.base import Sink, Store
@@ -61,6 +62,8 @@ def make_twin(
 def _make(
     node: Node, sink: Sink, outputs: Sequence[tuple[Node, Sink]], bindings: Mapping[Node, Store], level: Level
 ) -> OnDevice | DeviceContractPass:
+    if isinstance(node, Runs | Merged) or any(isinstance(made, Select) for made, _ in outputs):
+        raise Refused("it has no rule for a device")
     if isinstance(node, Reduce):
         return DeviceReducePass(outputs, bindings, level)  # type: ignore[arg-type]
     if isinstance(node, Contract):

@@ -7,11 +7,22 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from outsize.array.names import blockwise, creation, inspection, order, pointwise, products, shapes, statistics
+from outsize.array.names import (
+    blockwise,
+    creation,
+    inspection,
+    order,
+    pointwise,
+    products,
+    ranks,
+    sets,
+    shapes,
+    statistics,
+)  # fmt: skip
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     name: found
-    for module in (creation, pointwise, shapes, statistics, products, order, blockwise, inspection)
+    for module in (creation, pointwise, shapes, statistics, products, order, ranks, sets, blockwise, inspection)
     for name, found in vars(module).items()
     if not name.startswith("_") and isinstance(found, FunctionType) and found.__module__ == module.__name__
 }

@@ -1,4 +1,4 @@
-"""Sorting within lanes: along an axis whose lanes each fit in the budget."""
+"""Sorting along an axis: lanes that are short in memory, longer ones in runs that are merged."""
 
 from __future__ import annotations
 
@@ -10,46 +10,64 @@ import numpy as np
 from outsize.array import make
 from outsize.array.array import Array
 from outsize.array.barrier import Lane, Settled
+from outsize.array.external import places, sort_lanes
 from outsize.array.graph import Node
+from outsize.array.names.shapes import flip
 from outsize.array.store.base import Block
 
+_SHORT = 4 << 20
+"""Bytes of a lane up to which it is sorted whole."""
 _LARGE = 32 << 20
 """Bytes from which lanes that lie across an array's rows are first turned along them, in a pass of its own."""
 
 
-def _lane(name: str, x: Array, axis: int, function: Callable[[Block, int], Block], dtype: Any, memory: float) -> Array:
-    """A function of whole lanes along an axis."""
+def _is_long(x: Array, axis: int) -> bool:
+    return x.shape[axis] * x.dtype.itemsize > _SHORT
+
+
+def _lane(
+    name: str, x: Array, axis: int, descending: bool, function: Callable[[Block, int], Block], dtype: Any, memory: float
+) -> Array:
+    """A function of whole lanes along an axis; of longer ones, what `external` makes."""
     node: Node = x.node
     last = node.ndim - 1
-    turn = axis != last and node.nbytes > _LARGE
+    long = _is_long(x, axis)
+    turn = axis != last and (long or node.nbytes > _LARGE)
     order = [*(a for a in range(node.ndim) if a != axis), axis]
     if turn:
         turned = make.permute(node, order)
         node, axis = Settled(shape=turned.shape, dtype=turned.dtype, inputs=(turned,)), last
     along = axis
-    lane: Node = Lane(
-        shape=node.shape, dtype=np.dtype(dtype), inputs=(node,), function=lambda block: function(block, along), name=name,
-        axis=along, memory=memory,
-    )  # fmt: skip
+    if long:
+        native = make.cast(node, node.dtype.newbyteorder("="))
+        lane = sort_lanes(native, carried=places(node.shape) if name == "argsort" else None)
+    else:
+        lane = Lane(
+            shape=node.shape, dtype=np.dtype(dtype), inputs=(node,), function=lambda block: function(block, along),
+            name=f"{name}{' descending' if descending else ''}", axis=along, memory=memory,
+        )  # fmt: skip
     return Array(make.permute(lane, [order.index(a) for a in range(node.ndim)]) if turn else lane)
 
 
 def sort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
-    """Sorted along an axis; one lane along it has to fit in the budget."""
+    """Sorted along an axis. A lane of up to 4 MiB is sorted in memory; a longer one is read twice and written twice."""
     place = make.axis_index(axis, x.ndim)
     kind: Any = "stable" if stable else None
+    long = _is_long(x, place)
 
     def function(block: Block, axis: int) -> Block:
         found = np.sort(block, axis=axis, kind=kind)
         return np.flip(found, axis) if descending else found
 
-    return _lane(f"sort{' descending' if descending else ''}", x, place, function, x.dtype.newbyteorder("="), 2.5)
+    found = _lane("sort", x, place, descending, function, x.dtype.newbyteorder("="), 2.5)
+    return flip(found, axis=place) if descending and long else found
 
 
 def argsort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
-    """Indices that sort along an axis; one lane along it has to fit in the budget."""
+    """Indices that sort along an axis, equal elements as they lie; lanes as for `sort`, with their indices beside them."""
     place = make.axis_index(axis, x.ndim)
     kind: Any = "stable" if stable else None
+    turn = descending and _is_long(x, place)
 
     def function(block: Block, axis: int) -> Block:
         if not descending:
@@ -59,4 +77,5 @@ def argsort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bo
         return found
 
     memory = 2.5 + 3 * 8 / x.dtype.itemsize
-    return _lane(f"argsort{' descending' if descending else ''}", x, place, function, np.int64, memory)
+    found = _lane("argsort", flip(x, axis=place) if turn else x, place, descending, function, np.int64, memory)
+    return x.shape[place] - 1 - flip(found, axis=place) if turn else found

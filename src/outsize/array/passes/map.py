@@ -57,7 +57,7 @@ class MapPass(Pass):
         if isinstance(self.node, Lane):
             box[self.node.axis] = self.node.shape[self.node.axis]
         least = tuple(max(1, step) for step in box)
-        return page_box(self.node.shape, least, self.sink.order, self.node.dtype.itemsize)
+        return page_box(self.node.shape, least, self.sink.order, self.node.stands_for())
 
     def _slot(self, box: Box) -> int:
         region = center(self.node.shape, box)
@@ -72,9 +72,7 @@ class MapPass(Pass):
             return self._settle(Manner(1, 0), whole, whole, 1)
         one = self.probe(center(shape, least))
         buffer = max(manner.chunk, one.peak + one.outside)
-        if isinstance(
-            self.node, Lane
-        ):  # lanes across a file's rows are read many at a time, or the file is read many times
+        if self.node.greedy:  # lanes across a file's rows are read many at a time, or the file is read many times
             buffer = max(buffer, room // (2 * manner.workers))
         slots, tile = 0, None
         for number in sorted({manner.workers, min(2, manner.workers)}, reverse=True):  # fewer slots, larger tiles

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outsize.array.barrier import Reduce
+from outsize.array.barrier import Reduce, Select
 from outsize.array.frame import Frame
 from outsize.array.fuse import load_leaves, run_program
 from outsize.array.graph import Node
 from outsize.array.passes.base import SMALL, Manner, Pass, inside
 from outsize.array.reduce import FINISH, KINDS, Accumulator, ArgExtreme, States, make_accumulator, outside
-from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape, round_up
+from outsize.array.select import Rule
+from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds
 
 _AHEAD = 16
@@ -45,6 +46,7 @@ class ReducePass(Pass):
         self.domain = self.nodes[0].inputs[0].shape
         self.chunk: Box = ()
         self.accumulators: list[tuple[Node, Accumulator]] = []
+        self.others: dict[int, tuple[Node, ...]] = {}
         self.used: list[int] = []
         self._number_accumulators()
         axes = {node.axes for node in self.nodes}
@@ -54,14 +56,22 @@ class ReducePass(Pass):
         self._probes: dict[Region, Frame] = {}
 
     def _number_accumulators(self) -> None:
-        wanting = {(id(n.inputs[0]), n.axes) for n in self.nodes if KINDS[n.name] == "moments"}
+        plain = [node for node in self.nodes if not isinstance(node, Select)]
+        wanting = {(id(n.inputs[0]), n.axes) for n in plain if KINDS[n.name] == "moments"}
         numbers: dict[tuple[Any, ...], int] = {}
         for node in self.nodes:
+            if isinstance(node, Select):
+                if (id(node.rule),) not in numbers:
+                    numbers[(id(node.rule),)] = len(self.accumulators)
+                    self.others[len(self.accumulators)] = node.inputs[1:]
+                    self.accumulators.append((node.inputs[0], node.rule))
+                self.used.append(numbers[(id(node.rule),)])
+                continue
             key_input = (id(node.inputs[0]), node.axes)
             kind = "moments" if node.name == "mean" and key_input in wanting else KINDS[node.name]
             working = node.working
             if kind == "moments" and node.name == "mean":
-                working = next(n.working for n in self.nodes if KINDS[n.name] == "moments" and n.axes == node.axes)
+                working = next(n.working for n in plain if KINDS[n.name] == "moments" and n.axes == node.axes)
             key = (*key_input, kind, working.str)
             if key not in numbers:
                 numbers[key] = len(self.accumulators)
@@ -94,19 +104,25 @@ class ReducePass(Pass):
         extra = 0
         for numbers in groups.values():
             source = self.accumulators[numbers[0]][0]
-            found = [(n, acc) for n in numbers if isinstance(acc := self.accumulators[n][1], ArgExtreme)]
+            found = [(n, acc) for n in numbers if isinstance(acc := self.accumulators[n][1], ArgExtreme | Rule)]
             if found:
                 block = frame.evaluate(source, region)
+                others = {number: self._rows(number, region, frame) for number, _ in found}
                 for number, accumulator in found if not frame.dry else ():
-                    accumulator.take_block(block, region, partials[number])
-            sliced = [n for n in numbers if not isinstance(self.accumulators[n][1], ArgExtreme)]
+                    accumulator.take_block(block, region, partials[number], *others[number])
+            sliced = [n for n in numbers if not isinstance(self.accumulators[n][1], ArgExtreme | Rule)]
             if sliced:
                 elements = self._run_slices(source, region, sliced, partials, frame)
             else:
                 elements = 0
-            extra += sum(outside(self.accumulators[n][1], elements, region) for n in numbers)
+            extra += sum(self._outside(n, elements, region) for n in numbers)
         frame.reserve(frame.outside + extra)
         return partials
+
+    def _rows(self, number: int, region: Region, frame: Frame) -> list[Block]:
+        """What earlier reductions found for the lanes of a chunk."""
+        rows = self.others.get(number, ())
+        return [frame.evaluate(node, (*region[:-1], (0, node.shape[-1]))) for node in rows]
 
     def _run_slices(
         self, source: Node, region: Region, numbers: list[int], partials: dict[int, States], frame: Frame
@@ -129,6 +145,10 @@ class ReducePass(Pass):
                 taker.close(self._count(taker.owner, shape))
         return 0
 
+    def _outside(self, number: int, elements: int, region: Region) -> int:
+        accumulator = self.accumulators[number][1]
+        return accumulator.outside(region) if isinstance(accumulator, Rule) else outside(accumulator, elements, region)
+
     def _count(self, accumulator: Accumulator, shape: tuple[int, ...]) -> int:
         return math.prod(shape[axis] for axis in accumulator.axes)
 
@@ -140,7 +160,7 @@ class ReducePass(Pass):
         ) + max(self._finish_bytes(tile, node, sink) for node, sink in self.outputs)
 
     def _finish_bytes(self, tile: Box, node: Node, sink: Sink) -> int:
-        kept = tuple(1 if axis in node.axes else n for axis, n in enumerate(tile))  # type: ignore[attr-defined]
+        kept = tuple(node.shape[axis] if axis in node.axes else n for axis, n in enumerate(tile))  # type: ignore[attr-defined]
         region = center(node.shape, kept)
         return sink.room(region) + sink.extent(region) + 2 * math.prod(kept) * 16
 
@@ -260,9 +280,12 @@ class ReducePass(Pass):
     def close(self, tile: Region, state: _State) -> None:
         for (node, sink), number in zip(self.outputs, self.used, strict=True):
             assert isinstance(node, Reduce)
-            region = tuple((0, 1) if axis in node.axes else span for axis, span in enumerate(tile))
+            region = tuple((0, node.shape[axis]) if axis in node.axes else span for axis, span in enumerate(tile))
             room = sink.room(region)
             block = sink.lay(region, state.slot[:room])
             count = math.prod(self.domain[axis] for axis in node.axes)
-            FINISH[node.name](state.states[number], count, node.ddof, block)
+            if isinstance(node, Select):
+                node.rule.finish(node.name, state.states[number], block)
+            else:
+                FINISH[node.name](state.states[number], count, node.ddof, block)
             sink.write(region, block, state.slot[room:])

@@ -1,0 +1,196 @@
+"""Order statistics and sets equal NumPy's, for random shapes, axes, dtypes, tiles and budgets."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.extra import numpy as hnp
+from test_laws import BUDGETS, DTYPES, on_disk, same, tiny_tiles  # noqa: F401
+
+import outsize
+import outsize.array as xp
+from outsize.array import external, filter, fresh, select, work
+from outsize.array.names import order, ranks, sets
+from outsize.array.passes.map import MapPass
+
+QUICK = settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=40)
+
+
+@pytest.fixture(autouse=True)
+def long_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lanes of a few elements are already long, and large arrays are small."""
+    monkeypatch.setattr(ranks, "_SHORT", 64)
+    monkeypatch.setattr(ranks, "_LARGE", 512)
+    monkeypatch.setattr(select, "PIECE", 7)
+    monkeypatch.setattr(order, "_SHORT", 64)
+    monkeypatch.setattr(external, "GRAIN", 64)
+    monkeypatch.setattr(filter, "BLOCK", 16)
+    monkeypatch.setattr(sets, "_PIECE", 32)
+    monkeypatch.setattr(fresh, "_SMALL", 64)
+
+
+def values(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
+    """Values with ties, both zeros, the dtype's ends, infinities and sometimes NaN."""
+    rng = np.random.default_rng(seed)
+    kind = np.dtype(dtype).kind
+    if kind == "b":
+        return rng.integers(0, 2, size=shape).astype(dtype)
+    if kind in "iu":
+        ends = np.iinfo(np.dtype(dtype).newbyteorder("="))
+        found = rng.integers(ends.min, ends.max, size=shape, dtype=np.dtype(dtype).newbyteorder("="), endpoint=True)
+        return np.where(rng.random(shape) < 0.5, found, found % 5).astype(dtype)
+    pick = [0.0, -0.0, 1.5, -np.inf, np.inf, *([np.nan] if seed % 3 == 0 else [])]
+    found = np.where(rng.random(shape) < 0.5, rng.normal(size=shape) * 100, rng.choice(pick, size=shape))
+    if kind == "c":
+        found = found + 1j * rng.integers(0, 3, size=shape)
+    return found.astype(dtype)
+
+
+def draw_axis(data: Any, ndim: int) -> Any:
+    """None, one axis, or several."""
+    some = st.lists(st.integers(0, ndim - 1), unique=True, min_size=1).map(lambda v: tuple(sorted(v)))
+    return data.draw(st.one_of(st.none(), st.integers(-ndim, ndim - 1), some))
+
+
+@QUICK
+@given(SHAPES, DTYPES, st.data(), st.integers(0, 99), BUDGETS)
+def test_medians_and_quantiles_equal_numpy(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, data: Any, seed: int, budget: int
+) -> None:
+    a = values(dtype, shape, seed)
+    x = on_disk(a, tmp_path)
+    axis, keepdims = draw_axis(data, len(shape)), data.draw(st.booleans())
+    q = data.draw(st.one_of(st.floats(0, 1), st.lists(st.floats(0, 1), min_size=1, max_size=12), st.integers(0, 1)))
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        same(xp.median(x, axis, keepdims=keepdims).compute(budget), np.median(a, axis=axis, keepdims=keepdims))
+        if a.dtype.kind in "bc":
+            with pytest.raises(outsize.InputError, match="cast it"):
+                xp.quantile(x, q)
+            return
+        same(np.quantile(x, q, axis=axis, keepdims=keepdims).compute(budget),
+             np.quantile(a, q, axis=axis, keepdims=keepdims))  # fmt: skip
+        hundreds = np.atleast_1d(q) * 100.0  # a scalar of NumPy changes its dtype where there is a NaN
+        same(xp.percentile(x, hundreds, axis).compute(budget), np.percentile(a, hundreds, axis=axis))
+
+
+@QUICK
+@given(SHAPES, DTYPES, st.data(), st.integers(0, 99), BUDGETS)
+def test_the_first_k_equal_a_stable_sort(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, data: Any, seed: int, budget: int
+) -> None:
+    a = values(dtype, shape, seed)
+    x = on_disk(a, tmp_path)
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    k, largest = data.draw(st.integers(0, shape[axis])), data.draw(st.booleans())
+    order = np.argsort(a, axis=axis, kind="stable")
+    if largest:
+        order = a.shape[axis] - 1 - np.flip(np.argsort(np.flip(a, axis), axis=axis, kind="stable"), axis)
+    order = np.take(order, range(k), axis)
+    found, places = xp.topk(x, k, axis, largest=largest)
+    same(places.compute(budget), order)
+    same(found.compute(budget), np.take_along_axis(a, order, axis))
+
+
+@QUICK
+@given(hnp.array_shapes(max_dims=3, max_side=4), DTYPES, st.data(), st.integers(0, 99), BUDGETS)
+def test_lanes_sorted_in_runs_equal_numpy(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, data: Any, seed: int, budget: int
+) -> None:
+    a = values(dtype, (*shape[:-1], shape[-1] * 60), seed)
+    x = on_disk(a, tmp_path)
+    axis, descending = data.draw(st.integers(-len(shape), len(shape) - 1)), data.draw(st.booleans())
+    want = np.argsort(a, axis=axis, kind="stable")
+    if descending:
+        want = a.shape[axis] - 1 - np.flip(np.argsort(np.flip(a, axis), axis=axis, kind="stable"), axis)
+    same(xp.argsort(x, axis=axis, descending=descending).compute(budget), want)
+    same(xp.sort(x, axis=axis, descending=descending).compute(budget), np.take_along_axis(a, want, axis))
+
+
+@settings(QUICK, max_examples=12)
+@given(hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=9), DTYPES, st.integers(0, 99), BUDGETS)
+def test_sets_equal_numpy(tmp_path: Path, shape: tuple[int, ...], dtype: str, seed: int, budget: int) -> None:
+    a = values(dtype, shape, seed)
+    x = on_disk(a, tmp_path)
+    same(xp.unique_values(x).compute(budget), np.unique(a, equal_nan=False))
+    same(xp.unique_counts(x).counts.compute(budget), np.unique_counts(a).counts)
+    kinds, which = xp.unique_inverse(x)
+    same(kinds.compute()[which.compute(budget)], a)
+    for got, want in zip(xp.unique_all(x), np.unique_all(a), strict=True):
+        same(got.compute(budget), want)
+    for got, want in zip(np.unique(x, True, True, True), np.unique(a, True, True, True), strict=True):
+        same(got.compute(budget), want)
+
+
+@QUICK
+@given(hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=30), DTYPES, st.integers(0, 99), BUDGETS)
+def test_places_equal_numpy(tmp_path: Path, shape: tuple[int, ...], dtype: str, seed: int, budget: int) -> None:
+    a = values(dtype, shape, seed)
+    x = on_disk(a, tmp_path)
+    for got, want in zip(np.nonzero(x), np.nonzero(a), strict=True):
+        same(got.compute(budget), want)
+    same(np.argwhere(x).compute(budget), np.argwhere(a))
+    same(x[x != 0].compute(budget), a[a != 0])
+
+
+@QUICK
+@given(SHAPES, st.integers(0, 300), DTYPES, DTYPES, st.sampled_from(["left", "right"]), st.integers(0, 99), BUDGETS)
+def test_searches_equal_numpy(
+    tmp_path: Path, shape: tuple[int, ...], length: int, one: str, two: str, side: Any, seed: int, budget: int
+) -> None:
+    a, b = np.sort(values(one, (length,), seed)), values(two, shape, seed + 1)
+    got = xp.searchsorted(on_disk(a, tmp_path), on_disk(b, tmp_path, "b"), side)
+    same(got.compute(budget), np.searchsorted(a, b, side))
+
+
+def test_an_interrupted_sort_goes_on_with_the_ranges_that_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "JOURNALED", 1)
+    a = values("f8", (60_000,), 1)
+    x, budget = on_disk(a, tmp_path), 1 << 20
+    merged: list[Any] = []
+    close, stop_at = MapPass.close, 4
+
+    def closed(self: Any, tile: Any, state: Any) -> None:
+        close(self, tile, state)
+        if isinstance(self.node, external.Merged):
+            merged.append(tile)
+            if len(merged) == stop_at:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(MapPass, "close", closed)
+    total = xp.sort(x).plan(budget).steps[-1].tiles
+    with pytest.raises(KeyboardInterrupt):
+        xp.sort(x).save(tmp_path / "s.npy", budget=budget)
+    done = len(merged)
+    stop_at = 0
+    merged.clear()
+    saved = xp.sort(x).save(tmp_path / "s.npy", budget=budget)
+    assert len(merged) < total and len(merged) + done >= total
+    np.testing.assert_array_equal(np.asarray(saved), np.sort(a))
+
+
+def test_what_cannot_be_done_says_the_next_move(tmp_path: Path) -> None:
+    x = on_disk(values("f4", (6, 5), 1), tmp_path)
+    for call, words in (
+        (lambda: xp.quantile(x, 2.0), "from 0 to 1"),
+        (lambda: xp.percentile(x, 101), "from 0 to 100"),
+        (lambda: xp.quantile(x, 0.5, method="nearest"), "sort the array"),
+        (lambda: xp.topk(x, 6), "no first 6"),
+        (lambda: xp.unique(x, axis=0), "one column at a time"),
+        (lambda: xp.searchsorted(x, x), "one dimension"),
+        (lambda: xp.nonzero(x.sum()), "at least one dimension"),
+        (lambda: xp.median(x, axis=2), "axis 2 does not exist"),
+    ):
+        with pytest.raises(outsize.InputError, match=words):
+            call()
