@@ -44,6 +44,10 @@ def cast(node: Node, dtype: Any) -> Node:
     return node if target == node.dtype else make_elementwise(CAST, (node,), target)
 
 
+class AxisError(InputError, IndexError):
+    """An axis that does not exist; as in NumPy both a wrong value and a wrong index."""
+
+
 def axis_index(axis: Any, ndim: int) -> int:
     """A non-negative axis number."""
     try:
@@ -51,7 +55,7 @@ def axis_index(axis: Any, ndim: int) -> int:
     except TypeError:
         raise InputError(f"an axis is a whole number, not {axis!r}") from None
     if not -ndim <= number < ndim:
-        raise InputError(f"axis {number} does not exist in an array of {ndim} dimensions")
+        raise AxisError(f"axis {number} does not exist in an array of {ndim} dimensions")
     return number % ndim
 
 

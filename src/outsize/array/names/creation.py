@@ -61,7 +61,7 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
     """start, start + step, ... below stop."""
     begin, end = (0, start) if stop is None else (start, stop)
     count = builtins.max(0, math.ceil((end - begin) / step))
-    element = np.dtype(dtype) if dtype is not None else np.arange(begin, begin + step, step).dtype
+    element = np.dtype(dtype) if dtype is not None else np.asarray([begin, end, step]).dtype
     return Array(Range(shape=(count,), dtype=element, start=begin, step=step))
 
 

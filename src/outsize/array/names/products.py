@@ -39,6 +39,9 @@ def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Array:
 
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
     """Sum of products along an axis, the first conjugated."""
+    lengths = [a.shape[make.axis_index(axis, a.ndim)] for a in (asarray(x1), asarray(x2))]
+    if lengths[0] != lengths[1]:
+        raise InputError(f"vecdot needs vectors of one length, not of {lengths[0]} and {lengths[1]}")
     first, second = broadcast_arrays(x1, x2)
     if first.dtype.kind == "c":
         first = apply(operation(np.conjugate), first)
