@@ -19,13 +19,13 @@ import numpy as np
 from outsize.array.reduce import Accumulator, States
 from outsize.array.store.base import Block, Region, region_shape
 
-PIECE = 1 << 18
+PIECE = 1 << 16
 """Elements that go through the counting at a time, so that their keys stay in cache."""
-_TABLE = 4 << 20
+_TABLE = 2 << 20
 """Bytes of counts of a lane: what many ranks at once have to share."""
 _FEW = 8
 """Beginnings that are looked for one by one; more are looked up."""
-_LISTED = 21
+_LISTED = 18
 """Leading bits up to which every beginning has a line in a list."""
 
 
