@@ -44,6 +44,25 @@ def test_limits_are_plain_numbers_and_the_namespace_tells_its_dtypes():
     assert set(info.dtypes()) >= {"bool", "float32", "complex128"} and info.default_device() in info.devices()
 
 
+@pytest.mark.parametrize(
+    "call,said",
+    [
+        (lambda x: xp.topk(x, 2.5), "whole number of elements, not 2.5"),
+        (lambda x: xp.repeat(x, np.array([1, 2])), "one for each of the 3 elements"),
+        (lambda x: xp.repeat(x, np.array([1, -2, 0])), "repeated -2 times"),
+        (lambda x: xp.repeat(x, -1), "repeated -1 times"),
+        (lambda x: xp.repeat(x, 2.5), "whole number"),
+        (lambda x: xp.from_dlpack([1, 2]), "list has no __dlpack__"),
+        (lambda x: xp.finfo("int8"), "int8 is no floating-point dtype: iinfo"),
+        (lambda x: xp.iinfo("float32"), "float32 is no integer dtype: finfo"),
+        (lambda x: xp.__array_namespace_info__().dtypes(kind="odd"), "'odd' is no kind of dtype: one of bool"),
+    ],
+)
+def test_mistakes_are_one_sentence(call, said):
+    with pytest.raises(outsize.InputError, match=said):
+        call(outsize.open(np.arange(3.0)))
+
+
 @given(counts=st.lists(st.integers(0, 4), min_size=1, max_size=7))
 def test_elements_are_repeated_as_often_as_their_own_number_says(counts):
     array = np.arange(len(counts) * 2).reshape(len(counts), 2)

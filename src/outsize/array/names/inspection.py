@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.array import Array
+from outsize.core.errors import InputError
 
 _KINDS = {
     "bool": ("bool",),
@@ -36,7 +37,7 @@ class Limits:
 
 def finfo(type: Any, /) -> Limits:
     """Limits of a floating-point dtype; of a complex one, those of its parts."""
-    found = np.finfo(_dtype(type))
+    found = np.finfo(_dtype(type, "fc", "floating-point"))
     return Limits(
         found.dtype, found.bits, float(found.min), float(found.max), float(found.eps), float(found.smallest_normal)
     )
@@ -44,12 +45,17 @@ def finfo(type: Any, /) -> Limits:
 
 def iinfo(type: Any, /) -> Limits:
     """Limits of an integer dtype."""
-    found = np.iinfo(_dtype(type))
+    found = np.iinfo(_dtype(type, "iu", "integer"))
     return Limits(found.dtype, found.bits, int(found.min), int(found.max))
 
 
-def _dtype(type: Any) -> np.dtype[Any]:
-    return type.dtype if isinstance(type, Array) else np.dtype(type)
+def _dtype(type: Any, kinds: str, name: str) -> np.dtype[Any]:
+    found = type.dtype if isinstance(type, Array) else np.dtype(type)
+    if found.kind not in kinds:
+        raise InputError(
+            f"{found} is no {name} dtype: {'iinfo' if found.kind in 'iu' else 'finfo'} has its limits, if any"
+        )
+    return found
 
 
 class Info:
@@ -78,4 +84,7 @@ class Info:
         """dtypes of a kind, or all."""
         asked = tuple(_KINDS) if kind is None else kind if isinstance(kind, tuple) else (kind,)
         kinds = [one for name in asked for one in _GROUPS.get(name, (name,))]
+        unknown = [one for one in kinds if one not in _KINDS]
+        if unknown:
+            raise InputError(f"{unknown[0]!r} is no kind of dtype: one of {', '.join((*_KINDS, *_GROUPS))}")
         return {name: np.dtype(name) for one in kinds for name in _KINDS[one]}

@@ -9,6 +9,7 @@ import numpy as np
 from outsize.array import make
 from outsize.array.array import Array, _as_node, apply
 from outsize.array.elementwise import IMAG, REAL, WHERE, operation, rounding
+from outsize.core.errors import InputError
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Array:
@@ -19,6 +20,8 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
     """An array of another library, in host memory: shared, or copied where that is asked for."""
+    if not hasattr(x, "__dlpack__"):
+        raise InputError(f"{type(x).__name__} has no __dlpack__: give an array of another library, or use asarray")
     said: dict[str, Any] = {name: value for name, value in (("device", device), ("copy", copy)) if value is not None}
     return asarray(np.from_dlpack(x, **said))
 

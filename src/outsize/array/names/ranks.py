@@ -160,6 +160,8 @@ def topk(x: Any, k: int, /, axis: int = -1, *, largest: bool = True) -> tuple[Ar
     array = asarray(x)
     place = make.axis_index(axis, array.ndim)
     node, _ = _lanes(array, place)
+    if not isinstance(k, int | np.integer):
+        raise InputError(f"topk takes a whole number of elements, not {k!r}")
     if not 0 <= k <= node.shape[-1]:
         raise InputError(f"axis {axis} has {node.shape[-1]} elements: it has no first {k}")
     shape = (*node.shape[:-1], k)

@@ -137,11 +137,20 @@ def repeat(x: Array, repeats: Any, /, *, axis: int | None = None) -> Array:
     if axis is None:
         return repeat(x.reshape(-1), repeats, axis=0)
     place = make.axis_index(axis, x.ndim)
-    if not isinstance(repeats, int):
-        counts = np.broadcast_to(np.asarray(repeats), (x.shape[place],))
-        return take(x, np.repeat(np.arange(x.shape[place]), counts), axis=place)
-    wide = broadcast_to(expand_dims(x, axis=place + 1), (*x.shape[: place + 1], repeats, *x.shape[place + 1 :]))
-    return wide.reshape((*x.shape[:place], x.shape[place] * repeats, *x.shape[place + 1 :]))
+    counts = np.asarray(repeats)
+    length = x.shape[place]
+    if counts.dtype.kind not in "iub" or counts.shape not in ((), (1,), (length,)):
+        raise InputError(
+            f"repeat takes a whole number, or one for each of the {length} elements of axis {place}, not "
+            f"{counts.dtype}{list(counts.shape)}"
+        )
+    if (counts < 0).any():
+        raise InputError(f"nothing can be repeated {counts.min()} times: repeat takes whole numbers from 0 on")
+    if counts.ndim:
+        return take(x, np.repeat(np.arange(length), np.broadcast_to(counts, (length,))), axis=place)
+    times = int(counts)
+    wide = broadcast_to(expand_dims(x, axis=place + 1), (*x.shape[: place + 1], times, *x.shape[place + 1 :]))
+    return wide.reshape((*x.shape[:place], length * times, *x.shape[place + 1 :]))
 
 
 def take(x: Array, indices: Any, /, *, axis: int | None = None) -> Array:
