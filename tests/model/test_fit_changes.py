@@ -31,6 +31,19 @@ def states_agree(one, other):
     return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
 
 
+def steps_agree(place, changes):
+    """After each change, which the fitted model and its twin get, a step leaves both with the same state."""
+    model, twin, batch = make()
+    ours, plain = optimizers(model, twin)
+    fitted = fit(model, batch, ours, **place)
+    for change in changes:
+        change(model), change(twin)
+        fitted.step(batch)
+        nets.plain_step(twin, nets.vision_loss, plain, batch)
+        assert states_agree(model, twin)
+    fitted.undo()
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_model_fitted_in_eval_mode_does_not_train_in_train_mode(place):
     model, before, batch = make()
@@ -45,45 +58,25 @@ def test_a_model_fitted_in_eval_mode_does_not_train_in_train_mode(place):
 
 @pytest.mark.parametrize("place", PLACES)
 def test_norms_that_are_switched_off_and_on_again_are_those_of_the_plain_step(place):
-    model, twin, batch = make()
-    ours, plain = optimizers(model, twin)
-    fitted = fit(model, batch, ours, **place)
-    for mode in (True, False, True):
-        model.train(mode), twin.train(mode)
-        fitted.step(batch)
-        nets.plain_step(twin, nets.vision_loss, plain, batch)
-        assert states_agree(model, twin)
-    fitted.undo()
+    steps_agree(place, [lambda model, mode=mode: model.train(mode) for mode in (True, False, True)])
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_buffers_that_are_changed_through_data_or_replaced_are_those_the_next_step_uses(place):
-    model, twin, batch = make()
-    ours, plain = optimizers(model, twin)
-    fitted = fit(model, batch, ours, **place)
-    for number in range(3):
-        for one in (model, twin):
-            one.stages[0].norm.running_mean.data.add_(1.0)
-            if number == 1:
-                one.stages[1].norm.running_var = torch.full((8,), 3.0)
-            one.train(number < 2)
-        fitted.step(batch)
-        nets.plain_step(twin, nets.vision_loss, plain, batch)
-        assert states_agree(model, twin)
-    fitted.undo()
+    def change(model, number):
+        model.stages[0].norm.running_mean.data.add_(1.0)
+        if number == 1:
+            model.stages[1].norm.running_var = torch.full((8,), 3.0)
+        model.train(number < 2)
+
+    steps_agree(place, [lambda model, number=number: change(model, number) for number in range(3)])
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_weights_that_are_frozen_and_trained_again_are_those_of_the_plain_step(place):
-    model, twin, batch = make()
-    ours, plain = optimizers(model, twin)
-    fitted = fit(model, batch, ours, **place)
-    for trained in (True, False, True):
-        model.stem.requires_grad_(trained), twin.stem.requires_grad_(trained)
-        fitted.step(batch)
-        nets.plain_step(twin, nets.vision_loss, plain, batch)
-        assert states_agree(model, twin)
-    fitted.undo()
+    steps_agree(
+        place, [lambda model, trained=trained: model.stem.requires_grad_(trained) for trained in (True, False, True)]
+    )
 
 
 def test_a_hosted_model_that_gets_other_parameters_says_so():
