@@ -12,6 +12,7 @@ from outsize.model.fitting.check import compare
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.runner import Runner, Work
+from outsize.model.fitting.stage import open_stage
 from outsize.model.fitting.stores import DiskStore
 from outsize.model.fitting.telling import say_absent
 
@@ -176,3 +177,22 @@ def test_a_comparison_that_fails_half_way_loses_no_weight(tmp_path):
         compare(work, EVERYTHING, tokens, store)
     store.close()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+
+
+def test_another_plan_is_made_with_weights_at_home_and_state_still_away(away):
+    """State that has no room beside the weights must not come for a plan."""
+    model, _, optimizer, _, step = away
+    state = [v for values in optimizer.state.values() for v in values.values() if v.dim()]
+    stage = open_stage(Work(model=model, loss=nets.language_loss, optimizer=optimizer), nets.make_tokens())
+    fitted = next(hook._fitted for hook in model._state_dict_pre_hooks.values() if hasattr(hook, "_fitted"))
+
+    def plan(limit):
+        assert all(p.untyped_storage().nbytes() for p in model.parameters())
+        assert stage.project(Choice(state_away=True)).state > 0
+        assert not any(v.untyped_storage().nbytes() for v in state)
+        raise outsize.BudgetError("no", needed=1, budget=limit, smallest=1)
+
+    fitted._replan = plan
+    with pytest.raises(outsize.OutOfMemory, match="no tighter plan"):
+        fitted._tighten("it was too much")
+    step()

@@ -288,7 +288,7 @@ def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]
             _label_rules(part, means.ignored) if means.counts else []
         )  # a label that nobody leaves out is not tried
         rules = [Normaliser(rule="samples"), Normaliser(rule="sum"), *labels]
-        holding = [rule for rule in rules if _holds(work, rule, part, runs, few)]
+        holding = [rule for rule in rules if _holds(work, rule, part, runs)]
         if not holding:
             return None, (
                 f"the loss of {few} samples is neither the mean nor the sum of their slices' losses: samples meet in it "
@@ -319,15 +319,13 @@ def _near(a: float, b: float) -> bool:
     return abs(a - b) <= TOLERANCE * max(abs(a), abs(b), 1e-6)
 
 
-def _holds(work: Work, rule: Normaliser, part: Any, runs: Any, few: int) -> bool:
+def _holds(work: Work, rule: Normaliser, part: Any, runs: Any) -> bool:
     import math
 
     whole = float(read_loss(work.loss(work.model, part))[0])
-    measured = rule.measure(part)
     total = 0.0
-    for run in runs:
+    for run, weight in zip(runs, rule.weigh(part, runs), strict=True):
         piece = batches.take(part, *run)
-        weight = rule.weigh(piece, run[1] - run[0], few, measured)
         total += weight * float(read_loss(work.loss(work.model, piece))[0]) if weight else 0.0
     return math.isfinite(total) and _near(total, whole)
 
@@ -365,7 +363,7 @@ def _tells_apart(work: Work, rule: Normaliser, part: Any, runs: Any, few: int) -
 
     planted = batches.transform(part, plant)
     try:
-        if not _holds(work, rule, planted, runs, few):
+        if not _holds(work, rule, planted, runs):
             return False
         losses, counts = [], []
         for one in (part, planted):

@@ -124,7 +124,7 @@ class Fitted(Guarded[Runner]):
         """The step fits only because the allocator clears its cache in every step: a little smaller may be faster."""
         said = f"the allocator cleared its cache {self._cleared} times in a step"
         try:
-            plan, choice = self._replan(int(allowed * TIGHTER["cuda"]))
+            plan, choice = self._plan_again(int(allowed * TIGHTER["cuda"]))
         except BudgetError:
             self.plan = replace(self.plan, notes=(*self.plan.notes, f"{said}; no smaller plan exists"))
             return
@@ -141,13 +141,18 @@ class Fitted(Guarded[Runner]):
         projected = self.plan.peak(pool)
         if not self.plan.remedies or self.measured >= ROOMY * projected:
             return
-        plan, choice = self._replan(allowed * projected // max(1, self.measured))
+        plan, choice = self._plan_again(allowed * projected // max(1, self.measured))
         said = f"the steps held {format_bytes(self.measured)} of {format_bytes(projected)} projected"
         if plan.slow_down >= FASTER * self.plan.slow_down:
             self.plan = replace(self.plan, notes=(*self.plan.notes, f"{said}; no plan with more room is faster"))
             return
         notes = (*plan.notes, f"{said}: relaxed from {self.plan.slow_down:.2f}x to {plan.slow_down:.2f}x")
         self._take(replace(plan, budgets=self.plan.budgets, notes=notes), choice)
+
+    def _plan_again(self, limit: int) -> tuple[FitPlan, Choice]:
+        """Another plan, compared with the plain step: weights are at home for that, the optimizer's state may have no room."""
+        self._now.bring_weights()
+        return self._replan(limit)
 
     def _take(self, plan: FitPlan, choice: Choice) -> None:
         """Go on with another plan."""
@@ -160,7 +165,7 @@ class Fitted(Guarded[Runner]):
 
     def _go_tighter(self, failure: str) -> None:
         most = min(self.plan.peak(self.plan.budgets[0].pool), self.plan.budgets[0].bytes)
-        plan, choice = self._replan(int(most * TIGHTER[self._work.device]))
+        plan, choice = self._plan_again(int(most * TIGHTER[self._work.device]))
         self._take(replace(plan, budgets=self.plan.budgets, notes=(*plan.notes, f"tightened: {failure}")), choice)
 
 

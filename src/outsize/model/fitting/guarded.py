@@ -142,7 +142,6 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
     def _tighten(self, failure: str) -> None:
         pool = self.plan.budgets[0].pool
         held = self.plan.peak(pool)
-        self.gather()  # plans are compared with the plain step, which has its weights
         try:
             self._go_tighter(failure)
         except BudgetError as error:

@@ -35,19 +35,24 @@ class Normaliser(Noun):
 
     def measure(self, batch: Any) -> int:
         """Labels of a batch that count."""
-        if self.rule != "labels":
-            return 0
+        return int(self._counted(batch).sum()) if self.rule == "labels" else 0
+
+    def weigh(self, batch: Any, runs: list[tuple[int, int]]) -> list[float]:
+        """Weight of the loss of each slice; labels are asked for once, since whoever asks a card waits for it."""
+        rows = runs[-1][1]
+        if self.rule == "samples":
+            return [(stop - start) / rows for start, stop in runs]
+        if self.rule == "labels":
+            counted = self._counted(batch)
+            each = (counted.flatten(1).sum(1) if counted.dim() > 1 else counted).tolist()
+            return [sum(each[start:stop]) / max(1, sum(each)) for start, stop in runs]
+        return [1.0] * len(runs)
+
+    def _counted(self, batch: Any) -> Any:
+        """True for each label that counts."""
         labels = batches.tensors_of(batch)[self.path]
         labels = labels[..., 1:] if self.shifted else labels
-        return int((labels != self.ignored).sum())
-
-    def weigh(self, part: Any, rows: int, all_rows: int, whole: int) -> float:
-        """Weight of the loss of a slice of `rows` out of `all_rows` samples."""
-        if self.rule == "samples":
-            return rows / all_rows
-        if self.rule == "labels":
-            return self.measure(part) / max(1, whole)
-        return 1.0
+        return labels != self.ignored
 
     def __str__(self) -> str:
         said = {

@@ -162,19 +162,18 @@ class Runner:
         work = self.work
         rows = batches.count_rows(batch)
         runs = self._runs(rows)
-        whole = work.normaliser.measure(batch) if len(runs) > 1 else 0
+        weights = work.normaliser.weigh(batch, runs) if self.real and len(runs) > 1 else [1.0 / len(runs)] * len(runs)
         if not self.real:  # the first slice makes gradients, the second adds to them, the rest is like the second
             runs = runs[:2]
         total = count = None
         with self._applied(), self._listening():
-            for start, stop in runs:
+            for (start, stop), weight in zip(runs, weights, strict=False):
                 part = batch if stop - start == rows else batches.take(batch, start, stop)
                 self.phase("forward")
                 with self._autocast():
                     loss, counted = read_loss(work.loss(work.model, part))
                 if counted is None:
-                    weight = work.normaliser.weigh(part, stop - start, rows, whole) if stop - start < rows else 1.0
-                    if weight == 0.0 and whole:  # no label counts in this slice: its mean is no number
+                    if weight == 0.0 and any(weights):  # no label counts in this slice: its mean is no number
                         continue
                     weight = weight or 1.0  # nor in the batch: no number either, and gradients of zero
                     loss = loss if weight == 1.0 else loss * weight
@@ -284,6 +283,11 @@ class Runner:
         state = self.update is not None and self.choice.state_away
         weights = {id(parameter) for parameter in self.work.model.parameters()}
         self.parcels.settle(lambda tensor: id(tensor) in streamed if id(tensor) in weights else state)
+
+    def bring_weights(self) -> None:
+        """Weights home; the optimizer's state stays where it is."""
+        weights = {id(parameter) for parameter in self.work.model.parameters()}
+        self.parcels.settle(lambda tensor: id(tensor) not in weights)
 
     def gather(self) -> None:
         """Everything home, as without us."""

@@ -42,12 +42,12 @@ class Twin:
 
     @classmethod
     def of(cls, tensor: Any) -> Twin:
-        """Its shape, layout and part in autograd."""
+        """Its shape, layout and part in autograd; its contents may be elsewhere."""
         import torch
 
-        dense = tensor.detach()
         return cls(
-            tuple(dense.shape), tuple(dense.stride()), dense.dtype, tensor.requires_grad, isinstance(tensor, torch.nn.Parameter)
+            tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad,
+            isinstance(tensor, torch.nn.Parameter),
         )  # fmt: skip
 
     def make(self, device: str) -> Any:

@@ -86,5 +86,6 @@ class HostedFitted(Guarded[HostedRunner]):
         error.add_note("some parameters were updated before this error: load the last saved state")
 
     def _go_tighter(self, failure: str) -> None:
+        self.gather()
         goal = int(self.plan.peak(self.plan.budgets[0].pool) * TIGHTER)
         self.plan, self.choice, self._runner = self._tighter(goal, self._now)
