@@ -4,8 +4,10 @@
     python benchmarks/fit_h200.py --out DIR --models gpt2 --precisions amp --percents 50
     python benchmarks/fit_h200.py --table DIR/rows.jsonl          # the tables of a run
 
-One process a (model, precision) runs the plain step, the peers and ours at every budget; the card is one process's at a
-time (planning, which needs no card, runs beside). Budgets are parts of what the plain step reserves. Peers: gradient
+One process a (model, precision, budget) runs ours and the finder, the first one of a model the plain step and the peers too;
+the card is one process's at a time, and under AMP, where launches bind, all other processes are stopped meanwhile. A time is
+that of the quickest of five steps, for every way alike. Budgets are parts of what the plain step reserves; in float32 the
+batch is half as large. Peers: gradient
 accumulation over 2, 4, 8 slices, every block checkpointed, `save_on_cpu`, accelerate's finder (x0.9 until it runs)
 with accumulation. Gradients of the whole batch are compared with the plain step's, tensor by tensor; in float32 a run of
 AdamW steps is compared with the plain one, beside a plain one whose samples are summed in another order.
@@ -19,7 +21,7 @@ import importlib
 import json
 import os
 import pathlib
-import statistics
+import signal
 import sys
 import time
 import traceback
@@ -34,23 +36,45 @@ PERCENTS = (50, 100, 25, 70, 35)
 class Card:
     """One card for several processes: held for everything but planning. On a CPU it limits nothing."""
 
-    def __init__(self, out, device):
+    def __init__(self, out, device, quiet=False):
         self.device = device
+        self.quiet = quiet
+        """Others are stopped while this process has the card: launches bind what it times."""
         self.lock = (out / "card.lock").open("w")
         self.held = False
         self.waited = 0.0
         """Seconds for which others had the card."""
+        self.crowd = out / "processes"
+        self.crowd.mkdir(exist_ok=True)
+
+    def join(self):
+        """This process may be stopped from now on."""
+        (self.crowd / str(os.getpid())).touch()
+
+    def leave(self):
+        """This process ends."""
+        (self.crowd / str(os.getpid())).unlink(missing_ok=True)
+
+    def tell(self, what):
+        """A signal to all others."""
+        for path in self.crowd.iterdir():
+            if int(path.name) != os.getpid():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(path.name), what)
 
     def take(self, kind=fcntl.LOCK_EX):
         start = time.perf_counter()
         fcntl.flock(self.lock, kind)
         self.waited += time.perf_counter() - start
         self.held = True
+        if kind == fcntl.LOCK_EX and self.quiet:
+            self.tell(signal.SIGSTOP)
 
     @contextlib.contextmanager
     def shared(self):
         """Others may compute meanwhile: nothing is timed here."""
         self.settle()
+        self.tell(signal.SIGCONT)
         self.take(fcntl.LOCK_SH)
         try:
             yield
@@ -65,6 +89,7 @@ class Card:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
         self.held = False
+        self.tell(signal.SIGCONT)
         fcntl.flock(self.lock, fcntl.LOCK_UN)
 
     @contextlib.contextmanager
@@ -73,9 +98,13 @@ class Card:
         held = self.held
         if held:
             self.give()
+        start, worked = time.perf_counter(), time.process_time()
         try:
             yield
         finally:
+            self.waited += max(
+                0.0, time.perf_counter() - start - (time.process_time() - worked)
+            )  # it may have been stopped
             if held:
                 self.take()
 
@@ -157,7 +186,7 @@ class Case:
         torch.set_num_threads(2)
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         self.card.wake()
-        if not self.peers:  # the first process of a model times the plain step
+        if self.peers != "early":  # the first process of a model times the plain step
             self.base, self.reserved = self.wait_for_plain()
         self.card.take()
         try:
@@ -168,6 +197,8 @@ class Case:
     def _run(self, torch):
         with self.card.shared():
             model, plain_loss, batch = build(self.name, self.card.device, self.given.tiny)
+            if self.precision == "fp32" and not self.given.tiny:  # twice the bytes and four times the time
+                batch = {key: value[: value.shape[0] // 2].clone() for key, value in batch.items()}
 
         def loss(m, b):
             with torch.autocast(self.card.device, dtype=torch.bfloat16, enabled=self.precision == "amp"):
@@ -177,6 +208,10 @@ class Case:
         self.first = [p.detach().to("cpu", copy=True) for p in model.parameters()]
         self.buffers = [b.detach().clone() for b in model.buffers()]
         self.count = next(iter(batch.values())).shape[0]
+        if self.peers == "late":
+            if not self.late(way="save_on_cpu"):
+                self.peer("save_on_cpu")
+            return
         if self.peers:
             self.plain()
         self.reference()
@@ -188,21 +223,31 @@ class Case:
                 self.ours(percent)
             if percent < 100 and self.given.peers and not self.late(way="finder", percent=percent):
                 self.finder(percent)
-        if self.given.peers and self.peers and not self.late(way="save_on_cpu"):
-            self.peer("save_on_cpu")
-            if self.card.device == "cuda":
-                torch._C._host_emptyCache()
 
     def wait_for_plain(self):
         """(seconds, reserved bytes) of the plain step, from the process that runs it."""
         while time.time() < self.given.deadline + 120:
-            path = self.out / "rows.jsonl"
-            rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-            for row in rows:
-                if (row["model"], row["precision"], row.get("way")) == (self.name, self.precision, "plain"):
-                    return row["seconds"], row["reserved"]
+            row = self.told("plain")
+            if row:
+                return row["seconds"], row["reserved"]
             time.sleep(0.2)
         raise TimeoutError("the plain step has not come")
+
+    def told(self, way):
+        """What a process of the same model wrote about a way without a limit."""
+        path = self.out / "rows.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        mine = (self.name, self.precision, way)
+        found = (r for r in rows if (r["model"], r["precision"], r.get("way")) == mine and "percent" not in r)
+        return next((row for row in found if "seconds" in row), None)
+
+    def hopeless(self, size, budget):
+        """True where slices of so many samples hand out more than the budget, by the line through two that were measured."""
+        one, two = self.told("plain"), self.told("micro2")
+        if not one or not two:
+            return False
+        each = (one["allocated"] - two["allocated"]) / (self.count - -(-self.count // 2))
+        return one["allocated"] - each * (self.count - size) > 1.05 * budget
 
     def optimizer(self):
         import torch
@@ -221,7 +266,7 @@ class Case:
                 buffer.copy_(value)
 
     def clock(self, step, warm=1, count=None, fresh=True):
-        """Median seconds of a step, and peaks; `fresh`: from an empty cache."""
+        """Seconds of the quickest of some steps, and peaks; `fresh`: from an empty cache."""
         if fresh:
             self.card.watch()
         for _ in range(warm):
@@ -233,9 +278,9 @@ class Case:
             step()
             self.card.settle()
             times.append(time.perf_counter() - start)
-            if sum(times) > 4.0 and len(times) > 1:
+            if sum(times) > 1.5 and len(times) > 1:
                 break
-        return {"seconds": statistics.median(times), "times": [round(t, 5) for t in times], **self.card.peaks()}
+        return {"seconds": min(times), "times": [round(t, 5) for t in times], **self.card.peaks()}
 
     def attempt(self, make, **what):
         """Run a way; a failure is a result too."""
@@ -286,6 +331,8 @@ class Case:
 
         def make(optimizer):
             for size in finder_sizes(self.count):
+                if size > 1 and self.hopeless(size, budget):
+                    continue
                 self.card.limit(budget)
                 try:
                     step = cut_step(self.model, self.loss, optimizer, self.batch, size)
@@ -314,7 +361,7 @@ class Case:
                 self.batch = given
                 self.write(way="noise", other="plain, samples in another order", **self.against_plain(other))
         self.trajectory = None
-        steps = self.given.trajectory if self.base < 0.35 else 5
+        steps = self.given.trajectory if self.base < 0.8 else 5
         if self.precision == "fp32" and 50 in self.percents and not self.late(way="trajectory"):
             self.trajectory = self.course(lambda o: cut_step(self.model, self.loss, o, self.batch, self.count), steps)
             order = {key: value.flip(0) for key, value in self.batch.items()}
@@ -505,19 +552,23 @@ def lend_while_planning(card):
 
     lend(Stage, "project")
     lend(verb.Search, "run")
+    lend(verb.Search, "another")
 
 
 def work(name, precision, percents, peers, given):
     """A process's whole life."""
     out = pathlib.Path(given.out)
-    card = Card(out, given.device)
+    card = Card(out, given.device, quiet=precision == "amp")
     case = Case(name, precision, percents, peers, given, card)
     try:
         lend_while_planning(card)
         case.parts = time_parts(card)
+        card.join()
         case.run()
     except Exception as error:
         case.write(failed=f"{type(error).__name__}: {error}", trace=traceback.format_exc()[-3000:])
+    finally:
+        card.leave()
 
 
 def everything(given):
@@ -538,7 +589,8 @@ def everything(given):
     given.deadline = given.start + given.seconds
     warm_up()
     cases = [case for precision in given.precisions for name in given.models for case in cut(name, precision, given)]
-    cases.sort(key=lambda case: not case[3])
+    cases.sort(key=lambda case: given.percents.index(case[2][0]) if case[2] else len(given.percents))
+    crowd = Card(out, given.device)
     running = {}
     start = time.time()
     while cases or running:
@@ -552,15 +604,21 @@ def everything(given):
                     os._exit(0)
             running[pid] = case
         pid, status = os.wait()
+        (crowd.crowd / str(pid)).unlink(missing_ok=True)
+        if status:  # it may have been killed with the card in its hands
+            crowd.tell(signal.SIGCONT)
         print(f"{time.time() - start:7.1f} s  {running.pop(pid)} ended ({status})", flush=True)
     (out / "card.lock").unlink(missing_ok=True)
+    crowd.crowd.rmdir()
     print(table(out / "rows.jsonl"))
 
 
 def cut(name, precision, given):
-    """The processes of a model: one a budget, the first has the peers. cuDNN stays with what had room first."""
+    """The processes of a model: one a budget, the first has the peers, a last one the slowest of them. cuDNN stays with what
+    had room first."""
     percents = given.percents
-    return [(name, precision, [percent], percent == percents[0]) for percent in percents]
+    cases = [(name, precision, [percent], "early" if percent == percents[0] else "") for percent in percents]
+    return [*cases, (name, precision, [], "late")] if given.peers else cases
 
 
 def warm_up():
@@ -618,7 +676,7 @@ def main():
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS))
     parser.add_argument("--precisions", type=lambda text: text.split(","), default=["amp", "fp32"])
     parser.add_argument("--percents", type=lambda text: [int(p) for p in text.split(",")], default=list(PERCENTS))
-    parser.add_argument("--steps", type=int, default=3, help="timed steps")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps")
     parser.add_argument("--trajectory", type=int, default=20, help="AdamW steps that are compared")
     parser.add_argument("--seconds", type=float, default=420.0, help="no case begins after so many")
     parser.add_argument("--processes", type=int, default=8)

@@ -376,7 +376,7 @@ def test_a_plan_that_held_less_than_projected_is_relaxed_and_says_so():
     fitted = outsize.fit(model, nets.language_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget=budget)
     before = fitted.plan
     fitted.measured = before.peak() // 4
-    fitted._relax(budget)
+    fitted._relax(budget, batch)
     assert fitted.plan.slow_down < before.slow_down and "relaxed" in fitted.plan.notes[-1]
     assert fitted.plan.budgets == before.budgets
     fitted.step(batch)
@@ -422,7 +422,7 @@ def test_on_a_card_a_plan_is_found_whose_allocator_settles_inside_the_limit():
     assert findings.heads == ("head",) and facts.plain.peak > facts.pieces.peak
     for percent in (100, 70, 50):
         search = Search(facts, stage.project, "exact", plain.peak * percent // 100, limited=True)
-        found = search.run()[0]
+        found = search.run()
         assert found.projection.settles(plain.peak * percent // 100), percent
         assert (found.choice == Choice()) == (percent == 100)
 
@@ -531,3 +531,19 @@ def test_after_an_out_of_memory_the_plan_is_tighter_and_it_is_said_once():
     for _ in range(2):
         nets.plain_step(twin, nets.language_loss, other, batch)
     assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-5
+
+
+def test_a_plan_that_should_have_been_faster_and_is_not_is_taken_back():
+    model, batch = nets.Language(), nets.make_tokens()
+    budget = plain_peak(model, nets.language_loss, batch, lambda p: torch.optim.SGD(p, 0.1)) // 3
+    for took, back in ((2.0, True), (0.5, False)):
+        fitted = outsize.fit(model, nets.language_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget=budget)
+        first = fitted.choice
+        fitted._took, fitted.measured = 1.0, fitted.plan.peak() // 4
+        fitted._relax(budget, batch)
+        assert fitted.choice != first and fitted._watched
+        fitted._took = took
+        fitted._keep_faster(*fitted._left)
+        assert (fitted.choice == first) == back and ("taken back" in fitted.plan.notes[-1]) == back
+        fitted.step(batch)
+        fitted.undo()

@@ -21,7 +21,7 @@ EVERYTHING = Choice(
 )  # fmt: skip
 
 
-def no_other_plan(limit):
+def no_other_plan(limit, batch):
     raise AssertionError
 
 
@@ -139,7 +139,7 @@ def test_weights_that_are_away_are_home_before_another_plan_is_compared_with_the
     work = Work(model=model, loss=loss, optimizer=ours)
     store, beside = DiskStore(str(tmp_path)), DiskStore(str(tmp_path))
 
-    def tighter(limit):
+    def tighter(limit, batch):
         assert compare(work, EVERYTHING, tokens, beside)[0] < 1e-5
         return plan, EVERYTHING
 
@@ -186,7 +186,7 @@ def test_another_plan_is_made_with_weights_at_home_and_state_still_away(away):
     stage = open_stage(Work(model=model, loss=nets.language_loss, optimizer=optimizer), nets.make_tokens())
     fitted = next(hook._fitted for hook in model._state_dict_pre_hooks.values() if hasattr(hook, "_fitted"))
 
-    def plan(limit):
+    def plan(limit, batch):
         assert all(p.untyped_storage().nbytes() for p in model.parameters())
         assert stage.project(Choice(state_away=True)).state > 0
         assert not any(v.untyped_storage().nbytes() for v in state)

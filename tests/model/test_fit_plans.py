@@ -89,7 +89,7 @@ def test_no_traced_plan_that_fits_is_cheaper_and_the_budget_that_an_error_names_
     facts, project = works[make, device]
     search = Search(facts, project, "exact", facts.plain.peak * percent // 100)
     try:
-        found = search.run()[0]
+        found = search.run()
     except BudgetError as error:
         assert Search(facts, project, "exact", error.smallest).run()
         assert error.smallest > search.budget
@@ -104,6 +104,6 @@ def test_more_room_does_not_make_a_plan_slower(works):
     facts, project = works[make_recurrent, "cpu"]
     took = []
     for percent in (40, 50, 60, 70, 80, 90, 100):
-        found = Search(facts, project, "exact", facts.plain.peak * percent // 100).run()[0]
+        found = Search(facts, project, "exact", facts.plain.peak * percent // 100).run()
         took.append(facts.passes + found.seconds)
     assert all(later <= 1.05 * min(took[:number]) for number, later in enumerate(took[1:], 1))

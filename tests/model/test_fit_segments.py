@@ -63,7 +63,7 @@ def planned():
 def test_a_plan_has_growing_segments_where_it_fits_only_with_them(planned, percent, limited):
     facts, stage = planned
     budget = facts.plain.peak * percent // 100
-    found = Search(facts, stage.project, "exact", budget, limited).run()[0]
+    found = Search(facts, stage.project, "exact", budget, limited).run()
     native = stage.project(dataclasses.replace(found.choice, expandable=False))
     alone = Search(facts, stage.project, "exact", budget, limited)
     fits = alone.fits(
@@ -79,7 +79,7 @@ def test_without_growing_segments_a_plan_takes_at_least_as_long(planned):
     assert facts.plain.grown < facts.plain.peak
     budget = int(facts.plain.grown * (1 + TIES)) + PAGE + 1
     forbidden = dataclasses.replace(facts, forbidden=facts.forbidden | {"expandable": "you said so"})
-    growing, fixed = (Search(f, stage.project, "exact", budget).run()[0] for f in (facts, forbidden))
+    growing, fixed = (Search(f, stage.project, "exact", budget).run() for f in (facts, forbidden))
     assert growing.choice == Choice(expandable=True) and growing.choice.plain
     assert not fixed.choice.expandable and not fixed.choice.plain and fixed.seconds > growing.seconds
 

@@ -150,7 +150,8 @@ def gather_facts(
         gradients=sum(sizes), state=max(0, state if held else 0), largest=max(sizes, default=0),
         copies=state / max(1, sum(sizes)), parameters=len(sizes), activations=activations, heads=heads,
         logits=_head_bytes(heads, plain), pieces=pieces,
-        parts=parts, ladders=_ladders(parts, [names, *(_beside(names, spans) for spans in cuts if spans)], activations),
+        parts=parts,
+        ladders=_ladders(parts, [names, *(_beside(names, spans) for spans in cuts if spans)], activations, heads),
         timing=timing,
         growable=work.device == "cuda" and can_grow(),
         forbidden=find_forbidden(work, findings, heads, own_step),
@@ -178,10 +179,16 @@ def _beside(names: list[str], spans: dict[str, tuple[str, ...]]) -> list[str]:
     return [*(name for name in names if name not in inside), *spans]
 
 
-def _ladders(parts: dict[str, Part], cuts: list[list[str]], activations: int) -> tuple[tuple[Rung, ...], ...]:
-    """What a module keeps is there at once when it is computed again: ladders without large modules peak lower."""
+def _ladders(
+    parts: dict[str, Part], cuts: list[list[str]], activations: int, heads: tuple[str, ...]
+) -> tuple[tuple[Rung, ...], ...]:
+    """What a module keeps is there at once when it is computed again: ladders without large modules peak lower.
+
+    Heads whose loss is taken in pieces cannot be computed again: there are ladders without them.
+    """
     found: dict[tuple[Rung, ...], None] = {}
-    for share, names in itertools.product(SHARES, cuts):
+    without = [[name for name in names if name not in heads] for names in cuts] if heads else []
+    for share, names in itertools.product(SHARES, [*cuts, *without]):
         small = {name: part for name, part in parts.items() if part.kept * share <= activations}
         found[build_ladder(small, tuple(names), activations // LEAST)] = None
     return tuple(ladder for ladder in found if ladder)

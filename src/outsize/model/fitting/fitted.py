@@ -6,6 +6,7 @@ that held more than its budget is made tighter, one that held much less is made 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,8 @@ SLOWER = 1.2
 FASTER = 0.98
 """Another plan is taken where it needs at most this part of the time."""
 
-Replan = Callable[[int], tuple[FitPlan, Choice]]
+Replan = Callable[[int, Any], tuple[FitPlan, Choice]]
+"""(budget, batch to run plans on or None) -> another plan."""
 
 
 class Fitted(Guarded[Runner]):
@@ -46,6 +48,10 @@ class Fitted(Guarded[Runner]):
         """Steps that are still measured: on a card three, since the first makes the optimizer's state and the cache settles."""
         self._cleared = 0
         """How often the allocator cleared its cache in the last measured step, to stay inside its limit."""
+        self._took = 0.0
+        """Seconds of the last measured step on a card."""
+        self._left: tuple[FitPlan, Choice, float] | None = None
+        """The plan that was left for one that should be faster, with the seconds of its step."""
         self._replan = replan
         self._rows = rows
         if runner is not None:
@@ -62,10 +68,12 @@ class Fitted(Guarded[Runner]):
         assert self.measured is not None
         if self.measured > allowed:
             self._tighten(f"the first step held {format_bytes(self.measured)} of {format_bytes(allowed)}")
+        elif self._watched == 0 and self._left is not None:
+            self._keep_faster(*self._left)
         elif self._watched == 0 and self._cleared:
-            self._make_room(allowed)
+            self._make_room(allowed, batch)
         elif self._watched == 0 and self._work.device == "cuda":
-            self._relax(allowed)
+            self._relax(allowed, batch)
         return loss
 
     def backward(self, batch: Any) -> Any:
@@ -104,8 +112,11 @@ class Fitted(Guarded[Runner]):
         if runner.work.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_stats().get("num_alloc_retries", 0)
+            torch.cuda.synchronize()
+            start = time.perf_counter()
             loss = runner.step(batch)
             torch.cuda.synchronize()
+            self._took = time.perf_counter() - start
             self._cleared = torch.cuda.memory_stats().get("num_alloc_retries", 0) - before
             self.measured = int(torch.cuda.max_memory_reserved())
             return loss
@@ -120,39 +131,50 @@ class Fitted(Guarded[Runner]):
                 "updated, the rest is not; load the last saved state"
             ) from error
 
-    def _make_room(self, allowed: int) -> None:
+    def _make_room(self, allowed: int, batch: Any) -> None:
         """The step fits only because the allocator clears its cache in every step: a little smaller may be faster."""
         said = f"the allocator cleared its cache {self._cleared} times in a step"
         try:
-            plan, choice = self._plan_again(int(allowed * TIGHTER["cuda"]))
+            plan, choice = self._plan_again(int(allowed * TIGHTER["cuda"]), batch)
         except BudgetError:
             self.plan = replace(self.plan, notes=(*self.plan.notes, f"{said}; no smaller plan exists"))
             return
         if plan.slow_down > SLOWER * self.plan.slow_down:
             self.plan = replace(self.plan, notes=(*self.plan.notes, f"{said}; smaller plans are slower still"))
             return
-        notes = (*plan.notes, f"{said}: tightened")
-        self._take(replace(plan, budgets=self.plan.budgets, notes=notes), choice)
+        self._try(plan, choice, f"{said}: tightened")
 
-    def _relax(self, allowed: int) -> None:
+    def _relax(self, allowed: int, batch: Any) -> None:
         """The steps held less than projected: a faster plan may have room."""
         assert self.measured is not None
         pool = self.plan.budgets[0].pool
         projected = self.plan.peak(pool)
         if not self.plan.remedies or self.measured >= ROOMY * projected:
             return
-        plan, choice = self._plan_again(allowed * projected // max(1, self.measured))
+        plan, choice = self._plan_again(allowed * projected // max(1, self.measured), batch)
         said = f"the steps held {format_bytes(self.measured)} of {format_bytes(projected)} projected"
         if plan.slow_down >= FASTER * self.plan.slow_down:
             self.plan = replace(self.plan, notes=(*self.plan.notes, f"{said}; no plan with more room is faster"))
             return
-        notes = (*plan.notes, f"{said}: relaxed from {self.plan.slow_down:.2f}x to {plan.slow_down:.2f}x")
-        self._take(replace(plan, budgets=self.plan.budgets, notes=notes), choice)
+        self._try(plan, choice, f"{said}: relaxed from {self.plan.slow_down:.2f}x to {plan.slow_down:.2f}x")
 
-    def _plan_again(self, limit: int) -> tuple[FitPlan, Choice]:
+    def _try(self, plan: FitPlan, choice: Choice, said: str) -> None:
+        """Go on with a plan that should be faster, and look whether it is."""
+        self._left = self.plan, self.choice, self._took
+        self._take(replace(plan, budgets=self.plan.budgets, notes=(*plan.notes, said)), choice)
+        self._watched = 2
+
+    def _keep_faster(self, plan: FitPlan, choice: Choice, took: float) -> None:
+        """Back to the plan that was left, where its step took less."""
+        self._left = None
+        if self._took > took:
+            said = f"another plan took {1e3 * self._took:.1f} ms a step and not {1e3 * took:.1f} ms: taken back"
+            self._take(replace(plan, notes=(*plan.notes, said)), choice)
+
+    def _plan_again(self, limit: int, batch: Any = None) -> tuple[FitPlan, Choice]:
         """Another plan, compared with the plain step: weights are at home for that, the optimizer's state may have no room."""
         self._now.bring_weights()
-        return self._replan(limit)
+        return self._replan(limit, batch)
 
     def _take(self, plan: FitPlan, choice: Choice) -> None:
         """Go on with another plan."""

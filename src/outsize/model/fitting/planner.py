@@ -40,8 +40,8 @@ TIES = 0.03
 PAGE = 20 * 2**20
 """By so much a segment grows at least."""
 
-CLOSE = 1.15
-"""Choices whose predicted times are this near each other are worth a real run each."""
+FEW = 4
+"""Most traces in search of one more choice to run."""
 
 
 @dataclass(slots=True)
@@ -76,19 +76,21 @@ class Search:
     candidates: list[Candidate] = field(default_factory=list)
     least: Choice = field(default_factory=Choice)
     """Where nothing fits, the choice that holds least."""
+    corrections: dict[tuple[str, ...], float] = field(default_factory=dict)
+    """Kind of a choice -> what traces have shown its arithmetic to be off by."""
 
-    def run(self, count: int = 1) -> list[Candidate]:
-        """The cheapest choices that fit, at most `count` and of nearly the same price, or a `BudgetError`."""
+    def run(self) -> Candidate:
+        """The cheapest choice that fits, or a `BudgetError`."""
         self.candidates = sorted(self._candidates(), key=lambda c: (c.seconds, c.predicted))
-        best = self._cheapest(self.candidates)
-        if best is None:
-            best = self._smallest()
-        found = [best]
-        for other in self._others(best)[: count - 1] if len(self.tried) < TRACES else ():
-            refined = self._refine(other) if self.fits(self._trace(other)) else None
-            if refined is not None and all(refined.choice != c.choice for c in found):
-                found.append(refined)
-        return sorted(found, key=lambda c: c.seconds)
+        return self._cheapest(self.candidates, TRACES) or self._smallest()
+
+    def another(self, found: list[Candidate], passes: float) -> Candidate | None:
+        """The cheapest choice of another kind than those found, where its passes may take less than so many seconds."""
+        most = passes - self.facts.passes
+        near = (c for c in self.candidates if c.seconds < most)
+        others = [c for c in near if not any(_does_more(c.choice, f.choice) for f in found)]
+        another = self._cheapest(others, len(self.tried) + FEW)
+        return None if another is None or any(_does_more(another.choice, f.choice) for f in found) else another
 
     def fits(self, candidate: Candidate) -> bool:
         """True where the traced step stays inside the budget."""
@@ -108,16 +110,16 @@ class Search:
             return int(peak * (1 + TIES)) + PAGE
         return int(peak * (1 + (TIES if self.limited else SURE))) + 1
 
-    def _cheapest(self, candidates: list[Candidate]) -> Candidate | None:
+    def _cheapest(self, candidates: list[Candidate], most: int) -> Candidate | None:
         """The first that fits, cheapest first; what a trace says about the arithmetic holds for the same kind of choice.
 
         Where choices that keep weights, gradients and state in the same places have failed twice, the smallest of them is
-        traced: where it fails too, all of them do.
+        traced: where it fails too, all of them do. At most `most` traces are made in all.
         """
-        corrections: dict[tuple[str, ...], float] = {}
+        corrections = self.corrections
         failed: dict[tuple[str, ...], int] = {}
         fitting: list[Candidate] = []
-        while len(self.tried) < TRACES:
+        while len(self.tried) < most:
             beyond = self._beyond()
             candidate = next((c for c in candidates if self._hopeful(c, corrections, failed, beyond)), None)
             if candidate is None:
@@ -175,19 +177,6 @@ class Search:
         """What the arithmetic is multiplied by before it is believed."""
         return HOPE * self._handed
 
-    def _others(self, best: Candidate) -> list[Candidate]:
-        """Choices of another kind that may be as fast: those whose remedies differ, the cheapest of each kind."""
-        limit = CLOSE * (best.seconds + self.facts.passes) - self.facts.passes
-        kinds = {_kind(best.choice)}
-        found = []
-        for candidate in self.candidates:
-            near = candidate.seconds <= limit and candidate.predicted * self._hope <= self.budget
-            near = near and not (best.choice.plain and candidate.choice.checkpoint)
-            if near and candidate.projection is None and _kind(candidate.choice) not in kinds:
-                kinds.add(_kind(candidate.choice))
-                found.append(candidate)
-        return found
-
     def _trace(self, candidate: Candidate) -> Candidate:
         """What a choice holds; where it does not fit and growing segments would reserve less, with those."""
         projection = candidate.projection = self.project(candidate.choice)
@@ -229,7 +218,7 @@ class Search:
         failed = [c for c in self.tried if _alike(c.choice, candidate.choice) and not self.fits(c)]
         low = max((rungs.index(c.choice.checkpoint) for c in failed if c.choice.checkpoint in rungs), default=-1)
         low = min(low, high)
-        tries = TRACES + 4 - len(self.tried)
+        tries = max(3, TRACES + 4 - len(self.tried))
         while high - low > 1 and tries > 0:
             middle = (low + high) // 2
             shorter = self._candidate(replace(candidate.choice, checkpoint=rungs[middle], expandable=False))
@@ -269,9 +258,11 @@ def _places(choice: Choice) -> tuple[str, ...]:
     return tuple(name for name in ("in_backward", "state_away", "gradients_away", "stream") if getattr(choice, name))
 
 
-def _kind(choice: Choice) -> tuple[Any, ...]:
-    """Which remedies a choice uses, with the number of its slices."""
-    return choice.slices, *_means(choice)
+def _does_more(choice: Choice, other: Choice) -> bool:
+    """True where a choice does all that another does, and so is hardly faster, or the same to another degree."""
+    same = _means(choice) == _means(other) and choice.slices == other.slices
+    covers = set(_means(choice)) >= set(_means(other)) and choice.slices >= other.slices
+    return same or (covers and len(choice.checkpoint) >= len(other.checkpoint))
 
 
 def _highest(candidate: Candidate) -> str | None:

@@ -34,15 +34,24 @@ ROOM = 0.8
 HEADS = 16
 """Pieces of the loss in a forward pass alone, so that logits do not take the room."""
 
+RUNS = 3
+"""How often something is timed, where it is short."""
+
+SHORT = 0.2
+"""Seconds of one run after which it is not timed again."""
+
 PROBE = 64 * 2**20
 """Bytes copied to measure the link."""
+
+
+Point = tuple[int, float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing(Noun):
     """Times of the plain step."""
 
-    points: tuple[tuple[int, float, float], ...]
+    points: tuple[Point, ...]
     """(samples, seconds of the forward pass, of the backward pass), the smaller first."""
     modules: dict[str, float]
     """Seconds of each module's forward pass with the largest number of samples, everything inside included."""
@@ -103,7 +112,7 @@ def measure_times(work: Work, batch: Any, plain: Projection, budget: int) -> Tim
     most = max(1, min(rows, int((ROOM * budget - there) // each)))
     while True:
         try:
-            return _measure(work, batch, most, rows, _ratio(plain))
+            return _measure(work, batch, most, rows, plain)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -113,42 +122,55 @@ def measure_times(work: Work, batch: Any, plain: Projection, budget: int) -> Tim
         most //= 2
 
 
+def _measure(work: Work, batch: Any, most: int, rows: int, plain: Projection) -> Timing:
+    with without_cache(work.model), dropping(work.model):
+        _run(work, batches.take(batch, 0, max(1, most // 8)))
+        sizes = sorted({max(1, most // 8), max(1, most // 2), most})
+        points = [(n, *_clocked(work, batches.take(batch, 0, n))) for n in sizes]
+        with chunked_heads(work.model, work.heads, HEADS, work.device, always=True):
+            sizes = sorted({n for n in (rows // 2, rows) if n > most})
+            points += _extrapolated(work, batch, points[-1], sizes, _ratio(plain))
+            modules = _modules(work, batches.take(batch, 0, points[-1][0]), points[-1][1])
+    for head in work.heads:  # it stood for its logits only
+        modules[head] = _share(plain, head) * points[-1][1]
+    return Timing(points=tuple(points), modules=modules, link=measure_link(), measured=True)
+
+
 def _ratio(plain: Projection) -> float:
     """Time of the backward pass over that of the forward pass, by what their operators compute and touch."""
     took = {phase: sum(t for (p, _), t in plain.seconds.items() if p == phase) for phase in ("forward", "backward")}
     return min(3.0, max(1.5, took["backward"] / max(took["forward"], 1e-12)))
 
 
-def _measure(work: Work, batch: Any, most: int, rows: int, ratio: float) -> Timing:
-    with without_cache(work.model), dropping(work.model):
-        _run(work, batches.take(batch, 0, max(1, most // 8)))
-        sizes = sorted({max(1, most // 8), max(1, most // 2), most})
-        points = [(n, *_clocked(work, batches.take(batch, 0, n))) for n in sizes]
-        for n in sorted({rows // 2, rows}):
-            if n > most:
-                with chunked_heads(work.model, work.heads, HEADS, work.device, always=True):
-                    forward = _forward_alone(work, batches.take(batch, 0, n))
-                if forward is not None:
-                    points.append((n, forward, max(points[-1][2], ratio * forward)))
-        with chunked_heads(work.model, work.heads, HEADS, work.device, always=True):
-            modules = _modules(work, batches.take(batch, 0, points[-1][0]), points[-1][1])
-    return Timing(points=tuple(points), modules=modules, link=measure_link(), measured=True)
+def _extrapolated(work: Work, batch: Any, last: Point, sizes: list[int], ratio: float) -> list[Point]:
+    """Points of sizes whose gradients have no room: both passes grow from the last one as a forward pass alone does.
+
+    Where launches bind the last one, its backward pass would grow too much: `ratio` bounds it.
+    """
+    few = _forward_alone(work, batches.take(batch, 0, last[0])) if sizes else None
+    points: list[Point] = []
+    for n in sizes:
+        many = None if few is None else _forward_alone(work, batches.take(batch, 0, n))
+        if few is not None and many is not None:
+            growth = max(1.0, many / few)
+            forward = max(many, min(last[1] * growth, 1.2 * many))
+            points.append((n, forward, max(last[2], min(last[2] * growth, ratio * forward))))
+    return points
+
+
+def _share(plain: Projection, name: str) -> float:
+    """A module's part of the forward pass, by what operators compute and touch."""
+    took = {module: seconds for (phase, module), seconds in plain.seconds.items() if phase == "forward"}
+    return took.get(name, 0.0) / max(sum(took.values()), 1e-12)
 
 
 def _forward_alone(work: Work, part: Any) -> float | None:
     """Seconds of a forward pass that keeps nothing, None where even that has no room."""
     import torch
 
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
     try:
         with torch.no_grad():
-            work.loss(work.model, part)
-            torch.cuda.synchronize()
-            marks[0].record()
-            work.loss(work.model, part)
-            marks[1].record()
-            torch.cuda.synchronize()
-        return 1e-3 * float(marks[0].elapsed_time(marks[1]))
+            return _quickest([lambda: work.loss(work.model, part)])[0]
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -177,36 +199,40 @@ def _run(work: Work, part: Any) -> None:
 
 
 def _clocked(work: Work, part: Any) -> tuple[float, float]:
-    """Seconds of forward and backward pass; a first run warms up."""
+    """Seconds of forward and backward pass."""
+    losses: list[Any] = []
+    forward, backward = _quickest([
+        lambda: losses.append(read_loss(work.loss(work.model, part))[0]), lambda: losses.pop().backward(),
+    ])  # fmt: skip
+    return forward, backward
+
+
+def _quickest(acts: list[Callable[[], Any]]) -> list[float]:
+    """Seconds of each act in the quickest of some runs of them all: whatever else the machine does only adds; a first run
+    warms up."""
     import torch
 
-    _run(work, part)
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
-    torch.cuda.synchronize()
-    marks[0].record()
-    loss = read_loss(work.loss(work.model, part))[0]
-    marks[1].record()
-    loss.backward()
-    marks[2].record()
-    torch.cuda.synchronize()
-    return 1e-3 * marks[0].elapsed_time(marks[1]), 1e-3 * marks[1].elapsed_time(marks[2])
+    best: list[float] = []
+    for number in range(1 + RUNS):
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(1 + len(acts))]
+        torch.cuda.synchronize()
+        marks[0].record()
+        for act, mark in zip(acts, marks[1:], strict=True):
+            act()
+            mark.record()
+        torch.cuda.synchronize()
+        took = [1e-3 * float(a.elapsed_time(b)) for a, b in itertools.pairwise(marks)]
+        if number and (not best or sum(took) < sum(best)):
+            best = took
+        if number and sum(took) > SHORT:
+            break
+    return best
 
 
 def try_out(runner: Runner, batch: Any) -> float | None:
     """Seconds of forward and backward pass as a choice runs them, None where memory does not suffice."""
-    import torch
-
     try:
-        runner._passes(batch)
-        _forget(runner.work.model)
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-        torch.cuda.synchronize()
-        marks[0].record()
-        runner._passes(batch)
-        marks[1].record()
-        torch.cuda.synchronize()
-        _forget(runner.work.model)
-        return 1e-3 * float(marks[0].elapsed_time(marks[1]))
+        return _quickest([lambda: runner._passes(batch), lambda: _forget(runner.work.model)])[0]
     except Exception as error:
         if not is_out_of_memory(error):
             raise

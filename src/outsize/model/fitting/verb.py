@@ -37,10 +37,18 @@ from outsize.model.fitting.telling import tell
 from outsize.model.fitting.timing import Timing, estimate_times, measure_times, try_out
 
 TRIED = 3
-"""Plans of nearly the same price that are run on a card, so that the fastest is known and not guessed."""
+"""Most plans of different kinds that are run on a card, so that the fastest is known and not guessed."""
+
+CLOSE = 1.1
+"""A plan that is predicted to take up to this many times what the fastest one took is worth a run: predictions err."""
 
 ROUNDING = 0.5
 """Largest relative difference under autocast that may be rounding: small slices have other kernels than large ones."""
+
+ROUNDED = (
+    "under autocast gradients of small slices differ from the whole batch's by up to {:.0e}, without it they do not: products "
+    "add up in few bits; torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False makes both more exact"
+)
 
 EQUAL = {False: 1e-4, True: 5e-2}
 """Largest relative difference of a gradient that counts as equal, without and with autocast."""
@@ -193,6 +201,8 @@ class Planning:
     ) -> None:
         self.work, self.facts, self.project, self.allow = work, facts, project, allow
         self.findings, self.scratch = findings, scratch
+        self.rounding = 0.0
+        """Largest difference that was autocast's rounding."""
 
     def open_store(self) -> Any:
         """The place next to the model's device."""
@@ -206,14 +216,17 @@ class Planning:
         while True:
             limited = self.work.device == "cuda" and is_limited(allowance.bytes)
             search = Search(self.facts, self.project, self.allow, allowance.bytes, limited)
-            several = self.work.device == "cuda" and batch is not None
+            decided: list[str] = []
             try:
-                found, decided = self._fastest(search.run(TRIED if several else 1), batch)
+                found = search.run()
+                if self.work.device == "cuda" and batch is not None:
+                    found, decided = self._fastest(search, found, batch)
             except BudgetError:
                 if self._is_right(search.least, few):  # the budget that it names has a plan
                     raise
                 continue
             if self._is_right(found.choice, few):
+                decided += [ROUNDED.format(self.rounding)] if self.rounding else []
                 return tell(search, found, self.facts, allowance, self.findings, decided), found.choice
 
     def _is_right(self, choice: Choice, few: Any) -> bool:
@@ -223,26 +236,36 @@ class Planning:
             self.facts.forbidden[self._blame(choice, few)] = wrong
         return not wrong
 
-    def _fastest(self, candidates: list[Candidate], batch: Any) -> tuple[Candidate, list[str]]:
-        """Run those of nearly the same price, where passes alone tell them apart."""
+    def _fastest(self, search: Search, first: Candidate, batch: Any) -> tuple[Candidate, list[str]]:
+        """Run the cheapest, and others for as long as one is predicted to take little longer than the fastest that ran."""
         away = ("in_backward", "state_away", "gradients_away", "stream")
-        if len(candidates) == 1 or any(getattr(c.choice, name) for c in candidates for name in away):
-            return candidates[0], []
+        ran: list[tuple[Candidate, float]] = []
+        found: list[Candidate] = []
+        candidate: Candidate | None = first
         store = self.open_store()
-        took: dict[int, float] = {}
-        with preserved(self.work.model):
-            for number, candidate in enumerate(candidates):
-                let_grow(self, candidate.choice.expandable)
-                seconds = try_out(Runner(self.work, candidate.choice, store), batch)
-                if seconds is not None:
-                    took[number] = seconds
-        let_grow(self, False)
+        while candidate is not None and not any(getattr(candidate.choice, name) for name in away):
+            found.append(candidate)
+            seconds = self._try_out(candidate.choice, store, batch)
+            if seconds is not None:
+                ran.append((candidate, seconds))
+            if len(found) == TRIED:
+                break
+            best, took = min(ran, key=lambda pair: pair[1], default=(first, 0.0))
+            candidate = search.another(found, CLOSE * max(took, best.seconds + self.facts.passes))
         store.close()
-        if not took:
-            return candidates[0], []
-        best = min(took, key=took.__getitem__)
-        said = ", ".join(f"{describe(candidates[i].choice)}: {1e3 * t:.1f} ms" for i, t in took.items())
-        return candidates[best], [f"run to compare, forward and backward: {said}"]
+        if not ran:
+            return first, []
+        said = ", ".join(f"{describe(c.choice)}: {1e3 * took:.1f} ms" for c, took in ran)
+        return min(ran, key=lambda pair: pair[1])[0], [f"run to compare, forward and backward: {said}"]
+
+    def _try_out(self, choice: Choice, store: Any, batch: Any) -> float | None:
+        """Seconds of the passes, None where memory does not suffice."""
+        with preserved(self.work.model):
+            let_grow(self, choice.expandable)
+            try:
+                return try_out(Runner(self.work, choice, store), batch)
+            finally:
+                let_grow(self, False)
 
     def _differs(self, choice: Choice, few: Any) -> str:
         """Why the fitted gradients are not the plain ones, empty where they are."""
@@ -253,7 +276,9 @@ class Planning:
             if self.findings.lower and not choice.autocast and EQUAL[True] < worst < ROUNDING:
                 with without_autocast():  # is it rounding? then it goes where nothing is rounded to fewer bits
                     exact, name = compare(self.work, choice, few, store)
-                worst = 0.0 if exact <= EQUAL[False] else worst
+                if exact <= EQUAL[False]:
+                    self.rounding = max(self.rounding, worst)
+                    worst = 0.0
         except ReadAway as error:
             return str(error)
         except OutsizeError:
