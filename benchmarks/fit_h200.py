@@ -320,7 +320,7 @@ class Case:
                 return self.clock(step, count=1 if way == "save_on_cpu" else None)
 
         row = self.attempt(make, way=way)
-        for percent in self.given.percents:  # allocated fits, reserved does not: under the limit it may run
+        for percent in PERCENTS:  # allocated fits, reserved does not: under the limit it may run
             budget = self.reserved * percent // 100
             if row.get("allocated", 0) and row["allocated"] <= budget < row["reserved"] and percent < 100:
                 self.card.limit(budget)
@@ -589,7 +589,8 @@ def everything(given):
     given.deadline = given.start + given.seconds
     warm_up()
     cases = [case for precision in given.precisions for name in given.models for case in cut(name, precision, given)]
-    cases.sort(key=lambda case: given.percents.index(case[2][0]) if case[2] else len(given.percents))
+    order = [*given.percents, *PERCENTS]
+    cases.sort(key=lambda case: (case[3] != "early", order.index(case[2][0]) if case[2] else len(order)))
     crowd = Card(out, given.device)
     running = {}
     start = time.time()
@@ -616,9 +617,15 @@ def everything(given):
 def cut(name, precision, given):
     """The processes of a model: one a budget, the first has the peers, a last one the slowest of them. cuDNN stays with what
     had room first."""
-    percents = given.percents
+    percents = given.only.get(name, []) if given.only else given.percents
     cases = [(name, precision, [percent], "early" if percent == percents[0] else "") for percent in percents]
-    return [*cases, (name, precision, [], "late")] if given.peers else cases
+    return [*cases, (name, precision, [], "late")] if given.peers and not given.only else cases
+
+
+def read_only(text):
+    """{model: percents} of "gpt2:35,25 t5-small:50"."""
+    pairs = (word.split(":") for word in text.split())
+    return {name: [int(percent) for percent in percents.split(",")] for name, percents in pairs}
 
 
 def warm_up():
@@ -676,6 +683,7 @@ def main():
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS))
     parser.add_argument("--precisions", type=lambda text: text.split(","), default=["amp", "fp32"])
     parser.add_argument("--percents", type=lambda text: [int(p) for p in text.split(",")], default=list(PERCENTS))
+    parser.add_argument("--only", type=read_only, default={}, help="these budgets: gpt2:35,25 t5-small:50 (quoted)")
     parser.add_argument("--steps", type=int, default=5, help="timed steps")
     parser.add_argument("--trajectory", type=int, default=20, help="AdamW steps that are compared")
     parser.add_argument("--seconds", type=float, default=420.0, help="no case begins after so many")
