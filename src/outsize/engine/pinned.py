@@ -89,7 +89,7 @@ def lock_memory(size: int) -> Pinned:
 def _touch(buffer: Buffer) -> None:
     """Give the buffer its pages, by several threads: pages that exist are locked several times faster than pages the
     driver has to ask for one by one."""
-    hands = min(16, len(os.sched_getaffinity(0)), buffer.nbytes >> 26)
+    hands = min(16, len(os.sched_getaffinity(0)), buffer.nbytes >> 24)
     if hands < 2:
         buffer[::4096] = 0
         return

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outsize.engine.pinned import Pinned, lock_memory
-from outsize.engine.pool import MemoryPool
+from outsize.engine.pool import MemoryPool, round_to_pages
 
 Buffer = npt.NDArray[np.uint8]
 
@@ -263,9 +263,14 @@ def _take(pool: MemoryPool, size: int, count: int, lock: bool, locked: list[Pinn
     if not lock:
         return [pool.take(size) for _ in range(count)]
     pool.count(size * count)
-    made = [lock_memory(size) for _ in range(count)]
-    locked += made
-    return [memory.array for memory in made]
+    if round_to_pages(size * count) > size * count:
+        made = [lock_memory(size) for _ in range(count)]
+        locked += made
+        return [memory.array for memory in made]
+    locked.append(
+        lock_memory(size * count)
+    )  # at once, where that takes no more: the driver takes its time for every call
+    return [locked[-1].array[number * size : (number + 1) * size] for number in range(count)]
 
 
 def _join(run: _Run, threads: list[threading.Thread]) -> None:
