@@ -4,10 +4,11 @@
     python benchmarks/fit_h200.py --out DIR --models gpt2 --precisions amp --percents 50
     python benchmarks/fit_h200.py --table DIR/rows.jsonl          # the tables of a run
 
-One process a (model, precision, budget) runs ours and the finder, the first one of a model the plain step and the peers too;
-the card is one process's at a time, and under AMP, where launches bind, all other processes are stopped meanwhile. A time is
-that of the quickest of five steps, for every way alike. Budgets are parts of what the plain step reserves; in float32 the
-batch is half as large. Peers: gradient
+One process a (model, precision) runs the plain step and the peers, one a budget ours and the finder, in float32 one more some
+AdamW steps, plain and ours, and a last one `save_on_cpu`. The card is one process's at a time, and under AMP, where
+launches bind, all other processes are stopped meanwhile. A time is that of the quickest of five steps, for every way
+alike. Budgets are parts of what the plain step reserves; in float32 the batch is half as large.
+Peers: gradient
 accumulation over 2, 4, 8 slices, every block checkpointed, `save_on_cpu`, accelerate's finder (x0.9 until it runs)
 with accumulation. Gradients of the whole batch are compared with the plain step's, tensor by tensor; in float32 a run of
 AdamW steps is compared with the plain one, beside a plain one whose samples are summed in another order.
@@ -102,10 +103,9 @@ class Card:
         try:
             yield
         finally:
-            self.waited += max(
-                0.0, time.perf_counter() - start - (time.process_time() - worked)
-            )  # it may have been stopped
             if held:
+                stopped = time.perf_counter() - start - (time.process_time() - worked)
+                self.waited += max(0.0, stopped)
                 self.take()
 
     def wake(self):
@@ -160,9 +160,9 @@ class Card:
 class Case:
     """One model in one precision."""
 
-    def __init__(self, name, precision, percents, peers, given, card):
+    def __init__(self, name, precision, percent, kind, given, card):
         self.name, self.precision, self.given, self.card = name, precision, given, card
-        self.percents, self.peers = percents, peers
+        self.percent, self.kind = percent, kind
         self.out = pathlib.Path(given.out)
         self.rows = []
 
@@ -186,7 +186,7 @@ class Case:
         torch.set_num_threads(2)
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         self.card.wake()
-        if self.peers != "early":  # the first process of a model times the plain step
+        if self.kind != "peers":
             self.base, self.reserved = self.wait_for_plain()
         self.card.take()
         try:
@@ -199,30 +199,46 @@ class Case:
             model, plain_loss, batch = build(self.name, self.card.device, self.given.tiny)
             if self.precision == "fp32" and not self.given.tiny:  # twice the bytes and four times the time
                 batch = {key: value[: value.shape[0] // 2].clone() for key, value in batch.items()}
+            self.first = [p.detach().to("cpu", copy=True) for p in model.parameters()]
+            self.buffers = [b.detach().clone() for b in model.buffers()]
 
         def loss(m, b):
             with torch.autocast(self.card.device, dtype=torch.bfloat16, enabled=self.precision == "amp"):
                 return plain_loss(m, b)
 
         self.model, self.loss, self.batch = model, loss, batch
-        self.first = [p.detach().to("cpu", copy=True) for p in model.parameters()]
-        self.buffers = [b.detach().clone() for b in model.buffers()]
         self.count = next(iter(batch.values())).shape[0]
-        if self.peers == "late":
-            if not self.late(way="save_on_cpu"):
-                self.peer("save_on_cpu")
-            return
-        if self.peers:
-            self.plain()
-        self.reference()
+        {"peers": self.run_peers, "ours": self.run_ours, "course": self.run_course, "host": self.run_host}[self.kind]()
+
+    def run_peers(self):
+        """The plain step and what people do today, `save_on_cpu` and the finder left for later."""
+        self.plain()
         for way in WAYS:
-            if way != "save_on_cpu" and self.given.peers and self.peers and not self.late(way=way):
+            if way != "save_on_cpu" and self.given.peers and not self.late(way=way):
                 self.peer(way)
-        for percent in self.percents:
-            if not self.late(way="outsize", percent=percent):
-                self.ours(percent)
-            if percent < 100 and self.given.peers and not self.late(way="finder", percent=percent):
-                self.finder(percent)
+        with self.card.shared():
+            self.reset()
+            self.plain_gradients, _ = self.gradients(None)
+            given, self.batch = self.batch, {key: value.flip(0) for key, value in self.batch.items()}
+            other, _ = self.gradients(None)
+            self.batch = given
+            self.write(way="noise", other="plain, samples in another order", **self.against_plain(other))
+
+    def run_ours(self):
+        """Ours and the finder at one budget."""
+        if self.late(way="outsize", percent=self.percent):
+            return
+        with self.card.shared():
+            self.reset()
+            self.plain_gradients, self.plain_value = self.gradients(None)
+        self.ours(self.percent)
+        if self.percent < 100 and self.given.peers and not self.late(way="finder", percent=self.percent):
+            self.finder(self.percent)
+
+    def run_host(self):
+        """Everything that autograd saves to the host."""
+        if not self.late(way="save_on_cpu"):
+            self.peer("save_on_cpu")
 
     def wait_for_plain(self):
         """(seconds, reserved bytes) of the plain step, from the process that runs it."""
@@ -300,16 +316,17 @@ class Case:
         return row
 
     def plain(self):
-        row = self.attempt(
-            lambda o: self.clock(cut_step(self.model, self.loss, o, self.batch, self.count), 2), way="plain"
-        )
-        self.base = row["seconds"]
-        if self.card.device == "cpu":
-            import outsize
+        def make(optimizer):
+            row = self.clock(cut_step(self.model, self.loss, optimizer, self.batch, self.count), 2)
+            if self.card.device == "cpu":
+                import outsize
 
-            plan = outsize.fit(self.model, self.loss, self.optimizer(), self.batch, budget="100GiB", dry_run=True).plan
-            row["reserved"] = plan.plain
-        self.reserved = row["reserved"]
+                fitted = outsize.fit(self.model, self.loss, optimizer, self.batch, budget="100GiB", dry_run=True)
+                row["reserved"] = row["allocated"] = fitted.plan.plain
+            return row
+
+        row = self.attempt(make, way="plain")
+        self.base, self.reserved = row["seconds"], row["reserved"]
 
     def peer(self, way):
         slices, around = WAYS[way]
@@ -346,35 +363,37 @@ class Case:
 
         self.attempt(make, way="finder", percent=percent, budget=budget)
 
-    # gradients
+    # gradients and courses
 
-    def reference(self):
-        """The plain step's gradients at the first weights, and losses and weights of its first steps."""
-        with (
-            self.card.shared() if self.reserved < 2**34 else contextlib.nullcontext()
-        ):  # not several of the large ones at once
-            self.reset()
-            self.plain_gradients, self.plain_value = self.gradients(None)
-            if self.peers:
-                given, self.batch = self.batch, {key: value.flip(0) for key, value in self.batch.items()}
-                other, _ = self.gradients(None)
-                self.batch = given
-                self.write(way="noise", other="plain, samples in another order", **self.against_plain(other))
-        self.trajectory = None
-        steps = self.given.trajectory if self.base < 0.8 else 5
-        if self.precision == "fp32" and 50 in self.percents and not self.late(way="trajectory"):
-            self.trajectory = self.course(lambda o: cut_step(self.model, self.loss, o, self.batch, self.count), steps)
+    def run_course(self):
+        """Some AdamW steps: plain, plain with samples in another order, and ours in half of the memory; nothing is timed."""
+        import outsize
+
+        if self.late(way="trajectory"):
+            return
+        with self.card.shared():
+            plain = self.course(lambda o: cut_step(self.model, self.loss, o, self.batch, self.count))
             order = {key: value.flip(0) for key, value in self.batch.items()}
-            other = self.course(lambda o: cut_step(self.model, self.loss, o, order, self.count), steps)
-            self.write(way="trajectory", other="plain, samples in another order", **apart(other, self.trajectory))
+            other = self.course(lambda o: cut_step(self.model, self.loss, o, order, self.count))
+            self.write(way="trajectory", other="plain, samples in another order", **apart(other, plain))
+            fits = []
 
-    def course(self, make, steps):
+            def make(optimizer):
+                fits.append(outsize.fit(self.model, self.loss, optimizer, self.batch, budget=self.reserved // 2))
+                return lambda: fits[0].step(self.batch)
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                ours = self.course(make)
+            self.write(way="trajectory", other="outsize, 50 %", choice=str(fits[0].choice)[:300], **apart(ours, plain))
+            fits[0].undo()
+
+    def course(self, make):
         """(losses, final weights) of some steps from the first weights."""
         self.reset()
-        optimizer = self.optimizer()
-        step = make(optimizer)
-        losses = [step() for _ in range(steps)]
-        return [float(loss) for loss in losses], [p.detach().to("cpu", copy=True) for p in self.model.parameters()]
+        step = make(self.optimizer())
+        losses = [float(step()) for _ in range(self.given.trajectory if self.base < 0.5 else 5)]
+        return losses, [p.detach().clone() for p in self.model.parameters()]
 
     def gradients(self, fitted):
         """Gradients of the whole batch on the host, by the plain step or as a fitted one makes them; and the loss."""
@@ -453,12 +472,7 @@ class Case:
         self.card.limit(budget)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            steps = len(self.trajectory[0]) if self.trajectory else 3
-            losses = [float(fitted.step(self.batch)) for _ in range(steps)]
-            if self.trajectory:
-                fitted.gather()
-                weights = [p.detach().to("cpu", copy=True) for p in self.model.parameters()]
-                row["trajectory"] = apart((losses, weights), self.trajectory)
+            losses = [float(fitted.step(self.batch)) for _ in range(3)]
             before = self.card.peaks()
             row |= self.clock(lambda: fitted.step(self.batch), 1, fresh=False)
             row["retries"] = row.get("retries", 0) - before.get("retries", 0)
@@ -555,11 +569,11 @@ def lend_while_planning(card):
     lend(verb.Search, "another")
 
 
-def work(name, precision, percents, peers, given):
+def work(name, precision, percent, kind, given):
     """A process's whole life."""
     out = pathlib.Path(given.out)
     card = Card(out, given.device, quiet=precision == "amp")
-    case = Case(name, precision, percents, peers, given, card)
+    case = Case(name, precision, percent, kind, given, card)
     try:
         lend_while_planning(card)
         case.parts = time_parts(card)
@@ -590,7 +604,8 @@ def everything(given):
     warm_up()
     cases = [case for precision in given.precisions for name in given.models for case in cut(name, precision, given)]
     order = [*given.percents, *PERCENTS]
-    cases.sort(key=lambda case: (case[3] != "early", order.index(case[2][0]) if case[2] else len(order)))
+    kinds = ("peers", "ours", "course", "host")
+    cases.sort(key=lambda case: (kinds.index(case[3]), order.index(case[2])))
     crowd = Card(out, given.device)
     running = {}
     start = time.time()
@@ -615,11 +630,14 @@ def everything(given):
 
 
 def cut(name, precision, given):
-    """The processes of a model: one a budget, the first has the peers, a last one the slowest of them. cuDNN stays with what
-    had room first."""
+    """The processes of a model; one a budget, since cuDNN stays with what had room first."""
     percents = given.only.get(name, []) if given.only else given.percents
-    cases = [(name, precision, [percent], "early" if percent == percents[0] else "") for percent in percents]
-    return [*cases, (name, precision, [], "late")] if given.peers and not given.only else cases
+    if not percents:
+        return []
+    cases = [(name, precision, 100, "peers"), *((name, precision, percent, "ours") for percent in percents)]
+    if precision == "fp32" and 50 in percents:
+        cases.append((name, precision, 50, "course"))
+    return [*cases, (name, precision, 100, "host")] if given.peers and not given.only else cases
 
 
 def read_only(text):
@@ -687,7 +705,7 @@ def main():
     parser.add_argument("--steps", type=int, default=5, help="timed steps")
     parser.add_argument("--trajectory", type=int, default=20, help="AdamW steps that are compared")
     parser.add_argument("--seconds", type=float, default=420.0, help="no case begins after so many")
-    parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--processes", type=int, default=12)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="models too small to mean anything, to try the script out")
     parser.add_argument("--alone", dest="peers", action="store_false", help="without the peers")

@@ -40,6 +40,9 @@ TIES = 0.03
 PAGE = 20 * 2**20
 """By so much a segment grows at least."""
 
+SCATTERED = 3
+"""So many choices of a kind may fail by the allocator's gaps alone before others like them are given up."""
+
 FEW = 4
 """Most traces in search of one more choice to run."""
 
@@ -104,6 +107,13 @@ class Search:
         part = 1.0 if choice == Choice() else 1.0 / (1 + TIES)
         return self.limited and not choice.expandable and projection.settles(int(self.budget * part))
 
+    def _fits_at_once(self, candidate: Candidate) -> bool:
+        """True where the allocator need not clear its cache; the plain step may, as it costs nothing otherwise."""
+        assert candidate.projection is not None
+        if candidate.choice == Choice() and self.fits(candidate):
+            return True
+        return self._needed(candidate.choice, candidate.projection.peak) <= self.budget
+
     def _needed(self, choice: Choice, peak: int) -> int:
         """A card's budget for a replay's peak; segments that grow do so by a page, also beyond a limit."""
         if choice.expandable:
@@ -118,6 +128,7 @@ class Search:
         """
         corrections = self.corrections
         failed: dict[tuple[str, ...], int] = {}
+        scattered: dict[tuple[str, ...], int] = {}
         fitting: list[Candidate] = []
         while len(self.tried) < most:
             beyond = self._beyond()
@@ -128,9 +139,11 @@ class Search:
                 fitting.append(candidate)
                 break
             kind, places = _means(candidate.choice), _places(candidate.choice)
-            part = 1.0 if candidate.choice.expandable else self._handed
-            seen = max(STRIDE * self.budget, part * candidate.peak) / max(1, candidate.predicted)
-            corrections[kind] = max(corrections.get(kind, self._hope), seen)
+            scattered[kind] = scattered.get(kind, 0) + self._scatters(candidate)
+            if not 0 < scattered[kind] <= SCATTERED:
+                part = 1.0 if candidate.choice.expandable else self._handed
+                seen = max(STRIDE * self.budget, part * candidate.peak) / max(1, candidate.predicted)
+                corrections[kind] = max(corrections.get(kind, self._hope), seen)
             failed[places] = failed.get(places, 0) + 1
             if failed[places] == 2:
                 rest = [c for c in candidates if _places(c.choice) == places and c.projection is None]
@@ -140,6 +153,13 @@ class Search:
                 else:
                     failed[places] = TRACES
         return self._refine(min(fitting, key=lambda c: c.seconds)) if fitting else None
+
+    def _scatters(self, candidate: Candidate) -> bool:
+        """True where what is handed out would fit, and only the allocator's gaps do not: those of another choice may."""
+        assert candidate.projection is not None
+        peaks = candidate.projection.peaks
+        handed = max(size for name, size in peaks.items() if name != "reserved")
+        return candidate.projection.card and self._needed(candidate.choice, handed) <= self.budget
 
     def _beyond(self) -> dict[Choice, int]:
         """Bytes that the passes of a choice hold beyond the arithmetic: the same, wherever weights, gradients and state are."""
@@ -178,11 +198,12 @@ class Search:
         return HOPE * self._handed
 
     def _trace(self, candidate: Candidate) -> Candidate:
-        """What a choice holds; where it does not fit and growing segments would reserve less, with those."""
+        """What a choice holds; where it fits at best by clearing caches and growing segments would reserve less, with those."""
         projection = candidate.projection = self.project(candidate.choice)
-        if self.facts.grows and projection.grown < projection.peak and not self.fits(candidate):
-            candidate.choice = replace(candidate.choice, expandable=True)
-            candidate.projection = projection.growing()
+        if self.facts.grows and projection.grown < projection.peak and not self._fits_at_once(candidate):
+            growing = replace(candidate.choice, expandable=True)
+            if self._needed(growing, projection.grown) <= self.budget or not self.fits(candidate):
+                candidate.choice, candidate.projection = growing, projection.growing()
         self.tried.append(candidate)
         return candidate
 
