@@ -23,7 +23,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
-from card_ceilings import CLOCK, LAST, Watch, clocked, compiled, copies, direct_rate, products, staging, write_file
+from card_ceilings import (
+    CLOCK,
+    LAST,
+    Watch,
+    clocked,
+    compiled,
+    copies,
+    direct_rate,
+    products,
+    staging,
+    sustained,
+    write_file,
+)
 from card_checks import bad_input, equality
 from card_tiles import tiles
 from product_peers import square_tiles, torch_loop
@@ -255,7 +267,9 @@ def plain(arena, scale):
     with outsize.budget(host="8GiB", device=budget):
         for work in WORK.values():
             work(x[:16384]).compute(device="cuda")
+    say("2 plain", "copies of this array alone, before", **sustained(array, STATE["small"]))
     reductions("2 plain", x, array.nbytes, bound, budget, reference, array.size)
+    say("2 plain", "copies of this array alone, after", **sustained(array, STATE["small"]))
 
 
 def from_disk(path, array, rows, scale, budget):

@@ -126,6 +126,42 @@ def staging(arena, size):
     return {**found, "staging": max(found.values())}
 
 
+def sustained(source, arena):
+    """GB/s of copies of a large array into page-locked memory, nothing else being done, by several ways: pieces that are used
+    again, and long runs; with the part of the processors' time that others took meanwhile."""
+    size, found = min(source.nbytes, 16 << 30), {}
+    raw = source.reshape(-1).view(np.uint8)
+    places = (
+        np.linspace(0, source.nbytes - size // 4, 4).astype(np.int64) >> 12 << 12
+    )  # a quarter each from four places
+    parts = [raw[low : low + size // 4] for low in places]
+    for hands, piece in ((8, 8 << 20), (16, 8 << 20), (16, 64 << 20)):
+        piece = min(piece, arena.nbytes // (2 * hands))
+
+        def stage(hand, hands=hands, piece=piece):
+            rings = [arena[(2 * hand + turn) * piece :][:piece] for turn in range(2)]
+            for part in parts:
+                for turn, low in enumerate(range(hand * piece, part.nbytes, hands * piece)):
+                    block = part[low : low + piece]
+                    np.copyto(rings[turn % 2][: block.size], block)
+
+        stolen, began = read_steal(), time.perf_counter()
+        with ThreadPoolExecutor(hands) as crew:
+            list(crew.map(stage, range(hands)))
+        seconds = time.perf_counter() - began
+        found[f"{hands}_threads_{piece >> 20}_MiB"] = sum(part.nbytes for part in parts) / seconds / 1e9
+        found[f"stolen_{hands}_{piece >> 20}"] = (read_steal() - stolen) / seconds / os.cpu_count()
+    with open("/proc/self/smaps_rollup") as lines:
+        found["huge_GiB"] = next((int(line.split()[1]) / 2**20 for line in lines if line.startswith("AnonHuge")), 0.0)
+    return found
+
+
+def read_steal():
+    """Seconds that other machines took from this one's processors, all together."""
+    with open("/proc/stat") as lines:
+        return int(next(lines).split()[8]) / os.sysconf("SC_CLK_TCK")
+
+
 def products(edge):
     """A large product inside the card."""
     a = torch.randn(edge, edge, device="cuda")
