@@ -1,12 +1,13 @@
 """Arrays larger than memory: graph -> plan -> run, inside a budget of bytes. The namespace of the array API standard.
 
 Elementwise functions, creation, manipulation, reductions, running sums, products, indexing, masks, order
-statistics, sorting, sets, windows. What has a length that depends on data (masks, `nonzero`, `unique_*`) is counted at the
-call. Not here: FFTs, decompositions.
+statistics, sorting, sets, windows, random numbers (`random`). What has a length that depends on data (masks, `nonzero`,
+`unique_*`) is counted at the call. Not here: FFTs, decompositions.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -42,7 +43,7 @@ _DTYPES = (
 )  # fmt: skip
 
 __array_api_version__ = "2023.12"
-__all__ = ["Array", "open", *_UFUNCS, *FUNCTIONS, *_NUMBERS, *_DTYPES]
+__all__ = ["Array", "open", "random", *_UFUNCS, *FUNCTIONS, *_NUMBERS, *_DTYPES]
 
 
 def open(source: Any, **options: Any) -> Array:
@@ -79,6 +80,8 @@ def __getattr__(name: str) -> Any:
         return function
     if name == "__array_namespace_info__":
         return Info
+    if name == "random":
+        return importlib.import_module("outsize.array.random")
     if name in FUNCTIONS:
         return FUNCTIONS[name]
     if name in _NUMBERS:
