@@ -1,8 +1,8 @@
 """Arrays larger than memory: graph -> plan -> run, inside a budget of bytes. The namespace of the array API standard.
 
 Elementwise functions, creation, manipulation, reductions, running sums, products, indexing, masks, order
-statistics, sorting, sets, windows, random numbers (`random`). What has a length that depends on data (masks, `nonzero`,
-`unique_*`) is counted at the call. Not here: FFTs, decompositions.
+statistics, sorting, sets, windows, Fourier transforms (`fft`), random numbers (`random`). What has a length that depends on data
+(masks, `nonzero`, `unique_*`) is counted at the call. Not here: decompositions.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _UFUNCS = {
 }  # fmt: skip
 """Name -> the ufunc that does it."""
 
+_PARTS = ("fft", "random")
+"""Namespaces of their own."""
 _NUMBERS = ("e", "pi", "inf", "nan", "newaxis")
 _DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
@@ -43,7 +45,7 @@ _DTYPES = (
 )  # fmt: skip
 
 __array_api_version__ = "2023.12"
-__all__ = ["Array", "open", "random", *_UFUNCS, *FUNCTIONS, *_NUMBERS, *_DTYPES]
+__all__ = ["Array", "open", *_PARTS, *_UFUNCS, *FUNCTIONS, *_NUMBERS, *_DTYPES]
 
 
 def open(source: Any, **options: Any) -> Array:
@@ -80,8 +82,8 @@ def __getattr__(name: str) -> Any:
         return function
     if name == "__array_namespace_info__":
         return Info
-    if name == "random":
-        return importlib.import_module("outsize.array.random")
+    if name in _PARTS:
+        return importlib.import_module(f"outsize.array.{name}")
     if name in FUNCTIONS:
         return FUNCTIONS[name]
     if name in _NUMBERS:

@@ -9,16 +9,13 @@ import numpy as np
 
 from outsize.array import make
 from outsize.array.array import Array
-from outsize.array.barrier import Lane, Settled
 from outsize.array.external import places, sort_lanes
-from outsize.array.graph import Node
+from outsize.array.lanes import in_lanes, turn_along
 from outsize.array.names.shapes import flip
 from outsize.array.store.base import Block
 
 _SHORT = 4 << 20
 """Bytes of a lane up to which it is sorted whole."""
-_LARGE = 32 << 20
-"""Bytes from which lanes that lie across an array's rows are first turned along them, in a pass of its own."""
 
 
 def _is_long(x: Array, axis: int) -> bool:
@@ -29,24 +26,15 @@ def _lane(
     name: str, x: Array, axis: int, descending: bool, function: Callable[[Block, int], Block], dtype: Any, memory: float
 ) -> Array:
     """A function of whole lanes along an axis; of longer ones, what `external` makes."""
-    node: Node = x.node
-    last = node.ndim - 1
-    long = _is_long(x, axis)
-    turn = axis != last and (long or node.nbytes > _LARGE)
-    order = [*(a for a in range(node.ndim) if a != axis), axis]
-    if turn:
-        turned = make.permute(node, order)
-        node, axis = Settled(shape=turned.shape, dtype=turned.dtype, inputs=(turned,)), last
-    along = axis
-    if long:
-        native = make.cast(node, node.dtype.newbyteorder("="))
-        lane = sort_lanes(native, carried=places(node.shape) if name == "argsort" else None)
-    else:
-        lane = Lane(
-            shape=node.shape, dtype=np.dtype(dtype), inputs=(node,), function=lambda block: function(block, along),
-            name=f"{name}{' descending' if descending else ''}", axis=along, memory=memory,
+    if not _is_long(x, axis):
+        named = f"{name}{' descending' if descending else ''}"
+        return Array(
+            in_lanes(x.node, axis, function, name=named, length=x.shape[axis], dtype=dtype, memory=memory)
         )  # fmt: skip
-    return Array(make.permute(lane, [order.index(a) for a in range(node.ndim)]) if turn else lane)
+    node, _, back = turn_along(x.node, axis, always=True)
+    native = make.cast(node, node.dtype.newbyteorder("="))
+    lane = sort_lanes(native, carried=places(node.shape) if name == "argsort" else None)
+    return Array(make.permute(lane, back) if back is not None else lane)
 
 
 def sort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:

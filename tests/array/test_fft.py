@@ -1,0 +1,100 @@
+"""Fourier transforms are NumPy's, whatever the length, axis, norm and budget."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import outsize
+from outsize.array import fft as ours
+
+NAMES = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+DTYPES = ("f4", "f8", "c8", "c16", "i4", ">f8")
+
+
+def drawn(shape, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(shape) * 10
+    if np.dtype(dtype).kind == "c":
+        values = values + 1j * rng.standard_normal(shape)
+    return values.astype(dtype)
+
+
+def check(found, expected):
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    precise = 1e-4 if expected.dtype in (np.float32, np.complex64) else 1e-11
+    size = float(np.abs(expected).max()) if expected.size else 1.0
+    np.testing.assert_allclose(found, expected, rtol=0, atol=precise * max(size, 1e-12))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    name=st.sampled_from(NAMES),
+    dtype=st.sampled_from(DTYPES),
+    shape=st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple),
+    norm=st.sampled_from(("backward", "ortho", "forward")),
+    long=st.booleans(),
+    data=st.data(),
+)
+def test_one_axis_as_numpy_has_it_also_where_lanes_are_cut(name, dtype, shape, norm, long, data):
+    real_only = name in ("rfft", "ihfft")
+    dtype = "f8" if real_only and np.dtype(dtype).kind == "c" else dtype
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    n = data.draw(st.one_of(st.none(), st.integers(1, 60)))
+    if n is None and name in ("irfft", "hfft") and shape[axis] < 2:
+        n = 3
+    x = drawn(shape, dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            ours, "_WHOLE", 16 * 12 if long else 1 << 24
+        )  # lanes of more than twelve points are cut, where they can be
+        found = getattr(ours, name)(outsize.open(x), n=n, axis=axis, norm=norm).compute()
+    check(found, getattr(np.fft, name)(x, n, axis, norm))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    name=st.sampled_from(("fftn", "ifftn", "rfftn", "irfftn")),
+    shape=st.lists(st.integers(2, 12), min_size=2, max_size=3).map(tuple),
+    data=st.data(),
+)
+def test_several_axes(name, shape, data):
+    axes = data.draw(st.permutations(range(len(shape))))[: data.draw(st.integers(1, len(shape)))]
+    s = data.draw(st.one_of(st.none(), st.tuples(*(st.integers(2, 14) for _ in axes))))
+    x = drawn(shape, "f8" if name == "rfftn" else "c16")
+    found = getattr(ours, name)(outsize.open(x), s=s, axes=axes).compute()
+    check(found, getattr(np.fft, name)(x, s, axes))
+
+
+def test_frequencies_and_shifts():
+    for n in (1, 2, 7, 8):
+        np.testing.assert_allclose(ours.fftfreq(n, d=0.5).compute(), np.fft.fftfreq(n, 0.5))
+        np.testing.assert_allclose(ours.rfftfreq(n, d=0.5).compute(), np.fft.rfftfreq(n, 0.5))
+    x = drawn((5, 6), "f8")
+    for axes in (None, 0, (0, 1), -1):
+        np.testing.assert_array_equal(ours.fftshift(outsize.open(x), axes=axes).compute(), np.fft.fftshift(x, axes))
+        np.testing.assert_array_equal(ours.ifftshift(outsize.open(x), axes=axes).compute(), np.fft.ifftshift(x, axes))
+
+
+def test_a_lane_larger_than_the_budget_is_transformed_inside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(ours, "_WHOLE", 1 << 20)
+    x = drawn(1 << 20, "f8")  # 16 MiB as complex numbers
+    np.save(tmp_path / "x.npy", x)
+    y = outsize.array.fft.fft(outsize.open(tmp_path / "x.npy"))
+    assert y.plan(budget="12MiB").peak() <= 12 << 20 < y.nbytes
+    saved = y.save(tmp_path / "y.npy", budget="12MiB")
+    check(saved.compute(budget="100MiB"), np.fft.fft(x))
+    back = ours.ifft(saved).save(tmp_path / "z.npy", budget="12MiB")
+    np.testing.assert_allclose(back.compute(budget="100MiB"), x, atol=1e-9)
+
+
+def test_mistakes_are_named():
+    x = outsize.open(np.arange(8.0))
+    with pytest.raises(outsize.InputError, match="norm 'twice'"):
+        ours.fft(x, norm="twice")
+    with pytest.raises(outsize.InputError, match="at least one"):
+        ours.fft(x, n=0)
+    with pytest.raises(outsize.InputError, match="real ones"):
+        ours.rfft(outsize.open(np.ones(4, complex)))
+    with pytest.raises(outsize.InputError, match="axis 3"):
+        ours.fft(x, axis=3)
