@@ -64,6 +64,7 @@ WORKS = {
     "fft": lambda x: xp.fft.fft(x, axis=1),
     "fft of columns": lambda x: xp.fft.rfft(x, axis=0),
     "fft of all": lambda x: xp.fft.fft(x[: x.shape[0] // 8].reshape(-1)),
+    "svd": lambda x: xp.linalg.svd(x.reshape(-1, 32, 16), full_matrices=False).Vh,
     "random": lambda x: xp.random.default_rng(7).standard_normal(x.shape, np.float32),
     "argmax": lambda x: x.argmax(axis=0),
     "strided": lambda x: x[::7, ::-3],

@@ -1,8 +1,8 @@
 """Arrays larger than memory: graph -> plan -> run, inside a budget of bytes. The namespace of the array API standard.
 
 Elementwise functions, creation, manipulation, reductions, running sums, products, indexing, masks, order
-statistics, sorting, sets, windows, Fourier transforms (`fft`), random numbers (`random`). What has a length that depends on data
-(masks, `nonzero`, `unique_*`) is counted at the call. Not here: decompositions.
+statistics, sorting, sets, windows, and in namespaces of their own Fourier transforms (`fft`), linear algebra (`linalg`) and random numbers
+(`random`). What has a length that depends on data (masks, `nonzero`, `unique_*`) is counted at the call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _UFUNCS = {
 }  # fmt: skip
 """Name -> the ufunc that does it."""
 
-_PARTS = ("fft", "random")
+_PARTS = ("fft", "linalg", "random")
 """Namespaces of their own."""
 _NUMBERS = ("e", "pi", "inf", "nan", "newaxis")
 _DTYPES = (

@@ -108,6 +108,8 @@ class Reshape(Node):
         shape = region_shape(region)
         packed = out if out is not None and out.flags.c_contiguous and out.dtype == self.dtype else None
         block = frame.array(shape, self.dtype) if packed is None else packed
+        if 0 in self.shape:  # a plan asks for one element at least
+            return block
         flat = block.reshape(-1) if block.flags.c_contiguous else block
         position = 0
         for start, stop in _stretches(self.shape, region):

@@ -1,0 +1,143 @@
+"""Linear algebra is NumPy's, for single matrices and for stacks."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import outsize
+from outsize.array import linalg as ours
+
+DTYPES = ("f4", "f8", "c8", "c16", "i4")
+STACKS = st.lists(st.integers(0, 4), max_size=2).map(tuple)
+
+
+def drawn(shape, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(shape) * 3
+    if np.dtype(dtype).kind == "c":
+        values = values + 1j * rng.standard_normal(shape)
+    return values.astype(dtype)
+
+
+def near(found, expected, dtype):
+    expected = np.asarray(expected)
+    assert found.shape == expected.shape and found.dtype == expected.dtype
+    precise = 2e-3 if np.dtype(dtype) in (np.float32, np.complex64) else 1e-9
+    np.testing.assert_allclose(found, expected, rtol=precise, atol=precise * (1 + np.abs(expected).max(initial=0)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(stack=STACKS, rows=st.integers(1, 5), columns=st.integers(1, 5), dtype=st.sampled_from(DTYPES), data=st.data())
+def test_what_streams(stack, rows, columns, dtype, data):
+    x = drawn((*stack, rows, columns), dtype)
+    lazy = outsize.open(x)
+    offset = data.draw(st.integers(-6, 6))
+    near(ours.diagonal(lazy, offset=offset).compute(), np.diagonal(x, offset, -2, -1), dtype)
+    near(ours.trace(lazy, offset=offset).compute(), np.trace(x, offset, -2, -1), dtype)
+    if dtype == "i4" or 0 in stack:
+        return
+    for order in ("fro", 1, -1, math.inf, -math.inf, 2, -2, "nuc"):
+        keep = data.draw(st.booleans())
+        near(
+            ours.matrix_norm(lazy, ord=order, keepdims=keep).compute(),
+            np.linalg.matrix_norm(x, ord=order, keepdims=keep),
+            dtype,
+        )
+    for order in (0, 1, 2, 3, 0.5, math.inf, -math.inf):
+        axis = data.draw(st.sampled_from((None, -1, -2)))
+        near(
+            ours.vector_norm(lazy, ord=order, axis=axis).compute(),
+            np.linalg.vector_norm(x, ord=order, axis=axis),
+            dtype,
+        )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    stack=STACKS,
+    n=st.integers(1, 5),
+    dtype=st.sampled_from(DTYPES),
+    power=st.integers(-2, 4),
+    columns=st.integers(1, 3),
+)
+def test_square_matrices(stack, n, dtype, power, columns):
+    x = drawn((*stack, n, n), dtype) + 12 * np.eye(n, dtype=dtype)
+    sure = x @ np.conj(np.swapaxes(x, -1, -2))
+    lazy, definite = outsize.open(x), outsize.open(sure)
+    near(ours.det(lazy).compute(), np.linalg.det(x), dtype)
+    near(ours.inv(lazy).compute(), np.linalg.inv(x), dtype)
+    near(ours.cholesky(definite).compute(), np.linalg.cholesky(sure), dtype)
+    near(ours.cholesky(definite, upper=True).compute(), np.conj(np.swapaxes(np.linalg.cholesky(sure), -1, -2)), dtype)
+    near(ours.eigvalsh(definite).compute(), np.linalg.eigvalsh(sure), dtype)
+    values, vectors = (part.compute() for part in ours.eigh(definite))
+    near(values, np.linalg.eigvalsh(sure), dtype)
+    near((vectors * values[..., None, :]) @ np.conj(np.swapaxes(vectors, -1, -2)), sure.astype(vectors.dtype), dtype)
+    for found, expected in zip(ours.slogdet(lazy), np.linalg.slogdet(x), strict=True):
+        near(found.compute(), expected, dtype)
+    if dtype != "i4":
+        near(ours.matrix_power(lazy, power).compute(), np.linalg.matrix_power(x, power), dtype)
+    right, vector = drawn((*stack, n, columns), dtype, 1), drawn(n, dtype, 2)
+    near(ours.solve(lazy, outsize.open(right)).compute(), np.linalg.solve(x, right), dtype)
+    near(ours.solve(lazy, outsize.open(vector)).compute(), np.linalg.solve(x, vector), dtype)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    stack=STACKS, rows=st.integers(1, 6), columns=st.integers(1, 6), dtype=st.sampled_from(DTYPES), whole=st.booleans()
+)
+def test_decompositions_give_the_matrix_back(stack, rows, columns, dtype, whole):
+    x = drawn((*stack, rows, columns), dtype)
+    lazy = outsize.open(x)
+    q, r = (part.compute() for part in ours.qr(lazy, mode="complete" if whole else "reduced"))
+    assert [q.shape, r.shape] == [part.shape for part in np.linalg.qr(x, "complete" if whole else "reduced")]
+    near(q @ r, x.astype(q.dtype), dtype)
+    u, s, vh = (part.compute() for part in ours.svd(lazy, full_matrices=whole))
+    expected = np.linalg.svd(x, full_matrices=whole)
+    assert [part.shape for part in (u, s, vh)] == [part.shape for part in expected]
+    near(s, expected[1], dtype)
+    inner = min(rows, columns)
+    near((u[..., :inner] * s[..., None, :]) @ vh[..., :inner, :], x.astype(u.dtype), dtype)
+    near(ours.svdvals(lazy).compute(), expected[1], dtype)
+    near(ours.matrix_rank(lazy).compute(), np.linalg.matrix_rank(x), dtype)
+    back = ours.pinv(lazy).compute()
+    near(x.astype(back.dtype) @ back @ x.astype(back.dtype), x.astype(back.dtype), dtype)
+
+
+def test_vectors():
+    a, b = drawn((4, 3), "f8"), drawn((4, 3), "f8", 1)
+    np.testing.assert_allclose(ours.cross(outsize.open(a), outsize.open(b)).compute(), np.linalg.cross(a, b))
+    np.testing.assert_allclose(
+        ours.cross(outsize.open(a.T), outsize.open(b.T), axis=0).compute(), np.linalg.cross(a.T, b.T, axis=0)
+    )
+    np.testing.assert_allclose(ours.outer(outsize.open(a[:, 0]), outsize.open(b[0])).compute(), np.outer(a[:, 0], b[0]))
+    ranks = ours.matrix_rank(outsize.open(np.stack([np.diag([3.0, 2.0, 1.0])] * 2)), rtol=np.array([0.5, 0.1]))
+    assert ranks.compute().tolist() == [2, 3]
+
+
+def test_a_stack_larger_than_the_budget_streams_and_parts_are_made_once(tmp_path):
+    x = drawn((6000, 16, 16), "f8")  # 12 MiB
+    np.save(tmp_path / "x.npy", x)
+    u, s, vh = ours.svd(outsize.open(tmp_path / "x.npy"), full_matrices=False)
+    again = (u * s[:, None, :]) @ vh
+    plan = again.plan(budget="8MiB")
+    assert plan.peak() <= 8 << 20 and sum("svd" in step.name for step in plan.steps) == 1
+    np.testing.assert_allclose(again.save(tmp_path / "y.npy", budget="8MiB").compute(), x, atol=1e-10)
+
+
+def test_mistakes_are_named():
+    square, singular = outsize.open(np.eye(3)), outsize.open(np.zeros((2, 3, 3)))
+    for call, words in (
+        (lambda: ours.inv(outsize.open(np.ones((2, 3)))), "not square"),
+        (lambda: ours.det(outsize.open(np.ones(3))), "no matrices"),
+        (lambda: ours.inv(singular).compute(), "inv of one of the matrices failed: Singular"),
+        (lambda: ours.solve(square, outsize.open(np.ones(4))), "3 equations"),
+        (lambda: ours.qr(square, mode="half"), "mode 'half'"),
+        (lambda: ours.matrix_norm(square, ord=7), "no ord 7"),
+        (lambda: ours.outer(square, square), "two vectors"),
+        (lambda: ours.cross(outsize.open(np.ones(2)), outsize.open(np.ones(2))), "three numbers"),
+    ):
+        with pytest.raises(outsize.InputError, match=words):
+            call()
