@@ -1,8 +1,9 @@
 """Arrays larger than memory: graph -> plan -> run, inside a budget of bytes. The namespace of the array API standard.
 
 Elementwise functions, creation, manipulation, reductions, running sums, products, indexing, masks, order
-statistics, sorting, sets, windows, and in namespaces of their own Fourier transforms (`fft`), linear algebra (`linalg`) and random numbers
-(`random`). What has a length that depends on data (masks, `nonzero`, `unique_*`) is counted at the call.
+statistics, sorting, sets, windows, and in namespaces of their own Fourier transforms (`fft`), linear algebra
+(`linalg`) and random numbers (`random`). What has a length that depends on data (masks, `nonzero`, `unique_*`) is counted
+at the call.
 """
 
 from __future__ import annotations
