@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from outsize.core.noun import Noun
@@ -30,5 +30,9 @@ class HostedChoice(Noun):
     """Pieces in which each unit's rows run."""
     more: bool = False
     """A larger batch than the planned one may run in more pieces."""
+    disk: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """`state`, `weights`, `gradients` -> parameters of which they are in the scratch file."""
+    piece: int = 0
+    """Bytes of one transfer to or from that file; 0: there is none."""
     chunks: int = 0
     """Pieces in which the output head and its cross entropy run; 0: whole."""

@@ -8,6 +8,7 @@ rehearsed before the first one is run.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -74,7 +75,10 @@ class HostedFitted(Guarded[HostedRunner]):
                 )
 
     def _end(self) -> None:
-        self._now.close()
+        stays = self._now.shelf.stays if self._now.shelf is not None else ""
+        self._now.close(home=not stays)
+        if stays:
+            warnings.warn(f"outsize: {stays}", stacklevel=3)
 
     def _half_done(self, error: BaseException, before: Snapshot) -> None:
         self._now.roll_back()

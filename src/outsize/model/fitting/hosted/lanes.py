@@ -40,6 +40,9 @@ class Lane(Protocol):
         ahead of the device, waits for the one before the last, so that memory on its way out is bounded.
         """
 
+    def join(self, marks: list[Mark]) -> Mark:
+        """Passes when all copies in, given in the order they were begun, are there."""
+
     def mark(self) -> Mark:
         """Passes when what is computed so far has ended."""
 
@@ -74,6 +77,10 @@ class PlainLane:
     def send(self, into: Any, source: Any, hold: bool = False) -> Mark:
         """Copied at once."""
         into.copy_(source)
+
+    def join(self, marks: list[Mark]) -> Mark:
+        """One after the other."""
+        return marks[-1] if marks else None
 
     def mark(self) -> Mark:
         """Everything so far has ended."""
@@ -158,6 +165,10 @@ class CardLane:
                 if not self._leaving:
                     break
         return mark
+
+    def join(self, marks: list[Mark]) -> Mark:
+        """They are on one stream."""
+        return marks[-1] if marks else None
 
     def mark(self) -> Mark:
         """An event on the stream that computes."""

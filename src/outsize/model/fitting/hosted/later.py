@@ -12,7 +12,7 @@ from outsize.model.fitting.hosted.lanes import Lane, Mark
 from outsize.model.fitting.hosted.ring import Lease, aligned
 from outsize.model.fitting.hosted.slabs import Weights
 from outsize.model.fitting.hosted.units import Place, sizeof
-from outsize.model.fitting.hosted.update import OnCard, flat_bytes
+from outsize.model.fitting.hosted.update import OnCard
 from outsize.model.fitting.hosted.visits import Visits
 
 
@@ -24,10 +24,12 @@ class Later:
         self._visits = visits
         self._weights = weights
         self._lane = lane
+        self._factor: Any = None
 
-    def run(self, rows: list[tuple[Any, Any]]) -> None:
-        """Update every (parameter, gradient on the host)."""
+    def run(self, rows: list[tuple[Any, Any]], factor: Any) -> None:
+        """Update every (parameter, its gradient's bytes); gradients are multiplied by `factor` first."""
         self.update.begin()
+        self._factor = factor
         coming = self._start(*rows[0]) if rows else None
         for number, (parameter, _) in enumerate(rows):
             assert coming is not None
@@ -43,19 +45,21 @@ class Later:
         lane, size = self._lane, sizeof(parameter)
         memory = lane.empty(2 * aligned(size))
         now = lane.mark()
-        mark = None
+        marks = []
         if gradient is not None:
-            mark = lane.bring(memory[:size], flat_bytes(gradient, lane), [now])
+            marks.append(lane.bring(memory[:size], gradient, [now]))
         if self._weights is not None and not self._visits.is_here(parameter):
             there = memory[aligned(size) : aligned(size) + size]
-            mark = lane.bring(there, self._weights.bytes_of(parameter), [now])
-        return Lease(0, memory.numel(), memory, []), mark
+            marks.append(lane.bring(there, self._weights.bytes_of(parameter), [now]))
+        return Lease(0, memory.numel(), memory, []), lane.join(marks)
 
     def _visit(self, parameter: Any, here: Lease) -> None:
         proxy = self._visits.proxies[id(parameter)]
         if not self._visits.is_here(parameter):
             self._visits.show_alone(Place("", parameter, aligned(sizeof(parameter)), sizeof(parameter)), here)
         proxy.grad = here.view(0, tuple(parameter.shape), parameter.dtype)
+        if self._factor is not None:
+            proxy.grad.mul_(self._factor)
         self.update.accumulated(parameter, proxy)
         if not self.update.waits:
             self._visits.hide_alone()

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from outsize.core.errors import BudgetError
+from outsize.core.memory import Allowance
 from outsize.core.units import format_bytes
 from outsize.model.fitting.head import find_head
 from outsize.model.fitting.hosted.choice import HostedChoice
+from outsize.model.fitting.hosted.housing import LIBRARIES, check_disk, host_bytes, spill
 from outsize.model.fitting.hosted.pieces import MixesRows
 from outsize.model.fitting.hosted.rates import Rates
 from outsize.model.fitting.hosted.ring import ALIGNMENT, aligned
-from outsize.model.fitting.hosted.slabs import MOVERS, Layout, stretch
+from outsize.model.fitting.hosted.slabs import Layout, stretch
 from outsize.model.fitting.hosted.stage import HostedStage, Sketch
 from outsize.model.fitting.hosted.units import Cut, cut_model, sizeof
 
@@ -28,10 +30,6 @@ TRACES = 16
 """Most traces of one search."""
 SHARE = {"cpu": 1.0, "cuda": 0.97}
 """Part of a device's budget that is planned with; the rest is for workspaces inside its libraries."""
-LIBRARIES = {"cpu": 0, "cuda": 2 * 2**30}
-"""Host bytes that a device's libraries come to hold once their kernels have run, beyond what the process holds before."""
-READAHEAD = 3
-"""Units of a file that are in host memory at once: one on its way to the device, the others being read."""
 FEW = 8 * 2**20
 """Parameters below so many bytes, or one part in 64 of the device's budget, are updated a few at a time."""
 TINY = 64
@@ -70,18 +68,51 @@ class Search:
     """Random numbers have to be those of the plain step."""
     forbidden: set[str] = field(default_factory=set)
     """Remedies that are not used."""
+    before: int = 0
+    """Bytes of memory that model and optimizer state take before anything is moved."""
+    grounded: str = ""
+    """Why nothing can be in the scratch file, empty where it can."""
+    disk: Allowance | None = None
+    """Room of the scratch folder."""
+    folder: str = ""
+    """The scratch folder."""
+    spills: bool = False
+    """The host has no room for everything: some is in the scratch file."""
+    piece: int = 0
+    """Bytes of a transfer to the scratch file where there is one already."""
 
     def run(self) -> tuple[HostedChoice, Sketch]:
         """The fastest choice that fits, or a `BudgetError`."""
         self.layout = self.stage.layout()
         least = self._least_host()
-        if least > self.host:
+        self.spills = self.spills or (least > self.host and not self.grounded)
+        if least > self.host and self.grounded:
             raise BudgetError(
                 f"weights, optimizer state and what this process holds take {format_bytes(least)} of host memory, the budget is "
-                f"{format_bytes(self.host)}: host={least} is the smallest budget that has a plan",
+                f"{format_bytes(self.host)}: host={least} is the smallest budget that has a plan (none of it can be on disk: "
+                f"{self.grounded})",
                 needed=least, budget=self.host, smallest=least, culprit="host",
             )  # fmt: skip
         room = int(self.device * SHARE[self.kind])
+        found, tight = self._first(room)
+        if found is None and tight and not self.spills and not self.grounded:
+            self.spills = True
+            self.tried.clear()
+            found, tight = self._first(room)
+        if found is not None:
+            check_disk(self, found[0])
+            return found
+        if tight:
+            raise BudgetError(
+                f"the smallest step that fits the device holds {format_bytes(min(tight))} of host memory, the budget is "
+                f"{format_bytes(self.host)}: host={min(tight)} is the smallest budget that was found",
+                needed=min(tight), budget=self.host, smallest=min(tight), culprit="host",
+            )  # fmt: skip
+        self._give_up(room)
+        raise AssertionError
+
+    def _first(self, room: int) -> tuple[tuple[HostedChoice, Sketch] | None, list[int]]:
+        """The first choice that fits, or what those hold of the host that fit the device."""
         tight: list[int] = []
         for choice in self._choices():
             if len(self.tried) >= TRACES:
@@ -94,18 +125,13 @@ class Search:
             choice, sketch = found
             if sketch.peak > room:
                 continue
-            if self.host_bytes(choice, sketch) > self.host:
-                tight.append(self.host_bytes(choice, sketch))
+            choice = spill(self, choice, sketch)
+            held = host_bytes(self, choice, sketch)
+            if held > self.host:
+                tight.append(held)
                 continue
-            return self._widen(choice, sketch, room)
-        if tight:
-            raise BudgetError(
-                f"the smallest step that fits the device holds {format_bytes(min(tight))} of host memory, the budget is "
-                f"{format_bytes(self.host)}: host={min(tight)} is the smallest budget that was found",
-                needed=min(tight), budget=self.host, smallest=min(tight), culprit="host",
-            )  # fmt: skip
-        self._give_up(room)
-        raise AssertionError
+            return self._widen(choice, sketch, room), tight
+        return None, tight
 
     def _give_up(self, room: int) -> None:
         choice, sketch = min(self.tried, key=lambda row: row[1].peak)
@@ -155,6 +181,8 @@ class Search:
 
     def _where(self) -> Literal["card", "host"]:
         """Update where it takes less time: state over the link, or gradients over the link and the host's own rate."""
+        if self.spills:
+            return "card"  # state and weights that come from a file go to the device, and only there
         if "state_away" in self.forbidden:
             return "host"
         state = sum(stretch(shapes) for shapes in self.layout.values())
@@ -256,29 +284,14 @@ class Search:
         if wider == choice:
             return choice, sketch
         found = self._trace(wider)
-        if found is not None and found[1].peak <= room and self.host_bytes(*found) <= self.host:
-            return found
+        if found is not None and found[1].peak <= room:
+            wider, sketched = spill(self, *found), found[1]
+            if host_bytes(self, wider, sketched) <= self.host:
+                return wider, sketched
         return choice, sketch
 
-    # the host
-
-    def host_bytes(self, choice: HostedChoice, sketch: Sketch) -> int:
-        """What host memory holds at most."""
-        cut = cut_model(self.stage.work.model, choice.limit, choice.held, self.order)
-        held = self.base + LIBRARIES[self.kind]
-        if self.streamed:
-            return held + READAHEAD * (cut.largest + 2**21) + (sketch.peak if self.kind == "cpu" else 0)
-        state = sum(stretch(shapes) for shapes in self.layout.values())
-        moving = sum(sorted((unit.size for unit in (*cut.units.values(), cut.held)), reverse=True)[:MOVERS])
-        held += cut.weights + max(state, moving)  # weights move before state is made
-        if choice.update == "kept":
-            held += cut.weights
-        elif choice.update == "host":
-            held += choice.state
-        return held + sketch.inputs + (sketch.peak if self.kind == "cpu" else 0)
-
     def _least_host(self) -> int:
-        """Fewest bytes of any choice."""
+        """Fewest bytes of any choice that has everything in memory."""
         if self.streamed:
             return 0
         weights = sum(sizeof(p) for p in {id(p): p for p in self.stage.work.model.parameters()}.values())

@@ -41,6 +41,10 @@ class Rates(Noun):
     """Bytes of parameters that the optimizer updates on the host."""
     measured: bool
     """False where they are typical ones."""
+    read: float = 0.0
+    """From the scratch file; 0 where there is none."""
+    write: float = 0.0
+    """To it."""
 
 
 def typical(kind: str) -> Rates:

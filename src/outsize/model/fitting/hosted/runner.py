@@ -17,10 +17,12 @@ from outsize.model.fitting.exhaustion import clear_up
 from outsize.model.fitting.head import chunked_heads
 from outsize.model.fitting.hosted.again import run_again
 from outsize.model.fitting.hosted.choice import HostedChoice
+from outsize.model.fitting.hosted.judge import Judge
 from outsize.model.fitting.hosted.keeping import Keeper
 from outsize.model.fitting.hosted.lanes import Lane
 from outsize.model.fitting.hosted.later import Later
 from outsize.model.fitting.hosted.pieces import MixesRows, in_pieces, mixes_rows
+from outsize.model.fitting.hosted.shelf import Shelf
 from outsize.model.fitting.hosted.slabs import State, Weights
 from outsize.model.fitting.hosted.units import Cut
 from outsize.model.fitting.hosted.update import Collected, Dropped, Kept, OnCard, OnHost, Sink
@@ -34,7 +36,7 @@ class HostedRunner:
 
     def __init__(
         self, work: Work, choice: HostedChoice, cut: Cut, lane: Lane, source: Source, order: list[str], *,
-        weights: Weights | None = None, state: State | None = None, rows: int = 0,
+        weights: Weights | None = None, state: State | None = None, rows: int = 0, shelf: Shelf | None = None,
     ) -> None:  # fmt: skip
         self.work = work
         self.choice = choice
@@ -42,11 +44,16 @@ class HostedRunner:
         self.real = lane.real
         self.weights = weights
         self.state = state
+        self.shelf = shelf
+        """Where that lies which the host has no room for, None where there is nothing."""
         self.interrupts = Interrupts()
         self.phase: Phase = lambda name: None
         self.visits = Visits(work.model, cut, source, lane, choice.ring, order)
         self.keeper = Keeper(lane) if choice.inputs else None
         self._rows = rows
+        self.judge: Judge | None = None
+        if choice.update == "kept" and self.real:
+            self.judge = Judge(work.model, work.optimizer, work.clip, work.scaler)
         self.later: Later | None = None
         """Updates on the device what waits on the host, None where the optimizer steps there."""
         self.sink = self._open_sink(cut)
@@ -75,7 +82,8 @@ class HostedRunner:
             if choice.state and self.state is not None:
                 args = (self.weights, self.state, self.lane, choice.state, choice.few)
                 self.later = Later(OnCard(optimizer, self.visits, *args), self.visits, self.weights, self.lane)
-            return Kept(cut, self.lane)
+            filed = {id(place.parameter) for place in cut.places() if place.name in choice.disk.get("gradients", ())}
+            return Kept(cut, self.lane, filed, self.shelf, self.judge)
         return Dropped(self.lane)
 
     # what a `Fitted` asks
@@ -91,42 +99,60 @@ class HostedRunner:
         optimizer.zero_grad(set_to_none=True)
         if self.state is not None and self.real:
             self.state.move_in(optimizer)
-        loss = self._pass(batch)
-        self.phase("optimizer")
-        if isinstance(self.sink, Kept):
-            with self.interrupts.held():
+        with contextlib.ExitStack() as updating:
+            loss = self._pass(batch, updating)
+            self.phase("optimizer")
+            if isinstance(self.sink, Kept):
+                updating.enter_context(self.interrupts.held())
                 self._update_kept(self.sink)
-        self.sink.end()
-        if self.real and (self.later is not None or isinstance(self.sink, OnCard)):
-            self.visits.remember_held()
+            self.sink.end()
+            if self.real and (self.later is not None or isinstance(self.sink, OnCard)):
+                self.visits.remember_held()
         self.phase("done")
         return loss
 
     def _update_kept(self, sink: Kept) -> None:
-        import torch
-
+        """All gradients are there: skip, or clip and update."""
+        optimizer = self.work.optimizer
         rows = sink.hand_over()
-        if self.real:
-            for parameter, gradient in rows:
-                parameter.grad = gradient
-            if self.work.clip is not None:
-                torch.nn.utils.clip_grad_norm_(list(self.work.model.parameters()), self.work.clip)
+        factor = None
+        if self.judge is not None and not self.rehearsing:
+            factor = self.judge.factor()
+            rows = self._leave_others(sink, rows, factor)
+            if self.judge.skips():
+                return
         if self.later is not None:
-            self.later.run(rows)
-            self.work.optimizer.zero_grad(set_to_none=True)
+            self.later.run(rows, factor)
             return
+        for parameter, _ in rows:
+            parameter.grad = sink.tensor(parameter)
+            if factor is not None:
+                parameter.grad.mul_(factor.cpu())
         sink.changed = True
-        self.work.optimizer.step()
+        optimizer.step()
         sink.changed = False
-        self.work.optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
+
+    def _leave_others(self, sink: Kept, rows: list[tuple[Any, Any]], factor: Any) -> list[tuple[Any, Any]]:
+        """Gradients of parameters that are not the optimizer's add up as without us; the other rows."""
+        assert self.judge is not None
+        mine = []
+        for row in rows:
+            if id(row[0]) in self.judge.mine:
+                mine.append(row)
+            else:
+                _add(row[0], sink.tensor(row[0]) if factor is None else sink.tensor(row[0]).mul_(factor.cpu()))
+        return mine
 
     def backward(self, batch: Any) -> Any:
         """Gradients only, added to those that are there, in host memory."""
         if not isinstance(self.sink, Kept):
             raise InputError("this plan updates parameters itself: call step(batch), or fit with own_step=True")
-        loss = self._pass(batch)
-        for parameter, gradient in self.sink.hand_over():
-            parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
+        assert self.judge is not None
+        with self.judge.only("backward"):
+            loss = self._pass(batch)
+        for parameter, _ in self.sink.hand_over():
+            _add(parameter, self.sink.tensor(parameter))
         self.phase("done")
         return loss
 
@@ -157,7 +183,8 @@ class HostedRunner:
         if isinstance(update, OnCard | OnHost):
             update.rehearsing = True
         try:
-            self._pass(batch)
+            with self.judge.only("rehearsal") if self.judge is not None else contextlib.nullcontext():
+                self._pass(batch)
             self.phase("optimizer")
             if not isinstance(sink, Kept):
                 sink.end()
@@ -193,14 +220,20 @@ class HostedRunner:
         clear_up()
 
     def gather(self) -> None:
-        """The user's own parameters never left the host."""
+        """The user's own parameters never left the host, or have windows to where they are."""
         self.lane.drain()
+        if self.shelf is not None:
+            self.shelf.looked = True
 
-    def close(self) -> None:
-        """Everything is the user's own again, in ordinary memory."""
+    def close(self, home: bool = True) -> None:
+        """Everything is the user's own again, in ordinary memory; without `home` the shelf keeps what it has."""
         self.lane.drain()
         self.sink.close()
-        for thing in (self.weights, self.state, self.keeper, self._source):
+        if self.weights is not None:
+            self.weights.close(home)
+        if self.state is not None:
+            self.state.close(self.work.optimizer, home)
+        for thing in (self.keeper, self._source, self.shelf):
             close = getattr(thing, "close", None)
             if close is not None:
                 close()
@@ -213,8 +246,8 @@ class HostedRunner:
             return batch
         return batches.transform(batch, lambda _, tensor: tensor.to(self.lane.device, non_blocking=True))
 
-    def _pass(self, batch: Any) -> Any:
-        """Forward and backward pass: the loss."""
+    def _pass(self, batch: Any, updating: contextlib.ExitStack | None = None) -> Any:
+        """Forward and backward pass: the loss. `updating` closes when the step is whole: so long Ctrl-C waits."""
         work = self.work
         with self._applied(batch), self._listening():
             self.phase("forward")
@@ -222,7 +255,11 @@ class HostedRunner:
             loss = loss if counted is None else loss / counted
             shown = loss.detach()
             self.autocast = self.visits.autocast
+            if self.judge is not None and isinstance(self.sink, Kept):
+                loss = self.judge.scale(loss)
             self.phase("backward")
+            if updating is not None and not isinstance(self.sink, Kept):
+                updating.enter_context(self.interrupts.held())
             self.sink.begin()
             loss.backward()
             del loss
@@ -249,6 +286,8 @@ class HostedRunner:
     def _applied(self, batch: Any) -> Iterator[None]:
         """Proxies in place of parameters, and forward functions that bring them."""
         visits, choice = self.visits, self.choice
+        if self.shelf is not None:
+            self.shelf.settle()
         pieces = choice.pieces
         if self._rows and (pieces > 1 or choice.more):  # a larger batch runs in more pieces
             pieces = -(-pieces * batches.count_rows(batch) // self._rows)
@@ -312,6 +351,10 @@ class HostedRunner:
             self.sink.accumulated(parameter, proxy)
 
         return hear
+
+
+def _add(parameter: Any, gradient: Any) -> None:
+    parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
 
 
 @contextlib.contextmanager

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from outsize.core.failure import Exactness, Remedy
 from outsize.core.fitting import FitPlan
-from outsize.core.memory import HOST, Allowance
+from outsize.core.memory import DISK, HOST, Allowance
 from outsize.core.noun import Known
 from outsize.core.plan import Peak, Step
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.hosted.choice import HostedChoice
+from outsize.model.fitting.hosted.housing import filed_bytes, host_bytes
 from outsize.model.fitting.hosted.slabs import stretch
 from outsize.model.fitting.hosted.stage import Sketch
 from outsize.model.fitting.hosted.units import cut_model, sizeof
@@ -27,9 +28,15 @@ def tell(
     """The plan."""
     there, _ = budgets
     known = Known.EXACT if search.kind == "cpu" else Known.ESTIMATE
-    host = Peak(pool=HOST, bytes=search.host_bytes(choice, sketch), known=Known.ESTIMATE)
+    host = Peak(pool=HOST, bytes=host_bytes(search, choice, sketch), known=Known.ESTIMATE)
+    filed = filed_bytes(search, choice)
+    beside = (host, *([Peak(pool=DISK, bytes=sum(filed.values()), known=Known.EXACT)] if choice.piece else ()))
+    traffic = _traffic(choice, filed)
     steps = tuple(
-        Step(name=name, peaks=(Peak(pool=there.pool, bytes=size, known=known), host))
+        Step(
+            name=name, peaks=(Peak(pool=there.pool, bytes=size, known=known), *beside),
+            read=traffic.get(name, (0, 0))[0], written=traffic.get(name, (0, 0))[1],
+        )
         for name, size in sketch.peaks.items()
     )  # fmt: skip
     weights = sum(sizeof(p) for p in {id(p): p for p in work.model.parameters()}.values())
@@ -41,7 +48,9 @@ def tell(
         link = max(link, weights / search.rates.host)
     elif choice.update == "kept":
         link += (2 * weights + state) / search.rates.both if choice.state else weights / search.rates.host
-    seconds = max(sketch.seconds, link)
+    read, written = (sum(row[way] for row in traffic.values()) for way in (0, 1))
+    disk = read / search.rates.read + written / search.rates.write if choice.piece else 0.0
+    seconds = max(sketch.seconds, link, disk)
     tokens = _tokens(batch, rows)
     rates = search.rates
     cut = cut_model(work.model, choice.limit, choice.held, search.order)
@@ -59,16 +68,35 @@ def tell(
             notes.append(f"gradients wait on the host: {search.forced}; the update follows {after}")
         else:
             notes.append(_where(choice))
+    if choice.piece:
+        parts = ", ".join(f"{format_bytes(size)} of {kind}" for kind, size in filed.items() if size)
+        notes.append(
+            f"the host has no room for all of it: {parts} in a file in {search.folder}, {format_bytes(read)} read and "
+            f"{format_bytes(written)} written a step ({rates.read / 1e9:.1f} and {rates.write / 1e9:.1f} GB/s measured, "
+            f"{disk:.2g} s)"
+        )
     if sketch.random:
         notes.append(f"random numbers are drawn ({', '.join(sketch.random[:3])}) and drawn again alike")
     plain = weights + (0 if choice.update == "none" else weights + state)
     return FitPlan(
         name=f"{'inference' if choice.update == 'none' else 'training step'} of {rows} samples on {there.pool}", steps=steps,
-        budgets=budgets, smallest=None, remedies=_remedies(choice, cut.weights, state, sketch), plain=plain,
+        budgets=budgets if not choice.piece or search.disk is None else (*budgets, search.disk), smallest=None,
+        remedies=_remedies(choice, cut.weights, state, sketch), plain=plain,
         slow_down=seconds / max(sketch.seconds * (0.75 if choice.update != "none" else 1.0), 1e-9),
         away=host.bytes, place="disk" if search.streamed else "host", moved=moved, seconds=seconds, tokens=tokens,
         notes=tuple(notes),
     )  # fmt: skip
+
+
+def _traffic(choice: HostedChoice, filed: dict[str, int]) -> dict[str, tuple[int, int]]:
+    """Bytes that each phase reads from the scratch file and writes to it."""
+    weights, state, gradients = (filed[kind] for kind in ("weights", "state", "gradients"))
+    if choice.update == "none":
+        return {"forward": (weights, 0)}
+    if choice.update == "kept":
+        after = (weights + state + gradients, weights + state)
+        return {"forward": (weights, 0), "backward": (weights, gradients), "optimizer": after}
+    return {"forward": (weights, 0), "backward": (weights + state, weights + state)}
 
 
 def _where(choice: HostedChoice) -> str:

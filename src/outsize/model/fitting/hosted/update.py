@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
 
 from outsize.model.fitting.hosted.lanes import Lane
 from outsize.model.fitting.hosted.ring import Lease, Ring, aligned
-from outsize.model.fitting.hosted.slabs import Block, State, Weights, stretch
-from outsize.model.fitting.hosted.units import Cut, sizeof
+from outsize.model.fitting.hosted.slabs import Block, Homes, State, Weights, stretch
+from outsize.model.fitting.hosted.units import Cut, Place, sizeof
 from outsize.model.fitting.hosted.visits import Visits
+
+if TYPE_CHECKING:
+    from outsize.model.fitting.hosted.judge import Judge
+    from outsize.model.fitting.hosted.shelf import Shelf
 
 
 class Sink:
@@ -364,53 +369,62 @@ class HostRing:
             self._change.notify_all()
 
 
-class Kept(Sink):
-    """Gradients wait in host memory until all are there."""
+class Gradients(Homes):
+    """Where gradients wait."""
 
-    def __init__(self, cut: Cut, lane: Lane) -> None:
+    kind = "gradients"
+
+    def _size(self, place: Place) -> int:
+        return place.size if place.parameter.requires_grad else 0
+
+
+class Kept(Sink):
+    """Gradients wait at home until all are there."""
+
+    def __init__(
+        self, cut: Cut, lane: Lane, filed: Collection[int] = (), shelf: Shelf | None = None, judge: Judge | None = None
+    ) -> None:
+        self.judge = judge
+        """Sees every gradient before it goes."""
         self._lane = lane
         self._here: list[tuple[Any, Any]] = []
-        """(parameter, its gradient on the host)."""
-        self._blocks: dict[int, tuple[Block, int]] = {}
-        self._cut = cut
-
-    def _home(self, parameter: Any) -> Any:
-        """The host memory of a gradient, made once."""
-        if not self._blocks:
-            for unit in (*self._cut.units.values(), self._cut.held):
-                if unit.own:
-                    block = Block(unit.own)
-                    self._blocks |= {id(place.parameter): (block, place.offset) for place in unit.places}
-        block, offset = self._blocks[id(parameter)]
-        return block.tensor(offset, tuple(parameter.shape), parameter.dtype)
+        """(parameter, its gradient's bytes)."""
+        self._homes = Gradients(cut, filed, shelf)
 
     def accumulated(self, parameter: Any, proxy: Any) -> None:
         """Out."""
+        if self.judge is not None and self._lane.real:
+            self.judge.see(parameter, proxy)
         gradient, proxy.grad = proxy.grad.detach().contiguous(), None
         if not self._lane.real:
             self._lane.send(None, gradient, hold=True)
             self._here.append((parameter, None))
             return
-        home = self._home(parameter)
-        self._lane.send(flat_bytes(home, self._lane), flat_bytes(gradient, self._lane), hold=True)
+        home = self._homes.bytes_of(parameter)
+        self._lane.send(home, flat_bytes(gradient, self._lane), hold=True)
         self._here.append((parameter, home))
 
     def hand_over(self) -> list[tuple[Any, Any]]:
-        """Every gradient, once all are on the host."""
+        """Every parameter and its gradient's bytes, once all are at home."""
         self._lane.drain()
         rows, self._here = self._here, []
         return rows
+
+    def tensor(self, parameter: Any) -> Any:
+        """The gradient of a parameter, in memory."""
+        return self._homes.tensor(parameter, 0, tuple(parameter.shape), parameter.dtype)
 
     def reset(self) -> None:
         """Gradients of a failed step are let go."""
         self._lane.drain()
         self._here = []
         self.changed = False
+        if self.judge is not None:
+            self.judge.reset()
 
     def close(self) -> None:
         """The memory is ordinary again."""
-        for block in {id(block): block for block, _ in self._blocks.values()}.values():
-            block.unlock()
+        self._homes.unlock()
 
 
 class Collected(Sink):

@@ -17,7 +17,7 @@ from typing import Any
 
 from outsize.core.errors import BudgetError, InputError, OutsizeError
 from outsize.core.fitting import FitPlan
-from outsize.core.memory import HOST, Allowance, Pool
+from outsize.core.memory import DISK, HOST, Allowance, Pool
 from outsize.core.units import format_bytes, parse_bytes
 from outsize.machine import current_budget
 from outsize.machine.budget import current_wishes
@@ -31,12 +31,15 @@ from outsize.model.fitting.guarded import call_model
 from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.files import FileSource, find_weights
 from outsize.model.fitting.hosted.fitted import TIGHTER, HostedFitted
+from outsize.model.fitting.hosted.housing import KINDS, LIBRARIES, READAHEAD, host_bytes, in_memory, sizes_of
+from outsize.model.fitting.hosted.judge import check_scaler
 from outsize.model.fitting.hosted.lanes import Lane, open_lane
 from outsize.model.fitting.hosted.pieces import MixesRows
-from outsize.model.fitting.hosted.planner import READAHEAD, Search
+from outsize.model.fitting.hosted.planner import Search
 from outsize.model.fitting.hosted.rates import Rates, measure, typical
 from outsize.model.fitting.hosted.runner import HostedRunner
-from outsize.model.fitting.hosted.slabs import State, Weights
+from outsize.model.fitting.hosted.shelf import READERS, WRITERS, Shelf, ShelfLane, measure_disk
+from outsize.model.fitting.hosted.slabs import State, Weights, stretch
 from outsize.model.fitting.hosted.stage import HostedStage, Sketch, watching
 from outsize.model.fitting.hosted.tell import tell
 from outsize.model.fitting.hosted.units import Cut, cut_model, sizeof
@@ -83,6 +86,16 @@ class Given:
     """Measured once, while the device is empty."""
     projected: int = 0
     """Bytes of host memory that the present plan holds."""
+    before: int = 0
+    """Bytes of memory that model and optimizer state take before anything is moved."""
+    grounded: str = ""
+    """Why nothing can be in a scratch file."""
+    folder: str = ""
+    """The scratch folder."""
+    disk: Allowance | None = None
+    """Its room."""
+    shelf: Shelf | None = None
+    """The scratch file, once something is in it."""
 
 
 def fit_hosted(
@@ -110,7 +123,7 @@ def fit_hosted(
 def _confirm(given: Given, error: BudgetError) -> BudgetError:
     """The error with a device budget that has a plan: units depend on the budget, so the one that it names is tried."""
     found = error
-    while found.culprit != "host" and found.smallest is not None:
+    while found.culprit not in ("host", "disk") and found.smallest is not None:
         try:
             _search(given, found.smallest).run()
             break
@@ -143,8 +156,7 @@ def _check(
         raise InputError("device='cuda' was asked for and torch sees no card; dry_run=True plans without one")
     if optimizer is None and not own_step:
         loss, call = None, call or loss
-    if scaler is not None:
-        raise InputError("a GradScaler cannot be used when the model lives on the host: use bfloat16, which needs none")
+    scaler = check_scaler(scaler, device)
     require_home(model, optimizer)
     _check_memory(model)
     kinds = {p.device.type for p in model.parameters()}
@@ -165,15 +177,28 @@ def _check(
     if optimizer is not None:
         check_optimizer(model, optimizer)
         forced = forced or why_not_one_by_one(optimizer) or ""
+        forced = forced or ("a GradScaler looks at all gradients before the first update" if scaler is not None else "")
         forced = forced or ("clipping needs the norm of all gradients before the first update" if clip else "")
     later = optimizer is not None and not own_step and why_not_one_by_one(optimizer) is None
-    work = Work(model=model, loss=loss, optimizer=optimizer, clip=clip, device=device.type)
+    work = Work(model=model, loss=loss, optimizer=optimizer, clip=clip, scaler=scaler, device=device.type)
     lane = open_lane(device) if not dry or device.type == "cpu" or torch.cuda.is_available() else open_lane(_cpu())
-    budgets, base = _budgets(model, optimizer, device, budget, host)
+    budgets, base, before = _budgets(model, optimizer, device, budget, host)
+    scratch = current_budget()
     return Given(
         work=work, batch=batch, rows=rows, device=device, lane=lane, budgets=budgets, base=base, forced=forced, later=later,
         forbidden=set(without), files=files, call=None if loss is not None else (call or call_model), dry=dry,
+        before=before, folder=scratch.scratch, disk=next((a for a in scratch.allowances if a.pool == DISK), None),
+        grounded=_why_in_memory(optimizer, own_step, without),
     )  # fmt: skip
+
+
+def _why_in_memory(optimizer: Any, own_step: bool, without: tuple[str, ...]) -> str:
+    """Why nothing of a model in host memory can be in a scratch file, empty where it can."""
+    if own_step:
+        return "you step the optimizer yourself, which takes all of it in memory"
+    if "state_away" in without:
+        return "you forbade state_away"
+    return (why_not_one_by_one(optimizer) or "") if optimizer is not None else ""
 
 
 def _read_device(device: Any) -> Any:
@@ -208,8 +233,8 @@ def _cpu() -> Any:
 
 def _budgets(
     model: Any, optimizer: Any, device: Any, budget: Any, host: Any
-) -> tuple[tuple[Allowance, Allowance], int]:
-    """Device and host budget, and what this process holds beside the model."""
+) -> tuple[tuple[Allowance, Allowance], int, int]:
+    """Device and host budget, what this process holds beside the model, and what it holds of it."""
     import torch
 
     if device.type == "cuda" and torch.cuda.is_available():
@@ -219,7 +244,8 @@ def _budgets(
     if optimizer is not None:
         values = (v for state in optimizer.state.values() for v in state.values())
         mine += [value for value in values if isinstance(value, torch.Tensor)]
-    base = max(0, rss - sum(sizeof(t) for t in mine if t.device.type == "cpu"))
+    before = sum(sizeof(t) for t in in_memory(mine))
+    base = max(0, rss - before)
     pool = Pool(kind="device", index=device.index or 0)
     found = current_budget(devices=device.type == "cuda" and budget is None)
     if budget is not None:
@@ -234,7 +260,7 @@ def _budgets(
         here = Allowance(pool=HOST, bytes=wished, reason="set by you")
     else:
         here = Allowance(pool=HOST, bytes=rss + (found.host or 0), reason="what is held and what is available")
-    return (there, here), base
+    return (there, here), base, before
 
 
 def _search(given: Given, room: int) -> Search:
@@ -245,11 +271,16 @@ def _search(given: Given, room: int) -> Search:
     return Search(
         stage=stage, device=room, host=given.budgets[1].bytes, base=given.base, rates=given.rates, rows=given.rows,
         forced=given.forced, later=given.later, streamed=given.files is not None, call=given.call, kind=given.device.type,
-        forbidden=given.forbidden, exact=given.exact, outside=dict(given.outside),
+        forbidden=given.forbidden, exact=given.exact, outside=dict(given.outside), before=given.before,
+        grounded="it is read from a file already" if given.files is not None else given.grounded, disk=given.disk,
+        folder=given.folder, spills=given.shelf is not None, piece=given.shelf.piece if given.shelf is not None else 0,
     )  # fmt: skip
 
 
 def _tell(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) -> FitPlan:
+    if choice.piece and given.rates is not None and not given.rates.read:
+        read, write = measure_disk(given.folder, (READERS + WRITERS) * choice.piece)
+        given.rates = search.rates = replace(given.rates, read=read, write=write)
     return tell(given.work, given.batch, given.rows, given.budgets, search, choice, sketch)
 
 
@@ -270,24 +301,55 @@ def _open(
         empty = [b for b in work.model.buffers() if b.device.type == "meta"]
         runner.visits.given = {id(b): given.files.read(given.files.extents[id(b)]) for b in empty}
         return runner
+    lane = _open_shelf(given, search, choice, cut)
     weights, state = _lay_out(given, search, choice, cut, old)
     return HostedRunner(
-        work, choice, cut, given.lane, HostSource(weights, given.lane), order, weights=weights, state=state, rows=given.rows
+        work, choice, cut, lane, HostSource(weights, lane), order, weights=weights, state=state, rows=given.rows,
+        shelf=given.shelf,
     )  # fmt: skip
+
+
+def _open_shelf(given: Given, search: Search, choice: HostedChoice, cut: Cut) -> Lane:
+    """The scratch file with room for all that is to be there, and the lane that reaches it."""
+    if choice.piece and given.shelf is None:
+        given.shelf = Shelf(given.folder, choice.piece)
+    if given.shelf is None:
+        return given.lane
+    places = {place.name: place for place in cut.places()}
+    given.shelf.reserve(
+        {
+            (kind, id(places[name].parameter)): sizes_of(search, choice, kind, places[name])
+            for kind in KINDS
+            for name in choice.disk.get(kind, ())
+        }
+    )
+    state = sum(stretch(shapes) for shapes in search.layout.values())
+    needed, host = given.base + LIBRARIES[given.device.type] + cut.weights + state, given.budgets[1].bytes
+    given.shelf.stays = "" if needed <= host else (
+        f"weights and state take {format_bytes(needed)} of host memory, the budget is {format_bytes(host)}: they stay in their "
+        "file, as memory maps, for as long as you hold them; save them with torch.save(model.state_dict(), ...)"
+    )  # fmt: skip
+    return ShelfLane(given.lane, given.shelf)
 
 
 def _lay_out(
     given: Given, search: Search, choice: HostedChoice, cut: Cut, old: HostedRunner | None
 ) -> tuple[Weights, State | None]:
     """Weights and state in blocks; those of a plan before this one are used where they lie right."""
-    if old is not None and old.weights is not None and old.visits.cut.lies_like(cut):
-        weights, state = old.weights, old.state
-    else:
-        weights, state = Weights(cut, old.weights if old is not None else None), None
+    filed = {
+        kind: {id(place.parameter) for place in cut.places() if place.name in set(choice.disk.get(kind, ()))}
+        for kind in KINDS
+    }
+    weights, state = (old.weights, old.state) if old is not None else (None, None)
+    same = old is not None and old.visits.cut.lies_like(cut)
+    if weights is None or not same or weights.filed.keys() != filed["weights"]:
+        weights = Weights(cut, weights, filed["weights"], given.shelf)
+    if state is not None and (not same or state.filed.keys() != filed["state"]):
+        state = None
     if choice.update not in ("card", "kept") or not choice.state:
         return weights, None
     if state is None:
-        state = State(cut, search.layout)
+        state = State(cut, search.layout, filed["state"], given.shelf)
         if old is not None and old.state is not None:
             state.take_over(old.state, given.work.optimizer)
         state.make_all()
@@ -300,8 +362,13 @@ def _settle(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) 
     runner: HostedRunner | None = None
     while True:
         runner = _open(given, search, choice, sketch, runner)
-        given.projected = search.host_bytes(choice, sketch)
-        wrong, measured, seconds = _rehearse(given, runner)
+        given.projected = host_bytes(search, choice, sketch)
+        try:
+            wrong, measured, seconds = _rehearse(given, runner)
+        except BaseException:
+            runner.roll_back()
+            runner.close()
+            raise
         if not wrong and measured is not None and measured > given.budgets[0].bytes:
             wrong = "memory"
         clear_up()
@@ -327,7 +394,8 @@ def _settle(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) 
 
     plan = _tell(given, search, choice, sketch)
     if seconds is not None:
-        plan = replace(plan, seconds=seconds, notes=(*plan.notes, f"a rehearsal took {seconds:.2g} s"))
+        slower = max(seconds, plan.seconds or 0.0) if choice.piece else seconds  # a rehearsal writes nothing
+        plan = replace(plan, seconds=slower, notes=(*plan.notes, f"a rehearsal took {seconds:.2g} s"))
     fitted = HostedFitted(plan, choice, runner, tighter, given.call)
     fitted.measured, fitted.seconds = measured, seconds
     return fitted

@@ -49,14 +49,15 @@ class HostSource:
         self._lane = lane
 
     def bring(self, unit: Unit, into: Any, after: list[Mark]) -> Mark:
-        """One copy for what is at home in the unit, one for each guest."""
-        mark = None
-        if unit.own:
-            mark = self._lane.bring(into[: unit.own], self._weights.blocks[unit.name].bytes[: unit.own], after)
-        for place in unit.guests:
+        """One copy for what is at home in the unit, one for each guest and where some of it is on the shelf."""
+        marks = []
+        whole = self._weights.whole(unit)
+        if whole is not None:
+            marks.append(self._lane.bring(into[: unit.own], whole, after))
+        for place in (*(unit.places if whole is None else ()), *unit.guests):
             there = into[place.offset : place.offset + place.size]
-            mark = self._lane.bring(there, self._weights.bytes_of(place.parameter), after)
-        return mark
+            marks.append(self._lane.bring(there, self._weights.bytes_of(place.parameter), after))
+        return self._lane.join(marks)
 
 
 class NoSource:
