@@ -11,20 +11,18 @@ import lanes
 import networks as nets
 import pytest
 import torch
+from hosting import NETS, OPTIMIZERS, open_runner
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import outsize
 from outsize.model.fitting import without_weights
-from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.lanes import CardLane, PlainLane
 from outsize.model.fitting.hosted.ring import Ring
-from outsize.model.fitting.hosted.runner import HostedRunner
-from outsize.model.fitting.hosted.slabs import State, Weights, stretch
+from outsize.model.fitting.hosted.slabs import State, Weights
 from outsize.model.fitting.hosted.stage import HostedStage
 from outsize.model.fitting.hosted.units import cut_model, sizeof
-from outsize.model.fitting.hosted.visits import HostSource
 from outsize.model.fitting.runner import Work
 
 HUGE = 1 << 40
@@ -34,63 +32,6 @@ PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
-
-
-class Recurrent(nn.Module):
-    """A recurrent layer, whose weights are kept in a list too, and a parameter of its own."""
-
-    def __init__(self, width=16):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(width))
-        self.layer = nn.LSTM(width, width, batch_first=True)
-        self.head = nn.Linear(width, 5)
-
-    def forward(self, image):
-        return self.head(self.layer(image.flatten(1, 2)[..., :16] * self.scale)[0].mean(1))
-
-
-NETS = {
-    "language": (lambda: nets.Language(), nets.language_loss, nets.make_tokens),
-    "shared": (lambda: nets.Language(shared=True), nets.language_loss, nets.make_tokens),
-    "dropout": (lambda: nets.Language(dropout=0.2), nets.language_loss, nets.make_tokens),
-    "vision": (lambda: nets.Vision(), nets.vision_loss, nets.make_images),
-    "batch norm": (lambda: nets.Vision(norm="batch"), nets.vision_loss, nets.make_images),
-    "patches": (lambda: nets.Patches(), nets.vision_loss, nets.make_images),
-    "recurrent": (lambda: Recurrent(), nets.vision_loss, nets.make_images),
-}
-OPTIMIZERS = {
-    "AdamW": lambda ps: torch.optim.AdamW(ps, 1e-3, weight_decay=0.1),
-    "SGD": lambda ps: torch.optim.SGD(ps, 0.05, momentum=0.9),
-    "plain SGD": lambda ps: torch.optim.SGD(ps, 0.05),
-    "Adagrad": lambda ps: torch.optim.Adagrad(ps, 0.01),
-}
-
-
-def open_runner(model, loss, optimizer, batch, lane, *, clip=None, later=False, **options):
-    """A runner with the smallest rings that a choice allows."""
-    work = Work(model=model, loss=loss, optimizer=optimizer, clip=clip)
-    stage = HostedStage(work, batch, lane.device)
-    layout = stage.layout()
-    choice = HostedChoice(ring=0, few=4096, **options)
-    held, order, written = (), list(cut_model(model, choice.limit).units), {}
-    for _ in range(4):
-        cut = cut_model(model, choice.limit, held, order)
-        ring = 2 * cut.largest
-        state = max([3 * 2**14, *(stretch(shapes) for shapes in layout.values())])
-        if choice.update == "host":
-            state = 2 * max(sizeof(p) + 512 for p in model.parameters())
-        choice = HostedChoice(ring=ring, few=4096, state=state, held=held, **options)
-        sketch = stage.run(choice, layout, order, written)
-        known = (held, order, written)
-        held, order, written = tuple(dict.fromkeys((*held, *sketch.outside))), sketch.order, sketch.written
-        if known == (held, order, written):
-            break
-    cut = cut_model(model, choice.limit, held, order)
-    work.written = written
-    weights = Weights(cut)
-    state = State(cut, layout) if choice.update == "card" or later else None
-    source = HostSource(weights, lane)
-    return HostedRunner(work, choice, cut, lane, source, order, weights=weights, state=state), sketch
 
 
 @settings(max_examples=16, deadline=None, phases=PHASES)

@@ -32,5 +32,17 @@ def clear_up() -> None:
 def give_back_heap() -> None:
     """Freed blocks below 32 MiB stay with the C library's heap: hand them to the system, where that can be asked for."""
     gc.collect()
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """The same without looking for cycles first."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def return_freed_blocks() -> None:
+    """From now on blocks of 1 MiB and more go back to the system as they are freed: on the C library's heap torch's aligned
+    ones leave holes that are a little too small for the next of their size, and a step would hold a model's worth of them."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").mallopt(-3, 2**20)

@@ -25,12 +25,14 @@ from outsize.model.fitting.hosted.units import Cut, Place, cut_model
 if TYPE_CHECKING:
     from outsize.model.fitting.hosted.planner import Search
 
-LIBRARIES = {"cpu": 0, "cuda": 2 * 2**30}
+LIBRARIES = {"cpu": 48 * 2**20, "cuda": 2 * 2**30}
 """Host bytes that a device's libraries come to hold once their kernels have run, beyond what the process holds before."""
 READAHEAD = 3
 """Units of a file that are in host memory at once: one on its way to the device, the others being read."""
 PART = 16
 """The pieces of memory through which a scratch file is read and written are one part in so many of the host's budget."""
+SMALL = 1024
+"""Parameters below one part in so many of the largest, or below a page, stay in memory: they are many transfers and no room."""
 KINDS = ("state", "weights", "gradients")
 """What can be in the scratch file, in the order in which it goes there: state is needed once a step, weights twice."""
 
@@ -63,8 +65,8 @@ def host_bytes(search: Search, choice: HostedChoice, sketch: Sketch) -> int:
     held = search.base + LIBRARIES[search.kind]
     if search.streamed:
         return held + READAHEAD * (cut.largest + 2**21) + (sketch.peak if search.kind == "cpu" else 0)
-    blocks = {kind: _in_blocks(search, choice, cut, kind) for kind in KINDS}
-    moving = sum(sorted((unit.size for unit in (*cut.units.values(), cut.held)), reverse=True)[:MOVERS])
+    blocks = {kind: sum(_in_blocks(search, choice, cut, kind)) for kind in KINDS}
+    moving = sum(sorted(_in_blocks(search, choice, cut, "weights"), reverse=True)[:MOVERS])
     pieces = (READERS + WRITERS) * round_to_pages(choice.piece)
     if choice.piece:
         moving = max(held + search.before, held + blocks["weights"]) + moving + pieces
@@ -78,14 +80,14 @@ def host_bytes(search: Search, choice: HostedChoice, sketch: Sketch) -> int:
     return max(moving, held)
 
 
-def _in_blocks(search: Search, choice: HostedChoice, cut: Cut, kind: str) -> int:
+def _in_blocks(search: Search, choice: HostedChoice, cut: Cut, kind: str) -> list[int]:
     """Bytes in memory, a block a unit."""
     filed = set(choice.disk.get(kind, ()))
-    total = 0
-    for unit in (*cut.units.values(), cut.held):
-        size = sum(aligned(sizes_of(search, choice, kind, place)) for place in unit.places if place.name not in filed)
-        total += round_to_pages(size) if choice.piece else size
-    return total
+    sizes = [
+        sum(aligned(sizes_of(search, choice, kind, place)) for place in unit.places if place.name not in filed)
+        for unit in (*cut.units.values(), cut.held)
+    ]
+    return [round_to_pages(size) for size in sizes] if choice.piece else sizes
 
 
 def spill(search: Search, choice: HostedChoice, sketch: Sketch) -> HostedChoice:
@@ -102,7 +104,8 @@ def spill(search: Search, choice: HostedChoice, sketch: Sketch) -> HostedChoice:
     }
     for kind in KINDS:
         rows = [(sizes_of(search, choice, kind, place), place.name) for place in places if place.name not in stay[kind]]
-        names = [name for size, name in sorted(rows, reverse=True) if size >= ALIGNMENT]
+        rows.sort(reverse=True)
+        names = [name for size, name in rows if size >= max(ALIGNMENT, rows[0][0] // SMALL)]
         low, high = 0, len(names)  # the fewest that do
         while low < high:
             middle = (low + high) // 2
@@ -113,7 +116,8 @@ def spill(search: Search, choice: HostedChoice, sketch: Sketch) -> HostedChoice:
                 low = middle + 1
             else:
                 high = middle
-        choice = replace(choice, disk={**choice.disk, kind: tuple(names[:low])})
+        if low:
+            choice = replace(choice, disk={**choice.disk, kind: tuple(names[:low])})
         if low < len(names) or host_bytes(search, choice, sketch) <= search.host:
             break
     return choice

@@ -103,9 +103,13 @@ class Search:
             check_disk(self, found[0])
             return found
         if tight:
+            now = "" if not self.spills or not self.before else (
+                f" (model and state take {format_bytes(self.before)} of memory before they can be moved to disk: weights of "
+                "torch.load(file, mmap=True) and load_state_dict(weights, assign=True) take none)"
+            )  # fmt: skip
             raise BudgetError(
                 f"the smallest step that fits the device holds {format_bytes(min(tight))} of host memory, the budget is "
-                f"{format_bytes(self.host)}: host={min(tight)} is the smallest budget that was found",
+                f"{format_bytes(self.host)}: host={min(tight)} is the smallest budget that was found{now}",
                 needed=min(tight), budget=self.host, smallest=min(tight), culprit="host",
             )  # fmt: skip
         self._give_up(room)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outsize.engine.pinned import Pinned, lock_memory
+from outsize.model.fitting.exhaustion import trim_heap
 from outsize.model.fitting.hosted.ring import aligned
 from outsize.model.fitting.hosted.units import Cut, Place, Unit
 
@@ -151,7 +152,7 @@ class Weights(Homes):
         """id of a parameter -> its strides as it was given, where they are not those of its home."""
         try:
             with ThreadPoolExecutor(MOVERS) as pool:
-                for _ in pool.map(self._move, (*cut.units.values(), cut.held)):
+                for _ in pool.map(self._move, sorted((*cut.units.values(), cut.held), key=self._is_here)):
                     if old is not None:
                         old.forget(self._moved)
         except BaseException:  # a disk that fails: what has moved comes back
@@ -175,12 +176,16 @@ class Weights(Homes):
                         here.copy_(parameter.data)
                 parameter.data = here
             self._moved.add(id(parameter))
+        if self._shelf is not None:
+            trim_heap()  # of what the parameters were in
+
+    def _is_here(self, unit: Unit) -> bool:
+        """Nothing of a unit is on the shelf; those that have something there go first, and leave room."""
+        return not any(id(place.parameter) in self.filed for place in unit.places)
 
     def whole(self, unit: Unit) -> Any:
         """A unit's own bytes in one, None where some are on the shelf."""
-        if not unit.own or any(id(place.parameter) in self.filed for place in unit.places):
-            return None
-        return self._block(unit.name).bytes[: unit.own]
+        return self._block(unit.name).bytes[: unit.own] if unit.own and self._is_here(unit) else None
 
     def close(self, home: bool = True) -> None:
         """Parameters stay where they are, in memory that is ordinary again; `home`: those on the shelf leave it."""

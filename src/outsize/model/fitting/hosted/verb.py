@@ -26,7 +26,7 @@ from outsize.machine.system import LiveSystem
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.asked import check_optimizer
 from outsize.model.fitting.check import preserved
-from outsize.model.fitting.exhaustion import clear_up, give_back_heap, is_out_of_memory
+from outsize.model.fitting.exhaustion import clear_up, give_back_heap, is_out_of_memory, return_freed_blocks
 from outsize.model.fitting.guarded import call_model
 from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.files import FileSource, find_weights
@@ -312,6 +312,9 @@ def _open(
 def _open_shelf(given: Given, search: Search, choice: HostedChoice, cut: Cut) -> Lane:
     """The scratch file with room for all that is to be there, and the lane that reaches it."""
     if choice.piece and given.shelf is None:
+        give_back_heap()
+        if given.device.type == "cpu":
+            return_freed_blocks()
         given.shelf = Shelf(given.folder, choice.piece)
     if given.shelf is None:
         return given.lane

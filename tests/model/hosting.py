@@ -1,0 +1,94 @@
+"""Networks, optimizers and runners with tiny rings, for the tests of hosted steps."""
+
+import networks as nets
+import torch
+from torch import nn
+
+from outsize.model.fitting.hosted.choice import HostedChoice
+from outsize.model.fitting.hosted.runner import HostedRunner
+from outsize.model.fitting.hosted.shelf import Shelf, ShelfLane
+from outsize.model.fitting.hosted.slabs import State, Weights, stretch
+from outsize.model.fitting.hosted.stage import HostedStage
+from outsize.model.fitting.hosted.units import cut_model, sizeof
+from outsize.model.fitting.hosted.visits import HostSource
+from outsize.model.fitting.runner import Work
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer, whose weights are kept in a list too, and a parameter of its own."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+        self.layer = nn.LSTM(width, width, batch_first=True)
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, image):
+        return self.head(self.layer(image.flatten(1, 2)[..., :16] * self.scale)[0].mean(1))
+
+
+def freeze_some(model):
+    """The model with its second block and every bias of the last frozen."""
+    model.blocks[1].requires_grad_(False)
+    model.blocks[2].up.bias.requires_grad_(False)
+    return model
+
+
+NETS = {
+    "language": (lambda: nets.Language(), nets.language_loss, nets.make_tokens),
+    "shared": (lambda: nets.Language(shared=True), nets.language_loss, nets.make_tokens),
+    "dropout": (lambda: nets.Language(dropout=0.2), nets.language_loss, nets.make_tokens),
+    "frozen": (lambda: freeze_some(nets.Language()), nets.language_loss, nets.make_tokens),
+    "vision": (lambda: nets.Vision(), nets.vision_loss, nets.make_images),
+    "batch norm": (lambda: nets.Vision(norm="batch"), nets.vision_loss, nets.make_images),
+    "patches": (lambda: nets.Patches(), nets.vision_loss, nets.make_images),
+    "recurrent": (lambda: Recurrent(), nets.vision_loss, nets.make_images),
+}
+OPTIMIZERS = {
+    "AdamW": lambda ps: torch.optim.AdamW(ps, 1e-3, weight_decay=0.1),
+    "SGD": lambda ps: torch.optim.SGD(ps, 0.05, momentum=0.9),
+    "plain SGD": lambda ps: torch.optim.SGD(ps, 0.05),
+    "Adagrad": lambda ps: torch.optim.Adagrad(ps, 0.01),
+    "Adafactor": lambda ps: torch.optim.Adafactor(ps, 0.01),
+}
+
+
+def open_runner(
+    model, loss, optimizer, batch, lane, *, clip=None, scaler=None, later=False, disk=None, folder=None, **options
+):
+    """A runner with the smallest rings that a choice allows; `disk`: what is in a scratch file in `folder`, by kind."""
+    work = Work(model=model, loss=loss, optimizer=optimizer, clip=clip, scaler=scaler)
+    if disk is not None:
+        options |= {"disk": disk, "piece": 8192}
+    stage = HostedStage(work, batch, lane.device)
+    layout = stage.layout()
+    choice = HostedChoice(ring=0, few=4096, **options)
+    held, order, written = (), list(cut_model(model, choice.limit).units), {}
+    for _ in range(4):
+        cut = cut_model(model, choice.limit, held, order)
+        ring = 2 * cut.largest
+        state = max([3 * 2**14, *(stretch(shapes) for shapes in layout.values())])
+        if choice.update == "host":
+            state = 2 * max(sizeof(p) + 512 for p in model.parameters())
+        choice = HostedChoice(ring=ring, few=4096, state=state, held=held, **options)
+        sketch = stage.run(choice, layout, order, written)
+        known = (held, order, written)
+        held, order, written = tuple(dict.fromkeys((*held, *sketch.outside))), sketch.order, sketch.written
+        if known == (held, order, written):
+            break
+    cut = cut_model(model, choice.limit, held, order)
+    work.written = written
+    shelf, filed = None, {"state": set(), "weights": set()}
+    if disk is not None:
+        shelf = Shelf(str(folder), 8192)
+        sizes = {"state": lambda p: stretch(layout.get(id(p), [])), "weights": sizeof, "gradients": sizeof}
+        filed = {
+            kind: {id(place.parameter) for place in cut.places() if place.name in disk.get(kind, ())} for kind in sizes
+        }
+        known = {id(place.parameter): place.parameter for place in cut.places()}
+        shelf.reserve({(kind, key): sizes[kind](known[key]) for kind, keys in filed.items() for key in keys})
+        lane = ShelfLane(lane, shelf)
+    weights = Weights(cut, None, filed["weights"], shelf)
+    state = State(cut, layout, filed["state"], shelf) if choice.update == "card" or later else None
+    source = HostSource(weights, lane)
+    return HostedRunner(work, choice, cut, lane, source, order, weights=weights, state=state, shelf=shelf), sketch
