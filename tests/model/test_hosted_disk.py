@@ -226,6 +226,34 @@ def test_a_disk_that_is_full_while_gradients_wait_loses_nothing(monkeypatch):
     assert torch.equal(fitted.step(batch), clipped_step(twin, plain, batch))
 
 
+def test_a_disk_that_cannot_be_read_in_the_forward_pass_loses_nothing(monkeypatch):
+    model, ours, twin, plain = make_pair()
+    batch = make_rows()
+    fitted = fit_short(model, ours, batch, 120 * MIB)
+    assert "weights" in fitted.choice.disk
+
+    def fail(self, piece, offset):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AlignedFile, "_pread", fail)
+        with pytest.raises(outsize.StoreError, match="Input/output error"):
+            fitted.step(batch)
+    assert torch.equal(fitted.step(batch), nets.plain_step(twin, wide_loss, plain, batch))
+    assert_same(model, ours, twin, plain, rtol=0.0, atol=0.0)
+
+
+def test_a_scratch_folder_in_memory_is_no_disk():
+    model, ours, _, _ = make_pair()
+    if not os.path.isdir("/dev/shm"):
+        pytest.skip("no folder in memory here")
+    with (
+        outsize.budget(scratch="/dev/shm/outsize"),
+        pytest.raises(outsize.BudgetError, match="/dev/shm/outsize is in RAM"),
+    ):
+        fit_short(model, ours, make_rows(), 100 * MIB)
+
+
 def test_a_disk_that_is_full_in_the_middle_of_the_update_is_said(monkeypatch):
     model, ours, _, _ = make_pair()
     batch = make_rows()
@@ -350,10 +378,18 @@ def test_a_model_that_was_never_in_memory_is_trained_and_run_from_disk(tmp_path)
         assert torch.equal(fitted.infer(batch[0]), twin(batch[0]).detach())
 
 
-@pytest.mark.parametrize("short", [-100 * MIB, 150 * MIB], ids=["memory", "disk"])
+class Together(torch.optim.AdamW):
+    """Not known to treat parameters one by one: it steps on the host."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "short"),
+    [(torch.optim.AdamW, -100 * MIB), (torch.optim.AdamW, 150 * MIB), (Together, -100 * MIB)],
+    ids=["memory", "disk", "host"],
+)
 @pytest.mark.parametrize("clip", [None, 1.0], ids=["plain", "clipped"])
-def test_a_gradscaler_takes_the_course_it_takes_in_the_plain_loop(short, clip):
-    model, ours, twin, plain = make_pair(lambda: make_wide(10))
+def test_a_gradscaler_takes_the_course_it_takes_in_the_plain_loop(kind, short, clip):
+    model, ours, twin, plain = make_pair(lambda: make_wide(10), kind)
     mine, theirs = (torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=2) for _ in range(2))
     batches = [make_rows(), make_rows(), make_rows(by=1e36), make_rows(), make_rows()]
     fitted = fit_short(model, ours, batches[0], short, clip=clip, scaler=mine)

@@ -38,6 +38,11 @@ def read_disk(system: System, scratch: str) -> PoolReading:
     )  # fmt: skip
 
 
+def is_in_memory(system: System, folder: str) -> bool:
+    """True where files of a folder are in RAM."""
+    return _find_file_system(system, system.disk_space(folder).folder)[0] in _IN_MEMORY
+
+
 def _find_file_system(system: System, folder: str) -> tuple[str | None, str | None]:
     """(type, device number) of the mount that holds a folder: the longest mount point above it."""
     best: tuple[int, str | None, str | None] = (-1, None, None)

@@ -81,7 +81,7 @@ def tell(
     return FitPlan(
         name=f"{'inference' if choice.update == 'none' else 'training step'} of {rows} samples on {there.pool}", steps=steps,
         budgets=budgets if not choice.piece or search.disk is None else (*budgets, search.disk), smallest=None,
-        remedies=_remedies(choice, cut.weights, state, sketch), plain=plain,
+        remedies=_remedies(choice, cut.weights, state, sum(filed.values()), sketch), plain=plain,
         slow_down=seconds / max(sketch.seconds * (0.75 if choice.update != "none" else 1.0), 1e-9),
         away=host.bytes, place="disk" if search.streamed else "host", moved=moved, seconds=seconds, tokens=tokens,
         notes=tuple(notes),
@@ -123,7 +123,7 @@ def _tokens(batch: Any, rows: int) -> int:
     return rows
 
 
-def _remedies(choice: HostedChoice, weights: int, state: int, sketch: Sketch) -> tuple[Remedy, ...]:
+def _remedies(choice: HostedChoice, weights: int, state: int, away: int, sketch: Sketch) -> tuple[Remedy, ...]:
     def remedy(name: str, saves: int, costs: str, how: str, exactness: Exactness = Exactness.BITWISE) -> Remedy:
         return Remedy(name=name, saves=saves, known=Known.ESTIMATE, costs=costs, exactness=exactness, how=how)
 
@@ -136,6 +136,9 @@ def _remedies(choice: HostedChoice, weights: int, state: int, sketch: Sketch) ->
         found.append(remedy("update in the backward pass", weights, "", "each gradient is used and freed as it comes"))
     if choice.update != "none":
         found.append(remedy("compute activations again", 0, "a forward pass", "every unit keeps its inputs only"))
+    if choice.piece:
+        what = " and ".join(choice.disk)
+        found.append(remedy("keep it on disk", away, "reads and writes", f"{what} that the host has no room for"))
     if choice.inputs:
         found.append(remedy("keep activations elsewhere", sketch.inputs, "copies", "inputs of units on the host"))
     if choice.pieces > 1:

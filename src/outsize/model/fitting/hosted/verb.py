@@ -21,6 +21,7 @@ from outsize.core.memory import DISK, HOST, Allowance, Pool
 from outsize.core.units import format_bytes, parse_bytes
 from outsize.machine import current_budget
 from outsize.machine.budget import current_wishes
+from outsize.machine.disk import is_in_memory
 from outsize.machine.host import read_rss
 from outsize.machine.system import LiveSystem
 from outsize.model.fitting import batch as batches
@@ -188,16 +189,18 @@ def _check(
         work=work, batch=batch, rows=rows, device=device, lane=lane, budgets=budgets, base=base, forced=forced, later=later,
         forbidden=set(without), files=files, call=None if loss is not None else (call or call_model), dry=dry,
         before=before, folder=scratch.scratch, disk=next((a for a in scratch.allowances if a.pool == DISK), None),
-        grounded=_why_in_memory(optimizer, own_step, without),
+        grounded=_why_in_memory(optimizer, own_step, without, scratch.scratch),
     )  # fmt: skip
 
 
-def _why_in_memory(optimizer: Any, own_step: bool, without: tuple[str, ...]) -> str:
+def _why_in_memory(optimizer: Any, own_step: bool, without: tuple[str, ...], folder: str) -> str:
     """Why nothing of a model in host memory can be in a scratch file, empty where it can."""
     if own_step:
         return "you step the optimizer yourself, which takes all of it in memory"
     if "state_away" in without:
         return "you forbade state_away"
+    if is_in_memory(LiveSystem(), folder):
+        return f"the scratch folder {folder} is in RAM, so name another with outsize.budget(scratch=...)"
     return (why_not_one_by_one(optimizer) or "") if optimizer is not None else ""
 
 
