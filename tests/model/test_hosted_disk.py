@@ -48,12 +48,17 @@ def assert_same(model, optimizer, twin, plain, rtol=1e-5, atol=1e-6):
 @given(
     net=st.sampled_from(list(NETS)), optimizer=st.sampled_from(list(OPTIMIZERS)), inputs=st.booleans(),
     update=st.sampled_from(["card", "kept"]), limit=st.sampled_from([1, 4_000, 20_000, 60_000, 1 << 40]),
-    rows=st.integers(1, 7), seed=st.integers(0, 99), late=st.booleans(),
+    rows=st.integers(1, 7), seed=st.integers(0, 99), late=st.booleans(), scaled=st.booleans(),
 )  # fmt: skip
 def test_a_step_from_disk_is_the_plain_step_whatever_lies_there(
-    net, optimizer, inputs, update, limit, rows, seed, late, tmp_path_factory
+    net, optimizer, inputs, update, limit, rows, seed, late, scaled, tmp_path_factory
 ):
-    make, loss, data = NETS[net]
+    make, plain_loss, data = NETS[net]
+    times = [1.0]
+
+    def loss(model, batch):
+        return plain_loss(model, batch) * times[0]
+
     torch.manual_seed(seed)
     model, batch = make(), data(rows)
     twin = copy.deepcopy(model)
@@ -63,25 +68,30 @@ def test_a_step_from_disk_is_the_plain_step_whatever_lies_there(
     names = [name for name, _ in model.named_parameters()]
     disk = {kind: [n for n in names if chance.random() < 0.6] for kind in ("state", "weights", "gradients")}
     lane = lanes.LateLane(seed) if late else PlainLane(torch.device("cpu"))
+    on = scaled and update == "kept"
+    mine, theirs = (torch.amp.GradScaler("cpu", 2.0**10, growth_interval=1, enabled=on) for _ in range(2))
     runner, _ = open_runner(
         model, loss, ours, batch, lane, clip=clip, later=True, disk=disk, folder=tmp_path_factory.getbasetemp(),
-        limit=limit, inputs=inputs, update=update,
+        limit=limit, inputs=inputs, update=update, scaler=mine if on else None,
     )  # fmt: skip
     for step in range(3):
+        times[0] = 1e38 if on and step == seed % 3 else 1.0
         torch.manual_seed(step)
         got = runner.step(batch)
         torch.manual_seed(step)
         expected = loss(twin, batch)
-        expected.backward()
+        theirs.scale(expected).backward()
+        theirs.unscale_(plain)
         if clip is not None:
             nn.utils.clip_grad_norm_(twin.parameters(), clip)
-        plain.step()
+        theirs.step(plain)
+        theirs.update()
         plain.zero_grad()
-        assert torch.allclose(got, expected, rtol=1e-6)
+        assert torch.allclose(got, expected, rtol=1e-6) and mine.get_scale() == theirs.get_scale()
     assert_same(model, ours, twin, plain)
     runner.close()
     assert_same(model, ours, twin, plain)
-    nets.plain_step(model, loss, ours, batch)
+    nets.plain_step(model, plain_loss, ours, batch)
 
 
 def make_wide(layers=12, width=1024):
