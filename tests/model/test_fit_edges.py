@@ -7,7 +7,7 @@ import lanes
 import networks as nets
 import pytest
 import torch
-from test_hosted import Recurrent, open_runner
+from hosting import Recurrent, open_runner
 from torch import nn
 from torch.nn import functional
 

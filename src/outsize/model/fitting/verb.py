@@ -82,7 +82,8 @@ def fit(
     gradients_away, stream, chunks, autocast. `dry_run` only plans.
 
     `device`: the model stays in host memory and visits that device unit by unit; `budget` is then the device's and `host`
-    the host's. `weights`: the model is on the meta device, and its weights are read from this file for inference.
+    the host's; what that does not hold goes to a file in the scratch folder. `weights`: the model is on the meta device, and
+    its weights are read from this file for inference.
     """
     check_words(model, loss, optimizer, allow, without, own_step, clip, scaler)
     if device is not None or weights is not None or host is not None:

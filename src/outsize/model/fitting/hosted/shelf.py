@@ -287,11 +287,11 @@ class ShelfLane:
             write.result()
 
 
-def measure_disk(folder: str, room: int) -> tuple[float, float]:
-    """Bytes a second that are read and written in a folder, through pieces of `room` bytes of memory in all."""
-    shelf = Shelf(folder, piece_of(room))
+def measure_disk(folder: str, piece: int, most: int) -> tuple[float, float]:
+    """Bytes a second that are read and written in a folder, in pieces; `most` bytes are written to learn it."""
+    shelf = Shelf(folder, piece)
     try:
-        size = max(min(SAMPLE, 8 * room), READERS * shelf.piece)
+        size = min(SAMPLE, most)
         shelf.reserve({("sample", 0): size})
         pieces = list(shelf.cut(size))
         for slot in shelf._slots:
