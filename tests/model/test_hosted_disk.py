@@ -180,6 +180,17 @@ def clipped_step(twin, plain, batch, scaler=None):
     return value.detach()
 
 
+def test_gradients_that_the_optimizer_does_not_use_stay_for_the_user():
+    model, _, twin, _ = make_pair(lambda: make_wide(6))
+    ours, plain = (torch.optim.SGD(list(m.parameters())[:-2], 0.1, momentum=0.9) for m in (model, twin))
+    batch = make_rows()
+    fitted = fit_short(model, ours, batch, 50 * MIB, clip=1.0)
+    assert {"state", "weights", "gradients"} == set(fitted.choice.disk)
+    assert torch.equal(fitted.step(batch), clipped_step(twin, plain, batch))
+    assert_same(model, ours, twin, plain, rtol=0.0, atol=0.0)
+    assert torch.allclose(model[6].weight.grad, twin[6].weight.grad) and model[0].weight.grad is None
+
+
 def test_undo_brings_everything_home_where_it_has_room():
     model, ours, twin, plain = make_pair()
     batch = make_rows()
@@ -227,11 +238,13 @@ def test_a_disk_that_is_full_while_gradients_wait_loses_nothing(monkeypatch):
     assert "gradients" in fitted.choice.disk
     fitted.step(batch)
     clipped_step(twin, plain, batch)
+    state = torch.random.get_rng_state()
     with monkeypatch.context() as patch:
         full(patch, lambda: True)
         with pytest.raises(outsize.StoreError, match="no space is left") as caught:
             fitted.step(batch)
         assert not getattr(caught.value, "__notes__", [])
+    assert torch.equal(state, torch.random.get_rng_state())
     assert_same(model, ours, twin, plain, rtol=0.0, atol=0.0)
     assert torch.equal(fitted.step(batch), clipped_step(twin, plain, batch))
 

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from outsize.core.errors import InputError
+from outsize.core.errors import InputError, StoreError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.exhaustion import clear_up
 from outsize.model.fitting.head import chunked_heads
@@ -199,7 +199,8 @@ class HostedRunner:
 
     def roll_back(self) -> None:
         """A step has failed: nothing of it stays."""
-        self.lane.drain()
+        with contextlib.suppress(StoreError):  # of what nobody wants any more
+            self.lane.drain()
         self.visits.reset()
         self.sink.reset()
         if self.later is not None:
