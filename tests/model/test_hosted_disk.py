@@ -149,6 +149,20 @@ def test_training_with_less_host_memory_than_state_and_weights_is_bitwise_the_pl
     assert_same(model, ours, twin, plain, rtol=0.0, atol=0.0)
 
 
+def test_a_training_that_has_begun_goes_on_from_disk():
+    model, ours, twin, plain = make_pair()
+    batch = make_rows()
+    for one, optimizer in ((model, ours), (twin, plain)):
+        nets.plain_step(one, wide_loss, optimizer, batch)
+        optimizer.zero_grad()
+    fitted = fit_short(model, ours, batch, 30 * MIB, clip=1.0)
+    assert fitted.choice.disk
+    assert_same(model, ours, twin, plain, rtol=0.0, atol=0.0)
+    for _ in range(2):
+        assert torch.equal(fitted.step(batch), clipped_step(twin, plain, batch))
+    assert_same(model, ours, twin, plain, rtol=0.0, atol=0.0)
+
+
 def test_weights_on_disk_may_be_read_and_changed_between_steps():
     model, ours, twin, plain = make_pair()
     batch = make_rows()

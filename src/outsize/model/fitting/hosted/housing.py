@@ -66,12 +66,12 @@ def host_bytes(search: Search, choice: HostedChoice, sketch: Sketch) -> int:
     if search.streamed:
         return held + READAHEAD * (cut.largest + 2**21) + (sketch.peak if search.kind == "cpu" else 0)
     blocks = {kind: sum(_in_blocks(search, choice, cut, kind)) for kind in KINDS}
-    moving = sum(sorted(_in_blocks(search, choice, cut, "weights"), reverse=True)[:MOVERS])
     pieces = (READERS + WRITERS) * round_to_pages(choice.piece)
-    if choice.piece:
-        moving = max(held + search.before, held + blocks["weights"]) + moving + pieces
+    moving = held + sum(sorted(_in_blocks(search, choice, cut, "weights"), reverse=True)[:MOVERS])
+    if choice.piece:  # what goes to the file goes first
+        moving += max(search.before, blocks["weights"]) + max(_in_blocks(search, choice, cut, "state")) + pieces
     else:
-        moving += held + blocks["weights"]  # before state is made
+        moving += blocks["weights"]  # before state is made
     if choice.update != "none":
         held += blocks["state"] + blocks["gradients"]
     if choice.update == "host":

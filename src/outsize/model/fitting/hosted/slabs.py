@@ -228,9 +228,12 @@ class State(Homes):
         """State that the optimizer brought along, or that was loaded."""
         for parameter, values in optimizer.state.items():
             if values and (id(parameter) in self._starts or id(parameter) in self.filed):
-                self._take(parameter, values)
+                moved = self._take(parameter, values)
+                if moved and self._shelf is not None:
+                    trim_heap()
 
-    def _take(self, parameter: Any, values: dict[str, Any]) -> None:
+    def _take(self, parameter: Any, values: dict[str, Any]) -> bool:
+        """Bring a parameter's state home; False where it is."""
         homes = self.tensors(parameter)
         strange = {name: home for name, home in homes.items() if values[name].data_ptr() != home.data_ptr()}
         if strange and id(parameter) in self.filed:
@@ -241,6 +244,7 @@ class State(Homes):
             if id(parameter) not in self.filed:
                 home.copy_(values[name])
             values[name] = home
+        return bool(strange)
 
     def take_over(self, old: State, optimizer: Any) -> None:
         """State from the blocks of another plan, which are given back as they empty."""

@@ -182,6 +182,7 @@ def _lay_out(
         state = State(cut, search.layout, filed["state"], given.shelf)
         if old is not None and old.state is not None:
             state.take_over(old.state, given.work.optimizer)
+        state.move_in(given.work.optimizer)
         state.make_all()
     return weights, state
 
