@@ -3,8 +3,8 @@
 In: the user's own optimizer over parameters in host memory, gradients as they arrive at the proxies on the device.
 Out: the same update by the same code. `card`: as soon as a gradient is complete the parameter's state comes, the
 optimizer steps on the proxy, parameter and state go back. `host`: the gradient goes to the host and the optimizer steps
-there, beside the backward pass. `kept`: gradients wait in host memory, for clipping, for slices that add up, for users who
-step themselves; the whole optimizer then steps on the host.
+there, beside the backward pass. `kept`: gradients wait on the host, for clipping, for a GradScaler, for users who step
+themselves; then the whole optimizer steps there, or parameters visit the device once more (`Later`).
 """
 
 from __future__ import annotations

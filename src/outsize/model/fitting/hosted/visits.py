@@ -3,7 +3,7 @@
 In: a model cut into units and a source of their bytes. Out: the same modules, running on the device. While a step runs
 every parameter of the model is stood in for by a proxy, a parameter on the device whose data is a stretch of the ring
 while its unit is there, and not-a-number otherwise, so that a use outside of its unit cannot pass unseen. The user's own
-parameters never leave host memory; gradients arrive at the proxies.
+parameters stay at home on the host, in memory or in its scratch file; gradients arrive at the proxies.
 """
 
 from __future__ import annotations
