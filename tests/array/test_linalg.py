@@ -106,6 +106,30 @@ def test_decompositions_give_the_matrix_back(stack, rows, columns, dtype, whole)
     near(x.astype(back.dtype) @ back @ x.astype(back.dtype), x.astype(back.dtype), dtype)
 
 
+@pytest.mark.parametrize("dtype", ["?", "i1", "u1", "i8", "u8", "f2", ">i2", ">f4"])
+def test_norms_of_any_dtype_are_numpys(dtype):
+    x = (np.arange(24).reshape(2, 3, 4) * 5 - (0 if dtype in "?u1u8" else 60)).astype(dtype)
+    lazy = outsize.open(x)
+    for order in (0, 1, 2, 3, 0.5, -1, math.inf, -math.inf):
+        with np.errstate(divide="ignore", over="ignore"):
+            expected = np.linalg.vector_norm(x, axis=-1, ord=order)
+        found = ours.vector_norm(lazy, axis=-1, ord=order).compute()
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=1e-2 if dtype == "f2" else 1e-6)
+    for order in ("fro", 1, -1, math.inf, -math.inf):
+        found, expected = ours.matrix_norm(lazy, ord=order).compute(), np.linalg.matrix_norm(x, ord=order)
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=1e-2 if dtype == "f2" else 1e-6)
+
+
+@pytest.mark.parametrize(("one", "other"), [("i1", "f4"), ("f4", "i2"), ("f4", "c16"), ("?", "c8")])
+def test_solutions_have_the_dtype_of_numpys(one, other):
+    a, b = np.eye(3).astype(one), np.ones((3, 2), other)
+    found, expected = ours.solve(outsize.open(a), outsize.open(b)).compute(), np.linalg.solve(a, b)
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found, expected)
+
+
 def test_vectors():
     a, b = drawn((4, 3), "f8"), drawn((4, 3), "f8", 1)
     np.testing.assert_allclose(ours.cross(outsize.open(a), outsize.open(b)).compute(), np.linalg.cross(a, b))
