@@ -88,6 +88,25 @@ def test_a_length_of_minus_one_is_that_of_the_axis():
         )
 
 
+def test_numpys_functions_called_on_a_lazy_array_are_ours():
+    x = drawn((4, 6), "f8")
+    lazy = outsize.open(x)
+    for call in (
+        lambda x: np.fft.fft(x),
+        lambda x: np.fft.rfft(x, 8, 0, "ortho"),
+        lambda x: np.fft.ifft(x, norm=None, axis=0),
+        lambda x: np.fft.fftn(x, (3, 5), axes=(0, 1)),
+        lambda x: np.fft.fftshift(x, 0),
+    ):
+        found = call(lazy)
+        assert isinstance(found, outsize.array.Array)
+        check(found.compute(), call(x))
+    with pytest.raises(outsize.InputError, match="no option out"):
+        np.fft.fft(lazy, out=np.empty((4, 6), complex))
+    with pytest.raises(outsize.InputError, match=r"np\.fft\.fft2 has no out-of-core rule"):
+        np.fft.fft2(lazy)
+
+
 def test_frequencies_and_shifts():
     for n in (1, 2, 7, 8):
         np.testing.assert_allclose(ours.fftfreq(n, d=0.5).compute(), np.fft.fftfreq(n, 0.5))

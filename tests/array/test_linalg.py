@@ -130,6 +130,30 @@ def test_solutions_have_the_dtype_of_numpys(one, other):
     np.testing.assert_allclose(found, expected)
 
 
+def test_numpys_functions_called_on_lazy_arrays_are_ours():
+    x = drawn((2, 3, 3), "f8") + 9 * np.eye(3)
+    lazy = outsize.open(x)
+    for call in (
+        lambda x: np.linalg.inv(x),
+        lambda x: np.linalg.svd(x, False).S,
+        lambda x: np.linalg.qr(x, "complete").R,
+        lambda x: np.linalg.solve(x, x),
+        lambda x: np.linalg.solve(np.eye(3), x),
+        lambda x: np.linalg.matrix_power(x, -2),
+        lambda x: np.linalg.norm(x, axis=-1),
+        lambda x: np.linalg.vector_norm(x, ord=3),
+        lambda x: np.linalg.slogdet(x).logabsdet,
+        lambda x: np.linalg.pinv(x),
+    ):
+        found = call(lazy)
+        assert isinstance(found, outsize.array.Array)
+        near(found.compute(), call(x), "f8")
+    with pytest.raises(outsize.InputError, match=r"svd of an array .* has no option compute_uv"):
+        np.linalg.svd(lazy, compute_uv=False)
+    with pytest.raises(outsize.InputError, match=r"np\.linalg\.lstsq has no out-of-core rule"):
+        np.linalg.lstsq(lazy, lazy)
+
+
 def test_vectors():
     a, b = drawn((4, 3), "f8"), drawn((4, 3), "f8", 1)
     np.testing.assert_allclose(ours.cross(outsize.open(a), outsize.open(b)).compute(), np.linalg.cross(a, b))
