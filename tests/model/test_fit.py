@@ -285,6 +285,20 @@ def test_backward_adds_to_gradients_and_leaves_the_step_with_its_scheduler_to_th
     scheduler.step()
 
 
+def test_gradients_that_were_there_outlast_a_backward_or_an_inference_that_fails():
+    model, batch = nets.Language(), nets.make_tokens()
+    fitted = tight(model, batch, share=0.9, own_step=True)
+    twin = copy.deepcopy(model)
+    fitted.backward(batch)
+    nets.language_loss(twin, batch).backward()
+    with pytest.warns(UserWarning, match="nothing was lost"), Planted(60):
+        fitted.backward(batch)
+    nets.language_loss(twin, batch).backward()
+    with pytest.raises(ZeroDivisionError):
+        fitted.infer(batch, lambda model, part: 1 / 0)
+    assert nets.worst_difference([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()]) < 1e-5
+
+
 def test_clipping_is_torchs_own():
     model, batch = nets.Language(), nets.make_tokens()
     twin = copy.deepcopy(model)
