@@ -14,7 +14,7 @@ from outsize.model.fitting import segments
 from outsize.model.fitting.check import look
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.facts import gather_facts, inclusive
-from outsize.model.fitting.planner import PAGE, SURE, TIES, Search
+from outsize.model.fitting.planner import PAGE, SURE, TIES, TRACES, Search
 from outsize.model.fitting.runner import Work
 from outsize.model.fitting.stage import Stage
 from outsize.model.fitting.timing import estimate_times
@@ -82,6 +82,17 @@ def test_without_growing_segments_a_plan_takes_at_least_as_long(planned):
     growing, fixed = (Search(f, stage.project, "exact", budget).run() for f in (facts, forbidden))
     assert growing.choice == Choice(expandable=True) and growing.choice.plain
     assert not fixed.choice.expandable and not fixed.choice.plain and fixed.seconds > growing.seconds
+
+
+@pytest.mark.parametrize(("percent", "growable"), [(55, True), (75, False)])
+def test_no_weights_leave_where_less_that_the_arithmetic_cannot_see_would_do(planned, percent, growable):
+    facts, stage = planned
+    facts = dataclasses.replace(facts, growable=growable)
+    search = Search(facts, stage.project, "exact", facts.plain.peak * percent // 100)
+    found = search.run()
+    assert search.fits(found) and found.choice.checkpoint and found.choice.offload
+    assert not (found.choice.state_away or found.choice.gradients_away or found.choice.stream)
+    assert len(search.tried) <= TRACES
 
 
 def test_segments_grow_while_anybody_wants_it_and_other_settings_stay(monkeypatch):
