@@ -175,6 +175,18 @@ def test_a_stack_larger_than_the_budget_streams_and_parts_are_made_once(tmp_path
     np.testing.assert_allclose(again.save(tmp_path / "y.npy", budget="8MiB").compute(), x, atol=1e-10)
 
 
+def test_results_of_matrices_without_elements_are_counted_too():
+    q, r = ours.qr(outsize.open(np.empty((2, 500, 0))), mode="complete")
+    assert q.plan(budget="1MiB").peak() > 3 * 500 * 500 * 8  # one of them, as it is made
+    np.testing.assert_array_equal(q.compute(), np.stack([np.eye(500)] * 2))
+    assert r.compute().shape == (2, 500, 0)
+    for shape in ((3, 0, 0), (0, 2, 0), (2, 0, 3)):
+        for found, expected in zip(
+            ours.svd(outsize.open(np.empty(shape))), np.linalg.svd(np.empty(shape)), strict=True
+        ):
+            np.testing.assert_array_equal(found.compute(), expected)
+
+
 def test_mistakes_are_named():
     square, singular = outsize.open(np.eye(3)), outsize.open(np.zeros((2, 3, 3)))
     for call, words in (

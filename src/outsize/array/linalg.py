@@ -16,6 +16,7 @@ import numpy as np
 from outsize.array.array import Array, _as_node
 from outsize.array.lanes import in_lanes
 from outsize.array.make import axis_index, axis_tuple
+from outsize.array.names.creation import zeros
 from outsize.array.names.pointwise import real, where
 from outsize.array.names.products import matmul, tensordot, vecdot
 from outsize.array.names.shapes import broadcast_to, concat, expand_dims, matrix_transpose, moveaxis, squeeze, stack
@@ -320,12 +321,13 @@ def _each(
     A matrix is a lane of its elements, and so are its results, one after another: they are made once, whoever asks.
     """
     rows, columns = _matrix(x)
-    node = _as_node(x.reshape((*x.shape[:-2], rows * columns)))
+    flat = x.reshape((*x.shape[:-2], rows * columns))
+    node = _as_node(flat if rows * columns else zeros((*x.shape[:-2], 1), dtype=x.dtype))  # memory is counted by input
     element = _solved_in(x.dtype)
     sizes = [math.prod(core) for core in cores]
 
     def transform(block: Block, axis: int) -> Block:
-        stack_ = block.reshape((*block.shape[:-1], rows, columns))
+        stack_ = block[..., : rows * columns].reshape((*block.shape[:-1], rows, columns))
         try:
             made = function(stack_)
         except np.linalg.LinAlgError as error:
