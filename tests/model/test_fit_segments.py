@@ -18,6 +18,7 @@ from outsize.model.fitting.planner import PAGE, SURE, TIES, TRACES, Search
 from outsize.model.fitting.runner import Work
 from outsize.model.fitting.stage import Stage
 from outsize.model.fitting.timing import estimate_times
+from outsize.model.fitting.verb import Planning
 
 
 class Pictures(torch.nn.Module):
@@ -132,3 +133,23 @@ def test_a_card_with_room_for_a_forward_pass_only_is_looked_at_all_the_same():
 
     with pytest.raises(OutOfMemory, match="device='cuda'"):
         look(dataclasses.replace(work, loss=full), batch)
+
+
+def test_an_interrupt_while_plans_are_compared_lets_go_of_the_place_beside_the_card(planned, monkeypatch):
+    facts, stage = planned
+    planning = Planning(stage.work, facts, stage.project, "exact", None, "")
+    search = Search(facts, stage.project, "exact", 10 * facts.plain.peak)
+    closed = []
+
+    class Place:
+        def close(self):
+            closed.append(self)
+
+    def interrupted(runner, batch):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planning, "open_store", Place)
+    monkeypatch.setattr("outsize.model.fitting.verb.try_out", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        planning._fastest(search, search.run(), None)
+    assert len(closed) == 1
