@@ -1,5 +1,9 @@
 """Fourier transforms are NumPy's, whatever the length, axis, norm and budget."""
 
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -66,6 +70,43 @@ def test_several_axes(name, shape, data):
     check(found, getattr(np.fft, name)(x, s, axes))
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])
+def test_lanes_without_points_are_filled_up_with_zeros(name, shape):
+    dtype = "f8" if name in ("rfft", "ihfft") else "c8"
+    found = getattr(ours, name)(outsize.open(np.empty(shape, dtype)), n=6, axis=shape.index(0)).compute()
+    assert found.shape[shape.index(0)] == (4 if name in ("rfft", "ihfft") else 6)
+    np.testing.assert_array_equal(found, 0)
+
+
+def test_a_length_of_minus_one_is_that_of_the_axis():
+    x = drawn((4, 6), "c16")
+    for name in ("fftn", "irfftn"):
+        check(
+            getattr(ours, name)(outsize.open(x), s=(3, -1), axes=(0, 1)).compute(),
+            getattr(np.fft, name)(x, (3, -1), (0, 1)),
+        )
+
+
+def test_numpys_functions_called_on_a_lazy_array_are_ours():
+    x = drawn((4, 6), "f8")
+    lazy = outsize.open(x)
+    for call in (
+        lambda x: np.fft.fft(x),
+        lambda x: np.fft.rfft(x, 8, 0, "ortho"),
+        lambda x: np.fft.ifft(x, norm=None, axis=0),
+        lambda x: np.fft.fftn(x, (3, 5), axes=(0, 1)),
+        lambda x: np.fft.fftshift(x, 0),
+    ):
+        found = call(lazy)
+        assert isinstance(found, outsize.array.Array)
+        check(found.compute(), call(x))
+    with pytest.raises(outsize.InputError, match="no option out"):
+        np.fft.fft(lazy, out=np.empty((4, 6), complex))
+    with pytest.raises(outsize.InputError, match=r"np\.fft\.fft2 has no out-of-core rule"):
+        np.fft.fft2(lazy)
+
+
 def test_frequencies_and_shifts():
     for n in (1, 2, 7, 8):
         np.testing.assert_allclose(ours.fftfreq(n, d=0.5).compute(), np.fft.fftfreq(n, 0.5))
@@ -86,6 +127,34 @@ def test_a_lane_larger_than_the_budget_is_transformed_inside_it(tmp_path, monkey
     check(saved.compute(budget="100MiB"), np.fft.fft(x))
     back = ours.ifft(saved).save(tmp_path / "z.npy", budget="12MiB")
     np.testing.assert_allclose(back.compute(budget="100MiB"), x, atol=1e-9)
+
+
+ALONE = """
+import json, sys
+import numpy as np, outsize
+from outsize.array import fft
+
+def status(name):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+folder, name = sys.argv[1:]
+made = getattr(fft, name)(outsize.open(folder + "/x.npy"))
+fft.fft(outsize.open(np.ones(64))).save(folder + "/warm.npy", budget="8MiB")
+before = status("VmRSS")
+plan = made.plan("1GiB")
+made.save(folder + "/y.npy", budget="1GiB")
+print(json.dumps([plan.peak(), status("VmHWM") - before]))
+"""
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fft", "c16"), ("fft", "c8"), ("rfft", "f4"), ("irfft", "c8")])
+@pytest.mark.parametrize("length", [1 << 20, 1_048_573, 2 * 524_287])
+def test_a_lane_takes_no_more_than_its_plan_says_whatever_its_length(tmp_path, name, dtype, length):
+    np.save(tmp_path / "x.npy", np.ones(length // 2 + 1 if name == "irfft" else length, dtype))
+    done = subprocess.run([sys.executable, "-c", ALONE, tmp_path, name], capture_output=True, text=True, check=True)
+    projected, grew = json.loads(done.stdout)
+    assert grew <= projected + (4 << 20)  # threads' stacks and arenas
 
 
 def test_mistakes_are_named():

@@ -106,6 +106,54 @@ def test_decompositions_give_the_matrix_back(stack, rows, columns, dtype, whole)
     near(x.astype(back.dtype) @ back @ x.astype(back.dtype), x.astype(back.dtype), dtype)
 
 
+@pytest.mark.parametrize("dtype", ["?", "i1", "u1", "i8", "u8", "f2", ">i2", ">f4"])
+def test_norms_of_any_dtype_are_numpys(dtype):
+    x = (np.arange(24).reshape(2, 3, 4) * 5 - (0 if dtype in "?u1u8" else 60)).astype(dtype)
+    lazy = outsize.open(x)
+    for order in (0, 1, 2, 3, 0.5, -1, math.inf, -math.inf):
+        with np.errstate(divide="ignore", over="ignore"):
+            expected = np.linalg.vector_norm(x, axis=-1, ord=order)
+        found = ours.vector_norm(lazy, axis=-1, ord=order).compute()
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=1e-2 if dtype == "f2" else 1e-6)
+    for order in ("fro", 1, -1, math.inf, -math.inf):
+        found, expected = ours.matrix_norm(lazy, ord=order).compute(), np.linalg.matrix_norm(x, ord=order)
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=1e-2 if dtype == "f2" else 1e-6)
+
+
+@pytest.mark.parametrize(("one", "other"), [("i1", "f4"), ("f4", "i2"), ("f4", "c16"), ("?", "c8")])
+def test_solutions_have_the_dtype_of_numpys(one, other):
+    a, b = np.eye(3).astype(one), np.ones((3, 2), other)
+    found, expected = ours.solve(outsize.open(a), outsize.open(b)).compute(), np.linalg.solve(a, b)
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found, expected)
+
+
+def test_numpys_functions_called_on_lazy_arrays_are_ours():
+    x = drawn((2, 3, 3), "f8") + 9 * np.eye(3)
+    lazy = outsize.open(x)
+    for call in (
+        lambda x: np.linalg.inv(x),
+        lambda x: np.linalg.svd(x, False).S,
+        lambda x: np.linalg.qr(x, "complete").R,
+        lambda x: np.linalg.solve(x, x),
+        lambda x: np.linalg.solve(np.eye(3), x),
+        lambda x: np.linalg.matrix_power(x, -2),
+        lambda x: np.linalg.norm(x, axis=-1),
+        lambda x: np.linalg.vector_norm(x, ord=3),
+        lambda x: np.linalg.slogdet(x).logabsdet,
+        lambda x: np.linalg.pinv(x),
+    ):
+        found = call(lazy)
+        assert isinstance(found, outsize.array.Array)
+        near(found.compute(), call(x), "f8")
+    with pytest.raises(outsize.InputError, match=r"svd of an array .* has no option compute_uv"):
+        np.linalg.svd(lazy, compute_uv=False)
+    with pytest.raises(outsize.InputError, match=r"np\.linalg\.lstsq has no out-of-core rule"):
+        np.linalg.lstsq(lazy, lazy)
+
+
 def test_vectors():
     a, b = drawn((4, 3), "f8"), drawn((4, 3), "f8", 1)
     np.testing.assert_allclose(ours.cross(outsize.open(a), outsize.open(b)).compute(), np.linalg.cross(a, b))
@@ -125,6 +173,18 @@ def test_a_stack_larger_than_the_budget_streams_and_parts_are_made_once(tmp_path
     plan = again.plan(budget="8MiB")
     assert plan.peak() <= 8 << 20 and sum("svd" in step.name for step in plan.steps) == 1
     np.testing.assert_allclose(again.save(tmp_path / "y.npy", budget="8MiB").compute(), x, atol=1e-10)
+
+
+def test_results_of_matrices_without_elements_are_counted_too():
+    q, r = ours.qr(outsize.open(np.empty((2, 500, 0))), mode="complete")
+    assert q.plan(budget="1MiB").peak() > 3 * 500 * 500 * 8  # one of them, as it is made
+    np.testing.assert_array_equal(q.compute(), np.stack([np.eye(500)] * 2))
+    assert r.compute().shape == (2, 500, 0)
+    for shape in ((3, 0, 0), (0, 2, 0), (2, 0, 3)):
+        for found, expected in zip(
+            ours.svd(outsize.open(np.empty(shape))), np.linalg.svd(np.empty(shape)), strict=True
+        ):
+            np.testing.assert_array_equal(found.compute(), expected)
 
 
 def test_mistakes_are_named():

@@ -88,6 +88,20 @@ def test_they_are_drawn_as_the_law_says():
     assert abs(np.corrcoef(even[:, :-1].reshape(-1), even[:, 1:].reshape(-1))[0, 1]) < 0.01
 
 
+def test_parameters_may_be_arrays_and_each_element_has_a_number_of_its_own():
+    for draw in (
+        lambda rng, a, b, **size: rng.normal(a, b, **size),
+        lambda rng, a, b, **size: rng.uniform(a, b, **size),
+    ):
+        means = np.arange(4.0)[:, None]
+        drawn = draw(default_rng(3), means, means + np.ones(5))
+        assert drawn.shape == (4, 5)
+        assert np.unique(draw(default_rng(3), np.zeros((4, 5)), 1.0).compute()).size == 20
+        assert draw(default_rng(3), outsize.open(means), 9.0, size=(2, 4, 3)).shape == (2, 4, 3)
+        with pytest.raises(outsize.InputError, match="do not go into"):
+            draw(default_rng(3), means, 9.0, size=4)
+
+
 def test_calls_and_seeds_draw_other_numbers_and_the_same_seed_the_same():
     rng = default_rng(5)
     first, second = rng.random(1000).compute(), rng.random(1000).compute()

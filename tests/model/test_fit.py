@@ -285,6 +285,20 @@ def test_backward_adds_to_gradients_and_leaves_the_step_with_its_scheduler_to_th
     scheduler.step()
 
 
+def test_gradients_that_were_there_outlast_a_backward_or_an_inference_that_fails():
+    model, batch = nets.Language(), nets.make_tokens()
+    fitted = tight(model, batch, share=0.9, own_step=True)
+    twin = copy.deepcopy(model)
+    fitted.backward(batch)
+    nets.language_loss(twin, batch).backward()
+    with pytest.warns(UserWarning, match="nothing was lost"), Planted(60):
+        fitted.backward(batch)
+    nets.language_loss(twin, batch).backward()
+    with pytest.raises(ZeroDivisionError):
+        fitted.infer(batch, lambda model, part: 1 / 0)
+    assert nets.worst_difference([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()]) < 1e-5
+
+
 def test_clipping_is_torchs_own():
     model, batch = nets.Language(), nets.make_tokens()
     twin = copy.deepcopy(model)
@@ -547,3 +561,62 @@ def test_a_plan_that_should_have_been_faster_and_is_not_is_taken_back():
         assert (fitted.choice == first) == back and ("taken back" in fitted.plan.notes[-1]) == back
         fitted.step(batch)
         fitted.undo()
+
+
+def relaxed(model, batch):
+    """(a fit that has gone on to a plan that should be faster, the choice it left)"""
+    budget = plain_peak(model, nets.language_loss, batch, lambda p: torch.optim.SGD(p, 0.1)) // 3
+    fitted = outsize.fit(model, nets.language_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget=budget)
+    first = fitted.choice
+    fitted._took, fitted.measured = 1.0, fitted.plan.peak() // 4
+    fitted._relax(budget, batch)
+    assert fitted.choice != first
+    return fitted, first
+
+
+@pytest.mark.parametrize("planted", [-1, 60])
+def test_a_plan_that_was_tried_and_holds_too_much_is_taken_back(planted):
+    model, batch = nets.Language(), nets.make_tokens()
+    fitted, first = relaxed(model, batch)
+    with pytest.warns(UserWarning, match="nothing was lost"), Planted(planted):  # it fails, or it is seen to hold more
+        fitted.step(batch)
+    assert fitted.choice == first and "taken back" in fitted.plan.notes[-1] and fitted._left is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            fitted.step(batch)
+    assert fitted.choice == first
+    fitted.undo()
+
+
+def test_steps_of_other_sizes_do_not_tell_which_plan_is_faster():
+    model, batch = nets.Language(), nets.make_tokens()
+    fitted, first = relaxed(model, batch)
+    fitted._took, fitted._watched = 2.0, 0
+    fitted._look_around(1 << 30, batch[:4])
+    assert fitted.choice != first and fitted._watched
+    fitted._look_around(1 << 30, batch)
+    assert fitted.choice == first
+    fitted._looked, fitted._cleared = False, 1
+    fitted._look_around(fitted.plan.peak() - 1, batch[:4])
+    assert fitted.choice == first and "cleared" not in fitted.plan.notes[-1]
+    fitted.undo()
+
+
+def test_memory_that_runs_out_while_a_faster_plan_is_looked_for_does_not_fail_the_step():
+    model, batch = nets.Language(), nets.make_tokens()
+    twin = copy.deepcopy(model)
+    fitted, other = streamed(model, batch), streamed(twin, batch)
+    fitted._cleared, before = 1, fitted.choice
+
+    def exhausted(limit, batch):
+        assert all(p.untyped_storage().nbytes() for p in model.parameters())
+        raise torch.OutOfMemoryError("CUDA out of memory. (planted)")
+
+    fitted._replan = exhausted
+    for _ in range(3):
+        assert torch.equal(fitted.step(batch), other.step(batch))
+    assert fitted.choice == before and "memory ran out" in fitted.plan.notes[-1]
+    assert not any(p.untyped_storage().nbytes() for p in model.parameters())
+    fitted.undo(), other.undo()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))

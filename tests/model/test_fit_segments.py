@@ -14,10 +14,11 @@ from outsize.model.fitting import segments
 from outsize.model.fitting.check import look
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.facts import gather_facts, inclusive
-from outsize.model.fitting.planner import PAGE, SURE, TIES, Search
+from outsize.model.fitting.planner import PAGE, SURE, TIES, TRACES, Search
 from outsize.model.fitting.runner import Work
 from outsize.model.fitting.stage import Stage
 from outsize.model.fitting.timing import estimate_times
+from outsize.model.fitting.verb import Planning
 
 
 class Pictures(torch.nn.Module):
@@ -84,6 +85,17 @@ def test_without_growing_segments_a_plan_takes_at_least_as_long(planned):
     assert not fixed.choice.expandable and not fixed.choice.plain and fixed.seconds > growing.seconds
 
 
+@pytest.mark.parametrize(("percent", "growable"), [(55, True), (75, False)])
+def test_no_weights_leave_where_less_that_the_arithmetic_cannot_see_would_do(planned, percent, growable):
+    facts, stage = planned
+    facts = dataclasses.replace(facts, growable=growable)
+    search = Search(facts, stage.project, "exact", facts.plain.peak * percent // 100)
+    found = search.run()
+    assert search.fits(found) and found.choice.checkpoint and found.choice.offload
+    assert not (found.choice.state_away or found.choice.gradients_away or found.choice.stream)
+    assert len(search.tried) <= TRACES
+
+
 def test_segments_grow_while_anybody_wants_it_and_other_settings_stay(monkeypatch):
     said = []
     monkeypatch.setattr(segments, "_setter", lambda: said.append)
@@ -121,3 +133,23 @@ def test_a_card_with_room_for_a_forward_pass_only_is_looked_at_all_the_same():
 
     with pytest.raises(OutOfMemory, match="device='cuda'"):
         look(dataclasses.replace(work, loss=full), batch)
+
+
+def test_an_interrupt_while_plans_are_compared_lets_go_of_the_place_beside_the_card(planned, monkeypatch):
+    facts, stage = planned
+    planning = Planning(stage.work, facts, stage.project, "exact", None, "")
+    search = Search(facts, stage.project, "exact", 10 * facts.plain.peak)
+    closed = []
+
+    class Place:
+        def close(self):
+            closed.append(self)
+
+    def interrupted(runner, batch):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planning, "open_store", Place)
+    monkeypatch.setattr("outsize.model.fitting.verb.try_out", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        planning._fastest(search, search.run(), None)
+    assert len(closed) == 1

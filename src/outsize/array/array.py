@@ -6,6 +6,7 @@ shows what a result would take, `save` writes it to disk inside the budget, `com
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 from collections.abc import Callable
@@ -312,11 +313,15 @@ class Array:
     def __array_function__(self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
         import outsize.array
 
-        ours = getattr(outsize.array, function.__name__, None)
-        if ours is None or function.__module__ not in ("numpy", "numpy.linalg"):
-            raise InputError(
-                f"np.{function.__name__} has no out-of-core rule; call it on x.compute() if the array fits in memory"
-            )
+        part, name = function.__module__.removeprefix("numpy").removeprefix("."), function.__name__
+        ours = getattr(getattr(outsize.array, part, None), name, None) if part else getattr(outsize.array, name, None)
+        if ours is not None and part:
+            args, kwargs = _as_ours(function, ours, args, kwargs)
+        elif part == "linalg":
+            ours = getattr(outsize.array, name, None)
+        if ours is None:
+            called = ".".join(word for word in ("np", part, name) if word)
+            raise InputError(f"{called} has no out-of-core rule; call it on x.compute() if the array fits in memory")
         return ours(*args, **kwargs)
 
     # Single values
@@ -364,6 +369,28 @@ def _operand(value: Any) -> Node | Scalar:
     from outsize.array.store.open import open_store
 
     return make.source(open_store(value))
+
+
+def _as_ours(
+    function: Callable[..., Any], ours: Callable[..., Any], args: Any, kwargs: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call of NumPy's function for ours, where options are named; those left as they are are not passed on."""
+    theirs, own = inspect.signature(function), inspect.signature(ours).parameters
+    given = theirs.bind(*args, **kwargs).arguments
+    plain = sum(parameter.kind is parameter.POSITIONAL_ONLY for parameter in own.values())
+    names = list(theirs.parameters)[:plain]
+    options = {
+        name: value
+        for name, value in given.items()
+        if name not in names and value is not None and value is not theirs.parameters[name].default
+    }
+    unknown = [name for name in options if name not in own]
+    if unknown:
+        raise InputError(
+            f"{function.__name__} of an array that may be larger than memory has no option {', '.join(unknown)}; call it on "
+            "x.compute() if the array fits in memory"
+        )
+    return [given[name] for name in names], options
 
 
 def _as_node(value: Any) -> Node:

@@ -104,6 +104,8 @@ class Lane(Barrier):
     """The axis that is never cut."""
     memory: float
     """Bytes it may allocate, as a multiple of its input."""
+    beside: int = 0
+    """Bytes it may allocate besides, however many lanes it is given."""
 
     greedy = True
 
@@ -119,7 +121,7 @@ class Lane(Barrier):
         mark = frame.mark()
         frame.evaluate(child, wide, block)
         frame.release(mark)
-        frame.reserve(int(self.memory * block.nbytes) + 4096)
+        frame.reserve(int(self.memory * block.nbytes) + self.beside + 4096)
         if frame.dry:
             from outsize.array.frame import phantom
 

@@ -130,7 +130,7 @@ def _axes(x: Array, s: Sequence[int] | None, axes: Sequence[int] | None) -> tupl
     lengths = [x.shape[axis] for axis in places] if s is None else list(s)
     if len(lengths) != len(places) or not places:
         raise InputError(f"{len(lengths)} lengths and {len(places)} axes: as many of both are needed, and at least one")
-    return lengths, places
+    return [x.shape[axis] if n == -1 else n for n, axis in zip(lengths, places, strict=True)], places
 
 
 def _several(last: Any, other: Any, x: Array, s: Any, axes: Any, norm: str) -> Array:
@@ -164,6 +164,8 @@ def _transform(name: str, x: Array, n: int | None, axis: int, norm: str) -> Arra
         element = getattr(np.fft, name)(np.zeros(2, node.dtype)).dtype
     except TypeError:
         raise InputError(f"{name} takes numbers and not {node.dtype}: rfft and ihfft real ones") from None
+    if not node.shape[place]:  # NumPy would read the first point all the same
+        node = _fitted(Array(node), place, length).node
     if length * np.dtype(np.complex128).itemsize > _WHOLE and _cut(length) is not None:
         return _long(name, Array(node), length, place, norm).astype(element)
     return Array(_whole(name, node, length, place, norm, element))
@@ -181,8 +183,21 @@ def _whole(name: str, node: Node, length: int, axis: int, norm: str, element: np
 
     memory = (made + 2 * widest) / max(1, given)
     return in_lanes(
-        node, axis, transform, name=f"{name} {length} {norm}", length=kept, dtype=element, memory=memory
+        node, axis, transform, name=f"{name} {length} {norm}", length=kept, dtype=element, memory=memory,
+        beside=_workspace(length),
     )  # fmt: skip
+
+
+def _workspace(length: int) -> int:
+    """Bytes in which NumPy transforms a lane: roots and a copy; with a large prime in its length (Bluestein) it becomes a
+    convolution of twice the length."""
+    rest, prime = length, 2
+    while prime * prime <= rest:
+        if rest % prime:
+            prime += 1
+        else:
+            rest //= prime
+    return 16 * length * (9 if rest * rest > length else 2)
 
 
 def _cut(length: int) -> tuple[int, int] | None:

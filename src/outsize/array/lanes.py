@@ -32,12 +32,13 @@ def turn_along(node: Node, axis: int, always: bool = False) -> tuple[Node, int, 
 
 
 def in_lanes(
-    node: Node, axis: int, function: Callable[[Block, int], Block], *, name: str, length: int, dtype: Any, memory: float
-) -> Node:
-    """function(block, axis) of whole lanes, each `length` long afterwards; `memory` as of a `Lane`."""
+    node: Node, axis: int, function: Callable[[Block, int], Block], *, name: str, length: int, dtype: Any, memory: float,
+    beside: int = 0,
+) -> Node:  # fmt: skip
+    """function(block, axis) of whole lanes, each `length` long afterwards; `memory` and `beside` as of a `Lane`."""
     node, along, back = turn_along(node, axis)
     lane = Lane(
         shape=(*node.shape[:along], length, *node.shape[along + 1 :]), dtype=np.dtype(dtype), inputs=(node,),
-        function=lambda block: function(block, along), name=name, axis=along, memory=memory,
+        function=lambda block: function(block, along), name=name, axis=along, memory=memory, beside=beside,
     )  # fmt: skip
     return make.permute(lane, back) if back is not None else lane

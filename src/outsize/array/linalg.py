@@ -16,6 +16,7 @@ import numpy as np
 from outsize.array.array import Array, _as_node
 from outsize.array.lanes import in_lanes
 from outsize.array.make import axis_index, axis_tuple
+from outsize.array.names.creation import zeros
 from outsize.array.names.pointwise import real, where
 from outsize.array.names.products import matmul, tensordot, vecdot
 from outsize.array.names.shapes import broadcast_to, concat, expand_dims, matrix_transpose, moveaxis, squeeze, stack
@@ -99,6 +100,7 @@ def trace(x: Array, /, *, offset: int = 0, dtype: Any = None) -> Array:
 
 def vector_norm(x: Array, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Array:
     """The norm of vectors along axes, left out of the whole array as one vector."""
+    x = _inexact(x)
     size = abs(x)
     axes = axis_tuple(axis, x.ndim)
     if ord in (math.inf, -math.inf):
@@ -115,6 +117,7 @@ def vector_norm(x: Array, /, *, axis: Any = None, keepdims: bool = False, ord: A
 def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
     """The norm of each matrix: `fro`, `nuc`, 1, -1, 2, -2, inf, -inf."""
     _matrix(x)
+    x = _inexact(x)
     if ord == "fro":
         return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
     if ord in ("nuc", 2, -2):
@@ -241,7 +244,7 @@ def solve(x1: Array, x2: Array, /) -> Array:
     if b.shape[-2] != n:
         raise InputError(f"solve has {n} equations and right sides of length {b.shape[-2]}")
     lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    element = np.result_type(a.dtype, b.dtype)
+    element = np.result_type(_solved_in(a.dtype), _solved_in(b.dtype))
     columns = b.shape[-1]
     both = concat(
         [broadcast_to(a.astype(element), (*lead, n, n)), broadcast_to(b.astype(element), (*lead, n, columns))], axis=-1
@@ -282,6 +285,17 @@ def _real(x: Array) -> Array:
     return real(x) if x.dtype.kind == "c" else x
 
 
+def _inexact(x: Array) -> Array:
+    """Whole numbers as floats: their squares and sums leave a narrow dtype."""
+    return x if x.dtype.kind in "fc" else x.astype(np.float64)
+
+
+def _solved_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which LAPACK works on elements of this one."""
+    found: np.dtype[Any] = np.linalg.inv(np.eye(1, dtype=dtype)).dtype
+    return found
+
+
 def _adjoint(x: Array) -> Array:
     return matrix_transpose(_array(np.conjugate(x)))
 
@@ -307,12 +321,13 @@ def _each(
     A matrix is a lane of its elements, and so are its results, one after another: they are made once, whoever asks.
     """
     rows, columns = _matrix(x)
-    node = _as_node(x.reshape((*x.shape[:-2], rows * columns)))
-    element = np.linalg.inv(np.eye(1, dtype=x.dtype)).dtype
+    flat = x.reshape((*x.shape[:-2], rows * columns))
+    node = _as_node(flat if rows * columns else zeros((*x.shape[:-2], 1), dtype=x.dtype))  # memory is counted by input
+    element = _solved_in(x.dtype)
     sizes = [math.prod(core) for core in cores]
 
     def transform(block: Block, axis: int) -> Block:
-        stack_ = block.reshape((*block.shape[:-1], rows, columns))
+        stack_ = block[..., : rows * columns].reshape((*block.shape[:-1], rows, columns))
         try:
             made = function(stack_)
         except np.linalg.LinAlgError as error:

@@ -161,7 +161,7 @@ class Generator:
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Array:
         """Even numbers in [low, high)."""
-        drawn: Array = low + (high - low) * self.random(size)
+        drawn: Array = low + (high - low) * self.random(_shape(size, low, high))
         return drawn
 
     def standard_normal(self, size: Any = None, dtype: Any = np.float64) -> Array:
@@ -170,7 +170,7 @@ class Generator:
 
     def normal(self, loc: Any = 0.0, scale: Any = 1.0, size: Any = None) -> Array:
         """Mean `loc`, standard deviation `scale`."""
-        drawn: Array = loc + scale * self.standard_normal(size)
+        drawn: Array = loc + scale * self.standard_normal(_shape(size, loc, scale))
         return drawn
 
     def integers(self, low: int, high: int | None = None, size: Any = None, dtype: Any = np.int64) -> Array:
@@ -186,6 +186,19 @@ class Generator:
                 f"{kept.min} to {kept.max})"
             )
         return self._array("integers", size, element, (int(first), int(last - first)))
+
+
+def _shape(size: Any, *given: Any) -> Any:
+    """The shape to draw: that of the parameters where no size is given; a number for each of their elements."""
+    shape = np.broadcast_shapes(*(np.shape(value) if not isinstance(value, Array) else value.shape for value in given))
+    if size is None:
+        return shape
+    wanted = parse_shape((size,) if isinstance(size, int | np.integer) else size)
+    if len(shape) > len(wanted) or any(
+        n not in (1, m) for n, m in zip(reversed(shape), reversed(wanted), strict=False)
+    ):
+        raise InputError(f"parameters of shape {shape} do not go into numbers of shape {wanted}")
+    return wanted
 
 
 def _float(dtype: Any) -> np.dtype[Any]:

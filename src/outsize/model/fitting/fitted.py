@@ -16,7 +16,7 @@ from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.exhaustion import is_out_of_memory
+from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.guarded import Guarded, Snapshot, call_model
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Runner
@@ -52,6 +52,8 @@ class Fitted(Guarded[Runner]):
         """Seconds of the last measured step on a card."""
         self._left: tuple[FitPlan, Choice, float] | None = None
         """The plan that was left for one that should be faster, with the seconds of its step."""
+        self._looked = False
+        """A faster plan was looked for: that is done once."""
         self._replan = replan
         self._rows = rows
         if runner is not None:
@@ -68,12 +70,8 @@ class Fitted(Guarded[Runner]):
         assert self.measured is not None
         if self.measured > allowed:
             self._tighten(f"the first step held {format_bytes(self.measured)} of {format_bytes(allowed)}")
-        elif self._watched == 0 and self._left is not None:
-            self._keep_faster(*self._left)
-        elif self._watched == 0 and self._cleared:
-            self._make_room(allowed, batch)
-        elif self._watched == 0 and self._work.device == "cuda":
-            self._relax(allowed, batch)
+        elif self._watched == 0:
+            self._look_around(allowed, batch)
         return loss
 
     def backward(self, batch: Any) -> Any:
@@ -131,6 +129,27 @@ class Fitted(Guarded[Runner]):
                 "updated, the rest is not; load the last saved state"
             ) from error
 
+    def _look_around(self, allowed: int, batch: Any) -> None:
+        """Look for a faster plan, or whether the one that was found is; steps of other sizes tell nothing about either."""
+        whole = batches.count_rows(batch) == self._rows
+        if self._left is not None and not whole:
+            self._watched = 1
+        elif self._left is not None:
+            self._keep_faster(*self._left)
+        elif whole and not self._looked and (self._cleared or self._work.device == "cuda"):
+            self._looked = True
+            failure = ""
+            try:
+                (self._make_room if self._cleared else self._relax)(allowed, batch)
+            except Exception as error:  # the step is done: what only might be faster must not fail it
+                if not is_out_of_memory(error):
+                    raise
+                failure = "memory ran out while a faster plan was looked for: this one stays"
+            if failure:
+                let_grow(self, self.choice.expandable)
+                clear_up()
+                self.plan = replace(self.plan, notes=(*self.plan.notes, failure))
+
     def _make_room(self, allowed: int, batch: Any) -> None:
         """The step fits only because the allocator clears its cache in every step: a little smaller may be faster."""
         said = f"the allocator cleared its cache {self._cleared} times in a step"
@@ -160,9 +179,9 @@ class Fitted(Guarded[Runner]):
 
     def _try(self, plan: FitPlan, choice: Choice, said: str) -> None:
         """Go on with a plan that should be faster, and look whether it is."""
-        self._left = self.plan, self.choice, self._took
+        left = self.plan, self.choice, self._took
         self._take(replace(plan, budgets=self.plan.budgets, notes=(*plan.notes, said)), choice)
-        self._watched = 2
+        self._left, self._watched = left, 2
 
     def _keep_faster(self, plan: FitPlan, choice: Choice, took: float) -> None:
         """Back to the plan that was left, where its step took less."""
@@ -179,13 +198,19 @@ class Fitted(Guarded[Runner]):
     def _take(self, plan: FitPlan, choice: Choice) -> None:
         """Go on with another plan."""
         runner = self._now
-        self.plan, self.choice = plan, choice
         let_grow(self, choice.expandable)
         following = Runner(runner.work, choice, runner.store, rows=self._rows, parcels=runner.parcels)
         following.settle()
-        self._runner = following
+        self.plan, self.choice, self._runner = plan, choice, following
 
     def _go_tighter(self, failure: str) -> None:
+        if self._left is not None:  # what was tried holds too much, and what was left does not
+            plan, choice, _ = self._left
+            self._left = None
+            self._take(
+                replace(plan, notes=(*plan.notes, f"another plan held too much ({failure}): taken back")), choice
+            )
+            return
         most = min(self.plan.peak(self.plan.budgets[0].pool), self.plan.budgets[0].bytes)
         plan, choice = self._plan_again(int(most * TIGHTER[self._work.device]))
         self._take(replace(plan, budgets=self.plan.budgets, notes=(*plan.notes, f"tightened: {failure}")), choice)

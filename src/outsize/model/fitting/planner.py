@@ -133,8 +133,8 @@ class Search:
         while len(self.tried) < most:
             beyond = self._beyond()
             candidate = next((c for c in candidates if self._hopeful(c, corrections, failed, beyond)), None)
-            if candidate is None:
-                return None
+            if candidate is None or any(c.seconds <= candidate.seconds for c in fitting):
+                break
             if self.fits(self._trace(candidate)):
                 fitting.append(candidate)
                 break
@@ -147,7 +147,7 @@ class Search:
             failed[places] = failed.get(places, 0) + 1
             if failed[places] == 2:
                 rest = [c for c in candidates if _places(c.choice) == places and c.projection is None]
-                least = min(rest, key=lambda c: c.predicted, default=None)
+                least = min(rest, key=_smallest_first, default=None)
                 if least is not None and self.fits(self._trace(least)):
                     fitting.append(least)
                 else:
@@ -210,7 +210,7 @@ class Search:
     def _smallest(self) -> Candidate:
         """The smallest of all: what it takes decides between a plan and an error."""
         least: dict[tuple[Any, ...], Candidate] = {}
-        for candidate in sorted(self.candidates, key=lambda c: (c.predicted, -c.choice.slices)):
+        for candidate in sorted(self.candidates, key=_smallest_first):
             choice = candidate.choice
             least.setdefault((_places(choice), bool(choice.checkpoint), bool(choice.offload)), candidate)
         for candidate in itertools.islice((c for c in least.values() if c.projection is None), TRACES):
@@ -261,6 +261,11 @@ class Search:
 
     def _candidate(self, choice: Choice) -> Candidate:
         return Candidate(choice, added(choice, self.facts), predict(choice, self.facts))
+
+
+def _smallest_first(candidate: Candidate) -> tuple[int, int, float]:
+    """Where the arithmetic sees no difference, what does most, and so costs most, holds least."""
+    return candidate.predicted, -candidate.choice.slices, -candidate.seconds
 
 
 def _means(choice: Choice) -> tuple[str, ...]:

@@ -88,6 +88,8 @@ class Runner:
         if work.optimizer is not None:
             self.update = Update(work.optimizer, choice, self.parcels, work.clip, work.scaler)
             self.update.bind(self.streamer.ids if self.streamer else set(), work.model)
+        self._stepping = False
+        """A step has begun and is not done."""
         self._modules = modules
         self._configs = find_configs(work.model)
 
@@ -96,6 +98,7 @@ class Runner:
     def step(self, batch: Any) -> Any:
         """Gradients and update; the loss of the batch, detached."""
         assert self.update is not None
+        self._stepping = True
         self.update.forget()
         self.work.optimizer.zero_grad(set_to_none=True)
         self.update.send_state()
@@ -105,6 +108,7 @@ class Runner:
             self.update.finish(scale)
             self.work.optimizer.zero_grad(set_to_none=True)
             self.update.commit()
+        self._stepping = False
         self.phase("done")
         return loss
 
@@ -114,10 +118,14 @@ class Runner:
         return self.update is not None and self.update.begun
 
     def roll_back(self) -> None:
-        """A step has failed: weights and state are what they were before it, its gradients are gone."""
-        if self.update is not None:
+        """A step has failed: weights and state are what they were before it, its gradients are gone.
+
+        Where something else has failed, gradients are the user's.
+        """
+        if self._stepping and self.update is not None:
             self.update.roll_back()
             self.work.optimizer.zero_grad(set_to_none=True)
+        self._stepping = False
 
     def backward(self, batch: Any) -> Any:
         """Gradients only, added to those that are there."""

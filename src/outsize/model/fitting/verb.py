@@ -7,6 +7,7 @@ the plain step.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -243,17 +244,16 @@ class Planning:
         ran: list[tuple[Candidate, float]] = []
         found: list[Candidate] = []
         candidate: Candidate | None = first
-        store = self.open_store()
-        while candidate is not None and not any(getattr(candidate.choice, name) for name in away):
-            found.append(candidate)
-            seconds = self._try_out(candidate.choice, store, batch)
-            if seconds is not None:
-                ran.append((candidate, seconds))
-            if len(found) == TRIED:
-                break
-            best, took = min(ran, key=lambda pair: pair[1], default=(first, 0.0))
-            candidate = search.another(found, CLOSE * max(took, best.seconds + self.facts.passes))
-        store.close()
+        with contextlib.closing(self.open_store()) as store:
+            while candidate is not None and not any(getattr(candidate.choice, name) for name in away):
+                found.append(candidate)
+                seconds = self._try_out(candidate.choice, store, batch)
+                if seconds is not None:
+                    ran.append((candidate, seconds))
+                if len(found) == TRIED:
+                    break
+                best, took = min(ran, key=lambda pair: pair[1], default=(first, 0.0))
+                candidate = search.another(found, CLOSE * max(took, best.seconds + self.facts.passes))
         if not ran:
             return first, []
         said = ", ".join(f"{describe(c.choice)}: {1e3 * took:.1f} ms" for c, took in ran)
