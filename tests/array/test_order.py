@@ -17,6 +17,7 @@ import outsize
 import outsize.array as xp
 from outsize.array import external, filter, fresh, select, work
 from outsize.array.names import order, ranks, sets
+from outsize.array.passes import reduction
 from outsize.array.passes.map import MapPass
 
 QUICK = settings(
@@ -194,3 +195,22 @@ def test_what_cannot_be_done_says_the_next_move(tmp_path: Path) -> None:
     ):
         with pytest.raises(outsize.InputError, match=words):
             call()
+
+
+def test_counting_many_ranks_takes_chunks_of_a_page_at_the_smallest_budget(tmp_path: Path) -> None:
+    a = values("u8", (39, 39, 39), 98)
+    asked = xp.quantile(on_disk(a, tmp_path), np.linspace(0.01, 0.99, 12), axis=1, keepdims=True)
+    smallest = asked.plan(16384).smallest
+    assert smallest is not None
+    began: list[int] = []
+    before = reduction.ReducePass.load
+
+    def load(self: Any, *args: Any) -> Any:
+        began.append(1)
+        return before(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reduction.ReducePass, "load", load)
+        found = asked.compute(smallest)
+    np.testing.assert_array_equal(found, np.quantile(a, np.linspace(0.01, 0.99, 12), axis=1, keepdims=True))
+    assert len(began) < a.size // 4

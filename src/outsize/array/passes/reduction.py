@@ -167,8 +167,8 @@ class ReducePass(Pass):
     def shape_up(self, manner: Manner, room: int) -> bool:
         domain = self.domain
         ones = tuple(1 if axis in self.free else max(1, n) for axis, n in enumerate(domain))
+        page = page_box(domain, tuple(1 for _ in domain), None, self._bytes(tuple(1 for _ in domain)))
         if manner.bare:
-            page = page_box(domain, tuple(1 for _ in domain), None, self._bytes(tuple(1 for _ in domain)))
             tile = tuple(max(one, step) for one, step in zip(ones, page, strict=True))
             return self._settle(manner, tile, page, 1)
         whole = tuple(max(1, n) for n in domain)
@@ -177,7 +177,7 @@ class ReducePass(Pass):
             frame = self.probe(center(domain, whole))
             if self.holds(frame, room - self._state_bytes(whole)):
                 return self._settle(Manner(1, 0), whole, whole, 1)
-        one = self.probe(tuple((0, min(1, n)) for n in domain))
+        one = self.probe(center(domain, page))  # where a table is most of it, single elements would spare nothing
         buffer = max(manner.chunk, one.peak + one.outside)
         allowed = room - manner.workers * buffer
         slots = 1
