@@ -7,8 +7,7 @@
 One process a (model, precision) runs the plain step and the peers, one a budget ours and the finder, in float32 one more some
 AdamW steps, plain and ours, and a last one `save_on_cpu`. The card is one process's at a time, and under AMP, where
 launches bind, all other processes are stopped meanwhile. A time is that of the quickest of five steps, for every way
-alike. Budgets are parts of what the plain step reserves; in float32 the batch is half as large.
-Peers: gradient
+alike. Budgets are parts of what the plain step reserves; in float32 the batch is half as large. Peers: gradient
 accumulation over 2, 4, 8 slices, every block checkpointed, `save_on_cpu`, accelerate's finder (x0.9 until it runs)
 with accumulation. Gradients of the whole batch are compared with the plain step's, tensor by tensor; in float32 a run of
 AdamW steps is compared with the plain one, beside a plain one whose samples are summed in another order.

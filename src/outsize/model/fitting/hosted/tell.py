@@ -15,7 +15,7 @@ from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.housing import filed_bytes, host_bytes
 from outsize.model.fitting.hosted.slabs import stretch
 from outsize.model.fitting.hosted.stage import Sketch
-from outsize.model.fitting.hosted.units import cut_model, sizeof
+from outsize.model.fitting.hosted.units import Cut, cut_model, sizeof
 from outsize.model.fitting.runner import Work
 
 if TYPE_CHECKING:
@@ -52,8 +52,24 @@ def tell(
     disk = read / search.rates.read + written / search.rates.write if choice.piece else 0.0
     seconds = max(sketch.seconds, link, disk)
     tokens = _tokens(batch, rows)
-    rates = search.rates
     cut = cut_model(work.model, choice.limit, choice.held, search.order)
+    plain = weights + (0 if choice.update == "none" else weights + state)
+    return FitPlan(
+        name=f"{'inference' if choice.update == 'none' else 'training step'} of {rows} samples on {there.pool}", steps=steps,
+        budgets=budgets if not choice.piece or search.disk is None else (*budgets, search.disk), smallest=None,
+        remedies=_remedies(choice, cut.weights, state, sum(filed.values()), sketch), plain=plain,
+        slow_down=seconds / max(sketch.seconds * (0.75 if choice.update != "none" else 1.0), 1e-9),
+        away=host.bytes, place="disk" if search.streamed else "host", moved=moved, seconds=seconds, tokens=tokens,
+        notes=tuple(_notes(search, choice, sketch, cut, filed, (read, written, disk))),
+    )  # fmt: skip
+
+
+def _notes(
+    search: Search, choice: HostedChoice, sketch: Sketch, cut: Cut, filed: dict[str, int], disk: tuple[int, int, float]
+) -> list[str]:
+    """What was found and decided; `disk`: bytes read and written in a step, and the seconds of both."""
+    rates = search.rates
+    read, written, seconds = disk
     measured = "measured" if rates.measured else "assumed"
     notes = [
         f"{len(cut.units)} units of at most {format_bytes(cut.largest)} visit the device through {format_bytes(choice.ring)}; "
@@ -73,19 +89,11 @@ def tell(
         notes.append(
             f"the host has no room for all of it: {parts} in a file in {search.folder}, {format_bytes(read)} read and "
             f"{format_bytes(written)} written a step ({rates.read / 1e9:.1f} and {rates.write / 1e9:.1f} GB/s measured, "
-            f"{disk:.2g} s)"
+            f"{seconds:.2g} s)"
         )
     if sketch.random:
         notes.append(f"random numbers are drawn ({', '.join(sketch.random[:3])}) and drawn again alike")
-    plain = weights + (0 if choice.update == "none" else weights + state)
-    return FitPlan(
-        name=f"{'inference' if choice.update == 'none' else 'training step'} of {rows} samples on {there.pool}", steps=steps,
-        budgets=budgets if not choice.piece or search.disk is None else (*budgets, search.disk), smallest=None,
-        remedies=_remedies(choice, cut.weights, state, sum(filed.values()), sketch), plain=plain,
-        slow_down=seconds / max(sketch.seconds * (0.75 if choice.update != "none" else 1.0), 1e-9),
-        away=host.bytes, place="disk" if search.streamed else "host", moved=moved, seconds=seconds, tokens=tokens,
-        notes=tuple(notes),
-    )  # fmt: skip
+    return notes
 
 
 def _traffic(choice: HostedChoice, filed: dict[str, int]) -> dict[str, tuple[int, int]]:
