@@ -16,9 +16,9 @@ NAMES = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 DTYPES = ("f4", "f8", "c8", "c16", "i4", ">f8")
 
 
-def drawn(shape, dtype, seed=0):
+def drawn(shape, dtype, seed=0, size=10):
     rng = np.random.default_rng(seed)
-    values = rng.standard_normal(shape) * 10
+    values = rng.standard_normal(shape) * size
     if np.dtype(dtype).kind == "c":
         values = values + 1j * rng.standard_normal(shape)
     return values.astype(dtype)
@@ -165,5 +165,8 @@ def test_mistakes_are_named():
         ours.fft(x, n=0)
     with pytest.raises(outsize.InputError, match="real ones"):
         ours.rfft(outsize.open(np.ones(4, complex)))
+    for n in ("a", 2.5):
+        with pytest.raises(outsize.InputError, match="n is a whole number"):
+            ours.fft(x, n=n)
     with pytest.raises(outsize.InputError, match="axis 3"):
         ours.fft(x, axis=3)

@@ -1,11 +1,13 @@
 """Linear algebra is NumPy's, for single matrices and for stacks."""
 
+import functools
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_fft import drawn as numbers
 
 import outsize
 from outsize.array import linalg as ours
@@ -14,12 +16,7 @@ DTYPES = ("f4", "f8", "c8", "c16", "i4")
 STACKS = st.lists(st.integers(0, 4), max_size=2).map(tuple)
 
 
-def drawn(shape, dtype, seed=0):
-    rng = np.random.default_rng(seed)
-    values = rng.standard_normal(shape) * 3
-    if np.dtype(dtype).kind == "c":
-        values = values + 1j * rng.standard_normal(shape)
-    return values.astype(dtype)
+drawn = functools.partial(numbers, size=3)
 
 
 def near(found, expected, dtype):
@@ -197,6 +194,9 @@ def test_mistakes_are_named():
         (lambda: ours.qr(square, mode="half"), "mode 'half'"),
         (lambda: ours.matrix_norm(square, ord=7), "no ord 7"),
         (lambda: ours.outer(square, square), "two vectors"),
+        (lambda: ours.matrix_power(square, 1.5), "whole number, not 1.5"),
+        (lambda: ours.inv([[1.0]]), "asarray"),
+        (lambda: ours.det(outsize.open(np.array([["a"]]))), "numbers and not"),
         (lambda: ours.cross(outsize.open(np.ones(2)), outsize.open(np.ones(2))), "three numbers"),
     ):
         with pytest.raises(outsize.InputError, match=words):

@@ -135,6 +135,12 @@ def test_mistakes_are_named(call, words):
         call(default_rng(0))
 
 
+def test_seeds_that_are_none_are_named():
+    for seed in (-1, "a", 1.5):
+        with pytest.raises(outsize.InputError, match="seed"):
+            default_rng(seed)
+
+
 def test_whole_ranges_of_a_dtype_can_be_drawn():
     rng = default_rng(2)
     for dtype in (np.uint64, np.int64):

@@ -403,6 +403,12 @@ def apply(op: Operation, *operands: Any) -> Array:
     return Array(make.apply(op, *(_operand(value) for value in operands)))
 
 
+def lazy(x: Any) -> Array:
+    """What an operator or a NumPy function has made of arrays, which is one."""
+    assert isinstance(x, Array)
+    return x
+
+
 def _plain_key(key: Any) -> Any:
     """Small lazy arrays of indices, as NumPy arrays."""
     if isinstance(key, tuple):

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.array import Array, _as_node
+from outsize.array.array import Array, _as_node, lazy
 from outsize.array.barrier import Settled
 from outsize.array.graph import Node
 from outsize.array.lanes import in_lanes
-from outsize.array.make import axis_index, permute
+from outsize.array.make import axis_index, permute, whole
 from outsize.array.names.creation import arange
 from outsize.array.names.pointwise import real
 from outsize.array.names.shapes import concat, flip, pad, roll
@@ -138,7 +138,7 @@ def _several(last: Any, other: Any, x: Array, s: Any, axes: Any, norm: str) -> A
     found = last(x, n=lengths[-1], axis=places[-1], norm=norm)
     for n, axis in zip(reversed(lengths[:-1]), reversed(places[:-1]), strict=True):
         found = other(found, n=n, axis=axis, norm=norm)
-    return found  # type: ignore[no-any-return]
+    return lazy(found)
 
 
 def _opposite(norm: str) -> str:
@@ -155,7 +155,7 @@ def _transform(name: str, x: Array, n: int | None, axis: int, norm: str) -> Arra
     node = _as_node(x)
     place = axis_index(axis, node.ndim)
     _check_norm(norm)
-    length = node.shape[place] if n is None else n
+    length = node.shape[place] if n is None else whole("n", n)
     if name == "irfft" and n is None:
         length = 2 * (length - 1)
     if length < 1:
@@ -228,21 +228,15 @@ def _long(name: str, x: Array, length: int, axis: int, norm: str) -> Array:
     turned = permute(rows.node, order)
     found = Array(Settled(shape=turned.shape, dtype=turned.dtype, inputs=(turned,)))  # read along, it is in crumbs
     scale = 1 / math.sqrt(length) if norm == "ortho" else 1 / length if inverse == (norm == "backward") else 1.0
-    return _array(found.reshape((*lead, length, *trail)) * scale)
-
-
-def _array(x: Any) -> Array:
-    """Operators on arrays give arrays."""
-    assert isinstance(x, Array)
-    return x
+    return lazy(found.reshape((*lead, length, *trail)) * scale)
 
 
 def _conj(x: Array) -> Array:
-    return _array(np.conjugate(x))
+    return lazy(np.conjugate(x))
 
 
 def _part(x: Array, axis: int, start: int, stop: int) -> Array:
-    return _array(x[(*(slice(None) for _ in range(axis)), slice(start, stop))])
+    return lazy(x[(*(slice(None) for _ in range(axis)), slice(start, stop))])
 
 
 def _fitted(x: Array, axis: int, length: int) -> Array:

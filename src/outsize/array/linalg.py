@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from outsize.array.array import Array, _as_node
+from outsize.array.array import Array, _as_node, lazy
 from outsize.array.lanes import in_lanes
-from outsize.array.make import axis_index, axis_tuple
+from outsize.array.make import axis_index, axis_tuple, whole
 from outsize.array.names.creation import zeros
 from outsize.array.names.pointwise import real, where
 from outsize.array.names.products import matmul, tensordot, vecdot
@@ -69,7 +69,7 @@ def outer(x1: Any, x2: Any, /) -> Array:
     a, b = Array(_as_node(x1)), Array(_as_node(x2))
     if a.ndim != 1 or b.ndim != 1:
         raise InputError(f"outer takes two vectors, not arrays of {a.ndim} and {b.ndim} dimensions")
-    return _array(a[:, None] * b[None, :])
+    return lazy(a[:, None] * b[None, :])
 
 
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
@@ -90,12 +90,12 @@ def diagonal(x: Array, /, *, offset: int = 0) -> Array:
     first = offset if offset >= 0 else -offset * columns
     length = max(0, min(rows + min(0, offset), columns - max(0, offset)))
     flat = x.reshape((*x.shape[:-2], rows * columns))
-    return _array(flat[..., first : first + length * (columns + 1) : columns + 1] if length else flat[..., :0])
+    return lazy(flat[..., first : first + length * (columns + 1) : columns + 1] if length else flat[..., :0])
 
 
 def trace(x: Array, /, *, offset: int = 0, dtype: Any = None) -> Array:
     """The sum of each matrix's diagonal."""
-    return _array(diagonal(x, offset=offset).sum(axis=-1, dtype=dtype))
+    return lazy(diagonal(x, offset=offset).sum(axis=-1, dtype=dtype))
 
 
 def vector_norm(x: Array, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Array:
@@ -104,14 +104,14 @@ def vector_norm(x: Array, /, *, axis: Any = None, keepdims: bool = False, ord: A
     size = abs(x)
     axes = axis_tuple(axis, x.ndim)
     if ord in (math.inf, -math.inf):
-        return _array((size.max if ord > 0 else size.min)(axis=axes, keepdims=keepdims))
+        return lazy((size.max if ord > 0 else size.min)(axis=axes, keepdims=keepdims))
     if ord == 0:
-        return _array((x != 0).astype(size.dtype).sum(axis=axes, keepdims=keepdims))
+        return lazy((x != 0).astype(size.dtype).sum(axis=axes, keepdims=keepdims))
     if ord == 1:
-        return _array(size.sum(axis=axes, keepdims=keepdims))
+        return lazy(size.sum(axis=axes, keepdims=keepdims))
     if ord == 2:
-        return _array(np.sqrt((size * size).sum(axis=axes, keepdims=keepdims)))
-    return _array(((size**ord).sum(axis=axes, keepdims=keepdims) ** (1 / ord)).astype(size.dtype))
+        return lazy(np.sqrt((size * size).sum(axis=axes, keepdims=keepdims)))
+    return lazy(((size**ord).sum(axis=axes, keepdims=keepdims) ** (1 / ord)).astype(size.dtype))
 
 
 def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
@@ -128,12 +128,12 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Arr
         found = (sums.max if ord > 0 else sums.min)(axis=-1)
     else:
         raise InputError(f"matrix_norm has no ord {ord!r}: 'fro', 'nuc', 1, -1, 2, -2, inf or -inf")
-    return expand_dims(expand_dims(found, axis=-1), axis=-1) if keepdims else _array(found)
+    return expand_dims(expand_dims(found, axis=-1), axis=-1) if keepdims else lazy(found)
 
 
 def matrix_power(x: Array, n: int, /) -> Array:
     """Each matrix multiplied by itself; of a negative number, its inverse."""
-    rows = _square(x)
+    rows, n = _square(x), whole("a power of matrices", n)
     if n < 0:
         x, n = inv(x), -n
     if n == 0:
@@ -186,7 +186,7 @@ def pinv(x: Array, /, *, rtol: Any = None) -> Array:
 def matrix_rank(x: Array, /, *, rtol: Any = None) -> Array:
     """How many singular values are above `rtol` of the largest."""
     values = svdvals(x)
-    return _array((values > _limits(x, values, rtol)).astype(np.int64).sum(axis=-1))
+    return lazy((values > _limits(x, values, rtol)).astype(np.int64).sum(axis=-1))
 
 
 def eigh(x: Array, /) -> EighResult:
@@ -260,14 +260,10 @@ def solve(x1: Array, x2: Array, /) -> Array:
 # inside
 
 
-def _array(x: Any) -> Array:
-    """Operators on arrays give arrays."""
-    assert isinstance(x, Array)
-    return x
-
-
 def _matrix(x: Array) -> tuple[int, int]:
     """Rows and columns."""
+    if not isinstance(x, Array):
+        raise InputError(f"linear algebra takes lazy arrays, not {type(x).__name__}: give outsize.array.asarray(x)")
     if x.ndim < 2:
         raise InputError(f"an array of {x.ndim} dimensions holds no matrices: two are needed, rows and columns")
     return x.shape[-2], x.shape[-1]
@@ -292,12 +288,14 @@ def _inexact(x: Array) -> Array:
 
 def _solved_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype in which LAPACK works on elements of this one."""
+    if dtype.kind not in "biufc":
+        raise InputError(f"linear algebra takes numbers and not {dtype}")
     found: np.dtype[Any] = np.linalg.inv(np.eye(1, dtype=dtype)).dtype
     return found
 
 
 def _adjoint(x: Array) -> Array:
-    return matrix_transpose(_array(np.conjugate(x)))
+    return matrix_transpose(lazy(np.conjugate(x)))
 
 
 def _limits(x: Array, values: Array, rtol: Any) -> Array:
@@ -309,8 +307,8 @@ def _limits(x: Array, values: Array, rtol: Any) -> Array:
         rtol = max(_matrix(x)) * float(np.finfo(element).eps)
     largest = values.max(axis=-1, keepdims=True)
     if isinstance(rtol, int | float):
-        return _array(largest * rtol)
-    return _array(largest * Array(_as_node(rtol))[..., None])
+        return lazy(largest * rtol)
+    return lazy(largest * Array(_as_node(rtol))[..., None])
 
 
 def _each(
@@ -346,6 +344,6 @@ def _each(
     )  # fmt: skip
     ends = np.cumsum(sizes).tolist()
     return tuple(
-        _array(packed[..., end - size : end].reshape((*x.shape[:-2], *core)))
+        lazy(packed[..., end - size : end].reshape((*x.shape[:-2], *core)))
         for end, size, core in zip(ends, sizes, cores, strict=True)
     )

@@ -48,12 +48,17 @@ class AxisError(InputError, IndexError):
     """An axis that does not exist; as in NumPy both a wrong value and a wrong index."""
 
 
+def whole(what: str, number: Any) -> int:
+    """A whole number, or an `InputError` that says what is one."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise InputError(f"{what} is a whole number, not {number!r}") from None
+
+
 def axis_index(axis: Any, ndim: int) -> int:
     """A non-negative axis number."""
-    try:
-        number = operator.index(axis)
-    except TypeError:
-        raise InputError(f"an axis is a whole number, not {axis!r}") from None
+    number = whole("an axis", axis)
     if not -ndim <= number < ndim:
         raise AxisError(f"axis {number} does not exist in an array of {ndim} dimensions")
     return number % ndim

@@ -19,6 +19,7 @@ import numpy as np
 
 from outsize.array.array import Array
 from outsize.array.graph import Node
+from outsize.array.make import whole
 from outsize.array.store.base import Block, Region, region_shape
 from outsize.core.errors import InputError
 from outsize.core.spec import parse_shape
@@ -140,6 +141,8 @@ class Generator:
     """Draws lazy arrays; each call draws other numbers."""
 
     def __init__(self, seed: int | None = None) -> None:
+        if seed is not None and whole("a seed", seed) < 0:
+            raise InputError(f"the seed is {seed}: seeds are whole numbers from 0 on")
         self._seeds = np.random.SeedSequence(seed)
         self._calls = itertools.count()
         self._turn = threading.Lock()
