@@ -40,3 +40,8 @@ class Choice(Noun):
     def plain(self) -> bool:
         """The step runs as it would without us, whatever the allocator does."""
         return replace(self, expandable=False) == Choice()
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """Which of weights, gradients and state are elsewhere or gone early."""
+        return tuple(name for name in ("in_backward", "state_away", "gradients_away", "stream") if getattr(self, name))

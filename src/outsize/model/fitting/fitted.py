@@ -78,8 +78,7 @@ class Fitted(Guarded[Runner]):
         """Gradients of the whole batch, added to `.grad` as `loss.backward()` does; you step the optimizer yourself."""
         self._ready(batch)
         self._require_loss()
-        choice = self.choice
-        taken = [name for name in ("in_backward", "state_away", "gradients_away", "stream") if getattr(choice, name)]
+        taken = self.choice.elsewhere
         if taken:
             raise InputError(
                 f"this plan takes over the optimizer ({', '.join(taken)}), so that gradients do not stay: call step(batch), or "

@@ -126,27 +126,26 @@ class Search:
         Where choices that keep weights, gradients and state in the same places have failed twice, the smallest of them is
         traced: where it fails too, all of them do. At most `most` traces are made in all.
         """
-        corrections = self.corrections
         failed: dict[tuple[str, ...], int] = {}
         scattered: dict[tuple[str, ...], int] = {}
         fitting: list[Candidate] = []
         while len(self.tried) < most:
             beyond = self._beyond()
-            candidate = next((c for c in candidates if self._hopeful(c, corrections, failed, beyond)), None)
+            candidate = next((c for c in candidates if self._hopeful(c, failed, beyond)), None)
             if candidate is None or any(c.seconds <= candidate.seconds for c in fitting):
                 break
             if self.fits(self._trace(candidate)):
                 fitting.append(candidate)
                 break
-            kind, places = _means(candidate.choice), _places(candidate.choice)
+            kind, places = _means(candidate.choice), candidate.choice.elsewhere
             scattered[kind] = scattered.get(kind, 0) + self._scatters(candidate)
             if not 0 < scattered[kind] <= SCATTERED:
                 part = 1.0 if candidate.choice.expandable else self._handed
                 seen = max(STRIDE * self.budget, part * candidate.peak) / max(1, candidate.predicted)
-                corrections[kind] = max(corrections.get(kind, self._hope), seen)
+                self.corrections[kind] = max(self.corrections.get(kind, self._hope), seen)
             failed[places] = failed.get(places, 0) + 1
             if failed[places] == 2:
-                rest = [c for c in candidates if _places(c.choice) == places and c.projection is None]
+                rest = [c for c in candidates if c.choice.elsewhere == places and c.projection is None]
                 least = min(rest, key=_smallest_first, default=None)
                 if least is not None and self.fits(self._trace(least)):
                     fitting.append(least)
@@ -172,18 +171,18 @@ class Search:
         return found
 
     def _hopeful(
-        self, candidate: Candidate, corrections: dict[tuple[str, ...], float], failed: dict[tuple[str, ...], int],
+        self, candidate: Candidate, failed: dict[tuple[str, ...], int],
         beyond: dict[Choice, int],
     ) -> bool:  # fmt: skip
         """True where a choice is worth a trace; `beyond`: what was learnt about choices whose passes are the same."""
-        if failed.get(_places(candidate.choice), 0) >= TRACES:
+        if failed.get(candidate.choice.elsewhere, 0) >= TRACES:
             return False
         if candidate.projection is not None:
             return False
         more = beyond.get(_passes(candidate.choice))
         if more is not None and (candidate.predicted + more) * (1 - TIES) * self._handed > self.budget:
             return False
-        return candidate.predicted * corrections.get(_means(candidate.choice), self._hope) <= self.budget
+        return candidate.predicted * self.corrections.get(_means(candidate.choice), self._hope) <= self.budget
 
     @property
     def _handed(self) -> float:
@@ -212,7 +211,7 @@ class Search:
         least: dict[tuple[Any, ...], Candidate] = {}
         for candidate in sorted(self.candidates, key=_smallest_first):
             choice = candidate.choice
-            least.setdefault((_places(choice), bool(choice.checkpoint), bool(choice.offload)), candidate)
+            least.setdefault((choice.elsewhere, bool(choice.checkpoint), bool(choice.offload)), candidate)
         for candidate in itertools.islice((c for c in least.values() if c.projection is None), TRACES):
             self._trace(candidate)
         fitting = [c for c in self.tried if self.fits(c)]
@@ -277,11 +276,6 @@ def _passes(choice: Choice) -> Choice:
     """What a choice does to forward and backward pass alone."""
     away: dict[str, Any] = dict.fromkeys(("in_backward", "state_away", "gradients_away", "expandable"), False)
     return replace(choice, **away, stream=())
-
-
-def _places(choice: Choice) -> tuple[str, ...]:
-    """Which of weights, gradients and state are elsewhere or gone early."""
-    return tuple(name for name in ("in_backward", "state_away", "gradients_away", "stream") if getattr(choice, name))
 
 
 def _does_more(choice: Choice, other: Choice) -> bool:

@@ -240,12 +240,11 @@ class Planning:
 
     def _fastest(self, search: Search, first: Candidate, batch: Any) -> tuple[Candidate, list[str]]:
         """Run the cheapest, and others for as long as one is predicted to take little longer than the fastest that ran."""
-        away = ("in_backward", "state_away", "gradients_away", "stream")
         ran: list[tuple[Candidate, float]] = []
         found: list[Candidate] = []
         candidate: Candidate | None = first
         with contextlib.closing(self.open_store()) as store:
-            while candidate is not None and not any(getattr(candidate.choice, name) for name in away):
+            while candidate is not None and not candidate.choice.elsewhere:
                 found.append(candidate)
                 seconds = self._try_out(candidate.choice, store, batch)
                 if seconds is not None:
