@@ -1,19 +1,18 @@
 """What a module's forward pass leaves for the backward pass: computed again, or kept elsewhere.
 
-In: a module's forward function. Out: another that gives the same result and the same gradient. Random numbers are
-replayed; buffers that a forward pass writes (BatchNorm's statistics) are written once, since the second run sees
-copies of what the first one saw; both keep autocast as it was.
+In: a module's forward function. Out: another that gives the same result and the same gradient; a second run finds random
+numbers, buffers and autocast as the first did.
 """
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from outsize.model.fitting.parcels import _unseen
 from outsize.model.fitting.stores import Store
+from outsize.model.fitting.twice import Twice, written_in
 
 SMALL = 16 * 2**10
 """Tensors below this stay: a copy costs more than it frees."""
@@ -21,12 +20,15 @@ SMALL = 16 * 2**10
 Forward = Callable[..., Any]
 
 
-def checkpointed(module: Any, forward: Forward, written: dict[Any, tuple[str, ...]], real: bool) -> Forward:
-    """`forward` that keeps its inputs only; `written` are the buffers that forward passes write, by module."""
+def checkpointed(module: Any, forward: Forward, written: dict[Any, tuple[str, ...]], generators: list[Any]) -> Forward:
+    """`forward` that keeps its inputs only; `written` are the buffers that forward passes write, by module.
+
+    `generators`: those that it may draw random numbers from.
+    """
     import torch
     from torch.utils.checkpoint import checkpoint
 
-    mine = [(child, names) for child in module.modules() if (names := written.get(child))]
+    mine = written_in(module, written)
 
     def uncached(*args: Any, **kwargs: Any) -> Any:
         """Autocast keeps lower copies of weights until it ends; here each is used once, so they may go at once."""
@@ -47,40 +49,29 @@ def checkpointed(module: Any, forward: Forward, written: dict[Any, tuple[str, ..
             """What was given twice is one object in the second run too: attention looks whether keys are queries."""
             return uncached(*(given[place] for place in places), **kwargs)
 
+        call = Twice(mine, generators)
         return checkpoint(
-            same, *given, use_reentrant=False, preserve_rng_state=real, context_fn=lambda: _twice(mine), **kwargs
+            same, *given, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: (call.first(), Second(call)), **kwargs
         )
 
     return run
 
 
-def _twice(written: list[tuple[Any, tuple[str, ...]]]) -> tuple[Any, Any]:
-    """Contexts of the first and the second run: the second one writes into copies."""
-    before: list[tuple[Any, str, Any]] = []
-
-    @contextlib.contextmanager
-    def first() -> Iterator[None]:
-        before.extend((child, name, child._buffers[name].clone()) for child, names in written for name in names)
-        yield
-
-    return first(), Second(before)
-
-
 class Second:
-    """Copies in the places of written buffers; a graph that is gone through twice enters it twice."""
+    """The context of the second run; a graph that is gone through twice enters it twice."""
 
-    def __init__(self, copies: list[tuple[Any, str, Any]]) -> None:
-        self._copies = copies
-        self._kept: list[tuple[Any, str, Any]] = []
+    __slots__ = ("_call", "_now")
+
+    def __init__(self, call: Twice) -> None:
+        self._call = call
+        self._now: Any = None
 
     def __enter__(self) -> None:
-        self._kept = [(child, name, child._buffers[name]) for child, name, _ in self._copies]
-        for child, name, copy in self._copies:
-            child._buffers[name] = copy
+        self._now = self._call.second()
+        self._now.__enter__()
 
-    def __exit__(self, *failure: object) -> None:
-        for child, name, buffer in self._kept:
-            child._buffers[name] = buffer
+    def __exit__(self, *failure: Any) -> None:
+        self._now.__exit__(*failure)
 
 
 class Saved:

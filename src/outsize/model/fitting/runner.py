@@ -26,6 +26,7 @@ from outsize.model.fitting.normaliser import Normaliser
 from outsize.model.fitting.parcels import Parcels
 from outsize.model.fitting.spans import in_spans, is_span, owner_of
 from outsize.model.fitting.stores import Store
+from outsize.model.fitting.twice import generators_of
 from outsize.model.fitting.update import Update
 from outsize.model.fitting.weights import Streamer
 
@@ -92,6 +93,7 @@ class Runner:
         """A step has begun and is not done."""
         self._modules = modules
         self._configs = find_configs(work.model)
+        self._generators = generators_of(next(work.model.parameters()).device) if real else []
 
     # a step
 
@@ -235,7 +237,7 @@ class Runner:
                     assert self.streamer is not None
                     forward = self.streamer.hold(name, forward)
                 if name in choice.checkpoint:
-                    forward = checkpointed(module, forward, work.written, self.real)
+                    forward = checkpointed(module, forward, work.written, self._generators)
                 if name in choice.offload:  # of a module that is computed again, its input
                     forward = offload.wrap(forward, stays)
                 if streamed:
@@ -246,7 +248,7 @@ class Runner:
                 sorted(filter(is_span, choice.checkpoint), key=owner_of), owner_of
             ):
                 module = self._modules[sequence]
-                put(module, in_spans(module, spans, lambda h, f: checkpointed(h, f, work.written, self.real)))
+                put(module, in_spans(module, spans, lambda h, f: checkpointed(h, f, work.written, self._generators)))
             stack.enter_context(self.parcels.working())
             try:
                 if self.streamer is not None:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
-from outsize.model.fitting.activations import _dense, _twice
+from outsize.model.fitting.activations import _dense
+from outsize.model.fitting.twice import Twice, generators_of, written_in
 
 Forward = Callable[..., Any]
 
@@ -125,7 +126,8 @@ def run_again(
     """`first` now, `second` when the backward pass needs what it saved."""
     import torch
 
-    mine = [(child, names) for child in module.modules() if (names := written.get(child))]
+    mine = written_in(module, written)
+    generators = generators_of(device) if real else []
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -133,16 +135,16 @@ def run_again(
         if keep is not None:
             args, kwargs = _packed((args, kwargs))
         inputs = Inputs(args, kwargs, keep)
-        before, after = _twice(mine)
-        state = _Settings(device, real)
+        runs = Twice(mine, generators)
+        settings = _Settings(device)
 
         def again() -> None:
             args, kwargs = inputs.bring()
-            with state.restored(), after:
+            with settings.restored(), runs.second():
                 second(*args, **kwargs)
 
         call = Call(again)
-        with torch.autograd.graph.saved_tensors_hooks(call.forget, call.recall), before:
+        with torch.autograd.graph.saved_tensors_hooks(call.forget, call.recall), runs.first():
             out = first(*args, **kwargs)
         inputs.check(module)
         return out
@@ -166,14 +168,11 @@ def _packed(value: Any) -> Any:
 
 
 class _Settings:
-    """Random state and autocast at the moment of a call."""
+    """Autocast at the moment of a call."""
 
-    def __init__(self, device: Any, real: bool) -> None:
+    def __init__(self, device: Any) -> None:
         import torch
 
-        self._device = device
-        self._cpu = torch.random.get_rng_state() if real else None
-        self._card = torch.cuda.get_rng_state(device) if real and device.type == "cuda" else None
         kinds = dict.fromkeys((device.type, "cpu"))
         self._autocast = [
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled())
@@ -184,13 +183,7 @@ class _Settings:
     def restored(self) -> Iterator[None]:
         import torch
 
-        devices = [self._device] if self._card is not None else []
         with contextlib.ExitStack() as stack:
-            if self._cpu is not None:
-                stack.enter_context(torch.random.fork_rng(devices))
-                torch.random.set_rng_state(self._cpu)
-                if self._card is not None:
-                    torch.cuda.set_rng_state(self._card, self._device)
             for kind, enabled, dtype, cached in self._autocast:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cached))
             yield

@@ -1,0 +1,84 @@
+"""What a second run of a module has to find as the first one did.
+
+In: the buffers that its forward pass writes, the random generators it may draw from. Out: a context for each run. The second
+draws the numbers of the first again, and afterwards everything is as it was before; buffers (BatchNorm's statistics)
+are written once. Torch's own checkpoint saves random state too, in ten times the processor's time, whether any was drawn
+or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+Written = list[tuple[Any, tuple[str, ...]]]
+"""Modules with the names of the buffers that they write."""
+
+
+def written_in(module: Any, written: dict[Any, tuple[str, ...]]) -> Written:
+    """Those of a module and what is inside it."""
+    return [(child, names) for child in module.modules() if (names := written.get(child))]
+
+
+def generators_of(device: Any) -> list[Any]:
+    """Torch's generators that a model on a device draws from."""
+    import torch
+
+    if device.type != "cuda":
+        return [torch.default_generator]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]
+
+
+class Twice:
+    """One call that runs twice: `with call.first():`, later `with call.second():`, as often as its graph is gone through."""
+
+    __slots__ = ("_copies", "_drawn", "_generators", "_statistics", "_written")
+
+    def __init__(self, written: Written, generators: list[Any]) -> None:
+        self._generators = generators
+        self._statistics = [child for child, _ in written if _only_averages(child)]
+        self._written = [(child, names) for child, names in written if not _only_averages(child)]
+        self._copies: list[tuple[Any, str, Any]] = []
+        self._drawn: list[tuple[Any, Any]] = []
+
+    @contextlib.contextmanager
+    def first(self) -> Iterator[None]:
+        """The run whose numbers and buffers count."""
+        import torch
+
+        self._copies = [(child, name, child._buffers[name].clone()) for child, names in self._written for name in names]
+        before = [(generator, generator.get_state()) for generator in self._generators]
+        yield
+        self._drawn = [(g, state) for g, state in before if not torch.equal(state, g.get_state())]
+
+    @contextlib.contextmanager
+    def second(self) -> Iterator[None]:
+        """The run that only finds again what the first one had."""
+        states = [(generator, generator.get_state()) for generator, _ in self._drawn]
+        buffers = [(child, name, child._buffers[name]) for child, name, _ in self._copies]
+        statistics = [(child, child.momentum, child._buffers["num_batches_tracked"]) for child in self._statistics]
+        try:
+            for generator, state in self._drawn:
+                generator.set_state(state)
+            for child, name, copy in self._copies:
+                child._buffers[name] = copy
+            for child, _, _ in statistics:
+                child.momentum, child._buffers["num_batches_tracked"] = 0.0, None
+            yield
+        finally:
+            for child, momentum, count in statistics:
+                child.momentum, child._buffers["num_batches_tracked"] = momentum, count
+            for child, name, buffer in buffers:
+                child._buffers[name] = buffer
+            for generator, state in states:
+                generator.set_state(state)
+
+
+def _only_averages(module: Any) -> bool:
+    """True for torch's own BatchNorm in training: with a momentum of zero it leaves its averages as they are."""
+    from torch.nn.modules import batchnorm
+
+    own = isinstance(module, batchnorm._BatchNorm) and type(module).forward is batchnorm._BatchNorm.forward
+    return own and module.training and set(module._buffers) == {"running_mean", "running_var", "num_batches_tracked"}
