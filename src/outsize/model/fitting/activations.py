@@ -51,7 +51,12 @@ def checkpointed(module: Any, forward: Forward, written: dict[Any, tuple[str, ..
 
         call = Twice(mine, generators)
         return checkpoint(
-            same, *given, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: (call.first(), Second(call)), **kwargs
+            same,
+            *given,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=lambda: (call.first(), Second(call)),
+            **kwargs,
         )
 
     return run
