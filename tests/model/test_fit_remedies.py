@@ -102,11 +102,13 @@ class Pair:
 Named = namedtuple("Named", "x y")
 
 
-@given(rows=st.integers(1, 40), slices=st.integers(1, 50))
-def test_slices_cover_every_row_once_in_order_and_none_is_empty(rows, slices):
-    runs = batches.cut(rows, slices)
+@given(rows=st.integers(1, 40), slices=st.integers(1, 50), first=st.integers(0, 50))
+def test_slices_cover_every_row_once_in_order_and_none_is_empty(rows, slices, first):
+    runs = batches.cut(rows, slices, first)
     assert [row for start, stop in runs for row in range(start, stop)] == list(range(rows))
     assert all(stop > start for start, stop in runs) and len(runs) == min(rows, slices)
+    if 0 < first <= rows - len(runs) + 1 and len(runs) > 1:
+        assert runs[0] == (0, first)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 7])
@@ -300,6 +302,26 @@ def test_a_step_that_slices_is_traced_for_two_slices_and_holds_as_much_as_for_al
     stage = Stage(work, batch)
     peaks = [stage.project(Choice(slices=count)).peak for count in (1, 2, 4, 8)]
     assert peaks == sorted(peaks, reverse=True)
+
+
+@settings(max_examples=10, deadline=None)
+@given(rows=st.integers(3, 9), slices=st.integers(2, 3), first=st.integers(1, 9), seed=st.integers(0, 2**16))
+def test_a_larger_first_slice_trains_like_the_whole_batch_and_other_batches_are_cut_no_larger_than_the_later_ones(
+    tmp_path_factory, rows, slices, first, seed
+):
+    store = DiskStore(str(tmp_path_factory.mktemp("store")))
+    torch.manual_seed(seed)
+    model, batch = nets.Language(1, 8, 31), nets.make_tokens(rows, 5, 31)
+    plain = copy.deepcopy(model)
+    run_steps(plain, nets.language_loss, batch, Choice(), store, seed)
+    choice = Choice(slices=slices, first=min(first, rows - slices + 1))
+    run_steps(model, nets.language_loss, batch, choice, store, seed)
+    assert nets.worst_difference(list(model.parameters()), list(plain.parameters())) < 1e-5
+    work = Work(model=model, loss=nets.language_loss, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    runner = Runner(work, choice, store, rows=rows)
+    later = [stop - start for start, stop in runner._runs(rows)][1:]
+    assert max(stop - start for start, stop in runner._runs(3 * rows)) <= max(later)
+    store.close()
 
 
 def test_logits_that_a_loss_takes_in_pieces_never_exist_and_any_other_use_makes_them():

@@ -135,6 +135,22 @@ def test_a_card_with_room_for_a_forward_pass_only_is_looked_at_all_the_same():
         look(dataclasses.replace(work, loss=full), batch)
 
 
+def test_a_batch_in_few_slices_is_cut_otherwise_where_that_is_faster_and_fits(planned, monkeypatch):
+    facts, stage = planned
+    planning = Planning(stage.work, facts, stage.project, "exact", None, "")
+    search = Search(facts, stage.project, "exact", 10 * facts.plain.peak)
+    monkeypatch.setattr(planning, "_try_out", lambda choice, store, batch: abs(choice.first - largest) + 1.0)
+    two = search._trace(search._candidate(Choice(slices=2)))
+    cuts = search.other_cuts(two, 3)
+    assert cuts and all(-(-facts.rows // 2) < cut.first < facts.rows for cut in cuts)
+    largest = max(cut.first for cut in cuts)
+    found = planning._cut_otherwise(search, [(two, 1.5)], None, None)
+    assert [candidate.choice.first for candidate, _ in found] == [largest]
+    assert not planning._cut_otherwise(search, [(two, 0.5)], None, None)  # nothing is faster
+    tight = Search(facts, stage.project, "exact", two.peak - 1)
+    assert all(not tight.trace(cut) for cut in cuts)  # nothing larger fits where the equal slices do not
+
+
 def test_an_interrupt_while_plans_are_compared_lets_go_of_the_place_beside_the_card(planned, monkeypatch):
     facts, stage = planned
     planning = Planning(stage.work, facts, stage.project, "exact", None, "")

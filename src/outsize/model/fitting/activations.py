@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from outsize.model.fitting.again import Call, Given, Settings
 from outsize.model.fitting.parcels import _unseen
 from outsize.model.fitting.stores import Store
 from outsize.model.fitting.twice import Twice, written_in
@@ -20,13 +21,14 @@ SMALL = 16 * 2**10
 Forward = Callable[..., Any]
 
 
-def checkpointed(module: Any, forward: Forward, written: dict[Any, tuple[str, ...]], generators: list[Any]) -> Forward:
+def checkpointed(
+    module: Any, forward: Forward, written: dict[Any, tuple[str, ...]], device: str, generators: list[Any]
+) -> Forward:
     """`forward` that keeps its inputs only; `written` are the buffers that forward passes write, by module.
 
     `generators`: those that it may draw random numbers from.
     """
     import torch
-    from torch.utils.checkpoint import checkpoint
 
     mine = written_in(module, written)
 
@@ -42,41 +44,17 @@ def checkpointed(module: Any, forward: Forward, written: dict[Any, tuple[str, ..
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        given = list({id(value): value for value in args}.values())
-        places = [next(n for n, value in enumerate(given) if value is wanted) for wanted in args]
+        runs, settings, given = Twice(mine, generators), Settings(device), Given(args)
 
-        def same(*given: Any, **kwargs: Any) -> Any:
-            """What was given twice is one object in the second run too: attention looks whether keys are queries."""
-            return uncached(*(given[place] for place in places), **kwargs)
+        def again() -> None:
+            with settings.restored(), runs.second():
+                uncached(*given.bring(), **kwargs)
 
-        call = Twice(mine, generators)
-        return checkpoint(
-            same,
-            *given,
-            use_reentrant=False,
-            preserve_rng_state=False,
-            context_fn=lambda: (call.first(), Second(call)),
-            **kwargs,
-        )
+        call = Call(again)
+        with torch.autograd.graph.saved_tensors_hooks(call.forget, call.recall), runs.first():
+            return uncached(*args, **kwargs)
 
     return run
-
-
-class Second:
-    """The context of the second run; a graph that is gone through twice enters it twice."""
-
-    __slots__ = ("_call", "_now")
-
-    def __init__(self, call: Twice) -> None:
-        self._call = call
-        self._now: Any = None
-
-    def __enter__(self) -> None:
-        self._now = self._call.second()
-        self._now.__enter__()
-
-    def __exit__(self, *failure: Any) -> None:
-        self._now.__exit__(*failure)
 
 
 class Saved:

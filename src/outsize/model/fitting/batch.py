@@ -109,11 +109,13 @@ def take(batch: Any, start: int, stop: int) -> Any:
     return transform(batch, lambda _, tensor: tensor[start:stop] if tensor.dim() else tensor)
 
 
-def cut(rows: int, slices: int) -> list[tuple[int, int]]:
-    """`rows` in `slices` nearly equal runs, none empty: the larger ones first."""
+def cut(rows: int, slices: int, first: int = 0) -> list[tuple[int, int]]:
+    """`rows` in `slices` nearly equal runs, none empty: the larger ones first, or the first of so many rows."""
     slices = min(slices, rows)
-    size, extra = divmod(rows, slices)
     bounds = [0]
+    if 0 < first <= rows - (slices - 1) and slices > 1:
+        bounds, slices = [0, first], slices - 1
+    size, extra = divmod(rows - bounds[-1], slices)
     for index in range(slices):
         bounds.append(bounds[-1] + size + (index < extra))
     return list(itertools.pairwise(bounds))

@@ -17,6 +17,8 @@ class Choice(Noun):
 
     slices: int = 1
     """Into how many slices the batch is cut."""
+    first: int = 0
+    """Samples of the first slice, where it is larger than the others; 0: all are alike."""
     checkpoint: tuple[str, ...] = ()
     """Modules whose activations are computed again in the backward pass."""
     offload: tuple[str, ...] = ()

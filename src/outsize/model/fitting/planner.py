@@ -95,6 +95,22 @@ class Search:
         another = self._cheapest(others, len(self.tried) + FEW)
         return None if another is None or any(_does_more(another.choice, f.choice) for f in found) else another
 
+    def other_cuts(self, candidate: Candidate, most: int) -> list[Choice]:
+        """The same choice with first slices up to the largest that may fit: cards take unequal times for samples, and the
+        first slice has no gradients of others beside it."""
+        facts, choice = self.facts, candidate.choice
+        rest = -(-facts.rows // choice.slices)
+        fixed = facts.weights + (0 if choice.state_away else facts.state)
+        each = max(1, (candidate.peak - fixed - facts.gradients) // rest)
+        largest = min(facts.rows - choice.slices + 1, int((self.budget / (1 + TIES) - fixed) // each))
+        sizes = {rest + (largest - rest) * number // most for number in range(1, most + 1)}
+        return [replace(choice, first=size) for size in sorted(sizes, reverse=True) if size > rest]
+
+    def trace(self, choice: Choice) -> Candidate | None:
+        """A choice that the search had not thought of, where it fits."""
+        candidate = self._trace(self._candidate(replace(choice, expandable=False)))
+        return candidate if self.fits(candidate) else None
+
     def fits(self, candidate: Candidate) -> bool:
         """True where the traced step stays inside the budget."""
         projection = candidate.projection
@@ -344,7 +360,7 @@ def predict(choice: Choice, facts: Facts) -> int:
         return facts.plain.peak  # it is known
     plain = facts.pieces if choice.chunks and facts.pieces is not None else facts.plain
     kept = sum(plain.kept.values())
-    share = -(-facts.rows // choice.slices) / facts.rows
+    share = (choice.first or -(-facts.rows // choice.slices)) / facts.rows
     streams = set(choice.stream)
     parts = [facts.parts[name] for name in choice.checkpoint if name in facts.parts]
     freed = sum(part.freed for part in parts) + moved_bytes(choice, facts)
@@ -374,6 +390,7 @@ def describe(choice: Choice) -> str:
         if means.on(choice):
             value = getattr(choice, means.key)
             count = len(value) if isinstance(value, tuple) else value
+            count = f"{count}, the first of {choice.first}" if value == choice.slices and choice.first else count
             names.append(means.name if value is True else f"{means.name} ({count})")
     return ", ".join(names) or "the plain step"
 

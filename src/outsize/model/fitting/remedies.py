@@ -27,6 +27,9 @@ COPY = {"cpu": 1e-5, "cuda": 4e-5}
 EARLY = (0.15, 0.5)
 """Parts of the activations, those of the first blocks, that may wait elsewhere: they wait longest."""
 
+ROUNDED = 0.01
+"""Part of the passes' time that slices have to gain on remedies that change no bit."""
+
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 """Parts of a ladder that the search tries; the planner refines the number afterwards."""
 
@@ -74,12 +77,16 @@ class Slices(Means):
         return choice.slices > 1
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
-        """Slices too small to fill the device take as long as their launches; gradients are added once more a slice."""
+        """Slices too small to fill the device take as long as their launches; gradients are added once more a slice. What is
+        equal only up to rounding has to gain something."""
         longer = max(0.0, facts.passes_in(choice.slices) - facts.passes)
-        return longer + 3 * (choice.slices - 1) * facts.gradients / RATES[facts.device][1] + 1e-3 * facts.passes
+        return longer + 3 * (choice.slices - 1) * facts.gradients / RATES[facts.device][1] + ROUNDED * facts.passes
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """Sizes of the slices."""
+        if choice.first:
+            rest = -(-(facts.rows - choice.first) // (choice.slices - 1))
+            return f"{choice.first} of {facts.rows} samples, then {choice.slices - 1} slices of {rest}"
         return f"{choice.slices} slices of {-(-facts.rows // choice.slices)} of {facts.rows} samples"
 
 

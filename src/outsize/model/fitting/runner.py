@@ -79,8 +79,8 @@ class Runner:
         self.phase: Phase = lambda name: None
         self.interrupts = Interrupts()
         self.parcels = Parcels(store, real) if parcels is None else parcels
-        self._most = -(-rows // choice.slices) if rows else 0
-        """Most samples of a slice, so that a larger batch is cut into more; 0: as many slices as the choice says."""
+        self._rows = rows
+        """Samples of the batch that was planned for; 0: unknown."""
         modules = dict(work.model.named_modules())
         units = {name: modules[name] for name in choice.stream}
         ahead = work.device == "cuda"
@@ -207,11 +207,14 @@ class Runner:
         return total / count, math.inf if nothing else 1.0 / count
 
     def _runs(self, rows: int) -> list[tuple[int, int]]:
-        """The batch in slices no larger than planned."""
-        slices = self.choice.slices
-        if self._most and (slices > 1 or (not self.choice.in_backward and self.work.splits)):
-            slices = -(-rows // self._most)
-        return batches.cut(rows, slices)
+        """The batch in slices no larger than planned; one of another size than that in equal ones."""
+        choice = self.choice
+        if self._rows in (0, rows):
+            return batches.cut(rows, choice.slices, choice.first)
+        if choice.slices == 1 and (choice.in_backward or not self.work.splits):
+            return [(0, rows)]
+        start, stop = batches.cut(self._rows, choice.slices, choice.first)[1 if choice.first else 0]
+        return batches.cut(rows, -(-rows // (stop - start)))
 
     # what is changed while it runs
 
@@ -237,7 +240,7 @@ class Runner:
                     assert self.streamer is not None
                     forward = self.streamer.hold(name, forward)
                 if name in choice.checkpoint:
-                    forward = checkpointed(module, forward, work.written, self._generators)
+                    forward = checkpointed(module, forward, work.written, work.device, self._generators)
                 if name in choice.offload:  # of a module that is computed again, its input
                     forward = offload.wrap(forward, stays)
                 if streamed:
@@ -248,7 +251,12 @@ class Runner:
                 sorted(filter(is_span, choice.checkpoint), key=owner_of), owner_of
             ):
                 module = self._modules[sequence]
-                put(module, in_spans(module, spans, lambda h, f: checkpointed(h, f, work.written, self._generators)))
+                put(
+                    module,
+                    in_spans(
+                        module, spans, lambda h, f: checkpointed(h, f, work.written, work.device, self._generators)
+                    ),
+                )
             stack.enter_context(self.parcels.working())
             try:
                 if self.streamer is not None:

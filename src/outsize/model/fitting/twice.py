@@ -2,8 +2,7 @@
 
 In: the buffers that its forward pass writes, the random generators it may draw from. Out: a context for each run. The second
 draws the numbers of the first again, and afterwards everything is as it was before; buffers (BatchNorm's statistics)
-are written once. Torch's own checkpoint saves random state too, in ten times the processor's time, whether any was drawn
-or not.
+are written once.
 """
 
 from __future__ import annotations
@@ -46,12 +45,10 @@ class Twice:
     @contextlib.contextmanager
     def first(self) -> Iterator[None]:
         """The run whose numbers and buffers count."""
-        import torch
-
         self._copies = [(child, name, child._buffers[name].clone()) for child, names in self._written for name in names]
         before = [(generator, generator.get_state()) for generator in self._generators]
         yield
-        self._drawn = [(g, state) for g, state in before if not torch.equal(state, g.get_state())]
+        self._drawn = [(g, state) for g, state in before if _bytes(state) != _bytes(g.get_state())]
 
     @contextlib.contextmanager
     def second(self) -> Iterator[None]:
@@ -74,6 +71,11 @@ class Twice:
                 child._buffers[name] = buffer
             for generator, state in states:
                 generator.set_state(state)
+
+
+def _bytes(state: Any) -> bytes:
+    found: bytes = state.numpy().tobytes()
+    return found
 
 
 def _only_averages(module: Any) -> bool:

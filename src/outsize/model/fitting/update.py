@@ -80,18 +80,19 @@ def only(optimizer: Any, parameters: list[Any]) -> Iterator[None]:
 
 
 def copy_all(tensors: list[Any]) -> list[Any]:
-    """Copies; of a card's tensors of one type in few launches (times one changes no bit)."""
+    """Copies; of a card's tensors of one type in few launches (times one changes no bit), counters as one stack."""
     import torch
 
     copies: list[Any] = [None] * len(tensors)
     alike: dict[Any, list[int]] = {}
     for place, tensor in enumerate(tensors):
-        if tensor.is_cuda and tensor.dtype.is_floating_point:
+        if tensor.is_cuda and (tensor.dtype.is_floating_point or not tensor.dim()):
             alike.setdefault(tensor.dtype, []).append(place)
         else:
             copies[place] = tensor.detach().clone()
-    for places in alike.values():
-        made = torch._foreach_mul([tensors[place].detach() for place in places], 1.0)
+    for dtype, places in alike.items():
+        given = [tensors[place].detach() for place in places]
+        made = torch._foreach_mul(given, 1.0) if dtype.is_floating_point else torch.stack(given).unbind()
         for place, copy in zip(places, made, strict=True):
             copies[place] = copy
     return copies

@@ -1,26 +1,25 @@
-"""A forward pass that keeps its inputs only and runs again when the backward pass comes to it.
+"""A unit that is computed again when the backward pass comes to it, and whose inputs wait in host memory meanwhile.
 
-In: a unit's forward function. Out: another with the same result and gradient. What operators save for the backward pass
-is forgotten at once; at the first that is asked for, the unit runs again (random numbers, autocast and written buffers as
-the first time) and stops as soon as all is there again. Inputs can wait in host memory meanwhile. Torch's own checkpoint
-would do but for that: it holds on to the inputs itself.
+In: a unit's forward function. Out: another with the same result and gradient.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.model.fitting.activations import _dense
+from outsize.model.fitting.again import Call, Settings
 from outsize.model.fitting.twice import Twice, generators_of, written_in
 
 Forward = Callable[..., Any]
 
-
-class _Enough(Exception):
-    """All that is needed has been computed again."""
+ONCE = (
+    "the loss goes back through the model more than once (gradients of gradients, retain_graph): a unit on a visit can do it "
+    "once, so fit a model that the device holds, without device="
+)
+"""What is said where saved tensors are asked for a second time."""
 
 
 class Inputs:
@@ -69,56 +68,6 @@ def _same(tensor: Any) -> Callable[[], Any]:
     return lambda: tensor
 
 
-class Call:
-    """One call of a unit: what it saved, forgotten and found again."""
-
-    def __init__(self, again: Callable[[], Any]) -> None:
-        self._again = again
-        self._count = 0
-        self._found: dict[int, Any] | None = None
-
-    def forget(self, tensor: Any) -> int:
-        """Only the number of the saved tensor stays."""
-        self._count += 1
-        return self._count - 1
-
-    def recall(self, number: int) -> Any:
-        """The tensor of this number; the first to be asked for makes all of them."""
-        if self._found is None:
-            self._run()
-        assert self._found is not None
-        if number not in self._found:
-            raise InputError(
-                "the loss goes back through the model more than once (gradients of gradients, retain_graph): a unit on a visit "
-                "can do it once, so fit a model that the device holds, without device="
-            )
-        return self._found.pop(number)
-
-    def _run(self) -> None:
-        import torch
-
-        found: dict[int, Any] = {}
-
-        def keep(tensor: Any) -> Any:
-            found[len(found)] = tensor.detach()
-            if len(found) == self._count:
-                raise _Enough
-            return tensor.detach()
-
-        with (
-            contextlib.suppress(_Enough),
-            torch.enable_grad(),
-            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        ):
-            self._again()
-        if len(found) != self._count:
-            raise RuntimeError(
-                f"a second forward pass saved {len(found)} tensors and the first {self._count}: the module does not do the "
-                "same twice"
-            )
-        self._found = found
-
-
 def run_again(
     module: Any, first: Forward, second: Forward, written: dict[Any, tuple[str, ...]], device: Any, real: bool,
     keep: Callable[[Any], Callable[[], Any]] | None,
@@ -136,14 +85,14 @@ def run_again(
             args, kwargs = _packed((args, kwargs))
         inputs = Inputs(args, kwargs, keep)
         runs = Twice(mine, generators)
-        settings = _Settings(device)
+        settings = Settings(device.type)
 
         def again() -> None:
             args, kwargs = inputs.bring()
             with settings.restored(), runs.second():
                 second(*args, **kwargs)
 
-        call = Call(again)
+        call = Call(again, ONCE)
         with torch.autograd.graph.saved_tensors_hooks(call.forget, call.recall), runs.first():
             out = first(*args, **kwargs)
         inputs.check(module)
@@ -165,25 +114,3 @@ def _packed(value: Any) -> Any:
         return made.setdefault(id(leaf), _dense(leaf))
 
     return tree_map(pack, value)
-
-
-class _Settings:
-    """Autocast at the moment of a call."""
-
-    def __init__(self, device: Any) -> None:
-        import torch
-
-        kinds = dict.fromkeys((device.type, "cpu"))
-        self._autocast = [
-            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled())
-            for kind in kinds
-        ]
-
-    @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        import torch
-
-        with contextlib.ExitStack() as stack:
-            for kind, enabled, dtype, cached in self._autocast:
-                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cached))
-            yield
