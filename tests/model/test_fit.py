@@ -383,6 +383,18 @@ def test_autocast_and_a_scaler_in_the_loss_are_kept():
     assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-2  # bfloat16 keeps eight bits
 
 
+def test_a_plan_that_held_more_than_projected_says_what_it_held():
+    model, batch = nets.Language(), nets.make_tokens(rows=4)
+    fitted = outsize.fit(model, nets.language_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget="1GiB")
+    projected = fitted.plan.peak()
+    fitted.measured = projected
+    fitted._own_up()
+    assert fitted.plan.peak() == projected and not any("were projected" in note for note in fitted.plan.notes)
+    fitted.measured = projected + 1
+    fitted._own_up()
+    assert fitted.plan.peak() == projected + 1 and any("were projected" in note for note in fitted.plan.notes)
+
+
 def test_a_plan_that_held_less_than_projected_is_relaxed_and_says_so():
     model, batch = nets.Language(), nets.make_tokens()
     twin = copy.deepcopy(model)
