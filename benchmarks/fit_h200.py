@@ -164,6 +164,7 @@ class Case:
     def __init__(self, name, precision, percent, kind, given, card):
         self.name, self.precision, self.given, self.card = name, precision, given, card
         self.percent, self.kind = percent, kind
+        self.peers = name not in given.alone
         self.out = pathlib.Path(given.out)
         self.rows = []
 
@@ -215,7 +216,7 @@ class Case:
         """The plain step and what people do today, `save_on_cpu` and the finder left for later."""
         self.plain()
         for way in WAYS:
-            if way != "save_on_cpu" and self.given.peers and not self.late(way=way):
+            if way != "save_on_cpu" and self.peers and not self.late(way=way):
                 self.peer(way)
         with self.card.shared():
             self.reset()
@@ -224,7 +225,7 @@ class Case:
             other, _ = self.gradients(None)
             self.batch = given
             self.write(way="noise", other="plain, samples in another order", **self.against_plain(other))
-            if self.precision == "fp32" and self.given.peers:
+            if self.precision == "fp32" and self.peers:
                 self.write(way="noise", other="four slices by hand", **self.against_plain(self.gradients_by_hand(4)))
 
     def run_ours(self):
@@ -235,7 +236,7 @@ class Case:
             self.reset()
             self.plain_gradients, self.plain_value = self.gradients(None)
         self.ours(self.percent)
-        if self.percent < 100 and self.given.peers and not self.late(way="finder", percent=self.percent):
+        if self.percent < 100 and self.peers and not self.late(way="finder", percent=self.percent):
             self.finder(self.percent)
 
     def run_host(self):
@@ -654,19 +655,22 @@ def everything(given):
 
 def cut(name, precision, given):
     """The processes of a model; one a budget, since cuDNN stays with what had room first."""
-    percents = given.only.get(name, []) if given.only else given.percents
-    if not percents:
+    every = [
+        *given.percents,
+        *(["course"] if precision == "fp32" else []),
+        *(["host"] if name not in given.alone else []),
+    ]
+    wanted = given.only.get((name, precision), []) if given.only else every
+    if not wanted:
         return []
-    cases = [(name, precision, 100, "peers"), *((name, precision, percent, "ours") for percent in percents)]
-    if precision == "fp32" and 50 in percents:
-        cases.append((name, precision, 50, "course"))
-    return [*cases, (name, precision, 100, "host")] if given.peers and not given.only else cases
+    kinds = {"course": (name, precision, 50, "course"), "host": (name, precision, 100, "host")}
+    return [(name, precision, 100, "peers"), *(kinds.get(w) or (name, precision, int(w), "ours") for w in wanted)]
 
 
 def read_only(text):
-    """{model: percents} of "gpt2:35,25 t5-small:50"."""
+    """{(model, precision): percents, "course" or "host"} of "gpt2/amp:35,25 t5-small/fp32:50,course"."""
     pairs = (word.split(":") for word in text.split())
-    return {name: [int(percent) for percent in percents.split(",")] for name, percents in pairs}
+    return {tuple(case.split("/")): wanted.split(",") for case, wanted in pairs}
 
 
 def warm_up():
@@ -724,14 +728,16 @@ def main():
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(MODELS))
     parser.add_argument("--precisions", type=lambda text: text.split(","), default=["amp", "fp32"])
     parser.add_argument("--percents", type=lambda text: [int(p) for p in text.split(",")], default=list(PERCENTS))
-    parser.add_argument("--only", type=read_only, default={}, help="these budgets: gpt2:35,25 t5-small:50 (quoted)")
+    parser.add_argument(
+        "--only", type=read_only, default={}, help="these alone: gpt2/amp:35,25 t5-small/fp32:50,course (quoted)"
+    )
     parser.add_argument("--steps", type=int, default=5, help="timed steps")
     parser.add_argument("--trajectory", type=int, default=20, help="AdamW steps that are compared")
     parser.add_argument("--seconds", type=float, default=420.0, help="no case begins after so many")
     parser.add_argument("--processes", type=int, default=12)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="models too small to mean anything, to try the script out")
-    parser.add_argument("--alone", dest="peers", action="store_false", help="without the peers")
+    parser.add_argument("--alone", type=lambda text: text.split(","), default=[], help="models without their peers")
     parser.add_argument("--table")
     given = parser.parse_args()
     if given.table:
