@@ -52,7 +52,7 @@ class _Moment:
 
 
 class _QuickShuttle(Shuttle):
-    """The same through the runtime itself, with one event for all its copies: for many threads with small pieces."""
+    """Through the runtime itself, with one event for all its copies: for many threads with small pieces."""
 
     def __init__(self, runtime: Any, stream: int, slab: int) -> None:
         self._runtime, self._stream, self._slab = runtime, stream, slab
