@@ -90,11 +90,11 @@ def test_a_copy_back_that_fails_ends_a_product() -> None:
 
 
 def test_waiting_for_a_card_that_has_failed_is_an_error() -> None:
-    from outsize.array.device.cuda import _QuickMoment
+    from outsize.array.device.cuda import _QuickShuttle
 
     class Runtime:
         def __getattr__(self, name: str) -> Callable[..., int]:
             return lambda *args: 700 if name == "cudaEventQuery" else 0
 
-    error = outcome(_QuickMoment(Runtime(), 0).wait)
+    error = outcome(_QuickShuttle(Runtime(), 0, 0).wait)
     assert isinstance(error, RuntimeError) and "700" in str(error)

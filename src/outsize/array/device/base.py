@@ -11,6 +11,7 @@ is needed.
 from __future__ import annotations
 
 import abc
+import ctypes
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -69,6 +70,26 @@ class Event(Protocol):
 
     def wait(self) -> None:
         """Block this thread until it has come."""
+
+
+class Shuttle:
+    """Takes bytes of page-locked memory to a device, one stretch at a time, again and again."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._last: Event | None = None
+
+    def send(self, address: int, size: int, offset: int) -> None:
+        """Copy bytes at an address of the host to an offset of the reserved memory, on the lane `in`."""
+        device, block = self._device, np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+        target = device.view(offset, (size,), block.dtype)
+        device.submit("in", lambda: device.kernels.upload(target, block))
+        self._last = device.record("in")
+
+    def wait(self) -> None:
+        """Block this thread until what was sent last has arrived: from then on its memory may be filled again."""
+        if self._last is not None:
+            self._last.wait()
 
 
 class Kernels(abc.ABC):
@@ -205,11 +226,9 @@ class Device(abc.ABC):
         """The moment when all that the user has begun so far is done."""
         return self.record("work")
 
-    def send(self, block: Block, offset: int) -> Event:
-        """Copy a contiguous host block to an offset of the reserved memory, on the lane `in`; when it is done."""
-        target = self.view(offset, block.shape, block.dtype)
-        self.submit("in", lambda: self.kernels.upload(target, block))
-        return self.record("in")
+    def shuttle(self) -> Shuttle:
+        """One that carries to the memory that is reserved now."""
+        return Shuttle(self)
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """An array inside the reserved memory."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from outsize.array.device.base import LANES, Device, Event, Lane, Rates
+from outsize.array.device.base import LANES, Device, Event, Lane, Rates, Shuttle
 from outsize.array.device.torch_kernels import TO_DEVICE, TorchKernels, cuda_runtime, precision
 from outsize.array.store.base import Block
 from outsize.core.errors import OutOfMemory
@@ -30,6 +30,8 @@ _NO_TIMING = 2
 """cudaEventDisableTiming."""
 _NOT_READY = 600
 """cudaErrorNotReady."""
+_PAUSE = 4e-4
+"""Seconds between two questions whether an event has come, at most."""
 _TEMPORARIES = 32 << 20
 """What reductions take for their partial results, and the rounding of torch's allocator."""
 
@@ -46,27 +48,34 @@ class _Moment:
         pause = 2e-5
         while not self.event.query():
             time.sleep(pause)
-            pause = min(4e-4, 2 * pause)
+            pause = min(_PAUSE, 2 * pause)
 
 
-class _QuickMoment:
-    """The same through the runtime itself, for many threads with small pieces."""
+class _QuickShuttle(Shuttle):
+    """Through the runtime itself, with one event for all its copies: for many threads with small pieces."""
 
-    def __init__(self, runtime: Any, stream: int) -> None:
-        self._runtime, self._event = runtime, ctypes.c_void_p()
+    def __init__(self, runtime: Any, stream: int, slab: int) -> None:
+        self._runtime, self._stream, self._slab = runtime, stream, slab
+        self._event = ctypes.c_void_p()
         code = runtime.cudaEventCreateWithFlags(ctypes.byref(self._event), _NO_TIMING)
-        code = code or runtime.cudaEventRecord(self._event, stream)
         if code:
             raise RuntimeError(f"the CUDA runtime refused an event: error {code}")
 
+    def send(self, address: int, size: int, offset: int) -> None:
+        runtime, stream = self._runtime, self._stream
+        code = runtime.cudaMemcpyAsync(self._slab + offset, address, size, TO_DEVICE, stream)
+        code = code or runtime.cudaEventRecord(self._event, stream)
+        if code:
+            raise RuntimeError(f"the CUDA runtime refused a copy of {size} bytes: error {code}")
+
     def wait(self) -> None:
         pause = 2e-5
-        while code := self._runtime.cudaEventQuery(self._event):
+        while code := self._runtime.cudaEventQuery(self._event):  # an event that was never recorded has come
             if code != _NOT_READY:
                 raise RuntimeError(f"the device has failed: CUDA error {code}")
             self._runtime.cudaGetLastError()  # "not ready" must not be taken for an error by the next who asks
             time.sleep(pause)
-            pause = min(4e-4, 2 * pause)
+            pause = min(_PAUSE, 2 * pause)
 
     def __del__(self) -> None:
         self._runtime.cudaEventDestroy(self._event)
@@ -146,15 +155,12 @@ class TorchDevice(Device):
     def leave(self) -> Any:
         return _Moment(torch.cuda.current_stream(self.index))
 
-    def send(self, block: Block, offset: int) -> Event:
+    def shuttle(self) -> Shuttle:
         runtime = cuda_runtime(quick=True)
         if runtime is None or self.index != 0:  # a thread's plain calls go to the first device
-            return super().send(block, offset)
-        stream = _streams(self.index)["in"].cuda_stream
-        code = runtime.cudaMemcpyAsync(self._address + offset, block.ctypes.data, block.nbytes, TO_DEVICE, stream)
-        if code:
-            raise RuntimeError(f"the CUDA runtime refused a copy of {block.nbytes} bytes: error {code}")
-        return _QuickMoment(runtime, stream)
+            return super().shuttle()
+        with torch.cuda.device(self.index):  # an event belongs to the device on which it is made
+            return _QuickShuttle(runtime, _streams(self.index)["in"].cuda_stream, self._address)
 
     def record(self, lane: Lane) -> Event:
         return _Moment(_streams(self.index)[lane])

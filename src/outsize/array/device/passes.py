@@ -39,13 +39,20 @@ SLOT = 256 << 20
 """Bytes of a slot beyond which longer copies gain nothing."""
 _WORKERS = 12
 """Threads that read at most: enough to keep a disk at its best."""
-_COPIERS = 8
-"""Threads that copy from memory that the device does not reach: more only wait for memory and for each other."""
+_HANDS = 8
+"""Threads that copy at once from memory that the device does not reach: more only wait for memory and for each other."""
+_RESTING = 2
+"""Workers besides them: those whose chunk has been copied and is still on the link, or computed."""
 _SENDING = 2e-4
 """Seconds of the interpreter that a chunk costs."""
 _NOTHING = np.empty(0, np.uint8)
 _SLOTS = 4
 """Chunks on the device at once: one arriving, one computed, one leaving, one ready."""
+
+
+def _hands() -> int:
+    """Threads that copy at once."""
+    return min(_HANDS, len(os.sched_getaffinity(0)))
 
 
 def device_manners(workers: int, room: int) -> list[Manner]:
@@ -92,8 +99,9 @@ class OnDevice(Pass):
         return most + 2 * padded(self.elements * self.temporaries())
 
     def manners(self, room: int) -> list[Manner]:
-        most = _COPIERS if self.staged() else _WORKERS
-        return device_manners(max(2, min(most, len(os.sched_getaffinity(0)))), room)
+        if self.staged():
+            return device_manners(_hands() + _RESTING, room)
+        return device_manners(max(2, min(_WORKERS, len(os.sched_getaffinity(0)))), room)
 
     def holds(self, frame: Frame, buffer: int) -> bool:
         room = (self.level.room - self.scratch()) // self.device_slots
@@ -125,7 +133,7 @@ class OnDevice(Pass):
     def begin(self) -> None:
         """Before the first chunk; the device is open."""
         device = self.level.device
-        self.pipeline = Pipeline(device, self.scratch(), self.slot_device_bytes, self.device_slots)
+        self.pipeline = Pipeline(device, self.scratch(), self.slot_device_bytes, self.device_slots, _hands())
         self.runners = {key: Runner(chain, device, 0, self.elements) for key, chain in self.chains.items()}
 
     def end(self) -> None:
@@ -305,7 +313,7 @@ class DeviceReducePass(OnDevice, ReducePass):
 
     def _settle(self, manner: Manner, tile: Box, chunk: Box, slots: int) -> bool:
         if not manner.bare and self.staged():
-            chunk = share_out(tile, chunk, manner.workers)
+            chunk = share_out(tile, chunk, min(manner.workers, _hands()))
         return super()._settle(manner, tile, chunk, slots)
 
     def _one_axis(self, accumulator: Accumulator) -> bool:

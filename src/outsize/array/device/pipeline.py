@@ -3,11 +3,16 @@ between.
 
 Workers of the engine read (or copy) their chunk into page-locked memory of their own and send it; while one worker's
 chunk is on the link, another's is computed and a third one's is read. Each takes one of a few slots of device memory
-for as long as its chunk is under way. Host memory that the device can reach by itself is sent from where it lies.
+for as long as its chunk is under way. Host memory that the device can reach by itself is sent from where it lies; other
+memory is copied piece by piece through page-locked rings, by so many hands at once as memory bears: while a worker waits
+for the end of its chunk, another one's hand copies.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import functools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.copy import copy_block
-from outsize.array.device.base import Device, Event, array_bytes, straight
+from outsize.array.device.base import Device, Event, Shuttle, array_bytes, straight
 from outsize.array.elementwise import broadcast_region
 from outsize.array.frame import Frame
 from outsize.array.graph import Node, Source
@@ -150,14 +155,51 @@ def parcel_bytes(leaf: Node, region: Region) -> int:
     return array_bytes(region_shape(broadcast_region(region, leaf.shape)), leaf.dtype)
 
 
+def fills(parcel: Parcel, limit: int) -> Iterator[tuple[int, int, Callable[[int], Any]]]:
+    """(bytes before it, its bytes, what copies it to a place in the parcel's ring) of pieces of at most `limit` bytes.
+
+    A block that lies in one stretch is copied by addresses, without an array for every piece: many threads do this at
+    once, and share one interpreter."""
+    block, dtype, ring = parcel.block, parcel.dtype, parcel.ring
+    assert ring is not None
+    if block.flags.c_contiguous and block.dtype.isnative:
+        source, target, total = block.ctypes.data, ring.ctypes.data, block.nbytes
+        for low in range(0, total, limit):
+            size = min(limit, total - low)
+            yield low, size, functools.partial(_move, target, source + low, size)
+        return
+    for before, part in cut(block, limit):
+        yield before * dtype.itemsize, part.size * dtype.itemsize, functools.partial(_repack, ring, dtype, part)
+
+
+def _move(target: int, source: int, size: int, place: int) -> None:
+    ctypes.memmove(target + place, source, size)
+
+
+def _repack(ring: Buffer, dtype: np.dtype[Any], part: Block, place: int) -> None:
+    copy_block(np.ndarray(part.shape, dtype, ring.data, place), part)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Device memory of a chunk."""
+
+    offset: int
+    """Where it begins."""
+    shuttles: tuple[Shuttle, ...]
+    """One for each piece of the ring of the worker who has the slot."""
+
+
 class Pipeline:
     """Slots of a device, and the way of a chunk through them."""
 
-    def __init__(self, device: Device, base: int, slot_bytes: int, slots: int) -> None:
+    def __init__(self, device: Device, base: int, slot_bytes: int, slots: int, hands: int) -> None:
         self.device = device
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
         for number in range(slots):
-            self._free.put(base + number * slot_bytes)
+            self._free.put(Slot(base + number * slot_bytes, tuple(device.shuttle() for _ in range(_PIECES))))
+        self._hands = threading.Semaphore(hands)
+        """Held by a worker while it copies."""
         self._order = threading.Lock()
 
     def run(
@@ -167,47 +209,38 @@ class Pipeline:
 
         `work` runs in the device's own order; what it returns as (host block, array) is copied out after it.
         """
-        place = self._free.get()
+        slot = self._free.get()
         try:
-            self._send(parcels, work, place).wait()
+            self._send(parcels, work, slot).wait()
         finally:
-            self._free.put(place)
+            self._free.put(slot)
 
-    def _stage(self, parcel: Parcel, offset: int) -> list[Event]:
-        """Send a parcel through its ring: a piece is filled again when its copy has been made. What is still under way."""
+    def _stage(self, parcel: Parcel, offset: int, shuttles: tuple[Shuttle, ...]) -> None:
+        """Send a parcel through its ring: a piece is filled again when its copy has been made."""
         assert parcel.ring is not None
-        device, dtype = self.device, parcel.dtype
-        size = parcel.ring.nbytes // _PIECES
-        pieces: list[tuple[Buffer, Event | None]] = [
-            (parcel.ring[number * size : (number + 1) * size], None) for number in range(_PIECES)
-        ]
-        for before, part in cut(parcel.block, size):
-            memory, event = pieces.pop(0)
-            if event is not None:
-                event.wait()
-            staged: Block = np.ndarray(part.shape, dtype, memory.data)
-            copy_block(staged, part)
-            pieces.append((memory, device.send(staged, offset + before * dtype.itemsize)))
-        return [event for _, event in pieces if event is not None]
+        size, address = parcel.ring.nbytes // _PIECES, parcel.ring.ctypes.data
+        for number, (before, length, fill) in enumerate(fills(parcel, size)):
+            turn = number % _PIECES
+            shuttles[turn].wait()
+            fill(turn * size)
+            shuttles[turn].send(address + turn * size, length, offset + before)
 
-    def _send(self, parcels: Sequence[Parcel | None], work: Any, place: int) -> Event:
-        device = self.device
+    def _send(self, parcels: Sequence[Parcel | None], work: Any, slot: Slot) -> Event:
+        device, place = self.device, slot.offset
         arrays: list[Any] = []
         sends: list[tuple[Any, Block]] = []
-        under_way: list[Event] = []
-        for parcel in parcels:
-            if parcel is None:
-                arrays.append(None)
-                continue
-            target, turned = parcel.view(device, place)
-            if parcel.ring is None:
-                sends.append((target, parcel.block))
-            else:
-                for event in under_way:  # of another leaf, through the same ring; the last one's are awaited by `run`
-                    event.wait()
-                under_way = self._stage(parcel, place)
-            arrays.append(turned)
-            place += array_bytes(parcel.block.shape, parcel.block.dtype)
+        with self._hands if any(p is not None and p.ring is not None for p in parcels) else contextlib.nullcontext():
+            for parcel in parcels:
+                if parcel is None:
+                    arrays.append(None)
+                    continue
+                target, turned = parcel.view(device, place)
+                if parcel.ring is None:
+                    sends.append((target, parcel.block))
+                else:
+                    self._stage(parcel, place, slot.shuttles)
+                arrays.append(turned)
+                place += array_bytes(parcel.block.shape, parcel.block.dtype)
         returns: list[tuple[Block, Any]] = []
 
         def upload() -> None:

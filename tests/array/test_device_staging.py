@@ -1,0 +1,212 @@
+"""Memory that the device does not reach: it crosses piece by piece through page-locked rings, in any order of lanes, by so
+many hands at once and no more, inside the plan."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import outsize
+from outsize.array.device import passes as device_passes
+from outsize.array.device.array_kernels import ArrayKernels
+from outsize.array.device.base import Shuttle
+from outsize.array.device.lanes import FakeDevice
+from outsize.array.device.pipeline import Parcel, Pipeline, fills
+
+torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
+
+QUICK = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+DTYPES = st.sampled_from(["u1", "i4", "i8", "f4", "f8", ">f4", ">i8"])
+
+
+@pytest.fixture(autouse=True)
+def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many chunks and pieces although arrays are small."""
+    monkeypatch.setattr(device_passes, "CHUNK", 1 << 12)
+    monkeypatch.setattr(device_passes, "SLOT", 1 << 12)
+    monkeypatch.setattr("outsize.array.device.pipeline.PIECE", 512)
+    monkeypatch.setattr("outsize.array.passes.map.SMALL", 0)
+    monkeypatch.setattr("outsize.array.passes.reduction.SMALL", 0)
+    monkeypatch.setattr("outsize.array.frame.spill", foreseen_too_little)
+
+
+def foreseen_too_little(size: int) -> Any:
+    """Stands in for host memory outside the plan."""
+    raise AssertionError(f"{size} bytes more than the plan foresaw")
+
+
+class Runtime:
+    """The CUDA runtime's few calls on a pretended device's lane: copies come late, and asking is what makes time pass."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.events: dict[int, Any] = {}
+        self.made = self.ended = 0
+
+    def cudaEventCreateWithFlags(self, event: Any, flags: int) -> int:
+        self.made += 1
+        event._obj.value = self.made
+        return 0
+
+    def cudaEventDestroy(self, event: Any) -> int:
+        self.ended += 1
+        return 0
+
+    def cudaEventRecord(self, event: Any, stream: int) -> int:
+        self.events[event.value] = self.device.record("in")
+        return 0
+
+    def cudaMemcpyAsync(self, target: int, source: int, size: int, kind: int, stream: int) -> int:
+        self.device.submit("in", lambda: ctypes.memmove(target, source, size) and None)
+        return 0
+
+    def cudaEventQuery(self, event: Any) -> int:
+        found = self.events.get(event.value)
+        with self.device._lock:
+            if found is None or found.done:
+                return 0
+            self.device._step()
+        return 600
+
+    def cudaGetLastError(self) -> int:
+        return 600
+
+
+class Carded(FakeDevice):
+    """A pretended device that stages as a CUDA device does."""
+
+    def open(self, size: int, tf32: bool | None = None) -> None:
+        super().open(size, tf32)
+        self.runtime = Runtime(self)
+
+    def shuttle(self) -> Shuttle:
+        from outsize.array.device.cuda import _QuickShuttle
+
+        slab = self.slab.data_ptr() if hasattr(self.slab, "data_ptr") else self.slab.ctypes.data
+        return _QuickShuttle(self.runtime, 0, slab)
+
+
+@st.composite
+def devices(draw: Any) -> FakeDevice:
+    kernels = draw(st.sampled_from([torch_kernels.TorchKernels("cpu"), ArrayKernels(np)]))
+    kind = draw(st.sampled_from([FakeDevice, Carded]))
+    return kind(kernels, limit=draw(st.sampled_from([24 << 10, 64 << 10, 1 << 22])), seed=draw(st.integers(0, 999)))
+
+
+LAYOUTS = {
+    "as it lies": lambda a: a,
+    "turned": lambda a: a.T,
+    "backwards": lambda a: a[::-1, ::-1],
+    "every second column": lambda a: a[:, ::2],
+    "every third row": lambda a: a[::3],
+    "a window": lambda a: a[a.shape[0] // 4 :, a.shape[1] // 3 :],
+    "one row for all": lambda a: np.broadcast_to(a[:1], a.shape),
+    "one column for all": lambda a: np.broadcast_to(a[:, :1], a.shape),
+    "one number": lambda a: a[:1, :1],
+    "nothing": lambda a: a[:0],
+}
+
+
+@QUICK
+@given(
+    st.integers(1, 90), st.integers(1, 90), DTYPES, st.sampled_from(sorted(LAYOUTS)), devices(),
+    st.sampled_from([1 << 17, 1 << 20, 1 << 26]), st.integers(1, 4),
+)  # fmt: skip
+def test_staged_results_equal_the_processors(
+    rows: int, columns: int, dtype: str, layout: str, device: FakeDevice, host: int, cores: int
+) -> None:
+    a = LAYOUTS[layout](np.random.default_rng(rows).integers(-50, 50, (rows, columns)).astype(dtype))
+    b = np.random.default_rng(columns).integers(0, 9, a.shape).astype("i8")
+    x, y = outsize.open(a), outsize.open(b)
+    with pytest.MonkeyPatch.context() as patch, outsize.budget(device=device.size):
+        patch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+        for made in (
+            x.sum(),
+            (x.astype("i8") * y).sum(axis=0),
+            (x.astype("i8") + y).max(axis=1) if a.size else x.sum(),
+            x + y,
+        ):
+            plan = made.plan(host, device=device)
+            assert plan.peak(device.pool) <= device.size and plan.peak() <= host
+            np.testing.assert_array_equal(made.compute(host, device=device), made.compute(host))
+    assert device.most <= device.size
+
+
+@QUICK
+@given(st.integers(0, 5000), st.integers(1, 700), st.sampled_from(["u1", "f4", ">f8"]), st.booleans())
+def test_pieces_cover_a_block_once_and_in_order(count: int, limit: int, dtype: str, strided: bool) -> None:
+    limit = max(np.dtype(dtype).itemsize, limit)
+    whole = np.random.default_rng(count).integers(0, 200, 2 * count).astype(dtype)
+    block = whole[::2] if strided else whole[:count]
+    ring, got, at = np.zeros(limit, np.uint8), [], 0
+    for before, size, fill in fills(Parcel(block, (0,), ring), limit):
+        assert (before == at and 0 < size <= limit) or count == 0
+        fill(0)
+        got.append(ring[:size].copy())
+        at += size
+    native = block.astype(block.dtype.newbyteorder("="))
+    assert at == native.nbytes and b"".join(piece.tobytes() for piece in got) == native.tobytes()
+
+
+@pytest.mark.parametrize("kind", [FakeDevice, Carded])
+def test_a_ring_that_is_filled_too_early_spoils_the_result(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pretended lanes would show it: without the waiting, results differ from the processor's."""
+    a = np.arange(20000, dtype=np.int64)
+    device = kind(ArrayKernels(np), limit=1 << 18)
+    with outsize.budget(device=device.size):
+        assert outsize.open(a).sum().compute(device=device) == a.sum()
+        made = kind.shuttle
+        monkeypatch.setattr(kind, "shuttle", lambda self: hasty(made(self)))
+        assert outsize.open(a).sum().compute(device=device) != a.sum()
+
+
+def hasty(shuttle: Shuttle) -> Shuttle:
+    """Never waits."""
+    shuttle.wait = lambda: None  # type: ignore[method-assign]
+    return shuttle
+
+
+def test_so_many_copy_at_once_and_others_wait_for_their_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_passes, "_HANDS", 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    counting, copying, most, workers = threading.Lock(), [0], [0], set()
+    stage = Pipeline._stage
+
+    def counted(self: Any, *args: Any) -> None:
+        with counting:
+            copying[0] += 1
+            most[0] = max(most[0], copying[0])
+            workers.add(threading.get_ident())
+        stage(self, *args)
+        with counting:
+            copying[0] -= 1
+
+    monkeypatch.setattr(Pipeline, "_stage", counted)
+    a = np.arange(200000, dtype=np.int64)
+    device = FakeDevice(ArrayKernels(np), limit=1 << 18)
+    with outsize.budget(device=device.size):
+        made = outsize.open(a).sum()
+        plan = made.plan("64MiB", device=device)
+        assert made.compute("64MiB", device=device) == a.sum()
+    assert most[0] <= 2 and len(workers) > 1
+    assert any("4 slots" in note for note in plan.steps[-1].notes)
+    assert any(part.name == "4 workers' buffers" for part in plan.steps[-1].parts)
+
+
+def test_events_are_made_once_a_slot_and_ended() -> None:
+    a = np.arange(200000, dtype=np.int64)
+    device = Carded(ArrayKernels(np), limit=1 << 18)
+    with outsize.budget(device=device.size):
+        made = outsize.open(a).sum()
+        slots = made.plan(device=device).steps[-1].notes[-1].split()[2]
+        made.compute(device=device)
+    assert device.runtime.made == device.runtime.ended == 2 * int(slots)
