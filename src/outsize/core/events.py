@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from outsize.core.noun import Noun
@@ -19,7 +21,9 @@ class Started(Noun):
     steps: int
     """How many there are."""
     bytes: int
-    """Bytes it will move."""
+    """Bytes it will move; or how many of `unit` it will do, 0 where nobody knows."""
+    unit: str = "bytes"
+    """What is counted."""
     done: int = 0
     """Bytes that an earlier, interrupted run has already moved."""
 
@@ -31,7 +35,7 @@ class Advanced(Noun):
     step: str
     """Name of the step."""
     bytes: int
-    """Bytes moved since the last such event."""
+    """Bytes moved, or units done, since the last such event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +63,18 @@ def set_default_listener(loader: Callable[[], Listener | None]) -> None:
 def default_listener() -> Listener | None:
     """Who listens where nobody was named: the progress bar of a terminal, or nobody."""
     return _default() if _default else None
+
+
+@contextlib.contextmanager
+def told(step: str, unit: str) -> Iterator[Callable[[], None]]:
+    """Tell whoever listens that a step of unknown length runs; what is given is called for each unit that is done."""
+    listener = default_listener()
+    if listener is None:
+        yield lambda: None
+        return
+    start = time.perf_counter()
+    listener(Started(step=step, index=0, steps=1, bytes=0, unit=unit))
+    try:
+        yield lambda: listener(Advanced(step=step, bytes=1))
+    finally:
+        listener(Finished(step=step, seconds=time.perf_counter() - start))

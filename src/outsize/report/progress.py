@@ -1,4 +1,5 @@
-"""A progress bar that listens to a run's events: bytes, bytes a second, time left; drawn on standard error."""
+"""A progress bar that listens to a run's events: bytes, bytes a second, time left, or what else is counted; drawn on standard
+error."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
@@ -22,10 +25,8 @@ class Bar:
     """One bar a pass; the screen is left as it was when the last pass has ended."""
 
     def __init__(self, console: Console) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
-            TimeRemainingColumn(), console=console, transient=True,
-        )  # fmt: skip
+        self._console = console
+        self._progress = Progress(*_columns("bytes"), console=console, transient=True)
         self._task: TaskID | None = None
         self._last = False
 
@@ -33,9 +34,12 @@ class Bar:
         """Take one event."""
         if isinstance(event, Started):
             self._last = event.index == event.steps - 1
+            if event.index == 0 and event.unit != "bytes":
+                self._progress = Progress(*_columns(event.unit), console=self._console, transient=True)
             self._progress.start()
-            title = f"{event.index + 1}/{event.steps} {event.step}"
-            self._task = self._progress.add_task(title, total=max(1, event.bytes), completed=event.done)
+            title = f"{event.index + 1}/{event.steps} {event.step}" if event.steps > 1 else event.step
+            total = max(1, event.bytes) if event.bytes or event.unit == "bytes" else None
+            self._task = self._progress.add_task(title, total=total, completed=event.done)
         elif isinstance(event, Advanced) and self._task is not None:
             self._progress.advance(self._task, event.bytes)
         elif isinstance(event, Finished) and self._task is not None:
@@ -43,6 +47,14 @@ class Bar:
             self._task = None
             if self._last:
                 self._progress.stop()
+
+
+def _columns(unit: str) -> list[ProgressColumn]:
+    """What is drawn beside the bar."""
+    shared = [TextColumn("{task.description}"), BarColumn()]
+    if unit == "bytes":
+        return [*shared, DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn()]
+    return [*shared, TextColumn(f"{{task.completed:.0f}} {unit}"), TimeElapsedColumn()]
 
 
 def terminal_listener() -> Listener | None:

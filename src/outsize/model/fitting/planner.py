@@ -81,6 +81,8 @@ class Search:
     """Where nothing fits, the choice that holds least."""
     corrections: dict[tuple[str, ...], float] = field(default_factory=dict)
     """Kind of a choice -> what traces have shown its arithmetic to be off by."""
+    traced: Callable[[], None] = lambda: None
+    """Called after each trace."""
 
     def run(self) -> Candidate:
         """The cheapest choice that fits, or a `BudgetError`."""
@@ -220,6 +222,7 @@ class Search:
             if self._needed(growing, projection.grown) <= self.budget or not self.fits(candidate):
                 candidate.choice, candidate.projection = growing, projection.growing()
         self.tried.append(candidate)
+        self.traced()
         return candidate
 
     def _smallest(self) -> Candidate:

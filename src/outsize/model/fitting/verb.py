@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from outsize.core.errors import BudgetError, InputError, OutsizeError
+from outsize.core.events import told
 from outsize.core.fitting import FitPlan
 from outsize.core.memory import HOST, Allowance, Pool
 from outsize.core.units import parse_bytes
@@ -100,7 +101,8 @@ def fit(
     allowance = _allowance(budget, model)
     if answers:
         return fit_inference(work, loss, batch, allowance, without, current_budget().scratch, dry_run)
-    planning = _prepare(work, batch, own_step, allowance, allow, without)
+    with told("looking at the step", "parts") as done:
+        planning = _prepare(work, batch, own_step, allowance, allow, without, done)
     work, rows = planning.work, planning.findings.rows
     few = batches.transform(batches.take(batch, 0, planning.findings.few), lambda _, tensor: tensor.clone())
 
@@ -115,10 +117,17 @@ def fit(
 
 
 def _prepare(
-    work: Work, batch: Any, own_step: bool, allowance: Allowance, allow: str, without: tuple[str, ...]
+    work: Work,
+    batch: Any,
+    own_step: bool,
+    allowance: Allowance,
+    allow: str,
+    without: tuple[str, ...],
+    done: Callable[[], None],
 ) -> Planning:
     """What is known of the work before a plan is made: from a few samples, and from one trace of the plain step."""
     findings = look(work, batch)
+    done()
     work = replace(
         work,
         written=findings.written,
@@ -127,6 +136,7 @@ def _prepare(
         heads=findings.heads,
     )
     stage = open_stage(work, batch)
+    done()
     facts = _take_apart(work, stage, findings, batch, own_step, allowance.bytes)
     facts = replace(facts, forbidden=facts.forbidden | _said(findings, facts, allow, without))
     return Planning(work, facts, stage.project, allow, findings, current_budget().scratch)
@@ -223,7 +233,8 @@ class Planning:
             search = Search(self.facts, self.project, self.allow, allowance.bytes, limited)
             decided: list[str] = []
             try:
-                found = search.run()
+                with told("tracing plans", "plans") as search.traced:
+                    found = search.run()
                 if self.work.device == "cuda" and batch is not None:
                     found, decided = self._fastest(search, found, batch)
             except BudgetError:
@@ -236,7 +247,8 @@ class Planning:
 
     def _is_right(self, choice: Choice, few: Any) -> bool:
         """True where the gradients are the plain ones; a remedy that changes them is forbidden from now on."""
-        wrong = "" if choice.plain else self._differs(choice, few)
+        with told("comparing gradients", "plans"):
+            wrong = "" if choice.plain else self._differs(choice, few)
         if wrong:
             self.facts.forbidden[self._blame(choice, few)] = wrong
         return not wrong
@@ -246,10 +258,11 @@ class Planning:
         ran: list[tuple[Candidate, float]] = []
         found: list[Candidate] = []
         candidate: Candidate | None = first
-        with contextlib.closing(self.open_store()) as store:
+        with contextlib.closing(self.open_store()) as store, told("running plans", "plans") as done:
             while candidate is not None and not candidate.choice.elsewhere:
                 found.append(candidate)
                 seconds = self._try_out(candidate.choice, store, batch)
+                done()
                 if seconds is not None:
                     ran.append((candidate, seconds))
                 if len(found) == TRIED:

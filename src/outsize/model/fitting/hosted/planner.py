@@ -63,6 +63,8 @@ class Search:
     """Parameters that have to stay."""
     order: list[str] = field(default_factory=list)
     written: dict[Any, tuple[str, ...]] = field(default_factory=dict)
+    traced: Callable[[], None] = lambda: None
+    """Called after each trace."""
     tried: list[tuple[HostedChoice, Sketch]] = field(default_factory=list)
     exact: bool = True
     """Random numbers have to be those of the plain step."""
@@ -246,6 +248,7 @@ class Search:
                     raise
                 self.forbidden.add("pieces")  # a unit cannot run on a few rows: it keeps something from call to call
                 return None
+            self.traced()
             known = (dict(self.outside), len(self.written), order)
             self.outside |= dict.fromkeys(sketch.outside)
             self.written |= sketch.written

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from outsize.core.errors import BudgetError, InputError, OutsizeError
+from outsize.core.events import told
 from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
@@ -59,13 +60,15 @@ def fit_hosted(
     search = _search(given, given.budgets[0].bytes)
     with in_users_code("the model, run on this batch without contents," if given.call else "loss(model, batch)"):
         try:
-            choice, sketch = search.run()
+            with told("tracing plans", "plans") as search.traced:
+                choice, sketch = search.run()
         except BudgetError as error:
             raise _confirm(given, error) from None
     plan = _tell(given, search, choice, sketch)
     if dry_run:
         return HostedFitted(plan, choice, None, _no_more, given.call)
-    return _settle(given, search, choice, sketch)
+    with told("moving weights, one step to try", "parts"):
+        return _settle(given, search, choice, sketch)
 
 
 def _confirm(given: Given, error: BudgetError) -> BudgetError:
