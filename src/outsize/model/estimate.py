@@ -17,6 +17,7 @@ from typing import Any
 from outsize.allocator import settings_from_environment
 from outsize.core.cards import Card, find_card
 from outsize.core.errors import InputError, OutsizeError
+from outsize.core.events import told
 from outsize.core.footprint import Amount, Footprint, Loading
 from outsize.core.memory import HOST, Pool
 from outsize.core.noun import Known
@@ -53,10 +54,19 @@ def estimate(
     capacity = _capacity(chosen, budget)
     label = _label(device)
     job = Job(step, args, build, label, chosen or find_card(DEFAULT_CARD), steps)
+    loaded = None if loader is None else loading.of(loader)
+    with told("tracing", "steps") as job.traced:
+        return _estimate(job, batch, seq, chosen, capacity, loaded)
+
+
+def _estimate(
+    job: Job, batch: int | None, seq: int | None, chosen: Card | None, capacity: int | None, loaded: Loading | None
+) -> Footprint:
+    """The step as it was given, and how it grows where sizes were given."""
     sizes = [size for size in (batch, seq) if size is not None]
     tracer = job.trace(*sizes)
     played = job.replay(tracer)
-    footprint = _footprint(job, tracer, played, chosen, capacity, None if loader is None else loading.of(loader))
+    footprint = _footprint(job, tracer, played, chosen, capacity, loaded)
     peak = course.peak_within(played, growth.STEPS)
     grown = None
     if seq is not None:
@@ -89,6 +99,8 @@ class Job:
         if build is not None and args:
             raise InputError("give either build= or the step's arguments, not both")
         self.step, self.args, self.build, self.label, self.card, self.steps = step, args, build, label, card, steps
+        self.traced: Callable[[], None] = lambda: None
+        """Called after each traced step."""
 
     @property
     def name(self) -> str:
@@ -132,6 +144,7 @@ class Job:
                     tracer.ledger.step = number
                     step(*args)
                     tracer.owners.mark()
+                    self.traced()
             except OutsizeError:
                 raise
             except Exception as error:
