@@ -1,7 +1,8 @@
-"""CUDA streams in host memory: kernels run at once, copies on the other stream as late as the waits that were said allow.
+"""CUDA streams in host memory: kernels run at once, copies on other streams as late as the waits that were said allow.
 
-What a copy will fill is spoilt until it has run. A copy whose memory was let go before it ran is a mistake, except where
-`record_stream` told the allocator.
+What a copy will fill is spoilt from the moment at which it might begin until it has run. A copy that was not told to follow
+the kernels, or whose memory is let go before it ran, is a mistake, except where `record_stream` told the allocator: then the
+memory lingers until the copy has run, which a ledger can be told.
 """
 
 import contextlib
@@ -11,6 +12,8 @@ import weakref
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from outsize.model.fitting import parcels
+
 
 class Copy:
     def __init__(self, into, source):
@@ -18,6 +21,7 @@ class Copy:
         self.places = [(t.storage_offset(), t.numel(), t.data_ptr()) for t in (into, source)]
         self.told = [False, False]
         self.kept = None
+        self.after = lambda: None
 
     def tell(self, tensor):
         """The allocator keeps this memory until the copy has ended."""
@@ -29,10 +33,17 @@ class Copy:
                     with _disable_current_modes():
                         self.kept = tensor.clone()
 
+    def let_go(self, storage):
+        """Number of bytes that linger, where a storage was emptied that this copy needs."""
+        numbers = [number for number, end in enumerate(self.ends) if end() is storage]
+        assert all(self.told[number] for number in numbers), "memory was let go while a copy still used it"
+        return self.places[numbers[0]][1] if numbers else 0
+
     def run(self):
         into, source = (self._end(number) for number in (0, 1))
         if into is not None and (source is not None or self.kept is not None):
             into[:] = self.kept if self.kept is not None else source
+        self.after()
 
     def _end(self, number):
         storage, (offset, size, address) = self.ends[number](), self.places[number]
@@ -45,78 +56,105 @@ class Copy:
 
 
 class Streams:
-    """Two streams: kernels' (the processor itself) and copies'."""
+    """The kernels' stream, which is the processor itself, and those of copies."""
 
-    def __init__(self, seed, eager=0.3):
-        self.queue = []
+    def __init__(self, seed, eager=0.3, ledger=None):
+        self.sides = []
         self.random = random.Random(seed)
         self.eager = eager
-        self.copying = False
+        self.ledger = ledger
+        self.copying = None
+        self.pinned = set()
+        self.both = 0
+        """How often copies of two streams were on their way at once."""
 
-    # the calls of torch.cuda that a store makes, for both streams and for events
+    # the calls of torch.cuda that a store makes, for streams and for events
 
     def Stream(self, device=None):
-        return Side(self)
+        self.sides.append(Side(self))
+        return self.sides[-1]
 
     def Event(self):
-        return Mark(self)
+        return Mark()
 
     def current_stream(self, device=None):
-        return Main(self)
+        return Main()
 
     @contextlib.contextmanager
     def stream(self, stream):
-        self.copying = True
+        self.copying = stream
         yield
-        self.copying = False
+        self.copying = None
 
     def copy(self, into, source):
-        into.fill_(255)
-        self.queue.append(Copy(into, source))
-        self.advance()
+        with _disable_current_modes():
+            self.copying.copy(into, source)
+        self.both += all(side.queue for side in self.sides)
+        while any(side.queue for side in self.sides) and self.random.random() < self.eager:
+            self.random.choice([side for side in self.sides if side.queue]).step()
 
-    def advance(self):
-        while self.queue and self.random.random() < self.eager:
-            self.step()
+    def emptied(self, tensor):
+        storage = tensor.untyped_storage()
+        for copy in [] if storage.nbytes() else [op for side in self.sides for op in side.queue if type(op) is Copy]:
+            size = copy.let_go(storage)
+            if size and self.ledger is not None:
+                held = self.ledger.allocate(size, "cpu", "lingers")
+                copy.after = lambda held=held: self.ledger.free(held)
+
+
+class Main:
+    def wait_event(self, event):
+        event.reach()
+
+    def wait_stream(self, stream):
+        stream.drain()
+
+
+class Side:
+    def __init__(self, streams):
+        self.streams, self.queue, self.ran, self.follows = streams, [], 0, False
+
+    def wait_stream(self, stream):
+        """The kernels so far have run already."""
+        assert type(stream) is Main
+        self.follows = True
+
+    def wait_event(self, mark):
+        self.queue.append(mark)
+
+    def copy(self, into, source):
+        assert self.follows, "a copy began before the kernels that it must follow"
+        self.follows = False
+        waits = any(type(op) is Mark and not op.reached for op in self.queue)
+        if not (waits and into.data_ptr() in self.streams.pinned):
+            into.fill_(255)
+        self.queue.append(Copy(into, source))
 
     def step(self):
+        op = self.queue[0]
         with _disable_current_modes():
-            self.queue.pop(0).run()
+            op.reach() if type(op) is Mark else op.run()
+        self.queue.pop(0)
+        self.ran += 1
 
     def drain(self):
         while self.queue:
             self.step()
 
-
-class Main:
-    def __init__(self, streams):
-        self.streams = streams
-
-    def wait_event(self, event):
-        event.wait()
-
-    def wait_stream(self, stream):
-        self.streams.drain()
-
-
-class Side(Main):
-    def wait_stream(self, stream):
-        """Kernels have run already."""
-
-    def synchronize(self):
-        self.streams.drain()
+    synchronize = drain
 
 
 class Mark:
-    def __init__(self, streams):
-        self.streams, self.after = streams, None
-
     def record(self, stream):
-        self.after = self.streams.queue[-1] if self.streams.queue else None
+        self.side, self.number = stream, stream.ran + len(stream.queue)
 
-    def wait(self):
-        while self.after in self.streams.queue:
-            self.streams.step()
+    @property
+    def reached(self):
+        return self.side.ran >= self.number
+
+    def reach(self):
+        while not self.reached:
+            self.side.step()
 
 
 @contextlib.contextmanager
@@ -124,15 +162,29 @@ def installed(monkeypatch, streams):
     """torch.cuda as these streams, for stores of tensors in host memory."""
     empty, copy_ = torch.empty, torch.Tensor.copy_
 
+    def emptied(*size, pin_memory=False, **said):
+        if not pin_memory:
+            return empty(*size, **said)
+        with _disable_current_modes():
+            made = empty(*size, **said)
+        streams.pinned.add(made.data_ptr())
+        return made
+
     def copied(self, source, non_blocking=False):
         return streams.copy(self, source) if streams.copying else copy_(self, source)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "empty", lambda *size, pin_memory=False, **said: empty(*size, **said))
-        patch.setattr(torch.Tensor, "copy_", copied)
-        patch.setattr(
-            torch.Tensor, "record_stream", lambda self, stream: [copy.tell(self) for copy in streams.queue[-1:]]
-        )
-        for name in ("Stream", "Event", "current_stream", "stream"):
-            patch.setattr(torch.cuda, name, getattr(streams, name))
-        yield
+    def told(self, stream):
+        for op in stream.queue[-1:]:
+            op.tell(self)
+
+    parcels.listeners.append(streams.emptied)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "empty", emptied)
+            patch.setattr(torch.Tensor, "copy_", copied)
+            patch.setattr(torch.Tensor, "record_stream", told)
+            for name in ("Stream", "Event", "current_stream", "stream"):
+                patch.setattr(torch.cuda, name, getattr(streams, name))
+            yield
+    finally:
+        parcels.listeners.remove(streams.emptied)

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import outsize
-from outsize.model.fitting import activations, runner
+from outsize.model.fitting import activations, fitted, runner, weights
 from outsize.model.fitting import stage as stages
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.guarded import Snapshot
+from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.stage import Stage
-from outsize.model.fitting.stores import DiskStore, HostStore
+from outsize.model.fitting.stores import DiskStore, HostStore, NoStore
 
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
 
@@ -52,6 +53,14 @@ def choices(draw):
     )
 
 
+def as_on_a_card(monkeypatch):
+    """What is needed next is fetched ahead."""
+    streamer = weights.Streamer
+    monkeypatch.setattr(activations, "SMALL", 64)
+    monkeypatch.setattr(runner, "Offload", lambda store, ahead, device: activations.Offload(store, True, "cpu"))
+    monkeypatch.setattr(runner, "Streamer", lambda units, parcels, ahead: streamer(units, parcels, True))
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     choice=choices(),
@@ -62,10 +71,7 @@ def choices(draw):
 )
 def test_a_step_with_copies_beside_kernels_is_the_plain_one_in_any_order(monkeypatch, choice, seed, eager, room, due):
     torch.manual_seed(seed)
-    monkeypatch.setattr(activations, "SMALL", 64)
-    monkeypatch.setattr(runner, "Offload", lambda store, ahead, device: activations.Offload(store, True, "cpu"))
-    streamer = runner.Streamer
-    monkeypatch.setattr(runner, "Streamer", lambda units, parcels, ahead: streamer(units, parcels, True))
+    as_on_a_card(monkeypatch)
     model, batch = nets.Language(shared=seed % 3 == 0 and not choice.stream), nets.make_tokens(rows=5)
     twin = copy.deepcopy(model)
     ours, plain = (torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (model, twin))
@@ -98,6 +104,66 @@ def test_a_step_with_copies_beside_kernels_is_the_plain_one_in_any_order(monkeyp
     monkeypatch.undo()
 
 
+class Recorded(HostStore):
+    """Leaves it to torch when the memory of an emptied storage is used again."""
+
+    def put(self, data, land=None):
+        slot = super().put(data)
+        if land is not None:
+            self._on_way -= self._flying.pop()[0]
+            data.record_stream(self._out)
+            land()
+        return slot
+
+
+def held_and_projected(monkeypatch, kind, choice, seed, eager, room):
+    """The most bytes of three steps whose memory could not be used for something else, and what was projected."""
+    torch.manual_seed(seed)
+    as_on_a_card(monkeypatch)
+    model = nets.Language(width=16 * (1 + seed % 3), shared=seed % 2 == 0 and not choice.stream)
+    batch = nets.make_tokens(rows=max(choice.slices, seed % 6), length=4 + seed % 20)
+    work = Work(model=model, loss=nets.language_loss, optimizer=torch.optim.AdamW(model.parameters()))
+    monkeypatch.setattr(stages, "NoStore", lambda _: NoStore(room))
+    projected = Stage(work, batch).project(choice).peak
+    queue = pretended.Streams(seed, eager)
+
+    def recorded(device):
+        recorder = Recorder(device)
+        queue.ledger = recorder.ledger
+        return recorder
+
+    monkeypatch.setattr(fitted, "Recorder", recorded)
+    with pretended.installed(monkeypatch, queue):
+        store = kind(torch.device("cpu"))
+        store._in_flight = room
+        step = Runner(work, choice, store)
+        held = [max(fitted.measure(step, batch)[1].peaks().values()) for _ in range(3)]
+        step.gather()
+        store.close()
+    monkeypatch.undo()
+    return max(held), projected
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    choice=choices(),
+    seed=st.integers(0, 99),
+    eager=st.sampled_from((0.0, 0.3)),
+    room=st.sampled_from((1, 5000, 2**30)),
+)
+def test_memory_that_cannot_be_used_again_yet_is_in_the_projection_however_late_copies_are(
+    monkeypatch, choice, seed, eager, room
+):
+    held, projected = held_and_projected(monkeypatch, HostStore, choice, seed, eager, room)
+    assert held <= projected
+
+
+@pytest.mark.parametrize("choice", [Choice(state_away=True), Choice(state_away=True, stream=BLOCKS)])
+def test_memory_that_torch_frees_when_it_finds_a_copy_ended_would_not_be(monkeypatch, choice):
+    held, projected = held_and_projected(monkeypatch, Recorded, choice, 1, 0.0, 1)
+    assert held > 1.2 * projected
+
+
 @pytest.mark.parametrize("name", ["blocks.0", "blocks.0.self_attn"])
 def test_attention_on_one_tensor_is_computed_again_as_such_where_its_input_was_elsewhere(tmp_path, monkeypatch, name):
     monkeypatch.setattr(activations, "SMALL", 64)
@@ -119,17 +185,17 @@ class Cramped(DiskStore):
         super().__init__(folder)
         self.puts = self.begins = 0
 
-    def put(self, data, emptied=False):
+    def put(self, data, land=None):
         self.puts -= 1
         if self.puts == 0:
             raise RuntimeError("CUDA error: out of memory (planted)")
-        return super().put(data, emptied)
+        return super().put(data, land)
 
-    def begin(self, slot, into, emptied=False):
+    def begin(self, slot, into):
         self.begins -= 1
         if self.begins == 0:
             raise RuntimeError("CUDA out of memory. (planted)")
-        super().begin(slot, into, emptied)
+        return super().begin(slot, into)
 
 
 def cramped_steps(folder, choice, **due):
@@ -190,7 +256,7 @@ def test_a_model_whose_weights_are_away_can_be_copied_and_pickled_between_steps(
 def test_a_copy_of_a_fitted_model_is_on_its_own(copied):
     model, batch = nets.Language(), nets.make_tokens()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    fitted = outsize.fit(model, nets.language_loss, optimizer, batch, budget="1GiB")
+    done = outsize.fit(model, nets.language_loss, optimizer, batch, budget="1GiB")
     twin = copied(model)
-    fitted.undo()
+    done.undo()
     assert torch.equal(twin.state_dict()["head.weight"], model.state_dict()["head.weight"])

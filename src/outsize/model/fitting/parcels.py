@@ -77,9 +77,9 @@ def raw(storage: Any, real: bool) -> Any:
 
 
 class Parcel:
-    """One storage that can be away."""
+    """One storage that can be away; it is emptied when the copy of its bytes has landed."""
 
-    __slots__ = ("_real", "_slot", "_store", "bytes", "dirty", "tensor", "tensors")
+    __slots__ = ("_number", "_real", "_slot", "_store", "away", "bytes", "dirty", "tensor", "tensors")
 
     def __init__(self, tensor: Any, store: Store, real: bool) -> None:
         self.tensor = tensor
@@ -88,35 +88,42 @@ class Parcel:
         self.bytes = int(tensor.untyped_storage().nbytes())
         self.dirty = True
         """The copy in the store, if there is one, is old."""
+        self.away = False
+        """The bytes are in the store, or on their way there."""
         self._store = store
         self._real = real
         self._slot: Any = None
-
-    @property
-    def home(self) -> bool:
-        """True where the bytes are on the device."""
-        return bool(self.tensor.untyped_storage().nbytes()) or not self.bytes
+        self._number = 0
+        """Of the copy that brought it last."""
 
     def send(self) -> None:
         """Away with it; bytes that the store has already are not written again."""
-        storage = self.tensor.untyped_storage()
-        if not self.home or not self.bytes:
+        if self.away or not self.bytes:
             return
+        self._store.finish(self._number)
         if self.dirty or self._slot is None:
             self._drop()
-            self._slot = self._store.put(_unseen(raw, storage, self._real), emptied=True)
+            self._slot = self._store.put(_unseen(raw, self.tensor.untyped_storage(), self._real), self._empty)
             self.dirty = False
-        storage.resize_(0)
-        _tell(self.tensor)
+        else:
+            self._empty()
+        self.away = True
 
     def fetch(self) -> None:
         """Begin to bring it home; `Store.finish` before use."""
-        if self.home:
+        if not self.away:
             return
         storage = self.tensor.untyped_storage()
+        if storage.nbytes():  # on its way out still
+            self._store.land()
         storage.resize_(self.bytes)
         _tell(self.tensor)
-        self._store.begin(self._slot, _unseen(raw, storage, self._real), emptied=True)
+        self._number = self._store.begin(self._slot, _unseen(raw, storage, self._real))
+        self.away = False
+
+    def _empty(self) -> None:
+        self.tensor.untyped_storage().resize_(0)
+        _tell(self.tensor)
 
     def release(self) -> None:
         """Home for good."""
@@ -220,11 +227,10 @@ class Parcels:
 
     def _mark(self, parcel: Parcel) -> None:
         """The class of a parcel's tensors says where it is."""
-        home = parcel.home
         for tensor in parcel.tensors.values() if self.real else ():
             kind = type(tensor)
-            if issubclass(kind, Away) == home:
-                tensor.__class__ = kind.kind if home else self._kind(kind)
+            if issubclass(kind, Away) != parcel.away:
+                tensor.__class__ = self._kind(kind) if parcel.away else kind.kind
 
     def _kind(self, kind: type) -> type:
         if kind not in self._kinds:

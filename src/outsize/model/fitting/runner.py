@@ -196,6 +196,7 @@ class Runner:
                 if work.scaler is not None:
                     loss = work.scaler.scale(loss)
                 self.phase("backward")
+                self.store.land()  # what waits for the backward pass need not be here twice
                 loss.backward()
                 del loss, part, shown
                 if self.streamer is not None:
@@ -266,6 +267,7 @@ class Runner:
                 self.store.finish()  # before anything that a copy still reads or fills is let go
                 if self.streamer is not None:
                     self.streamer.leave()
+                self.store.land()
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:

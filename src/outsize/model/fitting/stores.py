@@ -1,23 +1,25 @@
 """Where bytes wait while the device has no room for them.
 
-In: a tensor. Out: a slot that gives the same bytes back. A card's neighbour is pinned host memory, reached by its own
-copy stream; a CPU's neighbour is a file in the scratch folder, read and written with plain system calls, since a
+In: a tensor. Out: a slot that gives the same bytes back. A card's neighbour is pinned host memory, reached by
+copy streams of its own; a CPU's neighbour is a file in the scratch folder, read and written with plain system calls, since a
 memory map's pages could not be counted. A stage, where tensors have no contents, gets `NoStore`: the same calls, no
 bytes.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import tempfile
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from outsize.core.errors import StoreError
 from outsize.core.units import format_bytes
+
+Land = Callable[[], None]
+"""What is done when a copy out is over for all that follows."""
 
 
 class Store(Protocol):
@@ -32,14 +34,18 @@ class Store(Protocol):
     beside: bool
     """Copies out run beside what follows, so that what is copied must not be written meanwhile."""
 
-    def put(self, data: Any, emptied: bool = False) -> Any:
-        """Keep a flat byte tensor; returns its slot. `emptied`: its storage may be emptied while the copy runs."""
+    def put(self, data: Any, land: Land | None = None) -> Any:
+        """Keep a flat byte tensor; returns its slot. Nobody may write it or use its memory again before it has landed: then,
+        in this call or a later one, it is let go and `land()` is called."""
 
-    def begin(self, slot: Any, into: Any, emptied: bool = False) -> None:
-        """Start to fill a flat byte tensor from a slot; it is full after `finish`."""
+    def begin(self, slot: Any, into: Any) -> int:
+        """Start to fill a flat byte tensor from a slot; it is full after `finish`. Returns the number of the copy."""
 
-    def finish(self) -> None:
-        """What was begun may be used from now on."""
+    def finish(self, number: int | None = None) -> None:
+        """What was begun may be used from now on; nothing is done where that is known of the copy of this number."""
+
+    def land(self) -> None:
+        """All that was put has landed."""
 
     def drop(self, slot: Any) -> None:
         """The slot may be used again."""
@@ -62,32 +68,50 @@ class NoStore:
         self.peak = 0
         self._in_flight = in_flight
         self.beside = in_flight > 0
-        self._flying: deque[tuple[int, Any]] = deque()
+        self._flying: deque[tuple[int, Any, Any, Land | None]] = deque()
+        """(bytes, data, mark of the copy's end, what to do then) of copies out, oldest first."""
+        self._on_way = 0
+        """Bytes of them."""
 
-    def put(self, data: Any, emptied: bool = False) -> int:
+    def put(self, data: Any, land: Land | None = None) -> int:
         """Only the size is kept."""
         size = int(data.numel())
-        self.held += size
-        self.peak = max(self.peak, self.held)
-        if self.beside and not emptied:
-            self._fly(size, data)
+        self._count(size)
+        self._fly(size, data, None, land)
         return size
 
-    def _fly(self, size: int, held: Any) -> None:
-        """A copy has begun; the oldest ones are waited for where too many bytes are on their way."""
-        self._flying.append((size, held))
-        while sum(size for size, _ in self._flying) > self._in_flight and len(self._flying) > 1:
-            self._land(self._flying.popleft()[1])
+    def _count(self, size: int) -> None:
+        self.held += size
+        self.peak = max(self.peak, self.held)
 
-    def _land(self, held: Any) -> None:
-        """Wait for one copy; here there is none."""
+    def _fly(self, size: int, data: Any, done: Any, land: Land | None) -> None:
+        """A copy out has begun; the oldest ones are waited for where too many bytes are on their way."""
+        self._flying.append((size, data, done, land))
+        self._on_way += size
+        while self._on_way > self._in_flight and len(self._flying) > self.beside:
+            self._land_oldest()
 
-    def begin(self, slot: int, into: Any, emptied: bool = False) -> None:
+    def _land_oldest(self) -> None:
+        size, _, done, land = self._flying.popleft()
+        self._on_way -= size
+        self._wait(done)
+        if land is not None:
+            land()
+
+    def _wait(self, done: Any) -> None:
+        """What follows waits for one copy; here there is none."""
+
+    def begin(self, slot: int, into: Any) -> int:
         """There is nothing to fill in."""
+        return 0
 
-    def finish(self) -> None:
-        """All copies have ended for those who come after."""
-        self._flying.clear()
+    def finish(self, number: int | None = None) -> None:
+        """Nothing was begun."""
+
+    def land(self) -> None:
+        """All copies out have ended for those who come after."""
+        while self._flying:
+            self._land_oldest()
 
     def drop(self, slot: int) -> None:
         """The bytes count no longer."""
@@ -115,7 +139,7 @@ class DiskStore(NoStore):
         self._end = 0
         self._spare: dict[int, list[int]] = defaultdict(list)
 
-    def put(self, data: Any, emptied: bool = False) -> tuple[int, int]:  # type: ignore[override]
+    def put(self, data: Any, land: Land | None = None) -> tuple[int, int]:  # type: ignore[override]
         """Write the bytes of a flat byte tensor on the CPU."""
         view = _view(data)
         size = len(view)
@@ -132,11 +156,11 @@ class DiskStore(NoStore):
             raise StoreError(
                 f"the scratch folder {self.path} could not take {format_bytes(size)}: {error.strerror}", path=self.path
             ) from error
-        self.held += size
-        self.peak = max(self.peak, self.held)
+        self._count(size)
+        self._fly(size, data, None, land)
         return start, size
 
-    def begin(self, slot: tuple[int, int], into: Any, emptied: bool = False) -> None:  # type: ignore[override]
+    def begin(self, slot: tuple[int, int], into: Any) -> int:  # type: ignore[override]
         """Read the slot into a flat byte tensor on the CPU."""
         start, size = slot
         view = _view(into)
@@ -146,6 +170,7 @@ class DiskStore(NoStore):
             if read == 0:
                 raise StoreError(f"the scratch file in {self.path} ends before byte {start + size}", path=self.path)
             done += read
+        return 0
 
     def drop(self, slot: tuple[int, int]) -> None:  # type: ignore[override]
         """The room is used for the next block of this size."""
@@ -157,12 +182,25 @@ class DiskStore(NoStore):
         self._file.close()
 
 
-class HostStore(NoStore):
-    """Pinned host memory of a CUDA device, with copies on a stream of their own so that they run beside the kernels.
+class Slot:
+    """A pinned buffer, and the ends of the last copies that wrote and read it."""
 
-    A tensor whose copy out has begun is held until the kernels' stream has been told to wait for that copy: its memory
-    is used again in the order of that stream, at a moment that does not depend on how far the processor is ahead. Only a
-    storage that is emptied in place is left to torch, which asks whether the copy has ended when it wants memory.
+    __slots__ = ("buffer", "read", "written")
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+        self.written: Any = None
+        self.read: Any = None
+
+
+class HostStore(NoStore):
+    """Pinned host memory of a CUDA device, with copies on two streams of their own: both ways of the link run at once, and
+    beside the kernels.
+
+    The order is said by three rules. A copy begins after all that the kernels' stream was given before it: so what it reads
+    is written, and the memory that it fills is nobody's. A copy in follows the copy that wrote its buffer, a copy out the one
+    that read it before. Memory at either end of a copy is held until the kernels' stream has been told to wait for that copy,
+    and so used again in the order of that stream, at a moment that does not depend on how far the processor is ahead.
     """
 
     name = "host"
@@ -172,65 +210,76 @@ class HostStore(NoStore):
         import torch
 
         self._device = device
-        self._stream = torch.cuda.Stream(device)
-        self._spare: dict[int, list[Any]] = defaultdict(list)
+        self._in = torch.cuda.Stream(device)
+        self._out = torch.cuda.Stream(device)
+        self._spare: dict[int, list[Slot]] = defaultdict(list)
+        self._begun = 0
+        """Copies in so far."""
+        self._arrived = 0
+        """Those of them that the kernels' stream waits for."""
+        self._coming: list[Any] = []
+        """What the others fill."""
 
-    def put(self, data: Any, emptied: bool = False) -> Any:
-        """Start the copy out; the device memory is not used again before it has ended."""
+    def put(self, data: Any, land: Land | None = None) -> Slot:  # type: ignore[override]
+        """Start the copy out."""
         import torch
 
         size = int(data.numel())
         spare = self._spare[size]
-        slot = spare.pop() if spare else torch.empty(size, dtype=torch.uint8, pin_memory=True)
-        with self._beside():
-            slot.copy_(data, non_blocking=True)
-            done = torch.cuda.Event()
-            done.record(self._stream)
-        if emptied:
-            data.record_stream(self._stream)
-        else:
-            self._fly(size, (done, data))
-        self.held += size
-        self.peak = max(self.peak, self.held)
+        slot = spare.pop() if spare else Slot(torch.empty(size, dtype=torch.uint8, pin_memory=True))
+        slot.written = self._copy(self._out, slot.buffer, data, slot.read)
+        self._count(size)
+        self._fly(size, data, slot.written, land)
         return slot
 
-    def _land(self, held: Any) -> None:
+    def _wait(self, done: Any) -> None:
         """Kernels that follow on the current stream wait for one copy."""
         import torch
 
-        torch.cuda.current_stream(self._device).wait_event(held[0])
+        torch.cuda.current_stream(self._device).wait_event(done)
 
-    def begin(self, slot: Any, into: Any, emptied: bool = False) -> None:
+    def begin(self, slot: Slot, into: Any) -> int:  # type: ignore[override]
         """Start the copy in, beside the kernels that are queued after it."""
-        with self._beside():
-            into.copy_(slot, non_blocking=True)
-        if emptied:
-            into.record_stream(self._stream)
+        slot.read = self._copy(self._in, into, slot.buffer, slot.written)
+        self._coming.append(into)
+        self._begun += 1
+        return self._begun
 
-    def finish(self) -> None:
-        """Kernels that follow on the current stream wait for the copies that were begun."""
+    def finish(self, number: int | None = None) -> None:
+        """Kernels that follow on the current stream wait for the copies in that were begun."""
         import torch
 
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        super().finish()
+        if self._arrived < (self._begun if number is None else number):
+            torch.cuda.current_stream(self._device).wait_stream(self._in)
+            self._arrived = self._begun
+            self._coming.clear()
 
-    def drop(self, slot: Any) -> None:
+    def drop(self, slot: Slot) -> None:  # type: ignore[override]
         """The buffer is kept for the next block of this size: the pinned allocator rounds up, so few are made."""
-        self._spare[slot.numel()].append(slot)
-        self.held -= slot.numel()
+        size = int(slot.buffer.numel())
+        self._spare[size].append(slot)
+        self.held -= size
 
     def close(self) -> None:
         """Let the buffers go."""
-        self._stream.synchronize()
+        self.finish()
+        self.land()
+        self._in.synchronize()
+        self._out.synchronize()
         self._spare.clear()
 
-    @contextlib.contextmanager
-    def _beside(self) -> Iterator[None]:
+    def _copy(self, stream: Any, into: Any, source: Any, after: Any) -> Any:
+        """A copy on a stream after all kernels so far and one other copy; returns the mark of its end."""
         import torch
 
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            yield
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        if after is not None:
+            stream.wait_event(after)
+        with torch.cuda.stream(stream):
+            into.copy_(source, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record(stream)
+        return done
 
 
 def open_store(device: Any, scratch: str) -> Store:

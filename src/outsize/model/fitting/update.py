@@ -208,6 +208,7 @@ class Update:
             again(self._send_back, group)  # apart: what is updated is not updated twice
             for parameter in group:
                 parameter.grad = None
+        self.parcels.store.land()
         self.begun = False
 
     def _roomy(self, parameters: list[Any]) -> bool:
@@ -246,6 +247,11 @@ class Update:
             if parameter in self._away:
                 parameter.grad = self._bring(parameter)
         self.parcels.fetch(self._visitors(parameters))
+        if not self.parcels.real and any(parameter not in self.optimizer.state for parameter in parameters):
+            with only(
+                self.optimizer, parameters
+            ):  # a stage's one step stands for later ones, which find state and copy it
+                self.optimizer.step()
         if log:
             kept = Before.of(parameters, self.optimizer, lambda tensors: [self._put(tensor) for tensor in tensors])
             self._log += zip(parameters, kept, strict=True)
@@ -271,6 +277,7 @@ class Update:
         """State that the optimizer brought along goes away before the first step."""
         if self.choice.state_away:
             self.parcels.send(self._state(parameters_of(self.optimizer)))
+            self.parcels.store.land()
 
     def _put(self, tensor: Any) -> Any:
         from outsize.model.fitting.activations import Saved
@@ -283,7 +290,7 @@ class Update:
         if tensor.numel() * tensor.element_size() <= CLONED:
             return Saved(tensor.clone(), store)  # the update writes it before the copy has ended
         kept = Saved(tensor, store)
-        store.finish()  # a clone would take its room: the update waits for the copy
+        store.land()  # a clone would take its room: the update waits for the copy
         return kept
 
     def _get(self, kept: Any) -> Any:
@@ -323,6 +330,7 @@ class Update:
             self.parcels.fetch(visitors)
             before.restore(parameter, self.optimizer, self._get)
             self.parcels.send(visitors)
+        self.parcels.store.land()
 
     def _groups(self, parameters: list[Any]) -> Iterator[list[Any]]:
         """Runs of parameters no larger together than the largest one or a sixteenth of all: few calls, hardly more bytes."""
