@@ -24,7 +24,7 @@ class Choice(Noun):
     offload: tuple[str, ...] = ()
     """Modules whose activations wait elsewhere for the backward pass."""
     in_backward: bool = False
-    """Each parameter is updated as soon as its gradient is complete."""
+    """Parameters are updated as soon as the gradients of a few are complete."""
     state_away: bool = False
     """Optimizer state lives elsewhere and visits group by group."""
     gradients_away: bool = False

@@ -97,6 +97,16 @@ class Facts(Noun):
         return self.growable and "expandable" not in self.forbidden
 
     @property
+    def group(self) -> int:
+        """Bytes of parameters that are updated at once."""
+        return max(self.largest, self.gradients // 16)
+
+    @property
+    def groups(self) -> int:
+        """How many such groups there are, about."""
+        return -(-3 * self.gradients // max(1, 2 * self.group))
+
+    @property
     def link(self) -> float:
         """Bytes a second to the place next to the device."""
         return self.timing.link

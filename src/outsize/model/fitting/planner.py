@@ -377,13 +377,28 @@ def predict(choice: Choice, facts: Facts) -> int:
     if choice.stream:
         streamed = [block.weights for block in facts.blocks if block.name in streams]
         fixed -= sum(streamed) - 2 * max(streamed)
-    moment = facts.largest * (1 + (facts.copies if choice.state_away else 0))
-    few = choice.gradients_away or choice.in_backward
-    gradients = moment if few else facts.gradients
-    early = gradients if choice.slices > 1 and not few else 0
-    update = fixed + gradients + facts.largest * 2 + (moment if choice.state_away else 0)
+    gradients, update = _update(choice, facts)
+    early = gradients if choice.slices > 1 and gradients == facts.gradients else 0
+    early += _logged(facts) if choice.in_backward else 0
     last = fixed + gradients + again * share  # all gradients are there while the first block runs backward
-    return int(max(fixed + activations + early, last, update))
+    return int(max(fixed + activations + early, last, fixed + gradients + update))
+
+
+def _update(choice: Choice, facts: Facts) -> tuple[float, float]:
+    """Bytes of gradients in the backward pass, and what the update of a group of parameters holds beside them."""
+    group = facts.group
+    comes = group * ((facts.copies if choice.state_away else 0) + bool(choice.stream))
+    if choice.in_backward:  # a group waits for the next gradient; what it changes goes to the log first
+        return group + facts.largest + comes + _logged(facts), group
+    undo = group * (2 + facts.copies)
+    if choice.gradients_away:
+        return 2 * facts.largest + (min(IN_FLIGHT, facts.gradients) if facts.device == "cuda" else 0), undo + comes
+    return facts.gradients, undo + comes
+
+
+def _logged(facts: Facts) -> int:
+    """Bytes on their way to the log of an update in the backward pass."""
+    return min(IN_FLIGHT, facts.weights + facts.state) if facts.device == "cuda" else 0
 
 
 def describe(choice: Choice) -> str:

@@ -152,19 +152,21 @@ class Offload(Means):
 
 
 class InBackward(Means):
-    """Each parameter is updated when its gradient is complete, and the gradient let go."""
+    """A few parameters are updated when their gradients are complete, and those let go."""
 
     key = "in_backward"
     name = "update in the backward pass"
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
-        """One call of the optimizer for each parameter, and what it changes is kept aside until the step is done."""
+        """One call of the optimizer for a few parameters, and what it changes is kept aside until the step is done."""
         log = (facts.weights + facts.state) / facts.link
-        return facts.parameters * 20 * LAUNCH[facts.device] + log * (0.6 if facts.device == "cuda" else 1.0)
+        calls = facts.groups * 20 * LAUNCH[facts.device]
+        copies = facts.parameters * (1 + round(facts.copies)) * COPY[facts.device]
+        return calls + copies + log * (0.6 if facts.device == "cuda" else 1.0)
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """What happens to gradients."""
-        return f"each of {facts.parameters} gradients is used and freed as it comes"
+        return f"{facts.parameters} gradients are used and freed as they come, a few at a time"
 
 
 class StateAway(Means):

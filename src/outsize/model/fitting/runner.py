@@ -287,7 +287,7 @@ class Runner:
     def _accumulated(self, parameter: Any) -> None:
         assert self.update is not None
         self.update.accumulated(parameter)
-        if self.streamer is not None:
+        if self.streamer is not None and not self.update.waits(parameter):
             self.streamer.accumulated(parameter)
 
     def _autocast(self) -> Any:

@@ -98,6 +98,32 @@ def copy_all(tensors: list[Any]) -> list[Any]:
     return copies
 
 
+def bytes_of(tensor: Any) -> int:
+    """Bytes of its elements."""
+    return int(tensor.numel() * tensor.element_size())
+
+
+def room_of(sizes: list[int]) -> int:
+    """Bytes of parameters that are updated at once: those of the largest or a sixteenth of all: few calls, hardly more
+    memory."""
+    return max(max(sizes, default=0), sum(sizes) // 16)
+
+
+def in_runs(tensors: list[Any], room: int) -> Iterator[list[Any]]:
+    """Runs of tensors, each no larger than `room` together, or one tensor."""
+    run: list[Any] = []
+    size = 0
+    for tensor in tensors:
+        mine = bytes_of(tensor)
+        if run and size + mine > room:
+            yield run
+            run, size = [], 0
+        run.append(tensor)
+        size += mine
+    if run:
+        yield run
+
+
 def again(act: Callable[[list[Any]], None], parameters: list[Any]) -> None:
     """Do a part of the update; gradients are all there, so after a failure that part runs again, not the step."""
     for _ in range(TRIES - 1):
@@ -171,6 +197,12 @@ class Update:
         """Some parameters are updated and others not yet."""
         self._log: list[tuple[Any, Before]] = []
         """What parameters and their state were before this step's backward pass changed them, in the store."""
+        self._waiting: dict[Any, None] = {}
+        """Parameters whose gradients are complete, until there is a group of them to be updated at once."""
+        self._due: set[int] = set()
+        """Ids of those that the backward pass has not updated yet."""
+        self._room = 0
+        """Bytes of a group."""
 
     def bind(self, streamed: set[int], model: Any) -> None:
         """`streamed`: ids of parameters that live away; their bytes are brought for the update."""
@@ -181,14 +213,46 @@ class Update:
     def accumulated(self, parameter: Any) -> None:
         """Called when a parameter's gradient of this backward pass is complete."""
         if self.choice.in_backward:
-            self._update([parameter], log=True)
-            self._send_back([parameter])
-            parameter.grad = None
+            self._wait(parameter)
         elif self.choice.gradients_away:
             self._keep(parameter)
 
+    def waits(self, parameter: Any) -> bool:
+        """True where a parameter's gradient is complete, and its update comes with that of others."""
+        return parameter in self._waiting
+
+    def _wait(self, parameter: Any) -> None:
+        """Autograd adds up all uses of a parameter before it says that its gradient is complete, once in a backward pass."""
+        if id(parameter) not in self._due:
+            if any(parameter is other for other in self._others):
+                return
+            raise InputError(
+                f"the gradient of a parameter of shape {tuple(parameter.shape)} was complete twice in one backward pass, as "
+                "where two parts under checkpoint(use_reentrant=True) share it: say use_reentrant=False, or fit with "
+                "without=('in_backward',)"
+            )
+        size = sum(map(bytes_of, self._waiting))
+        if self._waiting and parameter not in self._waiting and size + bytes_of(parameter) > self._room:
+            self._update_waiting()
+            size = 0
+        self._waiting[parameter] = None
+        if size + bytes_of(parameter) >= self._room:
+            self._update_waiting()
+
+    def _update_waiting(self) -> None:
+        """The group at once; where that fails, the log takes it back with all others."""
+        group = list(self._waiting)
+        self._update(group, log=True)
+        self._send_back(group)
+        for parameter in group:
+            parameter.grad = None
+        self._due -= {id(parameter) for parameter in group}
+        self._waiting.clear()
+
     def finish(self, scale: float | None) -> None:
         """The update of what `accumulated` has not updated; gradients are multiplied by `scale` first."""
+        if self._waiting:
+            self._update_waiting()
         parameters, others = (
             [p for p in some if p.grad is not None or p in self._away]
             for some in (parameters_of(self.optimizer), self._others)
@@ -202,7 +266,7 @@ class Update:
             self._whole()
             self.begun = False
             return
-        for group in list(self._groups(parameters)):
+        for group in in_runs(parameters, room_of(list(map(bytes_of, parameters)))):
             again(self._update, group)
             self.begun = True
             again(self._send_back, group)  # apart: what is updated is not updated twice
@@ -221,7 +285,7 @@ class Update:
         if not parameters or not parameters[0].is_cuda or len(self.optimizer.state) < len(parameters):
             return False
         free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return bool(free >= ROOMY * sum(p.numel() * p.element_size() for p in parameters))
+        return bool(free >= ROOMY * sum(map(bytes_of, parameters)))
 
     def _whole(self) -> None:
         if self.scaler is not None:
@@ -252,10 +316,12 @@ class Update:
                 self.optimizer, parameters
             ):  # a stage's one step stands for later ones, which find state and copy it
                 self.optimizer.step()
-        if log:
-            kept = Before.of(parameters, self.optimizer, lambda tensors: [self._put(tensor) for tensor in tensors])
-            self._log += zip(parameters, kept, strict=True)
-        self._step(parameters)
+        if log:  # it takes back what fails
+            self._log += zip(parameters, Before.of(parameters, self.optimizer, self._keep_all), strict=True)
+            with only(self.optimizer, parameters):
+                self.optimizer.step()
+        else:
+            self._step(parameters)
 
     def _send_back(self, parameters: list[Any]) -> None:
         """Away again with what was brought."""
@@ -279,18 +345,18 @@ class Update:
             self.parcels.send(self._state(parameters_of(self.optimizer)))
             self.parcels.store.land()
 
-    def _put(self, tensor: Any) -> Any:
+    def _keep_all(self, tensors: list[Any]) -> list[Any]:
+        """Copies in the store; they are made on the card first, in few launches, so that an update need not wait for the link."""
         from outsize.model.fitting.activations import Saved
 
-        if not tensor.dim():
-            return tensor.clone()
         store = self.parcels.store
-        if not store.beside:
-            return Saved(tensor, store)
-        if tensor.numel() * tensor.element_size() <= CLONED:
-            return Saved(tensor.clone(), store)  # the update writes it before the copy has ended
-        kept = Saved(tensor, store)
-        store.land()  # a clone would take its room: the update waits for the copy
+        kept: list[Any] = []
+        for run in in_runs(tensors, CLONED):
+            large = store.beside and bytes_of(run[0]) > CLONED
+            copies = copy_all(run) if store.beside and not large else [t if t.dim() else t.clone() for t in run]
+            kept += [Saved(copy, store) if copy.dim() else copy for copy in copies]
+            if large:
+                store.land()  # a copy would take its room: the update waits for the link
         return kept
 
     def _get(self, kept: Any) -> Any:
@@ -305,6 +371,9 @@ class Update:
         self.begun = False
         self._away.clear()
         self._log.clear()
+        self._waiting.clear()
+        mine = [p for p in parameters_of(self.optimizer) if p.requires_grad] if self.choice.in_backward else []
+        self._due, self._room = {id(parameter) for parameter in mine}, room_of(list(map(bytes_of, mine)))
         self._aside = [(parameter, parameter.grad) for parameter in self._others if parameter.grad is not None]
         for parameter, _ in self._aside:
             parameter.grad = None
@@ -330,23 +399,9 @@ class Update:
             self.parcels.fetch(visitors)
             before.restore(parameter, self.optimizer, self._get)
             self.parcels.send(visitors)
+        self.parcels.send(self._visitors(list(self._waiting)), dirty=False)
+        self._waiting.clear()
         self.parcels.store.land()
-
-    def _groups(self, parameters: list[Any]) -> Iterator[list[Any]]:
-        """Runs of parameters no larger together than the largest one or a sixteenth of all: few calls, hardly more bytes."""
-        sizes = [p.numel() * p.element_size() for p in parameters]
-        room = max(max(sizes, default=0), sum(sizes) // 16)
-        group: list[Any] = []
-        size = 0
-        for parameter in parameters:
-            mine = parameter.numel() * parameter.element_size()
-            if group and size + mine > room:
-                yield group
-                group, size = [], 0
-            group.append(parameter)
-            size += mine
-        if group:
-            yield group
 
     # gradients that are away
 
