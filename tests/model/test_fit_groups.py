@@ -9,6 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import outsize
+from outsize.model.fitting import update
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.stores import DiskStore, HostStore
@@ -80,6 +81,31 @@ def test_groups_give_the_bits_of_the_plain_optimizer_in_few_calls(tmp_path, monk
         )
         sizes = [bytes_of(p) for p in moved or model.parameters()]
         assert len(calls) <= 3 * (2 * sum(sizes) // room_of(sizes) + 2)
+
+
+@pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice.in_backward])
+@pytest.mark.parametrize("cloned", [1, 3000, 2**26])
+def test_a_failure_late_in_the_backward_pass_takes_all_groups_back(monkeypatch, choice, cloned):
+    monkeypatch.setattr(update, "CLONED", cloned)
+    model, batch = nets.Language(), nets.make_tokens(rows=5)
+    twin = copy.deepcopy(model)
+    ours, plain = (torch.optim.AdamW(m.parameters()) for m in (model, twin))
+    with pretended.installed(monkeypatch, pretended.Streams(0, 0.0)):
+        store = HostStore(torch.device("cpu"))
+        runner = Runner(Work(model=model, loss=nets.language_loss, optimizer=ours), choice, store)
+        for late in (None, model.blocks[0].norm.bias, model.embed.weight, None):
+            if late is not None:
+                handle = late.register_hook(lambda gradient: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    runner.step(batch)
+                handle.remove()
+                assert runner.update._log and not runner.half_updated
+                runner.roll_back()
+            runner.step(batch)
+            nets.plain_step(twin, nets.language_loss, plain, batch)
+        runner.gather()
+        store.close()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
 
 
 def test_a_gradient_that_nobody_uses_stays_and_adds_up_as_without_us(tmp_path):

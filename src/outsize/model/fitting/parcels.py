@@ -174,7 +174,7 @@ class Parcels:
         """Away with all of them."""
         for tensor in tensors:
             parcel = self.of(tensor)
-            parcel.dirty |= dirty
+            parcel.dirty |= dirty and not parcel.away
             parcel.send()
             self._mark(parcel)
 

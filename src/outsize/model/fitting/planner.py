@@ -381,19 +381,22 @@ def predict(choice: Choice, facts: Facts) -> int:
     early = gradients if choice.slices > 1 and gradients == facts.gradients else 0
     early += _logged(facts) if choice.in_backward else 0
     last = fixed + gradients + again * share  # all gradients are there while the first block runs backward
-    return int(max(fixed + activations + early, last, fixed + gradients + update))
+    return int(max(fixed + activations + early, last, fixed + update))
 
 
 def _update(choice: Choice, facts: Facts) -> tuple[float, float]:
-    """Bytes of gradients in the backward pass, and what the update of a group of parameters holds beside them."""
+    """Bytes that gradients take in the backward pass, and what the update of a group of parameters holds."""
     group = facts.group
     comes = group * ((facts.copies if choice.state_away else 0) + bool(choice.stream))
     if choice.in_backward:  # a group waits for the next gradient; what it changes goes to the log first
-        return group + facts.largest + comes + _logged(facts), group
-    undo = group * (2 + facts.copies)
+        waiting = group + facts.largest + comes + _logged(facts)
+        return waiting, waiting + group
+    card = facts.device == "cuda"
+    undo, at_once = group * (2 + facts.copies), 2 if card else 1  # on a card the next group comes meanwhile
     if choice.gradients_away:
-        return 2 * facts.largest + (min(IN_FLIGHT, facts.gradients) if facts.device == "cuda" else 0), undo + comes
-    return facts.gradients, undo + comes
+        flying = min(IN_FLIGHT, facts.gradients) if card else 0
+        return 2 * facts.largest + flying, undo + at_once * (group + comes)
+    return facts.gradients, facts.gradients + undo + at_once * comes
 
 
 def _logged(facts: Facts) -> int:

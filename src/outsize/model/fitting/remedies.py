@@ -24,6 +24,9 @@ CALL = 2e-4
 COPY = {"cpu": 1e-5, "cuda": 4e-5}
 """Seconds of the processor to begin one copy to or from elsewhere."""
 
+IN_AND_OUT = {"cpu": 2.0, "cuda": 1.2}
+"""Time to bring and send bytes over that of one way: a card's link goes both ways at once, but for the first and last group."""
+
 EARLY = (0.15, 0.5)
 """Parts of the activations, those of the first blocks, that may wait elsewhere: they wait longest."""
 
@@ -177,7 +180,8 @@ class StateAway(Means):
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """State in and out once a step."""
-        return 2 * facts.state / facts.link + 2 * facts.parameters * round(facts.copies) * COPY[facts.device]
+        copies = 2 * facts.parameters * round(facts.copies) * COPY[facts.device]
+        return IN_AND_OUT[facts.device] * facts.state / facts.link + copies
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """Where to."""
@@ -213,7 +217,8 @@ class Stream(Means):
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """In for the forward pass, in for the backward pass, out and in for the update."""
         moved = sum(block.weights for block in facts.blocks if block.name in choice.stream)
-        return (2 * choice.slices + 2) * (moved / facts.link + facts.parameters * COPY[facts.device])
+        copies = (2 * choice.slices + 2) * facts.parameters * COPY[facts.device]
+        return (2 * choice.slices + IN_AND_OUT[facts.device]) * moved / facts.link + copies
 
     def how(self, choice: Choice, facts: Facts) -> str:
         """Where from."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -124,18 +125,6 @@ def in_runs(tensors: list[Any], room: int) -> Iterator[list[Any]]:
         yield run
 
 
-def again(act: Callable[[list[Any]], None], parameters: list[Any]) -> None:
-    """Do a part of the update; gradients are all there, so after a failure that part runs again, not the step."""
-    for _ in range(TRIES - 1):
-        try:
-            return act(parameters)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        clear_up()
-    act(parameters)
-
-
 class Before:
     """A parameter and its optimizer state as they are now."""
 
@@ -197,6 +186,8 @@ class Update:
         """Some parameters are updated and others not yet."""
         self._log: list[tuple[Any, Before]] = []
         """What parameters and their state were before this step's backward pass changed them, in the store."""
+        self._ahead: list[Any] = []
+        """Parameters whose turn comes next, and what they need with them."""
         self._waiting: dict[Any, None] = {}
         """Parameters whose gradients are complete, until there is a group of them to be updated at once."""
         self._due: set[int] = set()
@@ -242,7 +233,10 @@ class Update:
     def _update_waiting(self) -> None:
         """The group at once; where that fails, the log takes it back with all others."""
         group = list(self._waiting)
-        self._update(group, log=True)
+        self._fetch(group)
+        self._log += zip(group, Before.of(group, self.optimizer, self._keep_all), strict=True)
+        with only(self.optimizer, group):
+            self.optimizer.step()
         self._send_back(group)
         for parameter in group:
             parameter.grad = None
@@ -266,10 +260,13 @@ class Update:
             self._whole()
             self.begun = False
             return
-        for group in in_runs(parameters, room_of(list(map(bytes_of, parameters)))):
-            again(self._update, group)
+        groups = list(in_runs(parameters, room_of(list(map(bytes_of, parameters)))))
+        for group, following in itertools.pairwise([*groups, []]):
+            self._again(self._fetch, group)
+            self._fetch_ahead(following)
+            self._again(self._step, group)
             self.begun = True
-            again(self._send_back, group)  # apart: what is updated is not updated twice
+            self._again(self._send_back, group)  # apart: what is updated is not updated twice
             for parameter in group:
                 parameter.grad = None
         self.parcels.store.land()
@@ -305,23 +302,56 @@ class Update:
                 kept.restore(parameter, self.optimizer, lambda copy: copy)
             raise
 
-    def _update(self, parameters: list[Any], log: bool = False) -> None:
-        """Bring what these parameters need and update them."""
+    def _again(self, act: Callable[[list[Any]], None], parameters: list[Any]) -> None:
+        """Do a part of the update; gradients are all there, so after a failure that part runs again, not the step."""
+        for _ in range(TRIES - 1):
+            try:
+                return act(parameters)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            self._give_way()
+            clear_up()
+        act(parameters)
+
+    def _begin(self, parameters: list[Any]) -> None:
+        """Begin to bring what these parameters need."""
         for parameter in parameters:
             if parameter in self._away:
-                parameter.grad = self._bring(parameter)
-        self.parcels.fetch(self._visitors(parameters))
+                parameter.grad = self._away[parameter].fetch()
+        self.parcels.begin(self._visitors(parameters))
         if not self.parcels.real and any(parameter not in self.optimizer.state for parameter in parameters):
-            with only(
-                self.optimizer, parameters
-            ):  # a stage's one step stands for later ones, which find state and copy it
+            with only(self.optimizer, parameters):  # a stage's only step stands for later ones, which find state
                 self.optimizer.step()
-        if log:  # it takes back what fails
-            self._log += zip(parameters, Before.of(parameters, self.optimizer, self._keep_all), strict=True)
-            with only(self.optimizer, parameters):
-                self.optimizer.step()
-        else:
-            self._step(parameters)
+
+    def _fetch(self, parameters: list[Any]) -> None:
+        """Bring what these parameters need."""
+        self._begin(parameters)
+        self.parcels.store.finish()
+        for parameter in parameters:
+            self._away.pop(parameter, None)  # not before it is here: what finds no room is tried again
+
+    def _fetch_ahead(self, parameters: list[Any]) -> None:
+        """Where copies run beside kernels, the next few come while these are updated and the last ones leave; without room
+        for them they come when it is their turn."""
+        if not self.parcels.store.beside:
+            return
+        self.parcels.store.land()  # what has left makes room for what comes: two groups are here, not three
+        self._ahead = parameters
+        try:
+            self._begin(parameters)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._give_way()
+
+    def _give_way(self) -> None:
+        """Away again with what came ahead."""
+        ahead, self._ahead = self._ahead, []
+        for parameter in ahead:
+            if parameter in self._away:
+                parameter.grad = None
+        self.parcels.send(self._visitors(ahead), dirty=False)
 
     def _send_back(self, parameters: list[Any]) -> None:
         """Away again with what was brought."""
@@ -372,6 +402,7 @@ class Update:
         self._away.clear()
         self._log.clear()
         self._waiting.clear()
+        self._ahead = []
         mine = [p for p in parameters_of(self.optimizer) if p.requires_grad] if self.choice.in_backward else []
         self._due, self._room = {id(parameter) for parameter in mine}, room_of(list(map(bytes_of, mine)))
         self._aside = [(parameter, parameter.grad) for parameter in self._others if parameter.grad is not None]
@@ -387,6 +418,7 @@ class Update:
 
     def roll_back(self) -> None:
         """The step has failed: parameters and state that it changed are as before, gradients are gone."""
+        self._give_way()
         self._away.clear()
         for parameter in self._others:
             parameter.grad = None

@@ -22,8 +22,9 @@ class Streamer:
         self._ahead = ahead
         self.parameters: dict[str, list[Any]] = {name: list(unit.parameters()) for name, unit in units.items()}
         self.ids = {id(parameter) for parameters in self.parameters.values() for parameter in parameters}
-        self._order: list[str] = []
-        """Units as the last forward pass met them."""
+        self._order: list[str] = list(units)
+        """Units as the last forward pass met them; before that as the model has them, so that a stage's only step is like
+        those that follow."""
         self._met: list[str] = []
 
     def wrap(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
