@@ -26,7 +26,8 @@ ONE_BY_ONE = (
 
 
 CLONED = 64 * 2**20
-"""Largest tensor that is copied on the card first, so that its update need not wait for the link."""
+"""Bytes that are copied on the card at once on their way to the log, so that an update need not wait for the link; a larger
+tensor is not."""
 
 ROOMY = 4
 """Bytes free in the allocator's cache for each byte of gradients, above which the whole update runs at once."""
