@@ -79,6 +79,8 @@ class Search:
     candidates: list[Candidate] = field(default_factory=list)
     least: Choice = field(default_factory=Choice)
     """Where nothing fits, the choice that holds least."""
+    tracing: Choice = field(default_factory=Choice)
+    """The choice that was traced last."""
     corrections: dict[tuple[str, ...], float] = field(default_factory=dict)
     """Kind of a choice -> what traces have shown its arithmetic to be off by."""
     traced: Callable[[], None] = lambda: None
@@ -216,6 +218,7 @@ class Search:
 
     def _trace(self, candidate: Candidate) -> Candidate:
         """What a choice holds; where it fits at best by clearing caches and growing segments would reserve less, with those."""
+        self.tracing = candidate.choice
         projection = candidate.projection = self.project(candidate.choice)
         if self.facts.grows and projection.grown < projection.peak and not self._fits_at_once(candidate):
             growing = replace(candidate.choice, expandable=True)
@@ -393,7 +396,7 @@ def describe(choice: Choice) -> str:
         if means.on(choice):
             value = getattr(choice, means.key)
             count = len(value) if isinstance(value, tuple) else value
-            count = f"{count}, the first of {choice.first}" if value == choice.slices and choice.first else count
+            count = f"{count}, the first of {choice.first}" if means.key == "slices" and choice.first else count
             names.append(means.name if value is True else f"{means.name} ({count})")
     return ", ".join(names) or "the plain step"
 
