@@ -199,9 +199,11 @@ def fit_tightly(model, loss, part, *without):
 
 def test_a_block_that_writes_into_its_input_is_not_computed_again_and_others_are():
     blocks = [make_block(nn.ReLU(inplace=True)) for _ in range(2)] + [make_block() for _ in range(4)]
-    fitted = fit_tightly(Net(*blocks), distance, 0.64, "offload")
+    fitted = fit_tightly(Net(*blocks), distance, 0.63, "offload")
     assert {name.split(".")[1] for name in fitted.choice.checkpoint} & {"2", "3", "4", "5"}
     assert not {"blocks.0", "blocks.1"} & set(fitted.choice.checkpoint)
+    with pytest.raises(outsize.BudgetError):
+        fit_tightly(Net(*blocks), distance, 0.5, "offload")
 
 
 def test_where_blocks_cannot_run_twice_another_remedy_is_found():
