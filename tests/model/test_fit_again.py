@@ -8,11 +8,13 @@ from torch import nn
 from torch.nn import functional
 
 import outsize
+from outsize.core.memory import HOST, Allowance
 from outsize.model.fitting.check import look
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.planner import describe
+from outsize.model.fitting.planner import describe, predict
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.stores import DiskStore
+from outsize.model.fitting.verb import _prepare
 
 WIDTH = 8
 
@@ -84,6 +86,17 @@ class Counted(nn.Module):
         return (self.layer(x) * self.calls).tanh()
 
 
+class Rare(nn.Module):
+    """Few samples go past it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))
+
+    def forward(self, x):
+        return self.layer(x).tanh() if len(x) > 3 else x
+
+
 class Careful(nn.Module):
     """Has another way where one fails."""
 
@@ -144,10 +157,11 @@ def run_steps(model, loss, choice, tmp_path):
         ((Forces(), Forces()), distance),
         ((Averaged(), nn.Tanh()), distance),
         ((Counted(), Counted()), penalty),
+        ((Rare(), Rare()), distance),
         ((Careful(), nn.Tanh()), distance),
         ((nn.BatchNorm1d(WIDTH, momentum=None), nn.BatchNorm1d(WIDTH, momentum=0.0)), penalty),
     ],
-    ids=["forked", "forces", "averaged", "counted", "careful", "norms"],
+    ids=["forked", "forces", "averaged", "counted", "rare", "careful", "norms"],
 )
 def test_a_second_run_leaves_no_trace(tmp_path, blocks, loss):
     plain = Net(*copy.deepcopy(blocks))
@@ -223,6 +237,23 @@ def test_results_that_depend_on_a_buffer_do_not_forbid_computing_again():
     assert fit_tightly(Net(*blocks), distance, 0.6).choice.checkpoint
 
 
+def test_modules_inside_torch_func_are_fitted():
+    class Slopes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = make_block()
+
+        def forward(self, x):
+            return torch.func.vmap(torch.func.grad(lambda row: self.block(row).pow(2).sum()))(x) + x
+
+    batch, model = make_batch(256), Net(Slopes(), Slopes())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    peak = outsize.fit(model, distance, optimizer, batch, budget="1GiB", dry_run=True).plan.plain
+    fitted = outsize.fit(model, distance, optimizer, batch, budget=int(0.7 * peak))
+    fitted.step(batch)
+    assert fitted.choice.slices > 1 and fitted.measured <= 0.7 * peak
+
+
 def test_what_a_module_compiles_does_not_compile_the_hooks(tmp_path):
     layer = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
     calls = []
@@ -243,6 +274,14 @@ def test_what_a_module_compiles_does_not_compile_the_hooks(tmp_path):
 
     run_steps(Net(Compiled()), distance, Choice(checkpoint=("blocks.0",)), tmp_path)
     assert not any("detach" in names for names in calls)
+
+
+def test_a_batch_that_is_not_cut_has_no_first_slice():
+    batch, model = make_batch(64), Net(make_block())
+    work = Work(model=model, loss=distance, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    facts = _prepare(work, batch, False, Allowance(pool=HOST, bytes=2**30, reason="set by you"), "exact", ()).facts
+    whole, uncut = Choice(checkpoint=("blocks.0",)), Choice(checkpoint=("blocks.0",), first=40)
+    assert predict(uncut, facts) == predict(whole, facts)
 
 
 def test_only_slices_are_said_to_have_a_first_one():

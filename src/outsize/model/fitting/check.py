@@ -229,7 +229,9 @@ def _find_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
 
 
 def _written(before: dict[Any, dict[str, Any]]) -> dict[Any, tuple[str, ...]]:
+    """Buffers that have changed, and averages of BatchNorms that did not run: a few samples need not go everywhere."""
     import torch
+    from torch.nn.modules.batchnorm import _BatchNorm
 
     found = {}
     for module, buffers in before.items():
@@ -237,6 +239,8 @@ def _written(before: dict[Any, dict[str, Any]]) -> dict[Any, tuple[str, ...]]:
             name for name, copy in buffers.items()
             if module._buffers.get(name) is None or not torch.equal(module._buffers[name], copy)
         )  # fmt: skip
+        if not names and isinstance(module, _BatchNorm) and module.training:
+            names = tuple(buffers)
         if names:
             found[module] = names
     return found

@@ -366,7 +366,8 @@ def predict(choice: Choice, facts: Facts) -> int:
         return facts.plain.peak  # it is known
     plain = facts.pieces if choice.chunks and facts.pieces is not None else facts.plain
     kept = sum(plain.kept.values())
-    share = (choice.first or -(-facts.rows // choice.slices)) / facts.rows
+    largest = choice.first if choice.slices > 1 else 0
+    share = (largest or -(-facts.rows // choice.slices)) / facts.rows
     streams = set(choice.stream)
     parts = [facts.parts[name] for name in choice.checkpoint if name in facts.parts]
     freed = sum(part.freed for part in parts) + moved_bytes(choice, facts)
