@@ -51,7 +51,7 @@ def checkpointed(
                 uncached(*given.bring(), **kwargs)
 
         call = Call(again)
-        with torch.autograd.graph.saved_tensors_hooks(call.forget, call.recall), runs.first():
+        with torch.autograd.graph.saved_tensors_hooks(call.forget, call.recall):
             return uncached(*args, **kwargs)
 
     return run

@@ -29,6 +29,7 @@ class Call:
         """What to say where a tensor is asked for twice; empty: it is made once more."""
         self._count = 0
         self._found: dict[int, Any] | None = None
+        _leave_as_it_is(Call.forget.__code__)
 
     def forget(self, tensor: Any) -> int:
         """Only the number of the saved tensor stays."""
@@ -50,11 +51,13 @@ class Call:
         found: dict[int, Any] = {}
 
         def keep(tensor: Any) -> Any:
-            found[len(found)] = tensor.detach()
+            if len(found) < self._count:  # else a module has caught what said that it is enough
+                found[len(found)] = tensor.detach()
             if len(found) == self._count:
                 raise _Enough
             return tensor.detach()
 
+        _leave_as_it_is(keep.__code__)
         with (
             contextlib.suppress(_Enough),
             torch.enable_grad(),
@@ -67,6 +70,14 @@ class Call:
                 "same twice"
             )
         self._found = found
+
+
+@functools.cache
+def _leave_as_it_is(code: Any) -> None:
+    """What is compiled inside a module calls the hooks: the compiler would compile those too, once for every number."""
+    from torch._dynamo.eval_frame import skip_code
+
+    skip_code(code)
 
 
 class Given:

@@ -53,6 +53,8 @@ class Findings(Noun):
     """Linear layers whose logits go straight into a cross entropy."""
     lower: bool
     """The step computes in a type of fewer than 32 bits somewhere: autocast, or weights in half precision."""
+    writing: frozenset[str] = frozenset()
+    """Modules that change what they are given in place, so that they cannot run twice."""
 
 
 @contextlib.contextmanager
@@ -142,7 +144,7 @@ def look(work: Work, batch: Any) -> Findings:
             normaliser, why_not = _try_rules(work, part, few)
     return Findings(
         rows=rows, few=rows if failure else few, random=tuple(recorder.random), written=written, normaliser=normaliser,
-        why_not=why_not, heads=heads, lower=recorder.lower,
+        why_not=why_not, heads=heads, lower=recorder.lower, writing=frozenset(recorder.writing),
     )  # fmt: skip
 
 
@@ -227,7 +229,9 @@ def _find_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
 
 
 def _written(before: dict[Any, dict[str, Any]]) -> dict[Any, tuple[str, ...]]:
+    """Buffers that have changed, and averages of BatchNorms that did not run: a few samples need not go everywhere."""
     import torch
+    from torch.nn.modules.batchnorm import _BatchNorm
 
     found = {}
     for module, buffers in before.items():
@@ -235,6 +239,8 @@ def _written(before: dict[Any, dict[str, Any]]) -> dict[Any, tuple[str, ...]]:
             name for name, copy in buffers.items()
             if module._buffers.get(name) is None or not torch.equal(module._buffers[name], copy)
         )  # fmt: skip
+        if not names and isinstance(module, _BatchNorm) and module.training:
+            names = tuple(buffers)
         if names:
             found[module] = names
     return found
@@ -408,11 +414,12 @@ def compare(work: Work, choice: Choice, batch: Any, store: Store) -> tuple[float
     plain = Choice(gradients_away=True)
     sliced = replace(base, slices=min(choice.slices, rows), first=0)
     quiet = calm() if sliced.slices > 1 else contextlib.nullcontext()
-    with preserved(work.model), quiet:
+    with quiet:
         kept = []
         for one in (plain, sliced):
-            torch.manual_seed(0)
-            kept.append(_collect(work, one, batch, store))
+            with preserved(work.model):  # each: results may depend on buffers that are written
+                torch.manual_seed(0)
+                kept.append(_collect(work, one, batch, store))
         worst, name = 0.0, ""
         norms: list[tuple[str, float, float]] = []
         for label, parameter in work.model.named_parameters():

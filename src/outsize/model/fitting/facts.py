@@ -88,6 +88,8 @@ class Facts(Noun):
     """How long the plain step takes."""
     growable: bool
     """The allocator can be told to let segments grow."""
+    writing: frozenset[str]
+    """Modules that change what they are given, so that they cannot run twice."""
     forbidden: dict[str, str]
     """Remedy -> why not."""
 
@@ -155,6 +157,7 @@ def gather_facts(
     cuts = [find_spans(model, kept, plain.gives, plain.calls, set(names), activations // n) for n in SPANS]
     for spans in cuts:
         parts |= _span_parts(spans, kept, plain, seconds)
+    parts = {name: part for name, part in parts.items() if name.partition(":")[0] not in findings.writing}
     return Facts(
         device=work.device, rows=findings.rows, plain=plain, blocks=blocks, weights=_bytes(model.parameters()),
         gradients=sum(sizes), state=max(0, state if held else 0), largest=max(sizes, default=0),
@@ -164,6 +167,7 @@ def gather_facts(
         ladders=_ladders(parts, [names, *(_beside(names, spans) for spans in cuts if spans)], activations, heads),
         timing=timing,
         growable=work.device == "cuda" and can_grow(),
+        writing=findings.writing,
         forbidden=find_forbidden(work, findings, heads, own_step),
     )  # fmt: skip
 

@@ -79,6 +79,8 @@ class Search:
     candidates: list[Candidate] = field(default_factory=list)
     least: Choice = field(default_factory=Choice)
     """Where nothing fits, the choice that holds least."""
+    tracing: Choice = field(default_factory=Choice)
+    """The choice that was traced last."""
     corrections: dict[tuple[str, ...], float] = field(default_factory=dict)
     """Kind of a choice -> what traces have shown its arithmetic to be off by."""
     traced: Callable[[], None] = lambda: None
@@ -216,6 +218,7 @@ class Search:
 
     def _trace(self, candidate: Candidate) -> Candidate:
         """What a choice holds; where it fits at best by clearing caches and growing segments would reserve less, with those."""
+        self.tracing = candidate.choice
         projection = candidate.projection = self.project(candidate.choice)
         if self.facts.grows and projection.grown < projection.peak and not self._fits_at_once(candidate):
             growing = replace(candidate.choice, expandable=True)
@@ -363,7 +366,8 @@ def predict(choice: Choice, facts: Facts) -> int:
         return facts.plain.peak  # it is known
     plain = facts.pieces if choice.chunks and facts.pieces is not None else facts.plain
     kept = sum(plain.kept.values())
-    share = (choice.first or -(-facts.rows // choice.slices)) / facts.rows
+    largest = choice.first if choice.slices > 1 else 0
+    share = (largest or -(-facts.rows // choice.slices)) / facts.rows
     streams = set(choice.stream)
     parts = [facts.parts[name] for name in choice.checkpoint if name in facts.parts]
     freed = sum(part.freed for part in parts) + moved_bytes(choice, facts)
@@ -411,7 +415,7 @@ def describe(choice: Choice) -> str:
         if means.on(choice):
             value = getattr(choice, means.key)
             count = len(value) if isinstance(value, tuple) else value
-            count = f"{count}, the first of {choice.first}" if value == choice.slices and choice.first else count
+            count = f"{count}, the first of {choice.first}" if means.key == "slices" and choice.first else count
             names.append(means.name if value is True else f"{means.name} ({count})")
     return ", ".join(names) or "the plain step"
 

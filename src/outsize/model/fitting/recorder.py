@@ -27,9 +27,13 @@ class Recorder:
         """Operators that drew random numbers, with the module they ran in."""
         self.calls: dict[str, int] = {}
         """How often each module ran."""
+        self.writing: set[str] = set()
+        """Modules that change what they are given in place."""
         self.lower = False
         """Something was computed in a type of fewer than 32 bits."""
         self._stack: list[str] = []
+        self._given: list[list[tuple[Any, int]]] = []
+        """Tensors that modules on the stack were given, and how often each had been written."""
         self._names: dict[int, str] = {}
         self.ledger.where = self._locate
 
@@ -94,6 +98,9 @@ class Recorder:
         self.ledger.add(tensor, self.label, "resize")
 
     def _enter(self, module: Any, args: Any) -> None:
+        import torch
+
+        self._given.append([(value, value._version) for value in args if isinstance(value, torch.Tensor)])
         name = self._names.get(id(module))
         self._stack.append(name if name is not None else (self._stack[-1] if self._stack else ""))
         if name is not None:
@@ -102,6 +109,9 @@ class Recorder:
     def _leave(self, module: Any, args: Any, out: Any) -> None:
         if self._stack:
             self._stack.pop()
+            name = self._names.get(id(module))
+            if any(tensor._version != before for tensor, before in self._given.pop()) and name is not None:
+                self.writing.add(name)
 
     def _locate(self, held: Held) -> None:
         held.module = self._stack[-1] if self._stack else ""

@@ -102,7 +102,8 @@ class Checkpoint(Means):
     def levels(self, facts: Facts) -> list[Level]:
         """More and more modules, those first that free most bytes for their time; small ones only, or large ones too; and all
         blocks, as people do it."""
-        found: dict[tuple[str, ...], None] = {(): None, tuple(order_blocks(facts)): None}
+        every = tuple(name for name in order_blocks(facts) if name not in facts.writing)
+        found: dict[tuple[str, ...], None] = {(): None, every: None}
         for ladder in facts.ladders:
             rungs = sorted({max(1, round(fraction * len(ladder))) for fraction in FRACTIONS})
             found |= {ladder[rung - 1].names: None for rung in rungs}

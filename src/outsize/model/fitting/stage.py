@@ -272,7 +272,8 @@ def _tensors(value: Any) -> Iterator[Any]:
     import torch
 
     if type(value) is torch.Tensor:
-        yield value
+        if not torch._C._functorch.is_functorch_wrapped_tensor(value):  # inside torch.func: it has no storage
+            yield value
     elif isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _tensors(item)

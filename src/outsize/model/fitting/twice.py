@@ -1,6 +1,6 @@
 """What a second run of a module has to find as the first one did.
 
-In: the buffers that its forward pass writes, the random generators it may draw from. Out: a context for each run. The second
+In: the buffers that its forward pass writes, the random generators it may draw from. Out: a context for the second run. It
 draws the numbers of the first again, and afterwards everything is as it was before; buffers (BatchNorm's statistics)
 are written once.
 """
@@ -31,36 +31,29 @@ def generators_of(device: Any) -> list[Any]:
 
 
 class Twice:
-    """One call that runs twice: `with call.first():`, later `with call.second():`, as often as its graph is gone through."""
+    """One call that runs twice: made before the first run, then `with call.second():`, as often as its graph is gone through,
+    which may be before the first run has ended."""
 
-    __slots__ = ("_copies", "_drawn", "_generators", "_statistics", "_written")
+    __slots__ = ("_copies", "_states", "_statistics")
 
     def __init__(self, written: Written, generators: list[Any]) -> None:
-        self._generators = generators
-        self._statistics = [child for child, _ in written if _only_averages(child)]
-        self._written = [(child, names) for child, names in written if not _only_averages(child)]
-        self._copies: list[tuple[Any, str, Any]] = []
-        self._drawn: list[tuple[Any, Any]] = []
-
-    @contextlib.contextmanager
-    def first(self) -> Iterator[None]:
-        """The run whose numbers and buffers count."""
-        self._copies = [(child, name, child._buffers[name].clone()) for child, names in self._written for name in names]
-        before = [(generator, generator.get_state()) for generator in self._generators]
-        yield
-        self._drawn = [(g, state) for g, state in before if _bytes(state) != _bytes(g.get_state())]
+        self._statistics = [child for child, names in written if _only_averages(child, names)]
+        others = [(child, names) for child, names in written if not _only_averages(child, names)]
+        self._copies = [(child, name, child._buffers[name].clone()) for child, names in others for name in names]
+        self._states = [(generator, generator.get_state()) for generator in generators]
+        """Kept whether or not the first run moves them: numbers can be drawn and the state put back."""
 
     @contextlib.contextmanager
     def second(self) -> Iterator[None]:
         """The run that only finds again what the first one had."""
-        states = [(generator, generator.get_state()) for generator, _ in self._drawn]
+        states = [(generator, generator.get_state()) for generator, _ in self._states]
         buffers = [(child, name, child._buffers[name]) for child, name, _ in self._copies]
         statistics = [(child, child.momentum, child._buffers["num_batches_tracked"]) for child in self._statistics]
         try:
-            for generator, state in self._drawn:
+            for generator, state in self._states:
                 generator.set_state(state)
             for child, name, copy in self._copies:
-                child._buffers[name] = copy
+                child._buffers[name] = copy.clone()  # the run writes into it, and may not be the last
             for child, _, _ in statistics:
                 child.momentum, child._buffers["num_batches_tracked"] = 0.0, None
             yield
@@ -73,14 +66,12 @@ class Twice:
                 generator.set_state(state)
 
 
-def _bytes(state: Any) -> bytes:
-    found: bytes = state.numpy().tobytes()
-    return found
+def _only_averages(module: Any, names: tuple[str, ...]) -> bool:
+    """True for torch's own BatchNorm in training: with a momentum of zero it leaves its averages as they are.
 
-
-def _only_averages(module: Any) -> bool:
-    """True for torch's own BatchNorm in training: with a momentum of zero it leaves its averages as they are."""
+    Where it has not counted, another module writes its averages, with a momentum of its own.
+    """
     from torch.nn.modules import batchnorm
 
     own = isinstance(module, batchnorm._BatchNorm) and type(module).forward is batchnorm._BatchNorm.forward
-    return own and module.training and set(module._buffers) == {"running_mean", "running_var", "num_batches_tracked"}
+    return own and module.training and set(names) == {"running_mean", "running_var", "num_batches_tracked"}

@@ -37,6 +37,7 @@ from outsize.model.fitting.stage import Stage, open_stage
 from outsize.model.fitting.stores import open_store
 from outsize.model.fitting.telling import tell
 from outsize.model.fitting.timing import Timing, estimate_times, measure_times, try_out
+from outsize.model.fitting.users_code import say
 
 TRIED = 3
 """Most plans of different kinds that are run on a card, so that the fastest is known and not guessed."""
@@ -241,6 +242,12 @@ class Planning:
                 if self._is_right(search.least, few):  # the budget that it names has a plan
                     raise
                 continue
+            except OutsizeError:
+                raise
+            except Exception as error:
+                if is_out_of_memory(error) or self._is_right(search.tracing, few):  # not a remedy's fault
+                    raise
+                continue
             if self._is_right(found.choice, few):
                 decided += [ROUNDED.format(self.rounding)] if self.rounding else []
                 return tell(search, found, self.facts, allowance, self.findings, decided), found.choice
@@ -318,9 +325,9 @@ class Planning:
             return str(error)
         except OutsizeError:
             raise
-        except RuntimeError as error:
+        except Exception as error:  # the plain step has run, whatever this is
             if not is_out_of_memory(error):
-                return f"it fails on this model: {str(error).splitlines()[0]}"
+                return f"it fails on this model: {say(error)}"
             short = True
         else:
             short = False
