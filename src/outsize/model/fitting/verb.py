@@ -102,8 +102,8 @@ def fit(
     allowance = _allowance(budget, model)
     if answers:
         return fit_inference(work, loss, batch, allowance, without, current_budget().scratch, dry_run)
-    with told("looking at the step", "parts") as done:
-        planning = _prepare(work, batch, own_step, allowance, allow, without, done)
+    with told("looking at the step", "parts"):
+        planning = _prepare(work, batch, own_step, allowance, allow, without)
     work, rows = planning.work, planning.findings.rows
     few = batches.transform(batches.take(batch, 0, planning.findings.few), lambda _, tensor: tensor.clone())
 
@@ -118,17 +118,10 @@ def fit(
 
 
 def _prepare(
-    work: Work,
-    batch: Any,
-    own_step: bool,
-    allowance: Allowance,
-    allow: str,
-    without: tuple[str, ...],
-    done: Callable[[], None],
+    work: Work, batch: Any, own_step: bool, allowance: Allowance, allow: str, without: tuple[str, ...]
 ) -> Planning:
     """What is known of the work before a plan is made: from a few samples, and from one trace of the plain step."""
     findings = look(work, batch)
-    done()
     work = replace(
         work,
         written=findings.written,
@@ -137,7 +130,6 @@ def _prepare(
         heads=findings.heads,
     )
     stage = open_stage(work, batch)
-    done()
     facts = _take_apart(work, stage, findings, batch, own_step, allowance.bytes)
     facts = replace(facts, forbidden=facts.forbidden | _said(findings, facts, allow, without))
     return Planning(work, facts, stage.project, allow, findings, current_budget().scratch)
