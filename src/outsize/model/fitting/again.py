@@ -84,7 +84,7 @@ class Given:
     """Positional arguments of a call that wait for its second run, saved as autograd saves tensors: whoever keeps those
     elsewhere keeps these too."""
 
-    __slots__ = ("_node", "_values")
+    __slots__ = ("_saver", "_values")
 
     def __init__(self, args: tuple[Any, ...]) -> None:
         import torch
@@ -93,11 +93,12 @@ class Given:
         places = {key: place for place, key in enumerate(tensors)}
         self._values: list[Any] = [places.get(id(value), (value,)) for value in args]
         """Numbers of tensors, other values in a tuple."""
-        self._node = _saver().apply(torch.empty(0, requires_grad=True), *tensors.values()).grad_fn
+        self._saver = _saver().apply(torch.empty(0, requires_grad=True), *tensors.values())
+        """Its node alone would not keep what it saves."""
 
     def bring(self) -> list[Any]:
         """The arguments; what was given twice is one object again: attention looks whether keys are queries."""
-        tensors = self._node.saved_tensors
+        tensors = self._saver.grad_fn.saved_tensors
         return [value[0] if isinstance(value, tuple) else tensors[value] for value in self._values]
 
 
