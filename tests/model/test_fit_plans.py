@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -80,6 +80,7 @@ def works():
 
 
 @settings(max_examples=15, deadline=None)
+@example(make=make_convolutions, device="cpu", percent=42)
 @given(
     make=st.sampled_from((make_recurrent, make_convolutions)),
     device=st.sampled_from(("cpu", "cuda")),

@@ -234,12 +234,14 @@ class Search:
         for candidate in sorted(self.candidates, key=_smallest_first):
             choice = candidate.choice
             least.setdefault((choice.elsewhere, bool(choice.checkpoint), bool(choice.offload)), candidate)
-        for candidate in itertools.islice((c for c in least.values() if c.projection is None), TRACES):
-            self._trace(candidate)
+        looked = list(itertools.islice(least.values(), TRACES))  # the same for every budget, also for the one it names
+        for candidate in looked:
+            if candidate.projection is None:
+                self._trace(candidate)
         fitting = [c for c in self.tried if self.fits(c)]
         if fitting:
             return self._refine(min(fitting, key=lambda c: c.seconds))
-        best = min(self.tried, key=lambda c: c.peak)
+        best = min(looked, key=lambda c: c.peak)
         self.least = best.choice
         needed = self._needed(best.choice, best.peak) if self.facts.device == "cuda" else best.peak
         raise BudgetError(
