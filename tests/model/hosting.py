@@ -49,7 +49,7 @@ OPTIMIZERS = {
     "SGD": lambda ps: torch.optim.SGD(ps, 0.05, momentum=0.9),
     "plain SGD": lambda ps: torch.optim.SGD(ps, 0.05),
     "Adagrad": lambda ps: torch.optim.Adagrad(ps, 0.01),
-    "Adafactor": lambda ps: torch.optim.Adafactor(ps, 0.01),
+    **({"Adafactor": lambda ps: torch.optim.Adafactor(ps, 0.01)} if hasattr(torch.optim, "Adafactor") else {}),
 }
 
 

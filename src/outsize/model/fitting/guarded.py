@@ -111,7 +111,7 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
         return [
             register(Gather(self))
             for thing in things
-            for register in (thing.register_state_dict_pre_hook, thing.register_load_state_dict_pre_hook)
+            for register in (thing.register_state_dict_pre_hook, _before_loading(thing))
         ]
 
     def _guarded(self, run: Callable[[], Any]) -> Any:
@@ -154,6 +154,14 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
             f"{format_bytes(self.plan.peak(pool))} instead of {format_bytes(held)}; a batch that failed runs again",
             stacklevel=4,
         )
+
+
+def _before_loading(thing: Any) -> Callable[[Any], Any]:
+    """What takes a hook that runs before a state is loaded; modules of torch 2.4 have it under its private name only."""
+    found: Callable[[Any], Any] = getattr(thing, "register_load_state_dict_pre_hook", None) or (
+        thing._register_load_state_dict_pre_hook
+    )
+    return found
 
 
 class Gather:

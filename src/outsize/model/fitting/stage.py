@@ -107,13 +107,9 @@ class Stage:
         import torch
 
         real = self.work.optimizer
-        twin = copy.copy(real)
-        twin.__dict__.pop("step", None)  # a scheduler's wrapper is bound to the real one
-        twin._optimizer_step_pre_hooks = OrderedDict()
-        twin._optimizer_step_post_hooks = OrderedDict()
-        groups = [{**group, "params": [fakes[id(p)] for p in group["params"]]} for group in real.param_groups]
-        twin.__dict__["param_groups"] = groups
-        twin.__dict__["state"] = defaultdict(dict)
+        twin = twin_of(
+            real, [{**group, "params": [fakes[id(p)] for p in group["params"]]} for group in real.param_groups]
+        )
 
         def copied(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -265,6 +261,18 @@ class Watch(Tracer):
 
     def _resized(self, tensor: Any) -> None:
         self.ledger.add(tensor, self.device, "resize")
+
+
+def twin_of(optimizer: Any, groups: list[dict[str, Any]] | None = None) -> Any:
+    """An optimizer like the user's, with groups and state of its own; `groups`: with these."""
+    twin = copy.copy(optimizer)
+    twin.__dict__.pop("step", None)  # a scheduler's wrapper is bound to the real one
+    twin._optimizer_step_pre_hooks = OrderedDict()
+    twin._optimizer_step_post_hooks = OrderedDict()
+    twin._warned_capturable_if_run_uncaptured = True  # a copy forgets it, and some have no such setting to look at
+    twin.__dict__["param_groups"] = groups or [dict(group) for group in optimizer.param_groups]
+    twin.__dict__["state"] = defaultdict(dict)
+    return twin
 
 
 def _tensors(value: Any) -> Iterator[Any]:

@@ -8,8 +8,6 @@ stay. The runner is the one that runs the real step.
 from __future__ import annotations
 
 import contextlib
-import copy
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +24,7 @@ from outsize.model.fitting.hosted.visits import NoSource, Visits
 from outsize.model.fitting.projection import peaks_of, play_steps
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Work
-from outsize.model.fitting.stage import Twin, Watch
+from outsize.model.fitting.stage import Twin, Watch, twin_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +75,7 @@ class HostedStage:
         watch = Watch(self.label, self.work.model)
         with watch.running():
             pairs = []
-            twin = _twin(self.work.optimizer)
+            twin = twin_of(self.work.optimizer)
             for group in twin.param_groups:
                 fakes = []
                 for parameter in group["params"]:
@@ -113,7 +111,7 @@ class HostedStage:
         watch = Watch(self.label, self.work.model)
         with watch.running():
             batch = batches.transform(self.batch, lambda _, twin: twin.make(self.label), leaf=Twin)
-            optimizer = None if self.work.optimizer is None else _twin(self.work.optimizer)
+            optimizer = None if self.work.optimizer is None else twin_of(self.work.optimizer)
             work = replace(self.work, optimizer=optimizer, written=written, scaler=None)
             cut = cut_model(work.model, choice.limit, choice.held, order)
             watch.begin(work.model)
@@ -209,14 +207,3 @@ def watching(visits: Visits) -> Iterator[Seen]:
 
     with Mode():
         yield seen
-
-
-def _twin(optimizer: Any) -> Any:
-    """The user's optimizer with groups and state of its own."""
-    twin = copy.copy(optimizer)
-    twin.__dict__.pop("step", None)  # a scheduler's wrapper is bound to the real one
-    twin._optimizer_step_pre_hooks = OrderedDict()
-    twin._optimizer_step_post_hooks = OrderedDict()
-    twin.__dict__["param_groups"] = [dict(group) for group in optimizer.param_groups]
-    twin.__dict__["state"] = defaultdict(dict)
-    return twin
