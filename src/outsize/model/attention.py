@@ -86,9 +86,8 @@ def _dispatch(tracer: Tracer, given: dict[str, Any]) -> Any:
             mask = _aligned(mask).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         out = aten._scaled_dot_product_efficient_attention(q, k, v, mask, grad, dropout, causal, scale=scale)
         return out[0]
-    return aten._scaled_dot_product_attention_math(
-        q, k, v, mask, dropout, causal, None, scale=scale, enable_gqa=given["enable_gqa"]
-    )[0]
+    grouped = {"enable_gqa": True} if given["enable_gqa"] else {}  # torch 2.4 does not know the word
+    return aten._scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, None, scale=scale, **grouped)[0]
 
 
 def choose(
@@ -141,3 +140,46 @@ def _aligned(mask: Any) -> Any:
         return mask
     last = mask.shape[-1]
     return torch.nn.functional.pad(mask, (0, ALIGNMENT - last % ALIGNMENT))[..., :last]
+
+
+def _flash_results(func: Any, args: Any, kwargs: Any) -> Any:
+    """Output, the sums of each row, and small things; torch 2.4 knows shapes on a card only."""
+    import torch
+
+    try:
+        return func(*args, **kwargs)
+    except NotImplementedError:
+        q, k, v = args[:3]
+        nothing = torch.empty(0, dtype=torch.int32, device="meta")
+        sums = torch.empty(q.shape[:3], dtype=torch.float32, device="meta")
+        return _like(q, v), sums, nothing, nothing, q.shape[2], k.shape[2], _seed(), _seed(), nothing
+
+
+def _efficient_results(func: Any, args: Any, kwargs: Any) -> Any:
+    """The same of the memory-efficient kernel, whose sums are padded to 32 rows."""
+    import torch
+
+    try:
+        return func(*args, **kwargs)
+    except NotImplementedError:
+        q, v, wanted = args[0], args[2], args[4]
+        rows = -(-q.shape[2] // 32) * 32 if wanted else 0
+        return _like(q, v), torch.empty(*q.shape[:2], rows, dtype=torch.float32, device="meta"), _seed(), _seed()
+
+
+def _like(q: Any, v: Any) -> Any:
+    """The output, laid out with heads inside positions."""
+    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1]).transpose(1, 2)
+
+
+def _seed() -> Any:
+    import torch
+
+    return torch.empty((), dtype=torch.int64, device="meta")
+
+
+SHAPES = {
+    "aten._scaled_dot_product_flash_attention.default": _flash_results,
+    "aten._scaled_dot_product_efficient_attention.default": _efficient_results,
+}
+"""Operator -> its results, where torch has no shape rule of its own."""

@@ -8,6 +8,7 @@ rewritten where Python calls torch (a torch-function mode), because torch would 
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -208,6 +209,11 @@ def pretend(tracer: Tracer, capability: tuple[int, int], total: int) -> Iterator
     import torch
     import torch.utils.checkpoint
 
+    if torch.__version__ < (
+        2,
+        8,
+    ):  # whoever makes an optimizer loads it, and it looks at classes that are replaced here
+        importlib.import_module("torch._dynamo")
     properties = SimpleNamespace(
         name="outsize card", major=capability[0], minor=capability[1], total_memory=total, multi_processor_count=132,
         gcnArchName="", warp_size=32, max_threads_per_multi_processor=2048,
