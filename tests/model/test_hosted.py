@@ -509,6 +509,42 @@ def test_weights_from_a_file_are_never_all_in_memory(tmp_path):
     assert int(done.stdout) < 64 * 2**20 < weights_of(big) // 4
 
 
+class Lends(nn.Module):
+    """A part that runs inside of others, as an embedding that encoder and decoder share; `deep`: inside of others in others."""
+
+    def __init__(self, deep):
+        super().__init__()
+        self.shared = nn.Linear(64, 64)
+        self.middle = Borrows(self.shared, 8)
+        self.blocks = nn.ModuleList(Borrows(self.middle if deep else self.shared, 8 if deep else 256) for _ in range(4))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Borrows(nn.Module):
+    def __init__(self, shared, width):
+        super().__init__()
+        self.shared, self.wide, self.narrow = shared, nn.Linear(64, width), nn.Linear(width, 64)
+
+    def forward(self, x):
+        return self.narrow(torch.relu(self.wide(self.shared(x))))
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_module_that_runs_inside_of_another_ones_turn_comes_with_it_or_stays(deep):
+    model, batch = Lends(deep), torch.randn(6, 64)
+    twin = copy.deepcopy(model)
+    loss = lambda m, x: m(x).square().mean()  # noqa: E731
+    ours, plain = (torch.optim.AdamW(m.blocks.parameters(), 1e-3) for m in (model, twin))
+    fitted = fit(model, loss, ours, batch, 2**18 if deep else 2**20)
+    for _ in range(2):
+        assert torch.allclose(fitted.step(batch), nets.plain_step(twin, loss, plain, batch), rtol=1e-6)
+    fitted.undo()
+
+
 def make_gpt2(tf):
     config = tf.GPT2Config(n_embd=64, n_layer=6, n_head=4, vocab_size=300, bos_token_id=0, eos_token_id=0)
     return tf.GPT2LMHeadModel(config)

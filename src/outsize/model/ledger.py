@@ -105,11 +105,11 @@ class Ledger:
 
     def of(self, tensor: Any) -> Held | None:
         """Record of a tensor's storage."""
-        return self.live.get(tensor.untyped_storage()._cdata)
+        return self.live.get(_storage_of(tensor)._cdata)
 
     def label_of(self, tensor: Any) -> str | None:
         """Device that a tensor believes to be on, None for a tensor the trace has not seen."""
-        held = self.live.get(tensor.untyped_storage()._cdata)
+        held = self.of(tensor)
         return None if held is None else held.label
 
     def add(self, tensor: Any, label: str, op: str) -> Held:
@@ -133,3 +133,13 @@ class Ledger:
             self.free(held)
         self._watch.pop(key, None)
         self.values.pop(key, None)
+
+
+def _storage_of(tensor: Any) -> Any:
+    """A tensor's storage; inside torch.func, where transformers makes its masks, that of the tensor which is wrapped."""
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:
+        import torch
+
+        return _storage_of(torch._C._functorch.get_unwrapped(tensor))

@@ -23,11 +23,14 @@ from outsize.model.fitting.hosted.ring import ALIGNMENT, aligned
 from outsize.model.fitting.hosted.slabs import Layout, stretch
 from outsize.model.fitting.hosted.stage import HostedStage, Sketch
 from outsize.model.fitting.hosted.units import Cut, cut_model, sizeof
+from outsize.model.fitting.hosted.visits import Nested
 
 PARTS = (6, 3, 12, 24)
 """A unit has at most one part in so many of the device's budget."""
 TRACES = 16
 """Most traces of one search."""
+ROUNDS = 8
+"""How often a choice is traced until what the traces teach changes nothing."""
 SHARE = {"cpu": 1.0, "cuda": 0.97}
 """Part of a device's budget that is planned with; the rest is for workspaces inside its libraries."""
 FEW = 8 * 2**20
@@ -234,7 +237,7 @@ class Search:
     def _trace(self, choice: HostedChoice) -> tuple[HostedChoice, Sketch] | None:
         """Project; what the trace learns (order, outside uses, written buffers, heads) is used from then on."""
         stage = self.stage
-        for _ in range(4):
+        for attempt in range(ROUNDS):
             full, cut = self._complete(choice)
             if choice.chunks and not stage.work.heads:
                 return None
@@ -243,6 +246,11 @@ class Search:
             order = [name for name in self.order if name in cut.units] or list(cut.units)
             try:
                 sketch = stage.run(full, self.layout, order, self.written, self.call)
+            except Nested as nested:
+                if attempt == ROUNDS - 1 or nested.unit in self.outside:
+                    raise
+                self.outside[nested.unit] = None
+                continue
             except (RuntimeError, MixesRows):
                 if choice.pieces == 1:
                     raise

@@ -97,11 +97,13 @@ def cut_model(model: Any, limit: int, held: Collection[str] = (), order: Iterabl
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     found: dict[str, Any] = {}
     stay: list[Any] = []
+    seen: set[int] = set()
 
     def visit(name: str, module: Any) -> None:
         parameters = list(module.parameters())
-        if not parameters:
+        if not parameters or id(module) in seen:  # a module that has several names is one unit
             return
+        seen.add(id(module))
         if name in held:
             stay.extend(parameters)
             return

@@ -29,6 +29,16 @@ Seen = tuple[int, int, bytes]
 """Version, address and some bytes of a tensor."""
 
 
+class Nested(InputError):
+    """A unit runs inside of another unit's turn, and there is no room for both."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__(
+            f"{unit} runs inside of another unit's turn, which a plan does not foresee: fit the model again"
+        )
+        self.unit = unit
+
+
 class Source(Protocol):
     """Where the bytes of units come from."""
 
@@ -372,7 +382,7 @@ class Visits:
                 ahead.release(ahead.ready)
             lease = self._fetch(unit)
         if lease is None:
-            raise InputError(f"{unit.name} runs inside of another unit's turn: name one of them in held=")
+            raise Nested(unit.name)
         self.lane.wait(lease.ready)
         for place in (*unit.places, *unit.guests):
             self._show(place, lease)
