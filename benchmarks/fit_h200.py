@@ -4,14 +4,15 @@
     python benchmarks/fit_h200.py --out DIR --models gpt2 --precisions amp --percents 50
     python benchmarks/fit_h200.py --table DIR/rows.jsonl          # the tables of a run
 
-One process a (model, precision) runs the plain step and the peers, one a budget ours and the finder, in float32 one more some
-AdamW steps, plain and ours, and a last one `save_on_cpu`. The card is one process's at a time, and all others are stopped
-while it measures. A time is that of the quickest of five steps, for every way alike. Budgets are parts of what the plain
-step reserves; in float32 the batch is half as large. Peers: gradient accumulation over 2, 4, 8 slices, every block
-checkpointed, `save_on_cpu`, accelerate's finder (x0.9 until it runs) with accumulation. Gradients of the whole batch are
-compared with the plain step's, tensor by tensor, with cuDNN's deterministic kernels and without a limit (its others differ
-from run to run by 3e-5 in ResNet-50); in float32 beside those of four slices by hand, and a run of AdamW steps is compared
-with the plain one, beside a plain one whose samples are summed in another order.
+One process a (model, precision) runs the plain step and the peers, one a budget ours and the finder, in float32 one
+more some AdamW steps, plain and ours, and a last one `save_on_cpu`. The card is one process's at a time; all others
+are stopped while ours is timed, and under AMP, where launches bind, while anything is. A time is that of the quickest
+of five steps, for every way alike. Budgets are parts of what the plain step reserves; in float32 the batch is half as
+large. Peers: gradient accumulation over 2, 4, 8 slices, every block checkpointed, `save_on_cpu`, accelerate's finder
+(x0.9 until it runs) with accumulation. Gradients of the whole batch are compared with the plain step's, tensor by
+tensor, with cuDNN's deterministic kernels and without a limit (its others differ from run to run by 3e-5 in
+ResNet-50); in float32 beside those of four slices by hand, and a run of AdamW steps is compared with the plain one,
+beside a plain one whose samples are summed in another order.
 """
 
 import argparse
@@ -492,7 +493,11 @@ class Case:
             warnings.simplefilter("always")
             losses = [float(fitted.step(self.batch)) for _ in range(3)]
             before = self.card.peaks()
-            row |= self.clock(lambda: fitted.step(self.batch), 1, fresh=False)
+            self.card.tell(signal.SIGSTOP)
+            try:
+                row |= self.clock(lambda: fitted.step(self.batch), 1, fresh=False)
+            finally:
+                self.card.tell(signal.SIGCONT)
             row["retries"] = row.get("retries", 0) - before.get("retries", 0)
             row["first_loss"] = [losses[0], self.plain_value]
             row["notes"] = list(fitted.plan.notes)
@@ -596,7 +601,7 @@ def lend_while_planning(card):
 def work(name, precision, percent, kind, given):
     """A process's whole life."""
     out = pathlib.Path(given.out)
-    card = Card(out, given.device, quiet=True)
+    card = Card(out, given.device, quiet=precision == "amp")
     case = Case(name, precision, percent, kind, given, card)
     try:
         lend_while_planning(card)
