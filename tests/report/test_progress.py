@@ -2,7 +2,7 @@
 
 import io
 
-import torch
+import pytest
 from rich.console import Console
 
 import outsize
@@ -51,6 +51,7 @@ def test_an_error_ends_what_was_told(monkeypatch):
 
 
 def test_planning_a_fit_tells_what_it_does(monkeypatch):
+    torch = pytest.importorskip("torch")
     heard = []
     monkeypatch.setattr(events, "_default", lambda: heard.append)
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
