@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from outsize.model import autocast, onednn  # noqa: E402
-from outsize.model.attention import choose  # noqa: E402
+from outsize.model.attention import UNKNOWN, choose  # noqa: E402
 from outsize.model.convolution import layer_of  # noqa: E402
 from outsize.model.kernels import Scratch, blocks_of  # noqa: E402
 from outsize.model.measured import table, transfer  # noqa: E402
@@ -54,6 +54,19 @@ def test_cudnn_attention_takes_the_workspace_that_was_recorded():
         name = "aten._scaled_dot_product_cudnn_attention_backward.default"
         blocks = blocks_of(Scratch((9, 0)), name, (q, q, q, q), [], "backward")
         assert abs(blocks.after[0] - expected) <= 512
+
+
+@pytest.mark.parametrize("name", list(UNKNOWN))
+def test_results_of_fused_attention_are_laid_out_as_torch_lays_them_out(name):
+    func = getattr(torch.ops.aten, name.split(".")[1]).default
+    q, k = (torch.empty(2, 4, rows, 16, dtype=torch.float16, device="meta") for rows in (40, 24))
+    args = (q, k, k) if "flash" in name else (q, k, k, None, True)
+    try:
+        expected = func(*args)
+    except NotImplementedError:
+        pytest.skip("this torch has no rule of its own")
+    for ours, theirs in zip(UNKNOWN[name](*args)[:2], expected[:2], strict=True):
+        assert (ours.shape, ours.stride(), ours.dtype) == (theirs.shape, theirs.stride(), theirs.dtype)
 
 
 def test_the_attention_kernel_follows_dtype_and_card():

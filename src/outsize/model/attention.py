@@ -142,29 +142,21 @@ def _aligned(mask: Any) -> Any:
     return torch.nn.functional.pad(mask, (0, ALIGNMENT - last % ALIGNMENT))[..., :last]
 
 
-def _flash_results(func: Any, args: Any, kwargs: Any) -> Any:
-    """Output, the sums of each row, and small things; torch 2.4 knows shapes on a card only."""
+def _flash_results(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
+    """Output, the sums of each row, and small things."""
     import torch
 
-    try:
-        return func(*args, **kwargs)
-    except NotImplementedError:
-        q, k, v = args[:3]
-        nothing = torch.empty(0, dtype=torch.int32, device="meta")
-        sums = torch.empty(q.shape[:3], dtype=torch.float32, device="meta")
-        return _like(q, v), sums, nothing, nothing, q.shape[2], k.shape[2], _seed(), _seed(), nothing
+    nothing = torch.empty(0, dtype=torch.int32, device="meta")
+    sums = torch.empty(q.shape[:3], dtype=torch.float32, device="meta")
+    return _like(q, v), sums, nothing, nothing, q.shape[2], k.shape[2], _seed(), _seed(), nothing
 
 
-def _efficient_results(func: Any, args: Any, kwargs: Any) -> Any:
+def _efficient_results(q: Any, k: Any, v: Any, mask: Any, wanted: bool, *_: Any, **__: Any) -> Any:
     """The same of the memory-efficient kernel, whose sums are padded to 32 rows."""
     import torch
 
-    try:
-        return func(*args, **kwargs)
-    except NotImplementedError:
-        q, v, wanted = args[0], args[2], args[4]
-        rows = -(-q.shape[2] // 32) * 32 if wanted else 0
-        return _like(q, v), torch.empty(*q.shape[:2], rows, dtype=torch.float32, device="meta"), _seed(), _seed()
+    rows = -(-q.shape[2] // 32) * 32 if wanted else 0
+    return _like(q, v), torch.empty(*q.shape[:2], rows, dtype=torch.float32, device="meta"), _seed(), _seed()
 
 
 def _like(q: Any, v: Any) -> Any:
@@ -178,8 +170,8 @@ def _seed() -> Any:
     return torch.empty((), dtype=torch.int64, device="meta")
 
 
-SHAPES = {
+UNKNOWN = {
     "aten._scaled_dot_product_flash_attention.default": _flash_results,
     "aten._scaled_dot_product_efficient_attention.default": _efficient_results,
 }
-"""Operator -> its results, where torch has no shape rule of its own."""
+"""Operator -> its results; torch 2.4 knows their shapes on a card only."""

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from outsize.model import attention, onednn, packed, recurrent
+from outsize.model import onednn, packed, recurrent
 
 if TYPE_CHECKING:
     from outsize.model.trace import Tracer
@@ -118,7 +118,6 @@ def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
 
 SHAPES: dict[str, Callable[[Any, Any, Any], Any]] = {
     **recurrent.SHAPES,
-    **attention.SHAPES,
     "aten.mkldnn_rnn_layer.default": onednn.lstm_results,
     "aten.mkldnn_rnn_layer_backward.default": onednn.lstm_gradients,
     "aten._grouped_mm.default": _grouped_mm,

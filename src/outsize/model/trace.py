@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
-from outsize.model import packed, rewrites, values
+from outsize.model import attention, packed, rewrites, values
 from outsize.model.autocast import Autocast
 from outsize.model.kernels import MOVES, Scratch, Size, blocks_of
 from outsize.model.layouts import ON_CARD
@@ -305,7 +305,8 @@ class Tracer:
             shape = rewrites.SHAPES.get(name) or (ON_CARD.get(name) if label.startswith("cuda") else None)
             out = func(*args, **kwargs) if shape is None else shape(func, args, kwargs)
         except NotImplementedError as error:
-            out = values.run_on_zeros(self, func, args, kwargs)
+            rule = attention.UNKNOWN.get(name)
+            out = values.run_on_zeros(self, func, args, kwargs) if rule is None else rule(*args, **kwargs)
             if out is None:
                 raise InputError(
                     f"torch cannot tell the result shape of {name} without running it ({str(error).splitlines()[0]}): "

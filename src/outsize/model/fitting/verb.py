@@ -46,7 +46,10 @@ CLOSE = 1.1
 """A plan that is predicted to take up to this many times what the fastest one took is worth a run: predictions err."""
 
 CUTS = 3
-"""Other cuts of the batch that are run, where it is cut into at most so many slices and one."""
+"""Other cuts of a batch that are run."""
+
+FEW = 4
+"""Most slices of a batch that is cut otherwise: of many, none is much larger than the others."""
 
 ROUNDING = 0.5
 """Largest relative difference under autocast that may be rounding: small slices have other kernels than large ones."""
@@ -280,7 +283,7 @@ class Planning:
     ) -> list[tuple[Candidate, float]]:
         """The fastest of those in few slices with its batch cut in unequal ones, where that is faster than all and fits."""
         fastest = min(took for _, took in ran)
-        sliced = [(c, took) for c, took in ran if 1 < c.choice.slices <= 1 + CUTS and took < CLOSE * fastest]
+        sliced = [(c, took) for c, took in ran if 1 < c.choice.slices <= FEW and took < CLOSE * fastest]
         if not sliced:
             return []
         candidate, _ = min(sliced, key=lambda pair: pair[1])
