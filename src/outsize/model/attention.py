@@ -7,6 +7,7 @@ before memory-efficient before plain on compute capability 9 and above, where ea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -148,20 +149,17 @@ def _flash_results(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
 
     nothing = torch.empty(0, dtype=torch.int32, device="meta")
     sums = torch.empty(q.shape[:3], dtype=torch.float32, device="meta")
-    return _like(q, v), sums, nothing, nothing, q.shape[2], k.shape[2], _seed(), _seed(), nothing
+    return torch.empty_like(q), sums, nothing, nothing, q.shape[2], k.shape[2], _seed(), _seed(), nothing
 
 
 def _efficient_results(q: Any, k: Any, v: Any, mask: Any, wanted: bool, *_: Any, **__: Any) -> Any:
-    """The same of the memory-efficient kernel, whose sums are padded to 32 rows."""
+    """The same of the memory-efficient kernel: heads lie inside positions, sums are padded to 32 rows."""
     import torch
 
     rows = -(-q.shape[2] // 32) * 32 if wanted else 0
-    return _like(q, v), torch.empty(*q.shape[:2], rows, dtype=torch.float32, device="meta"), _seed(), _seed()
-
-
-def _like(q: Any, v: Any) -> Any:
-    """The output, laid out with heads inside positions."""
-    return q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1]).transpose(1, 2)
+    sums = torch.empty(*q.shape[:2], rows, dtype=torch.float32, device="meta")
+    out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[-1]).transpose(1, 2)
+    return out, sums, _seed(), _seed()
 
 
 def _seed() -> Any:
@@ -170,7 +168,7 @@ def _seed() -> Any:
     return torch.empty((), dtype=torch.int64, device="meta")
 
 
-UNKNOWN = {
+UNKNOWN: dict[str, Callable[..., Any]] = {
     "aten._scaled_dot_product_flash_attention.default": _flash_results,
     "aten._scaled_dot_product_efficient_attention.default": _efficient_results,
 }

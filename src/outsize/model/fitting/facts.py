@@ -20,7 +20,7 @@ from outsize.model.fitting.runner import Work
 from outsize.model.fitting.segments import can_grow
 from outsize.model.fitting.spans import SPANS, find_spans
 from outsize.model.fitting.timing import Timing
-from outsize.model.fitting.update import parameters_of, why_not_one_by_one
+from outsize.model.fitting.update import parameters_of, room_of, why_not_one_by_one
 
 SHARE = 3
 """A module that keeps more than one part in so many of the activations is looked into: blocks are its children."""
@@ -101,7 +101,7 @@ class Facts(Noun):
     @property
     def group(self) -> int:
         """Bytes of parameters that are updated at once."""
-        return max(self.largest, self.gradients // 16)
+        return room_of(self.largest, self.gradients)
 
     @property
     def groups(self) -> int:

@@ -105,10 +105,16 @@ def bytes_of(tensor: Any) -> int:
     return int(tensor.numel() * tensor.element_size())
 
 
-def room_of(sizes: list[int]) -> int:
+def room_of(largest: int, total: int) -> int:
     """Bytes of parameters that are updated at once: those of the largest or a sixteenth of all: few calls, hardly more
     memory."""
-    return max(max(sizes, default=0), sum(sizes) // 16)
+    return max(largest, total // 16)
+
+
+def room_for(parameters: list[Any]) -> int:
+    """The same of these parameters."""
+    sizes = list(map(bytes_of, parameters))
+    return room_of(max(sizes, default=0), sum(sizes))
 
 
 def in_runs(tensors: list[Any], room: int) -> Iterator[list[Any]]:
@@ -261,7 +267,7 @@ class Update:
             self._whole()
             self.begun = False
             return
-        groups = list(in_runs(parameters, room_of(list(map(bytes_of, parameters)))))
+        groups = list(in_runs(parameters, room_for(parameters)))
         for group, following in itertools.pairwise([*groups, []]):
             self._again(self._fetch, group)
             self._fetch_ahead(following)
@@ -405,7 +411,7 @@ class Update:
         self._waiting.clear()
         self._ahead = []
         mine = [p for p in parameters_of(self.optimizer) if p.requires_grad] if self.choice.in_backward else []
-        self._due, self._room = {id(parameter) for parameter in mine}, room_of(list(map(bytes_of, mine)))
+        self._due, self._room = {id(parameter) for parameter in mine}, room_for(mine)
         self._aside = [(parameter, parameter.grad) for parameter in self._others if parameter.grad is not None]
         for parameter, _ in self._aside:
             parameter.grad = None
