@@ -300,7 +300,7 @@ def test_state_comes_while_other_state_leaves_and_gives_way_where_an_update_find
                 assert here[number - 1] > here[number] == here[number + 1]
             assert not fit_step.half_updated
             sizes = [update.bytes_of(p) for p in model.parameters()]
-            assert max(here) <= 2 * 2 * update.room_of(sizes)  # two groups of two values each
+            assert max(here) <= 2 * 2 * update.room_of(max(sizes), sum(sizes))  # two groups of two values each
         assert queue.both
         fit_step.gather()
         store.close()
