@@ -7,7 +7,6 @@ the chunks' order, as on the processor. Sums and moments are accumulated in the 
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -212,8 +211,8 @@ def share_out(tile: Box, chunk: Box, workers: int) -> Box:
     if axis is None or math.prod(counts) <= workers:
         return chunk
     others = math.prod(counts) // counts[axis]
-    wanted = next(count for count in itertools.count(counts[axis]) if count * others % workers == 0)
-    return (*chunk[:axis], max(1, -(-tile[axis] // wanted)), *chunk[axis + 1 :])
+    even = (step for step in range(chunk[axis], 0, -1) if -(-tile[axis] // step) * others % workers == 0)
+    return (*chunk[:axis], next(even, chunk[axis]), *chunk[axis + 1 :])
 
 
 class DeviceMapPass(OnDevice, MapPass):
