@@ -374,8 +374,11 @@ class Case:
         """Some AdamW steps: plain, plain with samples in another order, and ours in half of the memory; nothing is timed."""
         import outsize
 
+        import torch
+
         if self.late(way="trajectory"):
             return
+        torch.backends.cudnn.deterministic = True  # else two plain courses of a network with BatchNorm differ
         with self.card.shared():
             plain = self.course(lambda o: cut_step(self.model, self.loss, o, self.batch, self.count))
             order = {key: value.flip(0) for key, value in self.batch.items()}
@@ -502,6 +505,7 @@ class Case:
             row["first_loss"] = [losses[0], self.plain_value]
             row["notes"] = list(fitted.plan.notes)
             row["final"] = fitted.choice.to_dict() == row["choice"]
+            self.card.limit(None)  # the model as it was given needs more than the budget
             fitted.undo()
         row["tightened"] = sum("passed its memory" in str(w.message) for w in caught)
         return row
