@@ -371,19 +371,16 @@ class Case:
     # gradients and courses
 
     def run_course(self):
-        """Some AdamW steps: plain, plain with samples in another order, and ours in half of the memory; nothing is timed."""
-        import outsize
-
+        """Some AdamW steps: plain, ours in half of the memory, and plain with samples in another order; nothing is timed."""
         import torch
+
+        import outsize
 
         if self.late(way="trajectory"):
             return
         torch.backends.cudnn.deterministic = True  # else two plain courses of a network with BatchNorm differ
         with self.card.shared():
             plain = self.course(lambda o: cut_step(self.model, self.loss, o, self.batch, self.count))
-            order = {key: value.flip(0) for key, value in self.batch.items()}
-            other = self.course(lambda o: cut_step(self.model, self.loss, o, order, self.count))
-            self.write(way="trajectory", other="plain, samples in another order", **apart(other, plain))
             fits = []
 
             def make(optimizer):
@@ -395,12 +392,15 @@ class Case:
                 ours = self.course(make)
             self.write(way="trajectory", other="outsize, 50 %", choice=str(fits[0].choice)[:300], **apart(ours, plain))
             fits[0].undo()
+            order = {key: value.flip(0) for key, value in self.batch.items()}
+            other = self.course(lambda o: cut_step(self.model, self.loss, o, order, self.count))
+            self.write(way="trajectory", other="plain, samples in another order", **apart(other, plain))
 
     def course(self, make):
         """(losses, final weights) of some steps from the first weights."""
         self.reset()
         step = make(self.optimizer())
-        losses = [float(step()) for _ in range(self.given.trajectory if self.base < 0.5 else 5)]
+        losses = [float(step()) for _ in range(self.given.trajectory)]
         return losses, [p.detach().clone() for p in self.model.parameters()]
 
     def gradients(self, fitted):

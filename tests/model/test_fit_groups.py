@@ -13,11 +13,12 @@ from outsize.model.fitting import update
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.stores import DiskStore, HostStore
-from outsize.model.fitting.update import ONE_BY_ONE, bytes_of, room_of
+from outsize.model.fitting.update import ONE_BY_ONE, bytes_of, largest_part, room_of
 
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
 CHOICES = [
     Choice(in_backward=True), Choice(in_backward=True, state_away=True), Choice(state_away=True),
+    Choice(state_away=0.4), Choice(in_backward=True, state_away=0.6),
     Choice(in_backward=True, state_away=True, checkpoint=BLOCKS, stream=("embed", *BLOCKS, "head")),
     Choice(state_away=True, gradients_away=True, stream=BLOCKS),
 ]  # fmt: skip
@@ -145,3 +146,96 @@ def test_a_gradient_that_comes_in_parts_is_refused_and_nothing_is_changed(tmp_pa
         runner.step(batch)
     runner.roll_back()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def state_of(optimizer):
+    return [
+        v for values in optimizer.state.values() for v in values.values() if isinstance(v, torch.Tensor) and v.dim()
+    ]
+
+
+def test_part_of_the_state_is_elsewhere_that_of_the_largest_parameters_and_comes_home_with_another_plan(tmp_path):
+    model, batch = nets.Language(), nets.make_tokens(rows=3)
+    twin = copy.deepcopy(model)
+    ours, plain = (torch.optim.AdamW(m.parameters()) for m in (model, twin))
+    work, store = Work(model=model, loss=nets.language_loss, optimizer=ours), DiskStore(str(tmp_path))
+    runner = Runner(work, Choice(state_away=True), store)
+    seen = []
+    for part in (1.0, 0.5, 0.2, 0.0, 0.7):
+        runner = Runner(work, Choice(state_away=part), store, parcels=runner.parcels)
+        runner.settle()
+        runner.step(batch)
+        nets.plain_step(twin, nets.language_loss, plain, batch)
+        sizes = sorted((bytes_of(p) for p in model.parameters()), reverse=True)
+        held = sum(2 * bytes_of(p) for p in largest_part(list(model.parameters()), part))
+        away = sum(v.numel() * v.element_size() for v in state_of(ours) if not v.untyped_storage().nbytes())
+        assert part * 2 * sum(sizes) <= held + 1e-9 and held <= 2 * (part * sum(sizes) + sizes[0])
+        assert away == store.held == held
+        seen.append(away)
+    assert seen[0] > seen[1] > seen[2] > seen[3] == 0 < seen[4]
+    runner.gather()
+    store.close()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(state_of(ours), state_of(plain), strict=True))
+
+
+def test_as_much_of_the_state_is_elsewhere_as_the_budget_asks_for():
+    batch, others = nets.make_tokens(rows=2, length=4, words=50), ("checkpoint", "offload", "in_backward", "slices", "gradients_away", "stream", "chunks")  # fmt: skip
+    parts = []
+    for share in (1.0, 0.85, 0.7, 0.0):
+        model = nets.Language(width=64, words=50)
+        optimizer = torch.optim.AdamW(model.parameters())
+        state = 2 * sum(map(bytes_of, model.parameters()))
+        plain = outsize.fit(model, nets.language_loss, optimizer, batch, budget="1GiB", dry_run=True).plan.plain
+        budget = plain - int((1 - share) * state * 0.5)
+        try:
+            fitted = outsize.fit(model, nets.language_loss, optimizer, batch, budget=budget, without=others)
+        except outsize.BudgetError as error:
+            assert not share and error.smallest > budget
+            continue
+        for _ in range(2):
+            fitted.step(batch)
+        pool = fitted.plan.budgets[0].pool
+        assert fitted.measured <= fitted.plan.peak(pool) <= budget
+        parts.append(fitted.choice.state_away)
+        fitted.undo()
+    assert parts[0] == 0 and sorted(parts) == parts and 0 < parts[1] < 1
+
+
+def test_state_that_came_from_elsewhere_is_logged_where_it_came_from(tmp_path):
+    """Its bytes cross the link twice, in and out, and not a third time."""
+    model, batch = nets.Language(), nets.make_tokens(rows=3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    store = DiskStore(str(tmp_path))
+    choice = Choice(in_backward=True, state_away=True)
+    runner = Runner(Work(model=model, loss=nets.language_loss, optimizer=optimizer), choice, store)
+    runner.step(batch)
+    put, sizes = store.put, []
+    store.put = lambda data, land=None: sizes.append(data.numel()) or put(data, land)
+    runner.step(batch)
+    weights = sum(map(bytes_of, model.parameters()))
+    assert sum(sizes) == 3 * weights  # weights to the log, two moments back to where they live
+    assert store.held == 2 * weights
+    runner.gather()
+    store.close()
+
+
+def test_state_comes_when_the_gradient_is_there_and_not_when_its_group_is_full(tmp_path):
+    model, batch = nets.Language(), nets.make_tokens(rows=3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    store = DiskStore(str(tmp_path))
+    choice = Choice(in_backward=True, state_away=True)
+    runner = Runner(Work(model=model, loss=nets.language_loss, optimizer=optimizer), choice, store)
+    runner.step(batch)
+    home, accumulated = [], runner.update.accumulated
+
+    def listen(parameter):
+        accumulated(parameter)
+        if runner.update.waits(parameter):
+            home.append(all(v.untyped_storage().nbytes() for v in runner.update._state([parameter])))
+
+    runner.update.accumulated = listen
+    runner.step(batch)
+    assert home and all(home)
+    runner.gather()
+    store.close()

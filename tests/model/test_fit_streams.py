@@ -46,7 +46,7 @@ def choices(draw):
         slices=slices,
         in_backward=in_backward,
         gradients_away=not in_backward and draw(st.booleans()),
-        state_away=draw(st.booleans()),
+        state_away=draw(st.sampled_from((0.0, 0.3, 0.7, 1.0))),
         stream=BLOCKS if draw(st.booleans()) else (),
         checkpoint=tuple(n for n in BLOCKS if draw(st.booleans())),
         offload=tuple(n for n in BLOCKS if draw(st.booleans())),

@@ -62,13 +62,14 @@ class Saved:
 
     __slots__ = ("__weakref__", "_layout", "_slot", "_store", "fetched")
 
-    def __init__(self, tensor: Any, store: Store, device: str = "") -> None:
+    def __init__(self, tensor: Any, store: Store, device: str = "", slot: Any = None) -> None:
+        """`slot`: where the store has these bytes already."""
         dense = _dense(tensor)
         data = dense if dense.is_contiguous() else dense.as_strided((dense.numel(),), (1,))
         self._layout = (tensor.shape, tensor.stride(), tensor.dtype, device or tensor.device, dense.stride())
         self._store = store
         self.fetched: Any = None
-        self._slot = _unseen(lambda: store.put(_bytes(data.detach())))
+        self._slot = _unseen(lambda: store.put(_bytes(data.detach()))) if slot is None else slot
         weakref.finalize(self, store.drop, self._slot)
 
     def fetch(self) -> Any:

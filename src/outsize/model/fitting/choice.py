@@ -25,8 +25,8 @@ class Choice(Noun):
     """Modules whose activations wait elsewhere for the backward pass."""
     in_backward: bool = False
     """Parameters are updated as soon as the gradients of a few are complete."""
-    state_away: bool = False
-    """Optimizer state lives elsewhere and visits group by group."""
+    state_away: float = 0.0
+    """Part of the optimizer state, that of the largest parameters, that lives elsewhere and visits group by group."""
     gradients_away: bool = False
     """Gradients live elsewhere until the update."""
     stream: tuple[str, ...] = ()

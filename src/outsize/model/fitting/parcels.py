@@ -67,6 +67,11 @@ class Away:
         return self.__reduce_ex__(protocol)
 
 
+def bytes_of(tensor: Any) -> int:
+    """Bytes of its elements."""
+    return int(tensor.numel() * tensor.element_size())
+
+
 def raw(storage: Any, real: bool) -> Any:
     """The bytes of a storage as a flat tensor with a version counter of its own."""
     import torch
@@ -120,6 +125,16 @@ class Parcel:
         _tell(self.tensor)
         self._number = self._store.begin(self._slot, _unseen(raw, storage, self._real))
         self.away = False
+
+    def pretend(self) -> None:
+        """In a stage: as if it had come from the store."""
+        if self._slot is None:
+            self._slot, self.dirty = self._store.have(self.bytes), False  # type: ignore[attr-defined]
+
+    def lend(self) -> Any:
+        """The slot that has the bytes as they came, now the asker's; None where there is none."""
+        slot, self._slot = (None if self.dirty else self._slot), (self._slot if self.dirty else None)
+        return slot
 
     def _empty(self) -> None:
         self.tensor.untyped_storage().resize_(0)
@@ -189,6 +204,12 @@ class Parcels:
         """All of them home, ready for use."""
         self.begin(tensors)
         self.store.finish()
+
+    def lend(self, tensor: Any) -> Any:
+        """The slot that has a tensor's bytes as they came; None where there is none, or others' bytes are in it too."""
+        parcel = self._all.get(tensor.untyped_storage()._cdata)
+        alone = parcel is not None and len(parcel.tensors) == 1
+        return parcel.lend() if parcel is not None and alone and parcel.bytes == bytes_of(tensor) else None
 
     def settle(self, away: Callable[[Any], bool]) -> None:
         """Home with every tensor for which `away(tensor)` does not hold."""

@@ -43,8 +43,15 @@ PAGE = 20 * 2**20
 SCATTERED = 3
 """So many choices of a kind may fail by the allocator's gaps alone before others like them are given up."""
 
+WORTHWHILE = 0.03
+"""Part of the state for which room is used."""
+
 FEW = 4
 """Most traces in search of one more choice to run."""
+
+
+Places = tuple[tuple[str, ...], float]
+"""What is elsewhere, and how much of the state."""
 
 
 @dataclass(slots=True)
@@ -104,7 +111,7 @@ class Search:
         first slice has no gradients of others beside it."""
         facts, choice = self.facts, candidate.choice
         rest = -(-facts.rows // choice.slices)
-        fixed = facts.weights + (0 if choice.state_away else facts.state)
+        fixed = facts.weights + int((1 - choice.state_away) * facts.state)
         each = max(1, (candidate.peak - fixed - facts.gradients) // rest)
         largest = min(facts.rows - choice.slices + 1, int((self.budget / (1 + TIES) - fixed) // each))
         sizes = {rest + (largest - rest) * number // most for number in range(1, most + 1)}
@@ -135,7 +142,9 @@ class Search:
         return self._needed(candidate.choice, candidate.projection.peak) <= self.budget
 
     def _needed(self, choice: Choice, peak: int) -> int:
-        """A card's budget for a replay's peak; segments that grow do so by a page, also beyond a limit."""
+        """The budget for a traced peak: on a card somewhat more; segments that grow do so by a page, also beyond a limit."""
+        if self.facts.device == "cpu":
+            return peak
         if choice.expandable:
             return int(peak * (1 + TIES)) + PAGE
         return int(peak * (1 + (TIES if self.limited else SURE))) + 1
@@ -146,7 +155,7 @@ class Search:
         Where choices that keep weights, gradients and state in the same places have failed twice, the smallest of them is
         traced: where it fails too, all of them do. At most `most` traces are made in all.
         """
-        failed: dict[tuple[str, ...], int] = {}
+        failed: dict[Places, int] = {}
         scattered: dict[tuple[str, ...], int] = {}
         fitting: list[Candidate] = []
         while len(self.tried) < most:
@@ -157,7 +166,7 @@ class Search:
             if self.fits(self._trace(candidate)):
                 fitting.append(candidate)
                 break
-            kind, places = _means(candidate.choice), candidate.choice.elsewhere
+            kind, places = _means(candidate.choice), _places(candidate.choice)
             scattered[kind] = scattered.get(kind, 0) + self._scatters(candidate)
             if not 0 < scattered[kind] <= SCATTERED:
                 part = 1.0 if candidate.choice.expandable else self._handed
@@ -165,13 +174,13 @@ class Search:
                 self.corrections[kind] = max(self.corrections.get(kind, self._hope), seen)
             failed[places] = failed.get(places, 0) + 1
             if failed[places] == 2:
-                rest = [c for c in candidates if c.choice.elsewhere == places and c.projection is None]
+                rest = [c for c in candidates if _places(c.choice) == places and c.projection is None]
                 least = min(rest, key=_smallest_first, default=None)
                 if least is not None and self.fits(self._trace(least)):
                     fitting.append(least)
                 else:
                     failed[places] = TRACES
-        return self._refine(min(fitting, key=lambda c: c.seconds)) if fitting else None
+        return self._spare(min(fitting, key=lambda c: c.seconds)) if fitting else None
 
     def _scatters(self, candidate: Candidate) -> bool:
         """True where what is handed out would fit, and only the allocator's gaps do not: those of another choice may."""
@@ -191,11 +200,11 @@ class Search:
         return found
 
     def _hopeful(
-        self, candidate: Candidate, failed: dict[tuple[str, ...], int],
+        self, candidate: Candidate, failed: dict[Places, int],
         beyond: dict[Choice, int],
     ) -> bool:  # fmt: skip
         """True where a choice is worth a trace; `beyond`: what was learnt about choices whose passes are the same."""
-        if failed.get(candidate.choice.elsewhere, 0) >= TRACES:
+        if failed.get(_places(candidate.choice), 0) >= TRACES:
             return False
         if candidate.projection is not None:
             return False
@@ -240,15 +249,29 @@ class Search:
                 self._trace(candidate)
         fitting = [c for c in self.tried if self.fits(c)]
         if fitting:
-            return self._refine(min(fitting, key=lambda c: c.seconds))
+            return self._spare(min(fitting, key=lambda c: c.seconds))
         best = min(looked, key=lambda c: c.peak)
         self.least = best.choice
-        needed = self._needed(best.choice, best.peak) if self.facts.device == "cuda" else best.peak
+        needed = self._needed(best.choice, best.peak)
         raise BudgetError(
             f"no {self.allow} plan fits the step into {format_bytes(self.budget)}: the smallest found holds "
             f"{format_bytes(best.peak)} ({describe(best.choice)}), so a budget of {needed} bytes is the smallest that has one",
             needed=needed, budget=self.budget, smallest=needed, culprit=_highest(best),
         )  # fmt: skip
+
+    def _spare(self, candidate: Candidate) -> Candidate:
+        """As little of what a choice does as still fits."""
+        return self._bring_home(self._refine(candidate))
+
+    def _bring_home(self, candidate: Candidate) -> Candidate:
+        """Less state elsewhere, where there is room for it."""
+        choice, state = candidate.choice, self.facts.state
+        room = self.budget - self._needed(choice, candidate.peak)
+        if not choice.state_away or choice.stream or choice.gradients_away or room < WORTHWHILE * state:
+            return candidate
+        part = max(0.0, choice.state_away - room / max(1, state))
+        nearer = self._trace(self._candidate(replace(choice, state_away=part, expandable=False)))
+        return nearer if self.fits(nearer) else candidate
 
     def _refine(self, candidate: Candidate) -> Candidate:
         """Fewer modules that are computed again, as long as it still fits."""
@@ -296,10 +319,14 @@ def _means(choice: Choice) -> tuple[str, ...]:
     return tuple(means.key for means in REMEDIES if means.on(choice) and means.key != "expandable")
 
 
+def _places(choice: Choice) -> Places:
+    """Where a choice has weights, gradients and state."""
+    return choice.elsewhere, choice.state_away
+
+
 def _passes(choice: Choice) -> Choice:
     """What a choice does to forward and backward pass alone."""
-    away: dict[str, Any] = dict.fromkeys(("in_backward", "state_away", "gradients_away", "expandable"), False)
-    return replace(choice, **away, stream=())
+    return replace(choice, in_backward=False, state_away=0.0, gradients_away=False, stream=(), expandable=False)
 
 
 def _does_more(choice: Choice, other: Choice) -> bool:
@@ -330,9 +357,7 @@ def _sensible(choice: Choice, facts: Facts) -> bool:
     """False for choices that contradict themselves or pay for nothing."""
     if choice.in_backward and (choice.slices > 1 or choice.gradients_away):
         return False
-    if choice.gradients_away and not choice.state_away and facts.state:
-        return False
-    if choice.stream and not (choice.state_away or not facts.state):
+    if (choice.gradients_away or choice.stream) and choice.state_away < 1 and facts.state:
         return False
     if choice.stream and not (choice.in_backward or choice.gradients_away):
         return False
@@ -378,8 +403,7 @@ def predict(choice: Choice, facts: Facts) -> int:
     extra = max(0, _reserved(plain, facts) - plain.fixed - kept)
     activations = (kept + extra - freed + again) * share * (0.6 if choice.autocast else 1.0)
     fixed = float(plain.fixed)
-    if choice.state_away:
-        fixed -= facts.state
+    fixed -= choice.state_away * facts.state
     if choice.stream:
         streamed = [block.weights for block in facts.blocks if block.name in streams]
         fixed -= sum(streamed) - 2 * max(streamed)
@@ -418,7 +442,8 @@ def describe(choice: Choice) -> str:
             value = getattr(choice, means.key)
             count = len(value) if isinstance(value, tuple) else value
             count = f"{count}, the first of {choice.first}" if means.key == "slices" and choice.first else count
-            names.append(means.name if value is True else f"{means.name} ({count})")
+            count = f"{value:.0%}" if isinstance(value, float) else count
+            names.append(means.name if value == 1 else f"{means.name} ({count})")
     return ", ".join(names) or "the plain step"
 
 

@@ -163,7 +163,7 @@ class InBackward(Means):
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """One call of the optimizer for a few parameters, and what it changes is kept aside until the step is done."""
-        log = (facts.weights + facts.state) / facts.link
+        log = (facts.weights * (not choice.stream) + (1 - choice.state_away) * facts.state) / facts.link
         calls = facts.groups * 20 * LAUNCH[facts.device]
         copies = facts.parameters * (1 + round(facts.copies)) * COPY[facts.device]
         return calls + copies + log * (0.6 if facts.device == "cuda" else 1.0)
@@ -174,19 +174,24 @@ class InBackward(Means):
 
 
 class StateAway(Means):
-    """Optimizer state lives elsewhere and visits for the update."""
+    """Optimizer state, or part of it, lives elsewhere and visits for the update."""
 
     key = "state_away"
     name = "keep optimizer state elsewhere"
 
+    def levels(self, facts: Facts) -> list[Level]:
+        """None, parts of it, all."""
+        return [{self.key: part} for part in (0.0, *(FRACTIONS if facts.state else (1.0,)))]
+
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """State in and out once a step."""
         copies = 2 * facts.parameters * round(facts.copies) * COPY[facts.device]
-        return IN_AND_OUT[facts.device] * facts.state / facts.link + copies
+        return choice.state_away * (IN_AND_OUT[facts.device] * facts.state / facts.link + copies)
 
     def how(self, choice: Choice, facts: Facts) -> str:
-        """Where to."""
-        return f"on the {place(facts)}; visits a few parameters at a time"
+        """How much and where to."""
+        part = "" if choice.state_away >= 1 else f"{choice.state_away:.0%} of it, that of the largest parameters, "
+        return f"{part}on the {place(facts)}; visits a few parameters at a time"
 
 
 class GradientsAway(Means):

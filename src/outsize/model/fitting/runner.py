@@ -300,9 +300,8 @@ class Runner:
     def settle(self) -> None:
         """Take over from another choice: what this one wants at home comes home."""
         streamed = self.streamer.ids if self.streamer is not None else set()
-        state = self.update is not None and self.choice.state_away
-        weights = {id(parameter) for parameter in self.work.model.parameters()}
-        self.parcels.settle(lambda tensor: id(tensor) in streamed if id(tensor) in weights else state)
+        state = {id(tensor) for tensor in self.update.state_away()} if self.update is not None else set()
+        self.parcels.settle(lambda tensor: id(tensor) in streamed or id(tensor) in state)
 
     def bring_weights(self) -> None:
         """Weights home; the optimizer's state stays where it is."""

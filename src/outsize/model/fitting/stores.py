@@ -80,6 +80,11 @@ class NoStore:
         self._fly(size, data, None, land)
         return size
 
+    def have(self, size: int) -> int:
+        """A slot of bytes that came at some other time."""
+        self._count(size)
+        return size
+
     def _count(self, size: int) -> None:
         self.held += size
         self.peak = max(self.peak, self.held)

@@ -16,7 +16,7 @@ from typing import Any
 from outsize.core.errors import InputError
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
-from outsize.model.fitting.parcels import Parcels
+from outsize.model.fitting.parcels import Parcels, bytes_of
 
 ONE_BY_ONE = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
@@ -100,11 +100,6 @@ def copy_all(tensors: list[Any]) -> list[Any]:
     return copies
 
 
-def bytes_of(tensor: Any) -> int:
-    """Bytes of its elements."""
-    return int(tensor.numel() * tensor.element_size())
-
-
 def room_of(largest: int, total: int) -> int:
     """Bytes of parameters that are updated at once: those of the largest or a sixteenth of all: few calls, hardly more
     memory."""
@@ -115,6 +110,14 @@ def room_for(parameters: list[Any]) -> int:
     """The same of these parameters."""
     sizes = list(map(bytes_of, parameters))
     return room_of(max(sizes, default=0), sum(sizes))
+
+
+def largest_part(parameters: list[Any], part: float) -> list[Any]:
+    """The largest of them, so many that they hold that part of all bytes."""
+    sizes = sorted(parameters, key=bytes_of, reverse=True)
+    held = itertools.accumulate(map(bytes_of, sizes), initial=0)
+    wanted = part * sum(map(bytes_of, parameters))
+    return [parameter for parameter, before in zip(sizes, held, strict=False) if before < wanted or part >= 1]
 
 
 def in_runs(tensors: list[Any], room: int) -> Iterator[list[Any]]:
@@ -183,6 +186,8 @@ class Update:
         self._away: dict[Any, Any] = {}
         """Parameter -> (slot of its gradient in the store, shape, strides)."""
         self._streamed: set[int] = set()
+        self._visiting: set[int] = set()
+        """Ids of parameters whose state lives elsewhere."""
         self._others: list[Any] = []
         """Parameters that have gradients and are not the optimizer's."""
         self._aside: list[tuple[Any, Any]] = []
@@ -205,8 +210,11 @@ class Update:
     def bind(self, streamed: set[int], model: Any) -> None:
         """`streamed`: ids of parameters that live away; their bytes are brought for the update."""
         self._streamed = streamed
-        mine = {id(parameter) for parameter in parameters_of(self.optimizer)} if self.optimizer is not None else set()
-        self._others = [parameter for parameter in model.parameters() if id(parameter) not in mine]
+        mine = parameters_of(self.optimizer) if self.optimizer is not None else []
+        trained = [parameter for parameter in mine if parameter.requires_grad]
+        self._visiting = {id(parameter) for parameter in largest_part(trained, self.choice.state_away)}
+        ids = {id(parameter) for parameter in mine}
+        self._others = [parameter for parameter in model.parameters() if id(parameter) not in ids]
 
     def accumulated(self, parameter: Any) -> None:
         """Called when a parameter's gradient of this backward pass is complete."""
@@ -234,12 +242,14 @@ class Update:
             self._update_waiting()
             size = 0
         self._waiting[parameter] = None
+        self._begin([parameter])  # what it needs comes while the backward pass goes on
         if size + bytes_of(parameter) >= self._room:
             self._update_waiting()
 
     def _update_waiting(self) -> None:
         """The group at once; where that fails, the log takes it back with all others."""
         group = list(self._waiting)
+        self.parcels.store.land()  # what left with the last group makes room, in the first step as in others
         self._fetch(group)
         self._log += zip(group, Before.of(group, self.optimizer, self._keep_all), strict=True)
         with only(self.optimizer, group):
@@ -330,6 +340,8 @@ class Update:
         if not self.parcels.real and any(parameter not in self.optimizer.state for parameter in parameters):
             with only(self.optimizer, parameters):  # a stage's only step stands for later ones, which find state
                 self.optimizer.step()
+            for tensor in self._state(parameters):
+                self.parcels.of(tensor).pretend()
 
     def _fetch(self, parameters: list[Any]) -> None:
         """Bring what these parameters need."""
@@ -367,34 +379,42 @@ class Update:
     def _visitors(self, parameters: list[Any]) -> list[Any]:
         """What lives elsewhere of these parameters: themselves, their state."""
         streamed = [p for p in parameters if id(p) in self._streamed]
-        return [*streamed, *(self._state(parameters) if self.choice.state_away else ())]
+        return [*streamed, *self._state(parameters)]
 
     def _state(self, parameters: list[Any]) -> list[Any]:
-        """State tensors worth moving: the size of the parameter, not step counters."""
+        """Their state tensors that live elsewhere and are worth moving: the size of the parameter, not step counters."""
         import torch
 
-        values = (value for p in parameters for value in self.optimizer.state.get(p, {}).values())
+        visiting = (p for p in parameters if id(p) in self._visiting)
+        values = (value for p in visiting for value in self.optimizer.state.get(p, {}).values())
         return [value for value in values if isinstance(value, torch.Tensor) and value.dim() and value.numel() > 1]
+
+    def state_away(self) -> list[Any]:
+        """All state tensors that live elsewhere."""
+        return self._state(parameters_of(self.optimizer))
 
     def send_state(self) -> None:
         """State that the optimizer brought along goes away before the first step."""
-        if self.choice.state_away:
-            self.parcels.send(self._state(parameters_of(self.optimizer)))
+        if self._visiting:
+            self.parcels.send(self.state_away())
             self.parcels.store.land()
 
     def _keep_all(self, tensors: list[Any]) -> list[Any]:
-        """Copies in the store; they are made on the card first, in few launches, so that an update need not wait for the link."""
+        """Copies in the store: what came from there has one; others are made on the card first, in few launches, so that an
+        update need not wait for the link."""
         from outsize.model.fitting.activations import Saved
 
         store = self.parcels.store
-        kept: list[Any] = []
-        for run in in_runs(tensors, CLONED):
+        slots = ((tensor, self.parcels.lend(tensor)) for tensor in tensors)
+        kept = {id(tensor): Saved(tensor, store, slot=slot) for tensor, slot in slots if slot is not None}
+        for run in in_runs([tensor for tensor in tensors if id(tensor) not in kept], CLONED):
             large = store.beside and bytes_of(run[0]) > CLONED
             copies = copy_all(run) if store.beside and not large else [t if t.dim() else t.clone() for t in run]
-            kept += [Saved(copy, store) if copy.dim() else copy for copy in copies]
+            for tensor, copy in zip(run, copies, strict=True):
+                kept[id(tensor)] = Saved(copy, store) if copy.dim() else copy
             if large:
                 store.land()  # a copy would take its room: the update waits for the link
-        return kept
+        return [kept[id(tensor)] for tensor in tensors]
 
     def _get(self, kept: Any) -> Any:
         import torch
