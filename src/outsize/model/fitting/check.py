@@ -8,6 +8,7 @@ gradients of the plain and the fitted step. Both leave model, optimizer, gradien
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -447,8 +448,13 @@ def _collect(work: Work, choice: Choice, part: Any, store: Store) -> Collect:
     runner.update = collect
     try:
         _, scale = runner._passes(part)
-    finally:
+    except BaseException as error:
+        if is_out_of_memory(error):  # what failed frames hold makes room for the weights
+            traceback.clear_frames(error.__traceback__)
+            clear_up()
         runner.gather()  # the store is closed after this, whatever has happened
+        raise
+    runner.gather()
     if scale is not None:
         held = [p for p in work.model.parameters() if p in collect._away]
         collect._each(held, lambda gradient: gradient.mul_(scale))

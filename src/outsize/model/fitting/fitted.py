@@ -6,6 +6,7 @@ that held more than its budget is made tighter, one that held much less is made 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.guarded import Guarded, Snapshot, call_model
+from outsize.model.fitting.parcels import Away
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Runner
 from outsize.model.fitting.segments import let_grow
@@ -100,8 +102,21 @@ class Fitted(Guarded[Runner]):
 
     # inside
 
+    def _before_saving(self, thing: Any, *_: Any) -> None:
+        self._now.parcels.before_saving(thing, _tensors_of(thing))
+
+    def _after_saving(self, thing: Any, saved: Any, *_: Any) -> Any:
+        parcels = self._now.parcels
+        lent = parcels.lent
+        if lent is not None and lent.asker is thing:
+            parcels.lent = None
+        return lent.instead(saved, Away) if lent is not None and thing is self._work.optimizer else None
+
+    def _before_loading(self, thing: Any, *_: Any) -> None:
+        self._now.parcels.bring(_tensors_of(thing), "load_state_dict()")
+
     def _end(self) -> None:
-        self._now.gather()
+        self._now.parcels.gather("undo()")
         self._now.store.close()
         let_grow(self, False)
 
@@ -151,21 +166,22 @@ class Fitted(Guarded[Runner]):
         whole = batches.count_rows(batch) == self._rows
         if self._left is not None and not whole:
             self._watched = 1
-        elif self._left is not None:
-            self._keep_faster(*self._left)
-        elif whole and not self._looked and (self._cleared or self._work.device == "cuda"):
-            self._looked = True
-            failure = ""
-            try:
+            return
+        failure = ""
+        try:
+            if self._left is not None:
+                self._keep_faster(*self._left)
+            elif whole and not self._looked and (self._cleared or self._work.device == "cuda"):
+                self._looked = True
                 (self._make_room if self._cleared else self._relax)(allowed, batch)
-            except Exception as error:  # the step is done: what only might be faster must not fail it
-                if not is_out_of_memory(error):
-                    raise
-                failure = "memory ran out while a faster plan was looked for: this one stays"
-            if failure:
-                let_grow(self, self.choice.expandable)
-                clear_up()
-                self.plan = replace(self.plan, notes=(*self.plan.notes, failure))
+        except Exception as error:  # the step is done: what only might be faster must not fail it
+            if not is_out_of_memory(error):
+                raise
+            failure = "memory ran out while a faster plan was looked for: this one stays"
+        if failure:
+            let_grow(self, self.choice.expandable)
+            clear_up()
+            self.plan = replace(self.plan, notes=(*self.plan.notes, failure))
 
     def _make_room(self, allowed: int, batch: Any) -> None:
         """The step fits only because the allocator clears its cache in every step: a little smaller may be faster."""
@@ -207,7 +223,7 @@ class Fitted(Guarded[Runner]):
             said = f"another plan took {1e3 * self._took:.1f} ms a step and not {1e3 * took:.1f} ms: taken back"
             self._take(replace(plan, notes=(*plan.notes, said)), choice)
 
-    def _plan_again(self, limit: int, batch: Any = None) -> tuple[FitPlan, Choice]:
+    def _plan_again(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
         """Another plan, compared with the plain step: weights are at home for that, the optimizer's state may have no room."""
         self._now.bring_weights()
         return self._replan(limit, batch)
@@ -217,20 +233,34 @@ class Fitted(Guarded[Runner]):
         runner = self._now
         let_grow(self, choice.expandable)
         following = Runner(runner.work, choice, runner.store, rows=self._rows, parcels=runner.parcels)
-        following.settle()
+        try:
+            following.settle()
+        except OutOfMemory:
+            let_grow(self, self.choice.expandable)
+            raise
         self.plan, self.choice, self._runner = plan, choice, following
 
     def _go_tighter(self, failure: str) -> None:
         if self._left is not None:  # what was tried holds too much, and what was left does not
-            plan, choice, _ = self._left
-            self._left = None
-            self._take(
-                replace(plan, notes=(*plan.notes, f"another plan held too much ({failure}): taken back")), choice
-            )
-            return
+            (plan, choice, _), self._left = self._left, None
+            said = f"another plan held too much ({failure}): taken back"
+            with contextlib.suppress(OutOfMemory):  # what it has at home may have no room now
+                self._take(replace(plan, notes=(*plan.notes, said)), choice)
+                return
         most = min(self.plan.peak(self.plan.budgets[0].pool), self.plan.budgets[0].bytes)
-        plan, choice = self._plan_again(int(most * TIGHTER[self._work.device]))
+        with contextlib.suppress(OutOfMemory):  # weights without room at home cannot be compared, and are not
+            self._now.bring_weights()
+        plan, choice = self._replan(int(most * TIGHTER[self._work.device]), None)
         self._take(replace(plan, budgets=self.plan.budgets, notes=(*plan.notes, f"tightened: {failure}")), choice)
+
+
+def _tensors_of(thing: Any) -> list[Any]:
+    """Weights of a module, or state of an optimizer: what may be away of it."""
+    import torch
+
+    if isinstance(thing, torch.nn.Module):
+        return list(thing.parameters())
+    return [value for state in thing.state.values() for value in state.values()]
 
 
 def measure(runner: Runner, batch: Any) -> tuple[Any, Recorder]:

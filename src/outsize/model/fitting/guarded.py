@@ -44,10 +44,10 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
     def undo(self) -> Any:
         """The model as it was given, with the weights it has now."""
         model = self._work.model
+        self._end()
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._end()
         self._runner = None
         return model
 
@@ -105,14 +105,34 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
             )
 
     def _hook(self) -> list[Any]:
-        """Whoever saves or loads finds everything at home; a part may be saved by itself."""
+        """Whoever saves or loads finds what that takes at home; a part may be saved by itself."""
         work = self._work
-        things = [*work.model.modules(), *(() if work.optimizer is None else (work.optimizer,))]
-        return [
-            register(Gather(self))
-            for thing in things
-            for register in (thing.register_state_dict_pre_hook, _before_loading(thing))
-        ]
+        before, after, loading = (Hook(self, name) for name in ("_before_saving", "_after_saving", "_before_loading"))
+        handles = []
+        for module in work.model.modules():  # under private names, which every torch has
+            handles += [
+                module.register_state_dict_pre_hook(before),
+                module._register_state_dict_hook(after),
+                module._register_load_state_dict_pre_hook(loading, with_module=True),
+            ]
+        if work.optimizer is not None:
+            handles += [
+                work.optimizer.register_state_dict_pre_hook(before),
+                work.optimizer.register_state_dict_post_hook(after, prepend=True),  # the user's find contents
+                work.optimizer.register_load_state_dict_pre_hook(loading),
+            ]
+        return handles
+
+    def _before_saving(self, thing: Any, *_: Any) -> None:
+        """`thing.state_dict()` begins, of a module or the optimizer."""
+        self.gather()
+
+    def _after_saving(self, thing: Any, saved: Any, *_: Any) -> Any:
+        """It is about to give `saved`; another than None is given instead."""
+
+    def _before_loading(self, thing: Any, *_: Any) -> None:
+        """A state is about to be loaded into `thing`."""
+        self.gather()
 
     def _guarded(self, run: Callable[[], Any]) -> Any:
         """Run; after an out-of-memory failure put everything back, plan tighter, and run again."""
@@ -144,7 +164,7 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
         held = self.plan.peak(pool)
         try:
             self._go_tighter(failure)
-        except BudgetError as error:
+        except (BudgetError, OutOfMemory) as error:
             raise OutOfMemory(
                 f"a step passed its memory ({failure}) and no tighter plan exists: {error}. Nothing was changed: weights, "
                 "optimizer and random state are those before the step"
@@ -156,22 +176,15 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
         )
 
 
-def _before_loading(thing: Any) -> Callable[[Any], Any]:
-    """What takes a hook that runs before a state is loaded; modules of torch 2.4 have it under its private name only."""
-    found: Callable[[Any], Any] = getattr(thing, "register_load_state_dict_pre_hook", None) or (
-        thing._register_load_state_dict_pre_hook
-    )
-    return found
+class Hook:
+    """A hook that tells a fitted step; copies of the model, and files of it, get one that does nothing."""
 
-
-class Gather:
-    """A hook that brings everything home; copies of the model, and files of it, get one that does nothing."""
-
-    def __init__(self, fitted: Guarded[Any]) -> None:
+    def __init__(self, fitted: Guarded[Any], name: str) -> None:
         self._fitted = fitted
+        self._name = name
 
-    def __call__(self, *_: Any) -> None:
-        self._fitted.gather()
+    def __call__(self, *given: Any) -> Any:
+        return getattr(self._fitted, self._name)(*given)
 
     def __reduce__(self) -> Any:
         return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, and such a file needs nothing of ours

@@ -4,7 +4,8 @@ In: the tensors of a model or an optimizer. Out: the same tensors, whose storage
 their bytes wait in a store, and filled again before use. The tensor objects, their views, ties and names stay what
 they are, so nothing that refers to them notices; autograd's version counters do not move, since the bytes are the
 same. A kernel that reads an emptied storage would end the process, so a tensor is of class `Away` meanwhile, which
-brings everything home before its contents are used.
+brings everything home before its contents are used. All of what is asked for comes home, or, without room, nothing does:
+what has come goes away again, which costs nothing, since the store has its bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import copy
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from outsize.core.errors import InputError
+from outsize.core.errors import InputError, OutOfMemory
+from outsize.core.units import format_bytes
+from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
+from outsize.model.fitting.lending import Lent
 from outsize.model.fitting.stores import Store
 
 listeners: list[Callable[[Any], None]] = []
@@ -30,6 +34,9 @@ ASKED = frozenset({
 
 CONTENTS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
 """Attributes that give its contents; all others do not."""
+
+COPIED = frozenset({"detach", "clone", "cpu", "to"})
+"""What whoever saves does with a tensor; without room at home it is done with a copy in host memory."""
 
 
 class ReadAway(InputError):
@@ -53,6 +60,9 @@ class Away:
         if name in ASKED or (owner is not None and owner.__name__ not in CONTENTS):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
+        lent = cls.parcels.lent
+        if lent is not None and name in COPIED:
+            return func(lent.copy(args[0]), *args[1:], **(kwargs or {}))
         for kind in types:
             if issubclass(kind, Away):
                 kind.parcels.call_home(name if owner is None else owner.__name__)
@@ -84,12 +94,14 @@ def raw(storage: Any, real: bool) -> Any:
 class Parcel:
     """One storage that can be away; it is emptied when the copy of its bytes has landed."""
 
-    __slots__ = ("_number", "_real", "_slot", "_store", "away", "bytes", "dirty", "tensor", "tensors")
+    __slots__ = ("_number", "_real", "_slot", "_store", "away", "bytes", "dirty", "key", "tensor", "tensors")
 
     def __init__(self, tensor: Any, store: Store, real: bool) -> None:
         self.tensor = tensor
         self.tensors = {id(tensor): tensor}
         """All that lie on the storage and were sent."""
+        self.key = tensor.untyped_storage()._cdata
+        """Of the storage."""
         self.bytes = int(tensor.untyped_storage().nbytes())
         self.dirty = True
         """The copy in the store, if there is one, is old."""
@@ -107,7 +119,7 @@ class Parcel:
             return
         self._store.finish(self._number)
         if self.dirty or self._slot is None:
-            self._drop()
+            self.drop()
             self._slot = self._store.put(_unseen(raw, self.tensor.untyped_storage(), self._real), self._empty)
             self.dirty = False
         else:
@@ -123,7 +135,11 @@ class Parcel:
             self._store.land()
         storage.resize_(self.bytes)
         _tell(self.tensor)
-        self._number = self._store.begin(self._slot, _unseen(raw, storage, self._real))
+        try:
+            self._number = self._store.begin(self._slot, _unseen(raw, storage, self._real))
+        except BaseException:
+            self._empty()
+            raise
         self.away = False
 
     def pretend(self) -> None:
@@ -136,17 +152,20 @@ class Parcel:
         slot, self._slot = (None if self.dirty else self._slot), (self._slot if self.dirty else None)
         return slot
 
+    def read(self) -> Any:
+        """A copy of its bytes in host memory; it stays away."""
+        import torch
+
+        flat = torch.empty(self.bytes, dtype=torch.uint8, device="cpu")
+        self._store.read(self._slot, flat)
+        return flat
+
     def _empty(self) -> None:
         self.tensor.untyped_storage().resize_(0)
         _tell(self.tensor)
 
-    def release(self) -> None:
-        """Home for good."""
-        self.fetch()
-        self._store.finish()
-        self._drop()
-
-    def _drop(self) -> None:
+    def drop(self) -> None:
+        """It is home for good: the store need not keep its bytes."""
         if self._slot is not None:
             self._store.drop(self._slot)
             self._slot = None
@@ -175,6 +194,8 @@ class Parcels:
         self._kinds: dict[type, type] = {}
         """Class of a tensor -> its class while it is away."""
         self._busy = 0
+        self.lent: Lent | None = None
+        """Copies for somebody who is saving and for whom there was no room at home."""
 
     def of(self, tensor: Any) -> Parcel:
         """The parcel of a tensor's storage."""
@@ -213,21 +234,31 @@ class Parcels:
 
     def settle(self, away: Callable[[Any], bool]) -> None:
         """Home with every tensor for which `away(tensor)` does not hold."""
-        for key, parcel in list(self._all.items()):
-            if not away(parcel.tensor):
-                self._release(parcel)
-                del self._all[key]
+        self._bring([parcel for parcel in self._all.values() if not away(parcel.tensor)], "this plan")
 
-    def gather(self) -> None:
+    def gather(self, asker: str = "gather()") -> None:
         """Everything home; the store is empty afterwards."""
-        for parcel in self._all.values():
-            self._release(parcel)
-        self._all.clear()
+        self._bring(list(self._all.values()), asker)
+
+    def bring(self, tensors: Iterable[Any], asker: str) -> None:
+        """Home with those of them that are away."""
+        found = {id(parcel): parcel for t in tensors if isinstance(t, Away) for parcel in (self.of(t),)}
+        self._bring(list(found.values()), asker)
+
+    def before_saving(self, asker: Any, tensors: Iterable[Any]) -> None:
+        """Home with these, or, without room, `COPIED` gives copies until `lent` is None again."""
+        if self.lent is not None:
+            return
+        try:
+            self.bring(tensors, "state_dict()")
+        except OutOfMemory:
+            self.lent = Lent(asker, self.of)
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
         """A pass runs: what is away now is meant to be."""
         self._busy += 1
+        self.lent = None
         try:
             yield
         finally:
@@ -240,11 +271,34 @@ class Parcels:
                 f"weights were read ({asker}) outside of the module whose they are, while they wait elsewhere: fit with "
                 "without=('stream',), or read them in that module's forward"
             )
-        self.gather()
+        self.gather(f"who reads weights or state ({asker})")
 
-    def _release(self, parcel: Parcel) -> None:
-        parcel.release()
-        self._mark(parcel)
+    def _bring(self, parcels: list[Parcel], asker: str) -> None:
+        """Home for good with all of them, or with none."""
+        coming: list[Parcel] = []
+        room, failure = 0, ""
+        try:
+            for parcel in parcels:
+                if parcel.away:
+                    coming.append(parcel)
+                    parcel.fetch()
+                    room += parcel.bytes
+            self.store.finish()
+        except BaseException as error:
+            for parcel in coming:
+                parcel.send()
+            if not is_out_of_memory(error):
+                raise
+            failure = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if failure:
+            clear_up()
+            raise OutOfMemory(
+                _say_no_room(asker, sum(p.bytes for p in parcels if p.away), room, self.store.name, failure)
+            )
+        for parcel in parcels:
+            parcel.drop()
+            self._mark(parcel)
+            del self._all[parcel.key]
 
     def _mark(self, parcel: Parcel) -> None:
         """The class of a parcel's tensors says where it is."""
@@ -259,12 +313,25 @@ class Parcels:
         return self._kinds[kind]
 
 
+def _say_no_room(asker: str, needed: int, room: int, place: str, failure: str) -> str:
+    return (
+        f"{asker} needs {format_bytes(needed)} on the device that wait elsewhere ({place}), and {format_bytes(room)} of them "
+        f"found room there ({failure}). Nothing is lost: all of it is away again and the fitted step goes on. Free memory or "
+        "lift the limit and try again; state_dict() needs no room: it gives copies in host memory"
+    )
+
+
 def check_movable(name: str, tensor: Any) -> str | None:
     """Why this tensor cannot be away, or None."""
     storage = tensor.untyped_storage()
     if not storage.resizable():
         return f"{name} lives in memory that torch does not own (a memory map or a NumPy array)"
     return None
+
+
+def is_home(model: Any) -> bool:
+    """True where no weight is away."""
+    return not any(isinstance(parameter, Away) for parameter in model.parameters())
 
 
 def require_home(model: Any, optimizer: Any) -> None:

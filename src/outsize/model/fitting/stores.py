@@ -44,6 +44,9 @@ class Store(Protocol):
     def finish(self, number: int | None = None) -> None:
         """What was begun may be used from now on; nothing is done where that is known of the copy of this number."""
 
+    def read(self, slot: Any, into: Any) -> None:
+        """Fill a flat byte tensor in host memory from a slot, at once."""
+
     def land(self) -> None:
         """All that was put has landed."""
 
@@ -112,6 +115,10 @@ class NoStore:
 
     def finish(self, number: int | None = None) -> None:
         """Nothing was begun."""
+
+    def read(self, slot: Any, into: Any) -> None:
+        """As `begin`, which is over when it returns."""
+        self.begin(slot, into)
 
     def land(self) -> None:
         """All copies out have ended for those who come after."""
@@ -258,6 +265,11 @@ class HostStore(NoStore):
             torch.cuda.current_stream(self._device).wait_stream(self._in)
             self._arrived = self._begun
             self._coming.clear()
+
+    def read(self, slot: Slot, into: Any) -> None:
+        """Wait for what is on its way out, then copy from buffer to host memory; the card has no part in it."""
+        self._out.synchronize()
+        into.copy_(slot.buffer)
 
     def drop(self, slot: Slot) -> None:  # type: ignore[override]
         """The buffer is kept for the next block of this size: the pinned allocator rounds up, so few are made."""

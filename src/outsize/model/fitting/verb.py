@@ -28,7 +28,7 @@ from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.hosted.verb import fit_hosted
 from outsize.model.fitting.inference import fit_inference
 from outsize.model.fitting.normaliser import Normaliser
-from outsize.model.fitting.parcels import ReadAway, require_home
+from outsize.model.fitting.parcels import ReadAway, is_home, require_home
 from outsize.model.fitting.planner import Candidate, Search, describe, remedies_on
 from outsize.model.fitting.projection import Projection
 from outsize.model.fitting.runner import Runner, Work
@@ -305,7 +305,9 @@ class Planning:
                 let_grow(self, False)
 
     def _differs(self, choice: Choice, few: Any) -> str:
-        """Why the fitted gradients are not the plain ones, empty where they are."""
+        """Why the fitted gradients are not the plain ones, empty where they are or weights have no room for the plain step."""
+        if not is_home(self.work.model):
+            return ""
         store = self.open_store()
         worst, name = 0.0, ""
         try:

@@ -31,6 +31,8 @@ PIECE = 16 * 2**20
 """Bytes of one read."""
 GAP = 2**16
 """Tensors of a unit that lie no further apart are read in one go."""
+KINDS = (".safetensors", ".bin", ".pt", ".pth")
+"""How the names of weights files end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +115,34 @@ def _paths(weights: Any) -> list[str]:
         raise InputError(f"weights needs the path of a file or folder, not {type(weights).__name__}")
     path = pathlib.Path(weights)
     if path.is_dir():
-        found = sorted(path.glob("*.safetensors")) or sorted(
-            [*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")]
-        )
+        found = sorted(path.glob("*.safetensors")) or sorted(one for one in path.glob("*") if one.suffix in KINDS)
         if not found:
-            raise InputError(f"the folder {path} holds no .safetensors, .bin, .pt or .pth file")
+            raise InputError(f"the folder {path} holds no {', '.join(KINDS[:-1])} or {KINDS[-1]} file")
         return [str(one) for one in found]
     if path.name.endswith(".index.json"):
-        names = json.loads(path.read_text())["weight_map"].values()
+        try:
+            names = json.loads(path.read_text())["weight_map"].values()
+        except OSError as error:
+            raise _unreadable(str(path), error) from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{path} is no index of shards: it has no table weight_map of tensor names and files; give the folder of the "
+                "shards, or the files themselves"
+            ) from error
         return [str(path.parent / name) for name in dict.fromkeys(names)]
     return [str(path)]
+
+
+def _unreadable(path: str, error: OSError) -> StoreError:
+    """What could not be read, and what to give instead."""
+    folder = pathlib.Path(path).parent
+    there = [one.name for one in sorted(folder.glob("*")) if one.suffix in KINDS]
+    beside = f"there are {', '.join(there[:3])}{', ...' if there[3:] else ''} in" if there else "there is none in"
+    return StoreError(
+        f"the weights file {path} cannot be read ({error.strerror}), {beside} {folder.absolute()}: give weights= the path of a "
+        "safetensors or torch file, several, a folder, or an index of shards that are all there",
+        path=path,
+    )
 
 
 def _read(path: str) -> Iterable[tuple[str, Extent]]:
@@ -132,7 +152,7 @@ def _read(path: str) -> Iterable[tuple[str, Extent]]:
             head = file.read(9)
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}", path=path) from error
+        raise _unreadable(path, error) from error
     if looks_like_safetensors(head, size):
         table, start, _ = read_table(path)
         for name, row in table.items():
