@@ -232,9 +232,9 @@ class Parcels:
         alone = parcel is not None and len(parcel.tensors) == 1
         return parcel.lend() if parcel is not None and alone and parcel.bytes == bytes_of(tensor) else None
 
-    def settle(self, away: Callable[[Any], bool]) -> None:
+    def settle(self, away: Callable[[Any], bool], asker: str) -> None:
         """Home with every tensor for which `away(tensor)` does not hold."""
-        self._bring([parcel for parcel in self._all.values() if not away(parcel.tensor)], "this plan")
+        self._bring([parcel for parcel in self._all.values() if not away(parcel.tensor)], asker)
 
     def gather(self, asker: str = "gather()") -> None:
         """Everything home; the store is empty afterwards."""

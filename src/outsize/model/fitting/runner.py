@@ -301,12 +301,12 @@ class Runner:
         """Take over from another choice: what this one wants at home comes home."""
         streamed = self.streamer.ids if self.streamer is not None else set()
         state = {id(tensor) for tensor in self.update.state_away()} if self.update is not None else set()
-        self.parcels.settle(lambda tensor: id(tensor) in streamed or id(tensor) in state)
+        self.parcels.settle(lambda tensor: id(tensor) in streamed or id(tensor) in state, "another plan")
 
     def bring_weights(self) -> None:
         """Weights home; the optimizer's state stays where it is."""
         weights = {id(parameter) for parameter in self.work.model.parameters()}
-        self.parcels.settle(lambda tensor: id(tensor) not in weights)
+        self.parcels.settle(lambda tensor: id(tensor) not in weights, "a comparison with the plain step")
 
     def gather(self) -> None:
         """Everything home, as without us."""
