@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import json
 import math
 import subprocess
 import sys
@@ -305,6 +306,36 @@ def test_a_file_of_other_tensors_is_refused_and_says_which(tmp_path):
     ):
         with pytest.raises(outsize.InputError, match=said):
             fit(model, None, None, batch, "8MiB", weights=tmp_path / f"{file}.safetensors")
+
+
+def test_a_weights_file_that_is_not_there_is_named_with_what_is_there_and_what_to_give(tmp_path):
+    batch, (empty, some) = nets.make_tokens(), (tmp_path / name for name in ("empty", "some"))
+    for folder in (empty, some):
+        folder.mkdir()
+    (some / "model-1.safetensors").write_bytes(b"")
+    (some / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-2.safetensors"}}))
+    (some / "bad.index.json").write_text("[]")
+    with without_weights():
+        model = nets.Language()
+    for path, error, said in (
+        (
+            empty / "none.safetensors",
+            outsize.StoreError,
+            "none.safetensors cannot be read .*there is none in .*empty: give",
+        ),
+        (
+            some / "none.pt",
+            outsize.StoreError,
+            "none.pt cannot be read .*there are model-1.safetensors in .*some: give",
+        ),
+        (some / "no" / "one.pt", outsize.StoreError, "one.pt cannot be read .*No such file"),
+        (some / "model.safetensors.index.json", outsize.StoreError, "model-2.safetensors cannot be read"),
+        (some / "none.index.json", outsize.StoreError, "none.index.json cannot be read"),
+        (some / "bad.index.json", outsize.InputError, "bad.index.json is no index of shards"),
+        (empty, outsize.InputError, "holds no .safetensors, .bin, .pt or .pth file"),
+    ):
+        with pytest.raises(error, match=said):
+            fit(model, None, None, batch, "8MiB", weights=path)
 
 
 def test_a_larger_batch_runs_in_more_pieces_and_a_net_that_mixes_rows_says_so():

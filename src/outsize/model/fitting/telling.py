@@ -83,7 +83,9 @@ def say_absent(choice: Choice) -> list[str]:
     """What a user should know who reads weights between steps."""
     if not choice.stream:
         return []
-    return ["streamed weights have no memory between steps: reading or saving them brings all of them home"]
+    return [
+        "streamed weights have no memory between steps: reading them brings all of them home, saving too where they have room"
+    ]
 
 
 def _notes(facts: Facts, findings: Findings) -> list[str]:
