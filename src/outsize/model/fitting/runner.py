@@ -57,6 +57,8 @@ class Work:
     """Kind of device the model is on."""
     heads: tuple[str, ...] = ()
     """Linear layers whose logits go straight into a cross entropy."""
+    sources: tuple[Any, ...] = ()
+    """Generators beside torch's that a step draws random numbers from."""
 
 
 class Runner:
@@ -93,7 +95,7 @@ class Runner:
         """A step has begun and is not done."""
         self._modules = modules
         self._configs = find_configs(work.model)
-        self._generators = generators_of(next(work.model.parameters()).device) if real else []
+        self._generators = [*generators_of(next(work.model.parameters()).device), *work.sources] if real else []
 
     # a step
 
