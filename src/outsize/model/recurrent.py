@@ -79,7 +79,7 @@ def _layer(name: str, kind: int, tracer: Tracer) -> Callable[..., Any]:
             even = kind == 2 and not tracer.on_card(x) and packed.is_even(tracer, batch_sizes)
             if even and onednn.takes_lstm(x, state, weights):
                 whole = x.view(batch_sizes.shape[0], -1, x.shape[-1])
-                out, *ends = onednn.run_lstm(whole, state, weights, *rest, False)
+                out, *ends = onednn.run_lstm(whole, state, weights, *(*rest, False))
                 return out.flatten(0, 1), *ends
             return op.decompose(x, packed.contents(tracer, batch_sizes), state, weights, *rest)
         return run(x, state, weights, (*rest, False), packed.sizes_of(tracer, batch_sizes))

@@ -35,7 +35,8 @@ class NumPy:
         """To compare, and to go back to."""
         import numpy as np
 
-        kind, numbers, *rest = np.random.get_state(legacy=True)
+        state: Any = np.random.get_state(legacy=True)
+        kind, numbers, *rest = state
         return (kind, numbers.tobytes(), *rest)
 
     def set_state(self, state: Any) -> None:
