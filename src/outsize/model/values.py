@@ -22,8 +22,8 @@ PLAIN = ("arange", "zeros", "ones", "full", "eye", "linspace", "scalar_tensor")
 """What makes contents that are known on a card too: positions and masks, not random weights."""
 
 
-UNWRITTEN = ("empty", "new_empty")
-"""What makes tensors that nobody has written yet."""
+UNWRITTEN = ("empty", "new_empty", "_efficientzerotensor")
+"""What makes tensors that nobody has written yet; the last has no memory that could be read."""
 
 DRAWN = ("rand", "uniform", "normal", "bernoulli")
 """Words in the names of operators that draw numbers."""
