@@ -1,5 +1,6 @@
 """Steps that depend on chance beside torch's, or on values: the plan holds, and training is the user's own."""
 
+import io
 import random
 
 import networks as nets
@@ -263,3 +264,31 @@ def test_directional_derivatives_in_a_loss_are_fitted_with_activations_elsewhere
         return nn.Sequential(*blocks, nn.Linear(32, 8))
 
     train(make, directed_loss, rows(16), 0.6, without=("checkpoint", "slices"))
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_training_goes_on_bitwise_from_a_file_with_state_elsewhere(when):
+    batch, models = rows(), []
+    for _ in range(2):
+        seed(0)
+        models.append(make_wide(lambda: lambda shape: 1.0))
+    model, other = models
+    optimizer, second = (torch.optim.AdamW(m.parameters(), 1e-3) for m in models)
+    plain = outsize.fit(model, wide_loss, optimizer, batch, budget="1GiB", dry_run=True).plan.plain
+    fitted = outsize.fit(model, wide_loss, optimizer, batch, budget=plain // 3)
+    assert fitted.choice.state_away
+    again = outsize.fit(other, wide_loss, second, batch, budget=plain // 3) if when == "meanwhile" else None
+    for _ in range(2):
+        fitted.step(batch)
+    file = io.BytesIO()
+    torch.save((model.state_dict(), optimizer.state_dict()), file)
+    file.seek(0)
+    weights, state = torch.load(file)
+    other.load_state_dict(weights)
+    second.load_state_dict(state)
+    again = again or outsize.fit(other, wide_loss, second, batch, budget=plain // 3)
+    for _ in range(2):
+        assert torch.equal(fitted.step(batch), again.step(batch))
+    fitted.undo()
+    again.undo()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
