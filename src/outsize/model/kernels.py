@@ -258,7 +258,13 @@ MOVES: dict[str, Callable[[Scratch, Any, Any], Iterator[Move]]] = {
 }
 """Operator -> what happens inside it, where that is more than blocks around its results."""
 
+
+def _ctc_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
+    return Blocks(after=(_size(args[6]),))  # one more of what the forward pass kept, for the way back
+
+
 ROWS: dict[str, Row] = {
+    "aten._ctc_loss_backward": _ctc_backward,
     "aten.mm": _matmul,
     "aten.bmm": _matmul,
     "aten.baddbmm": _matmul,

@@ -25,7 +25,10 @@ def pack(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     steps, count = (data.shape[1], data.shape[0]) if batch_first else (data.shape[0], data.shape[1])
     if known is None:
         tracer.note_value("the lengths of packed sequences, taken as the longest,", tracer.ledger.of(lengths))
+        tracer.guessing = count > 1  # a single sequence is even, however long
         known = torch.full((count,), steps, dtype=torch.int64)
+    else:
+        tracer.guessing = False
     sizes = [int((known > step).sum()) for step in range(int(known[0]))]
     packed = torch.empty(sum(sizes), *data.shape[2:], dtype=data.dtype, device="meta")
     return packed, tracer._known_like(torch.tensor(sizes, dtype=torch.int64), "cpu")
@@ -77,6 +80,11 @@ def sizes_of(tracer: Tracer, batch_sizes: Any) -> list[int]:
     """How many sequences go on at each step."""
     with torch_off():
         return [int(size) for size in contents(tracer, batch_sizes)]
+
+
+def is_even(tracer: Tracer, batch_sizes: Any) -> bool:
+    """True where all sequences are known to be equally long: torch then runs an LSTM as on a plain tensor."""
+    return not tracer.guessing and len(set(sizes_of(tracer, batch_sizes))) == 1
 
 
 def torch_off() -> Any:

@@ -76,6 +76,11 @@ def _layer(name: str, kind: int, tracer: Tracer) -> Callable[..., Any]:
 
     def on_packed(x: Any, batch_sizes: Any, state: Any, weights: Any, *rest: Any) -> Any:
         if elsewhere(x, state, weights):
+            even = kind == 2 and not tracer.on_card(x) and packed.is_even(tracer, batch_sizes)
+            if even and onednn.takes_lstm(x, state, weights):
+                whole = x.view(batch_sizes.shape[0], -1, x.shape[-1])
+                out, *ends = onednn.run_lstm(whole, state, weights, *(*rest, False))
+                return out.flatten(0, 1), *ends
             return op.decompose(x, packed.contents(tracer, batch_sizes), state, weights, *rest)
         return run(x, state, weights, (*rest, False), packed.sizes_of(tracer, batch_sizes))
 

@@ -116,6 +116,30 @@ def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
     return whole.resize_(())
 
 
+def _ctc(func: Any, args: Any, kwargs: Any) -> Any:
+    """Losses, and for each sample and time a place for every label and the blanks around it.
+
+    Lengths in a tensor are taken as the longest that there is room for; targets in one row are taken as equally long.
+    """
+    import torch
+
+    scores, targets, lengths = args[0], args[1], args[3]
+    samples = scores.shape[1] if scores.dim() == 3 else 1
+    if not isinstance(lengths, torch.Tensor):
+        longest = max(lengths, default=0)
+    else:
+        longest = targets.shape[1] if targets.dim() == 2 else -(-targets.numel() // max(1, samples))
+    made = {"dtype": scores.dtype, "device": "meta"}
+    return torch.empty(samples, **made), torch.empty(samples, scores.shape[0], 2 * longest + 1, **made)
+
+
+def _ctc_backward(func: Any, args: Any, kwargs: Any) -> Any:
+    """The gradient of the scores."""
+    import torch
+
+    return torch.empty_like(args[1], memory_format=torch.contiguous_format)
+
+
 SHAPES: dict[str, Callable[[Any, Any, Any], Any]] = {
     **recurrent.SHAPES,
     "aten.mkldnn_rnn_layer.default": onednn.lstm_results,
@@ -126,6 +150,10 @@ SHAPES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "aten.smooth_l1_loss.default": _reduced,
     "aten.binary_cross_entropy.default": _reduced,
     "aten.soft_margin_loss.default": _reduced,
+    "aten._ctc_loss.default": _ctc,
+    "aten._ctc_loss.Tensor": _ctc,
+    "aten._ctc_loss_backward.default": _ctc_backward,
+    "aten._ctc_loss_backward.Tensor": _ctc_backward,
     "aten._fused_sgd_.default": _in_place,
     "aten._fused_sgd_.tensor_lr": _in_place,
     "aten._fused_adagrad_.default": _in_place,

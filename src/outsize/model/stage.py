@@ -180,7 +180,7 @@ def _numpy(tracer: Tracer, func: Any, call: Any) -> Any:
 def _format(tracer: Tracer, func: Any, call: Any) -> Any:
     """A single number in a text is formatted as a number, as torch does with contents."""
     (value, how), _ = call
-    return format(value.item(), how) if how and not value.dim() else repr(value)
+    return repr(value) if value.dim() else format(value.item(), how)
 
 
 def _repr(tracer: Tracer, func: Any, call: Any) -> Any:

@@ -50,6 +50,8 @@ class Tracer:
         self._alone = 2
         self.reuse = True
         """Follow autograd where it would write in place on its own; off for comparing with another mode in Python."""
+        self.guessing = False
+        """The lengths of the sequences that were packed last are not known."""
         self.in_linear = False
         """True while a linear layer runs its forward pass."""
 
@@ -288,7 +290,8 @@ class Tracer:
     def _compute(self, func: Any, name: str, args: Any, kwargs: Any, flat: list[Any], label: str) -> Any:
         import torch
 
-        kwargs.pop("generator", None)
+        if "generator" in kwargs:  # a host generator does not go with the meta device, and some operators want the word
+            kwargs["generator"] = None
         rule = packed.RULES.get(name)
         if rule is not None and not self._all_known(flat):
             return rule(self, func, args, kwargs)
@@ -333,6 +336,11 @@ class Tracer:
 
         known = self.ledger.values
         mutable = func._schema.is_mutable
+        if not values.is_known(func):
+            if mutable:
+                for tensor in flat:
+                    known.pop(tensor.untyped_storage()._cdata, None)
+            return
         if not flat:
             small = isinstance(out, torch.Tensor) and out.numel() <= values.KEEP_ELEMENTS
             on_host = self._placing in (None, "cpu")

@@ -22,6 +22,20 @@ PLAIN = ("arange", "zeros", "ones", "full", "eye", "linspace", "scalar_tensor")
 """What makes contents that are known on a card too: positions and masks, not random weights."""
 
 
+UNWRITTEN = ("empty", "new_empty", "_efficientzerotensor")
+"""What makes tensors that nobody has written yet; the last has no memory that could be read."""
+
+DRAWN = ("rand", "uniform", "normal", "bernoulli")
+"""Words in the names of operators that draw numbers."""
+
+
+def is_known(func: Any) -> bool:
+    """False where nobody wrote what an operator gives, or chance did: the next step finds something else there."""
+    import torch
+
+    return torch.Tag.nondeterministic_seeded not in func.tags and not str(func).split(".")[1].startswith(UNWRITTEN)
+
+
 def shadow(tracer: Tracer, tensor: Any) -> Any:
     """The tensor with its real contents, or None where they are not known."""
     import torch
@@ -50,8 +64,8 @@ def item(tracer: Tracer, tensor: Any) -> Any:
     tracer.note_value("a value read on the host", held)
     if tensor.dtype == torch.bool:
         return "all" in source or "eq" in source or "isfinite" in source
-    if tensor.dtype.is_floating_point:
-        return 0.0
+    if tensor.dtype.is_floating_point:  # what is left out by chance (a layer, a path) is there
+        return 1.0 if any(word in source for word in DRAWN) else 0.0
     return 1 if not tensor.dtype.is_complex else 0j
 
 
@@ -91,7 +105,10 @@ def _nonzero(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     import torch
 
     tracer.note_value("the number of non-zero elements, taken as all of them", tracer.ledger.of(args[0]))
-    return torch.empty_strided((args[0].numel(), args[0].dim()), (1, args[0].numel()), dtype=torch.int64, device="meta")
+    count = args[0].numel()
+    if count <= KEEP_ELEMENTS:  # then it is known where they are: modules are looked up by it
+        return tracer._known_like(torch.ones(args[0].shape).nonzero(), tracer.ledger.label_of(args[0]) or tracer.device)
+    return torch.empty_strided((count, args[0].dim()), (1, count), dtype=torch.int64, device="meta")
 
 
 def _masked_select(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
@@ -127,8 +144,13 @@ def _repeat(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 def _bincount(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     import torch
 
-    tracer.note_value("the largest value, taken as the number of values", tracer.ledger.of(args[0]))
-    return torch.empty(max(args[0].numel(), kwargs.get("minlength", 0)), dtype=torch.int64, device="meta")
+    weights = args[1] if len(args) > 1 else kwargs.get("weights")
+    bins = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+    if not bins:
+        tracer.note_value("the largest value, taken as the number of values", tracer.ledger.of(args[0]))
+    whole = weights is None or not weights.dtype.is_floating_point
+    dtype = (torch.int64 if weights is None else torch.float64) if whole else weights.dtype
+    return torch.empty(bins or args[0].numel(), dtype=dtype, device="meta")
 
 
 def _index(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:

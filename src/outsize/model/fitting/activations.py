@@ -96,6 +96,15 @@ def _dense(tensor: Any) -> Any:
     return tensor
 
 
+def _is_its_bytes(tensor: Any) -> bool:
+    """False for what torch.func wraps, zeros of forward-mode gradients, which have no memory, and values that are read with
+    another sign than they are written."""
+    import torch
+
+    wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return not (wrapped or tensor._is_zerotensor() or tensor.is_conj() or tensor.is_neg())
+
+
 def _bytes(flat: Any) -> Any:
     import torch
 
@@ -122,6 +131,8 @@ class Offload:
         import torch
 
         def pack(tensor: Any) -> Any:
+            if not _is_its_bytes(tensor):
+                return tensor
             size = tensor.numel() * tensor.element_size()
             storage = tensor.untyped_storage()
             if size < SMALL or storage.nbytes() < size or storage._cdata in stays:  # an expanded view holds little

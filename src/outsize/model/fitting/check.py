@@ -17,6 +17,7 @@ from outsize.core.errors import OutOfMemory, OutsizeError
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.draws import GLOBAL, same_draws
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.head import chunked_heads, find_head
 from outsize.model.fitting.means import IGNORED, watching_means
@@ -43,7 +44,9 @@ class Findings(Noun):
     few: int
     """So many of them, from the first on, were looked at: few, or all where the loss fails on few."""
     random: tuple[str, ...]
-    """Operators that draw random numbers."""
+    """Operators that draw random numbers, and generators beside torch's."""
+    sources: tuple[Any, ...]
+    """Those generators."""
     written: dict[Any, tuple[str, ...]]
     """Buffers that a forward pass writes, by module."""
     normaliser: Normaliser | None
@@ -59,17 +62,16 @@ class Findings(Noun):
 
 
 @contextlib.contextmanager
-def preserved(model: Any) -> Iterator[None]:
-    """Random state, buffers and gradients as they were, whatever the block does."""
+def preserved(model: Any, sources: tuple[Any, ...] = ()) -> Iterator[None]:
+    """Random state, buffers and gradients as they were, whatever the block does; `sources`: further generators."""
     import torch
 
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     for parameter, _ in gradients:
         parameter.grad = None
     try:
-        with torch.random.fork_rng(devices):
+        with same_draws(sources):
             yield
     finally:
         for parameter, gradient in gradients:
@@ -139,12 +141,18 @@ def look(work: Work, batch: Any) -> Findings:
             with in_users_code("loss(model, batch)"):
                 recorder = _record(work, batch)
         written = _written(before)
-        heads = () if failure else _try_heads(work, batches.take(batch, 0, 1), list(recorder.calls))
-        normaliser, why_not = None, failure or "the batch has one sample"
-        if few > 1 and not failure:
-            normaliser, why_not = _try_rules(work, part, few)
+        sources = recorder.drawn.sources()
+        names = [source.name for source in sources if source in GLOBAL]
+        with same_draws(sources):
+            heads = () if failure else _try_heads(work, batches.take(batch, 0, 1), list(recorder.calls))
+            normaliser, why_not = None, failure or "the batch has one sample"
+            if names:
+                why_not = f"random numbers are drawn ({', '.join(names)}), which cannot be held still to compare slices"
+            elif few > 1 and not failure:
+                normaliser, why_not = _try_rules(work, part, few)
     return Findings(
-        rows=rows, few=rows if failure else few, random=tuple(recorder.random), written=written, normaliser=normaliser,
+        rows=rows, few=rows if failure else few, random=(*recorder.random, *names), sources=sources, written=written,
+        normaliser=normaliser,
         why_not=why_not, heads=heads, lower=recorder.lower, writing=frozenset(recorder.writing),
     )  # fmt: skip
 
@@ -175,6 +183,8 @@ def _record(work: Work, part: Any) -> Recorder:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+        finally:
+            recorder.drawn.put_back()
         clear_up()
     raise OutOfMemory(
         "not even a forward pass of one sample has room beside the weights on the card: leave the model in host memory and "
@@ -418,7 +428,7 @@ def compare(work: Work, choice: Choice, batch: Any, store: Store) -> tuple[float
     with quiet:
         kept = []
         for one in (plain, sliced):
-            with preserved(work.model):  # each: results may depend on buffers that are written
+            with preserved(work.model, work.sources):  # each: results may depend on buffers that are written
                 torch.manual_seed(0)
                 kept.append(_collect(work, one, batch, store))
         worst, name = 0.0, ""

@@ -7,8 +7,7 @@ that their outputs, joined, are the output of the whole.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +21,7 @@ from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.check import SAMPLES
 from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.draws import same_draws
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.guarded import call_model
 from outsize.model.fitting.joining import NotJoined
@@ -104,10 +104,10 @@ def _why_not_sliced(work: Work, call: Call, batch: Any) -> list[str]:
     if rows == 1:
         return ["not used: slice the batch: it has one sample"]
     part = batches.take(batch, 0, min(SAMPLES, rows))
-    with _same_draws(), in_users_code("the model, called with the first samples,"):
+    with same_draws(), in_users_code("the model, called with the first samples,"):
         whole = Runner(work, Choice(), NoStore()).infer(part, call)
     try:
-        with _same_draws():
+        with same_draws():
             cut = Runner(work, Choice(slices=2), NoStore()).infer(part, call)
     except NotJoined as error:
         return [f"not used: slice the batch: {error}"]
@@ -116,15 +116,6 @@ def _why_not_sliced(work: Work, call: Call, batch: Any) -> list[str]:
         a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-3) for a, b in zip(one, other, strict=True)
     )  # fmt: skip
     return [] if same else ["not used: slice the batch: the outputs of slices, joined, are not the output of the whole"]
-
-
-@contextlib.contextmanager
-def _same_draws() -> Iterator[None]:
-    import torch
-
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
-        yield
 
 
 def _tell(

@@ -57,6 +57,6 @@ def _grown(stage: Stage, rows: int) -> Stage:
     """The stage with a batch of another length."""
 
     def grow(_: str, twin: Twin) -> Twin:
-        return replace(twin, shape=(rows, *twin.shape[1:])) if twin.shape else twin
+        return replace(twin, shape=(rows, *twin.shape[1:]), contents=None) if twin.shape else twin
 
     return stage.with_batch(batches.transform(stage.batch, grow, leaf=Twin))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from outsize.model.fitting import parcels
+from outsize.model.fitting.draws import Drawn
 from outsize.model.ledger import Held, Ledger
 
 
@@ -25,6 +26,8 @@ class Recorder:
         """(number of the event, phase that begins there)."""
         self.random: dict[str, None] = {}
         """Operators that drew random numbers, with the module they ran in."""
+        self.drawn = Drawn()
+        """Generators beside torch's that were drawn from."""
         self.calls: dict[str, int] = {}
         """How often each module ran."""
         self.writing: set[str] = set()
@@ -59,6 +62,8 @@ class Recorder:
 
         class Mode(TorchDispatchMode):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if kwargs and "generator" in kwargs:
+                    recorder.drawn.meet(kwargs["generator"])
                 out = func(*args, **(kwargs or {}))
                 if torch.Tag.nondeterministic_seeded in func.tags and recorder._draws(func, args, kwargs or {}):
                     recorder._drawn(func)

@@ -57,6 +57,8 @@ class Work:
     """Kind of device the model is on."""
     heads: tuple[str, ...] = ()
     """Linear layers whose logits go straight into a cross entropy."""
+    sources: tuple[Any, ...] = ()
+    """Generators beside torch's that a step draws random numbers from."""
 
 
 class Runner:
@@ -93,7 +95,7 @@ class Runner:
         """A step has begun and is not done."""
         self._modules = modules
         self._configs = find_configs(work.model)
-        self._generators = generators_of(next(work.model.parameters()).device) if real else []
+        self._generators = [*generators_of(next(work.model.parameters()).device), *work.sources] if real else []
 
     # a step
 
@@ -103,6 +105,8 @@ class Runner:
         self._stepping = True
         self.update.forget()
         self.work.optimizer.zero_grad(set_to_none=True)
+        if self.real and self.choice.state_away:
+            own_memory(self.work.optimizer)
         self.update.send_state()
         loss, scale = self._passes(batch)
         self.phase("optimizer")
@@ -311,6 +315,16 @@ class Runner:
     def gather(self) -> None:
         """Everything home, as without us."""
         self.parcels.gather()
+
+
+def own_memory(optimizer: Any) -> None:
+    """State that was loaded from a file lies in memory that torch cannot let go of: it gets some of its own, one by one."""
+    import torch
+
+    for values in optimizer.state.values():
+        for value in values.values():
+            if isinstance(value, torch.Tensor) and value.dim() and not value.untyped_storage().resizable():
+                value.data = value.detach().clone()
 
 
 @contextlib.contextmanager

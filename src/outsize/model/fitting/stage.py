@@ -14,14 +14,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from outsize.core.errors import OutsizeError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting import parcels
 from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.draws import same_draws
+from outsize.model.fitting.exhaustion import is_out_of_memory
 from outsize.model.fitting.projection import Ends, Projection, kept_by, peaks_of, play, play_steps
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.stores import IN_FLIGHT, NoStore
 from outsize.model.ledger import Held
+from outsize.model.packed import torch_off
 from outsize.model.trace import Tracer
+from outsize.model.values import KEEP_ELEMENTS
 
 RATES = {"cpu": (5e10, 1e10), "cuda": (1.5e14, 3e12)}
 """Operations and bytes a second of a kind of device; only their ratio matters: times are shared out by it."""
@@ -39,16 +44,31 @@ class Twin:
     dtype: Any
     grad: bool
     parameter: bool
+    contents: Any = None
+    """A storage with what a small tensor holds, for a step that looks at it."""
 
     @classmethod
-    def of(cls, tensor: Any) -> Twin:
-        """Its shape, layout and part in autograd; its contents may be elsewhere."""
+    def of(cls, tensor: Any, known: bool = False) -> Twin:
+        """Its shape, layout and part in autograd; its contents, which may be elsewhere, only where they are `known`."""
         import torch
 
+        contents = None
+        if known and tensor.numel() <= KEEP_ELEMENTS:
+            with torch.no_grad():
+                copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+            contents = copy.untyped_storage()
         return cls(
             tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad,
-            isinstance(tensor, torch.nn.Parameter),
+            isinstance(tensor, torch.nn.Parameter), contents,
         )  # fmt: skip
+
+    def known_to(self, tracer: Tracer, label: str) -> Any:
+        """The tensor without contents, of whose contents a trace has a copy that it may write into."""
+        made = self.make(label)
+        if self.contents is not None:
+            with torch_off():
+                tracer.ledger.values[made.untyped_storage()._cdata] = self.contents.clone()
+        return made
 
     def make(self, device: str) -> Any:
         """The tensor without contents, under the mode that is on."""
@@ -65,10 +85,13 @@ class Stage:
 
     def __init__(self, work: Work, batch: Any) -> None:
         self.work = work
-        self.batch = batches.transform(batch, lambda _, tensor: Twin.of(tensor))
+        self.batch = batches.transform(batch, lambda _, tensor: Twin.of(tensor, known=True))
         """The batch, with twins for tensors."""
         model = work.model
-        self._twins = {id(t): (t, Twin.of(t)) for t in (*model.parameters(), *model.buffers())}
+        self._twins = {id(b): (b, Twin.of(b, known=not b.dtype.is_floating_point)) for b in model.buffers()}
+        self._twins |= {id(p): (p, Twin.of(p)) for p in model.parameters()}
+        self._reads = False
+        """A step fails unless it can read what the batch holds: labels that are looked up or checked."""
 
     def with_batch(self, batch: Any) -> Stage:
         """The same work with another batch of twins."""
@@ -77,16 +100,31 @@ class Stage:
         return other
 
     def project(self, choice: Choice, *, call: Callable[[Any, Any], Any] | None = None) -> Projection:
-        """Run a step (or, with `call`, an inference) without contents."""
-        import torch
+        """Run a step (or, with `call`, an inference) without contents: other batches than this one hold at most as much.
 
-        state = torch.random.get_rng_state()
+        Where that fails, values of the batch steer the step, and it is told those of this one.
+        """
+        if not self._reads:
+            try:
+                return self._project(choice, call)
+            except Exception as error:
+                if isinstance(error, OutsizeError) or is_out_of_memory(error):
+                    raise
+        told = self._project(choice, call, reads=True)
+        self._reads = True
+        return told
+
+    def _project(self, choice: Choice, call: Callable[[Any, Any], Any] | None, reads: bool = False) -> Projection:
         label = "cpu" if self.work.device == "cpu" else "cuda:0"
         watch = Watch(label, self.work.model)
         store = NoStore(0 if label == "cpu" else IN_FLIGHT)
-        with watch.running():
-            fakes = {key: twin.make(label) for key, (_, twin) in self._twins.items()}
-            batch = batches.transform(self.batch, lambda _, twin: twin.make(label), leaf=Twin)
+        with same_draws(), watch.running():
+            fakes = {key: twin.known_to(watch, label) for key, (_, twin) in self._twins.items()}
+
+            def enter(_: str, twin: Twin) -> Any:
+                return twin.known_to(watch, label) if reads or not twin.shape else twin.make(label)
+
+            batch = batches.transform(self.batch, enter, leaf=Twin)
             given = sum(held.bytes for held in watch.ledger.live.values() if held.label == label)
             optimizer = None if self.work.optimizer is None or call else self._optimizer(fakes, label)
             with self._swapped(fakes) as model:
@@ -99,7 +137,6 @@ class Stage:
                 else:
                     runner.step(batch) if optimizer is not None else runner.backward(batch)
             size = sum(tensor.numel() * tensor.element_size() for tensor in _state(optimizer))
-        torch.random.set_rng_state(state)
         return _tell(watch, label, store.peak, size, given, bool(call))
 
     def _optimizer(self, fakes: dict[int, Any], label: str) -> Any:

@@ -37,7 +37,7 @@ from outsize.model.fitting.stage import Stage, open_stage
 from outsize.model.fitting.stores import open_store
 from outsize.model.fitting.telling import tell
 from outsize.model.fitting.timing import Timing, estimate_times, measure_times, try_out
-from outsize.model.fitting.users_code import say
+from outsize.model.fitting.users_code import in_users_code, say
 
 TRIED = 3
 """Most plans of different kinds that are run on a card, so that the fastest is known and not guessed."""
@@ -131,6 +131,7 @@ def _prepare(
         normaliser=findings.normaliser or Normaliser(),
         splits=findings.normaliser is not None,
         heads=findings.heads,
+        sources=findings.sources,
     )
     stage = open_stage(work, batch)
     facts = _take_apart(work, stage, findings, batch, own_step, allowance.bytes)
@@ -140,11 +141,12 @@ def _prepare(
 
 def _take_apart(work: Work, stage: Stage, findings: Findings, batch: Any, own_step: bool, budget: int) -> Facts:
     """Facts of the plain step, with times measured where a card is."""
-    plain = stage.project(Choice())
+    with in_users_code("the step, followed without contents (values that it reads are chosen),"):
+        plain = stage.project(Choice())
     pieces = stage.project(Choice(chunks=8)) if findings.heads else None
     timing: Timing | None = None
     if work.device == "cuda":
-        with preserved(work.model):
+        with preserved(work.model, work.sources):
             timing = measure_times(work, batch, plain, budget)
         clear_up()
     timing = timing or estimate_times(work.device, plain, findings.rows, inclusive)
@@ -297,7 +299,7 @@ class Planning:
 
     def _try_out(self, choice: Choice, store: Any, batch: Any) -> float | None:
         """Seconds of the passes, None where memory does not suffice."""
-        with preserved(self.work.model):
+        with preserved(self.work.model, self.work.sources):
             let_grow(self, choice.expandable)
             try:
                 return try_out(Runner(self.work, choice, store), batch)
