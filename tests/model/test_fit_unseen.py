@@ -112,6 +112,27 @@ def test_a_block_with_draws_of_python_is_computed_again_as_it_ran():
     assert [remedy.name for remedy in plan.remedies] == ["compute activations again"]
 
 
+@pytest.mark.parametrize("make", [lambda: from_numpy, lambda: from_python, Own], ids=["numpy", "python", "own"])
+def test_a_step_that_runs_again_after_a_failure_draws_what_it_drew_the_first_time(make):
+    finals = []
+    for planted in (False, True):
+        seed(0)
+        model, batch = make_wide(make), rows()
+        fitted = outsize.fit(model, wide_loss, torch.optim.SGD(model.parameters(), 0.02), batch, budget="1GiB")
+        fitted._tighten = lambda failure: None  # the same plan again
+        due = iter([planted])
+
+        def fail(gradient, due=due):
+            if next(due, False):
+                raise torch.OutOfMemoryError("CUDA out of memory. (planted)")
+
+        model[0].up.weight.register_hook(fail)
+        fitted.step(batch)
+        finals.append((draws(), [p.detach().clone() for p in model.parameters()]))
+    assert finals[0][0] == finals[1][0]
+    assert all(torch.equal(a, b) for a, b in zip(finals[0][1], finals[1][1], strict=True))
+
+
 class Dropping(nn.Module):
     """Layers are left out by chance."""
 

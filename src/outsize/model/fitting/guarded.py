@@ -198,6 +198,7 @@ class Snapshot:
 
         self._random = torch.random.get_rng_state()
         self._cuda = torch.cuda.get_rng_state() if work.device == "cuda" else None
+        self._sources = [(source, source.get_state()) for source in work.sources]
         buffers = [module._buffers[name] for module, names in work.written.items() for name in names]
         self._buffers = list(zip(buffers, copy_all(buffers), strict=True))
 
@@ -208,6 +209,8 @@ class Snapshot:
         torch.random.set_rng_state(self._random)
         if self._cuda is not None:
             torch.cuda.set_rng_state(self._cuda)
+        for source, state in self._sources:
+            source.set_state(state)
         with torch.no_grad():
             for buffer, copy in self._buffers:
                 buffer.copy_(copy)
