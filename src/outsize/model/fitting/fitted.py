@@ -14,8 +14,6 @@ from typing import Any
 
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.fitting import FitPlan
-from outsize.core.noun import Known
-from outsize.core.plan import Peak
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
@@ -139,20 +137,6 @@ class Fitted(Guarded[Runner]):
         loss, recorder = measure(runner, batch)
         self.measured = max(recorder.peaks().values())
         return loss
-
-    def _own_up(self) -> None:
-        """A step held more than projected, though not more than allowed: from now on the plan says what it held."""
-        assert self.measured is not None
-        pool, held = self.plan.budgets[0].pool, self.measured
-        projected = self.plan.peak(pool)
-        if held <= projected:
-            return
-        highest = max(self.plan.steps, key=lambda step: step.peak(pool))
-        measured = replace(highest, peaks=(Peak(pool=pool, bytes=held, known=Known.EXACT),))
-        self.plan = replace(
-            self.plan, steps=tuple(measured if step is highest else step for step in self.plan.steps),
-            notes=(*self.plan.notes, f"a step held {format_bytes(held)} where {format_bytes(projected)} were projected"),
-        )  # fmt: skip
 
     def _half_done(self, error: BaseException, before: Snapshot) -> None:
         if is_out_of_memory(error):

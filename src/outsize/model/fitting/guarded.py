@@ -11,10 +11,13 @@ import abc
 import contextlib
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.fitting import FitPlan
+from outsize.core.noun import Known
+from outsize.core.plan import Peak
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
@@ -158,6 +161,20 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
             runner.roll_back()
             before.restore()
             self._tighten(failure)
+
+    def _own_up(self) -> None:
+        """A step held more than projected, though not more than allowed: from now on the plan says what it held."""
+        pool, held = self.plan.budgets[0].pool, self.measured
+        projected = self.plan.peak(pool)
+        if held is None or held <= projected:
+            return
+        highest = max(self.plan.steps, key=lambda step: step.peak(pool))
+        beside = (peak for peak in highest.peaks if peak.pool != pool)
+        measured = replace(highest, peaks=(Peak(pool=pool, bytes=held, known=Known.EXACT), *beside))
+        self.plan = replace(
+            self.plan, steps=tuple(measured if step is highest else step for step in self.plan.steps),
+            notes=(*self.plan.notes, f"a step held {format_bytes(held)} where {format_bytes(projected)} were projected"),
+        )  # fmt: skip
 
     def _tighten(self, failure: str) -> None:
         pool = self.plan.budgets[0].pool

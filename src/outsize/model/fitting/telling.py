@@ -48,12 +48,16 @@ def _phases(search: Search, found: Candidate, allowance: Allowance) -> tuple[Ste
     assert projection is not None
     peaks = dict(projection.peaks)
     if projection.card:
-        bound = int(peaks["reserved"] * (1 + MARGIN))
-        peaks["reserved"] = min(bound, max(allowance.bytes, int(peaks["reserved"]) if not search.limited else 0))
+        peaks["reserved"] = bound(peaks["reserved"], allowance.bytes, search.limited)
     known = Known.ESTIMATE if projection.card else Known.EXACT
     return tuple(
         Step(name=name, peaks=(Peak(pool=allowance.pool, bytes=size, known=known),)) for name, size in peaks.items()
     )
+
+
+def bound(reserved: int, allowed: int, limited: bool) -> int:
+    """What a card may reserve where a replay reserves so much; no more than allowed where the allocator is stopped there."""
+    return min(int(reserved * (1 + MARGIN)), allowed if limited else max(allowed, reserved))
 
 
 def _remedies(found: Candidate, facts: Facts, findings: Findings) -> tuple[Remedy, ...]:

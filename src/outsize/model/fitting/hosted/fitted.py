@@ -37,13 +37,22 @@ class HostedFitted(Guarded[HostedRunner]):
         self.choice: HostedChoice
         self.seconds: float | None = None
         """Seconds of the rehearsal."""
+        self._watched = 3
+        """Steps after which the plan is compared with what the card has reserved."""
         self._tighter = tighter
         self._call = call or call_model
 
     def step(self, batch: Any) -> Any:
         """One training step: gradients of the whole batch, one update. Returns the loss, detached, on the device."""
         self._ready_to_train(batch)
-        return self._guarded(lambda: self._now.step(batch))
+        loss = self._guarded(lambda: self._now.step(batch))
+        if self._watched and self.measured is not None:
+            import torch
+
+            self._watched -= 1
+            self.measured = max(self.measured, int(torch.cuda.max_memory_reserved()))
+            self._own_up()
+        return loss
 
     def backward(self, batch: Any) -> Any:
         """Gradients of the whole batch, added to `.grad` in host memory; you step the optimizer yourself."""

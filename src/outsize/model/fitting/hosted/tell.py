@@ -17,6 +17,7 @@ from outsize.model.fitting.hosted.slabs import stretch
 from outsize.model.fitting.hosted.stage import Sketch
 from outsize.model.fitting.hosted.units import Cut, cut_model, sizeof
 from outsize.model.fitting.runner import Work
+from outsize.model.fitting.telling import bound
 
 if TYPE_CHECKING:
     from outsize.model.fitting.hosted.planner import Search
@@ -37,7 +38,7 @@ def tell(
             name=name, peaks=(Peak(pool=there.pool, bytes=size, known=known), *beside),
             read=traffic.get(name, (0, 0))[0], written=traffic.get(name, (0, 0))[1],
         )
-        for name, size in sketch.peaks.items()
+        for name, size in _peaks(sketch, there).items()
     )  # fmt: skip
     weights = sum(sizeof(p) for p in {id(p): p for p in work.model.parameters()}.values())
     state = sum(stretch(shapes) for shapes in search.layout.values())
@@ -62,6 +63,12 @@ def tell(
         away=host.bytes, place="disk" if search.streamed else "host", moved=moved, seconds=seconds, tokens=tokens,
         notes=tuple(_notes(search, choice, sketch, cut, filed, (read, written, disk))),
     )  # fmt: skip
+
+
+def _peaks(sketch: Sketch, there: Allowance) -> dict[str, int]:
+    """Peaks on the device by phase."""
+    reserved = sketch.peaks.get("reserved")
+    return sketch.peaks | ({} if reserved is None else {"reserved": bound(reserved, there.bytes, limited=False)})
 
 
 def _notes(
