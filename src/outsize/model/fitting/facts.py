@@ -52,6 +52,8 @@ class Block(Noun):
     """Time of its forward pass."""
     compound: bool
     """It is made of other modules; a single operator keeps only what others need anyway."""
+    runs: int = 1
+    """How often it runs in a forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,8 +184,8 @@ def _span_parts(
         alone = plain.stays[children[0]] - plain.gives[children[0]]
         freed = size - alone - plain.gives[children[-1]]
         if freed > 0:
-            took = max(1e-9, sum(seconds.get(child, 0.0) for child in children))
-            found[name] = Part(name=name, kept=size, freed=freed, seconds=took)
+            took, runs = max(1e-9, sum(seconds.get(child, 0.0) for child in children)), plain.calls[children[0]]
+            found[name] = Part(name=name, kept=-(-size // runs), freed=freed, seconds=took, runs=runs)
     return found
 
 
@@ -228,8 +230,8 @@ def find_blocks(model: Any, plain: Projection, timing: Timing) -> tuple[Block, .
         children = list(module.named_children())
         ran = plain.calls.get(name, 0)
         list_of_blocks = type(module).__name__ in LISTS and any(list(child.children()) for _, child in children)
-        small = kept.get(name, 0) <= limit and not list_of_blocks
-        if name and ran == 1 and (small or not children):
+        small = kept.get(name, 0) <= limit * max(1, ran) and not list_of_blocks  # of several runs one is there at a time
+        if name and ran and (small or not children):
             found.append(
                 Block(
                     name=name,
@@ -237,6 +239,7 @@ def find_blocks(model: Any, plain: Projection, timing: Timing) -> tuple[Block, .
                     weights=_bytes(module.parameters()),
                     seconds=timing.modules.get(name, 0.0),
                     compound=bool(children),
+                    runs=ran,
                 )
             )
             return

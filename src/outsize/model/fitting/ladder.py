@@ -24,11 +24,13 @@ class Part(Noun):
 
     name: str
     kept: int
-    """Bytes that it keeps for the backward pass, everything inside included."""
+    """Bytes that a run of it keeps for the backward pass, everything inside included."""
     freed: int
-    """Bytes that are freed where it keeps its input only."""
+    """Bytes that are freed where it keeps its inputs only."""
     seconds: float
-    """Time to compute it again."""
+    """Time to compute all its runs again."""
+    runs: int = 1
+    """How often it runs in a forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +45,19 @@ class Rung(Noun):
 def find_parts(
     model: Any, kept: dict[str, int], stays: dict[str, int], seconds: dict[str, float], ran: dict[str, int]
 ) -> dict[str, Part]:
-    """Every module that ran once and frees something, by name.
+    """Every module that frees something, by name.
 
-    `kept` and `seconds` include what is inside; `stays` are bytes that are there although the module keeps its input only.
+    `kept` and `seconds` include what is inside and all runs; `stays` are bytes that are there although the module keeps its
+    inputs only.
     """
     found = {}
     last = _last_products(model, ran)
     for name in ran:
         freed = kept.get(name, 0) - stays.get(name, 0)
-        if name and ran[name] == 1 and freed > 0:
+        if name and ran[name] and freed > 0:
             stops = seconds.get(last[name], 0.0) if last.get(name) else 0.0
             took = max(seconds.get(name, 0.0) - stops, 0.02 * seconds.get(name, 0.0), 1e-9)
-            found[name] = Part(name=name, kept=kept[name], freed=freed, seconds=took)
+            found[name] = Part(name=name, kept=-(-kept[name] // ran[name]), freed=freed, seconds=took, runs=ran[name])
     return found
 
 

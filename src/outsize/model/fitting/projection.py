@@ -22,7 +22,7 @@ PLAYED = 3
 
 
 Ends = tuple[set[Held], set[Held]]
-"""Records that a module took in its first run, and those that it made and gave out."""
+"""Records that a module took in the forward pass, and those that it made and gave out."""
 
 
 class Move(NamedTuple):
@@ -54,7 +54,7 @@ class Projection(Noun):
     state: int
     """Bytes of optimizer state on the device."""
     calls: dict[str, int]
-    """How often each module ran."""
+    """How often each module ran in the forward pass, 0 for those that the user's own code runs again in the backward pass."""
     seconds: dict[tuple[str, str], float]
     """Estimated time by (phase, module)."""
     operators: dict[str, int]

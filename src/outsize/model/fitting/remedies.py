@@ -111,8 +111,9 @@ class Checkpoint(Means):
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """One more forward pass of these modules, and a call for each."""
-        again = sum(facts.parts[name].seconds for name in choice.checkpoint if name in facts.parts)
-        calls = CALL * len(choice.checkpoint)
+        parts = [facts.parts[name] for name in choice.checkpoint if name in facts.parts]
+        again = sum(part.seconds for part in parts)
+        calls = CALL * sum(part.runs for part in parts)
         longer = facts.passes_in(choice.slices, again, calls) - facts.passes_in(choice.slices)
         return max(longer, 0.1 * again, 0.01 * calls)  # what the card has time for still costs something
 
@@ -216,8 +217,8 @@ class Stream(Means):
     name = "stream weights"
 
     def levels(self, facts: Facts) -> list[Level]:
-        """All or nothing."""
-        names = tuple(block.name for block in facts.blocks if block.weights)
+        """All that run once, or nothing."""
+        names = tuple(block.name for block in facts.blocks if block.weights and block.runs == 1)
         return [{"stream": ()}, {"stream": names}] if names else [{"stream": ()}]
 
     def seconds(self, choice: Choice, facts: Facts) -> float:

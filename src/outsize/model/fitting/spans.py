@@ -27,11 +27,12 @@ def find_spans(
 
     found: dict[str, tuple[str, ...]] = {}
     for name, module in model.named_modules():
-        if type(module).forward is not torch.nn.Sequential.forward or len(module) < 2 or ran.get(name) != 1:
+        runs = ran.get(name, 0)
+        if type(module).forward is not torch.nn.Sequential.forward or len(module) < 2 or not runs:
             continue
         children = [(f"{name}.{child}" if name else child, part) for child, part in module.named_children()]
         flat = len(children) == len(module) and all(not list(part.children()) for _, part in children)
-        if not flat or any(ran.get(child) != 1 for child, _ in children) or not {c for c, _ in children} <= blocks:
+        if not flat or any(ran.get(child) != runs for child, _ in children) or not {c for c, _ in children} <= blocks:
             continue
         now: list[str] = []
         for number, (child, _) in enumerate(children):

@@ -225,8 +225,11 @@ class Watch(Tracer):
         """(number of the event, phase that begins there)."""
         self.names = {id(child): name for name, child in model.named_modules()}
         self.calls: dict[str, int] = {}
+        """How often modules ran in the forward pass; 0 for those that the user's own code runs again in the backward pass."""
+        self._backward = False
+        """A backward pass has begun."""
         self.ends: dict[str, Ends] = {}
-        """What modules took and gave in their first run."""
+        """What modules took and gave in the forward pass."""
         self._entered: dict[str, tuple[int, set[Held]]] = {}
         self.seconds: dict[tuple[str, str], float] = {}
         self.operators: dict[str, int] = {}
@@ -259,6 +262,7 @@ class Watch(Tracer):
 
     def phase(self, name: str) -> None:
         """A phase begins."""
+        self._backward |= name == "backward"
         self.marks.append((len(self.ledger.events), name))
 
     def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -284,14 +288,16 @@ class Watch(Tracer):
     def _called(self, module: Any, args: Any) -> None:
         name = self.names.get(id(module))
         if name is not None:
-            self.calls[name] = self.calls.get(name, 0) + 1
+            self.calls[name] = 0 if self._backward else self.calls.get(name, 0) + 1
             self._entered[name] = len(self.ledger.events), self._records(args)
 
     def _gave(self, module: Any, args: Any, out: Any) -> None:
         name = self.names.get(id(module))
-        if name is not None and name not in self.ends:
+        if name is not None and not self._backward:
             entered, taken = self._entered[name]
-            self.ends[name] = taken, {held for held in self._records(out) if held.born >= entered}
+            all_taken, gave = self.ends.setdefault(name, (set(), set()))
+            all_taken |= taken
+            gave |= {held for held in self._records(out) if held.born >= entered}
 
     def _records(self, value: Any) -> set[Held]:
         return {held for tensor in _tensors(value) if (held := self.ledger.of(tensor)) is not None}

@@ -191,7 +191,10 @@ def _modules(work: Work, part: Any, forward: float) -> dict[str, float]:
         marks[1].record()
         torch.cuda.synchronize()
     scale = forward / max(1e-3 * marks[0].elapsed_time(marks[1]), 1e-9)
-    return {name: scale * 1e-3 * float(start.elapsed_time(stop)) for name, (start, stop) in events.items() if stop}
+    return {
+        name: scale * 1e-3 * sum(float(pair[0].elapsed_time(pair[1])) for pair in pairs if len(pair) == 2)
+        for name, pairs in events.items()
+    }
 
 
 def _run(work: Work, part: Any) -> None:
@@ -247,26 +250,24 @@ def _forget(model: Any) -> None:
 
 
 @contextlib.contextmanager
-def _watched(names: dict[int, str]) -> Iterator[dict[str, list[Any]]]:
-    """Marks before and after the first forward pass of every module."""
+def _watched(names: dict[int, str]) -> Iterator[dict[str, list[list[Any]]]]:
+    """Marks before and after every run of every module."""
     import torch
     from torch.nn.modules import module as hooks
 
-    events: dict[str, list[Any]] = {}
+    events: dict[str, list[list[Any]]] = {}
+
+    def mark(module: Any, act: Callable[[list[list[Any]], Any], None]) -> None:
+        if id(module) in names:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            act(events.setdefault(names[id(module)], []), event)
 
     def enter(module: Any, args: Any) -> None:
-        name = names.get(id(module))
-        if name is not None and name not in events:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            events[name] = [event, None]
+        mark(module, lambda pairs, event: pairs.append([event]))
 
     def leave(module: Any, args: Any, out: Any) -> None:
-        pair = events.get(names.get(id(module), ""))
-        if pair is not None and pair[1] is None and id(module) in names:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            pair[1] = event
+        mark(module, lambda pairs, event: pairs[-1].append(event))
 
     handles = [hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)]
     try:
