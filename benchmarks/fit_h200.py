@@ -730,6 +730,53 @@ def _line(mine, plain, name, precision, percent, ways):
     )
 
 
+OTHER_STEP = {"resnet50": ("micro2", "micro4", "micro8", "finder")}
+"""Ways that change the training: statistics of a slice are not those of the batch."""
+
+
+def newest(paths):
+    """The newest measurement of every case, with the fastest of the other ways that fits and gives the same step."""
+    rows = [json.loads(line) for path in paths for line in pathlib.Path(path).read_text().splitlines()]
+    lines = ["| model, plain step | precision | " + " | ".join(f"{p} %" for p in sorted(PERCENTS)[::-1]) + " |", "|---" * 7 + "|"]
+    for name, precision in dict.fromkeys((r["model"], r["precision"]) for r in rows):
+        mine = [r for r in rows if (r["model"], r["precision"]) == (name, precision)]
+        plains = {r["run"]: r for r in mine if r.get("way") == "plain" and "seconds" in r}
+        cells = [_newest_cell(mine, plains, name, percent) for percent in sorted(PERCENTS)[::-1]]
+        last = plains[max(plains)]
+        lines.append(
+            f"| {name}, {1e3 * last['seconds']:.0f} ms, {last['reserved'] / 2**30:.2f} GiB | {precision} | {' | '.join(cells)} |"
+        )
+    return "\n".join(lines)
+
+
+def _newest_cell(mine, plains, name, percent):
+    done = [r for r in mine if (r.get("way"), r.get("percent")) == ("outsize", percent) and "seconds" in r]
+    done = [r for r in done if r["run"] in plains]
+    if not done:
+        return ""
+    ours = max(done, key=lambda r: (r["run"], r.get("at", 0)))
+    plain = plains[ours["run"]]
+    budget = plain["reserved"] * percent // 100
+    peers = {}
+    for row in mine:
+        way, same = row.get("way"), row["run"] == ours["run"]
+        if (
+            way not in (*WAYS, "finder")
+            or way in OTHER_STEP.get(name, ())
+            or "seconds" not in row
+            or row["run"] not in plains
+        ):
+            continue
+        if row["reserved"] <= budget if "percent" not in row else row["percent"] == percent:
+            key, took = (way, not same), row["seconds"] / plains[row["run"]]["seconds"]
+            peers[key] = min(took, peers.get(key, took))
+    beside = {way: took for (way, other), took in peers.items() if not other or (way, False) not in peers}
+    best = min(beside, key=beside.get, default=None)
+    said = f"{best} {beside[best]:.2f}x" if best else "none"
+    held = f"{ours['reserved'] / 2**30:.2f} of {budget / 2**30:.2f}"
+    return f"**{ours['seconds'] / plain['seconds']:.2f}x** ({said}) {held}, run {ours['run']}"
+
+
 def main():
     """Parse and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -747,9 +794,12 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="models too small to mean anything, to try the script out")
     parser.add_argument("--alone", type=lambda text: text.split(","), default=[], help="models without their peers")
-    parser.add_argument("--table")
+    parser.add_argument("--table", help="print the table of a file of rows")
+    parser.add_argument("--newest", nargs="+", help="print the newest measurement of every case of some files of rows")
     given = parser.parse_args()
-    if given.table:
+    if given.newest:
+        print(newest(given.newest))
+    elif given.table:
         print(table(given.table))
     else:
         everything(given)
