@@ -737,7 +737,10 @@ OTHER_STEP = {"resnet50": ("micro2", "micro4", "micro8", "finder")}
 def newest(paths):
     """The newest measurement of every case, with the fastest of the other ways that fits and gives the same step."""
     rows = [json.loads(line) for path in paths for line in pathlib.Path(path).read_text().splitlines()]
-    lines = ["| model, plain step | precision | " + " | ".join(f"{p} %" for p in sorted(PERCENTS)[::-1]) + " |", "|---" * 7 + "|"]
+    lines = [
+        "| model, plain step | precision | " + " | ".join(f"{p} %" for p in sorted(PERCENTS)[::-1]) + " |",
+        "|---" * 7 + "|",
+    ]
     for name, precision in dict.fromkeys((r["model"], r["precision"]) for r in rows):
         mine = [r for r in rows if (r["model"], r["precision"]) == (name, precision)]
         plains = {r["run"]: r for r in mine if r.get("way") == "plain" and "seconds" in r}
