@@ -128,7 +128,8 @@ def staging(arena, size):
 
 def sustained(source, arena):
     """GB/s of copies of a large array into page-locked memory, nothing else being done, by several ways: pieces that are used
-    again, and long runs; with the part of the processors' time that others took meanwhile."""
+    again, and long runs; with the part of the processors' time that others took meanwhile. `carried`: the same pieces go on to
+    the card, by a bare loop."""
     size, found = min(source.nbytes, 16 << 30), {}
     raw = source.reshape(-1).view(np.uint8)
     places = (
@@ -151,9 +152,35 @@ def sustained(source, arena):
         seconds = time.perf_counter() - began
         found[f"{hands}_threads_{piece >> 20}_MiB"] = sum(part.nbytes for part in parts) / seconds / 1e9
         found[f"stolen_{hands}_{piece >> 20}"] = (read_steal() - stolen) / seconds / os.cpu_count()
+    found["carried"] = carried(parts, arena)
     with open("/proc/self/smaps_rollup") as lines:
         found["huge_GiB"] = next((int(line.split()[1]) / 2**20 for line in lines if line.startswith("AnonHuge")), 0.0)
     return found
+
+
+def carried(parts, arena, hands=8, piece=8 << 20):
+    """GB/s of plain memory to the card by a bare loop: every thread copies into two pieces and sends them on a stream of its own."""
+    piece = min(piece, arena.nbytes // (2 * hands))
+    there = torch.empty(hands * piece, dtype=torch.uint8, device="cuda")
+
+    def carry(hand):
+        rings = [torch.from_numpy(arena[(2 * hand + turn) * piece :][:piece]) for turn in range(2)]
+        target, stream = there[hand * piece :][:piece], torch.cuda.Stream()
+        sent = [torch.cuda.Event(), torch.cuda.Event()]
+        with torch.cuda.stream(stream):
+            for part in parts:
+                for turn, low in enumerate(range(hand * piece, part.nbytes, hands * piece)):
+                    ring, size = rings[turn % 2], min(piece, part.nbytes - low)
+                    sent[turn % 2].synchronize()
+                    np.copyto(ring.numpy()[:size], part[low : low + size])
+                    target[:size].copy_(ring[:size], non_blocking=True)
+                    sent[turn % 2].record(stream)
+        stream.synchronize()
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(hands) as crew:
+        list(crew.map(carry, range(hands)))
+    return sum(part.nbytes for part in parts) / (time.perf_counter() - began) / 1e9
 
 
 def read_steal():
