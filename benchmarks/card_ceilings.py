@@ -159,7 +159,7 @@ def sustained(source, arena):
 
 
 def carried(parts, arena, hands=8, piece=8 << 20):
-    """GB/s of plain memory to the card by a bare loop: every thread copies into two pieces and sends them on a stream of its own."""
+    """GB/s of plain memory to the card by a bare loop: each thread fills two pieces and sends them on its own stream."""
     piece = min(piece, arena.nbytes // (2 * hands))
     there = torch.empty(hands * piece, dtype=torch.uint8, device="cuda")
 
