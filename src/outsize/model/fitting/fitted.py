@@ -117,7 +117,12 @@ class Fitted(Guarded[Runner]):
         if thing is not self._work.optimizer:
             return None  # into weights that are away is written where they are
         runner.forget_replaced()  # by a load that failed
-        return arriving(saved, runner.parcels) if self.choice.state_away else None
+        if not self.choice.state_away:
+            return None
+        if runner.streamer is not None:  # before the first step weights are at home, in the room that is needed
+            runner.streamer.leave()
+            runner.store.land()
+        return arriving(saved, runner.parcels)
 
     def _after_loading(self, optimizer: Any) -> None:
         self._now.forget_replaced()
