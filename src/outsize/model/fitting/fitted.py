@@ -16,6 +16,7 @@ from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.arriving import arriving
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.guarded import Guarded, Snapshot, call_model
@@ -110,10 +111,24 @@ class Fitted(Guarded[Runner]):
             parcels.lent = None
         return lent.instead(saved, Away) if lent is not None and thing is self._work.optimizer else None
 
-    def _before_loading(self, thing: Any, *_: Any) -> None:
-        self._now.parcels.bring(_tensors_of(thing), "load_state_dict()")
+    def _before_loading(self, thing: Any, saved: Any, *_: Any) -> Any:
+        runner = self._now
+        runner.parcels.lent = None
+        if thing is not self._work.optimizer:
+            return None  # into weights that are away is written where they are
+        runner.forget_replaced()  # by a load that failed
+        if not self.choice.state_away:
+            return None
+        if runner.streamer is not None:  # before the first step weights are at home, in the room that is needed
+            runner.streamer.leave()
+            runner.store.land()
+        return arriving(saved, runner.parcels)
+
+    def _after_loading(self, optimizer: Any) -> None:
+        self._now.forget_replaced()
 
     def _end(self) -> None:
+        self._now.forget_replaced()
         self._now.parcels.gather("undo()")
         self._now.store.close()
         let_grow(self, False)

@@ -110,7 +110,8 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
     def _hook(self) -> list[Any]:
         """Whoever saves or loads finds what that takes at home; a part may be saved by itself."""
         work = self._work
-        before, after, loading = (Hook(self, name) for name in ("_before_saving", "_after_saving", "_before_loading"))
+        names = ("_before_saving", "_after_saving", "_before_loading", "_after_loading")
+        before, after, loading, loaded = (Hook(self, name) for name in names)
         handles = []
         for module in work.model.modules():  # under private names, which every torch has
             handles += [
@@ -123,6 +124,7 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
                 work.optimizer.register_state_dict_pre_hook(before),
                 work.optimizer.register_state_dict_post_hook(after, prepend=True),  # the user's find contents
                 work.optimizer.register_load_state_dict_pre_hook(loading),
+                work.optimizer.register_load_state_dict_post_hook(loaded, prepend=True),
             ]
         return handles
 
@@ -133,9 +135,12 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
     def _after_saving(self, thing: Any, saved: Any, *_: Any) -> Any:
         """It is about to give `saved`; another than None is given instead."""
 
-    def _before_loading(self, thing: Any, *_: Any) -> None:
-        """A state is about to be loaded into `thing`."""
+    def _before_loading(self, thing: Any, *_: Any) -> Any:
+        """A state is about to be loaded into `thing`; into an optimizer, another than None is loaded instead."""
         self.gather()
+
+    def _after_loading(self, optimizer: Any) -> None:
+        """A state was loaded into the optimizer."""
 
     def _guarded(self, run: Callable[[], Any]) -> Any:
         """Run; after an out-of-memory failure put everything back, plan tighter, and run again."""

@@ -10,6 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 
+def lay_over(storage: Any, tensor: Any) -> Any:
+    """A tensor in host memory that lies on a storage as another does on its own."""
+    import torch
+
+    return torch.empty(0, dtype=tensor.dtype, device="cpu").set_(
+        storage, tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
+
+
 class Lent:
     """The copies that one `state_dict()` is given."""
 
@@ -24,15 +33,11 @@ class Lent:
 
     def copy(self, tensor: Any) -> Any:
         """The tensor in host memory; the same one for all who ask."""
-        import torch
-
         if id(tensor) not in self._copies:
             parcel = self._parcel_of(tensor)
             if parcel not in self._bytes:
                 self._bytes[parcel] = parcel.read().untyped_storage()
-            self._copies[id(tensor)] = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(
-                self._bytes[parcel], tensor.storage_offset(), tensor.shape, tensor.stride()
-            )
+            self._copies[id(tensor)] = lay_over(self._bytes[parcel], tensor)
         return self._copies[id(tensor)]
 
     def instead(self, saved: Any, away: type) -> Any:

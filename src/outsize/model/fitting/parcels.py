@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError, OutOfMemory
 from outsize.core.units import format_bytes
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
-from outsize.model.fitting.lending import Lent
+from outsize.model.fitting.lending import Lent, lay_over
 from outsize.model.fitting.stores import Store
 
 listeners: list[Callable[[Any], None]] = []
@@ -63,6 +64,10 @@ class Away:
         lent = cls.parcels.lent
         if lent is not None and name in COPIED:
             return func(lent.copy(args[0]), *args[1:], **(kwargs or {}))
+        if name == "to" and _is_so(*args, **(kwargs or {})):
+            return args[0]
+        if name == "copy_" and isinstance(args[0], Away) and args[0].parcels.may_write(*args[:2]):
+            return args[0].parcels.overwrite(*args[:2])
         for kind in types:
             if issubclass(kind, Away):
                 kind.parcels.call_home(name if owner is None else owner.__name__)
@@ -75,6 +80,11 @@ class Away:
     def __reduce_ex__(self, protocol: Any) -> Any:
         self.parcels.call_home("pickle")
         return self.__reduce_ex__(protocol)
+
+
+def _is_so(tensor: Any, *more: Any, dtype: Any = None, device: Any = None, **others: Any) -> bool:
+    """True where `tensor.to(dtype=, device=)` would give the tensor itself."""
+    return not (more or others) and device == tensor.device and dtype in (None, tensor.dtype)
 
 
 def bytes_of(tensor: Any) -> int:
@@ -160,6 +170,18 @@ class Parcel:
         self._store.read(self._slot, flat)
         return flat
 
+    def write(self, flat: Any) -> None:
+        """Other bytes in the place of its own; it stays away."""
+        self._store.write(self._slot, flat)
+
+    def is_held(self) -> bool:
+        """True where somebody else holds one of its tensors."""
+        seen = [weakref.ref(tensor) for tensor in self.tensors.values()]
+        self.tensor, self.tensors = None, {}
+        self.tensors = {id(tensor): tensor for ref in seen if (tensor := ref()) is not None}
+        self.tensor = next(iter(self.tensors.values()), None)
+        return self.tensor is not None
+
     def _empty(self) -> None:
         self.tensor.untyped_storage().resize_(0)
         _tell(self.tensor)
@@ -194,6 +216,8 @@ class Parcels:
         self._kinds: dict[type, type] = {}
         """Class of a tensor -> its class while it is away."""
         self._busy = 0
+        self.loaded = False
+        """State came from a checkpoint since the last step: all of it is away."""
         self.lent: Lent | None = None
         """Copies for somebody who is saving and for whom there was no room at home."""
 
@@ -231,6 +255,34 @@ class Parcels:
         parcel = self._all.get(tensor.untyped_storage()._cdata)
         alone = parcel is not None and len(parcel.tensors) == 1
         return parcel.lend() if parcel is not None and alone and parcel.bytes == bytes_of(tensor) else None
+
+    def take_in(self, tensor: Any) -> None:
+        """Away with one, and nothing of it is here when this is over."""
+        self.loaded = True
+        self.send([tensor])
+        self.store.land()
+
+    def may_write(self, tensor: Any, source: Any) -> bool:
+        """True between steps, where autograd does not look."""
+        import torch
+
+        return not self._busy and not (torch.is_grad_enabled() and (tensor.requires_grad or source.requires_grad))
+
+    def overwrite(self, tensor: Any, source: Any) -> Any:
+        """`tensor.copy_(source)` where it waits, past the device."""
+        parcel = self.of(tensor)
+        flat = parcel.read()
+        lay_over(flat.untyped_storage(), tensor).copy_(source)
+        parcel.write(flat)
+        return tensor
+
+    def prune(self, wanted: set[int]) -> None:
+        """Forget the tensors, other than those of these ids, that nobody else holds."""
+        self.store.land()
+        for parcel in [parcel for parcel in self._all.values() if parcel.tensors.keys().isdisjoint(wanted)]:
+            if not parcel.is_held():
+                parcel.drop()
+                del self._all[parcel.key]
 
     def settle(self, away: Callable[[Any], bool], asker: str) -> None:
         """Home with every tensor for which `away(tensor)` does not hold."""
@@ -317,7 +369,7 @@ def _say_no_room(asker: str, needed: int, room: int, place: str, failure: str) -
     return (
         f"{asker} needs {format_bytes(needed)} on the device that wait elsewhere ({place}), and {format_bytes(room)} of them "
         f"found room there ({failure}). Nothing is lost: all of it is away again and the fitted step goes on. Free memory or "
-        "lift the limit and try again; state_dict() needs no room: it gives copies in host memory"
+        "lift the limit and try again; state_dict() and load_state_dict() need no room: they go past the device"
     )
 
 

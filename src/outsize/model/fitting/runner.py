@@ -107,6 +107,8 @@ class Runner:
         self.work.optimizer.zero_grad(set_to_none=True)
         if self.real and self.choice.state_away:
             own_memory(self.work.optimizer)
+        if self.parcels.loaded:
+            self.forget_replaced()
         self.update.send_state()
         loss, scale = self._passes(batch)
         self.phase("optimizer")
@@ -311,6 +313,12 @@ class Runner:
         """Weights home; the optimizer's state stays where it is."""
         weights = {id(parameter) for parameter in self.work.model.parameters()}
         self.parcels.settle(lambda tensor: id(tensor) not in weights, "a comparison with the plain step")
+
+    def forget_replaced(self) -> None:
+        """State that is no longer the optimizer's need not be kept, unless the user holds it."""
+        optimizer = self.work.optimizer
+        state = [] if optimizer is None else [value for values in optimizer.state.values() for value in values.values()]
+        self.parcels.prune({id(tensor) for tensor in (*self.work.model.parameters(), *state)})
 
     def gather(self) -> None:
         """Everything home, as without us."""

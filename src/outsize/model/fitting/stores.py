@@ -47,6 +47,9 @@ class Store(Protocol):
     def read(self, slot: Any, into: Any) -> None:
         """Fill a flat byte tensor in host memory from a slot, at once."""
 
+    def write(self, slot: Any, data: Any) -> None:
+        """Put a flat byte tensor in host memory in the place of what a slot has, at once."""
+
     def land(self) -> None:
         """All that was put has landed."""
 
@@ -120,6 +123,9 @@ class NoStore:
         """As `begin`, which is over when it returns."""
         self.begin(slot, into)
 
+    def write(self, slot: Any, data: Any) -> None:
+        """Nothing is kept."""
+
     def land(self) -> None:
         """All copies out have ended for those who come after."""
         while self._flying:
@@ -153,24 +159,32 @@ class DiskStore(NoStore):
 
     def put(self, data: Any, land: Land | None = None) -> tuple[int, int]:  # type: ignore[override]
         """Write the bytes of a flat byte tensor on the CPU."""
-        view = _view(data)
-        size = len(view)
+        size = int(data.numel())
         if self._spare[size]:
             start = self._spare[size].pop()
         else:
             start, self._end = self._end, self._end + size
+        try:
+            self.write((start, size), data)
+        except StoreError:
+            self._spare[size].append(start)
+            raise
+        self._count(size)
+        self._fly(size, data, None, land)
+        return start, size
+
+    def write(self, slot: tuple[int, int], data: Any) -> None:
+        """Write the bytes of a flat byte tensor on the CPU over those of a slot."""
+        start, size = slot
+        view = _view(data)
         done = 0
         try:
             while done < size:
                 done += os.pwrite(self._file.fileno(), view[done:], start + done)
         except OSError as error:
-            self._spare[size].append(start)
             raise StoreError(
                 f"the scratch folder {self.path} could not take {format_bytes(size)}: {error.strerror}", path=self.path
             ) from error
-        self._count(size)
-        self._fly(size, data, None, land)
-        return start, size
 
     def begin(self, slot: tuple[int, int], into: Any) -> int:  # type: ignore[override]
         """Read the slot into a flat byte tensor on the CPU."""
@@ -270,6 +284,12 @@ class HostStore(NoStore):
         """Wait for what is on its way out, then copy from buffer to host memory; the card has no part in it."""
         self._out.synchronize()
         into.copy_(slot.buffer)
+
+    def write(self, slot: Slot, data: Any) -> None:
+        """The same the other way: after all copies that read the buffer or fill it."""
+        self._in.synchronize()
+        self._out.synchronize()
+        slot.buffer.copy_(data)
 
     def drop(self, slot: Slot) -> None:  # type: ignore[override]
         """The buffer is kept for the next block of this size: the pinned allocator rounds up, so few are made."""

@@ -394,7 +394,12 @@ class Update:
         return self._state(parameters_of(self.optimizer))
 
     def send_state(self) -> None:
-        """State that the optimizer brought along goes away before the first step."""
+        """State that the optimizer brought along goes away before the first step, and from a checkpoint the rest comes home."""
+        if self.parcels.loaded:
+            away = {id(tensor) for tensor in self.state_away()}
+            values = (value for state in self.optimizer.state.values() for value in state.values())
+            self.parcels.bring([value for value in values if id(value) not in away], "a step")
+            self.parcels.loaded = False
         if self._visiting:
             self.parcels.send(self.state_away())
             self.parcels.store.land()

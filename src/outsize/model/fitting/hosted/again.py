@@ -11,7 +11,7 @@ from typing import Any
 from outsize.core.errors import InputError
 from outsize.model.fitting.activations import _dense
 from outsize.model.fitting.again import Call, Settings
-from outsize.model.fitting.twice import Twice, generators_of, written_in
+from outsize.model.fitting.twice import Twice, written_in
 
 Forward = Callable[..., Any]
 
@@ -69,14 +69,13 @@ def _same(tensor: Any) -> Callable[[], Any]:
 
 
 def run_again(
-    module: Any, first: Forward, second: Forward, written: dict[Any, tuple[str, ...]], device: Any, real: bool,
-    keep: Callable[[Any], Callable[[], Any]] | None,
+    module: Any, first: Forward, second: Forward, written: dict[Any, tuple[str, ...]], device: Any,
+    generators: list[Any], keep: Callable[[Any], Callable[[], Any]] | None,
 ) -> Forward:  # fmt: skip
-    """`first` now, `second` when the backward pass needs what it saved."""
+    """`first` now, `second` when the backward pass needs what it saved; it draws the same from `generators`."""
     import torch
 
     mine = written_in(module, written)
-    generators = generators_of(device) if real else []
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():

@@ -235,7 +235,7 @@ class Search:
         return min(int(2 * ratio * (few + ALIGNMENT * 64)), sum(stretch(self.layout.get(id(p), [])) for p in small))
 
     def _trace(self, choice: HostedChoice) -> tuple[HostedChoice, Sketch] | None:
-        """Project; what the trace learns (order, outside uses, written buffers, heads) is used from then on."""
+        """Project; what the trace learns (order, outside uses, written buffers, generators, heads) is used from then on."""
         stage = self.stage
         for attempt in range(ROUNDS):
             full, cut = self._complete(choice)
@@ -260,6 +260,7 @@ class Search:
             known = (dict(self.outside), len(self.written), order)
             self.outside |= dict.fromkeys(sketch.outside)
             self.written |= sketch.written
+            stage.work.sources = tuple(dict.fromkeys((*stage.work.sources, *sketch.sources)))
             self.order = sketch.order or list(cut.units)
             if not stage.work.heads and not self.call and "chunks" not in self.forbidden:
                 name = find_head(stage.work.model, list(sketch.ran))

@@ -13,6 +13,7 @@ from typing import Any
 
 from outsize.core.errors import InputError, StoreError
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.draws import GLOBAL
 from outsize.model.fitting.exhaustion import clear_up
 from outsize.model.fitting.head import chunked_heads
 from outsize.model.fitting.hosted.again import run_again
@@ -29,6 +30,7 @@ from outsize.model.fitting.hosted.update import Collected, Dropped, Kept, OnCard
 from outsize.model.fitting.hosted.visits import Source, Visits
 from outsize.model.fitting.interrupts import Interrupts
 from outsize.model.fitting.runner import Phase, Work, other_forwards, read_loss, without_cache
+from outsize.model.fitting.twice import generators_of
 
 
 class HostedRunner:
@@ -51,6 +53,8 @@ class HostedRunner:
         self.visits = Visits(work.model, cut, source, lane, choice.ring, order)
         self.keeper = Keeper(lane) if choice.inputs else None
         self._rows = rows
+        self._generators = [*generators_of(lane.device), *work.sources] if self.real else [*GLOBAL]
+        """What a unit draws again in its second run; a trace, of which others are learned, draws from no other."""
         self.judge: Judge | None = None
         if choice.update == "kept" and self.real:
             self.judge = Judge(work.model, work.optimizer, work.clip, work.scaler)
@@ -306,7 +310,13 @@ class HostedRunner:
                 module = unit.module
                 forward = module.forward
                 twice = run_again(
-                    module, forward, visits.hold(unit, forward), self.work.written, self.lane.device, self.real, keep
+                    module,
+                    forward,
+                    visits.hold(unit, forward),
+                    self.work.written,
+                    self.lane.device,
+                    self._generators,
+                    keep,
                 )
                 if pieces > 1:
                     twice = self._checking(unit.name, forward, in_pieces(twice, pieces))

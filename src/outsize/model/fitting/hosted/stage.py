@@ -14,6 +14,7 @@ from typing import Any
 
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.draws import GLOBAL, Drawn, same_draws
 from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.lanes import NoLane
 from outsize.model.fitting.hosted.ring import aligned
@@ -42,7 +43,9 @@ class Sketch(Noun):
     outside: tuple[str, ...]
     """Parameters used outside of their units."""
     random: tuple[str, ...]
-    """Operators that draw random numbers."""
+    """Operators and generators that draw random numbers."""
+    sources: tuple[Any, ...]
+    """Generators beside torch's that were drawn from."""
     seconds: float
     """Estimated seconds of computing."""
     written: dict[Any, tuple[str, ...]]
@@ -107,9 +110,8 @@ class HostedStage:
         """One step, in which optimizer state is made: later ones find it and hold less; or one inference with `call`."""
         import torch
 
-        state = torch.random.get_rng_state()
         watch = Watch(self.label, self.work.model)
-        with watch.running():
+        with same_draws(), watch.running():
             batch = batches.transform(self.batch, lambda _, twin: twin.make(self.label), leaf=Twin)
             optimizer = None if self.work.optimizer is None else twin_of(self.work.optimizer)
             work = replace(self.work, optimizer=optimizer, written=written, scaler=None)
@@ -131,17 +133,18 @@ class HostedStage:
             if choice.state and choice.update != "host":
                 visiting = sum(stretch(shapes) for shapes in layout.values())
                 visiting += 2 * cut.weights if choice.update == "kept" else 0
+            sources = seen.drawn.sources()
+            seen.random |= dict.fromkeys(source.name for source in sources if source in GLOBAL)
             names = {id(p.parameter): p.name for p in cut.places()}
             sketch = Sketch(
                 peaks={}, inputs=runner.keeper.held if runner.keeper is not None else 0,
                 brought=runner.visits.brought + visiting, order=list(dict.fromkeys(met)),
                 outside=tuple(names[key] for key in seen.outside),
-                random=tuple(seen.random), seconds=sum(watch.seconds.values()),
+                random=tuple(seen.random), sources=sources, seconds=sum(watch.seconds.values()),
                 written=_written(work.model, runner.visits), ran=tuple(watch.calls),
                 heads=runner.heads_taken,
             )  # fmt: skip
             runner.roll_back()
-        torch.random.set_rng_state(state)
         return replace(sketch, peaks=self._peaks(watch))
 
     def _peaks(self, watch: Watch) -> dict[str, int]:
@@ -181,6 +184,8 @@ class Seen:
         """ids of parameters whose proxies are used while they have no data."""
         self.random: dict[str, None] = {}
         """Operators that draw random numbers."""
+        self.drawn = Drawn()
+        """Generators beside torch's; those of the user's own are put back in the end."""
 
 
 @contextlib.contextmanager
@@ -197,6 +202,8 @@ def watching(visits: Visits) -> Iterator[Seen]:
     class Mode(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
+            if "generator" in kwargs:
+                seen.drawn.meet(kwargs["generator"])
             if torch.Tag.nondeterministic_seeded in func.tags and Recorder._draws(func, args, kwargs):
                 seen.random.setdefault(func.overloadpacket.__name__)
             if func.namespace == "aten":
@@ -205,5 +212,8 @@ def watching(visits: Visits) -> Iterator[Seen]:
                         seen.outside.setdefault(keys[id(leaf)])
             return func(*args, **kwargs)
 
-    with Mode():
-        yield seen
+    try:
+        with Mode():
+            yield seen
+    finally:
+        seen.drawn.put_back()

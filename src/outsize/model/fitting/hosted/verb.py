@@ -20,6 +20,7 @@ from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.check import preserved
+from outsize.model.fitting.draws import same_draws
 from outsize.model.fitting.exhaustion import clear_up, give_back_heap, is_out_of_memory, return_freed_blocks
 from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.files import FileSource
@@ -244,7 +245,8 @@ def _rehearse(given: Given, runner: HostedRunner) -> tuple[str, int | None, floa
     try:
         if card:
             torch.cuda.reset_peak_memory_stats()
-        quiet = preserved(given.work.model) if given.call is None else contextlib.nullcontext()
+        sources = given.work.sources
+        quiet = preserved(given.work.model, sources) if given.call is None else same_draws(sources)
         with quiet, watching(runner.visits) as seen:
             start = time.perf_counter()
             if given.call is not None:
@@ -270,13 +272,13 @@ def _rehearse(given: Given, runner: HostedRunner) -> tuple[str, int | None, floa
 def _plain_gradients(given: Given, beside: Any) -> tuple[Any, dict[str, Any]]:
     """Two samples, or all where the loss fails on two, and their gradients in the plain step, by name."""
     model = given.work.model
-    with contextlib.suppress(RuntimeError):  # a module that keeps what it has computed cannot be copied
+    with contextlib.suppress(RuntimeError, TypeError):  # what a module keeps (results, a generator) may have no copy
         model = copy.deepcopy(model).to(beside)
     beside = next(model.parameters()).device
 
     def run(batch: Any) -> dict[str, Any]:
         there = batches.transform(batch, lambda _, tensor: tensor.to(beside))
-        with preserved(given.work.model), preserved(model), without_cache(model):
+        with preserved(given.work.model, given.work.sources), preserved(model), without_cache(model):
             loss, count = read_loss(given.work.loss(model, there))
             (loss if count is None else loss / count).backward()
             return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -298,7 +300,7 @@ def _compare(given: Given, runner: HostedRunner, held: int) -> str:
     room = held + 4 * weights <= given.budgets[0].bytes
     beside = given.device if room else the_cpu()
     batch, plain = _plain_gradients(given, beside)
-    with preserved(given.work.model):
+    with preserved(given.work.model, given.work.sources):
         found = runner.collect(batch)
     floor = 1e-4 * max((float(gradient.norm()) for gradient in plain.values()), default=0.0)
     allowed = EQUAL[runner.autocast or beside.type != given.device.type]
@@ -314,6 +316,7 @@ def _compare(given: Given, runner: HostedRunner, held: int) -> str:
                     return remedy
             raise InputError(
                 f"the gradient of {place.name} differs from the plain one by {worst:.1e} of its size when its weights visit "
-                f"{given.device}: does the loss draw random numbers outside of torch, or use weights outside of their modules?"
+                f"{given.device}: does it draw random numbers from a generator that is not torch's, Python's or numpy.random, "
+                "or use weights outside of their modules?"
             )
     return ""
