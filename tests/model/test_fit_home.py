@@ -6,6 +6,7 @@ import functools
 import io
 import pickle
 import re
+import weakref
 
 import networks as nets
 import pytest
@@ -13,11 +14,13 @@ import streams as pretended
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from torch.nn import functional
 
 import outsize
 from outsize.core.units import format_bytes
 from outsize.model.fitting.check import compare
 from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.exhaustion import clear_up
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.parcels import Away, Parcel
 from outsize.model.fitting.runner import Runner, Work
@@ -388,3 +391,31 @@ def test_a_transformers_model_without_room_at_home_is_saved_as_it_is(tmp_path, m
         assert isinstance(model.model.layers[0].mlp.up_proj.weight, Away)
     fitted.undo()
     assert_same(transformers.LlamaForCausalLM.from_pretrained(tmp_path / "saved").state_dict(), model.state_dict())
+
+
+class Gate(torch.nn.Module):
+    """Autograd saves what it gives, which is small, and something large."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        return x + functional.gelu(self.linear(x)) * self.linear(x[:1]).exp()
+
+
+def test_a_failed_pass_with_activations_elsewhere_leaves_nothing_behind(tmp_path):
+    model = torch.nn.Sequential(Gate(), Gate())
+    store = DiskStore(str(tmp_path))
+    work = Work(model=model, loss=lambda m, x: m(x).sum(), optimizer=torch.optim.SGD(model.parameters()))
+    runner = Runner(work, Choice(offload=("0", "1")), store)
+    made = []
+    model[0].linear.register_forward_hook(lambda module, given, out: made.append(weakref.ref(out)))
+    model[1].register_forward_hook(lambda module, given, out: 1 / 0)
+    with contextlib.suppress(ZeroDivisionError):
+        runner.step(torch.randn(256, 64))
+    clear_up()
+    runner.roll_back()
+    assert store.peak > store.held == 0
+    assert made
+    assert not any(result() is not None for result in made)

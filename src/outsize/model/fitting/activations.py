@@ -97,12 +97,9 @@ def _dense(tensor: Any) -> Any:
 
 
 def _is_its_bytes(tensor: Any) -> bool:
-    """False for what torch.func wraps, zeros of forward-mode gradients, which have no memory, and values that are read with
-    another sign than they are written."""
-    import torch
-
-    wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    return not (wrapped or tensor._is_zerotensor() or tensor.is_conj() or tensor.is_neg())
+    """False for zeros of forward-mode gradients, which have no memory, and values that are read with another sign than they
+    are written."""
+    return not (tensor._is_zerotensor() or tensor.is_conj() or tensor.is_neg())
 
 
 def _bytes(flat: Any) -> Any:
@@ -131,12 +128,10 @@ class Offload:
         import torch
 
         def pack(tensor: Any) -> Any:
-            if not _is_its_bytes(tensor):
+            if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                 return tensor
-            size = tensor.numel() * tensor.element_size()
-            storage = tensor.untyped_storage()
-            if size < SMALL or storage.nbytes() < size or storage._cdata in stays:  # an expanded view holds little
-                return tensor
+            if not _is_its_bytes(tensor) or self._is_small(tensor) or tensor.untyped_storage()._cdata in stays:
+                return tensor.detach()  # a result would hold the graph that holds it, for ever where a pass fails
             with torch.no_grad():
                 return self._pack(tensor)
 
@@ -147,6 +142,12 @@ class Offload:
                 return forward(*args, **kwargs)
 
         return run
+
+    @staticmethod
+    def _is_small(tensor: Any) -> bool:
+        """True where little is freed: an expanded view holds less than it shows."""
+        size = tensor.numel() * tensor.element_size()
+        return bool(size < SMALL or tensor.untyped_storage().nbytes() < size)
 
     def _pack(self, tensor: Any) -> Saved:
         storage = tensor.untyped_storage()
