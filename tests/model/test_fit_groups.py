@@ -11,7 +11,9 @@ from torch.utils.checkpoint import checkpoint
 import outsize
 from outsize.model.fitting import update
 from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.normaliser import Normaliser
 from outsize.model.fitting.runner import Runner, Work
+from outsize.model.fitting.stage import Stage
 from outsize.model.fitting.stores import DiskStore, HostStore
 from outsize.model.fitting.update import ONE_BY_ONE, bytes_of, largest_part, room_of
 
@@ -240,3 +242,92 @@ def test_state_comes_when_the_gradient_is_there_and_not_when_its_group_is_full(t
     assert home and all(home)
     runner.gather()
     store.close()
+
+
+class Anew(torch.optim.Optimizer):
+    """Makes new tensors for its state in every step."""
+
+    one_by_one = True
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self):
+        for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            state = self.state[parameter]
+            state["mean"] = parameter.grad + 0.9 * state.get("mean", 0.0)
+            parameter.sub_(0.01 * state["mean"])
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, Anew])
+@pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice.state_away])
+def test_only_state_that_the_optimizer_has_waits_elsewhere_whatever_failed_or_was_replaced(tmp_path, choice, make):
+    model, batch, store = nets.Language(), nets.make_tokens(rows=5), DiskStore(str(tmp_path))
+    twin = copy.deepcopy(model)
+    ours, plain = make(model.parameters()), make(twin.parameters())
+    runner = Runner(Work(model=model, loss=nets.language_loss, optimizer=ours), choice, store)
+    for fails in (True, False, True, False):
+        if fails:
+            handle = model.embed.weight.register_hook(lambda gradient: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                runner.step(batch)
+            handle.remove()
+            runner.roll_back()
+        else:
+            runner.step(batch)
+            nets.plain_step(twin, nets.language_loss, plain, batch)
+        streamed = [p for p in model.parameters() if runner.streamer and id(p) in runner.streamer.ids]
+        away = {id(tensor) for tensor in (*streamed, *runner.update.state_away())}
+        assert {key for parcel in runner.parcels._all.values() for key in parcel.tensors} == away
+        assert store.held == sum(parcel.bytes for parcel in runner.parcels._all.values())
+    runner.gather()
+    assert store.held == 0
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9)])
+@pytest.mark.parametrize("choice", [*CHOICES, Choice(slices=2, state_away=1.0, gradients_away=True, offload=BLOCKS)])
+def test_a_plan_says_how_many_bytes_wait_elsewhere_at_most_once_there_is_state(tmp_path, choice, make):
+    model, batch, store = nets.Language(width=64), nets.make_tokens(rows=6), DiskStore(str(tmp_path))
+    work = Work(model=model, loss=nets.language_loss, optimizer=make(model.parameters()))
+    said = Stage(work, batch).project(choice).away
+    runner = Runner(work, choice, store)
+    for _ in range(3):
+        runner.step(batch)
+    assert store.peak == said
+    runner.gather()
+
+
+def summed(model, tokens):
+    loss = torch.nn.functional.cross_entropy(
+        model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"
+    )
+    return loss, tokens[:, 1:].numel()
+
+
+@pytest.mark.parametrize("away", [{}, {"state_away": 1.0}, {"state_away": 1.0, "gradients_away": True}])
+@pytest.mark.parametrize("slices", [1, 2])
+def test_parameters_that_come_later_are_scaled_and_clipped_once_and_their_state_waits_too(tmp_path, slices, away):
+    choice = Choice(slices=slices, **away)
+    model, batch, store = nets.Language(), nets.make_tokens(rows=4), DiskStore(str(tmp_path))
+    twin = copy.deepcopy(model)
+    for one in (model, twin):
+        one.blocks[2].requires_grad_(False)
+    ours, plain = (torch.optim.SGD([p for p in m.parameters() if p.requires_grad], 0.1, 0.9) for m in (model, twin))
+    work = Work(model=model, loss=summed, optimizer=ours, clip=0.1, normaliser=Normaliser(rule="count"))
+    runner = Runner(work, choice, store)
+    for number in range(3):
+        if number == 1:
+            for one, optimizer in ((model, ours), (twin, plain)):
+                optimizer.add_param_group({"params": list(one.blocks[2].requires_grad_().parameters())})
+        runner.step(batch)
+        plain.zero_grad()
+        total, count = summed(twin, batch)
+        (total / count).backward()
+        torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+        plain.step()
+    assert store.held == (sum(map(bytes_of, model.parameters())) if choice.state_away else 0)
+    runner.gather()
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b)

@@ -421,7 +421,7 @@ def compare(work: Work, choice: Choice, batch: Any, store: Store) -> tuple[float
     import torch
 
     rows = batches.count_rows(batch)
-    base = replace(choice, in_backward=False, state_away=False, gradients_away=True)
+    base = replace(choice, in_backward=False, state_away=0.0, gradients_away=True)
     plain = Choice(gradients_away=True)
     sliced = replace(base, slices=min(choice.slices, rows), first=0)
     quiet = calm() if sliced.slices > 1 else contextlib.nullcontext()

@@ -284,6 +284,16 @@ class Parcels:
                 parcel.drop()
                 del self._all[parcel.key]
 
+    def forget(self, tensors: Iterable[Any]) -> None:
+        """They are at home, for good, and the store need not keep their bytes."""
+        given = {id(tensor): tensor for tensor in tensors}
+        keys = dict.fromkeys(tensor.untyped_storage()._cdata for tensor in given.values())
+        for parcel in [self._all[key] for key in keys if key in self._all]:
+            if parcel.tensors.keys() <= given.keys():
+                assert not parcel.away
+                parcel.drop()
+                del self._all[parcel.key]
+
     def settle(self, away: Callable[[Any], bool], asker: str) -> None:
         """Home with every tensor for which `away(tensor)` does not hold."""
         self._bring([parcel for parcel in self._all.values() if not away(parcel.tensor)], asker)

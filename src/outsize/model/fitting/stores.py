@@ -87,8 +87,9 @@ class NoStore:
         return size
 
     def have(self, size: int) -> int:
-        """A slot of bytes that came at some other time."""
-        self._count(size)
+        """A slot of bytes that were there all the time, also when it held most."""
+        self.held += size
+        self.peak += size
         return size
 
     def _count(self, size: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
+from outsize.model.fitting.before import Before
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.parcels import Parcels, bytes_of
@@ -135,45 +136,6 @@ def in_runs(tensors: list[Any], room: int) -> Iterator[list[Any]]:
         yield run
 
 
-class Before:
-    """A parameter and its optimizer state as they are now."""
-
-    __slots__ = ("_state", "_value")
-
-    def __init__(self, value: Any, state: dict[str, tuple[Any, Any]]) -> None:
-        self._value = value
-        self._state = state
-
-    @classmethod
-    def of(cls, parameters: list[Any], optimizer: Any, keep: Callable[[list[Any]], list[Any]]) -> list[Before]:
-        """Of each parameter; `keep` copies a list of tensors."""
-        import torch
-
-        states = [optimizer.state.get(parameter, {}) for parameter in parameters]
-        wanted = [*parameters, *(v for s in states for v in s.values() if isinstance(v, torch.Tensor))]
-        with torch.no_grad():
-            copies = iter(keep(wanted))
-        values = [next(copies) for _ in parameters]
-        return [
-            cls(value, {n: (v, next(copies) if isinstance(v, torch.Tensor) else None) for n, v in state.items()})
-            for value, state in zip(values, states, strict=True)
-        ]
-
-    def restore(self, parameter: Any, optimizer: Any, bring: Callable[[Any], Any]) -> None:
-        """Write it back, into the same tensors."""
-        import torch
-
-        with torch.no_grad():
-            parameter.data.copy_(bring(self._value))
-            for value, kept in self._state.values():
-                if kept is not None:
-                    value.copy_(bring(kept))
-        if self._state:
-            optimizer.state[parameter] = {name: value for name, (value, _) in self._state.items()}
-        else:
-            optimizer.state.pop(parameter, None)
-
-
 class Update:
     """Runs the optimizer as a choice says."""
 
@@ -187,9 +149,11 @@ class Update:
         """Parameter -> (slot of its gradient in the store, shape, strides)."""
         self._streamed: set[int] = set()
         self._visiting: set[int] = set()
-        """Ids of parameters whose state lives elsewhere."""
+        """Ids of parameters whose state lives elsewhere, where that is not all of it."""
+        self._known: list[Any] = []
+        """The model's parameters."""
         self._others: list[Any] = []
-        """Parameters that have gradients and are not the optimizer's."""
+        """Those of them that are not the optimizer's in this step."""
         self._aside: list[tuple[Any, Any]] = []
         """Those with a gradient from before this step, which is no part of it."""
         self.safe = why_not_one_by_one(optimizer) is None and scaler is None
@@ -210,11 +174,10 @@ class Update:
     def bind(self, streamed: set[int], model: Any) -> None:
         """`streamed`: ids of parameters that live away; their bytes are brought for the update."""
         self._streamed = streamed
+        self._known = list(model.parameters())
         mine = parameters_of(self.optimizer) if self.optimizer is not None else []
         trained = [parameter for parameter in mine if parameter.requires_grad]
         self._visiting = {id(parameter) for parameter in largest_part(trained, self.choice.state_away)}
-        ids = {id(parameter) for parameter in mine}
-        self._others = [parameter for parameter in model.parameters() if id(parameter) not in ids]
 
     def accumulated(self, parameter: Any) -> None:
         """Called when a parameter's gradient of this backward pass is complete."""
@@ -252,8 +215,7 @@ class Update:
         self.parcels.store.land()  # what left with the last group makes room, in the first step as in others
         self._fetch(group)
         self._log += zip(group, Before.of(group, self.optimizer, self._keep_all), strict=True)
-        with only(self.optimizer, group):
-            self.optimizer.step()
+        self._run(group)
         self._send_back(group)
         for parameter in group:
             parameter.grad = None
@@ -312,12 +274,23 @@ class Update:
         """Update a few parameters; where that fails they are as before."""
         before = list(zip(parameters, Before.of(parameters, self.optimizer, copy_all), strict=True))
         try:
-            with only(self.optimizer, parameters):
-                self.optimizer.step()
+            self._run(parameters)
         except BaseException:
             for parameter, kept in before:
                 kept.restore(parameter, self.optimizer, lambda copy: copy)
             raise
+
+    def _run(self, parameters: list[Any]) -> None:
+        """The optimizer's step of these parameters alone; it may make new tensors for their state, and is done with the old."""
+        before = self._state(parameters)
+        with only(self.optimizer, parameters):
+            self.optimizer.step()
+        self._let_go(before, parameters)
+
+    def _let_go(self, tensors: list[Any], parameters: list[Any]) -> None:
+        """Those of them that are no state of these parameters any more never go elsewhere again."""
+        stay = set(map(id, self._state(parameters)))
+        self.parcels.forget(tensor for tensor in tensors if id(tensor) not in stay)
 
     def _again(self, act: Callable[[list[Any]], None], parameters: list[Any]) -> None:
         """Do a part of the update; gradients are all there, so after a failure that part runs again, not the step."""
@@ -385,7 +358,8 @@ class Update:
         """Their state tensors that live elsewhere and are worth moving: the size of the parameter, not step counters."""
         import torch
 
-        visiting = (p for p in parameters if id(p) in self._visiting)
+        whole = self.choice.state_away >= 1  # also of parameters that the optimizer was given later
+        visiting = (p for p in parameters if whole or id(p) in self._visiting)
         values = (value for p in visiting for value in self.optimizer.state.get(p, {}).values())
         return [value for value in values if isinstance(value, torch.Tensor) and value.dim() and value.numel() > 1]
 
@@ -400,7 +374,7 @@ class Update:
             values = (value for state in self.optimizer.state.values() for value in state.values())
             self.parcels.bring([value for value in values if id(value) not in away], "a step")
             self.parcels.loaded = False
-        if self._visiting:
+        if self.choice.state_away:
             self.parcels.send(self.state_away())
             self.parcels.store.land()
 
@@ -435,8 +409,11 @@ class Update:
         self._log.clear()
         self._waiting.clear()
         self._ahead = []
-        mine = [p for p in parameters_of(self.optimizer) if p.requires_grad] if self.choice.in_backward else []
-        self._due, self._room = {id(parameter) for parameter in mine}, room_for(mine)
+        mine = parameters_of(self.optimizer)
+        ids = {id(parameter) for parameter in mine}
+        self._others = [parameter for parameter in self._known if id(parameter) not in ids]
+        due = [parameter for parameter in mine if parameter.requires_grad and self.choice.in_backward]
+        self._due, self._room = {id(parameter) for parameter in due}, room_for(due)
         self._aside = [(parameter, parameter.grad) for parameter in self._others if parameter.grad is not None]
         for parameter, _ in self._aside:
             parameter.grad = None
@@ -459,10 +436,11 @@ class Update:
         self._aside.clear()
         log, self._log = self._log, []
         for parameter, before in reversed(log):
-            visitors = self._visitors([parameter])
-            self.parcels.fetch(visitors)
+            self.parcels.fetch(self._visitors([parameter]))
+            made = self._state([parameter])
             before.restore(parameter, self.optimizer, self._get)
-            self.parcels.send(visitors)
+            self._let_go(made, [parameter])
+            self.parcels.send(self._visitors([parameter]))
         self.parcels.send(self._visitors(list(self._waiting)), dirty=False)
         self._waiting.clear()
         self.parcels.store.land()
