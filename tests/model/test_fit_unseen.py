@@ -1,5 +1,6 @@
 """Steps that depend on chance beside torch's, or on values: the plan holds, and training is the user's own."""
 
+import copy
 import io
 import random
 
@@ -110,6 +111,26 @@ def test_a_block_with_draws_of_python_is_computed_again_as_it_ran():
     without = ("offload", "stream", "slices", "in_backward", "gradients_away", "state_away")
     plan = train(lambda: make_wide(lambda: from_python), wide_loss, rows(64), 0.85, without=without)
     assert [remedy.name for remedy in plan.remedies] == ["compute activations again"]
+
+
+@pytest.mark.parametrize("chance", [from_numpy, from_python])
+def test_numbers_from_global_generators_are_drawn_again_where_weights_visit(chance):
+    seed(0)
+    model, batch = make_wide(lambda: chance), rows()
+    twin = copy.deepcopy(model)
+    optimizer, other = (torch.optim.AdamW(m.parameters()) for m in (model, twin))
+    before = draws()
+    fitted = outsize.fit(model, wide_loss, optimizer, batch, device="cpu", budget="2MiB", host="16GiB")
+    assert draws() == before
+    assert any("random" in note and "drawn again alike" in note for note in fitted.plan.notes)
+    for step in range(2):
+        seed(step)
+        got, after = fitted.step(batch), draws()
+        seed(step)
+        assert torch.equal(got, nets.plain_step(twin, wide_loss, other, batch))
+        assert draws() == after
+    fitted.undo()
+    assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-6
 
 
 @pytest.mark.parametrize("make", [lambda: from_numpy, lambda: from_python, Own], ids=["numpy", "python", "own"])
