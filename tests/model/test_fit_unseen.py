@@ -334,3 +334,20 @@ def test_training_goes_on_bitwise_from_a_file_with_state_elsewhere(when):
     fitted.undo()
     again.undo()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+class Placed(nn.Module):
+    """Positions come with the batch and as a buffer, both repeated for every sample without a copy."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(50, 32), nn.Linear(32, 50)
+        self.register_buffer("steps", torch.arange(8).expand(4, 8))
+
+    def forward(self, tokens, places):
+        return self.head(self.words(tokens) + (places + self.steps[:1]).unsqueeze(-1))
+
+
+def test_tensors_that_repeat_their_elements_are_part_of_a_batch_and_of_a_model_like_others():
+    batch = {"tokens": torch.randint(0, 50, (4, 8)), "places": torch.arange(8).expand(4, 8)}
+    train(Placed, lambda m, b: functional.cross_entropy(m(**b).flatten(0, 1), b["tokens"].flatten()), batch, 0.8)

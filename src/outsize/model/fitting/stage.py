@@ -54,8 +54,9 @@ class Twin:
 
         contents = None
         if known and tensor.numel() <= KEEP_ELEMENTS:
+            once = tensor[tuple(slice(None if stride else 1) for stride in tensor.stride())]  # of what is repeated, one
             with torch.no_grad():
-                copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+                copy = torch.empty_strided(once.shape, once.stride(), dtype=tensor.dtype).copy_(once)
             contents = copy.untyped_storage()
         return cls(
             tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad,
