@@ -74,6 +74,8 @@ class Facts(Noun):
     """Bytes of state for each byte of a parameter."""
     parameters: int
     """Number of parameters."""
+    shares: tuple[float, ...]
+    """Parts of all parameters' bytes, and so of the state, that the largest one has, the two largest, and so on."""
     activations: int
     """Bytes alive between forward and backward pass, beside what is always there."""
     heads: tuple[str, ...]
@@ -109,6 +111,10 @@ class Facts(Noun):
     def groups(self) -> int:
         """How many such groups there are, about."""
         return -(-3 * self.gradients // max(1, 2 * self.group))
+
+    def share(self, part: float) -> float:
+        """The part of the state that is elsewhere where so much is to be: parameters are not divided."""
+        return next((share for share in self.shares if share >= part), 1.0) if part else 0.0
 
     @property
     def link(self) -> float:
@@ -164,6 +170,7 @@ def gather_facts(
         device=work.device, rows=findings.rows, plain=plain, blocks=blocks, weights=_bytes(model.parameters()),
         gradients=sum(sizes), state=max(0, state if held else 0), largest=max(sizes, default=0),
         copies=state / max(1, sum(sizes)), parameters=len(sizes), activations=activations, heads=heads,
+        shares=_shares([p for p in held if p.requires_grad]),
         logits=_head_bytes(heads, plain), pieces=pieces,
         parts=parts,
         ladders=_ladders(parts, [names, *(_beside(names, spans) for spans in cuts if spans)], activations, heads),
@@ -208,6 +215,11 @@ def _ladders(
         small = {name: part for name, part in parts.items() if part.kept * share <= activations}
         found[build_ladder(small, tuple(names), activations // LEAST)] = None
     return tuple(ladder for ladder in found if ladder)
+
+
+def _shares(parameters: list[Any]) -> tuple[float, ...]:
+    sizes = sorted((p.numel() * p.element_size() for p in parameters), reverse=True)
+    return tuple(held / max(1, sum(sizes)) for held in itertools.accumulate(sizes))
 
 
 def _bytes(tensors: Any) -> int:

@@ -269,7 +269,9 @@ class Search:
         room = self.budget - self._needed(choice, candidate.peak)
         if not choice.state_away or choice.stream or choice.gradients_away or room < WORTHWHILE * state:
             return candidate
-        part = max(0.0, choice.state_away - room / max(1, state))
+        part = self.facts.share(max(0.0, choice.state_away - room / max(1, state)))
+        if part >= choice.state_away:
+            return candidate
         nearer = self._trace(self._candidate(replace(choice, state_away=part, expandable=False)))
         return nearer if self.fits(nearer) else candidate
 

@@ -185,7 +185,8 @@ class StateAway(Means):
 
     def levels(self, facts: Facts) -> list[Level]:
         """None, parts of it, all."""
-        return [{self.key: part} for part in (0.0, *(FRACTIONS if facts.state else (1.0,)))]
+        parts = FRACTIONS if facts.state else (1.0,)
+        return [{self.key: part} for part in dict.fromkeys((0.0, *map(facts.share, parts)))]
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """State in and out once a step."""

@@ -117,7 +117,7 @@ def largest_part(parameters: list[Any], part: float) -> list[Any]:
     """The largest of them, so many that they hold that part of all bytes."""
     sizes = sorted(parameters, key=bytes_of, reverse=True)
     held = itertools.accumulate(map(bytes_of, sizes), initial=0)
-    wanted = part * sum(map(bytes_of, parameters))
+    wanted = round(part * sum(map(bytes_of, parameters)))
     return [parameter for parameter, before in zip(sizes, held, strict=False) if before < wanted or part >= 1]
 
 
