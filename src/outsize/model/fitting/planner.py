@@ -389,6 +389,12 @@ def _reserved(plain: Projection, facts: Facts) -> int:
     return min(plain.peak, plain.grown) if facts.grows else plain.peak
 
 
+def _in_passes(plain: Projection) -> float:
+    """Part of the peak that forward and backward pass reach: what the update takes beyond it is no activation."""
+    phases = {name: size for name, size in plain.peaks.items() if name != "reserved"}
+    return max(phases["forward"], phases["backward"]) / max(1, *phases.values())
+
+
 def predict(choice: Choice, facts: Facts) -> int:
     """Peak of a choice by arithmetic on the plain step."""
     if choice == Choice():
@@ -402,7 +408,7 @@ def predict(choice: Choice, facts: Facts) -> int:
     freed = sum(part.freed for part in parts) + moved_bytes(choice, facts)
     again = max((part.kept for part in parts), default=0)
     again += min(IN_FLIGHT, moved_bytes(choice, facts)) if choice.offload and facts.device == "cuda" else 0
-    extra = max(0, _reserved(plain, facts) - plain.fixed - kept)
+    extra = max(0, int(_reserved(plain, facts) * _in_passes(plain)) - plain.fixed - kept)
     activations = (kept + extra - freed + again) * share * (0.6 if choice.autocast else 1.0)
     fixed = float(plain.fixed)
     fixed -= choice.state_away * facts.state
