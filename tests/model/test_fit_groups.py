@@ -201,6 +201,8 @@ def test_as_much_of_the_state_is_elsewhere_as_the_budget_asks_for():
         pool = fitted.plan.budgets[0].pool
         assert fitted.measured <= fitted.plan.peak(pool) <= budget
         parts.append(fitted.choice.state_away)
+        away = sum(v.numel() * v.element_size() for v in state_of(optimizer) if not v.untyped_storage().nbytes())
+        assert away == round(fitted.choice.state_away * state)  # what is told is what parameters can be divided into
         fitted.undo()
     assert parts[0] == 0 and sorted(parts) == parts and 0 < parts[1] < 1
 
