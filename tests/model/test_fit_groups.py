@@ -207,18 +207,23 @@ def test_as_much_of_the_state_is_elsewhere_as_the_budget_asks_for():
     assert parts[0] == 0 and sorted(parts) == parts and 0 < parts[1] < 1
 
 
+def runner_with_state_elsewhere(folder):
+    """One that updates in the backward pass, after its first step; and a batch."""
+    model, batch = nets.Language(), nets.make_tokens(rows=3)
+    work = Work(model=model, loss=nets.language_loss, optimizer=torch.optim.AdamW(model.parameters()))
+    runner = Runner(work, Choice(in_backward=True, state_away=True), DiskStore(str(folder)))
+    runner.step(batch)
+    return runner, batch
+
+
 def test_state_that_came_from_elsewhere_is_logged_where_it_came_from(tmp_path):
     """Its bytes cross the link twice, in and out, and not a third time."""
-    model, batch = nets.Language(), nets.make_tokens(rows=3)
-    optimizer = torch.optim.AdamW(model.parameters())
-    store = DiskStore(str(tmp_path))
-    choice = Choice(in_backward=True, state_away=True)
-    runner = Runner(Work(model=model, loss=nets.language_loss, optimizer=optimizer), choice, store)
-    runner.step(batch)
-    put, sizes = store.put, []
+    runner, batch = runner_with_state_elsewhere(tmp_path)
+    store, sizes = runner.store, []
+    put = store.put
     store.put = lambda data, land=None: sizes.append(data.numel()) or put(data, land)
     runner.step(batch)
-    weights = sum(map(bytes_of, model.parameters()))
+    weights = sum(map(bytes_of, runner.work.model.parameters()))
     assert sum(sizes) == 3 * weights  # weights to the log, two moments back to where they live
     assert store.held == 2 * weights
     runner.gather()
@@ -226,12 +231,7 @@ def test_state_that_came_from_elsewhere_is_logged_where_it_came_from(tmp_path):
 
 
 def test_state_comes_when_the_gradient_is_there_and_not_when_its_group_is_full(tmp_path):
-    model, batch = nets.Language(), nets.make_tokens(rows=3)
-    optimizer = torch.optim.AdamW(model.parameters())
-    store = DiskStore(str(tmp_path))
-    choice = Choice(in_backward=True, state_away=True)
-    runner = Runner(Work(model=model, loss=nets.language_loss, optimizer=optimizer), choice, store)
-    runner.step(batch)
+    runner, batch = runner_with_state_elsewhere(tmp_path)
     home, accumulated = [], runner.update.accumulated
 
     def listen(parameter):
@@ -243,7 +243,7 @@ def test_state_comes_when_the_gradient_is_there_and_not_when_its_group_is_full(t
     runner.step(batch)
     assert home and all(home)
     runner.gather()
-    store.close()
+    runner.store.close()
 
 
 class Anew(torch.optim.Optimizer):

@@ -13,7 +13,7 @@ from typing import Any
 
 from outsize.core.errors import OutOfMemory
 from outsize.core.units import format_bytes
-from outsize.model.fitting.exhaustion import is_out_of_memory
+from outsize.model.fitting.exhaustion import in_a_line, is_out_of_memory
 from outsize.model.fitting.parcels import Parcels, bytes_of
 
 
@@ -51,7 +51,7 @@ class Arriving:
         except BaseException as error:
             if not is_out_of_memory(error):
                 raise
-            failure = str(error).splitlines()[0] if str(error) else type(error).__name__
+            failure = in_a_line(error)
         raise OutOfMemory(
             f"load_state_dict() found no room for {format_bytes(bytes_of(given))} of optimizer state on their way to where they "
             f"wait ({cls.parcels.store.name}): {failure}. Nothing is lost: the optimizer has the state that it had"

@@ -20,6 +20,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in MESSAGES)
 
 
+def in_a_line(error: BaseException) -> str:
+    """What an error says first, or its name."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
 def clear_up() -> None:
     """Let go of what failed frames held; to be called outside the `except` block, which holds them."""
     import torch

@@ -24,6 +24,7 @@ from outsize.model.fitting.parcels import Away
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Runner
 from outsize.model.fitting.segments import let_grow
+from outsize.model.fitting.update import state_of
 
 TIGHTER = {"cpu": 0.85, "cuda": 0.93}
 """After a failure the next plan holds at most this part of what the failed one should have held."""
@@ -259,17 +260,17 @@ def _tensors_of(thing: Any) -> list[Any]:
 
     if isinstance(thing, torch.nn.Module):
         return list(thing.parameters())
-    return [value for state in thing.state.values() for value in state.values()]
+    return state_of(thing)
 
 
 def measure(runner: Runner, batch: Any) -> tuple[Any, Recorder]:
     """One step on the CPU with every storage counted."""
     work = runner.work
     recorder = Recorder(work.device)
-    state = (value for s in work.optimizer.state.values() for value in s.values())
     import torch
 
-    recorder.hold(t for t in (*work.model.parameters(), *work.model.buffers(), *state) if isinstance(t, torch.Tensor))
+    held = (*work.model.parameters(), *work.model.buffers(), *state_of(work.optimizer))
+    recorder.hold(t for t in held if isinstance(t, torch.Tensor))
     recorder.hold(batches.tensors_of(batch).values())
     runner.phase = recorder.phase
     try:

@@ -20,7 +20,7 @@ from outsize.core.noun import Known
 from outsize.core.plan import Peak
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
+from outsize.model.fitting.exhaustion import clear_up, in_a_line, is_out_of_memory
 from outsize.model.fitting.update import copy_all
 
 AnyRunner = TypeVar("AnyRunner")
@@ -158,7 +158,7 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
                     runner.roll_back()
                     before.restore()
                     raise
-                failure = str(error).splitlines()[0] if str(error) else type(error).__name__
+                failure = in_a_line(error)
             else:
                 runner.interrupts.let_go()
                 return result

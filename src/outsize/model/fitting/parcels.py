@@ -18,7 +18,7 @@ from typing import Any
 
 from outsize.core.errors import InputError, OutOfMemory
 from outsize.core.units import format_bytes
-from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
+from outsize.model.fitting.exhaustion import clear_up, in_a_line, is_out_of_memory
 from outsize.model.fitting.lending import Lent, lay_over
 from outsize.model.fitting.stores import Store
 
@@ -157,7 +157,7 @@ class Parcel:
         if self._slot is None:
             self._slot, self.dirty = self._store.have(self.bytes), False  # type: ignore[attr-defined]
 
-    def lend(self) -> Any:
+    def hand_over(self) -> Any:
         """The slot that has the bytes as they came, now the asker's; None where there is none."""
         slot, self._slot = (None if self.dirty else self._slot), (self._slot if self.dirty else None)
         return slot
@@ -250,11 +250,11 @@ class Parcels:
         self.begin(tensors)
         self.store.finish()
 
-    def lend(self, tensor: Any) -> Any:
+    def hand_over(self, tensor: Any) -> Any:
         """The slot that has a tensor's bytes as they came; None where there is none, or others' bytes are in it too."""
         parcel = self._all.get(tensor.untyped_storage()._cdata)
         alone = parcel is not None and len(parcel.tensors) == 1
-        return parcel.lend() if parcel is not None and alone and parcel.bytes == bytes_of(tensor) else None
+        return parcel.hand_over() if parcel is not None and alone and parcel.bytes == bytes_of(tensor) else None
 
     def take_in(self, tensor: Any) -> None:
         """Away with one, and nothing of it is here when this is over."""
@@ -281,8 +281,7 @@ class Parcels:
         self.store.land()
         for parcel in [parcel for parcel in self._all.values() if parcel.tensors.keys().isdisjoint(wanted)]:
             if not parcel.is_held():
-                parcel.drop()
-                del self._all[parcel.key]
+                self._remove(parcel)
 
     def forget(self, tensors: Iterable[Any]) -> None:
         """They are at home, for good, and the store need not keep their bytes."""
@@ -291,8 +290,7 @@ class Parcels:
         for parcel in [self._all[key] for key in keys if key in self._all]:
             if parcel.tensors.keys() <= given.keys():
                 assert not parcel.away
-                parcel.drop()
-                del self._all[parcel.key]
+                self._remove(parcel)
 
     def settle(self, away: Callable[[Any], bool], asker: str) -> None:
         """Home with every tensor for which `away(tensor)` does not hold."""
@@ -351,16 +349,20 @@ class Parcels:
                 parcel.send()
             if not is_out_of_memory(error):
                 raise
-            failure = str(error).splitlines()[0] if str(error) else type(error).__name__
+            failure = in_a_line(error)
         if failure:
             clear_up()
             raise OutOfMemory(
                 _say_no_room(asker, sum(p.bytes for p in parcels if p.away), room, self.store.name, failure)
             )
         for parcel in parcels:
-            parcel.drop()
             self._mark(parcel)
-            del self._all[parcel.key]
+            self._remove(parcel)
+
+    def _remove(self, parcel: Parcel) -> None:
+        """Neither we nor the store have anything to do with it any more."""
+        parcel.drop()
+        del self._all[parcel.key]
 
     def _mark(self, parcel: Parcel) -> None:
         """The class of a parcel's tensors says where it is."""

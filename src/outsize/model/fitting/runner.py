@@ -27,7 +27,7 @@ from outsize.model.fitting.parcels import Parcels
 from outsize.model.fitting.spans import in_spans, is_span, owner_of
 from outsize.model.fitting.stores import Store
 from outsize.model.fitting.twice import generators_of
-from outsize.model.fitting.update import Update
+from outsize.model.fitting.update import Update, state_of
 from outsize.model.fitting.weights import Streamer
 
 Phase = Callable[[str], None]
@@ -316,8 +316,7 @@ class Runner:
 
     def forget_replaced(self) -> None:
         """State that is no longer the optimizer's need not be kept, unless the user holds it."""
-        optimizer = self.work.optimizer
-        state = [] if optimizer is None else [value for values in optimizer.state.values() for value in values.values()]
+        state = [] if self.work.optimizer is None else state_of(self.work.optimizer)
         self.parcels.prune({id(tensor) for tensor in (*self.work.model.parameters(), *state)})
 
     def gather(self) -> None:
@@ -329,10 +328,9 @@ def own_memory(optimizer: Any) -> None:
     """State that was loaded from a file lies in memory that torch cannot let go of: it gets some of its own, one by one."""
     import torch
 
-    for values in optimizer.state.values():
-        for value in values.values():
-            if isinstance(value, torch.Tensor) and value.dim() and not value.untyped_storage().resizable():
-                value.data = value.detach().clone()
+    for value in state_of(optimizer):
+        if isinstance(value, torch.Tensor) and value.dim() and not value.untyped_storage().resizable():
+            value.data = value.detach().clone()
 
 
 @contextlib.contextmanager

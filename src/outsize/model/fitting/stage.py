@@ -23,6 +23,7 @@ from outsize.model.fitting.exhaustion import is_out_of_memory
 from outsize.model.fitting.projection import Ends, Projection, kept_by, peaks_of, play, play_steps
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.stores import IN_FLIGHT, NoStore
+from outsize.model.fitting.update import state_of
 from outsize.model.ledger import Held
 from outsize.model.packed import torch_off
 from outsize.model.trace import Tracer
@@ -191,8 +192,7 @@ def _state(optimizer: Any) -> list[Any]:
 
     if optimizer is None:
         return []
-    values = (value for state in optimizer.state.values() for value in state.values())
-    return [value for value in values if isinstance(value, torch.Tensor) and value.dim()]
+    return [value for value in state_of(optimizer) if isinstance(value, torch.Tensor) and value.dim()]
 
 
 def _tell(watch: Watch, label: str, away: int, state: int, given: int, inference: bool) -> Projection:

@@ -67,6 +67,11 @@ def parameters_of(optimizer: Any) -> list[Any]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
+def state_of(optimizer: Any) -> list[Any]:
+    """All that the optimizer keeps for its parameters."""
+    return [value for values in optimizer.state.values() for value in values.values()]
+
+
 @contextlib.contextmanager
 def only(optimizer: Any, parameters: list[Any]) -> Iterator[None]:
     """The optimizer sees these parameters alone."""
@@ -371,8 +376,7 @@ class Update:
         """State that the optimizer brought along goes away before the first step, and from a checkpoint the rest comes home."""
         if self.parcels.loaded:
             away = {id(tensor) for tensor in self.state_away()}
-            values = (value for state in self.optimizer.state.values() for value in state.values())
-            self.parcels.bring([value for value in values if id(value) not in away], "a step")
+            self.parcels.bring([value for value in state_of(self.optimizer) if id(value) not in away], "a step")
             self.parcels.loaded = False
         if self.choice.state_away:
             self.parcels.send(self.state_away())
@@ -384,7 +388,7 @@ class Update:
         from outsize.model.fitting.activations import Saved
 
         store = self.parcels.store
-        slots = ((tensor, self.parcels.lend(tensor)) for tensor in tensors)
+        slots = ((tensor, self.parcels.hand_over(tensor)) for tensor in tensors)
         kept = {id(tensor): Saved(tensor, store, slot=slot) for tensor, slot in slots if slot is not None}
         for run in in_runs([tensor for tensor in tensors if id(tensor) not in kept], CLONED):
             large = store.beside and bytes_of(run[0]) > CLONED
