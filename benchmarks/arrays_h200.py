@@ -33,6 +33,7 @@ from card_ceilings import (
     direct_rate,
     products,
     staging,
+    staging_now,
     sustained,
     write_file,
 )
@@ -44,8 +45,9 @@ import outsize
 import outsize.array as xp
 from outsize.array import work as array_work
 from outsize.array.device import contract as device_contract
+from outsize.array.device import crew, torch_kernels
 from outsize.array.device import cuda as device_cuda
-from outsize.array.device import torch_kernels
+from outsize.array.device import passes as device_passes
 from outsize.engine.pinned import lock_array, lock_memory
 
 GIB = 1 << 30
@@ -185,19 +187,26 @@ def chain(x):
 WORK = {"mean": lambda x: x.mean(), "variance": lambda x: x.var(), "chain": lambda x: chain(x).sum()}
 
 
-def reductions(part, x, size, ceiling, budget, reference, count, times=2, wanted=("mean", "variance", "chain")):
-    """Each reduction, against a ceiling in GB/s."""
+def reductions(
+    part, x, size, ceiling, budget, reference, count, times=2, wanted=("mean", "variance", "chain"), now=None
+):
+    """Each reduction, against a ceiling in GB/s; `now` measures a second one, right before and right after each."""
     want = {"mean": reference[0] / count, "variance": reference[1] / count - (reference[0] / count) ** 2,
             "chain": reference[2]}  # fmt: skip
     for name in wanted:
         node = WORK[name](x)
         for attempt in range(times):
+            beside = {} if now is None else {"staging_before": now()}
             with outsize.budget(host="8GiB", device=budget), Watch() as watch:
                 got = float(node.compute(device="cuda"))
+            if now is not None:
+                beside["staging_after"] = now()
+                there = min(RESULT["ceilings"]["link_in"], max(beside.values()))
+                beside["share_of_what_was_there"] = size / watch.seconds / 1e9 / there
             error = abs(got - want[name]) / max(abs(want[name]), 1e-4)
             say(part, name, seconds=watch.seconds, GBps=size / watch.seconds / 1e9,
                 share=size / watch.seconds / 1e9 / ceiling, error=error, taken_MiB=watch.taken >> 20,
-                budget_MiB=budget >> 20, attempt=attempt)  # fmt: skip
+                budget_MiB=budget >> 20, attempt=attempt, **beside)  # fmt: skip
 
 
 STATE: dict = {}
@@ -268,7 +277,11 @@ def plain(arena, scale):
         for work in WORK.values():
             work(x[:16384]).compute(device="cuda")
     say("2 plain", "copies of this array alone, before", **sustained(array, STATE["small"]))
-    reductions("2 plain", x, array.nbytes, bound, budget, reference, array.size)
+    for way in STATE["ways"]:
+        if way:
+            device_passes._HANDS, crew.PIECE = int(way.split("x")[0]), int(way.split("x")[1]) << 20
+        reductions(f"2 plain {way}".strip(), x, array.nbytes, bound, budget, reference, array.size,
+                   now=lambda: staging_now(array, STATE["small"]))  # fmt: skip
     say("2 plain", "copies of this array alone, after", **sustained(array, STATE["small"]))
 
 
@@ -401,10 +414,13 @@ def main():
     parser.add_argument("--kinds", default="tf32,fp32", help="products to make")
     parser.add_argument("--size", type=int, default=64, help="GiB of the large array")
     parser.add_argument("--file", type=float, default=40, help="GB of the file")
+    parser.add_argument(
+        "--ways", default="", help="of `plain`: hands and MiB of a piece, as 8x8,10x4; nothing: as it is"
+    )
     parser.add_argument("--limit", type=float, default=420, help="seconds after which no further part is begun")
     args = parser.parse_args()
     pathlib.Path(args.out).mkdir(parents=True, exist_ok=True)
-    STATE["file"] = args.file
+    STATE["file"], STATE["ways"] = args.file, args.ways.split(",")
     STATE["kinds"] = tuple(kind == "tf32" for kind in args.kinds.split(","))
     began = time.perf_counter()
     RESULT.update(out=args.out, date=time.strftime("%Y-%m-%d"), card=torch.cuda.get_device_name(), torch=torch.__version__,

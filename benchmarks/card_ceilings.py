@@ -126,31 +126,44 @@ def staging(arena, size):
     return {**found, "staging": max(found.values())}
 
 
+def places(source, size):
+    """A quarter of `size` bytes from each of four places of a large array."""
+    raw, size = source.reshape(-1).view(np.uint8), min(source.nbytes, size)
+    starts = np.linspace(0, source.nbytes - size // 4, 4).astype(np.int64) >> 12 << 12
+    return [raw[low : low + size // 4] for low in starts]
+
+
+def copied(parts, arena, hands, piece=8 << 20):
+    """GB/s of copies into page-locked pieces that are used again, nothing else being done."""
+    piece = min(piece, arena.nbytes // (2 * hands))
+
+    def stage(hand):
+        rings = [arena[(2 * hand + turn) * piece :][:piece] for turn in range(2)]
+        for part in parts:
+            for turn, low in enumerate(range(hand * piece, part.nbytes, hands * piece)):
+                block = part[low : low + piece]
+                np.copyto(rings[turn % 2][: block.size], block)
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(hands) as crew:
+        list(crew.map(stage, range(hands)))
+    return sum(part.nbytes for part in parts) / (time.perf_counter() - began) / 1e9
+
+
+def staging_now(source, arena, size=8 << 30):
+    """GB/s of copies of a large array at this moment, by eight threads or sixteen: machines are shared, and seconds differ."""
+    parts = places(source, size)
+    return max(copied(parts, arena, 8), copied(parts, arena, 16))
+
+
 def sustained(source, arena):
-    """GB/s of copies of a large array into page-locked memory, nothing else being done, by several ways: pieces that are used
-    again, and long runs; with the part of the processors' time that others took meanwhile. `carried`: the same pieces go on to
-    the card, by a bare loop."""
-    size, found = min(source.nbytes, 16 << 30), {}
-    raw = source.reshape(-1).view(np.uint8)
-    places = (
-        np.linspace(0, source.nbytes - size // 4, 4).astype(np.int64) >> 12 << 12
-    )  # a quarter each from four places
-    parts = [raw[low : low + size // 4] for low in places]
+    """GB/s of copies of a large array by several ways; with the part of the processors' time that others took meanwhile.
+    `carried`: the same pieces go on to the card, by a bare loop."""
+    parts, found = places(source, 16 << 30), {}
     for hands, piece in ((8, 8 << 20), (16, 8 << 20), (16, 64 << 20)):
-        piece = min(piece, arena.nbytes // (2 * hands))
-
-        def stage(hand, hands=hands, piece=piece):
-            rings = [arena[(2 * hand + turn) * piece :][:piece] for turn in range(2)]
-            for part in parts:
-                for turn, low in enumerate(range(hand * piece, part.nbytes, hands * piece)):
-                    block = part[low : low + piece]
-                    np.copyto(rings[turn % 2][: block.size], block)
-
         stolen, began = read_steal(), time.perf_counter()
-        with ThreadPoolExecutor(hands) as crew:
-            list(crew.map(stage, range(hands)))
+        found[f"{hands}_threads_{piece >> 20}_MiB"] = copied(parts, arena, hands, piece)
         seconds = time.perf_counter() - began
-        found[f"{hands}_threads_{piece >> 20}_MiB"] = sum(part.nbytes for part in parts) / seconds / 1e9
         found[f"stolen_{hands}_{piece >> 20}"] = (read_steal() - stolen) / seconds / os.cpu_count()
     found["carried"] = carried(parts, arena)
     with open("/proc/self/smaps_rollup") as lines:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from outsize.array.device import choose
 from outsize.array.device.array_kernels import ArrayKernels
 from outsize.array.device.base import Rates, rows_of
 from outsize.array.device.lanes import FakeDevice
-from outsize.array.device.passes import share_out
 from outsize.array.device.product import choose_blocks
 from outsize.cli import main
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
@@ -312,18 +310,6 @@ def test_blocks_that_come_out_even_are_chosen_where_they_cost_no_more() -> None:
         blocks = choose_blocks(65536, 65536, 65536, 4, 4, (8 << 30) - (96 << 20), 1 << 40, (link, link, 3.2e12, flops))
         assert blocks is not None
         assert (blocks.rows, blocks.columns, blocks.panel, blocks.strip) == (32768, 16384, 8192, 4096)
-
-
-@given(st.integers(1, 10**6), st.integers(1, 100), st.integers(1, 10**6), st.integers(1, 100), st.integers(1, 16))
-def test_chunks_are_shared_out_evenly(rows: int, columns: int, down: int, across: int, workers: int) -> None:
-    tile, chunk = (rows, columns), (min(rows, down), min(columns, across))
-    made = share_out(tile, chunk, workers)
-    counts = [[-(-n // step) for n, step in zip(tile, box, strict=True)] for box in (chunk, made)]
-    assert all(1 <= new <= old for new, old in zip(made, chunk, strict=True))
-    cut = next((length for length, count in zip(tile, counts[0], strict=True) if count > 1), 0)
-    if math.prod(counts[0]) > workers and cut > 100 * workers * max(counts[0]):
-        assert math.prod(counts[1]) - math.prod(counts[0]) < workers * math.prod(counts[0])
-        assert math.prod(counts[1]) % workers == 0
 
 
 @pytest.mark.parametrize("axes", [(0,), (1,), (0, 1), (2,), (0, 2), (0, 1, 2)])

@@ -39,7 +39,7 @@ def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many chunks, slices, strips and panels although arrays are small."""
     monkeypatch.setattr(device_passes, "CHUNK", 1 << 12)
     monkeypatch.setattr(device_passes, "SLOT", 1 << 11)
-    monkeypatch.setattr("outsize.array.device.pipeline.PIECE", 512)
+    monkeypatch.setattr("outsize.array.device.crew.PIECE", 512)
     monkeypatch.setattr("outsize.array.device.lower.SLICE", 40)
     monkeypatch.setattr(torch_kernels, "_FEW", 2)
     monkeypatch.setattr("outsize.array.passes.map.SMALL", 0)

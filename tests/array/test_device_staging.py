@@ -4,7 +4,9 @@ many hands at once and no more, inside the plan."""
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import sys
 import threading
 from typing import Any
 
@@ -14,11 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import outsize
+from outsize.array.device import crew
 from outsize.array.device import passes as device_passes
 from outsize.array.device.array_kernels import ArrayKernels
 from outsize.array.device.base import Shuttle
+from outsize.array.device.crew import Crew, fill, pieces
 from outsize.array.device.lanes import FakeDevice
-from outsize.array.device.pipeline import Parcel, Pipeline, fills
 
 torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
 
@@ -33,7 +36,7 @@ def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many chunks and pieces although arrays are small."""
     monkeypatch.setattr(device_passes, "CHUNK", 1 << 12)
     monkeypatch.setattr(device_passes, "SLOT", 1 << 12)
-    monkeypatch.setattr("outsize.array.device.pipeline.PIECE", 512)
+    monkeypatch.setattr("outsize.array.device.crew.PIECE", 512)
     monkeypatch.setattr("outsize.array.passes.map.SMALL", 0)
     monkeypatch.setattr("outsize.array.passes.reduction.SMALL", 0)
     monkeypatch.setattr("outsize.array.frame.spill", foreseen_too_little)
@@ -142,19 +145,21 @@ def test_staged_results_equal_the_processors(
 
 
 @QUICK
-@given(st.integers(0, 5000), st.integers(1, 700), st.sampled_from(["u1", "f4", ">f8"]), st.booleans())
-def test_pieces_cover_a_block_once_and_in_order(count: int, limit: int, dtype: str, strided: bool) -> None:
+@given(
+    st.integers(0, 5000), st.integers(1, 700), st.sampled_from(["u1", "f4", ">f8"]), st.booleans(), st.integers(1, 5)
+)
+def test_the_hands_pieces_cover_a_block_once(count: int, limit: int, dtype: str, strided: bool, hands: int) -> None:
     limit = max(np.dtype(dtype).itemsize, limit)
     whole = np.random.default_rng(count).integers(0, 200, 2 * count).astype(dtype)
     block = whole[::2] if strided else whole[:count]
-    ring, got, at = np.zeros(limit, np.uint8), [], 0
-    for before, size, fill in fills(Parcel(block, (0,), ring), limit):
-        assert (before == at and 0 < size <= limit) or count == 0
-        fill(0)
-        got.append(ring[:size].copy())
-        at += size
+    ring, got = np.zeros(limit, np.uint8), {}
+    for hand in range(hands):
+        for before, size, source in pieces(block, limit, hand, hands):
+            assert (before not in got and 0 < size <= limit) or count == 0
+            fill(ring.ctypes.data, size, source)
+            got[before] = ring[:size].tobytes()
     native = block.astype(block.dtype.newbyteorder("="))
-    assert at == native.nbytes and b"".join(piece.tobytes() for piece in got) == native.tobytes()
+    assert b"".join(got[before] for before in sorted(got)) == native.tobytes()
 
 
 @pytest.mark.parametrize("kind", [FakeDevice, Carded])
@@ -175,38 +180,81 @@ def hasty(shuttle: Shuttle) -> Shuttle:
     return shuttle
 
 
-def test_so_many_copy_at_once_and_others_wait_for_their_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_passes, "_HANDS", 2)
+def test_hands_copy_and_workers_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_passes, "_HANDS", 3)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    counting, copying, most, workers = threading.Lock(), [0], [0], set()
-    stage = Pipeline._stage
+    copying: set[str] = set()
+    move = crew.fill
 
-    def counted(self: Any, *args: Any) -> None:
-        with counting:
-            copying[0] += 1
-            most[0] = max(most[0], copying[0])
-            workers.add(threading.get_ident())
-        stage(self, *args)
-        with counting:
-            copying[0] -= 1
+    def watched(*args: Any) -> None:
+        copying.add(f"{threading.current_thread().name} {threading.get_ident()}")
+        move(*args)
 
-    monkeypatch.setattr(Pipeline, "_stage", counted)
+    monkeypatch.setattr(crew, "fill", watched)
     a = np.arange(200000, dtype=np.int64)
     device = FakeDevice(ArrayKernels(np), limit=1 << 18)
     with outsize.budget(device=device.size):
         made = outsize.open(a).sum()
         plan = made.plan("64MiB", device=device)
         assert made.compute("64MiB", device=device) == a.sum()
-    assert most[0] <= 2 and len(workers) > 1
-    assert any("4 slots" in note for note in plan.steps[-1].notes)
-    assert any(part.name == "4 workers' buffers" for part in plan.steps[-1].parts)
+    assert len(copying) == 3 and all(name.startswith("outsize-hand") for name in copying)
+    assert any("4 slots" in note and "3 hands" in note for note in plan.steps[-1].notes)
+    assert {part.name: part.bytes for part in plan.steps[-1].parts}["what workers share"] == 4096  # 3 x 2 x 512
+    assert not any(thread.name.startswith("outsize-hand") for thread in threading.enumerate())
 
 
-def test_events_are_made_once_a_slot_and_ended() -> None:
+@pytest.mark.parametrize("kind", [FakeDevice, Carded])
+def test_a_hand_that_fails_is_told_and_all_hands_go(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, move = [0], crew.fill
+
+    def failing(*args: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 40:
+            raise RuntimeError("the memory is gone")
+        move(*args)
+
+    monkeypatch.setattr(crew, "fill", failing)
+    a = np.arange(200000, dtype=np.int64)
+    device = kind(ArrayKernels(np), limit=1 << 18)
+    with outsize.budget(device=device.size), pytest.raises(RuntimeError, match="the memory is gone"):
+        outsize.open(a).sum().compute("64MiB", device=device)
+    assert not any(thread.name.startswith("outsize-hand") for thread in threading.enumerate())
+    monkeypatch.setattr(crew, "fill", move)
+    with outsize.budget(device=device.size):
+        assert outsize.open(a).sum().compute("64MiB", device=device) == a.sum()
+
+
+def test_a_crew_whose_threads_cannot_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, started, start = FakeDevice(ArrayKernels(np), limit=1 << 18), [0], threading.Thread.start
+
+    def few(self: threading.Thread) -> None:
+        started[0] += 1
+        if started[0] > 2:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", few)
+    with pytest.raises(RuntimeError, match="can't start"):
+        Crew(device, 4, 4096)
+    assert not any(thread.name.startswith("outsize-hand") for thread in threading.enumerate())
+
+
+def test_the_interpreter_changes_hands_quickly_while_a_crew_is_at_work_and_as_before_afterwards() -> None:
+    device, before = FakeDevice(ArrayKernels(np), limit=1 << 18), sys.getswitchinterval()
+    first, second = Crew(device, 1, 4096), Crew(device, 1, 4096)
+    assert sys.getswitchinterval() < before
+    first.close()
+    assert sys.getswitchinterval() < before
+    second.close()
+    assert sys.getswitchinterval() == before
+
+
+def test_events_are_made_once_a_piece_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_passes, "_HANDS", 3)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     a = np.arange(200000, dtype=np.int64)
     device = Carded(ArrayKernels(np), limit=1 << 18)
     with outsize.budget(device=device.size):
-        made = outsize.open(a).sum()
-        slots = made.plan(device=device).steps[-1].notes[-1].split()[2]
-        made.compute(device=device)
-    assert device.runtime.made == device.runtime.ended == 2 * int(slots)
+        outsize.open(a).sum().compute("64MiB", device=device)
+    gc.collect()
+    assert device.runtime.made == device.runtime.ended == 3 * 2

@@ -34,8 +34,6 @@ class Frame:
         """Most bytes that user functions and library calls may allocate by themselves."""
         self.device = 0
         """Bytes of a device that the chunk takes, where one takes part."""
-        self.ring: Buffer | None = None
-        """Memory through which blocks go to a device piece by piece."""
         self.reads: list[tuple[Store, Region]] = []
         """What was read, recorded only when dry."""
         self.loose = False
@@ -47,7 +45,6 @@ class Frame:
     def reset(self) -> None:
         """Take everything back."""
         self.position = 0
-        self.ring = None
         self._memo.clear()
 
     def mark(self) -> tuple[int, int]:

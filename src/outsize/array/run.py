@@ -104,11 +104,13 @@ def _run_stop(
     report.start(number, len(plan.steps), len(done) / max(1, len(stop.work.grid)))
     work = _Recorded(stop.work, journal if not stop.places else None, number, trip.final)
     stop.work.progress = report.moved
-    stop.work.begin()
+    pool.count(stop.work.shared_bytes)
     try:
+        stop.work.begin()
         run_work(work, (tile for tile in enumerate(stop.work.tiles()) if tile[0] not in done), pool)
     finally:
         stop.work.end()
+        pool.give(stop.work.shared_bytes)
     report.finish()
     if journal is not None and stop.places and all(isinstance(p, Kept) and p.nbytes <= _KEPT for _, p in stop.places):
         for index, (_, place) in enumerate(stop.places):

@@ -36,49 +36,81 @@ _TEMPORARIES = 32 << 20
 """What reductions take for their partial results, and the rounding of torch's allocator."""
 
 
+def _ask(come: Callable[[], bool]) -> None:
+    """Wait until something has come. It is asked, with pauses, rather than waited for: the driver's own waiting either keeps
+    a core busy or has the card interrupt for every event, which many threads with small copies cannot bear."""
+    pause = 2e-5
+    while not come():
+        time.sleep(pause)
+        pause = min(_PAUSE, 2 * pause)
+
+
 class _Moment:
-    """A CUDA event. It is asked, with pauses, rather than waited for: the driver's own waiting either keeps a core busy or
-    has the card interrupt for every event, which many threads with small copies cannot bear."""
+    """A CUDA event by torch."""
 
     def __init__(self, stream: Any) -> None:
-        self.event = torch.cuda.Event()
-        self.event.record(stream)
+        self._event = torch.cuda.Event()
+        self._event.record(stream)
 
     def wait(self) -> None:
-        pause = 2e-5
-        while not self.event.query():
-            time.sleep(pause)
-            pause = min(_PAUSE, 2 * pause)
+        _ask(self._event.query)
+
+    def delay(self, stream: Any) -> None:
+        """What is put on a stream from now on runs after it."""
+        stream.wait_event(self._event)
 
 
-class _QuickShuttle(Shuttle):
-    """Through the runtime itself, with one event for all its copies: for many threads with small pieces."""
+class _QuickMoment:
+    """A CUDA event by the runtime itself, which may be recorded again and again. Its calls keep the interpreter's lock: a
+    dozen threads that copy want that lock back a thousand times a second each, and whoever gives it away in the middle of
+    his work waits in line behind all of them."""
 
-    def __init__(self, runtime: Any, stream: int, slab: int) -> None:
-        self._runtime, self._stream, self._slab = runtime, stream, slab
-        self._event = ctypes.c_void_p()
+    def __init__(self, runtime: Any) -> None:
+        self._runtime, self._event = runtime, ctypes.c_void_p()
         code = runtime.cudaEventCreateWithFlags(ctypes.byref(self._event), _NO_TIMING)
         if code:
             raise RuntimeError(f"the CUDA runtime refused an event: error {code}")
 
-    def send(self, address: int, size: int, offset: int) -> None:
-        runtime, stream = self._runtime, self._stream
-        code = runtime.cudaMemcpyAsync(self._slab + offset, address, size, TO_DEVICE, stream)
-        code = code or runtime.cudaEventRecord(self._event, stream)
-        if code:
-            raise RuntimeError(f"the CUDA runtime refused a copy of {size} bytes: error {code}")
+    def record(self, stream: int) -> int:
+        """It comes when all that is on the stream now is done; the runtime's answer."""
+        return int(self._runtime.cudaEventRecord(self._event, stream))
+
+    def come(self) -> bool:
+        """True where it has come, or was never recorded."""
+        code = self._runtime.cudaEventQuery(self._event)
+        if code == 0:
+            return True
+        if code != _NOT_READY:
+            raise RuntimeError(f"the device has failed: CUDA error {code}")
+        self._runtime.cudaGetLastError()  # "not ready" must not be taken for an error by the next who asks
+        return False
 
     def wait(self) -> None:
-        pause = 2e-5
-        while code := self._runtime.cudaEventQuery(self._event):  # an event that was never recorded has come
-            if code != _NOT_READY:
-                raise RuntimeError(f"the device has failed: CUDA error {code}")
-            self._runtime.cudaGetLastError()  # "not ready" must not be taken for an error by the next who asks
-            time.sleep(pause)
-            pause = min(_PAUSE, 2 * pause)
+        if self._runtime.cudaEventQuery(self._event):
+            _ask(self.come)
+
+    def delay(self, stream: Any) -> None:
+        """What is put on a stream from now on runs after it."""
+        code = self._runtime.cudaStreamWaitEvent(stream.cuda_stream, self._event, 0)
+        if code:
+            raise RuntimeError(f"the CUDA runtime refused to let a stream wait: error {code}")
 
     def __del__(self) -> None:
         self._runtime.cudaEventDestroy(self._event)
+
+
+class _QuickShuttle(_QuickMoment, Shuttle):
+    """Through the runtime itself, with one event for all its copies: for many threads with small pieces."""
+
+    def __init__(self, runtime: Any, stream: int, slab: int) -> None:
+        super().__init__(runtime)
+        self._stream, self._slab = stream, slab
+
+    def send(self, address: int, size: int, offset: int) -> None:
+        code = self._runtime.cudaMemcpyAsync(self._slab + offset, address, size, TO_DEVICE, self._stream)
+        code = code or self.record(self._stream)
+        if code:
+            raise RuntimeError(f"the CUDA runtime refused a copy of {size} bytes: error {code}")
 
 
 class TorchDevice(Device):
@@ -150,23 +182,36 @@ class TorchDevice(Device):
             work()
 
     def meet(self, event: Any) -> None:
-        torch.cuda.current_stream(self.index).wait_event(event.event)
+        event.delay(torch.cuda.current_stream(self.index))
 
     def leave(self) -> Any:
-        return _Moment(torch.cuda.current_stream(self.index))
+        return self._moment(torch.cuda.current_stream(self.index))
 
     def shuttle(self) -> Shuttle:
-        runtime = cuda_runtime(quick=True)
-        if runtime is None or self.index != 0:  # a thread's plain calls go to the first device
+        runtime = self._runtime()
+        if runtime is None:
             return super().shuttle()
-        with torch.cuda.device(self.index):  # an event belongs to the device on which it is made
-            return _QuickShuttle(runtime, _streams(self.index)["in"].cuda_stream, self._address)
+        return _QuickShuttle(runtime, _streams(self.index)["in"].cuda_stream, self._address)
 
     def record(self, lane: Lane) -> Event:
-        return _Moment(_streams(self.index)[lane])
+        return self._moment(_streams(self.index)[lane])
 
     def follow(self, lane: Lane, event: Any) -> None:
-        _streams(self.index)[lane].wait_event(event.event)
+        event.delay(_streams(self.index)[lane])
+
+    def _runtime(self) -> Any:
+        """The CUDA runtime for quick calls, None where there is none: a thread's plain calls go to the first device."""
+        return cuda_runtime(quick=True) if self.index == 0 else None
+
+    def _moment(self, stream: Any) -> _Moment | _QuickMoment:
+        runtime = self._runtime()
+        if runtime is None:
+            return _Moment(stream)
+        moment = _QuickMoment(runtime)
+        code = moment.record(stream.cuda_stream)
+        if code:
+            raise RuntimeError(f"the CUDA runtime refused to record an event: error {code}")
+        return moment
 
 
 @functools.cache

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from outsize.array.barrier import Reduce
+from outsize.array.device import crew
 from outsize.array.device.base import array_bytes, padded
 from outsize.array.device.lower import Lowered, Refused, Runner, Trivial, lower, slice_elements
-from outsize.array.device.pipeline import Level, Parcel, Pipeline, load, parcel_bytes
+from outsize.array.device.pipeline import Level, Parcel, Pipeline, load, parcel_bytes, store_of
 from outsize.array.elementwise import Elementwise
 from outsize.array.frame import Frame
 from outsize.array.fuse import compile_program
@@ -27,10 +28,11 @@ from outsize.array.passes.map import MapPass
 from outsize.array.passes.reduction import ReducePass
 from outsize.array.reduce import Accumulator, Fold, Moments, States, outside
 from outsize.array.store.base import Block, Region, Sink, Store, region_shape
-from outsize.array.store.memory import MemorySink
+from outsize.array.store.memory import MemorySink, MemoryStore
 from outsize.array.tiles import Box
 from outsize.core.plan import Level as PlanLevel
 from outsize.core.units import format_bytes
+from outsize.engine.pool import round_to_pages
 
 CHUNK = 64 << 20
 """Bytes of a worker's page-locked memory at its most generous."""
@@ -40,18 +42,18 @@ _WORKERS = 12
 """Threads that read at most: enough to keep a disk at its best."""
 _HANDS = 8
 """Threads that copy at once from memory that the device does not reach: more only wait for memory and for each other."""
-_RESTING = 2
-"""Workers besides them: those whose chunk has been copied and is still on the link, or computed."""
+_SHARE = 8
+"""The part of the host's room that their pieces may take, at most: one in so many."""
 _SENDING = 2e-4
 """Seconds of the interpreter that a chunk costs."""
+_PAGE = 4096
 _NOTHING = np.empty(0, np.uint8)
 _SLOTS = 4
 """Chunks on the device at once: one arriving, one computed, one leaving, one ready."""
 
 
-def _hands() -> int:
-    """Threads that copy at once."""
-    return min(_HANDS, len(os.sched_getaffinity(0)))
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def device_manners(workers: int, room: int) -> list[Manner]:
@@ -73,6 +75,13 @@ class OnDevice(Pass):
     device_slots = 1
     elements = 256
     slot_device_bytes = 0
+    hands = 0
+    """Threads that copy what the device does not reach."""
+    piece = 0
+    """Bytes of a piece that one of them fills."""
+    known: Mapping[int, bool] = {}
+    """id of a leaf -> False, for those in memory of which it was seen that the device does not reach it."""
+    pipeline: Pipeline | None = None
     locks = (True, False)
 
     def _gather(self, roots: Sequence[Node], bindings: Mapping[Node, Store]) -> None:
@@ -98,9 +107,7 @@ class OnDevice(Pass):
         return most + 2 * padded(self.elements * self.temporaries())
 
     def manners(self, room: int) -> list[Manner]:
-        if self.staged():
-            return device_manners(_hands() + _RESTING, room)
-        return device_manners(max(2, min(_WORKERS, len(os.sched_getaffinity(0)))), room)
+        return device_manners(max(2, min(_WORKERS, _cores())), room)
 
     def holds(self, frame: Frame, buffer: int) -> bool:
         room = (self.level.room - self.scratch()) // self.device_slots
@@ -109,13 +116,23 @@ class OnDevice(Pass):
     def shape_up(self, manner: Manner, room: int) -> bool:
         each = sum(chain.registers(1 << 12) for chain in self.chains.values()) >> 12
         self.elements = 256 if manner.bare else slice_elements(self.level.room, each + 2 * self.temporaries())
-        self.device_slots = manner.workers if self.staged() else min(_SLOTS, manner.workers)
-        done = super().shape_up(manner, room)  # type: ignore[safe-super]
+        self.device_slots = min(_SLOTS, manner.workers)
+        self._engage(manner, room)
+        done = super().shape_up(manner, room - self.shared_bytes)  # type: ignore[safe-super]
         if not done:
             return False
         self.device_slots = min(self.device_slots, self.workers)
         self.slot_device_bytes = max((self.probe(r).device for r, _ in self.kinds()), default=0)
         return manner.bare or self.device_peak <= self.level.room
+
+    def _engage(self, manner: Manner, room: int) -> None:
+        """Choose hands and pieces."""
+        staged = [leaf for leaf in self.leaves if self.staged(leaf)]
+        self.known = {id(leaf): False for leaf in staged if self._lies(leaf)}
+        self.hands = 0 if not staged else 1 if manner.workers == 1 else min(_HANDS, _cores())
+        share = 0 if manner.bare else room // max(1, _SHARE * crew.PIECES * self.hands)
+        self.piece = min(crew.PIECE, max(_PAGE, share // _PAGE * _PAGE))
+        self.shared_bytes = round_to_pages(self.hands * crew.PIECES * self.piece)
 
     def size(self, room: int) -> bool:
         return super().size(self.level.lockable(room)) and self.device_peak <= self.level.room
@@ -132,17 +149,20 @@ class OnDevice(Pass):
     def begin(self) -> None:
         """Before the first chunk; the device is open."""
         device = self.level.device
-        self.pipeline = Pipeline(device, self.scratch(), self.slot_device_bytes, self.device_slots, _hands())
+        hands = crew.Crew(device, self.hands, self.piece) if self.hands else None
+        self.pipeline = Pipeline(device, self.scratch(), self.slot_device_bytes, self.device_slots, hands)
         self.runners = {key: Runner(chain, device, 0, self.elements) for key, chain in self.chains.items()}
 
     def end(self) -> None:
         """Let go of every array on the device, so that its memory goes back with the run."""
         self.runners = {}
-        del self.pipeline
+        if self.pipeline is not None and self.pipeline.crew is not None:
+            self.pipeline.crew.close()
+        self.pipeline = None
 
     def send(self, region: Region, frame: Frame) -> list[Parcel]:
         """Every leaf's block of a region."""
-        return [load(leaf, region, frame, self.level.device) for leaf in self.leaves]
+        return [load(leaf, region, frame, self.level.device, self.known.get(id(leaf))) for leaf in self.leaves]
 
     def arrays_of(self, chain: Lowered, arrays: list[Any]) -> list[Any]:
         """What was sent, in the order of a chain's leaves."""
@@ -150,14 +170,13 @@ class OnDevice(Pass):
         return [arrays[numbers[id(leaf)]] if moved else None
                 for leaf, moved in zip(chain.program.leaves, chain.moved, strict=True)]  # fmt: skip
 
-    def staged(self) -> bool:
-        """True where a leaf lies in memory that the device does not reach, so that every worker fills a slot by itself."""
-        frame = self.frame()
-        corners = [tuple((0, min(1, n)) for n in leaf.shape) for leaf in self.leaves]
-        return any(
-            load(leaf, corner, frame, self.level.device).ring is not None
-            for leaf, corner in zip(self.leaves, corners, strict=True)
-        )
+    def staged(self, leaf: Node) -> bool:
+        """True where a leaf lies in memory that the device does not reach, so that hands must take it there."""
+        corner = tuple((0, min(2, n)) for n in leaf.shape)  # two of each: from there on steps can be seen
+        return load(leaf, corner, self.frame(), self.level.device).staged
+
+    def _lies(self, leaf: Node) -> bool:
+        return isinstance(store_of(leaf, self.bindings), MemoryStore)
 
     def link_in(self) -> int:
         """Bytes sent over the link in all."""
@@ -184,8 +203,9 @@ class OnDevice(Pass):
 
     def notes(self) -> tuple[str, ...]:
         direct = all(self.probe(region).peak < self.slot_device_bytes // 2 for region, _ in self.kinds())
-        direct = direct and self.slot_device_bytes > 0 and not self.staged()
+        direct = direct and self.slot_device_bytes > 0 and not self.hands
         way = "sent from where it lies" if direct else "through page-locked memory"
+        way += f" by {self.hands} hands" if self.hands else ""
         return (
             *super().notes(),
             f"on {self.level.device.name}: {self.device_slots} slots of {format_bytes(self.slot_device_bytes)}, {way}",
@@ -202,17 +222,6 @@ def _exact(leaf: Node, region: Region) -> int:
         math.prod(min(n, m) for n, m in zip(leaf.shape, shape[len(shape) - leaf.ndim :], strict=True))
         * leaf.dtype.itemsize
     )
-
-
-def share_out(tile: Box, chunk: Box, workers: int) -> Box:
-    """Chunks no larger, so many that no worker is left with one more than the others while these have nothing to do."""
-    counts = [-(-length // step) for length, step in zip(tile, chunk, strict=True)]
-    axis = next((axis for axis, count in enumerate(counts) if count > 1), None)
-    if axis is None or math.prod(counts) <= workers:
-        return chunk
-    others = math.prod(counts) // counts[axis]
-    even = (step for step in range(chunk[axis], 0, -1) if -(-tile[axis] // step) * others % workers == 0)
-    return (*chunk[:axis], next(even, chunk[axis]), *chunk[axis + 1 :])
 
 
 class DeviceMapPass(OnDevice, MapPass):
@@ -259,6 +268,7 @@ class DeviceMapPass(OnDevice, MapPass):
                 runner.value(ins, index, part, out[index] if index else out)
             return [(landing, out)]
 
+        assert self.pipeline is not None
         self.pipeline.run(parcels, work)
         if landing is not target:
             frame.copy(target, landing)
@@ -310,10 +320,10 @@ class DeviceReducePass(OnDevice, ReducePass):
         if _dtype_there(accumulator).char not in kernels.dtypes:
             raise Refused(f"{kernels.name} does not accumulate in {accumulator.working.name}")
 
-    def _settle(self, manner: Manner, tile: Box, chunk: Box, slots: int) -> bool:
-        if not manner.bare and self.staged():
-            chunk = share_out(tile, chunk, min(manner.workers, _hands()))
-        return super()._settle(manner, tile, chunk, slots)
+    def manners(self, room: int) -> list[Manner]:
+        if all(self._lies(leaf) and self.staged(leaf) for leaf in self.leaves):  # workers neither read nor copy
+            return device_manners(_SLOTS, room)
+        return super().manners(room)
 
     def _one_axis(self, accumulator: Accumulator) -> bool:
         return accumulator.flat or len(accumulator.axes) == 1
@@ -342,6 +352,7 @@ class DeviceReducePass(OnDevice, ReducePass):
         )
         frame.device = held + sum(parcel_bytes(leaf, region) for leaf in self.leaves)
         if not frame.dry:
+            assert self.pipeline is not None
             self.pipeline.run(parcels, lambda arrays, place: self._reduce(arrays, place, shape, partials))
         return partials
 
@@ -388,12 +399,12 @@ class DeviceReducePass(OnDevice, ReducePass):
                 kernels.truth(wide, value)
             else:
                 kernels.cast(wide, value)
+            if all(index[axis].start == 0 for axis in axes):
+                self._reduce_slice(_TWINS[kind], total[places], wide, axes)
+                continue
             reduced = device.view(base + padded(self.elements * dtype.itemsize), accumulator.kept(part), dtype)
             self._reduce_slice(_TWINS[kind], reduced, wide, axes)
-            if all(index[axis].start == 0 for axis in axes):
-                kernels.cast(total[places], reduced)
-            else:
-                kernels.combine(_TWINS[kind], total[places], reduced)
+            kernels.combine(_TWINS[kind], total[places], reduced)
 
     def _reduce_slice(self, kind: str, out: Any, value: Any, axes: tuple[int, ...]) -> None:
         if kind == "multiply" and len(axes) > 1:  # over everything: one long axis

@@ -236,6 +236,7 @@ def cuda_runtime(quick: bool = False) -> Any:
             library.cudaEventCreateWithFlags.argtypes = [ctypes.POINTER(pointer), ctypes.c_uint]
             library.cudaEventRecord.argtypes = [pointer, pointer]
             library.cudaEventQuery.argtypes = library.cudaEventDestroy.argtypes = [pointer]
+            library.cudaStreamWaitEvent.argtypes = [pointer, pointer, ctypes.c_uint]
             return library
     return None
 

@@ -72,6 +72,8 @@ class Pass(abc.ABC):
     """Whether workers' buffers and slots are page-locked, for a device to copy by itself."""
     device_peak = 0
     """Bytes it reserves on a device."""
+    shared_bytes = 0
+    """Host memory that it takes for all workers together, from `begin` to `end`."""
 
     def __init__(self, outputs: tuple[tuple[Node, Sink], ...], bindings: Mapping[Node, Store]) -> None:
         self.outputs = outputs
@@ -94,7 +96,7 @@ class Pass(abc.ABC):
     def peak(self) -> int:
         """Bytes it holds by itself."""
         slots, buffers = self.slots * self.slot_bytes, self.workers * self.worker_bytes
-        return slots + buffers + self.workers * self.outside_bytes
+        return slots + buffers + self.workers * self.outside_bytes + self.shared_bytes
 
     def take_stock(self, frame: Frame, slot: int) -> None:
         """Fix the sizes of buffers, rounded as the pool rounds them."""
@@ -194,6 +196,7 @@ class Pass(abc.ABC):
         parts.append(
             Part(name=f"{self.workers} workers' buffers", bytes=self.workers * self.worker_bytes, known=Known.EXACT)
         )
+        parts.append(Part(name="what workers share", bytes=self.shared_bytes, known=Known.EXACT))
         parts.append(Part(name="temporaries of calls", bytes=self.workers * self.outside_bytes, known=Known.BOUND))
         parts += resident
         held = self.peak + sum(part.bytes for part in resident)

@@ -1,0 +1,175 @@
+"""Hands that take plain memory to a device: threads that do nothing but fill page-locked pieces and send them.
+
+All of them work at one chunk after another, each at every n-th piece of it, and never wait for a chunk to be computed.
+They are apart from the workers, who do what a chunk needs in Python, for the sake of both: after a copy a processor's
+caches are empty, so whatever Python a copying thread does costs many times as much, and the interpreter is held for
+that long; a worker who never copies keeps his caches, and a hand needs the interpreter for a few calls a piece.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import queue
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from outsize.array.copy import copy_block
+from outsize.array.device.base import Device, Shuttle
+from outsize.array.store.base import Block
+from outsize.engine.pinned import lock_memory
+
+PIECE = 8 << 20
+"""Bytes of a piece: long enough for the link, and all hands' pieces together stay in a processor's last cache, so that
+staging costs its memory one read and no write."""
+PIECES = 2
+"""Pieces of a hand: one is filled while the other is sent."""
+
+_TURN = 1e-4
+"""Seconds that a thread may keep the interpreter while hands want it. Python's own 5 ms are the time of a whole chunk on the
+link: an H200 was given 34 to 45 GB/s of plain memory with those, and 52 with this."""
+
+
+class _Turns:
+    """Python's switch interval: short while a crew is at work, as the program had it otherwise."""
+
+    def __init__(self) -> None:
+        self._lock, self._crews, self._before = threading.Lock(), 0, 0.0
+
+    def shorten(self) -> None:
+        """A crew begins."""
+        with self._lock:
+            self._crews += 1
+            if self._crews == 1:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(min(_TURN, self._before))
+
+    def restore(self) -> None:
+        """A crew ends."""
+        with self._lock:
+            self._crews -= 1
+            if self._crews == 0:
+                sys.setswitchinterval(self._before)
+
+
+_turns = _Turns()
+
+
+class _Load:
+    """Blocks that all hands take to the device together."""
+
+    def __init__(self, blocks: Sequence[tuple[Block, int]], hands: int) -> None:
+        self.blocks = blocks
+        """(block, where it goes)."""
+        self.error: BaseException | None = None
+        self._left = itertools.count(hands - 1, -1)
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def finish(self) -> None:
+        """A hand is through with its part."""
+        if next(self._left) == 0:
+            self._done.release()
+
+    def wait(self) -> None:
+        """Until all hands are; their first error is raised here."""
+        with self._done:
+            if self.error is not None:
+                raise self.error
+
+
+class Crew:
+    """So many hands with page-locked pieces of their own, on a device whose memory is reserved."""
+
+    def __init__(self, device: Device, hands: int, piece: int) -> None:
+        self._piece, self._memory = piece, lock_memory(hands * PIECES * piece)
+        self._desks: list[queue.SimpleQueue[_Load | None]] = [queue.SimpleQueue() for _ in range(hands)]
+        shuttles = [tuple(device.shuttle() for _ in range(PIECES)) for _ in range(hands)]
+        self._threads = [
+            threading.Thread(target=self._work, args=(hand, shuttles[hand]), name="outsize-hand", daemon=True)
+            for hand in range(hands)
+        ]
+        _turns.shorten()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def carry(self, blocks: Sequence[tuple[Block, int]]) -> None:
+        """Send blocks to their offsets, on the lane `in`; the last pieces may still be under way when this returns."""
+        load = _Load(blocks, len(self._desks))
+        for desk in self._desks:
+            desk.put(load)
+        load.wait()
+
+    def close(self) -> None:
+        """Wait for the hands; nothing is under way any more."""
+        for desk in self._desks:
+            desk.put(None)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+        _turns.restore()
+        self._memory.close()
+
+    def _work(self, hand: int, shuttles: tuple[Shuttle, ...]) -> None:
+        """The life of a hand: a piece is filled again when its copy has been made."""
+        desk, hands, size = self._desks[hand], len(self._desks), self._piece
+        start = self._memory.array.ctypes.data + hand * PIECES * size
+        np.seterr(all="ignore")
+        places = itertools.cycle([(shuttles[turn], start + turn * size) for turn in range(PIECES)])
+        while (load := desk.get()) is not None:
+            try:
+                for block, offset in load.blocks:
+                    for before, length, source in pieces(block, size, hand, hands):
+                        shuttle, address = next(places)
+                        shuttle.wait()
+                        fill(address, length, source)
+                        shuttle.send(address, length, offset + before)
+            except BaseException as error:
+                load.error = error
+            load.finish()
+
+
+def pieces(block: Block, limit: int, first: int = 0, step: int = 1) -> Iterator[tuple[int, int, int | Block]]:
+    """(bytes before it, its bytes in native order, its address or the part) of every `step`-th piece of a block, from the
+    `first` on.
+
+    A block that lies in one stretch is told by addresses, without an array for every piece."""
+    if block.flags.c_contiguous and block.dtype.isnative:
+        source, total = block.ctypes.data, block.nbytes
+        for low in range(first * limit, total, step * limit):
+            yield low, min(limit, total - low), source + low
+        return
+    for before, part in itertools.islice(cut(block, limit), first, None, step):
+        yield before * block.itemsize, part.nbytes, part
+
+
+def fill(address: int, length: int, source: int | Block) -> None:
+    """Copy a piece to an address, in native bytes."""
+    if isinstance(source, int):
+        ctypes.memmove(address, source, length)
+        return
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(address))
+    copy_block(memory.view(source.dtype.newbyteorder("=")).reshape(source.shape), source)
+
+
+def cut(block: Block, limit: int) -> Iterator[tuple[int, Block]]:
+    """(elements before it, part) of a block in C order, in parts of at most `limit` bytes that are whole in it."""
+    if block.nbytes <= limit or block.size == 1:
+        yield 0, block
+        return
+    if block.flags.c_contiguous:
+        flat, step = block.reshape(-1), max(1, limit // block.itemsize)
+        yield from ((low, flat[low : low + step]) for low in range(0, flat.size, step))
+        return
+    inner = block.size // block.shape[0]
+    step = max(1, limit // max(1, inner * block.itemsize))
+    for low in range(0, block.shape[0], step):
+        for before, part in cut(block[low : low + step] if step > 1 else block[low], limit):
+            yield low * inner + before, part
