@@ -397,11 +397,11 @@ class Case:
             self.write(way="trajectory", other="plain, samples in another order", **apart(other, plain))
 
     def course(self, make):
-        """(losses, final weights) of some steps from the first weights."""
+        """(losses, final weights) of some steps from the first weights; weights are kept on the host, out of the way."""
         self.reset()
         step = make(self.optimizer())
         losses = [float(step()) for _ in range(self.given.trajectory)]
-        return losses, [p.detach().clone() for p in self.model.parameters()]
+        return losses, [p.detach().to("cpu", copy=True) for p in self.model.parameters()]
 
     def gradients(self, fitted):
         """Gradients of the whole batch on the host, by the plain step or as a fitted one makes them; and the loss."""

@@ -22,7 +22,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 GiB = 2**30
-LIMITS = {"exact": 35, "host": 30, "disk": 35, "rates": 12, "train": 100}
+LIMITS = {"exact": 35, "host": 30, "disk": 75, "rates": 12, "train": 100}
 """Seconds of each part."""
 SHAPES = {"cuda": (4096, 11008, 32000, 32), "cpu": (256, 688, 500, 4)}
 """Width, width of the inner layer, words, heads; the CPU's is for trying the script out."""

@@ -152,8 +152,12 @@ class Tracer:
             twin.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
         return twin
 
-    @staticmethod
-    def _real_label(tensor: Any) -> str:
+    def met(self, label: str) -> int:
+        """Bytes of real tensors that came from outside and are there still."""
+        bases = [base for _, base in self._twins.values()]
+        return sum(held.bytes for base in bases if (held := self.ledger.of(base)) is not None and held.label == label)
+
+    def _real_label(self, tensor: Any) -> str:
         device = tensor.device
         return f"cuda:{device.index or 0}" if device.type == "cuda" else str(device.type)
 

@@ -191,7 +191,8 @@ class TorchDevice(Device):
         runtime = self._runtime()
         if runtime is None:
             return super().shuttle()
-        return _QuickShuttle(runtime, _streams(self.index)["in"].cuda_stream, self._address)
+        with torch.cuda.device(self.index):  # an event belongs to the device on which it is made
+            return _QuickShuttle(runtime, _streams(self.index)["in"].cuda_stream, self._address)
 
     def record(self, lane: Lane) -> Event:
         return self._moment(_streams(self.index)[lane])
@@ -207,7 +208,8 @@ class TorchDevice(Device):
         runtime = self._runtime()
         if runtime is None:
             return _Moment(stream)
-        moment = _QuickMoment(runtime)
+        with torch.cuda.device(self.index):
+            moment = _QuickMoment(runtime)
         code = moment.record(stream.cuda_stream)
         if code:
             raise RuntimeError(f"the CUDA runtime refused to record an event: error {code}")

@@ -40,8 +40,8 @@ SLOT = 256 << 20
 """Bytes of a slot beyond which longer copies gain nothing."""
 _WORKERS = 12
 """Threads that read at most: enough to keep a disk at its best."""
-_HANDS = 8
-"""Threads that copy at once from memory that the device does not reach: more only wait for memory and for each other."""
+_HANDS = 10
+"""Threads that copy at once from memory that the device does not reach: more only wait for memory and for the interpreter."""
 _SHARE = 8
 """The part of the host's room that their pieces may take, at most: one in so many."""
 _SENDING = 2e-4

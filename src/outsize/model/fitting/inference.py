@@ -19,6 +19,7 @@ from outsize.core.noun import Known
 from outsize.core.plan import Peak, Step
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.beside import note_beside, say_beside
 from outsize.model.fitting.check import SAMPLES
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.draws import same_draws
@@ -64,8 +65,8 @@ def fit_inference(
                 return _tell(work, choice, projection, inside, rows, plain, notes), choice
         least, choice = min(tried, key=lambda pair: pair[0])
         raise BudgetError(
-            f"no plan fits this inference into {format_bytes(limit)}: the smallest found holds {format_bytes(least)}, so a "
-            f"budget of {least} bytes is the smallest that has one",
+            f"no plan fits this inference into {format_bytes(limit)}: the smallest found holds {format_bytes(least)}"
+            f"{say_beside(projection.beside)}, so a budget of {least} bytes is the smallest that has one",
             needed=least, budget=limit, smallest=least, culprit="forward",
         )  # fmt: skip
 
@@ -139,5 +140,6 @@ def _tell(
             Remedy(name=name, saves=saves, known=Known.ESTIMATE, costs=costs, exactness=Exactness.ROUNDING, how=how)
             for name, costs, how in remedies
         ),
-        slow_down=1.0, place="host" if work.device == "cuda" else "disk", notes=(*notes, *say_absent(choice)),
+        slow_down=1.0, place="host" if work.device == "cuda" else "disk",
+        notes=(*notes, *note_beside(projection.beside), *say_absent(choice)),
     )  # fmt: skip

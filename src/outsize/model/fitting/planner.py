@@ -15,6 +15,7 @@ from typing import Any
 
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
+from outsize.model.fitting.beside import say_beside
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.facts import Facts
 from outsize.model.fitting.projection import Projection
@@ -111,7 +112,7 @@ class Search:
         first slice has no gradients of others beside it."""
         facts, choice = self.facts, candidate.choice
         rest = -(-facts.rows // choice.slices)
-        fixed = facts.weights + int((1 - choice.state_away) * facts.state)
+        fixed = facts.weights + int((1 - choice.state_away) * facts.state) + facts.plain.beside
         each = max(1, (candidate.peak - fixed - facts.gradients) // rest)
         largest = min(facts.rows - choice.slices + 1, int((self.budget / (1 + TIES) - fixed) // each))
         sizes = {rest + (largest - rest) * number // most for number in range(1, most + 1)}
@@ -255,7 +256,8 @@ class Search:
         needed = self._needed(best.choice, best.peak)
         raise BudgetError(
             f"no {self.allow} plan fits the step into {format_bytes(self.budget)}: the smallest found holds "
-            f"{format_bytes(best.peak)} ({describe(best.choice)}), so a budget of {needed} bytes is the smallest that has one",
+            f"{format_bytes(best.peak)} ({describe(best.choice)}){say_beside(self.facts.plain.beside)}, so a budget of "
+            f"{needed} bytes is the smallest that has one",
             needed=needed, budget=self.budget, smallest=needed, culprit=_highest(best),
         )  # fmt: skip
 

@@ -67,6 +67,8 @@ class Projection(Noun):
     """A card's allocator is played."""
     grown: int = 0
     """Bytes that a card's allocator would reserve with segments that grow."""
+    beside: int = 0
+    """Bytes of them all that are held by tensors which are not the step's."""
 
     @property
     def peak(self) -> int:
@@ -97,8 +99,10 @@ def play(
     return replay(events, allocator=allocator, settings=settings, samples=samples)
 
 
-def play_steps(ledger: Ledger, label: str, marks: list[tuple[int, str]]) -> tuple[tuple[Move, ...], int]:
-    """The moves of several steps from the trace of one, and where the last step begins.
+def play_steps(
+    ledger: Ledger, label: str, marks: list[tuple[int, str]], beside: int = 0
+) -> tuple[tuple[Move, ...], int]:  # fmt: skip
+    """The moves of several steps from the trace of one, and where the last step begins; `beside`: bytes that others hold.
 
     What the traced step leaves alive is kept by the steps that follow; a record that was there before the step and is
     let go in it (a weight that goes to its place elsewhere) is let go once.
@@ -107,7 +111,7 @@ def play_steps(ledger: Ledger, label: str, marks: list[tuple[int, str]]) -> tupl
     phases = iter([*marks, (len(ledger.events), "")])
     _, name = next(phases)
     following = next(phases)
-    before: list[Move] = []
+    before = [Move(True, -1, beside, "given")] if beside else []
     step: list[tuple[Move, bool]] = []
     for number, (alloc, held) in enumerate(ledger.events):
         while number >= following[0] and following[1]:

@@ -17,6 +17,7 @@ from typing import Any
 from outsize.core.errors import OutsizeError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting import parcels
+from outsize.model.fitting.beside import look_beside
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.draws import same_draws
 from outsize.model.fitting.exhaustion import is_out_of_memory
@@ -92,6 +93,7 @@ class Stage:
         model = work.model
         self._twins = {id(b): (b, Twin.of(b, known=not b.dtype.is_floating_point)) for b in model.buffers()}
         self._twins |= {id(p): (p, Twin.of(p)) for p in model.parameters()}
+        self._beside = look_beside(next(model.parameters()).device, _own(work, batch))
         self._reads = False
         """A step fails unless it can read what the batch holds: labels that are looked up or checked."""
 
@@ -139,7 +141,8 @@ class Stage:
                 else:
                     runner.step(batch) if optimizer is not None else runner.backward(batch)
             size = sum(tensor.numel() * tensor.element_size() for tensor in _state(optimizer))
-        return _tell(watch, label, store.peak, size, given, bool(call))
+        beside = self._beside.without(watch.met(label))
+        return _tell(watch, label, store.peak, size, given, bool(call), beside)
 
     def _optimizer(self, fakes: dict[int, Any], label: str) -> Any:
         """The user's optimizer over fakes; state that it has comes along, state that it has not is made by its first step."""
@@ -195,14 +198,23 @@ def _state(optimizer: Any) -> list[Any]:
     return [value for value in state_of(optimizer) if isinstance(value, torch.Tensor) and value.dim()]
 
 
-def _tell(watch: Watch, label: str, away: int, state: int, given: int, inference: bool) -> Projection:
-    moves, last = play_steps(watch.ledger, label, watch.marks)
+def _own(work: Work, batch: Any) -> list[Any]:
+    """The tensors that a step has before it begins."""
+    weights = list(work.model.parameters())
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    return [*weights, *work.model.buffers(), *gradients, *_state(work.optimizer), *batches.tensors_of(batch).values()]
+
+
+def _tell(
+    watch: Watch, label: str, away: int, state: int, given: int, inference: bool, beside: int
+) -> Projection:  # fmt: skip
+    moves, last = play_steps(watch.ledger, label, watch.marks, beside)
     card = label != "cpu"
     names = set(watch.names.values())
     kept, stays, gives = ({}, {}, {}) if inference else kept_by(watch.ledger, label, watch.marks, names, watch.ends)
     return Projection(
-        peaks=peaks_of(moves, card), away=away, kept=kept, stays=stays, gives=gives, fixed=given + state,
-        state=state, calls=watch.calls,
+        peaks=peaks_of(moves, card), away=away, kept=kept, stays=stays, gives=gives, fixed=given + state + beside,
+        state=state, calls=watch.calls, beside=beside,
         seconds=watch.seconds, operators=watch.operators, moves=moves, last=last, card=card,
         grown=play(moves, expandable=True).peak.reserved if card else 0,
     )  # fmt: skip
@@ -216,9 +228,11 @@ def open_stage(work: Work, batch: Any) -> Stage:
 class Watch(Tracer):
     """The tracer of a fitted step: also phases, calls and estimated times."""
 
-    def __init__(self, label: str, model: Any) -> None:
+    def __init__(self, label: str, model: Any, home: Any = None) -> None:
         import torch
 
+        self._home = home or next(model.parameters()).device
+        """The device that is meant by the label: tensors that the step finds there are on it."""
         there = label != "cpu" and torch.cuda.is_available()
         super().__init__(label, torch.cuda.get_device_capability() if there else CAPABILITY)
         self.reuse = label != "cpu"  # on a CPU a mode in Python counts the real step too
@@ -237,6 +251,10 @@ class Watch(Tracer):
         self._rates = RATES[label.partition(":")[0]]
         self.owners._names = dict(self.names)
         self.owners._line = lambda: ""  # type: ignore[method-assign]
+
+    def _real_label(self, tensor: Any) -> str:
+        same = tensor.device.type == self._home.type and (tensor.device.index or 0) == (self._home.index or 0)
+        return self.device if same else super()._real_label(tensor)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from outsize.core.memory import Allowance
 from outsize.core.noun import Known
 from outsize.core.plan import Peak, Step
 from outsize.core.units import format_bytes
+from outsize.model.fitting.beside import note_beside
 from outsize.model.fitting.check import Findings
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.facts import Facts
@@ -38,7 +39,9 @@ def tell(
         smallest=None, remedies=_remedies(found, facts, findings), slow_down=slow_down(found.choice, facts),
         plain=facts.plain.peak, away=found.projection.away if found.projection else 0, place=place(facts),
         cheaper=_neighbour(search, found, facts, cheaper=True), smaller=_neighbour(search, found, facts, cheaper=False),
-        notes=(*_notes(facts, findings), *say_absent(found.choice), *_setting(found), *decided),
+        notes=(
+            *_notes(facts, findings), *note_beside(facts.plain.beside), *say_absent(found.choice), *_setting(found), *decided
+        ),
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from outsize.machine.host import read_rss
 from outsize.machine.system import LiveSystem
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.asked import check_optimizer
+from outsize.model.fitting.beside import Beside, look_beside
 from outsize.model.fitting.guarded import call_model
 from outsize.model.fitting.hosted.files import find_weights
 from outsize.model.fitting.hosted.housing import in_memory
@@ -73,6 +74,8 @@ class Given:
     """Its room."""
     shelf: Shelf | None = None
     """The scratch file, once something is in it."""
+    beside: Beside = field(default_factory=Beside)
+    """What the process holds on the device that is not the step's."""
 
 
 def check_given(
@@ -116,12 +119,13 @@ def check_given(
     work = Work(model=model, loss=loss, optimizer=optimizer, clip=clip, scaler=scaler, device=device.type)
     lane = open_lane(device) if not dry or device.type == "cpu" or torch.cuda.is_available() else open_lane(the_cpu())
     budgets, base, before = _budgets(model, optimizer, device, budget, host)
+    beside = look_beside(device, [*model.buffers(), *batches.tensors_of(batch).values()])
     scratch = current_budget()
     return Given(
         work=work, batch=batch, rows=rows, device=device, lane=lane, budgets=budgets, base=base, forced=forced, later=later,
         forbidden=set(without), files=files, call=None if loss is not None else (call or call_model), dry=dry,
         before=before, folder=scratch.scratch, disk=next((a for a in scratch.allowances if a.pool == DISK), None),
-        grounded=_why_in_memory(optimizer, own_step, without, scratch.scratch),
+        grounded=_why_in_memory(optimizer, own_step, without, scratch.scratch), beside=beside,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from outsize.core.errors import BudgetError
 from outsize.core.memory import Allowance
 from outsize.core.units import format_bytes
+from outsize.model.fitting.beside import say_beside
 from outsize.model.fitting.head import find_head
 from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.housing import LIBRARIES, check_disk, host_bytes, spill
@@ -149,7 +150,7 @@ class Search:
         raise BudgetError(
             f"no exact plan fits into {format_bytes(self.device)} of the device: the smallest found holds "
             f"{format_bytes(sketch.peak)} in its {culprit} pass (units of at most {format_bytes(choice.limit)}, "
-            f"rows in {choice.pieces} pieces), so budget={needed} is the smallest that has one",
+            f"rows in {choice.pieces} pieces){say_beside(sketch.beside)}, so budget={needed} is the smallest that has one",
             needed=sketch.peak, budget=self.device, smallest=needed, culprit=culprit,
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.beside import NOTHING, Beside
 from outsize.model.fitting.draws import GLOBAL, Drawn, same_draws
 from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.lanes import NoLane
@@ -54,6 +55,8 @@ class Sketch(Noun):
     """Modules that ran, in order."""
     heads: bool
     """The pieces of head and loss were used as planned."""
+    beside: int = 0
+    """Bytes of the device that are held by tensors which are not the step's."""
 
     @property
     def peak(self) -> int:
@@ -64,8 +67,8 @@ class Sketch(Noun):
 class HostedStage:
     """Projects hosted choices for one model and one batch."""
 
-    def __init__(self, work: Work, batch: Any, device: Any) -> None:
-        self.work = work
+    def __init__(self, work: Work, batch: Any, device: Any, beside: Beside = NOTHING) -> None:
+        self.work, self._device, self._beside = work, device, beside
         self.label = "cpu" if device.type == "cpu" else "cuda:0"
         self.batch = batches.transform(batch, lambda _, tensor: Twin.of(tensor))
 
@@ -75,7 +78,7 @@ class HostedStage:
 
         if self.work.optimizer is None:
             return {}
-        watch = Watch(self.label, self.work.model)
+        watch = Watch(self.label, self.work.model, self._device)
         with watch.running():
             pairs = []
             twin = twin_of(self.work.optimizer)
@@ -110,7 +113,7 @@ class HostedStage:
         """One step, in which optimizer state is made: later ones find it and hold less; or one inference with `call`."""
         import torch
 
-        watch = Watch(self.label, self.work.model)
+        watch = Watch(self.label, self.work.model, self._device)
         with same_draws(), watch.running():
             batch = batches.transform(self.batch, lambda _, twin: twin.make(self.label), leaf=Twin)
             optimizer = None if self.work.optimizer is None else twin_of(self.work.optimizer)
@@ -145,11 +148,12 @@ class HostedStage:
                 heads=runner.heads_taken,
             )  # fmt: skip
             runner.roll_back()
-        return replace(sketch, peaks=self._peaks(watch))
+        beside = self._beside.without(watch.met(self.label))
+        return replace(sketch, peaks=self._peaks(watch, beside), beside=beside)
 
-    def _peaks(self, watch: Watch) -> dict[str, int]:
+    def _peaks(self, watch: Watch, beside: int) -> dict[str, int]:
         """Peak of each phase over several steps: what a card's allocator hands out and reserves, or a CPU's storages."""
-        moves, _ = play_steps(watch.ledger, self.label, watch.marks)
+        moves, _ = play_steps(watch.ledger, self.label, watch.marks, beside)
         return peaks_of(moves, self.label != "cpu")
 
 

@@ -11,6 +11,7 @@ from outsize.core.noun import Known
 from outsize.core.plan import Peak, Step
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.beside import note_beside
 from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.housing import filed_bytes, host_bytes
 from outsize.model.fitting.hosted.slabs import stretch
@@ -100,7 +101,7 @@ def _notes(
         )
     if sketch.random:
         notes.append(f"random numbers are drawn ({', '.join(sketch.random[:3])}) and drawn again alike")
-    return notes
+    return notes + note_beside(sketch.beside)
 
 
 def _traffic(choice: HostedChoice, filed: dict[str, int]) -> dict[str, tuple[int, int]]:

@@ -95,7 +95,7 @@ def _no_more(room: int, runner: HostedRunner) -> Any:
 
 
 def _search(given: Given, room: int) -> Search:
-    stage = HostedStage(given.work, given.batch, given.device)
+    stage = HostedStage(given.work, given.batch, given.device, given.beside)
     if given.rates is None:
         card = given.budgets[0].bytes
         given.rates = typical(given.device.type) if given.dry else measure(given.lane, given.work.optimizer, card)
