@@ -9,6 +9,7 @@ memory is taken there by a crew of hands, chunk after chunk.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.device.base import Device, Event, array_bytes, straight
+from outsize.array.device.base import LANES, Device, Event, array_bytes, straight
 from outsize.array.device.crew import Crew
 from outsize.array.elementwise import broadcast_region
 from outsize.array.frame import Frame
@@ -154,7 +155,8 @@ class Pipeline:
         """Where free slots begin."""
         for number in range(slots):
             self._free.put(base + number * slot_bytes)
-        self._order = threading.Lock()
+        self._turns = {lane: threading.Lock() for lane in LANES}
+        """What a chunk puts on a lane is not mixed with another's: none waits for more than was there before it."""
 
     def run(
         self, parcels: Sequence[Parcel | None], work: Callable[[list[Any], int], Iterable[tuple[Block, Any]]]
@@ -201,13 +203,15 @@ class Pipeline:
             for block, array in returns:
                 device.kernels.download(block, array)
 
-        if sends:
-            device.submit("in", upload)
-        arrived = device.record("in")
-        with self._order:  # chunks share registers: the kernels of one are not mixed with another's
+        with self._turns["in"] if sends else contextlib.nullcontext():  # pieces of hands come between in any case
+            if sends:
+                device.submit("in", upload)
+            arrived = device.record("in")
+        with self._turns["work"]:  # chunks share registers
             device.follow("work", arrived)
             device.submit("work", compute)
             done = device.record("work")
-        device.follow("out", done)
-        device.submit("out", download)
-        return device.record("out")
+        with self._turns["out"]:
+            device.follow("out", done)
+            device.submit("out", download)
+            return device.record("out")
