@@ -47,7 +47,6 @@ from outsize.array import work as array_work
 from outsize.array.device import contract as device_contract
 from outsize.array.device import crew, torch_kernels
 from outsize.array.device import cuda as device_cuda
-from outsize.array.device import passes as device_passes
 from outsize.engine.pinned import lock_array, lock_memory
 
 GIB = 1 << 30
@@ -279,7 +278,7 @@ def plain(arena, scale):
     say("2 plain", "copies of this array alone, before", **sustained(array, STATE["small"]))
     for way in STATE["ways"]:
         if way:
-            device_passes._HANDS, crew.PIECE = int(way.split("x")[0]), int(way.split("x")[1]) << 20
+            crew._HANDS, crew.PIECE = int(way.split("x")[0]), int(way.split("x")[1]) << 20
         reductions(f"2 plain {way}".strip(), x, array.nbytes, bound, budget, reference, array.size,
                    now=lambda: staging_now(array, STATE["small"]))  # fmt: skip
     say("2 plain", "copies of this array alone, after", **sustained(array, STATE["small"]))

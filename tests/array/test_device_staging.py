@@ -20,7 +20,7 @@ from outsize.array.device import crew
 from outsize.array.device import passes as device_passes
 from outsize.array.device.array_kernels import ArrayKernels
 from outsize.array.device.base import Shuttle
-from outsize.array.device.crew import Crew, fill, pieces
+from outsize.array.device.crew import Crew, Muster, fill, pieces
 from outsize.array.device.lanes import FakeDevice
 
 torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
@@ -181,7 +181,7 @@ def hasty(shuttle: Shuttle) -> Shuttle:
 
 
 def test_hands_copy_and_workers_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_passes, "_HANDS", 3)
+    monkeypatch.setattr(crew, "_HANDS", 3)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     copying: set[str] = set()
     move = crew.fill
@@ -235,13 +235,13 @@ def test_a_crew_whose_threads_cannot_start_leaves_nothing(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(threading.Thread, "start", few)
     with pytest.raises(RuntimeError, match="can't start"):
-        Crew(device, 4, 4096)
+        Crew(device, Muster(4, 4096))
     assert not any(thread.name.startswith("outsize-hand") for thread in threading.enumerate())
 
 
 def test_the_interpreter_changes_hands_quickly_while_a_crew_is_at_work_and_as_before_afterwards() -> None:
     device, before = FakeDevice(ArrayKernels(np), limit=1 << 18), sys.getswitchinterval()
-    first, second = Crew(device, 1, 4096), Crew(device, 1, 4096)
+    first, second = Crew(device, Muster(1, 4096)), Crew(device, Muster(1, 4096))
     assert sys.getswitchinterval() < before
     first.close()
     assert sys.getswitchinterval() < before
@@ -250,7 +250,7 @@ def test_the_interpreter_changes_hands_quickly_while_a_crew_is_at_work_and_as_be
 
 
 def test_events_are_made_once_a_piece_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_passes, "_HANDS", 3)
+    monkeypatch.setattr(crew, "_HANDS", 3)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     a = np.arange(200000, dtype=np.int64)
     device = Carded(ArrayKernels(np), limit=1 << 18)
@@ -258,3 +258,36 @@ def test_events_are_made_once_a_piece_and_ended(monkeypatch: pytest.MonkeyPatch)
         outsize.open(a).sum().compute("64MiB", device=device)
     gc.collect()
     assert device.runtime.made == device.runtime.ended == 3 * 2
+
+
+@QUICK
+@given(
+    st.integers(1, 60), st.integers(1, 60), st.sampled_from(["u1", "f4", ">f4", "i8"]), st.sampled_from(sorted(LAYOUTS)),
+    st.integers(0, 3), st.integers(0, 999), st.sampled_from([FakeDevice, Carded]),
+)  # fmt: skip
+def test_tiles_of_memory_that_the_device_does_not_reach_are_carried_by_hands(
+    rows: int, columns: int, dtype: str, layout: str, prefetch: int, seed: int, kind: Any
+) -> None:
+    a = LAYOUTS[layout](np.random.default_rng(rows).integers(0, 99, (rows, columns)).astype(dtype))
+    device = kind(torch_kernels.TorchKernels("cpu"), limit=1 << 18, seed=seed)
+    seen = np.zeros(a.shape, a.dtype.newbyteorder("="))
+    with outsize.budget(device=device.size):
+        tiles = outsize.open(a).tiles(device, prefetch, "1MiB", shape=(9, 13))
+        assert tiles.host_bytes == 0 and tiles._muster.hands > 0
+        for tile in tiles:
+            (low, high), (left, right) = tiles.region
+            seen[low:high, left:right] = tile.numpy()
+            tile.zero_()
+    np.testing.assert_array_equal(seen, a)
+    assert not any(thread.name.startswith("outsize-hand") for thread in threading.enumerate())
+
+
+def test_a_loop_over_tiles_that_is_left_early_lets_the_hands_go() -> None:
+    a = np.arange(40000.0).reshape(200, 200)
+    device = FakeDevice(torch_kernels.TorchKernels("cpu"), limit=1 << 18)
+    with outsize.budget(device=device.size):
+        for tile in outsize.open(a).tiles(device, 2, "1MiB", shape=(20, 200)):
+            assert float(tile[0, 0]) == 0.0
+            break
+    gc.collect()
+    assert not any(thread.name.startswith("outsize-hand") for thread in threading.enumerate())

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import queue
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from outsize.array.copy import copy_block
 from outsize.array.device.base import Device, Shuttle
 from outsize.array.store.base import Block
 from outsize.engine.pinned import lock_memory
+from outsize.engine.pool import round_to_pages
 
 PIECE = 4 << 20
 """Bytes of a piece: long enough for the link, and all hands' pieces together stay in a processor's last cache, so that
@@ -29,9 +32,36 @@ staging costs its memory one read and no write. Pieces twice as long are a littl
 PIECES = 2
 """Pieces of a hand: one is filled while the other is sent."""
 
+_HANDS = 10
+"""Hands at most: more only wait for memory and for the interpreter."""
+_SHARE = 8
+"""The part of the host's room that their pieces may take, at most: one in so many."""
+_PAGE = 4096
 _TURN = 1e-4
 """Seconds that a thread may keep the interpreter while hands want it. Python's own 5 ms are the time of a whole chunk on the
 link: an H200 was given 34 to 45 GB/s of plain memory with those, and 52 with this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Muster:
+    """A crew as a plan sees it."""
+
+    hands: int = 0
+    """Threads."""
+    piece: int = 0
+    """Bytes of each of their pieces."""
+
+    @classmethod
+    def of(cls, room: int, *, alone: bool = False) -> Muster:
+        """As many hands as there are processors for and pieces as long as is of use, in a part of the host's room; `alone`: one
+        hand."""
+        hands = 1 if alone else min(_HANDS, len(os.sched_getaffinity(0)))
+        return cls(hands, min(PIECE, max(_PAGE, room // (_SHARE * PIECES * hands) // _PAGE * _PAGE)))
+
+    @property
+    def nbytes(self) -> int:
+        """Page-locked bytes of all pieces."""
+        return round_to_pages(self.hands * PIECES * self.piece)
 
 
 class _Turns:
@@ -85,8 +115,9 @@ class _Load:
 class Crew:
     """So many hands with page-locked pieces of their own, on a device whose memory is reserved."""
 
-    def __init__(self, device: Device, hands: int, piece: int) -> None:
-        self._piece, self._memory = piece, lock_memory(hands * PIECES * piece)
+    def __init__(self, device: Device, muster: Muster) -> None:
+        hands, self._piece = muster.hands, muster.piece
+        self._memory = lock_memory(muster.nbytes)
         self._desks: list[queue.SimpleQueue[_Load | None]] = [queue.SimpleQueue() for _ in range(hands)]
         shuttles = [tuple(device.shuttle() for _ in range(PIECES)) for _ in range(hands)]
         self._threads = [

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from outsize.array.barrier import Reduce
-from outsize.array.device import crew
 from outsize.array.device.base import array_bytes, padded
+from outsize.array.device.crew import Crew, Muster
 from outsize.array.device.lower import Lowered, Refused, Runner, Trivial, lower, slice_elements
 from outsize.array.device.pipeline import Level, Parcel, Pipeline, load, parcel_bytes, store_of
 from outsize.array.elementwise import Elementwise
@@ -32,7 +32,6 @@ from outsize.array.store.memory import MemorySink, MemoryStore
 from outsize.array.tiles import Box
 from outsize.core.plan import Level as PlanLevel
 from outsize.core.units import format_bytes
-from outsize.engine.pool import round_to_pages
 
 CHUNK = 64 << 20
 """Bytes of a worker's page-locked memory at its most generous."""
@@ -40,13 +39,8 @@ SLOT = 256 << 20
 """Bytes of a slot beyond which longer copies gain nothing."""
 _WORKERS = 12
 """Threads that read at most: enough to keep a disk at its best."""
-_HANDS = 10
-"""Threads that copy at once from memory that the device does not reach: more only wait for memory and for the interpreter."""
-_SHARE = 8
-"""The part of the host's room that their pieces may take, at most: one in so many."""
 _SENDING = 2e-4
 """Seconds of the interpreter that a chunk costs."""
-_PAGE = 4096
 _NOTHING = np.empty(0, np.uint8)
 _SLOTS = 4
 """Chunks on the device at once: one arriving, one computed, one leaving, one ready."""
@@ -75,10 +69,8 @@ class OnDevice(Pass):
     device_slots = 1
     elements = 256
     slot_device_bytes = 0
-    hands = 0
-    """Threads that copy what the device does not reach."""
-    piece = 0
-    """Bytes of a piece that one of them fills."""
+    muster = Muster()
+    """The hands that carry what the device does not reach."""
     known: Mapping[int, bool] = {}
     """id of a leaf -> False, for those in memory of which it was seen that the device does not reach it."""
     pipeline: Pipeline | None = None
@@ -126,13 +118,11 @@ class OnDevice(Pass):
         return manner.bare or self.device_peak <= self.level.room
 
     def _engage(self, manner: Manner, room: int) -> None:
-        """Choose hands and pieces."""
+        """Choose hands."""
         staged = [leaf for leaf in self.leaves if self.staged(leaf)]
         self.known = {id(leaf): False for leaf in staged if self._lies(leaf)}
-        self.hands = 0 if not staged else 1 if manner.workers == 1 else min(_HANDS, _cores())
-        share = 0 if manner.bare else room // max(1, _SHARE * crew.PIECES * self.hands)
-        self.piece = min(crew.PIECE, max(_PAGE, share // _PAGE * _PAGE))
-        self.shared_bytes = round_to_pages(self.hands * crew.PIECES * self.piece)
+        self.muster = Muster.of(0 if manner.bare else room, alone=manner.workers == 1) if staged else Muster()
+        self.shared_bytes = self.muster.nbytes
 
     def size(self, room: int) -> bool:
         return super().size(self.level.lockable(room)) and self.device_peak <= self.level.room
@@ -149,8 +139,8 @@ class OnDevice(Pass):
     def begin(self) -> None:
         """Before the first chunk; the device is open."""
         device = self.level.device
-        hands = crew.Crew(device, self.hands, self.piece) if self.hands else None
-        self.pipeline = Pipeline(device, self.scratch(), self.slot_device_bytes, self.device_slots, hands)
+        crew = Crew(device, self.muster) if self.muster.hands else None
+        self.pipeline = Pipeline(device, self.scratch(), self.slot_device_bytes, self.device_slots, crew)
         self.runners = {key: Runner(chain, device, 0, self.elements) for key, chain in self.chains.items()}
 
     def end(self) -> None:
@@ -203,9 +193,9 @@ class OnDevice(Pass):
 
     def notes(self) -> tuple[str, ...]:
         direct = all(self.probe(region).peak < self.slot_device_bytes // 2 for region, _ in self.kinds())
-        direct = direct and self.slot_device_bytes > 0 and not self.hands
+        direct = direct and self.slot_device_bytes > 0 and not self.muster.hands
         way = "sent from where it lies" if direct else "through page-locked memory"
-        way += f" by {self.hands} hands" if self.hands else ""
+        way += f" by {self.muster.hands} hands" if self.muster.hands else ""
         return (
             *super().notes(),
             f"on {self.level.device.name}: {self.device_slots} slots of {format_bytes(self.slot_device_bytes)}, {way}",

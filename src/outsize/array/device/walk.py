@@ -20,6 +20,7 @@ import numpy as np
 
 from outsize.array.device.base import Device, Event, array_bytes
 from outsize.array.device.choose import find_level
+from outsize.array.device.crew import Crew, Muster
 from outsize.array.device.passes import SLOT
 from outsize.array.device.pipeline import lies_in, sendable
 from outsize.array.frame import Frame
@@ -60,23 +61,29 @@ class Tiles:
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise InputError(f"prefetch is a number of tiles, not {prefetch!r}")
         self.node, self.write = node, write
+        self._crew: Crew | None = None
         self.sink = _target(node) if write else None
         level, _ = find_level(device)
         self.device: Device | None = None if level is None else level.device
         self._check_dtype()
-        self._near = self._reached()
         self.slots = prefetch + 1
         given = resolve_budget(budget)[0].host or 0
         room = None if level is None else level.room
+        self._near = self._lying()
+        """The array, where tiles are sent from where they lie: nothing of it is written back."""
+        reached = self._near is None or self.device is None or self.device.reaches(self._near)
+        self._muster = Muster() if reached else Muster.of(given)
+        """The hands that carry tiles which the device does not reach by itself."""
         self.grid = Grid(node.shape, self._choose(given, room) if shape is None else _clip(shape, node.shape))
         self.host_bytes = max((self._host(region) for region, _ in self.grid.kinds()), default=0)
         self.device_bytes = max((array_bytes(region_shape(r), self._dtype) for r, _ in self.grid.kinds()), default=0)
-        for what, need, have in (("host", self.host_bytes, given), ("device", self.device_bytes, room)):
-            if have is not None and need * self.slots > have:
+        host_bytes = self.host_bytes * self.slots + self._muster.nbytes
+        for what, need, have in (("host", host_bytes, given), ("device", self.device_bytes * self.slots, room)):
+            if have is not None and need > have:
                 raise BudgetError(
-                    f"{self.slots} tiles of {self.grid.box} take {format_bytes(need * self.slots)} of the {what}, the "
+                    f"{self.slots} tiles of {self.grid.box} take {format_bytes(need)} of the {what}, the "
                     f"budget leaves {format_bytes(have)}: ask for smaller tiles or less prefetch",
-                    needed=need * self.slots, budget=have, smallest=None, culprit="tiles",
+                    needed=need, budget=have, smallest=None, culprit="tiles",
                 )  # fmt: skip
         self.region: Region = ()
         """The present tile's part of the array: (start, stop) along each axis."""
@@ -91,16 +98,17 @@ class Tiles:
         if torch_dtype(self._dtype) is None:
             raise InputError(f"torch has no {self.node.dtype.name} to make tiles of: cast with .astype(...) first")
 
-    def _reached(self) -> Block | None:
-        """The array, where the device can copy from it by itself and nothing is written back."""
+    def _lying(self) -> Block | None:
         store = self.node.store if isinstance(self.node, Source) else None
         if self.device is None or self.sink is not None or not isinstance(store, MemoryStore):
             return None
-        return store.array if self.device.reaches(store.array) else None
+        return store.array
 
     def _straight(self, region: Region) -> bool:
-        """True where a tile is sent from where it lies."""
-        return self._near is not None and sendable(self._near[tuple(slice(*span) for span in region)])
+        """True where a tile is sent from where it lies, by the device itself or by hands."""
+        if self._near is None or self._muster.hands:
+            return self._near is not None
+        return sendable(self._near[tuple(slice(*span) for span in region)])
 
     def _probe(self, region: Region) -> Frame:
         frame = Frame(None, {})
@@ -121,7 +129,9 @@ class Tiles:
 
         def fits(box: Box) -> bool:
             region = center(shape, box)
-            return array_bytes(box, self._dtype) <= most and self._host(region) * self.slots <= host
+            return (
+                array_bytes(box, self._dtype) <= most and self._host(region) * self.slots <= host - self._muster.nbytes
+            )
 
         def seconds(box: Box) -> float:
             return read_seconds(self._probe(center(shape, box)).reads) + _SENDING
@@ -137,8 +147,13 @@ class Tiles:
         try:
             if self.device is not None:
                 self.device.open(max(1, self.device_bytes * self.slots))
+            if self._muster.hands and self.device is not None:
+                self._crew = Crew(self.device, self._muster)
             yield from self._walk(locked)
         finally:
+            if self._crew is not None:
+                self._crew.close()
+                self._crew = None
             if self.device is not None:
                 self.device.close()
             for memory in locked:
@@ -190,6 +205,12 @@ class Tiles:
         if self.device is None:
             return slot
         slot.tensor = self.device.view(slot.offset, shape, self._dtype)
+        if self._crew is not None:
+            if slot.freed is not None:
+                self.device.follow("in", slot.freed)
+            self._crew.carry([(block, slot.offset)])
+            slot.arrived = self.device.record("in")
+            return slot
         with _SENDING_LOCK:
             if slot.freed is not None:
                 self.device.follow("in", slot.freed)
