@@ -140,6 +140,18 @@ def product(arena, scale):
                 peer_product(who, peers[who], edge, tf32, attempt=number)
 
 
+def plain_product(arena, scale):
+    """The same by us alone, all three matrices in memory that is not page-locked."""
+    edge = 65536 // scale
+    budget = (8 * GIB) // scale**2 + (0 if scale == 1 else 128 << 20)
+    a, b, c = matrices(arena, edge)
+    fill(a, 1), fill(b, 2)
+    x, y = outsize.open(a), outsize.open(b)
+    for tf32 in STATE["kinds"]:
+        for attempt in range(2):
+            our_product(x, y, (a, b, c), tf32, budget, memory="plain", attempt=attempt)
+
+
 def our_product(x, y, matrices, tf32, budget, **said):
     """One product by us, against its roofline."""
     a, b, c = matrices
@@ -407,8 +419,8 @@ def main():
     parser.add_argument("--folder", default="/tmp")
     parser.add_argument(
         "--parts",
-        default="ceilings,plain,lock,product,pinned,disk,beyond,tiles,peaks,equality,bad,disk_product,compile",
-        help="`plain` comes before `lock`, all others after it",
+        default="ceilings,plain,plain_product,lock,product,pinned,disk,beyond,tiles,peaks,equality,bad,disk_product,compile",
+        help="`plain` and `plain_product` come before `lock`, all others after it",
     )
     parser.add_argument("--kinds", default="tf32,fp32", help="products to make")
     parser.add_argument("--size", type=int, default=64, help="GiB of the large array")
@@ -437,7 +449,7 @@ def main():
         fp32=rates.flops["f"] / 1e12, tf32=rates.flops["tf32"] / 1e12)  # fmt: skip
     parts = {
         "ceilings": lambda: ceilings(small.array, args.scale), "lock": lambda: lock(arena),
-        "product": lambda: product(arena, args.scale),
+        "product": lambda: product(arena, args.scale), "plain_product": lambda: plain_product(arena, args.scale),
         "peaks": lambda: peaks(arena, args.scale), "equality": lambda: equality(say),
         "bad": lambda: bad_input(say),
         "compile": lambda: say("compile", "chain of 5 operations on 256 MiB", said=compiled()),

@@ -291,3 +291,23 @@ def test_a_loop_over_tiles_that_is_left_early_lets_the_hands_go() -> None:
             break
     gc.collect()
     assert not any(thread.name.startswith("outsize-hand") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("place", ["new", "given", "file"])
+def test_products_of_plain_memory_are_carried_by_hands_and_come_back_through_pieces(place: str, tmp_path: Any) -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(size=(150, 90)), rng.normal(size=(90, 170))
+    device = FakeDevice(ArrayKernels(np), limit=1 << 17)
+    with outsize.budget(device=device.size):
+        made = outsize.open(a) @ outsize.open(b.T.copy().T)
+        step = made.plan("8MiB", device=device).steps[-1]
+        shared = {part.name: part.bytes for part in step.parts}["what workers share"]
+        if place == "file":
+            got = made.save(tmp_path / "c.npy", "8MiB", device=device, progress=False).compute()
+        elif place == "given":
+            got = made.compute("8MiB", device=device, out=np.empty((150, 170)))
+        else:
+            got = made.compute("8MiB", device=device)
+    assert shared > 2 * 512
+    np.testing.assert_allclose(got, a @ b)
+    assert not any(thread.name.startswith("outsize-") for thread in threading.enumerate())

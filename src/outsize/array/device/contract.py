@@ -8,6 +8,7 @@ for each.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -18,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from outsize.array.barrier import Contract
+from outsize.array.device.crew import Crew, Muster
 from outsize.array.device.lower import Refused, Trivial
 from outsize.array.device.passes import DISK_RATE
 from outsize.array.device.pipeline import Level, lies_in, sendable
-from outsize.array.device.porter import PIECES, Porter
+from outsize.array.device.porter import Porter
 from outsize.array.device.product import Blocks, choose_blocks, link_floor, stream_product
 from outsize.array.frame import Frame
 from outsize.array.graph import Node, Source, walk
@@ -32,15 +34,20 @@ from outsize.array.store.memory import MemorySink, MemoryStore
 from outsize.array.tiles import Box
 from outsize.core.plan import Level as PlanLevel
 from outsize.core.units import format_bytes
+from outsize.engine.pinned import lock_memory
+from outsize.engine.pool import round_to_pages
 
-_RING = 256 << 20
-"""Bytes of page-locked pieces at most, for operands that the device does not reach."""
+_RING = 1 << 30
+"""Bytes of page-locked pieces at most through which C comes back where the device does not reach its place: a few strips, so
+that nothing waits for one to be emptied."""
+_PIECES = 32
+"""Pieces of them."""
 _CREW = 8
-"""Threads that copy them at most."""
+"""Threads that empty them at most."""
 _BARE = 32
 """Edge of the smallest blocks."""
 
-Payload = tuple[Block, Block, Buffer, bool]
+Payload = tuple[Block, Block, bool, bool]
 
 
 class DeviceContractPass(ContractPass):
@@ -55,10 +62,12 @@ class DeviceContractPass(ContractPass):
         if math.prod(self.lengths) == 0:
             raise Trivial("nothing is summed")
         self.level, self.leaves = level, list(node.inputs)
-        self.ring = 0
+        self.muster, self.piece, self._pieces = Muster(), 0, 0
         self.blocks: dict[tuple[int, int, int], Blocks] = {}
         self._alone = threading.Lock()
-        self._crew: ThreadPoolExecutor | None = None
+        self._open = contextlib.ExitStack()
+        self._ring: list[Buffer] = []
+        self._crew: Crew | None = None
         self._lands = self._plain() and isinstance(sink, MemorySink) and self.working == sink.dtype
         """True where C is accumulated in the result's own memory."""
 
@@ -68,13 +77,14 @@ class DeviceContractPass(ContractPass):
         each = 8 if self.node.dtype.kind == "c" else 2
         return each * math.prod(self.node.shape) * math.prod(self.lengths)
 
-    def _needs_ring(self) -> bool:
-        """True where a matrix lies in memory that the device does not reach."""
-        reaches = self.level.device.reaches
+    def _staged(self) -> bool:
+        """True where an operand lies in memory that the device does not reach."""
         stores = [node.store for node in walk(self.node) if isinstance(node, Source)] + list(self.bindings.values())
-        if any(isinstance(store, MemoryStore) and not reaches(store.array) for store in stores):
-            return True
-        return self._lands and not reaches(self.sink.array)  # type: ignore[attr-defined]
+        return any(isinstance(store, MemoryStore) and not self.level.device.reaches(store.array) for store in stores)
+
+    def _comes_back(self) -> bool:
+        """True where C goes to a place that the device does not reach."""
+        return self._lands and not self.level.device.reaches(self.sink.array)  # type: ignore[attr-defined]
 
     def _operand(self, child: Node, region: Region, axes: tuple[int, int, int], frame: Frame) -> Block:
         block = super()._operand(child, region, axes, frame)
@@ -84,21 +94,14 @@ class DeviceContractPass(ContractPass):
         frame.copy(packed, block)
         return packed
 
-    def probe(self, region: Region) -> Frame:
-        fresh = (region, self.left_stays) not in self._probes
-        found = super().probe(region)
-        if fresh:
-            found.bytes(self.ring)
-        return found
-
     def shape_up(self, manner: Manner, room: int) -> bool:
-        ring = 0
-        if self._needs_ring():
-            ring = PIECES * (4096 if manner.bare else max(4096, min(_RING, room // 8) // PIECES // 4096 * 4096))
-        if ring != self.ring:
-            self.ring = ring
-            self._probes.clear()
-        done = super().shape_up(manner, room)
+        some, back = 0 if manner.bare else room, self._comes_back()
+        needed = self._staged() or back  # C is sent too, where it is added to
+        self.muster = Muster.of(some, alone=manner.workers == 1) if needed else Muster()
+        self._pieces = 0 if not back else 2 if manner.bare else _PIECES
+        self.piece = 0 if not back else max(4096, min(_RING, some // 8) // self._pieces // 4096 * 4096)
+        self.shared_bytes = self.muster.nbytes + round_to_pages(self._pieces * self.piece)
+        done = super().shape_up(manner, room - self.shared_bytes)
         if done and self.workers > 1 and len(self.grid) > 1 and self.peak + self.slot_bytes <= room:
             self.slots = 2  # a tile is written while the next one is made
         return done and self._cut(manner)
@@ -117,7 +120,7 @@ class DeviceContractPass(ContractPass):
         item, wide = self._item, self.working.itemsize
         rates = self.level.device.rates()
         flops = rates.product(self.working.char, self.level.tf32)[1]
-        line = self.ring // PIECES if self.ring else 1 << 40
+        line = self.piece or 1 << 40
         key = (rates.link_in, rates.link_out, rates.memory, flops)
         found = None if manner.bare else choose_blocks(m, n, k, item, wide, self.level.room, line, key)
         least = Blocks(min(m, _BARE), min(n, _BARE), min(k, _BARE), min(m, _BARE), 1, 1, item, wide)
@@ -150,14 +153,20 @@ class DeviceContractPass(ContractPass):
         return max(super()._seconds(box), batch * link, batch * 2.0 * m * n * k / flops)
 
     def begin(self) -> None:
-        self._crew = ThreadPoolExecutor(max(1, min(_CREW, len(os.sched_getaffinity(0)))), "outsize-porter")
-        self._conductor = ThreadPoolExecutor(1, "outsize-product")  # libraries keep a workspace for every thread
+        """What was entered last goes first: the conductor's product needs all the others."""
+        ring = self._open.enter_context(lock_memory(self._pieces * self.piece)).array
+        self._ring = [ring[n * self.piece : (n + 1) * self.piece] for n in range(self._pieces)]
+        if self.muster.hands:
+            self._crew = Crew(self.level.device, self.muster)
+            self._open.callback(self._crew.close)
+        threads = max(1, min(_CREW, len(os.sched_getaffinity(0))))
+        self._threads = self._open.enter_context(ThreadPoolExecutor(threads, "outsize-porter"))
+        # one thread for all products: libraries keep a workspace for every thread
+        self._conductor = self._open.enter_context(ThreadPoolExecutor(1, "outsize-product"))
 
     def end(self) -> None:
-        if self._crew is not None:
-            self._conductor.shutdown()
-            self._crew.shutdown()
-            self._crew = None
+        self._open.close()
+        self._ring, self._crew = [], None
 
     def open(self, tile: Region, slot: Buffer) -> Any:
         return self.lay_out(tile, slot)
@@ -165,28 +174,27 @@ class DeviceContractPass(ContractPass):
     def load(self, tile: Region, chunk: Region, state: Any, frame: Frame) -> Payload:  # type: ignore[override]
         frame.reset()
         a, b = self._load(tile, chunk, frame, state.left)
-        ring = frame.bytes(self.ring)
-        kept = state.left is not None
-        reached = kept or lies_in(a, frame) or self.level.device.reaches(a)
-        return a, b, ring, reached and (lies_in(b, frame) or self.level.device.reaches(b))
+        near = [lies_in(block, frame) or self.level.device.reaches(block) for block in (a, b)]
+        return a, b, state.left is not None or near[0], near[1]
 
     def fold(self, tile: Region, chunk: Region, state: Any, payload: Any) -> None:
-        a, b, ring, reached = payload
+        a, b, near_a, near_b = payload
         total = state.total if self._plain() else state.total.reshape(
             grouped(state.total.shape, (self.batch, self.m, self.n)))  # fmt: skip
         total, a, b = (block[None] if block.ndim == 2 else block for block in (total, a, b))
         blocks = self.blocks[(*total.shape[1:], a.shape[2])]
-        device, crew = self.level.device, self._crew
-        assert crew is not None
+        device = self.level.device
         lands = not self._lands or device.reaches(state.total)
 
         def reaches(block: Block) -> bool:
-            return lands if np.may_share_memory(block, state.total) else bool(reached)
+            if np.may_share_memory(block, state.total):
+                return lands
+            return bool(near_a if np.may_share_memory(block, a) else near_b)
 
         with self._alone:
             for i in range(total.shape[0]):
                 add = any(start > 0 for start, _ in chunk)
-                porter = Porter(device, ring, crew, reaches)
+                porter = Porter(device, self._crew, self._ring, self._threads, reaches)
                 self._conductor.submit(
                     stream_product, device, porter, blocks, a[i], b[i], total[i], add=add, tf32=self.level.tf32
                 ).result()
