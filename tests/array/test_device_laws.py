@@ -21,6 +21,7 @@ from outsize.array.device import product
 from outsize.array.device.array_kernels import ArrayKernels
 from outsize.array.device.lanes import FakeDevice
 from outsize.core.errors import BudgetError
+from outsize.engine.pinned import lock_memory
 
 torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
 
@@ -206,3 +207,32 @@ def test_a_plan_fits_the_device_or_names_the_smallest_budget_that_works(limit: i
             with outsize.budget(device=error.smallest):
                 got = made.compute(device=device)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@QUICK
+@given(SHAPES, st.integers(1, 80), st.sampled_from(["chain", "fold", "product"]), SEEDS, devices(), HOST, st.booleans())
+def test_no_more_is_locked_than_allowed_or_the_smallest_limit_that_works_is_named(
+    tmp_path: Path, shape: tuple[int, ...], pages: int, kind: str, seed: int, device: FakeDevice, host: int, disk: bool
+) -> None:
+    a, limit = values("f4", shape, seed), pages * 1024
+    x = place(a, tmp_path, disk)
+    x2 = xp.reshape(x, (shape[0], -1))
+    made = {"chain": x * 2 + 1, "fold": x.sum(axis=0), "product": x2 @ x2.mT}[kind]
+    locked: list[int] = []
+
+    def counted(size: int) -> Any:
+        locked.append(size)
+        return lock_memory(size)
+
+    with pytest.MonkeyPatch.context() as patch, outsize.budget(device=device.size, pinned=limit):
+        patch.setattr("outsize.engine.threads.lock_memory", counted)
+        patch.setattr("outsize.array.device.crew.lock_memory", counted)
+        try:
+            got = made.compute(host, device=device)
+        except BudgetError as error:
+            assert "pinned" in str(error) and error.smallest is not None and error.smallest > limit
+            limit = error.smallest
+            with outsize.budget(pinned=limit):
+                got = made.compute(host, device=device)
+    assert sum(locked) <= limit
+    np.testing.assert_allclose(got, made.compute(), rtol=1e-4, atol=1e-4)

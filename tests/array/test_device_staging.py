@@ -53,7 +53,9 @@ class Runtime:
     def __init__(self, device: FakeDevice) -> None:
         self.device = device
         self.events: dict[int, Any] = {}
-        self.made = self.ended = 0
+        self.made = self.ended = self.last = 0
+        self.early = False
+        """True where whatever is asked about comes as soon as it was asked about once."""
 
     def cudaEventCreateWithFlags(self, event: Any, flags: int) -> int:
         self.made += 1
@@ -77,11 +79,13 @@ class Runtime:
         with self.device._lock:
             if found is None or found.done:
                 return 0
-            self.device._step()
+            self.device.run_until(found) if self.early else self.device._step()
+        self.last = 600
         return 600
 
     def cudaGetLastError(self) -> int:
-        return 600
+        last, self.last = self.last, 0
+        return last
 
 
 class Carded(FakeDevice):
@@ -234,14 +238,19 @@ def test_a_crew_whose_threads_cannot_start_leaves_nothing(monkeypatch: pytest.Mo
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", few)
+    hands, before = Crew(device, Muster(4, 4096)), sys.getswitchinterval()
     with pytest.raises(RuntimeError, match="can't start"):
-        Crew(device, Muster(4, 4096))
+        hands.start()
+    hands.close()
+    assert sys.getswitchinterval() == before
     assert not any(thread.name.startswith("outsize-hand") for thread in threading.enumerate())
 
 
 def test_the_interpreter_changes_hands_quickly_while_a_crew_is_at_work_and_as_before_afterwards() -> None:
     device, before = FakeDevice(ArrayKernels(np), limit=1 << 18), sys.getswitchinterval()
     first, second = Crew(device, Muster(1, 4096)), Crew(device, Muster(1, 4096))
+    first.start()
+    second.start()
     assert sys.getswitchinterval() < before
     first.close()
     assert sys.getswitchinterval() < before
@@ -311,3 +320,129 @@ def test_products_of_plain_memory_are_carried_by_hands_and_come_back_through_pie
     assert shared > 2 * 512
     np.testing.assert_allclose(got, a @ b)
     assert not any(thread.name.startswith("outsize-") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_waiting_leaves_no_error_for_the_next_who_asks_the_runtime(early: bool) -> None:
+    """An event that comes between two questions: "not ready" was the answer to the first, and torch would take it for its own."""
+    from outsize.array.device.cuda import _QuickMoment
+
+    device = FakeDevice(ArrayKernels(np), limit=1 << 18)
+    device.open(1 << 12)
+    runtime = Runtime(device)
+    runtime.early = early
+    moment = _QuickMoment(runtime)
+    moment.record(0)
+    moment.wait()
+    assert runtime.last == 0
+
+
+@pytest.mark.parametrize("when", ["at work", "at the end"])
+def test_ctrl_c_leaves_no_hand_and_the_interpreter_as_it_was(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, before, join = FakeDevice(ArrayKernels(np), limit=1 << 18), sys.getswitchinterval(), threading.Thread.join
+    a, calls = np.arange(200000, dtype=np.int64), [0]
+
+    def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
+        calls[0] += self.name == "outsize-hand" or when == "at work"
+        if calls[0] == 1:
+            calls[0] += 1
+            raise KeyboardInterrupt
+        join(self, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", interrupted)
+    with outsize.budget(device=device.size), pytest.raises(KeyboardInterrupt):
+        outsize.open(a).sum().compute("64MiB", device=device)
+    assert not any(thread.name.startswith("outsize") for thread in threading.enumerate())
+    assert sys.getswitchinterval() == before
+
+
+class Partly(FakeDevice):
+    """Reaches the arrays that were locked, and nothing else."""
+
+    locked: tuple[np.ndarray[Any, Any], ...] = ()
+
+    def reaches(self, block: Any) -> bool:
+        low, high = np.lib.array_utils.byte_bounds(block)
+        return any(a <= low and high <= b for a, b in map(np.lib.array_utils.byte_bounds, self.locked))
+
+
+def test_a_single_number_in_locked_memory_needs_no_hands(tmp_path: Any) -> None:
+    device, one = Partly(ArrayKernels(np), limit=1 << 18), np.full((), 7.0)
+    device.locked = (one,)
+    np.save(tmp_path / "x.npy", np.arange(5000.0))
+    with outsize.budget(device=device.size):
+        made = outsize.open(tmp_path / "x.npy") + outsize.open(one)
+        np.testing.assert_array_equal(made.compute(device=device), np.arange(5000.0) + 7)
+
+
+def test_memory_that_is_unlocked_after_the_plan_is_sent_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, a = Partly(ArrayKernels(np), limit=1 << 18), np.arange(20000.0)
+    device.locked = (a,)
+    begin = device_passes.OnDevice.begin
+
+    def unlocked(self: Any) -> None:
+        device.locked = ()
+        begin(self)
+
+    monkeypatch.setattr(device_passes.OnDevice, "begin", unlocked)
+    with outsize.budget(device=device.size):
+        assert outsize.open(a).sum().compute(device=device) == a.sum()
+
+
+def test_locked_memory_in_many_short_rows_is_packed_by_hands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of three in both inner axes: a copy for every pair of rows would be a call for sixteen bytes."""
+    kernels = ArrayKernels(np)
+    device, whole, calls = Partly(kernels, limit=1 << 20), np.arange(90000, dtype=np.int32).reshape(-1, 3, 3), [0]
+    device.locked, upload = (whole,), kernels.upload
+
+    def counted(*args: Any) -> None:
+        calls[0] += 1
+        upload(*args)
+
+    monkeypatch.setattr(kernels, "upload", counted)
+    monkeypatch.setattr(crew, "PIECE", 4096)
+    for part in (outsize.open(whole[:, :2, :2]), outsize.open(whole)[:, :2, :2]):
+        with outsize.budget(device=device.size):
+            assert part.sum().compute("64MiB", device=device) == whole[:, :2, :2].sum()
+    assert calls[0] < 1000
+
+
+def test_locked_memory_in_long_rows_is_sent_from_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outsize.array.device.pipeline._PART", 256)
+    monkeypatch.setattr(crew, "fill", lambda *args: pytest.fail("a hand copied"))
+    device, whole = Partly(ArrayKernels(np), limit=1 << 20), np.arange(64000, dtype=np.int32).reshape(10, 80, 80)
+    device.locked = (whole,)
+    part = whole[:, 5:70, 3:76]
+    with outsize.budget(device=device.size):
+        np.testing.assert_array_equal((outsize.open(part) + 1).compute("64MiB", device=device), part + 1)
+
+
+@pytest.mark.parametrize("name", ["outsize-hand", "outsize"])
+def test_ctrl_c_while_a_thread_is_being_started_is_told_as_such(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a thread has a number already and cannot be waited for yet."""
+    device, before, start = FakeDevice(ArrayKernels(np), limit=1 << 18), sys.getswitchinterval(), threading.Thread.start
+
+    def interrupted(self: threading.Thread) -> None:
+        if self.name == name:
+            self._ident = 1  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with outsize.budget(device=device.size), pytest.raises(KeyboardInterrupt):
+        outsize.open(np.arange(200000)).sum().compute("64MiB", device=device)
+    monkeypatch.undo()
+    assert not any(thread.name.startswith("outsize") for thread in threading.enumerate())
+    assert sys.getswitchinterval() == before
+
+
+def test_a_crew_that_nobody_closed_goes_as_it_is_forgotten() -> None:
+    device, before = FakeDevice(ArrayKernels(np), limit=1 << 18), sys.getswitchinterval()
+    hands = Crew(device, Muster(3, 4096))
+    hands.start()
+    threads = list(hands._threads)
+    del hands
+    gc.collect()
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads) and sys.getswitchinterval() == before

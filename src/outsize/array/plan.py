@@ -26,7 +26,7 @@ from outsize.array.places import Kept, Scratch, Turned
 from outsize.array.rearrange import Affine
 from outsize.array.store.base import Sink, Store
 from outsize.array.store.memory import MemorySink
-from outsize.core.memory import DISK, HOST, Allowance, Budget, Part
+from outsize.core.memory import DISK, HOST, PINNED, Allowance, Budget, Part
 from outsize.core.noun import Known
 from outsize.core.plan import Peak, Plan, Step
 
@@ -99,6 +99,8 @@ def make_plan(
     if level is None or not any(stop.work.device_peak for stop in chosen.stops):
         return chosen, Plan(name=name, steps=steps, budgets=tuple(allowances), smallest=smallest, notes=notes)
     allowances.append(Allowance(pool=level.device.pool, bytes=level.budget, reason=level.reason))
+    if level.pinned is not None:
+        allowances.append(Allowance(pool=PINNED, bytes=level.pinned, reason="set by you"))
     return chosen, Plan(
         name=name, steps=steps, budgets=tuple(allowances), smallest=smallest, notes=notes,
         smallest_device=least + level.device.outside,
@@ -121,6 +123,8 @@ def _describe(stop: Stop, level: Level | None) -> Step:
     if level is not None and stop.work.device_peak:
         held = stop.work.device_peak + level.device.outside
         peaks.append(Peak(pool=level.device.pool, bytes=held, known=Known.BOUND))
+        if level.pinned is not None:
+            peaks.append(Peak(pool=PINNED, bytes=stop.work.locked, known=Known.EXACT))
     return replace(step, peaks=tuple(peaks))
 
 

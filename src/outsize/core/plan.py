@@ -136,7 +136,12 @@ class Plan(Noun):
             if needed <= allowance.bytes:
                 continue
             worst = max(self.steps, key=lambda step: step.peak(allowance.pool))
-            smallest = {"host": self.smallest, "device": self.smallest_device}.get(allowance.pool.kind)
+            least = {
+                "host": self.smallest,
+                "device": self.smallest_device,
+                "pinned": needed,
+            }  # pinned: the barest is planned
+            smallest = least.get(allowance.pool.kind)
             way_out = "" if smallest is None else f"; the smallest budget that works is {format_bytes(smallest)}"
             why = f" ({allowance.reason})" if allowance.pool.kind == "device" and allowance.reason else ""
             raise BudgetError(

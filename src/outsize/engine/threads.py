@@ -246,10 +246,7 @@ def run_work(work: Work, tiles: Iterable[Any], pool: MemoryPool) -> None:
         if work.workers == 1:
             run.work_through(buffers[0])
         else:
-            _join(
-                run,
-                [threading.Thread(target=run.work_through, args=(b,), name="outsize", daemon=True) for b in buffers],
-            )
+            _join(run, buffers)
         if run.error is not None:
             raise run.error
     finally:
@@ -273,16 +270,26 @@ def _take(pool: MemoryPool, size: int, count: int, lock: bool, locked: list[Pinn
     return [locked[-1].array[number * size : (number + 1) * size] for number in range(count)]
 
 
-def _join(run: _Run, threads: list[threading.Thread]) -> None:
+def _join(run: _Run, buffers: list[Buffer]) -> None:
     """Start and wait, so that Ctrl-C is heard and stops the workers before it is passed on."""
+    ready = threading.Event()
+
+    def live(buffer: Buffer) -> None:
+        ready.wait()
+        run.work_through(buffer)
+
+    threads = [threading.Thread(target=live, args=(buffer,), name="outsize", daemon=True) for buffer in buffers]
+    started: list[threading.Thread] = []
     try:
         for thread in threads:
             thread.start()
+            started.append(thread)
+        ready.set()
         for thread in threads:
             while thread.is_alive():
                 thread.join(0.1)
     except BaseException as error:  # also a thread that cannot be started: those that run end before files are closed
         run.fail(error)
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
+        ready.set()  # a thread that Ctrl-C met on its way here cannot be waited for yet, and finds nothing to do
+        for thread in started:
+            thread.join()

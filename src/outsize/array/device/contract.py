@@ -159,6 +159,7 @@ class DeviceContractPass(ContractPass):
         if self.muster.hands:
             self._crew = Crew(self.level.device, self.muster)
             self._open.callback(self._crew.close)
+            self._crew.start()
         threads = max(1, min(_CREW, len(os.sched_getaffinity(0))))
         self._threads = self._open.enter_context(ThreadPoolExecutor(threads, "outsize-porter"))
         # one thread for all products: libraries keep a workspace for every thread

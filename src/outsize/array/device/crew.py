@@ -14,6 +14,7 @@ import os
 import queue
 import sys
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ import numpy as np
 from outsize.array.copy import copy_block
 from outsize.array.device.base import Device, Shuttle
 from outsize.array.store.base import Block
-from outsize.engine.pinned import lock_memory
+from outsize.engine.pinned import Pinned, lock_memory
 from outsize.engine.pool import round_to_pages
 
 PIECE = 4 << 20
@@ -68,22 +69,24 @@ class _Turns:
     """Python's switch interval: short while a crew is at work, as the program had it otherwise."""
 
     def __init__(self) -> None:
-        self._lock, self._crews, self._before = threading.Lock(), 0, 0.0
+        self._lock, self._before = threading.Lock(), 0.0
+        self._crews: set[int] = set()
 
-    def shorten(self) -> None:
+    def shorten(self, crew: int) -> None:
         """A crew begins."""
         with self._lock:
-            self._crews += 1
-            if self._crews == 1:
+            if not self._crews:
                 self._before = sys.getswitchinterval()
-                sys.setswitchinterval(min(_TURN, self._before))
+            self._crews.add(crew)
+            sys.setswitchinterval(min(_TURN, self._before))
 
-    def restore(self) -> None:
-        """A crew ends."""
+    def restore(self, crew: int) -> None:
+        """A crew ends, if it has begun."""
         with self._lock:
-            self._crews -= 1
-            if self._crews == 0:
-                sys.setswitchinterval(self._before)
+            if crew in self._crews:
+                self._crews.remove(crew)
+                if not self._crews:
+                    sys.setswitchinterval(self._before)
 
 
 _turns = _Turns()
@@ -112,25 +115,32 @@ class _Load:
                 raise self.error
 
 
+_Desk = queue.SimpleQueue[_Load | None]
+_numbers = itertools.count()
+
+
 class Crew:
-    """So many hands with page-locked pieces of their own, on a device whose memory is reserved."""
+    """So many hands with page-locked pieces of their own, on a device whose memory is reserved.
+
+    One that nobody closed, since Ctrl-C came in between, is dismissed as it is forgotten: its hands do not hold it."""
 
     def __init__(self, device: Device, muster: Muster) -> None:
-        hands, self._piece = muster.hands, muster.piece
-        self._memory = lock_memory(muster.nbytes)
-        self._desks: list[queue.SimpleQueue[_Load | None]] = [queue.SimpleQueue() for _ in range(hands)]
-        shuttles = [tuple(device.shuttle() for _ in range(PIECES)) for _ in range(hands)]
-        self._threads = [
-            threading.Thread(target=self._work, args=(hand, shuttles[hand]), name="outsize-hand", daemon=True)
-            for hand in range(hands)
-        ]
-        _turns.shorten()
-        try:
-            for thread in self._threads:
-                thread.start()
-        except BaseException:
-            self.close()
-            raise
+        self._memory, self._number = lock_memory(muster.nbytes), next(_numbers)
+        self._desks: list[_Desk] = [queue.SimpleQueue() for _ in range(muster.hands)]
+        self._threads: list[threading.Thread] = []
+        self._started: list[threading.Thread] = []
+        for hand, desk in enumerate(self._desks):
+            shuttles = [device.shuttle() for _ in range(PIECES)]
+            args = (desk, hand, muster, self._memory, shuttles)
+            self._threads.append(threading.Thread(target=_work, args=args, name="outsize-hand", daemon=True))
+        self._dismiss = weakref.finalize(self, _dismiss, self._number, self._desks)
+
+    def start(self) -> None:
+        """Let the hands begin; `close` is due from here on, also where this fails."""
+        _turns.shorten(self._number)
+        for thread in self._threads:
+            thread.start()
+            self._started.append(thread)  # one that is not yet here was given nothing, and goes by itself
 
     def carry(self, blocks: Sequence[tuple[Block, int]]) -> None:
         """Send blocks to their offsets, on the lane `in`; the last pieces may still be under way when this returns."""
@@ -141,31 +151,44 @@ class Crew:
 
     def close(self) -> None:
         """Wait for the hands; nothing is under way any more."""
-        for desk in self._desks:
-            desk.put(None)
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
-        _turns.restore()
-        self._memory.close()
+        try:
+            self._dismiss()
+            self._join()
+        except BaseException:  # Ctrl-C: hands that go on would fill and send memory that is somebody else's by then
+            self._join()
+            raise
+        finally:
+            self._memory.close()
 
-    def _work(self, hand: int, shuttles: tuple[Shuttle, ...]) -> None:
-        """The life of a hand: a piece is filled again when its copy has been made."""
-        desk, hands, size = self._desks[hand], len(self._desks), self._piece
-        start = self._memory.array.ctypes.data + hand * PIECES * size
-        np.seterr(all="ignore")
-        places = itertools.cycle([(shuttles[turn], start + turn * size) for turn in range(PIECES)])
-        while (load := desk.get()) is not None:
-            try:
-                for block, offset in load.blocks:
-                    for before, length, source in pieces(block, size, hand, hands):
-                        shuttle, address = next(places)
-                        shuttle.wait()
-                        fill(address, length, source)
-                        shuttle.send(address, length, offset + before)
-            except BaseException as error:
-                load.error = error
-            load.finish()
+    def _join(self) -> None:
+        for thread in self._started:
+            thread.join()
+
+
+def _dismiss(number: int, desks: list[_Desk]) -> None:
+    """A crew's hands go home after what they have been given."""
+    for desk in desks:
+        desk.put(None)
+    _turns.restore(number)
+
+
+def _work(desk: _Desk, hand: int, muster: Muster, memory: Pinned, shuttles: Sequence[Shuttle]) -> None:
+    """The life of a hand: a piece is filled again when its copy has been made."""
+    size = muster.piece
+    start = memory.array.ctypes.data + hand * PIECES * size
+    np.seterr(all="ignore")
+    places = itertools.cycle([(shuttle, start + turn * size) for turn, shuttle in enumerate(shuttles)])
+    while (load := desk.get()) is not None:
+        try:
+            for block, offset in load.blocks:
+                for before, length, source in pieces(block, size, hand, muster.hands):
+                    shuttle, address = next(places)
+                    shuttle.wait()
+                    fill(address, length, source)
+                    shuttle.send(address, length, offset + before)
+        except BaseException as error:
+            load.error = load.error or error
+        load.finish()
 
 
 def pieces(block: Block, limit: int, first: int = 0, step: int = 1) -> Iterator[tuple[int, int, int | Block]]:

@@ -86,8 +86,7 @@ class _QuickMoment:
         return False
 
     def wait(self) -> None:
-        if self._runtime.cudaEventQuery(self._event):
-            _ask(self.come)
+        _ask(self.come)
 
     def delay(self, stream: Any) -> None:
         """What is put on a stream from now on runs after it."""

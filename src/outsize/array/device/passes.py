@@ -18,7 +18,7 @@ from outsize.array.barrier import Reduce
 from outsize.array.device.base import array_bytes, padded
 from outsize.array.device.crew import Crew, Muster
 from outsize.array.device.lower import Lowered, Refused, Runner, Trivial, lower, slice_elements
-from outsize.array.device.pipeline import Level, Parcel, Pipeline, load, parcel_bytes, store_of
+from outsize.array.device.pipeline import Level, Parcel, Pipeline, load, parcel_bytes, settled
 from outsize.array.elementwise import Elementwise
 from outsize.array.frame import Frame
 from outsize.array.fuse import compile_program
@@ -28,7 +28,7 @@ from outsize.array.passes.map import MapPass
 from outsize.array.passes.reduction import ReducePass
 from outsize.array.reduce import Accumulator, Fold, Moments, States, outside
 from outsize.array.store.base import Block, Region, Sink, Store, region_shape
-from outsize.array.store.memory import MemorySink, MemoryStore
+from outsize.array.store.memory import MemorySink
 from outsize.array.tiles import Box
 from outsize.core.plan import Level as PlanLevel
 from outsize.core.units import format_bytes
@@ -72,7 +72,8 @@ class OnDevice(Pass):
     muster = Muster()
     """The hands that carry what the device does not reach."""
     known: Mapping[int, bool] = {}
-    """id of a leaf -> False, for those in memory of which it was seen that the device does not reach it."""
+    """id of a leaf -> whether it is sent from where it lies, where that is settled: the run holds to it, since there may be no
+    hands, and does not ask about every block."""
     pipeline: Pipeline | None = None
     locks = (True, False)
 
@@ -119,10 +120,14 @@ class OnDevice(Pass):
 
     def _engage(self, manner: Manner, room: int) -> None:
         """Choose hands."""
-        staged = [leaf for leaf in self.leaves if self.staged(leaf)]
-        self.known = {id(leaf): False for leaf in staged if self._lies(leaf)}
-        self.muster = Muster.of(0 if manner.bare else room, alone=manner.workers == 1) if staged else Muster()
+        found = self._settled()
+        self.known = {key: direct for key, direct in found.items() if direct is not None}
+        some = 0 if manner.bare else room
+        self.muster = Muster() if all(found.values()) else Muster.of(some, alone=manner.workers == 1)
         self.shared_bytes = self.muster.nbytes
+
+    def _settled(self) -> dict[int, bool | None]:
+        return {id(leaf): settled(leaf, self.bindings, self.level.device) for leaf in self.leaves}
 
     def size(self, room: int) -> bool:
         return super().size(self.level.lockable(room)) and self.device_peak <= self.level.room
@@ -141,6 +146,8 @@ class OnDevice(Pass):
         device = self.level.device
         crew = Crew(device, self.muster) if self.muster.hands else None
         self.pipeline = Pipeline(device, self.scratch(), self.slot_device_bytes, self.device_slots, crew)
+        if crew is not None:
+            crew.start()
         self.runners = {key: Runner(chain, device, 0, self.elements) for key, chain in self.chains.items()}
 
     def end(self) -> None:
@@ -159,14 +166,6 @@ class OnDevice(Pass):
         numbers = {id(leaf): number for number, leaf in enumerate(self.leaves)}
         return [arrays[numbers[id(leaf)]] if moved else None
                 for leaf, moved in zip(chain.program.leaves, chain.moved, strict=True)]  # fmt: skip
-
-    def staged(self, leaf: Node) -> bool:
-        """True where a leaf lies in memory that the device does not reach, so that hands must take it there."""
-        corner = tuple((0, min(2, n)) for n in leaf.shape)  # two of each: from there on steps can be seen
-        return load(leaf, corner, self.frame(), self.level.device).staged
-
-    def _lies(self, leaf: Node) -> bool:
-        return isinstance(store_of(leaf, self.bindings), MemoryStore)
 
     def link_in(self) -> int:
         """Bytes sent over the link in all."""
@@ -311,7 +310,7 @@ class DeviceReducePass(OnDevice, ReducePass):
             raise Refused(f"{kernels.name} does not accumulate in {accumulator.working.name}")
 
     def manners(self, room: int) -> list[Manner]:
-        if all(self._lies(leaf) and self.staged(leaf) for leaf in self.leaves):  # workers neither read nor copy
+        if all(direct is False for direct in self._settled().values()):  # workers neither read nor copy
             return device_manners(_SLOTS, room)
         return super().manners(room)
 

@@ -27,6 +27,9 @@ from outsize.array.store.base import Block, Region, Store, region_shape
 from outsize.array.store.flat import FlatStore
 from outsize.array.store.memory import MemoryStore
 
+_PART = 64 << 10
+"""Bytes of a copy that is worth a call; what would cross in shorter ones is packed by hands."""
+
 
 @dataclass(slots=True)
 class Level:
@@ -79,13 +82,18 @@ class Parcel:
 
 
 def pack(block: Block, frame: Frame, device: Device, *, direct: bool | None = None) -> Parcel:
-    """A block as it can be sent."""
-    order = tuple(sorted(range(block.ndim), key=lambda axis: (-abs(block.strides[axis]), axis)))
+    """A block as it can be sent; `direct` says whether from where it lies, where that is settled."""
+    order = _by_pitch(block)
     turned = block.transpose(order)
     back = tuple(int(axis) for axis in np.argsort(order))
     if direct is None:
-        direct = _plain(turned) and (lies_in(turned, frame) or device.reaches(turned))
+        direct = _plain(turned) and _long(turned) and (lies_in(turned, frame) or device.reaches(turned))
     return Parcel(turned, back, not direct)
+
+
+def _by_pitch(block: Block) -> tuple[int, ...]:
+    """Axes from slow to fast."""
+    return tuple(sorted(range(block.ndim), key=lambda axis: (-abs(block.strides[axis]), axis)))
 
 
 def sendable(block: Block) -> bool:
@@ -96,6 +104,14 @@ def sendable(block: Block) -> bool:
 def _plain(block: Block) -> bool:
     positive = all(stride > 0 for stride, n in zip(block.strides, block.shape, strict=True) if n > 1)
     return bool(block.dtype.isnative) and positive
+
+
+def _long(block: Block) -> bool:
+    """True where the parts of a block that can be sent at once are few or long: each costs a call."""
+    parts, part = 1, block
+    while not straight(part):
+        parts, part = parts * part.shape[0], part[0]
+    return parts == 1 or block.nbytes >= parts * _PART
 
 
 def straight_parts(target: Any, block: Block) -> Iterator[tuple[Any, Block]]:
@@ -115,25 +131,25 @@ def lies_in(block: Block, frame: Frame) -> bool:
 
 
 def load(leaf: Node, region: Region, frame: Frame, device: Device, direct: bool | None = None) -> Parcel:
-    """The block of a leaf, with all axes of the result, ready to be sent; a dry frame only counts. `direct` says where it is
-    known already whether the device reaches the leaf."""
-    part = broadcast_region(region, leaf.shape)
-    block = frame.evaluate(leaf, part)
+    """The block of a leaf, with all axes of the result, ready to be sent; a dry frame only counts. `direct` says whether it is
+    sent from where it lies, where that is settled."""
+    block = frame.evaluate(leaf, broadcast_region(region, leaf.shape))
     lead = (None,) * (len(region) - block.ndim)
-    if frame.dry:
-        direct = _direct(leaf, part, frame.bindings, device)
-    return pack(block[(*lead, ...)], frame, device, direct=direct)
+    return pack(block[(*lead, ...)], frame, device, direct=False if frame.dry else direct)
 
 
-def _direct(leaf: Node, region: Region, bindings: Mapping[Node, Store], device: Device) -> bool:
-    """What `pack` will find, told before anything is read: True only where it is certain."""
+def settled(leaf: Node, bindings: Mapping[Node, Store], device: Device) -> bool | None:
+    """Before anything is read: True where every block of a leaf can be sent from where it lies, False where none can, None
+    where that shows when it is made."""
     store = store_of(leaf, bindings)
     if isinstance(store, FlatStore):
-        return store.dtype.isnative
-    if not isinstance(store, MemoryStore) or not device.reaches(store.array):
+        return True if store.dtype.isnative else None
+    if not isinstance(store, MemoryStore):
+        return None
+    if not device.reaches(store.array):
         return False
-    block = store.array[tuple(slice(a, b) for a, b in region)]
-    return _plain(block)
+    whole = store.array.transpose(_by_pitch(store.array))
+    return True if sendable(whole) else None
 
 
 def store_of(leaf: Node, bindings: Mapping[Node, Store]) -> Store | None:
@@ -184,7 +200,7 @@ class Pipeline:
             if parcel.staged:
                 carried.append((parcel.block, place))
             else:
-                sends.extend(straight_parts(target, parcel.block))
+                sends.append((target, parcel.block))
             arrays.append(turned)
             place += array_bytes(parcel.block.shape, parcel.block.dtype)
         if carried:
@@ -194,7 +210,8 @@ class Pipeline:
 
         def upload() -> None:
             for target, block in sends:
-                device.kernels.upload(target, block)
+                for there, part in straight_parts(target, block):
+                    device.kernels.upload(there, part)
 
         def compute() -> None:
             returns.extend(work(arrays, place))

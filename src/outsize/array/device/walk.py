@@ -149,6 +149,7 @@ class Tiles:
                 self.device.open(max(1, self.device_bytes * self.slots))
             if self._muster.hands and self.device is not None:
                 self._crew = Crew(self.device, self._muster)
+                self._crew.start()
             yield from self._walk(locked)
         finally:
             if self._crew is not None:

@@ -98,6 +98,12 @@ class Pass(abc.ABC):
         slots, buffers = self.slots * self.slot_bytes, self.workers * self.worker_bytes
         return slots + buffers + self.workers * self.outside_bytes + self.shared_bytes
 
+    @property
+    def locked(self) -> int:
+        """Bytes of them that are page-locked."""
+        buffers, slots = self.workers * self.worker_bytes, self.slots * self.slot_bytes
+        return buffers * self.locks[0] + slots * self.locks[1] + self.shared_bytes
+
     def take_stock(self, frame: Frame, slot: int) -> None:
         """Fix the sizes of buffers, rounded as the pool rounds them."""
         self.worker_bytes, self.outside_bytes = round_to_pages(frame.peak), frame.outside
