@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 GETTERS = ("device", "is_cuda", "is_cpu", "is_meta")
 
 
-def label_for(device: Any) -> str:
-    """`"cuda"`, `0`, `torch.device("cuda", 0)` -> `"cuda:0"`; anything else by its type."""
+def label_for(tracer: Tracer, device: Any) -> str:
+    """`0`, `"cuda:0"` -> `"cuda:0"`, `"cuda"` -> the card on which the step runs; anything else by its type."""
     import torch
 
     if isinstance(device, int):
         return f"cuda:{device}"
     found = torch.device(device)
     if found.type == "cuda":
-        return f"cuda:{found.index or 0}"
+        return tracer.card if found.index is None else f"cuda:{found.index}"
     return str(found.type)
 
 
@@ -60,7 +60,7 @@ def make_function_mode(tracer: Tracer) -> Any:
             if rule is not None:
                 return rule(tracer, func, (args, kwargs))
             if kwargs.get("device") is not None:
-                label = label_for(kwargs["device"])
+                label = label_for(tracer, kwargs["device"])
                 with tracer.placing(label):
                     return func(*args, **{**kwargs, "device": "meta"})
             return func(*args, **kwargs)
@@ -95,7 +95,7 @@ def _to(tracer: Tracer, func: Any, call: Any) -> Any:
         device, dtype, _, layout = torch._C._nn._parse_to(*rest, **kwargs)
     else:
         device, dtype, _, layout = torch._C._nn._parse_to(*rest, **kwargs)
-        label = None if device is None else label_for(device)
+        label = None if device is None else label_for(tracer, device)
     wanted: dict[str, Any] = {"dtype": dtype, "memory_format": layout, "copy": copy or None}
     return move(tracer, value, label, func, {name: item for name, item in wanted.items() if item is not None})
 
@@ -114,7 +114,7 @@ def _cuda(tracer: Tracer, func: Any, call: Any) -> Any:
     device = rest[0] if rest else kwargs.get("device")
     import torch
 
-    return move(tracer, value, "cuda:0" if device is None else label_for(device), torch.Tensor.to, {})
+    return move(tracer, value, tracer.card if device is None else label_for(tracer, device), torch.Tensor.to, {})
 
 
 def _cpu(tracer: Tracer, func: Any, call: Any) -> Any:
@@ -148,7 +148,7 @@ def _literal(tracer: Tracer, func: Any, call: Any) -> Any:
     value = func(*args, **kwargs)
     if not isinstance(value, torch.Tensor):
         return value
-    return move(tracer, value, None if device is None else label_for(device), torch.Tensor.to, {})
+    return move(tracer, value, None if device is None else label_for(tracer, device), torch.Tensor.to, {})
 
 
 def _linear(tracer: Tracer, func: Any, call: Any) -> Any:
@@ -166,7 +166,7 @@ def _new_tensor(tracer: Tracer, func: Any, call: Any) -> Any:
     (value, data, *_), kwargs = call
     label = kwargs.get("device") or tracer.ledger.label_of(value) or "cpu"
     made = torch.tensor(data, dtype=kwargs.get("dtype") or value.dtype)
-    return move(tracer, made, label_for(label), torch.Tensor.to, {})
+    return move(tracer, made, label_for(tracer, label), torch.Tensor.to, {})
 
 
 def _tolist(tracer: Tracer, func: Any, call: Any) -> Any:
@@ -219,7 +219,7 @@ def pretend(tracer: Tracer, capability: tuple[int, int], total: int) -> Iterator
         gcnArchName="", warp_size=32, max_threads_per_multi_processor=2048,
     )  # fmt: skip
     answers: dict[str, Any] = {
-        "is_available": True, "device_count": 1, "current_device": 0, "synchronize": None, "empty_cache": None,
+        "is_available": True, "device_count": 1, "current_device": int(tracer.card[5:]), "synchronize": None, "empty_cache": None,
         "get_device_properties": properties, "get_device_capability": capability, "get_device_name": properties.name,
         "is_bf16_supported": True, "manual_seed": None, "manual_seed_all": None, "seed": None, "set_device": None,
         "reset_peak_memory_stats": None, "reset_max_memory_allocated": None, "memory_allocated": 0,

@@ -20,7 +20,7 @@ from outsize.model.layouts import ON_CARD
 from outsize.model.ledger import Held, Ledger, Move
 from outsize.model.onednn import moves_of
 from outsize.model.owners import Owners
-from outsize.model.stage import make_function_mode, pretend
+from outsize.model.stage import label_for, make_function_mode, pretend
 
 
 class Tracer:
@@ -142,7 +142,7 @@ class Tracer:
 
             with torch.utils._python_dispatch._disable_current_modes():
                 base = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
-            self.ledger.add(base, self._real_label(tensor), "given")
+            self.ledger.add(base, label_for(self, tensor.device), "given")
             if tensor.device.type == "cpu" and tensor.numel() <= values.KEEP_ELEMENTS:
                 self.ledger.values[base.untyped_storage()._cdata] = storage.clone()  # to let the real one go
             key = storage._cdata  # the twin goes when the real one does
@@ -152,14 +152,15 @@ class Tracer:
             twin.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
         return twin
 
-    def met(self, label: str) -> int:
-        """Bytes of real tensors that came from outside and are there still."""
-        bases = [base for _, base in self._twins.values()]
-        return sum(held.bytes for base in bases if (held := self.ledger.of(base)) is not None and held.label == label)
+    def met(self) -> set[int]:
+        """Where the real tensors begin that came from outside and are there still."""
+        storages = [storage() for storage, _ in self._twins.values()]
+        return {storage.data_ptr() for storage in storages if storage is not None}
 
-    def _real_label(self, tensor: Any) -> str:
-        device = tensor.device
-        return f"cuda:{device.index or 0}" if device.type == "cuda" else str(device.type)
+    @property
+    def card(self) -> str:
+        """The card that is meant where none is named."""
+        return self.device if self.device.startswith("cuda") else "cuda:0"
 
     # what happens at the dispatcher
 
@@ -275,7 +276,7 @@ class Tracer:
         if device is not None:
             kwargs["device"] = "meta"
             if self._placing is None and device.type != "meta":
-                return "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+                return label_for(self, device)
             return self._placing or (self.ledger.label_of(flat[0]) if flat else None) or self.device
         if self._placing is not None and flat:
             return self._placing

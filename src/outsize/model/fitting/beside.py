@@ -7,8 +7,8 @@ teacher that its loss calls) is taken off.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from outsize.core.units import format_bytes
@@ -22,14 +22,14 @@ LITTLE = 1 << 20
 class Beside:
     """What the process holds on a card beside the tensors that were named."""
 
-    others: int = 0
-    """Bytes of other tensors."""
+    blocks: Mapping[int, int] = field(default_factory=dict)
+    """Where other tensors begin -> their bytes."""
     gaps: int = 0
     """Bytes around them that the allocator cannot give back; the step may use them, or find them too short."""
 
-    def without(self, met: int) -> int:
-        """Bytes that stay beside a step whose trace met so many of them."""
-        others = self.others - met
+    def without(self, met: Container[int]) -> int:
+        """Bytes that stay beside a step whose trace met the tensors that begin there."""
+        others = sum(size for address, size in self.blocks.items() if address not in met)
         return others + self.gaps if others >= LITTLE else 0
 
 
@@ -37,33 +37,67 @@ NOTHING = Beside()
 
 
 def look_beside(device: Any, mine: Iterable[Any]) -> Beside:
-    """What else is on a card now; nothing elsewhere."""
+    """What else is on a card now; nothing elsewhere, and where another allocator than torch's own keeps the account."""
     import torch
 
-    if device.type != "cuda" or not torch.cuda.is_available():
+    if device.type != "cuda" or not torch.cuda.is_available() or torch.cuda.get_allocator_backend() != "native":
         return NOTHING
-    clear_up()
     torch._C._cuda_clearCublasWorkspaces()  # a step counts them as its own
-    torch.cuda.empty_cache()
+    clear_up()
     index = torch.cuda.current_device() if device.index is None else device.index
-    own = {tensor.untyped_storage().data_ptr() for tensor in mine if tensor.device.type == "cuda"}
-    others = gaps = 0
+    named, gaps = _named(mine), 0
+    blocks: dict[int, int] = {}
     for segment in torch.cuda.memory_snapshot():
-        if segment["device"] == index:
-            taken = _taken(segment, own)
-            others += taken
-            gaps += segment["total_size"] - segment["allocated_size"] if taken else 0
-    return Beside(others, gaps)
+        found = dict(_others(segment, named)) if segment["device"] == index else {}
+        blocks |= found
+        gaps += segment["total_size"] - segment["allocated_size"] if found and not _private(segment) else 0
+    return Beside(blocks, gaps)
 
 
-def _taken(segment: dict[str, Any], own: set[int]) -> int:
-    """Bytes of a segment's blocks that nobody has named; a block is told by where it begins."""
-    address, taken = segment["address"], 0
+def _others(segment: dict[str, Any], named: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """(where it begins, bytes) of what nobody has named in a segment."""
+    address = segment["address"]
     for block in segment["blocks"]:
-        if block["state"] == "active_allocated" and address not in own:
-            taken += block["size"]
+        size = named.get(address, block["size"])
+        if size and (block["state"] == "active_allocated" or _private(segment)):
+            yield address, size
         address += block["size"]
-    return taken
+
+
+def _private(segment: dict[str, Any]) -> bool:
+    """True in a pool of its own, as of a CUDA graph: what is free in it is nobody else's."""
+    return tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
+
+
+def _named(mine: Iterable[Any]) -> dict[int, int]:
+    """Where tensors' storages begin -> bytes of them that none of the tensors covers: a batch may be a few rows of all samples,
+    and only those are counted as the step's."""
+    left: dict[int, int] = {}
+    for tensor in {id(tensor): tensor for whole in mine for tensor in _parts(whole)}.values():
+        storage = tensor.untyped_storage()
+        span = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        before = left.setdefault(storage.data_ptr(), storage.nbytes())
+        left[storage.data_ptr()] = max(0, before - span * tensor.element_size())
+    return left
+
+
+def _parts(tensor: Any) -> Iterator[Any]:
+    """A tensor, or those that it is made of."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _parts(getattr(tensor, name))
+
+
+def held_on(device: Any) -> int:
+    """Bytes that this process's allocator holds on a card, the step's and others': what is available there leaves them out, and a
+    plan counts them."""
+    import torch
+
+    return int(torch.cuda.memory_reserved(device)) if device.type == "cuda" and torch.cuda.is_available() else 0
 
 
 def say_beside(size: int) -> str:

@@ -119,7 +119,7 @@ class Stage:
         return told
 
     def _project(self, choice: Choice, call: Callable[[Any, Any], Any] | None, reads: bool = False) -> Projection:
-        label = "cpu" if self.work.device == "cpu" else "cuda:0"
+        label = label_of(self.work.device, next(self.work.model.parameters()).device)
         watch = Watch(label, self.work.model)
         store = NoStore(0 if label == "cpu" else IN_FLIGHT)
         with same_draws(), watch.running():
@@ -141,7 +141,7 @@ class Stage:
                 else:
                     runner.step(batch) if optimizer is not None else runner.backward(batch)
             size = sum(tensor.numel() * tensor.element_size() for tensor in _state(optimizer))
-        beside = self._beside.without(watch.met(label))
+        beside = self._beside.without(watch.met())
         return _tell(watch, label, store.peak, size, given, bool(call), beside)
 
     def _optimizer(self, fakes: dict[int, Any], label: str) -> Any:
@@ -190,6 +190,11 @@ class Stage:
                     module.__dict__[kind].update(table)
 
 
+def label_of(kind: str, device: Any) -> str:
+    """What a trace calls a device of this kind."""
+    return "cpu" if kind == "cpu" else f"cuda:{device.index or 0}"
+
+
 def _state(optimizer: Any) -> list[Any]:
     import torch
 
@@ -228,11 +233,9 @@ def open_stage(work: Work, batch: Any) -> Stage:
 class Watch(Tracer):
     """The tracer of a fitted step: also phases, calls and estimated times."""
 
-    def __init__(self, label: str, model: Any, home: Any = None) -> None:
+    def __init__(self, label: str, model: Any) -> None:
         import torch
 
-        self._home = home or next(model.parameters()).device
-        """The device that is meant by the label: tensors that the step finds there are on it."""
         there = label != "cpu" and torch.cuda.is_available()
         super().__init__(label, torch.cuda.get_device_capability() if there else CAPABILITY)
         self.reuse = label != "cpu"  # on a CPU a mode in Python counts the real step too
@@ -251,10 +254,6 @@ class Watch(Tracer):
         self._rates = RATES[label.partition(":")[0]]
         self.owners._names = dict(self.names)
         self.owners._line = lambda: ""  # type: ignore[method-assign]
-
-    def _real_label(self, tensor: Any) -> str:
-        same = tensor.device.type == self._home.type and (tensor.device.index or 0) == (self._home.index or 0)
-        return self.device if same else super()._real_label(tensor)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

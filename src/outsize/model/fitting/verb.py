@@ -18,8 +18,10 @@ from outsize.core.fitting import FitPlan
 from outsize.core.memory import HOST, Allowance, Pool
 from outsize.core.units import parse_bytes
 from outsize.machine import current_budget
+from outsize.machine.budget import current_wishes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.asked import check_optimizer, check_words
+from outsize.model.fitting.beside import held_on
 from outsize.model.fitting.check import Findings, compare, look, preserved, without_autocast
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
@@ -186,7 +188,8 @@ def _allowance(budget: int | str | None, model: Any) -> Allowance:
     found = next((a for a in current_budget(devices=device.type == "cuda").allowances if a.pool == pool), None)
     if found is None:
         raise InputError(f"nothing is known about the memory of {device}: give a budget, such as budget='16GiB'")
-    return found
+    held = held_on(device) if current_wishes().device is None else 0
+    return replace(found, bytes=found.bytes + held, reason=f"{found.reason}, and what is held") if held else found
 
 
 def _said(findings: Findings, facts: Facts, allow: str, without: tuple[str, ...]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from outsize.machine.host import read_rss
 from outsize.machine.system import LiveSystem
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.asked import check_optimizer
-from outsize.model.fitting.beside import Beside, look_beside
+from outsize.model.fitting.beside import Beside, held_on, look_beside
 from outsize.model.fitting.guarded import call_model
 from outsize.model.fitting.hosted.files import find_weights
 from outsize.model.fitting.hosted.housing import in_memory
@@ -190,7 +190,8 @@ def _budgets(
     if budget is not None:
         there = Allowance(pool=pool, bytes=parse_bytes(budget), reason="set by you")
     else:
-        size = current_wishes().device or (found.device(device.index or 0) if device.type == "cuda" else found.host)
+        left = found.device(device.index or 0) if device.type == "cuda" else found.host
+        size = current_wishes().device or (None if left is None else left + held_on(device))
         if size is None:
             raise InputError(f"nothing is known about the memory of {device}: give a budget, such as budget='16GiB'")
         there = Allowance(pool=pool, bytes=size, reason="what is available")

@@ -26,7 +26,7 @@ from outsize.model.fitting.hosted.visits import NoSource, Visits
 from outsize.model.fitting.projection import peaks_of, play_steps
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Work
-from outsize.model.fitting.stage import Twin, Watch, twin_of
+from outsize.model.fitting.stage import Twin, Watch, label_of, twin_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,8 @@ class HostedStage:
     """Projects hosted choices for one model and one batch."""
 
     def __init__(self, work: Work, batch: Any, device: Any, beside: Beside = NOTHING) -> None:
-        self.work, self._device, self._beside = work, device, beside
-        self.label = "cpu" if device.type == "cpu" else "cuda:0"
+        self.work, self._beside = work, beside
+        self.label = label_of(device.type, device)
         self.batch = batches.transform(batch, lambda _, tensor: Twin.of(tensor))
 
     def layout(self) -> Layout:
@@ -78,7 +78,7 @@ class HostedStage:
 
         if self.work.optimizer is None:
             return {}
-        watch = Watch(self.label, self.work.model, self._device)
+        watch = Watch(self.label, self.work.model)
         with watch.running():
             pairs = []
             twin = twin_of(self.work.optimizer)
@@ -113,7 +113,7 @@ class HostedStage:
         """One step, in which optimizer state is made: later ones find it and hold less; or one inference with `call`."""
         import torch
 
-        watch = Watch(self.label, self.work.model, self._device)
+        watch = Watch(self.label, self.work.model)
         with same_draws(), watch.running():
             batch = batches.transform(self.batch, lambda _, twin: twin.make(self.label), leaf=Twin)
             optimizer = None if self.work.optimizer is None else twin_of(self.work.optimizer)
@@ -148,7 +148,7 @@ class HostedStage:
                 heads=runner.heads_taken,
             )  # fmt: skip
             runner.roll_back()
-        beside = self._beside.without(watch.met(self.label))
+        beside = self._beside.without(watch.met())
         return replace(sketch, peaks=self._peaks(watch, beside), beside=beside)
 
     def _peaks(self, watch: Watch, beside: int) -> dict[str, int]:
