@@ -34,7 +34,8 @@ class Shapes:
         if not (_describe(args, key) and (not kwargs or _describe([*kwargs, *kwargs.values()], key))):
             return func(*args, **kwargs)
         whole = tuple(key)
-        kind, what = self._known.get(whole, (None, None))
+        known: tuple[int | None, Any] = self._known.get(whole, (None, None))
+        kind, what = known
         if kind == _NEW:
             return _make(what)
         if kind == _FIRST:

@@ -186,10 +186,13 @@ class Tracer:
             out = args[0]
         else:
             out = self._compute(operator, args, kwargs, flat, label)
-        results = out if isinstance(out, tuple | list) else (out,)
-        fresh = [r for r in results if isinstance(r, torch.Tensor)] + [
-            t for r in results if isinstance(r, list) for t in r if isinstance(t, torch.Tensor)
-        ]
+        if isinstance(out, torch.Tensor):
+            fresh = [out]
+        else:
+            results = out if isinstance(out, tuple | list) else ()
+            fresh = [r for r in results if isinstance(r, torch.Tensor)] + [
+                t for r in results if isinstance(r, list) for t in r if isinstance(t, torch.Tensor)
+            ]
         self._write(name, args, fresh, label)
         if name in _RESIZING:
             self.ledger.add(args[0], label, name)
@@ -405,11 +408,13 @@ def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
 def _tensors(value: Any) -> list[Any]:
     import torch
 
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []
+    found = []
+    for item in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, list | tuple):
+            found += _tensors(item)
+    return found
 
 
 def _replace(value: Any, change: Callable[[Any], Any]) -> Any:

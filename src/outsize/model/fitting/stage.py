@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -85,6 +86,19 @@ class Twin:
         return made.requires_grad_(self.grad)
 
 
+@contextlib.contextmanager
+def collecting_little() -> Iterator[None]:
+    """Python's collector looks at what the block makes, not again and again at all that the process has loaded."""
+    if gc.get_freeze_count():  # somebody else does that
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 class Stage:
     """Projects choices for one model and one batch."""
 
@@ -111,15 +125,16 @@ class Stage:
 
         Where that fails, values of the batch steer the step, and it is told those of this one.
         """
-        if not self._reads:
-            try:
-                return self._project(choice, call)
-            except Exception as error:
-                if isinstance(error, OutsizeError) or is_out_of_memory(error):
-                    raise
-        told = self._project(choice, call, reads=True)
-        self._reads = True
-        return told
+        with collecting_little():
+            if not self._reads:
+                try:
+                    return self._project(choice, call)
+                except Exception as error:
+                    if isinstance(error, OutsizeError) or is_out_of_memory(error):
+                        raise
+            told = self._project(choice, call, reads=True)
+            self._reads = True
+            return told
 
     def _project(self, choice: Choice, call: Callable[[Any, Any], Any] | None, reads: bool = False) -> Projection:
         label = "cpu" if self.work.device == "cpu" else "cuda:0"
