@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import outsize
-from outsize.model.fitting.check import compare
 from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.equality import compare
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.stage import open_stage

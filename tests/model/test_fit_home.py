@@ -18,8 +18,8 @@ from torch.nn import functional
 
 import outsize
 from outsize.core.units import format_bytes
-from outsize.model.fitting.check import compare
 from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.equality import compare
 from outsize.model.fitting.exhaustion import clear_up
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.parcels import Away, Parcel

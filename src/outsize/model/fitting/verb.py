@@ -20,8 +20,9 @@ from outsize.core.units import parse_bytes
 from outsize.machine import current_budget
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.asked import check_optimizer, check_words
-from outsize.model.fitting.check import Findings, compare, look, preserved, without_autocast
+from outsize.model.fitting.check import Findings, look, preserved, without_autocast
 from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.equality import compare
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.facts import Facts, gather_facts, inclusive
 from outsize.model.fitting.fitted import Fitted
