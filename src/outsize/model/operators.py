@@ -43,7 +43,7 @@ class Operator:
             func.tags
         )
         resizes = self.base.startswith(("resize", "_resize", "set_", "_efficientzerotensor"))
-        out = any(argument.is_out for argument in func._schema.arguments)
+        out = any(a.kwarg_only and a.alias_info is not None for a in func._schema.arguments)
         return func.namespace == "aten" and not (self.view or looks or resizes or out)
 
 
