@@ -350,7 +350,7 @@ def test_weights_that_a_failed_comparison_sent_away_come_home_when_its_frames_ar
 
     def loss(model, batch):
         calls.append(batch)
-        if len(calls) == 2:
+        if len(calls) % 2 == 0:  # each time that the fitted step runs
             held = Held()
             card.room = 0
             model(batch)
