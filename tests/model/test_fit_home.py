@@ -18,8 +18,8 @@ from torch.nn import functional
 
 import outsize
 from outsize.core.units import format_bytes
-from outsize.model.fitting.check import compare
 from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.equality import compare
 from outsize.model.fitting.exhaustion import clear_up
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.parcels import Away, Parcel
@@ -350,7 +350,7 @@ def test_weights_that_a_failed_comparison_sent_away_come_home_when_its_frames_ar
 
     def loss(model, batch):
         calls.append(batch)
-        if len(calls) == 2:
+        if len(calls) % 2 == 0:  # each time that the fitted step runs
             held = Held()
             card.room = 0
             model(batch)

@@ -25,6 +25,8 @@ class Driver:
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
         self.held = 0
+        self.calls = 0
+        """How often memory came from it or went back."""
         self.next = START
         self.invents = False
         """Whether an address had to be invented."""
@@ -38,6 +40,7 @@ class Driver:
         if not self.fits(size):
             return None
         self.held += size
+        self.calls += 1
         return self.place(size)
 
     def place(self, size: int) -> int:
@@ -49,6 +52,7 @@ class Driver:
     def give(self, address: int, size: int) -> None:
         """Take memory back."""
         self.held -= size
+        self.calls += 1
 
 
 class CudaDriver(Driver):
@@ -67,6 +71,7 @@ class CudaDriver(Driver):
         if not self.fits(size):
             return None
         self.held += size
+        self.calls += 1
         recorded = self.recorded.get(size)
         if recorded:
             return recorded.popleft()
@@ -85,6 +90,7 @@ class CudaDriver(Driver):
     def give(self, address: int, size: int) -> None:
         """Take memory back; its addresses become a hole, joined to its neighbours."""
         self.held -= size
+        self.calls += 1
         if not self.invents:
             return
         holes = self.holes

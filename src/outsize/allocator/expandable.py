@@ -95,6 +95,7 @@ class ExpandableCache(CudaCache):
         if not self.driver.fits(bytes):
             return None
         self.driver.held += bytes
+        self.driver.calls += 1
         self.reserve(bytes)
         del home.unmapped[piece.address]
         if bytes < piece.size:
@@ -125,6 +126,7 @@ class ExpandableCache(CudaCache):
         if end - begin < piece.size:
             home.add(piece.cut(end - begin))
         self.driver.held -= end - begin
+        self.driver.calls += 1
         self.reserved -= end - begin
         piece.state = UNMAPPED
         before_piece = piece.previous

@@ -19,7 +19,9 @@ from outsize.model.kernels import MOVES, Scratch, Size, blocks_of
 from outsize.model.layouts import ON_CARD
 from outsize.model.ledger import Held, Ledger, Move
 from outsize.model.onednn import moves_of
+from outsize.model.operators import Operator, look_up
 from outsize.model.owners import Owners
+from outsize.model.shapes import Shapes
 from outsize.model.stage import label_for, make_function_mode, pretend
 
 
@@ -38,6 +40,7 @@ class Tracer:
         """Where host tensors are counted instead, for a step that never moves anything."""
         self.capability = capability
         self.total = total
+        self.shapes = Shapes()
         self.ledger = Ledger()
         self.owners = Owners(self.ledger)
         self.autocast = Autocast(self.on_card)
@@ -140,14 +143,14 @@ class Tracer:
         if found is None or found[0]() is not storage:
             import weakref
 
-            with torch.utils._python_dispatch._disable_current_modes():
+            with values.unseen():
                 base = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
             self.ledger.add(base, label_for(self, tensor.device), "given")
             if tensor.device.type == "cpu" and tensor.numel() <= values.KEEP_ELEMENTS:
                 self.ledger.values[base.untyped_storage()._cdata] = storage.clone()  # to let the real one go
             key = storage._cdata  # the twin goes when the real one does
             found = self._twins[key] = (weakref.ref(storage, lambda _: self._twins.pop(key, None)), base)
-        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+        with values.unseen(), torch._C.DisableTorchFunction():
             twin = torch.empty(0, dtype=tensor.dtype, device="meta")
             twin.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
         return twin
@@ -168,23 +171,29 @@ class Tracer:
         """One operator: run it on shapes, write down what it allocates."""
         import torch
 
-        if _composite(func) and str(func) not in rewrites.WHOLE:
+        operator = look_up(func)
+        if operator.decomposes:
             with self._mode():
                 return func.decompose(*args, **kwargs)
         flat = _tensors(args)
         label = self._label(func, flat, kwargs)
-        if any(leaf.device.type != "meta" and (leaf.dim() or len(flat) == 1) for leaf in flat):
-            args = _replace(args, self.adopt)
-            flat = _tensors(args)
-        name = str(func)
+        for leaf in flat:
+            if not leaf.is_meta and (leaf.dim() or len(flat) == 1):
+                args = _replace(args, self.adopt)
+                flat = _tensors(args)
+                break
+        name = operator.name
         if self.reuse and self._reuses(name, args):
             out = args[0]
         else:
-            out = self._compute(func, name, args, kwargs, flat, label)
-        results = out if isinstance(out, tuple | list) else (out,)
-        fresh = [r for r in results if isinstance(r, torch.Tensor)] + [
-            t for r in results if isinstance(r, list) for t in r if isinstance(t, torch.Tensor)
-        ]
+            out = self._compute(operator, args, kwargs, flat, label)
+        if isinstance(out, torch.Tensor):
+            fresh = [out]
+        else:
+            results = out if isinstance(out, tuple | list) else ()
+            fresh = [r for r in results if isinstance(r, torch.Tensor)] + [
+                t for r in results if isinstance(r, list) for t in r if isinstance(t, torch.Tensor)
+            ]
         self._write(name, args, fresh, label)
         if name in _RESIZING:
             self.ledger.add(args[0], label, name)
@@ -292,9 +301,10 @@ class Tracer:
             kwargs["device"] = "meta"
         return self._placing or "cpu"
 
-    def _compute(self, func: Any, name: str, args: Any, kwargs: Any, flat: list[Any], label: str) -> Any:
+    def _compute(self, operator: Operator, args: Any, kwargs: Any, flat: list[Any], label: str) -> Any:
         import torch
 
+        func, name = operator.func, operator.name
         if "generator" in kwargs:  # a host generator does not go with the meta device, and some operators want the word
             kwargs["generator"] = None
         rule = packed.RULES.get(name)
@@ -311,7 +321,7 @@ class Tracer:
             return _replace(real, lambda t: self._known_like(t, label))
         try:
             shape = rewrites.SHAPES.get(name) or (ON_CARD.get(name) if label.startswith("cuda") else None)
-            out = func(*args, **kwargs) if shape is None else shape(func, args, kwargs)
+            out = self.shapes.run(operator, args, kwargs) if shape is None else shape(func, args, kwargs)
         except NotImplementedError as error:
             rule = attention.UNKNOWN.get(name)
             out = values.run_on_zeros(self, func, args, kwargs) if rule is None else rule(*args, **kwargs)
@@ -320,7 +330,7 @@ class Tracer:
                     f"torch cannot tell the result shape of {name} without running it ({str(error).splitlines()[0]}): "
                     "give the operator a fake implementation with torch.library.register_fake"
                 ) from error
-        self._follow(func, args, kwargs, flat, out)
+        self._follow(operator, args, kwargs, flat, out)
         return out
 
     def _known_like(self, real: Any, label: str) -> Any:
@@ -333,15 +343,16 @@ class Tracer:
         return twin
 
     def _all_known(self, flat: list[Any]) -> bool:
-        return all(t.device.type == "cpu" or t.untyped_storage()._cdata in self.ledger.values for t in flat)
+        known = self.ledger.values
+        return all(t.is_cpu or t.untyped_storage()._cdata in known for t in flat)
 
-    def _follow(self, func: Any, args: Any, kwargs: Any, flat: list[Any], out: Any) -> None:
+    def _follow(self, operator: Operator, args: Any, kwargs: Any, flat: list[Any], out: Any) -> None:
         """Keep the contents of small host tensors up to date, and forget those that are overwritten by what is not known."""
         import torch
 
         known = self.ledger.values
-        mutable = func._schema.is_mutable
-        if not values.is_known(func):
+        func, mutable = operator.func, operator.mutable
+        if not operator.known:
             if mutable:
                 for tensor in flat:
                     known.pop(tensor.untyped_storage()._cdata, None)
@@ -349,9 +360,9 @@ class Tracer:
         if not flat:
             small = isinstance(out, torch.Tensor) and out.numel() <= values.KEEP_ELEMENTS
             on_host = self._placing in (None, "cpu")
-            if not small or not (on_host or str(func).split(".")[1] in values.PLAIN):
+            if not small or not (on_host or operator.base in values.PLAIN):
                 return
-        elif not self._all_known(flat) or (not known and not any(t.device.type == "cpu" for t in flat)):
+        elif not self._all_known(flat) or (not known and not any(t.is_cpu for t in flat)):
             if mutable and known:
                 for tensor in flat:
                     known.pop(tensor.untyped_storage()._cdata, None)
@@ -395,22 +406,16 @@ def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {"device": "cpu"} if "device" in kwargs else {}
 
 
-@functools.cache
-def _composite(func: Any) -> bool:
-    """True for operators made of others, which reach the dispatcher whole only where autograd is off altogether."""
-    import torch
-
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
-
-
 def _tensors(value: Any) -> list[Any]:
     import torch
 
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return []
+    found = []
+    for item in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, list | tuple):
+            found += _tensors(item)
+    return found
 
 
 def _replace(value: Any, change: Callable[[Any], Any]) -> Any:

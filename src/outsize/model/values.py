@@ -7,6 +7,7 @@ step count, a table of drop rates, a list of lengths), so that most such looks a
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,27 +30,27 @@ DRAWN = ("rand", "uniform", "normal", "bernoulli")
 """Words in the names of operators that draw numbers."""
 
 
-def is_known(func: Any) -> bool:
-    """False where nobody wrote what an operator gives, or chance did: the next step finds something else there."""
-    import torch
-
-    return torch.Tag.nondeterministic_seeded not in func.tags and not str(func).split(".")[1].startswith(UNWRITTEN)
-
-
 def shadow(tracer: Tracer, tensor: Any) -> Any:
     """The tensor with its real contents, or None where they are not known."""
     import torch
-    from torch.utils._python_dispatch import _disable_current_modes
 
     with torch._C.DisableTorchFunction():
         if tensor.device.type == "cpu":
             return tensor.detach()
-    storage = tracer.ledger.values.get(tensor.untyped_storage()._cdata)
-    if storage is None:
-        return None
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
-        plain = torch.empty(0, dtype=tensor.dtype)
-        return plain.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        storage = tracer.ledger.values.get(tensor.untyped_storage()._cdata)
+        if storage is None:
+            return None
+        with unseen():
+            plain = torch.empty(0, dtype=tensor.dtype)
+            return plain.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def unseen() -> Any:
+    """No mode looks on; where none does, which is so inside an operator, that takes no time."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else contextlib.nullcontext()
 
 
 def item(tracer: Tracer, tensor: Any) -> Any:

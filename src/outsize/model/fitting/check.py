@@ -1,31 +1,26 @@
-"""Looks at a model and its loss before anything is changed, and proves that the fitted step is the plain one.
+"""Looks at a model and its loss before anything is changed.
 
 In: the user's work and a few samples of the batch. Out: `Findings`: what the step draws at random, which buffers it
-writes, how its loss adds up over slices and why not; and `compare`, the largest relative difference between the
-gradients of the plain and the fitted step. Both leave model, optimizer, gradients and random state as they were.
+writes, how its loss adds up over slices and why not. Model, optimizer, gradients and random state are left as they were.
 """
 
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from outsize.core.errors import OutOfMemory, OutsizeError
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.draws import GLOBAL, same_draws
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.head import chunked_heads, find_head
 from outsize.model.fitting.means import IGNORED, watching_means
 from outsize.model.fitting.normaliser import Normaliser
 from outsize.model.fitting.recorder import Recorder
-from outsize.model.fitting.runner import Runner, Work, read_loss, without_cache
-from outsize.model.fitting.stores import Store
-from outsize.model.fitting.update import Update
+from outsize.model.fitting.runner import Work, read_loss, without_cache
 from outsize.model.fitting.users_code import in_users_code, say
 
 SAMPLES = 3
@@ -399,73 +394,3 @@ def _tells_apart(work: Work, rule: Normaliser, part: Any, runs: Any, few: int) -
     if all(len(found) == 1 for found in counts):  # what was counted is known: losses of samples may be too much alike
         return counts == [[rule.measure(part)], [rule.measure(planted)]] and counts[0] != counts[1]
     return not _near(*losses)
-
-
-# equality
-
-
-class Collect(Update):
-    """Keeps gradients instead of using them."""
-
-    def accumulated(self, parameter: Any) -> None:
-        """Away with it."""
-        self._keep(parameter)
-
-    def take(self, parameter: Any) -> Any:
-        """The gradient, or None where there was none."""
-        return self._bring(parameter) if parameter in self._away else None
-
-
-def compare(work: Work, choice: Choice, batch: Any, store: Store) -> tuple[float, str]:
-    """Largest relative difference between a gradient of the plain step and of the fitted one, and whose it is."""
-    import torch
-
-    rows = batches.count_rows(batch)
-    base = replace(choice, in_backward=False, state_away=0.0, gradients_away=True)
-    plain = Choice(gradients_away=True)
-    sliced = replace(base, slices=min(choice.slices, rows), first=0)
-    quiet = calm() if sliced.slices > 1 else contextlib.nullcontext()
-    with quiet:
-        kept = []
-        for one in (plain, sliced):
-            with preserved(work.model, work.sources):  # each: results may depend on buffers that are written
-                torch.manual_seed(0)
-                kept.append(_collect(work, one, batch, store))
-        worst, name = 0.0, ""
-        norms: list[tuple[str, float, float]] = []
-        for label, parameter in work.model.named_parameters():
-            if not parameter.requires_grad:
-                continue
-            expected, got = (collect.take(parameter) for collect in kept)
-            if expected is None and got is None:
-                continue
-            if expected is None or got is None:
-                return float("inf"), label
-            norms.append((label, float((expected - got).norm()), float(expected.norm())))
-    # a gradient far below the others is the rounding of larger numbers that cancel: the plain step's own differs as much
-    floor = 1e-4 * max((size for _, _, size in norms), default=0.0)
-    for label, difference, size in norms:
-        relative = difference / max(size, floor, 1e-30)
-        if relative > worst or relative != relative:
-            worst, name = relative, label
-    return worst, name
-
-
-def _collect(work: Work, choice: Choice, part: Any, store: Store) -> Collect:
-    runner = Runner(replace(work, scaler=None, clip=None), choice, store)
-    collect = Collect(work.optimizer, choice, runner.parcels, None, None)
-    collect.bind(runner.streamer.ids if runner.streamer else set(), work.model)
-    runner.update = collect
-    try:
-        _, scale = runner._passes(part)
-    except BaseException as error:
-        if is_out_of_memory(error):  # what failed frames hold makes room for the weights
-            traceback.clear_frames(error.__traceback__)
-            clear_up()
-        runner.gather()  # the store is closed after this, whatever has happened
-        raise
-    runner.gather()
-    if scale is not None:
-        held = [p for p in work.model.parameters() if p in collect._away]
-        collect._each(held, lambda gradient: gradient.mul_(scale))
-    return collect

@@ -290,8 +290,12 @@ class Search:
         low = max((rungs.index(c.choice.checkpoint) for c in failed if c.choice.checkpoint in rungs), default=-1)
         low = min(low, high)
         tries = max(3, TRACES + 4 - len(self.tried))
+        shorter, reach = candidate, 1
         while high - low > 1 and tries > 0:
-            middle = (low + high) // 2
+            middle = self._likely(shorter, rungs)
+            if not low < middle < high:  # beside what is known, and further from it each time
+                away = min(reach, (high - low) // 2)
+                middle, reach = (low + away if middle <= low else high - away), 2 * reach
             shorter = self._candidate(replace(candidate.choice, checkpoint=rungs[middle], expandable=False))
             tries -= 1
             if self.fits(self._trace(shorter)):
@@ -299,6 +303,12 @@ class Search:
             else:
                 low = middle
         return best
+
+    def _likely(self, traced: Candidate, rungs: list[tuple[str, ...]]) -> int:
+        """The first rung that fits where the arithmetic errs by as much as in a trace beside it."""
+        choice, beyond = traced.choice, traced.peak - traced.predicted
+        peaks = (predict(replace(choice, checkpoint=names), self.facts) + beyond for names in rungs)
+        return next((n for n, peak in enumerate(peaks) if self._needed(choice, peak) <= self.budget), len(rungs))
 
     def _candidates(self) -> list[Candidate]:
         levels = []

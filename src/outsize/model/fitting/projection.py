@@ -10,10 +10,9 @@ from __future__ import annotations
 import itertools
 import os
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from outsize.allocator import replay, settings_from_environment
-from outsize.core.allocation import AllocationEvent, Replay
+from outsize.allocator import MODELS, settings_from_environment
 from outsize.core.noun import Noun
 from outsize.model.ledger import Held, Ledger
 
@@ -60,13 +59,13 @@ class Projection(Noun):
     operators: dict[str, int]
     """Operators by phase."""
     moves: tuple[Move, ...] = field(repr=False)
-    """Every allocation and free of several steps."""
-    last: int
-    """Where in them the last step begins."""
+    """Every allocation and free of the first step and before it."""
+    again: tuple[Move, ...] = field(repr=False)
+    """Those of every later step: what the first one keeps comes once."""
     card: bool
     """A card's allocator is played."""
-    grown: int = 0
-    """Bytes that a card's allocator would reserve with segments that grow."""
+    grown_peaks: dict[str, int] = field(default_factory=dict, repr=False)
+    """On a card the peaks where segments grow."""
     beside: int = 0
     """Bytes of them all that are held by tensors which are not the step's."""
 
@@ -75,34 +74,85 @@ class Projection(Noun):
         """The highest moment in bytes."""
         return max(self.peaks.values())
 
+    @property
+    def grown(self) -> int:
+        """Bytes that a card's allocator would reserve with segments that grow."""
+        return self.grown_peaks.get("reserved", 0)
+
     def growing(self) -> Projection:
         """The same step where segments grow."""
-        return replace(self, peaks=peaks_of(self.moves, self.card, expandable=True))
+        return replace(self, peaks=self.grown_peaks)
 
     def settles(self, limit: int) -> bool:
         """True where an allocator that may not reserve more than `limit` gets through, in the end without clearing its cache."""
         if not self.card:
             return self.peak <= limit
-        whole, before = (play(moves, limit) for moves in (self.moves, self.moves[: self.last]))
-        return whole.out_of_memory is None and whole.retries == before.retries
+        played = play(self.moves, self.again, limit)
+        return not played.failed and not played.retries
+
+
+class Played(NamedTuple):
+    """What an allocator made of moves."""
+
+    peaks: dict[str, int]
+    """Most bytes that were handed out, by phase."""
+    reserved: int
+    """Most bytes that it had reserved."""
+    retries: int
+    """How often it cleared its cache in the last step."""
+    failed: bool
+    """Memory ran out."""
 
 
 def play(
-    moves: tuple[Move, ...], limit: int | None = None, samples: bool = False, expandable: bool = False
-) -> Replay:  # fmt: skip
-    """The moves through a model of torch's allocator, as it is set in this process or with expandable segments."""
+    moves: tuple[Move, ...], again: tuple[Move, ...], limit: int | None = None, expandable: bool = False
+) -> Played:  # fmt: skip
+    """Steps through a model of torch's allocator, as it is set in this process or with expandable segments.
+
+    A later step lets go what it takes, and free neighbours join: where it neither gets memory from the driver nor gives any
+    back, it ends where it began, and so would the next, which is not played then.
+    """
     settings = replace(settings_from_environment(os.environ), limit=limit)
-    if expandable:
-        settings = replace(settings, expandable_segments=True)
-    allocator = "cuda-expandable" if settings.expandable_segments else "cuda"
-    events = (AllocationEvent(i, move.alloc, move.id, move.bytes) for i, move in enumerate(moves))
-    return replay(events, allocator=allocator, settings=settings, samples=samples)
+    name = "cuda-expandable" if expandable or settings.expandable_segments else "cuda"
+    model = MODELS[name].make(None, settings, ())
+    peaks: dict[str, int] = {}
+    failed = not _play(model, moves, peaks)
+    retries = 0
+    for _ in range(1, PLAYED):
+        calls, before = model.driver.calls, model.retries
+        failed = failed or not _play(model, again, peaks)
+        retries = model.retries - before
+        if failed or model.driver.calls == calls:
+            break
+    return Played(peaks, model.reserved_peak, retries, failed)
+
+
+def _play(model: Any, moves: tuple[Move, ...], peaks: dict[str, int]) -> bool:
+    """Play some moves and write down how much each phase had; False where memory ran out."""
+    malloc, free = model.malloc, model.free
+    phase, peak = "", 0
+    for alloc, id, size, name in moves:
+        if alloc:
+            if not malloc(id, size, 0):
+                return False
+        else:
+            free(id)
+            if name == phase:
+                continue
+        if name != phase:
+            peaks[phase] = peak
+            phase, peak = name, peaks.get(name, 0)
+        if model.allocated > peak:
+            peak = model.allocated
+    peaks[phase] = peak
+    peaks.pop("", None)
+    return True
 
 
 def play_steps(
     ledger: Ledger, label: str, marks: list[tuple[int, str]], beside: int = 0
-) -> tuple[tuple[Move, ...], int]:  # fmt: skip
-    """The moves of several steps from the trace of one, and where the last step begins; `beside`: bytes that others hold.
+) -> tuple[tuple[Move, ...], tuple[Move, ...]]:  # fmt: skip
+    """The moves of a first step and of every later one, from the trace of one; `beside`: bytes that others hold.
 
     What the traced step leaves alive is kept by the steps that follow; a record that was there before the step and is
     let go in it (a weight that goes to its place elsewhere) is let go once.
@@ -122,29 +172,23 @@ def play_steps(
             before.append(Move(alloc, held.id, held.bytes, "given"))
         else:
             step.append((Move(alloc, held.id, held.bytes, name), held.died is None or held.born < begins))
-    moves, last = list(before), 0
-    count = len(ledger.all)
-    for played in range(PLAYED):
-        last = len(moves)
-        for move, once in step:
-            if not once:
-                moves.append(move._replace(id=move.id + played * count))
-            elif not played:
-                moves.append(move)
-    return tuple(moves), last
+    return (*before, *(move for move, _ in step)), tuple(move for move, once in step if not once)
 
 
-def peaks_of(moves: tuple[Move, ...], card: bool, expandable: bool = False) -> dict[str, int]:
-    """Peak of each phase, in bytes."""
+def peaks_of(
+    moves: tuple[Move, ...], again: tuple[Move, ...], card: bool, expandable: bool = False
+) -> dict[str, int]:  # fmt: skip
+    """Peak of each phase over several steps, in bytes."""
     found: dict[str, int] = {}
     reserved = 0
     if card:
-        played = play(moves, samples=True, expandable=expandable)
-        course, reserved = [sample.allocated for sample in played.samples], played.peak.reserved
+        played = play(moves, again, expandable=expandable)
+        found, reserved = played.peaks, played.reserved
     else:
-        course = list(itertools.accumulate(move.bytes if move.alloc else -move.bytes for move in moves))
-    for move, held in zip(moves, course, strict=True):
-        found[move.phase] = max(found.get(move.phase, 0), held)
+        both = (*moves, *again)  # the third step is the second once more
+        course = itertools.accumulate(move.bytes if move.alloc else -move.bytes for move in both)
+        for move, held in zip(both, course, strict=True):
+            found[move.phase] = max(found.get(move.phase, 0), held)
     given = found.pop("given", 0)
     phases = {name: size for name, size in found.items() if name != "done"} or {"forward": given}
     return phases | ({"reserved": reserved} if card else {})

@@ -330,6 +330,8 @@ def _block(name: str, facts: Facts) -> Any:
 
 def moved_bytes(choice: Choice, facts: Facts) -> int:
     """Bytes of activations that wait elsewhere: what offloaded blocks keep and do not compute again."""
+    if not choice.offload:
+        return 0
     kept = sum(block.kept for block in facts.blocks if block.name in choice.offload)
     inside = tuple(f"{name}." for name in choice.offload)
     moved = {*choice.offload}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,12 +22,14 @@ from outsize.model.fitting.beside import look_beside
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.draws import same_draws
 from outsize.model.fitting.exhaustion import is_out_of_memory
-from outsize.model.fitting.projection import Ends, Projection, kept_by, peaks_of, play, play_steps
+from outsize.model.fitting.projection import Ends, Projection, kept_by, peaks_of, play_steps
 from outsize.model.fitting.runner import Runner, Work
 from outsize.model.fitting.stores import IN_FLIGHT, NoStore
 from outsize.model.fitting.update import state_of
 from outsize.model.ledger import Held
+from outsize.model.operators import look_up
 from outsize.model.packed import torch_off
+from outsize.model.shapes import Shapes
 from outsize.model.trace import Tracer
 from outsize.model.values import KEEP_ELEMENTS
 
@@ -83,6 +86,19 @@ class Twin:
         return made.requires_grad_(self.grad)
 
 
+@contextlib.contextmanager
+def collecting_little() -> Iterator[None]:
+    """Python's collector looks at what the block makes, not again and again at all that the process has loaded."""
+    if gc.get_freeze_count():  # somebody else does that
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 class Stage:
     """Projects choices for one model and one batch."""
 
@@ -94,6 +110,7 @@ class Stage:
         self._twins = {id(b): (b, Twin.of(b, known=not b.dtype.is_floating_point)) for b in model.buffers()}
         self._twins |= {id(p): (p, Twin.of(p)) for p in model.parameters()}
         self._beside = look_beside(next(model.parameters()).device, _own(work, batch))
+        self._shapes = Shapes()
         self._reads = False
         """A step fails unless it can read what the batch holds: labels that are looked up or checked."""
 
@@ -108,19 +125,21 @@ class Stage:
 
         Where that fails, values of the batch steer the step, and it is told those of this one.
         """
-        if not self._reads:
-            try:
-                return self._project(choice, call)
-            except Exception as error:
-                if isinstance(error, OutsizeError) or is_out_of_memory(error):
-                    raise
-        told = self._project(choice, call, reads=True)
-        self._reads = True
-        return told
+        with collecting_little():
+            if not self._reads:
+                try:
+                    return self._project(choice, call)
+                except Exception as error:
+                    if isinstance(error, OutsizeError) or is_out_of_memory(error):
+                        raise
+            told = self._project(choice, call, reads=True)
+            self._reads = True
+            return told
 
     def _project(self, choice: Choice, call: Callable[[Any, Any], Any] | None, reads: bool = False) -> Projection:
         label = label_of(self.work.device, next(self.work.model.parameters()).device)
         watch = Watch(label, self.work.model)
+        watch.shapes = self._shapes
         store = NoStore(0 if label == "cpu" else IN_FLIGHT)
         with same_draws(), watch.running():
             fakes = {key: twin.known_to(watch, label) for key, (_, twin) in self._twins.items()}
@@ -213,15 +232,15 @@ def _own(work: Work, batch: Any) -> list[Any]:
 def _tell(
     watch: Watch, label: str, away: int, state: int, given: int, inference: bool, beside: int
 ) -> Projection:  # fmt: skip
-    moves, last = play_steps(watch.ledger, label, watch.marks, beside)
+    moves, again = play_steps(watch.ledger, label, watch.marks, beside)
     card = label != "cpu"
     names = set(watch.names.values())
     kept, stays, gives = ({}, {}, {}) if inference else kept_by(watch.ledger, label, watch.marks, names, watch.ends)
     return Projection(
-        peaks=peaks_of(moves, card), away=away, kept=kept, stays=stays, gives=gives, fixed=given + state + beside,
+        peaks=peaks_of(moves, again, card), away=away, kept=kept, stays=stays, gives=gives, fixed=given + state + beside,
         state=state, calls=watch.calls, beside=beside,
-        seconds=watch.seconds, operators=watch.operators, moves=moves, last=last, card=card,
-        grown=play(moves, expandable=True).peak.reserved if card else 0,
+        seconds=watch.seconds, operators=watch.operators, moves=moves, again=again, card=card,
+        grown_peaks=peaks_of(moves, again, card, expandable=True) if card else {},
     )  # fmt: skip
 
 
@@ -254,6 +273,7 @@ class Watch(Tracer):
         self._rates = RATES[label.partition(":")[0]]
         self.owners._names = dict(self.names)
         self.owners._line = lambda: ""  # type: ignore[method-assign]
+        self.owners.mark = lambda: None  # type: ignore[method-assign]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -286,12 +306,12 @@ class Watch(Tracer):
     def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """One operator, and its estimated time: what it computes or what it touches, whichever takes longer."""
         import torch
-        from torch.utils.flop_counter import flop_registry
 
         out = super().dispatch(func, args, kwargs)
-        if func.is_view or not self.marks:
+        operator = look_up(func)
+        if operator.view or not self.marks:
             return out
-        count = flop_registry.get(func.overloadpacket)
+        count = operator.flops
         flops = count(*args, **kwargs, out_val=out) if count is not None else 0
         results = out if isinstance(out, tuple | list) else (out,)
         touched = sum(r.numel() * r.element_size() for r in results if isinstance(r, torch.Tensor))

@@ -22,8 +22,9 @@ from outsize.machine.budget import current_wishes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.asked import check_optimizer, check_words
 from outsize.model.fitting.beside import held_on
-from outsize.model.fitting.check import Findings, compare, look, preserved, without_autocast
+from outsize.model.fitting.check import Findings, look, preserved, without_autocast
 from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.equality import compare
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.facts import Facts, gather_facts, inclusive
 from outsize.model.fitting.fitted import Fitted

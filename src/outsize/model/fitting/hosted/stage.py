@@ -153,8 +153,8 @@ class HostedStage:
 
     def _peaks(self, watch: Watch, beside: int) -> dict[str, int]:
         """Peak of each phase over several steps: what a card's allocator hands out and reserves, or a CPU's storages."""
-        moves, _ = play_steps(watch.ledger, self.label, watch.marks, beside)
-        return peaks_of(moves, self.label != "cpu")
+        moves, again = play_steps(watch.ledger, self.label, watch.marks, beside)
+        return peaks_of(moves, again, self.label != "cpu")
 
 
 def _written(model: Any, visits: Visits) -> dict[Any, tuple[str, ...]]:

@@ -1,0 +1,128 @@
+"""Proves that the fitted step is the plain one.
+
+In: a work, a choice, a few samples. Out: the largest difference of a gradient, and whose it is. Both passes run for real;
+the plain gradients wait elsewhere, and the fitted ones are taken from them as they come. Model, optimizer, gradients and random
+state are left as they were.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from outsize.model.fitting import batch as batches
+from outsize.model.fitting.check import calm, preserved
+from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
+from outsize.model.fitting.runner import Runner, Work
+from outsize.model.fitting.stores import Store
+from outsize.model.fitting.update import Update
+
+
+class Collect(Update):
+    """Keeps gradients instead of using them, or takes them from those of another pass."""
+
+    other: Collect | None = None
+    """The other pass, whose gradients become the differences: so those of both need not wait at once."""
+    sizes: dict[Any, tuple[Any, Any]]
+    """Then: parameter -> norm of the difference, norm of the other's gradient."""
+
+    def accumulated(self, parameter: Any) -> None:
+        """Away with it."""
+        left = None if self.other is None else self.other.take(parameter)
+        if left is None:
+            self._keep(parameter)
+            return
+        assert self.other is not None
+        gradient, parameter.grad = parameter.grad, None
+        size = self.sizes[parameter][1] if parameter in self.sizes else left.norm()  # a second part of it comes
+        self.sizes[parameter] = left.sub_(gradient).norm(), size
+        self.other._send(parameter, left)
+
+    def take(self, parameter: Any) -> Any:
+        """The gradient, or None where there was none."""
+        return self._bring(parameter) if parameter in self._away else None
+
+
+def compare(work: Work, choice: Choice, batch: Any, store: Store) -> tuple[float, str]:
+    """Largest relative difference between a gradient of the plain step and of the fitted one, and whose it is."""
+    rows = batches.count_rows(batch)
+    base = replace(choice, in_backward=False, state_away=0.0, gradients_away=True)
+    fitted = replace(base, slices=min(choice.slices, rows), first=0)
+    if fitted.slices > 1:
+        with calm():
+            return _worst(_differences(work, fitted, batch, store, at_once=False))
+    try:
+        return _worst(_differences(work, fitted, batch, store, at_once=True))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    clear_up()  # two gradients of a parameter had no room beside the pass
+    return _worst(_differences(work, fitted, batch, store, at_once=False))
+
+
+Norms = tuple[str, float, float | None]
+"""Name of a parameter, norm of the difference between its gradients, norm of the plain one; None: only one of them is there."""
+
+
+def _differences(work: Work, fitted: Choice, batch: Any, store: Store, at_once: bool) -> Iterator[Norms]:
+    """For all parameters with a gradient; `at_once`: taken as the fitted ones come, else after both passes."""
+    import torch
+
+    passes: list[Collect] = []
+    for one in (Choice(gradients_away=True), fitted):
+        with preserved(work.model, work.sources):  # each: results may depend on buffers that are written
+            torch.manual_seed(0)
+            passes.append(_collect(work, one, batch, store, passes[0] if at_once and passes else None))
+    plain, other = passes
+    for label, parameter in work.model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if at_once and parameter in other.sizes:
+            difference, size = other.sizes[parameter]
+            yield label, float(difference), float(size)
+            continue
+        expected, got = plain.take(parameter), other.take(parameter)
+        if expected is not None and got is not None:
+            yield label, float((expected - got).norm()), float(expected.norm())
+        elif expected is not None or got is not None:
+            yield label, float("inf"), None
+
+
+def _worst(differences: Iterator[Norms]) -> tuple[float, str]:
+    norms: list[tuple[str, float, float]] = []
+    for label, difference, size in differences:
+        if size is None:
+            return float("inf"), label
+        norms.append((label, difference, size))
+    # a gradient far below the others is the rounding of larger numbers that cancel: the plain step's own differs as much
+    floor = 1e-4 * max((size for _, _, size in norms), default=0.0)
+    worst, name = 0.0, ""
+    for label, difference, size in norms:
+        relative = difference / max(size, floor, 1e-30)
+        if relative > worst or relative != relative:
+            worst, name = relative, label
+    return worst, name
+
+
+def _collect(work: Work, choice: Choice, part: Any, store: Store, other: Collect | None) -> Collect:
+    runner = Runner(replace(work, scaler=None, clip=None), choice, store)
+    collect = Collect(work.optimizer, choice, runner.parcels, None, None)
+    collect.other, collect.sizes = other, {}
+    collect.bind(runner.streamer.ids if runner.streamer else set(), work.model)
+    runner.update = collect
+    try:
+        _, scale = runner._passes(part)
+    except BaseException as error:
+        if is_out_of_memory(error):  # what failed frames hold makes room for the weights
+            traceback.clear_frames(error.__traceback__)
+            clear_up()
+        runner.gather()  # the store is closed after this, whatever has happened
+        raise
+    runner.gather()
+    if scale is not None:
+        held = [p for p in work.model.parameters() if p in collect._away]
+        collect._each(held, lambda gradient: gradient.mul_(scale))
+    return collect
