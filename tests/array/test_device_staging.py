@@ -409,6 +409,7 @@ def test_locked_memory_in_many_short_rows_is_packed_by_hands(monkeypatch: pytest
 
 def test_locked_memory_in_long_rows_is_sent_from_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outsize.array.device.pipeline._PART", 256)
+    monkeypatch.setattr("outsize.array.device.pipeline._ROW", 256)
     monkeypatch.setattr(crew, "fill", lambda *args: pytest.fail("a hand copied"))
     device, whole = Partly(ArrayKernels(np), limit=1 << 20), np.arange(64000, dtype=np.int32).reshape(10, 80, 80)
     device.locked = (whole,)
@@ -446,3 +447,38 @@ def test_a_crew_that_nobody_closed_goes_as_it_is_forgotten() -> None:
     for thread in threads:
         thread.join(10)
     assert not any(thread.is_alive() for thread in threads) and sys.getswitchinterval() == before
+
+
+@QUICK
+@given(
+    st.integers(2, 60), st.integers(2, 60), st.integers(2, 60), st.tuples(*[st.sampled_from(sorted(LAYOUTS))] * 2),
+    st.tuples(st.booleans(), st.booleans()), st.sampled_from(["f4", "f8", ">f4"]), st.integers(0, 999),
+    st.sampled_from([1 << 17, 1 << 20, 1 << 26]),
+)  # fmt: skip
+def test_products_of_matrices_of_any_layout_are_foreseen_and_equal_the_processors(
+    m: int, n: int, k: int, layouts: tuple[str, str], locked: tuple[bool, bool], dtype: str, seed: int, host: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = (
+        LAYOUTS[name](rng.integers(-9, 9, shape).astype(dtype))
+        for name, shape in zip(layouts, ((m, k), (k, n)), strict=True)
+    )
+    deep = min(a.shape[1], b.shape[0])
+    a, b = a[:, :deep], b[:deep]
+    device = Partly(ArrayKernels(np), limit=1 << 17, seed=seed)
+    device.locked = tuple(block for block, there in zip((a, b), locked, strict=True) if there and block.size)
+    made = outsize.open(a) @ outsize.open(b)
+    with outsize.budget(device=device.size):
+        np.testing.assert_allclose(made.compute(host, device=device), made.compute(host), rtol=1e-5, atol=1e-3)
+
+
+def test_locked_matrices_side_by_side_are_sent_without_hands_or_an_error() -> None:
+    """Their batch is the fastest axis: no row of one lies in one stretch, and no part of it can be sent as it lies."""
+    whole = np.random.default_rng(0).normal(size=(50, 400, 2))
+    device = Partly(ArrayKernels(np), limit=24 << 10)
+    device.locked = (whole,)
+    x = outsize.open(whole.transpose(2, 0, 1))
+    with outsize.budget(device=device.size):
+        got = (x @ x.mT).compute("64MiB", device=device)
+    a = whole.transpose(2, 0, 1)
+    np.testing.assert_allclose(got, a @ a.swapaxes(1, 2))
