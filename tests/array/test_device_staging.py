@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import outsize
+import outsize.array as xp
 from outsize.array.device import crew
 from outsize.array.device import passes as device_passes
 from outsize.array.device.array_kernels import ArrayKernels
@@ -482,3 +483,24 @@ def test_locked_matrices_side_by_side_are_sent_without_hands_or_an_error() -> No
         got = (x @ x.mT).compute("64MiB", device=device)
     a = whole.transpose(2, 0, 1)
     np.testing.assert_allclose(got, a @ a.swapaxes(1, 2))
+
+
+@QUICK
+@given(
+    st.tuples(*[st.integers(1, 12)] * 4), st.tuples(*[st.sampled_from([1, -1, 2])] * 3), st.booleans(), st.booleans(),
+    st.integers(0, 999),
+)  # fmt: skip
+def test_sums_over_several_axes_of_strided_memory_are_foreseen(
+    lengths: tuple[int, ...], steps: tuple[int, ...], there: bool, on_device: bool, seed: int
+) -> None:
+    """Whether axes can be taken for one shows in the strides of what lies in memory: where not, a packed copy is counted."""
+    m, j, k, n = lengths
+    whole = np.random.default_rng(seed).integers(-9, 9, (2 * m, 2 * j, 2 * k)).astype("f8")
+    a = whole[tuple(slice(None, None, step) for step in steps)][:m, :j, :k]
+    b = np.random.default_rng(seed + 1).integers(-9, 9, (j, k, n)).astype("f8")
+    device = Partly(ArrayKernels(np), limit=1 << 17, seed=seed)
+    device.locked = (whole,) if there else ()
+    with outsize.budget(device=device.size):
+        made = xp.tensordot(outsize.open(a), outsize.open(b), axes=2)
+        got = made.compute("1MiB", device=device if on_device else None)
+    np.testing.assert_array_equal(got, np.tensordot(a, b, axes=2))
