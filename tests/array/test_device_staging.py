@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -504,3 +505,21 @@ def test_sums_over_several_axes_of_strided_memory_are_foreseen(
         made = xp.tensordot(outsize.open(a), outsize.open(b), axes=2)
         got = made.compute("1MiB", device=device if on_device else None)
     np.testing.assert_array_equal(got, np.tensordot(a, b, axes=2))
+
+
+@pytest.mark.parametrize("inwards", [True, False])
+def test_rows_that_lie_more_than_two_gib_apart_are_copied_one_by_one(
+    inwards: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA refuses longer steps from row to row."""
+    calls: list[tuple[int, ...]] = []
+    library = SimpleNamespace(cudaMemcpyAsync=lambda *args: calls.append(args) or 0)
+    monkeypatch.setattr(torch_kernels, "cuda_runtime", lambda: library)
+    stream = SimpleNamespace(cuda_stream=7)
+    monkeypatch.setattr(torch_kernels.torch.cuda, "current_stream", lambda device: stream)
+    tensor = SimpleNamespace(is_contiguous=lambda: True, device="cuda:0", data_ptr=lambda: 1000)
+    block = np.lib.stride_tricks.as_strided(np.zeros((), "f4"), (3, 5), (3 << 30, 4))
+    torch_kernels.copy_rows(tensor, block, inwards=inwards)
+    there, here = [1000 + row * 20 for row in range(3)], [block.ctypes.data + row * (3 << 30) for row in range(3)]
+    ways = zip(there, here, strict=True) if inwards else zip(here, there, strict=True)
+    assert calls == [(*way, 20, 1 if inwards else 2, 7) for way in ways]
