@@ -443,7 +443,7 @@ def test_a_crew_that_nobody_closed_goes_as_it_is_forgotten() -> None:
     device, before = FakeDevice(ArrayKernels(np), limit=1 << 18), sys.getswitchinterval()
     hands = Crew(device, Muster(3, 4096))
     hands.start()
-    threads = list(hands._threads)
+    threads = list(hands._threads._threads)
     del hands
     gc.collect()
     for thread in threads:
