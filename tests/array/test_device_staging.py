@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import outsize
+import outsize.array as xp
 from outsize.array.device import crew
 from outsize.array.device import passes as device_passes
 from outsize.array.device.array_kernels import ArrayKernels
@@ -409,6 +411,7 @@ def test_locked_memory_in_many_short_rows_is_packed_by_hands(monkeypatch: pytest
 
 def test_locked_memory_in_long_rows_is_sent_from_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outsize.array.device.pipeline._PART", 256)
+    monkeypatch.setattr("outsize.array.device.pipeline._ROW", 256)
     monkeypatch.setattr(crew, "fill", lambda *args: pytest.fail("a hand copied"))
     device, whole = Partly(ArrayKernels(np), limit=1 << 20), np.arange(64000, dtype=np.int32).reshape(10, 80, 80)
     device.locked = (whole,)
@@ -440,9 +443,83 @@ def test_a_crew_that_nobody_closed_goes_as_it_is_forgotten() -> None:
     device, before = FakeDevice(ArrayKernels(np), limit=1 << 18), sys.getswitchinterval()
     hands = Crew(device, Muster(3, 4096))
     hands.start()
-    threads = list(hands._threads)
+    threads = list(hands._threads._threads)
     del hands
     gc.collect()
     for thread in threads:
         thread.join(10)
     assert not any(thread.is_alive() for thread in threads) and sys.getswitchinterval() == before
+
+
+@QUICK
+@given(
+    st.integers(2, 60), st.integers(2, 60), st.integers(2, 60), st.tuples(*[st.sampled_from(sorted(LAYOUTS))] * 2),
+    st.tuples(st.booleans(), st.booleans()), st.sampled_from(["f4", "f8", ">f4"]), st.integers(0, 999),
+    st.sampled_from([1 << 17, 1 << 20, 1 << 26]),
+)  # fmt: skip
+def test_products_of_matrices_of_any_layout_are_foreseen_and_equal_the_processors(
+    m: int, n: int, k: int, layouts: tuple[str, str], locked: tuple[bool, bool], dtype: str, seed: int, host: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    a, b = (
+        LAYOUTS[name](rng.integers(-9, 9, shape).astype(dtype))
+        for name, shape in zip(layouts, ((m, k), (k, n)), strict=True)
+    )
+    deep = min(a.shape[1], b.shape[0])
+    a, b = a[:, :deep], b[:deep]
+    device = Partly(ArrayKernels(np), limit=1 << 17, seed=seed)
+    device.locked = tuple(block for block, there in zip((a, b), locked, strict=True) if there and block.size)
+    made = outsize.open(a) @ outsize.open(b)
+    with outsize.budget(device=device.size):
+        np.testing.assert_allclose(made.compute(host, device=device), made.compute(host), rtol=1e-5, atol=1e-3)
+
+
+def test_locked_matrices_side_by_side_are_sent_without_hands_or_an_error() -> None:
+    """Their batch is the fastest axis: no row of one lies in one stretch, and no part of it can be sent as it lies."""
+    whole = np.random.default_rng(0).normal(size=(50, 400, 2))
+    device = Partly(ArrayKernels(np), limit=24 << 10)
+    device.locked = (whole,)
+    x = outsize.open(whole.transpose(2, 0, 1))
+    with outsize.budget(device=device.size):
+        got = (x @ x.mT).compute("64MiB", device=device)
+    a = whole.transpose(2, 0, 1)
+    np.testing.assert_allclose(got, a @ a.swapaxes(1, 2))
+
+
+@QUICK
+@given(
+    st.tuples(*[st.integers(1, 12)] * 4), st.tuples(*[st.sampled_from([1, -1, 2])] * 3), st.booleans(), st.booleans(),
+    st.integers(0, 999),
+)  # fmt: skip
+def test_sums_over_several_axes_of_strided_memory_are_foreseen(
+    lengths: tuple[int, ...], steps: tuple[int, ...], there: bool, on_device: bool, seed: int
+) -> None:
+    """Whether axes can be taken for one shows in the strides of what lies in memory: where not, a packed copy is counted."""
+    m, j, k, n = lengths
+    whole = np.random.default_rng(seed).integers(-9, 9, (2 * m, 2 * j, 2 * k)).astype("f8")
+    a = whole[tuple(slice(None, None, step) for step in steps)][:m, :j, :k]
+    b = np.random.default_rng(seed + 1).integers(-9, 9, (j, k, n)).astype("f8")
+    device = Partly(ArrayKernels(np), limit=1 << 17, seed=seed)
+    device.locked = (whole,) if there else ()
+    with outsize.budget(device=device.size):
+        made = xp.tensordot(outsize.open(a), outsize.open(b), axes=2)
+        got = made.compute("1MiB", device=device if on_device else None)
+    np.testing.assert_array_equal(got, np.tensordot(a, b, axes=2))
+
+
+@pytest.mark.parametrize("inwards", [True, False])
+def test_rows_that_lie_more_than_two_gib_apart_are_copied_one_by_one(
+    inwards: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA refuses longer steps from row to row."""
+    calls: list[tuple[int, ...]] = []
+    library = SimpleNamespace(cudaMemcpyAsync=lambda *args: calls.append(args) or 0)
+    monkeypatch.setattr(torch_kernels, "cuda_runtime", lambda: library)
+    stream = SimpleNamespace(cuda_stream=7)
+    monkeypatch.setattr(torch_kernels.torch.cuda, "current_stream", lambda device: stream)
+    tensor = SimpleNamespace(is_contiguous=lambda: True, device="cuda:0", data_ptr=lambda: 1000)
+    block = np.lib.stride_tricks.as_strided(np.zeros((), "f4"), (3, 5), (3 << 30, 4))
+    torch_kernels.copy_rows(tensor, block, inwards=inwards)
+    there, here = [1000 + row * 20 for row in range(3)], [block.ctypes.data + row * (3 << 30) for row in range(3)]
+    ways = zip(there, here, strict=True) if inwards else zip(here, there, strict=True)
+    assert calls == [(*way, 20, 1 if inwards else 2, 7) for way in ways]

@@ -9,7 +9,9 @@ chunks must be folded in order, each waits its turn; that also makes results the
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -270,6 +272,41 @@ def _take(pool: MemoryPool, size: int, count: int, lock: bool, locked: list[Pinn
     return [locked[-1].array[number * size : (number + 1) * size] for number in range(count)]
 
 
+class Threads:
+    """Threads that are waited for whatever interrupts the waiting: a `Thread.join` that Ctrl-C meets takes a thread which runs
+    for one that has ended, in Python before 3.13."""
+
+    def __init__(self, name: str, lives: Iterable[Callable[[], None]]) -> None:
+        self._threads = [
+            threading.Thread(target=self._live, args=(number, life), name=name, daemon=True)
+            for number, life in enumerate(lives)
+        ]
+        self._started: list[int] = []
+        self._gone: set[int] = set()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def _live(self, number: int, life: Callable[[], None]) -> None:
+        try:
+            life()
+        finally:
+            self._gone.add(number)
+            self._bell.put(None)
+
+    def start(self) -> None:
+        """All of them; one that Ctrl-C meets on its way is not waited for."""
+        for number, thread in enumerate(self._threads):
+            thread.start()
+            self._started.append(number)
+
+    def wait(self) -> None:
+        """Until those that were started have ended."""
+        while not self._gone.issuperset(self._started):
+            with contextlib.suppress(queue.Empty):
+                self._bell.get(timeout=0.1)
+        for number in self._started:
+            self._threads[number].join()
+
+
 def _join(run: _Run, buffers: list[Buffer]) -> None:
     """Start and wait, so that Ctrl-C is heard and stops the workers before it is passed on."""
     ready = threading.Event()
@@ -278,18 +315,12 @@ def _join(run: _Run, buffers: list[Buffer]) -> None:
         ready.wait()
         run.work_through(buffer)
 
-    threads = [threading.Thread(target=live, args=(buffer,), name="outsize", daemon=True) for buffer in buffers]
-    started: list[threading.Thread] = []
+    threads = Threads("outsize", [functools.partial(live, buffer) for buffer in buffers])
     try:
-        for thread in threads:
-            thread.start()
-            started.append(thread)
+        threads.start()
         ready.set()
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.1)
+        threads.wait()
     except BaseException as error:  # also a thread that cannot be started: those that run end before files are closed
         run.fail(error)
-        ready.set()  # a thread that Ctrl-C met on its way here cannot be waited for yet, and finds nothing to do
-        for thread in started:
-            thread.join()
+        ready.set()  # a thread that was not counted finds nothing to do
+        threads.wait()

@@ -22,15 +22,15 @@ from outsize.array.barrier import Contract
 from outsize.array.device.crew import Crew, Muster
 from outsize.array.device.lower import Refused, Trivial
 from outsize.array.device.passes import DISK_RATE
-from outsize.array.device.pipeline import Level, lies_in, sendable
+from outsize.array.device.pipeline import Level, lies_in, settled
 from outsize.array.device.porter import Porter
 from outsize.array.device.product import Blocks, choose_blocks, link_floor, stream_product
 from outsize.array.frame import Frame
-from outsize.array.graph import Node, Source, walk
+from outsize.array.graph import Node
 from outsize.array.passes.base import Manner
 from outsize.array.passes.contract import ContractPass, grouped
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape
-from outsize.array.store.memory import MemorySink, MemoryStore
+from outsize.array.store.memory import MemorySink
 from outsize.array.tiles import Box
 from outsize.core.plan import Level as PlanLevel
 from outsize.core.units import format_bytes
@@ -78,9 +78,8 @@ class DeviceContractPass(ContractPass):
         return each * math.prod(self.node.shape) * math.prod(self.lengths)
 
     def _staged(self) -> bool:
-        """True where an operand lies in memory that the device does not reach."""
-        stores = [node.store for node in walk(self.node) if isinstance(node, Source)] + list(self.bindings.values())
-        return any(isinstance(store, MemoryStore) and not self.level.device.reaches(store.array) for store in stores)
+        """True where a part of an operand may lie so that the device cannot take it by itself."""
+        return not all(settled(child, self.bindings, self.level.device) for child in self.node.inputs)
 
     def _comes_back(self) -> bool:
         """True where C goes to a place that the device does not reach."""
@@ -88,7 +87,11 @@ class DeviceContractPass(ContractPass):
 
     def _operand(self, child: Node, region: Region, axes: tuple[int, int, int], frame: Frame) -> Block:
         block = super()._operand(child, region, axes, frame)
-        if all(sendable(matrix) or sendable(matrix.T) for matrix in (block if block.ndim == 3 else block[None])[:1]):
+        if self.muster.hands:  # they take matrices of any layout
+            return block
+        if any(
+            stride == block.itemsize or n == 1 for stride, n in zip(block.strides[-2:], block.shape[-2:], strict=True)
+        ):
             return block
         packed = frame.array(block.shape, block.dtype)
         frame.copy(packed, block)

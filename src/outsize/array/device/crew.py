@@ -9,6 +9,7 @@ that long; a worker who never copies keeps his caches, and a hand needs the inte
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import os
 import queue
@@ -25,6 +26,7 @@ from outsize.array.device.base import Device, Shuttle
 from outsize.array.store.base import Block
 from outsize.engine.pinned import Pinned, lock_memory
 from outsize.engine.pool import round_to_pages
+from outsize.engine.threads import Threads
 
 PIECE = 4 << 20
 """Bytes of a piece: long enough for the link, and all hands' pieces together stay in a processor's last cache, so that
@@ -127,20 +129,17 @@ class Crew:
     def __init__(self, device: Device, muster: Muster) -> None:
         self._memory, self._number = lock_memory(muster.nbytes), next(_numbers)
         self._desks: list[_Desk] = [queue.SimpleQueue() for _ in range(muster.hands)]
-        self._threads: list[threading.Thread] = []
-        self._started: list[threading.Thread] = []
-        for hand, desk in enumerate(self._desks):
-            shuttles = [device.shuttle() for _ in range(PIECES)]
-            args = (desk, hand, muster, self._memory, shuttles)
-            self._threads.append(threading.Thread(target=_work, args=args, name="outsize-hand", daemon=True))
+        lives = [
+            functools.partial(_work, desk, hand, muster, self._memory, [device.shuttle() for _ in range(PIECES)])
+            for hand, desk in enumerate(self._desks)
+        ]
+        self._threads = Threads("outsize-hand", lives)
         self._dismiss = weakref.finalize(self, _dismiss, self._number, self._desks)
 
     def start(self) -> None:
         """Let the hands begin; `close` is due from here on, also where this fails."""
         _turns.shorten(self._number)
-        for thread in self._threads:
-            thread.start()
-            self._started.append(thread)  # one that is not yet here was given nothing, and goes by itself
+        self._threads.start()
 
     def carry(self, blocks: Sequence[tuple[Block, int]]) -> None:
         """Send blocks to their offsets, on the lane `in`; the last pieces may still be under way when this returns."""
@@ -153,16 +152,12 @@ class Crew:
         """Wait for the hands; nothing is under way any more."""
         try:
             self._dismiss()
-            self._join()
+            self._threads.wait()
         except BaseException:  # Ctrl-C: hands that go on would fill and send memory that is somebody else's by then
-            self._join()
+            self._threads.wait()
             raise
         finally:
             self._memory.close()
-
-    def _join(self) -> None:
-        for thread in self._started:
-            thread.join()
 
 
 def _dismiss(number: int, desks: list[_Desk]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.device.base import LANES, Device, Event, array_bytes, straight
+from outsize.array.device.base import LANES, Device, Event, array_bytes, rows_of, straight
 from outsize.array.device.crew import Crew
 from outsize.array.elementwise import broadcast_region
 from outsize.array.frame import Frame
@@ -29,6 +29,8 @@ from outsize.array.store.memory import MemoryStore
 
 _PART = 64 << 10
 """Bytes of a copy that is worth a call; what would cross in shorter ones is packed by hands."""
+_ROW = 512
+"""Bytes of a row that are worth the time which the link takes for each."""
 
 
 @dataclass(slots=True)
@@ -107,11 +109,12 @@ def _plain(block: Block) -> bool:
 
 
 def _long(block: Block) -> bool:
-    """True where the parts of a block that can be sent at once are few or long: each costs a call."""
+    """True where the rows of a block, and its parts that can be sent at once, are few or long: each costs its time."""
     parts, part = 1, block
-    while not straight(part):
+    while (found := rows_of(part)) is None:
         parts, part = parts * part.shape[0], part[0]
-    return parts == 1 or block.nbytes >= parts * _PART
+    width, rows, _ = found
+    return (rows == 1 or width >= _ROW) and (parts == 1 or block.nbytes >= parts * _PART)
 
 
 def straight_parts(target: Any, block: Block) -> Iterator[tuple[Any, Block]]:
@@ -149,7 +152,7 @@ def settled(leaf: Node, bindings: Mapping[Node, Store], device: Device) -> bool 
     if not device.reaches(store.array):
         return False
     whole = store.array.transpose(_by_pitch(store.array))
-    return True if sendable(whole) else None
+    return True if sendable(whole) and _long(whole) else None
 
 
 def store_of(leaf: Node, bindings: Mapping[Node, Store]) -> Store | None:

@@ -216,6 +216,8 @@ def precision(tf32: bool) -> Iterator[None]:
 
 
 TO_DEVICE, _TO_HOST = 1, 2
+_PITCH = 2**31 - 1
+"""Bytes from row to row that CUDA copies at most at once."""
 
 
 @functools.cache
@@ -242,7 +244,7 @@ def cuda_runtime(quick: bool = False) -> Any:
 
 
 def copy_rows(tensor: Any, block: Block, *, inwards: bool) -> None:
-    """One asynchronous copy on the current stream between a contiguous tensor and a host block."""
+    """An asynchronous copy on the current stream between a contiguous tensor and a host block."""
     rows = rows_of(block)
     library = cuda_runtime()
     if rows is None or library is None or not tensor.is_contiguous():
@@ -252,10 +254,15 @@ def copy_rows(tensor: Any, block: Block, *, inwards: bool) -> None:
     width, count, pitch = rows
     stream = torch.cuda.current_stream(tensor.device).cuda_stream
     there, here = tensor.data_ptr(), block.ctypes.data
-    kind = TO_DEVICE if inwards else _TO_HOST
+    kind, code = TO_DEVICE if inwards else _TO_HOST, 0
     if count == 1 or pitch == width:
-        source, target = (here, there) if inwards else (there, here)
-        code = library.cudaMemcpyAsync(target, source, width * count, kind, stream)
+        width, count, pitch = width * count, 1, 0
+    if count == 1 or pitch > _PITCH:
+        for row in range(count):
+            target, source = there + row * width, here + row * pitch
+            code = library.cudaMemcpyAsync(*((target, source) if inwards else (source, target)), width, kind, stream)
+            if code:
+                break
     elif inwards:
         code = library.cudaMemcpy2DAsync(there, width, here, pitch, width, count, kind, stream)
     else:
