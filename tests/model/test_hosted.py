@@ -607,3 +607,39 @@ def test_transformers_models_with_dropout_ties_and_caches_are_trained_and_run_as
     found = fit(model, None, None, batch, weights_of(model) * 9 // 10)
     with torch.no_grad():
         assert torch.allclose(found.infer(batch).logits, model(**batch).logits, atol=1e-5)
+
+
+class Early(torch.optim.Optimizer):
+    """Momentum whose buffers are made with it, as Adagrad's were before torch 2.13."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = {"buffer": torch.full_like(parameter, 0.01), "step": torch.tensor(0.0)}
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    state = self.state[parameter]
+                    state["step"] += 1
+                    state["buffer"].mul_(0.9).add_(parameter.grad)
+                    parameter.add_(state["buffer"], alpha=-group["lr"])
+
+
+@pytest.mark.parametrize("make", [Early, torch.optim.Adagrad])
+def test_an_optimizer_that_has_its_state_from_the_beginning_is_hosted(make):
+    model, batch = nets.Language(blocks=2), nets.make_tokens()
+    plain = copy.deepcopy(model)
+    ours, other = make(model.parameters()), make(plain.parameters())
+    fitted = outsize.fit(model, nets.language_loss, ours, batch, device="cpu", budget="64MiB", host="16GiB")
+    for _ in range(4):
+        fitted.step(batch)
+        nets.plain_step(plain, nets.language_loss, other, batch)
+    fitted.undo()
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        for name, value in other.state[theirs].items():
+            assert torch.equal(torch.as_tensor(ours.state[mine][name]), torch.as_tensor(value)), name

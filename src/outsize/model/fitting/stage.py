@@ -11,7 +11,7 @@ import contextlib
 import copy
 import gc
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -165,21 +165,11 @@ class Stage:
 
     def _optimizer(self, fakes: dict[int, Any], label: str) -> Any:
         """The user's optimizer over fakes; state that it has comes along, state that it has not is made by its first step."""
-        import torch
-
         real = self.work.optimizer
         twin = twin_of(
             real, [{**group, "params": [fakes[id(p)] for p in group["params"]]} for group in real.param_groups]
         )
-
-        def copied(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            return Twin.of(value).make(label) if value.dim() else value.detach().clone()
-
-        for parameter, values in real.state.items():
-            if id(parameter) in fakes:
-                twin.state[fakes[id(parameter)]] = {name: copied(value) for name, value in values.items()}
+        bring_state(real, twin, fakes, label)
         return twin
 
     @contextlib.contextmanager
@@ -342,6 +332,20 @@ class Watch(Tracer):
 
     def _resized(self, tensor: Any) -> None:
         self.ledger.add(tensor, self.device, "resize")
+
+
+def bring_state(real: Any, twin: Any, fakes: Mapping[int, Any], label: str) -> None:
+    """Give an optimizer over fakes the state that the real one has; some have it from the beginning and make none later."""
+    import torch
+
+    def copied(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return Twin.of(value).make(label) if value.dim() else value.detach().clone()
+
+    for parameter, values in real.state.items():
+        if id(parameter) in fakes:
+            twin.state[fakes[id(parameter)]] = {name: copied(value) for name, value in values.items()}
 
 
 def twin_of(optimizer: Any, groups: list[dict[str, Any]] | None = None) -> Any:

@@ -8,6 +8,7 @@ stay. The runner is the one that runs the real step.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +27,7 @@ from outsize.model.fitting.hosted.visits import NoSource, Visits
 from outsize.model.fitting.projection import peaks_of, play_steps
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Work
-from outsize.model.fitting.stage import Twin, Watch, label_of, twin_of
+from outsize.model.fitting.stage import Twin, Watch, bring_state, label_of, twin_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,8 @@ class HostedStage:
         self.work, self._beside = work, beside
         self.label = label_of(device.type, device)
         self.batch = batches.transform(batch, lambda _, tensor: Twin.of(tensor))
+        self._begun = False
+        """The optimizer makes state as it is made itself, and finds it in its first step: Adagrad before torch 2.13."""
 
     def layout(self) -> Layout:
         """Which state the user's optimizer keeps for each parameter, found by one step on tensors without contents."""
@@ -91,8 +94,24 @@ class HostedStage:
                     pairs.append((parameter, fake))
                     fakes.append(fake)
                 group["params"] = fakes
-            twin.step()
+            try:
+                twin.step()
+            except KeyError:
+                self._begun = True
+                bring_state(self.work.optimizer, twin, {id(parameter): fake for parameter, fake in pairs}, self.label)
+                twin.step()
             return {id(parameter): self._shapes(twin.state.get(fake, {}), watch) for parameter, fake in pairs}
+
+    def _optimizer(self, layout: Layout) -> Any:
+        """The user's optimizer without state, or with what it cannot do without: what travels is elsewhere."""
+        real = self.work.optimizer
+        if real is None:
+            return None
+        twin = twin_of(real)
+        for parameter, values in real.state.items() if self._begun else ():
+            travels = {shape.name for shape in layout.get(id(parameter), [])}
+            twin.state[parameter] = {n: None if n in travels else copy.deepcopy(v) for n, v in values.items()}
+        return twin
 
     def _shapes(self, state: dict[str, Any], watch: Watch) -> list[Shape]:
         """State that travels: what is as large as a parameter, and what the optimizer itself put on the device."""
@@ -116,7 +135,7 @@ class HostedStage:
         watch = Watch(self.label, self.work.model)
         with same_draws(), watch.running():
             batch = batches.transform(self.batch, lambda _, twin: twin.make(self.label), leaf=Twin)
-            optimizer = None if self.work.optimizer is None else twin_of(self.work.optimizer)
+            optimizer = self._optimizer(layout)
             work = replace(self.work, optimizer=optimizer, written=written, scaler=None)
             cut = cut_model(work.model, choice.limit, choice.held, order)
             watch.begin(work.model)
