@@ -120,13 +120,18 @@ def check_product(a, b, c, tf32):
     return error
 
 
+def operands(arena, scale):
+    """(matrices, the same opened, device budget)."""
+    budget = (8 * GIB) // scale**2 + (0 if scale == 1 else 128 << 20)
+    a, b, c = matrices(arena, 65536 // scale)
+    fill(a, 1), fill(b, 2)
+    return (a, b, c), (outsize.open(a), outsize.open(b)), budget
+
+
 def product(arena, scale):
     """Ours and both peers in turn: a card that has grown warm is slower, for everybody."""
-    edge = 65536 // scale
-    budget = (8 * GIB) // scale**2 + (0 if scale == 1 else 128 << 20)
-    a, b, c = matrices(arena, edge)
-    fill(a, 1), fill(b, 2)
-    x, y = outsize.open(a), outsize.open(b)
+    (a, b, c), (x, y), budget = operands(arena, scale)
+    edge = a.shape[0]
     with outsize.budget(host="16GiB", device=budget):
         (x[:4096, :4096] @ y[:4096, :4096]).compute(device="cuda")  # kernels are loaded, rates measured
         (x[:4096, :4096] @ y[:4096, :4096]).compute(device="cuda", tf32=True)
@@ -142,14 +147,10 @@ def product(arena, scale):
 
 def plain_product(arena, scale):
     """The same by us alone, all three matrices in memory that is not page-locked."""
-    edge = 65536 // scale
-    budget = (8 * GIB) // scale**2 + (0 if scale == 1 else 128 << 20)
-    a, b, c = matrices(arena, edge)
-    fill(a, 1), fill(b, 2)
-    x, y = outsize.open(a), outsize.open(b)
+    lying, (x, y), budget = operands(arena, scale)
     for tf32 in STATE["kinds"]:
         for attempt in range(2):
-            our_product(x, y, (a, b, c), tf32, budget, memory="plain", attempt=attempt)
+            our_product(x, y, lying, tf32, budget, memory="plain", attempt=attempt)
 
 
 def our_product(x, y, matrices, tf32, budget, **said):

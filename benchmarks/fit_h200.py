@@ -409,7 +409,8 @@ class Case:
 
         import torch
 
-        from outsize.model.fitting.check import _collect, preserved
+        from outsize.model.fitting.check import preserved
+        from outsize.model.fitting.equality import collect
 
         wanted = self.compared()
         self.card.limit(None)
@@ -425,7 +426,7 @@ class Case:
         runner = fitted._now
         choice = replace(fitted.choice, in_backward=False, state_away=False, gradients_away=True)
         with preserved(self.model):
-            kept = _collect(runner.work, choice, self.batch, runner.store)
+            kept = collect(runner.work, choice, self.batch, runner.store)
             found = []
             for parameter in wanted:
                 gradient = kept.take(parameter)

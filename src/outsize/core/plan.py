@@ -136,11 +136,8 @@ class Plan(Noun):
             if needed <= allowance.bytes:
                 continue
             worst = max(self.steps, key=lambda step: step.peak(allowance.pool))
-            least = {
-                "host": self.smallest,
-                "device": self.smallest_device,
-                "pinned": needed,
-            }  # pinned: the barest is planned
+            # of page-locked memory the barest plan is the one that was made
+            least = {"host": self.smallest, "device": self.smallest_device, "pinned": needed}
             smallest = least.get(allowance.pool.kind)
             way_out = "" if smallest is None else f"; the smallest budget that works is {format_bytes(smallest)}"
             why = f" ({allowance.reason})" if allowance.pool.kind == "device" and allowance.reason else ""

@@ -42,7 +42,7 @@ _RING = 1 << 30
 that nothing waits for one to be emptied."""
 _PIECES = 32
 """Pieces of them."""
-_CREW = 8
+_THREADS = 8
 """Threads that empty them at most."""
 _BARE = 32
 """Edge of the smallest blocks."""
@@ -163,7 +163,7 @@ class DeviceContractPass(ContractPass):
             self._crew = Crew(self.level.device, self.muster)
             self._open.callback(self._crew.close)
             self._crew.start()
-        threads = max(1, min(_CREW, len(os.sched_getaffinity(0))))
+        threads = max(1, min(_THREADS, len(os.sched_getaffinity(0))))
         self._threads = self._open.enter_context(ThreadPoolExecutor(threads, "outsize-porter"))
         # one thread for all products: libraries keep a workspace for every thread
         self._conductor = self._open.enter_context(ThreadPoolExecutor(1, "outsize-product"))

@@ -8,6 +8,7 @@ user's stream by then.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections import deque
@@ -206,16 +207,13 @@ class Tiles:
         if self.device is None:
             return slot
         slot.tensor = self.device.view(slot.offset, shape, self._dtype)
-        if self._crew is not None:
+        with _SENDING_LOCK if self._crew is None else contextlib.nullcontext():  # hands take several tiles at once
             if slot.freed is not None:
                 self.device.follow("in", slot.freed)
-            self._crew.carry([(block, slot.offset)])
-            slot.arrived = self.device.record("in")
-            return slot
-        with _SENDING_LOCK:
-            if slot.freed is not None:
-                self.device.follow("in", slot.freed)
-            self.device.submit("in", lambda: self.device.kernels.upload(slot.tensor, block))  # type: ignore[union-attr]
+            if self._crew is not None:
+                self._crew.carry([(block, slot.offset)])
+            else:
+                self.device.submit("in", lambda: self.device.kernels.upload(slot.tensor, block))  # type: ignore[union-attr]
             slot.arrived = self.device.record("in")
         return slot
 

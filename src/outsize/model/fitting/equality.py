@@ -75,7 +75,7 @@ def _differences(work: Work, fitted: Choice, batch: Any, store: Store, at_once: 
     for one in (Choice(gradients_away=True), fitted):
         with preserved(work.model, work.sources):  # each: results may depend on buffers that are written
             torch.manual_seed(0)
-            passes.append(_collect(work, one, batch, store, passes[0] if at_once and passes else None))
+            passes.append(collect(work, one, batch, store, passes[0] if at_once and passes else None))
     plain, other = passes
     for label, parameter in work.model.named_parameters():
         if not parameter.requires_grad:
@@ -107,12 +107,13 @@ def _worst(differences: Iterator[Norms]) -> tuple[float, str]:
     return worst, name
 
 
-def _collect(work: Work, choice: Choice, part: Any, store: Store, other: Collect | None) -> Collect:
+def collect(work: Work, choice: Choice, part: Any, store: Store, other: Collect | None = None) -> Collect:
+    """The gradients of a choice, elsewhere; with those of another pass, their differences in its place."""
     runner = Runner(replace(work, scaler=None, clip=None), choice, store)
-    collect = Collect(work.optimizer, choice, runner.parcels, None, None)
-    collect.other, collect.sizes = other, {}
-    collect.bind(runner.streamer.ids if runner.streamer else set(), work.model)
-    runner.update = collect
+    kept = Collect(work.optimizer, choice, runner.parcels, None, None)
+    kept.other, kept.sizes = other, {}
+    kept.bind(runner.streamer.ids if runner.streamer else set(), work.model)
+    runner.update = kept
     try:
         _, scale = runner._passes(part)
     except BaseException as error:
@@ -123,6 +124,6 @@ def _collect(work: Work, choice: Choice, part: Any, store: Store, other: Collect
         raise
     runner.gather()
     if scale is not None:
-        held = [p for p in work.model.parameters() if p in collect._away]
-        collect._each(held, lambda gradient: gradient.mul_(scale))
-    return collect
+        held = [p for p in work.model.parameters() if p in kept._away]
+        kept._each(held, lambda gradient: gradient.mul_(scale))
+    return kept
