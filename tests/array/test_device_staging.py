@@ -24,6 +24,7 @@ from outsize.array.device.array_kernels import ArrayKernels
 from outsize.array.device.base import Shuttle
 from outsize.array.device.crew import Crew, Muster, fill, pieces
 from outsize.array.device.lanes import FakeDevice
+from outsize.core.errors import BudgetError
 
 torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
 
@@ -291,6 +292,16 @@ def test_tiles_of_memory_that_the_device_does_not_reach_are_carried_by_hands(
             tile.zero_()
     np.testing.assert_array_equal(seen, a)
     assert not any(thread.name.startswith("outsize-hand") for thread in threading.enumerate())
+
+
+def test_tiles_whose_hands_have_no_room_name_a_budget_that_works() -> None:
+    a = np.ones((200, 200), np.float32)
+    device = FakeDevice(torch_kernels.TorchKernels("cpu"), limit=1 << 18)
+    with outsize.budget(device=device.size):
+        with pytest.raises(BudgetError, match=r"give at least \d+ bytes") as found:
+            outsize.open(a).tiles(device, 2, 100)
+        tiles = outsize.open(a).tiles(device, 2, found.value.needed)
+        assert sum(float(tile.sum()) for tile in tiles) == a.size
 
 
 def test_a_loop_over_tiles_that_is_left_early_lets_the_hands_go() -> None:

@@ -78,12 +78,16 @@ class Tiles:
         self.grid = Grid(node.shape, self._choose(given, room) if shape is None else _clip(shape, node.shape))
         self.host_bytes = max((self._host(region) for region, _ in self.grid.kinds()), default=0)
         self.device_bytes = max((array_bytes(region_shape(r), self._dtype) for r, _ in self.grid.kinds()), default=0)
-        host_bytes = self.host_bytes * self.slots + self._muster.nbytes
-        for what, need, have in (("host", host_bytes, given), ("device", self.device_bytes * self.slots, room)):
+        smaller, pieces = "ask for smaller tiles or less prefetch", self._muster.nbytes
+        enough = smaller if self.host_bytes else f"give at least {pieces} bytes"
+        for what, need, have, way in (
+            ("host", self.host_bytes * self.slots + pieces, given, enough),
+            ("device", self.device_bytes * self.slots, room, smaller),
+        ):
             if have is not None and need > have:
                 raise BudgetError(
                     f"{self.slots} tiles of {self.grid.box} take {format_bytes(need)} of the {what}, the "
-                    f"budget leaves {format_bytes(have)}: ask for smaller tiles or less prefetch",
+                    f"budget leaves {format_bytes(have)}: {way}",
                     needed=need, budget=have, smallest=None, culprit="tiles",
                 )  # fmt: skip
         self.region: Region = ()
