@@ -8,6 +8,7 @@ that long; a worker who never copies keeps his caches, and a hand needs the inte
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import functools
 import itertools
@@ -24,19 +25,18 @@ import numpy as np
 from outsize.array.copy import copy_block
 from outsize.array.device.base import Device, Shuttle
 from outsize.array.store.base import Block
-from outsize.engine.pinned import Pinned, lock_memory
+from outsize.engine.pinned import lock_memory
 from outsize.engine.pool import round_to_pages
 from outsize.engine.threads import Threads
 
-PIECE = 4 << 20
-"""Bytes of a piece: long enough for the link, and all hands' pieces together stay in a processor's last cache, so that
-staging costs its memory one read and no write. Pieces twice as long are a little faster on a machine that is alone (52 against
-49 GB/s on an H200) and much slower where others use that cache too; shorter ones wait for the interpreter."""
-PIECES = 2
-"""Pieces of a hand: one is filled while the other is sent."""
+PIECE = 6 << 20
+"""Bytes of a piece: long enough for the link and for the interpreter, which every piece needs, and short enough that all
+pieces together stay in a processor's last cache, so that staging costs its memory one read and no write."""
 
-_HANDS = 10
+_HANDS = 14
 """Hands at most: more only wait for memory and for the interpreter."""
+_SPARE = 4
+"""Pieces that are under way to the device while every hand fills one."""
 _SHARE = 8
 """The part of the host's room that their pieces may take, at most: one in so many."""
 _PAGE = 4096
@@ -59,12 +59,22 @@ class Muster:
         """As many hands as there are processors for and pieces as long as is of use, in a part of the host's room; `alone`: one
         hand."""
         hands = 1 if alone else min(_HANDS, len(os.sched_getaffinity(0)))
-        return cls(hands, min(PIECE, max(_PAGE, room // (_SHARE * PIECES * hands) // _PAGE * _PAGE)))
+        most = cls(hands, PIECE)
+        return (
+            most
+            if room >= _SHARE * most.nbytes
+            else cls(hands, max(_PAGE, room // (_SHARE * most.pieces) // _PAGE * _PAGE))
+        )
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of all hands."""
+        return self.hands + min(self.hands, _SPARE)
 
     @property
     def nbytes(self) -> int:
         """Page-locked bytes of all pieces."""
-        return round_to_pages(self.hands * PIECES * self.piece)
+        return round_to_pages(self.pieces * self.piece)
 
 
 class _Turns:
@@ -121,18 +131,23 @@ _Desk = queue.SimpleQueue[_Load | None]
 _numbers = itertools.count()
 
 
+_Place = tuple[Shuttle, int]
+"""What sends a piece, and where the piece begins."""
+
+
 class Crew:
-    """So many hands with page-locked pieces of their own, on a device whose memory is reserved.
+    """So many hands and their page-locked pieces, on a device whose memory is reserved.
 
     One that nobody closed, since Ctrl-C came in between, is dismissed as it is forgotten: its hands do not hold it."""
 
     def __init__(self, device: Device, muster: Muster) -> None:
         self._memory, self._number = lock_memory(muster.nbytes), next(_numbers)
         self._desks: list[_Desk] = [queue.SimpleQueue() for _ in range(muster.hands)]
-        lives = [
-            functools.partial(_work, desk, hand, muster, self._memory, [device.shuttle() for _ in range(PIECES)])
-            for hand, desk in enumerate(self._desks)
-        ]
+        start, size = self._memory.array.ctypes.data, muster.piece
+        places: collections.deque[_Place] = collections.deque(
+            (device.shuttle(), start + number * size) for number in range(muster.pieces)
+        )
+        lives = [functools.partial(_work, desk, hand, muster, places) for hand, desk in enumerate(self._desks)]
         self._threads = Threads("outsize-hand", lives)
         self._dismiss = weakref.finalize(self, _dismiss, self._number, self._desks)
 
@@ -167,20 +182,20 @@ def _dismiss(number: int, desks: list[_Desk]) -> None:
     _turns.restore(number)
 
 
-def _work(desk: _Desk, hand: int, muster: Muster, memory: Pinned, shuttles: Sequence[Shuttle]) -> None:
-    """The life of a hand: a piece is filled again when its copy has been made."""
-    size = muster.piece
-    start = memory.array.ctypes.data + hand * PIECES * size
+def _work(desk: _Desk, hand: int, muster: Muster, places: collections.deque[_Place]) -> None:
+    """The life of a hand: it takes the piece that was sent longest ago, and fills it again when its copy has been made."""
     np.seterr(all="ignore")
-    places = itertools.cycle([(shuttle, start + turn * size) for turn, shuttle in enumerate(shuttles)])
     while (load := desk.get()) is not None:
         try:
             for block, offset in load.blocks:
-                for before, length, source in pieces(block, size, hand, muster.hands):
-                    shuttle, address = next(places)
-                    shuttle.wait()
-                    fill(address, length, source)
-                    shuttle.send(address, length, offset + before)
+                for before, length, source in pieces(block, muster.piece, hand, muster.hands):
+                    place = shuttle, address = places.popleft()
+                    try:
+                        shuttle.wait()
+                        fill(address, length, source)
+                        shuttle.send(address, length, offset + before)
+                    finally:
+                        places.append(place)
         except BaseException as error:
             load.error = load.error or error
         load.finish()

@@ -19,8 +19,8 @@ from outsize.array.elementwise import Operation
 from outsize.array.fuse import Index, Instruction, Program, cut_slices
 from outsize.array.graph import Fill
 
-SLICE = 1 << 25
-"""Elements of a register: kernels this long are not bound by their launch, and a few registers stay small."""
+SLICE = 1 << 26
+"""Elements of a register at most: longer kernels gain nothing."""
 
 
 class Refused(Exception):
@@ -201,9 +201,9 @@ def _pick(leaf: Any, index: Index) -> Any:
     return leaf[tuple(slice(0, 1) if n == 1 else part for n, part in zip(leaf.shape, index, strict=True))]
 
 
-def slice_elements(room: int, bytes_each: int) -> int:
-    """Elements of a slice whose registers take a quarter of the room at most."""
-    return max(256, min(SLICE, room // 4 // max(1, bytes_each)))
+def slice_elements(room: int, bytes_each: int, beside: int = 0) -> int:
+    """Elements of a slice whose registers, and what lies beside them, take a third of the room at most."""
+    return max(256, min(SLICE, (room // 3 - beside) // max(1, bytes_each)))
 
 
 def leaf_bytes(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[Any]]) -> int:

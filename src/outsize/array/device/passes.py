@@ -90,14 +90,21 @@ class OnDevice(Pass):
         if not self.leaves:
             raise Trivial("nothing is read: what is computed from numbers alone need not cross the link")
 
-    def temporaries(self) -> int:
-        """Bytes an element takes in each of the two buffers that a slice needs besides the chain's registers."""
-        return 0
+    wide = 0
+    """Bytes of an element while it is reduced."""
+    results = 0
+    """Elements of a reduction's results, at most."""
 
     def scratch(self) -> int:
-        """Bytes that all chunks share on the device."""
+        """Bytes that all chunks share on the device: registers of the chain, a slice as it is reduced, what it is reduced to."""
         most = max(chain.registers(self.elements) for chain in self.chains.values())
-        return most + 2 * padded(self.elements * self.temporaries())
+        return most + padded(self.elements * self.wide) + padded(min(self.elements, self.results) * self.wide)
+
+    def _slice(self) -> int:
+        """Elements of a slice: few long ones, since every kernel needs the interpreter."""
+        each, room = sum(chain.registers(1 << 12) for chain in self.chains.values()) >> 12, self.level.room
+        apart = slice_elements(room, each + self.wide, padded(self.results * self.wide))
+        return max(apart, slice_elements(room, each + 2 * self.wide))
 
     def manners(self, room: int) -> list[Manner]:
         return device_manners(max(2, min(_WORKERS, _cores())), room)
@@ -107,8 +114,7 @@ class OnDevice(Pass):
         return super().holds(frame, buffer) and frame.device <= min(room, SLOT)
 
     def shape_up(self, manner: Manner, room: int) -> bool:
-        each = sum(chain.registers(1 << 12) for chain in self.chains.values()) >> 12
-        self.elements = 256 if manner.bare else slice_elements(self.level.room, each + 2 * self.temporaries())
+        self.elements = 256 if manner.bare else self._slice()
         self.device_slots = min(_SLOTS, manner.workers)
         self._engage(manner, room)
         done = super().shape_up(manner, room - self.shared_bytes)  # type: ignore[safe-super]
@@ -290,6 +296,8 @@ class DeviceReducePass(OnDevice, ReducePass):
         for source, accumulator in self.accumulators:
             self._check(source, accumulator)
         self._gather([source for source, _ in self.accumulators], bindings)
+        self.wide = max(_dtype_there(accumulator).itemsize for _, accumulator in self.accumulators)
+        self.results = max(math.prod(accumulator.kept(self.domain)) for _, accumulator in self.accumulators)
 
     def _check(self, source: Node, accumulator: Accumulator) -> None:
         kernels = self.level.device.kernels
@@ -316,9 +324,6 @@ class DeviceReducePass(OnDevice, ReducePass):
 
     def _one_axis(self, accumulator: Accumulator) -> bool:
         return accumulator.flat or len(accumulator.axes) == 1
-
-    def temporaries(self) -> int:
-        return max(_dtype_there(accumulator).itemsize for _, accumulator in self.accumulators)
 
     def probe(self, region: Region) -> Frame:
         found = self._probes.get(region)

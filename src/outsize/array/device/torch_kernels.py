@@ -76,9 +76,14 @@ def _floor_divide(out: Any, a: Any, b: Any) -> None:
 
 
 def _sign(out: Any, x: Any) -> None:
-    torch.sign(x, out=out)
-    if x.is_floating_point():
-        out.masked_fill_(x != x, float("nan"))  # torch says 0
+    if (
+        x.is_floating_point()
+    ):  # torch says 0 of NaN, and a mask would take memory: the smallest number passes 1 in two steps
+        large = torch.finfo(x.dtype).max
+        torch.mul(x, large, out=out)
+        out.mul_(large).clamp_(-1, 1).add_(0)
+    else:
+        torch.sign(x, out=out)
 
 
 _SPECIAL: dict[str, tuple[Callable[..., None], str]] = {
