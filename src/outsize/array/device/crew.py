@@ -25,7 +25,7 @@ import numpy as np
 from outsize.array.copy import copy_block
 from outsize.array.device.base import Device, Shuttle
 from outsize.array.store.base import Block
-from outsize.engine.pinned import lock_memory
+from outsize.engine.pinned import Pinned, lock_memory
 from outsize.engine.pool import round_to_pages
 from outsize.engine.threads import Threads
 
@@ -59,12 +59,8 @@ class Muster:
         """As many hands as there are processors for and pieces as long as is of use, in a part of the host's room; `alone`: one
         hand."""
         hands = 1 if alone else min(_HANDS, len(os.sched_getaffinity(0)))
-        most = cls(hands, PIECE)
-        return (
-            most
-            if room >= _SHARE * most.nbytes
-            else cls(hands, max(_PAGE, room // (_SHARE * most.pieces) // _PAGE * _PAGE))
-        )
+        pieces = cls(hands).pieces
+        return cls(hands, min(PIECE, max(_PAGE, room // (_SHARE * pieces) // _PAGE * _PAGE)))
 
     @property
     def pieces(self) -> int:
@@ -132,7 +128,7 @@ _numbers = itertools.count()
 
 
 _Place = tuple[Shuttle, int]
-"""What sends a piece, and where the piece begins."""
+"""What sends a piece, and where the piece begins in the crew's memory."""
 
 
 class Crew:
@@ -143,11 +139,10 @@ class Crew:
     def __init__(self, device: Device, muster: Muster) -> None:
         self._memory, self._number = lock_memory(muster.nbytes), next(_numbers)
         self._desks: list[_Desk] = [queue.SimpleQueue() for _ in range(muster.hands)]
-        start, size = self._memory.array.ctypes.data, muster.piece
-        places: collections.deque[_Place] = collections.deque(
-            (device.shuttle(), start + number * size) for number in range(muster.pieces)
-        )
-        lives = [functools.partial(_work, desk, hand, muster, places) for hand, desk in enumerate(self._desks)]
+        places = collections.deque((device.shuttle(), number * muster.piece) for number in range(muster.pieces))
+        lives = [
+            functools.partial(_work, desk, hand, muster, self._memory, places) for hand, desk in enumerate(self._desks)
+        ]
         self._threads = Threads("outsize-hand", lives)
         self._dismiss = weakref.finalize(self, _dismiss, self._number, self._desks)
 
@@ -182,14 +177,16 @@ def _dismiss(number: int, desks: list[_Desk]) -> None:
     _turns.restore(number)
 
 
-def _work(desk: _Desk, hand: int, muster: Muster, places: collections.deque[_Place]) -> None:
+def _work(desk: _Desk, hand: int, muster: Muster, memory: Pinned, places: collections.deque[_Place]) -> None:
     """The life of a hand: it takes the piece that was sent longest ago, and fills it again when its copy has been made."""
+    start = memory.array.ctypes.data
     np.seterr(all="ignore")
     while (load := desk.get()) is not None:
         try:
             for block, offset in load.blocks:
                 for before, length, source in pieces(block, muster.piece, hand, muster.hands):
-                    place = shuttle, address = places.popleft()
+                    shuttle, begin = place = places.popleft()
+                    address = start + begin
                     try:
                         shuttle.wait()
                         fill(address, length, source)
