@@ -55,11 +55,13 @@ def main():
         optimizer = torch.optim.AdamW(model.parameters())
         torch.cuda.reset_peak_memory_stats()
         fitted = outsize.fit(model, loss, optimizer, batch, budget=budget)
+        planning = torch.cuda.max_memory_reserved()
+        torch.cuda.reset_peak_memory_stats()
         ours = steps(lambda fitted=fitted, batch=batch: fitted.step(batch))
         row = {
             "model": name, "plain_GiB": alone / GiB, "beside_GiB": beside / GiB, "budget_GiB": budget / GiB,
             "projected_GiB": max(p.bytes for step in fitted.plan.steps for p in step.peaks) / GiB,
-            "held_GiB": torch.cuda.max_memory_reserved() / GiB,
+            "held_GiB": torch.cuda.max_memory_reserved() / GiB, "held_while_planning_GiB": planning / GiB,
             "losses": max(abs(a - b) / abs(b) for a, b in zip(ours, plain, strict=True)),
             "notes": [note for note in fitted.plan.notes if "not the step's" in note], "choice": str(fitted.choice)[:200],
         }  # fmt: skip

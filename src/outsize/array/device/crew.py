@@ -35,7 +35,7 @@ pieces together stay in a processor's last cache, so that staging costs its memo
 
 _HANDS = 14
 """Hands at most: more only wait for memory and for the interpreter."""
-_SPARE = 4
+_SPARE = 6
 """Pieces that are under way to the device while every hand fills one."""
 _SHARE = 8
 """The part of the host's room that their pieces may take, at most: one in so many."""
