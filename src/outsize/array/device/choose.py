@@ -60,8 +60,10 @@ def _level(device: Device, tf32: bool, *, strict: bool) -> Level:
     if wish is None:
         budget, reason = int(left * SHARE), f"{SHARE:.0%} of the {format_bytes(left)} available"
     elif left < wish:
-        budget = max(0, left - _MARGIN * (device.outside > 0))
-        reason = f"{format_bytes(wish)} set by you, {format_bytes(left)} left: {why}"
+        kept = _MARGIN * (device.outside > 0)
+        budget = max(0, left - kept)
+        free = f", {format_bytes(kept)} stay free" if kept else ""
+        reason = f"{format_bytes(wish)} set by you, {format_bytes(left)} left{free}: {why}"
     else:
         budget, reason = wish, "set by you"
     return Level(device, budget, reason, strict, tf32, wishes.pinned)
