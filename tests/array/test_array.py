@@ -31,8 +31,8 @@ def test_odd_shapes_byte_orders_and_fortran_order_go_through(
                                    a.mean(axis=tuple(range(a.ndim))[:1]) if shape and shape[0] else 0, rtol=1e-6)  # fmt: skip
 
 
-def _saved(array: xp.Array, folder: Path, budget: str) -> Path:
-    array.save(folder / "out.npy", budget=budget)
+def _saved(array: xp.Array, folder: Path, budget: str, device: str | None = None) -> Path:
+    array.save(folder / "out.npy", budget=budget, device=device)
     return folder / "out.npy"
 
 
@@ -122,6 +122,23 @@ def test_means_and_moments_of_one_array_ride_on_one_read(tmp_path: Path) -> None
     assert plan.steps[0].read < 1.1 * x.nbytes
     kept = ((x - x.mean(axis=0)) / x.std(axis=0)).plan("100MiB")
     assert kept.read < 1.1 * x.nbytes
+
+
+@pytest.mark.parametrize("budget", ["256KiB", "64MiB"])
+@pytest.mark.parametrize("device", [None, "fake"])
+def test_the_same_result_written_twice_is_made_once_and_read_by_both(
+    budget: str, device: str | None, tmp_path: Path
+) -> None:
+    a = np.random.default_rng(0).random((200, 250))
+    x = outsize.open(a)
+    with outsize.budget(scratch=str(tmp_path)):  # the product stays in memory, or lies in a file
+        for made, want in (
+            (x.sum() + x.sum(), 2 * a.sum()),
+            ((x - x.mean()) / (x.std() + x.mean()), (a - a.mean()) / (a.std() + a.mean())),
+            (x.sum(axis=0) * (x.max() - x.sum(axis=0)), a.sum(0) * (a.max() - a.sum(0))),
+            (((x @ x.T) * 2 - x @ x.T).sum(), (a @ a.T).sum()),
+        ):
+            np.testing.assert_allclose(np.load(_saved(made, tmp_path, budget, device)), want)
 
 
 @pytest.mark.parametrize("hide", [False, True])

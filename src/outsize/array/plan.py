@@ -229,9 +229,8 @@ def _add_barrier(
         places.append((node, place))
     trip.stops.append(Stop(_make_pass(outputs, trip), places))
     for node, place in places:
-        for twin in nodes:
-            if digests[id(twin)] == digests[id(node)]:
-                trip.bindings[twin] = place.store()
+        store = place.store()  # one for all nodes that are the same: that is how the run knows them
+        trip.bindings.update({twin: store for twin in nodes if digests[id(twin)] == digests[id(node)]})
 
 
 def _make_pass(outputs: list[tuple[Node, Sink]], trip: Itinerary) -> Pass:

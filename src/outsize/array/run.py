@@ -93,9 +93,8 @@ def _run_stop(
             place.begin(pool.take(place.nbytes))
         else:
             place.begin(os.path.join(folder, f"{number}-{index}.raw"))
-        for twin, store in list(trip.bindings.items()):
-            if twin is node or store is trip.bindings[node]:
-                trip.bindings[twin] = place.store()
+        sketched, made = trip.bindings[node], place.store()
+        trip.bindings.update({twin: made for twin, store in trip.bindings.items() if store is sketched})
     if journal is not None and _restore(number, stop, journal):
         return
     step = plan.steps[number]
