@@ -256,6 +256,12 @@ def test_trivial_work_runs_on_the_processor_also_where_a_device_is_named() -> No
         np.testing.assert_array_equal(made.compute(device=device), want)
 
 
+def test_numbers_are_reduced_beside_what_is_read() -> None:
+    x, twos = outsize.open(A), xp.full(A.shape, 2.0)
+    for made, want in ((x.max() + twos.sum(), A.max() + 2.0 * A.size), ((twos - x).max() + twos.var(), 2.0 - A.min())):
+        np.testing.assert_allclose(made.compute(device=choose.make_fake(1 << 20)), want, rtol=1e-6)
+
+
 def test_tiles_choose_a_shape_inside_the_budget() -> None:
     device = choose.make_fake(1 << 16)
     with outsize.budget(device="64KiB"):

@@ -76,6 +76,8 @@ def lower(program: Program, kernels: Kernels) -> Lowered:
     for leaf in program.leaves:
         _check(leaf.dtype, kernels)
     moved = tuple(not isinstance(leaf, Fill) for leaf in program.leaves)
+    if not any(moved):
+        raise Trivial("nothing is read: what is computed from numbers alone need not cross the link")
     steps = tuple(_lower_step(instruction, program, kernels) for instruction in program.instructions)
     return Lowered(program, steps, moved)
 
