@@ -47,10 +47,14 @@ def test_integers_are_compared_with_numbers_that_their_dtype_does_not_hold(kerne
 
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=lambda k: k.name)
-def test_the_sign_of_nan_is_nan(kernels: Any) -> None:
-    for x in (np.array([np.nan, -2.0, 0.0, np.inf]), np.array([-3, 0, 7])):
-        got = xp.sign(outsize.open(x)).compute(device=FakeDevice(kernels, limit=1 << 20))
-        np.testing.assert_array_equal(got, np.sign(x))
+def test_signs_of_nan_of_zeros_and_of_the_smallest_numbers_are_numpys(kernels: Any) -> None:
+    ends = [[np.finfo(d).smallest_subnormal, np.finfo(d).tiny, np.finfo(d).max, 0, np.inf, np.nan] for d in "fd"]
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)  # all of them
+    for x in (halves, *(np.array(row, d) for row, d in zip(ends, "fd", strict=True)), np.array([-3, 0, 7])):
+        for values in (x, -x):
+            got = xp.sign(outsize.open(values)).compute(device=FakeDevice(kernels, limit=1 << 20))
+            np.testing.assert_array_equal(got, np.sign(values))
+            np.testing.assert_array_equal(np.signbit(got[got == 0]), False)
 
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=lambda k: k.name)

@@ -76,14 +76,12 @@ def _floor_divide(out: Any, a: Any, b: Any) -> None:
 
 
 def _sign(out: Any, x: Any) -> None:
-    if (
-        x.is_floating_point()
-    ):  # torch says 0 of NaN, and a mask would take memory: the smallest number passes 1 in two steps
-        large = torch.finfo(x.dtype).max
-        torch.mul(x, large, out=out)
-        out.mul_(large).clamp_(-1, 1).add_(0)
-    else:
+    if not x.is_floating_point():
         torch.sign(x, out=out)
+        return
+    large = torch.finfo(x.dtype).max  # torch says 0 of NaN, and a mask would take memory
+    torch.mul(x, large, out=out)  # in two steps the smallest number passes 1
+    out.mul_(large).clamp_(-1, 1).add_(0)  # NumPy says 0.0 of -0.0
 
 
 _SPECIAL: dict[str, tuple[Callable[..., None], str]] = {
