@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -229,6 +230,83 @@ def test_a_hand_that_fails_is_told_and_all_hands_go(kind: Any, monkeypatch: pyte
     monkeypatch.setattr(crew, "fill", move)
     with outsize.budget(device=device.size):
         assert outsize.open(a).sum().compute("64MiB", device=device) == a.sum()
+
+
+def test_a_hand_that_fails_puts_its_piece_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, a = FakeDevice(ArrayKernels(np), limit=1 << 18), np.arange(4096, dtype=np.int64)
+    device.open(a.nbytes)
+    hands, move = Crew(device, Muster(2, 512)), crew.fill
+    hands.start()
+
+    def failing(*args: Any) -> None:
+        raise RuntimeError("the memory is gone")
+
+    monkeypatch.setattr(crew, "fill", failing)
+    for _ in range(9):  # more often than there are pieces
+        with pytest.raises(RuntimeError, match="the memory is gone"):
+            hands.carry([(a, 0)])
+    monkeypatch.setattr(crew, "fill", move)
+    hands.carry([(a, 0)])
+    device.record("in").wait()
+    hands.close()
+    np.testing.assert_array_equal(device.view(0, a.shape, a.dtype), a)
+
+
+def test_a_hand_fills_the_piece_that_was_sent_longest_ago_whoever_sent_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one hand is held up, the other uses all the pieces that are left, in turn."""
+    device, a, move = FakeDevice(ArrayKernels(np), limit=1 << 18), np.arange(4096, dtype=np.int64), crew.fill
+    device.open(a.nbytes)
+    filled: list[int] = []
+    held, rest = threading.Event(), threading.Event()
+
+    def watched(address: int, length: int, source: Any) -> None:
+        if source == a.ctypes.data:  # the first hand's first
+            held.set()
+            rest.wait(30)
+        elif not rest.is_set():
+            held.wait(30)
+            filled.append(address)
+        if len(filled) == 32:
+            rest.set()
+        move(address, length, source)
+
+    monkeypatch.setattr(crew, "fill", watched)
+    hands = Crew(device, Muster(2, 512))
+    hands.start()
+    hands.carry([(a, 0)])
+    device.record("in").wait()
+    hands.close()
+    assert len(set(filled)) == 3 and filled == [*filled[:3] * 10, *filled[:2]]
+    np.testing.assert_array_equal(device.view(0, a.shape, a.dtype), a)
+
+
+def test_the_pieces_of_a_crew_that_is_forgotten_at_work_last_as_long_as_its_hands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, a, move = FakeDevice(ArrayKernels(np), limit=1 << 18), np.arange(4096, dtype=np.int64), crew.fill
+    device.open(a.nbytes)
+    begun, forgotten = threading.Event(), threading.Event()
+
+    def late(*args: Any) -> None:
+        begun.set()
+        forgotten.wait(30)
+        move(*args)
+
+    monkeypatch.setattr(crew, "fill", late)
+    hands = Crew(device, Muster(3, 4096))
+    hands.start()
+    memory, threads = weakref.ref(hands._memory), list(hands._threads._threads)
+    for desk in hands._desks:
+        desk.put(crew._Load([(a, 0)], 3))
+    begun.wait(30)
+    del hands, desk
+    gc.collect()
+    assert memory() is not None and any(thread.is_alive() for thread in threads)
+    forgotten.set()
+    for thread in threads:
+        thread.join(30)
+    gc.collect()
+    assert memory() is None and not any(thread.is_alive() for thread in threads)
 
 
 def test_a_crew_whose_threads_cannot_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
