@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +141,33 @@ def test_the_same_result_written_twice_is_made_once_and_read_by_both(
             (((x @ x.T) * 2 - x @ x.T).sum(), (a @ a.T).sum()),
         ):
             np.testing.assert_allclose(np.load(_saved(made, tmp_path, budget, device)), want)
+
+
+def test_functions_that_differ_in_what_they_were_given_are_not_taken_for_one_another() -> None:
+    a = np.random.default_rng(0).random((20, 30))
+    x = outsize.open(a)
+
+    def again(k: float) -> Callable[[np.ndarray], np.ndarray]:
+        def function(b: np.ndarray, rest: int = 1) -> np.ndarray:
+            return function(b, 0) if rest else b * k
+
+        return function
+
+    weights = [np.full(5, 2.0), np.full(5, 3.0)]
+    for one, two in (
+        (again(2), again(3)),
+        (partial(np.multiply, 2), partial(np.multiply, 3)),
+        (np.float64(2).__mul__, np.float64(3).__mul__),
+        (lambda b, w=weights[0]: b * w[0], lambda b, w=weights[1]: b * w[0]),
+        (lambda b: np.stack([row * 2 for row in b]), lambda b: np.stack([row * 3 for row in b])),
+        (lambda b: np.add(b, b), lambda b: np.exp(b) * 0 + 3 * b),
+    ):
+        made = [xp.map_blocks(function, x, memory=4).sum() for function in (one, two)]
+        np.testing.assert_allclose((made[0] - 10 * made[1]).compute(), -28 * a.sum())
+    made = [xp.map_blocks(function, x, memory=4).sum() for function in (lambda b: np.sin(b), lambda b: np.cos(b))]
+    np.testing.assert_allclose((made[0] - made[1]).compute(), np.sin(a).sum() - np.cos(a).sum())
+    ones, more = (xp.full(a.shape, np.array(value)) for value in (1.0, 1 + 1e-9))
+    np.testing.assert_allclose(((x * more).max() - (x * ones).max()).compute(), 1e-9 * a.max(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("hide", [False, True])

@@ -62,6 +62,20 @@ def draw_axis(data: Any, ndim: int) -> Any:
     return data.draw(st.one_of(st.none(), st.integers(-ndim, ndim - 1), some))
 
 
+@pytest.mark.parametrize("short", [0, 1 << 20])
+def test_quantiles_of_one_array_are_told_apart(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_SHORT", short)
+    a = np.random.default_rng(0).normal(size=(20, 31))
+    x = outsize.open(a)
+    for low, high in (
+        (0.1, 0.9),
+        (0.5, 0.501),
+        ([0.1, 0.2], [0.1, 0.3]),
+    ):  # of other elements, and between the same two
+        made = xp.quantile(x, high, axis=1) - xp.quantile(x, low, axis=1)
+        np.testing.assert_array_equal(made.compute(), np.quantile(a, high, axis=1) - np.quantile(a, low, axis=1))
+
+
 @QUICK
 @given(SHAPES, DTYPES, st.data(), st.integers(0, 99), BUDGETS)
 def test_medians_and_quantiles_equal_numpy(
