@@ -10,6 +10,7 @@ from outsize.model.fitting.check import look
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.equality import FAR_BELOW, TINY, compare, find_rounding
 from outsize.model.fitting.runner import Work
+from outsize.model.fitting.stage import Stage
 from outsize.model.fitting.stores import open_store
 
 WAYS = ("slices", "checkpoint", "offload", "in_backward", "state_away", "gradients_away", "stream", "chunks")
@@ -131,3 +132,87 @@ def test_where_remedies_take_more_than_they_save_the_plain_step_is_the_smallest(
         outsize.fit(model, loss, optimizer, batch, budget=1, own_step=True)
     assert refused.value.smallest <= plain
     outsize.fit(model, loss, optimizer, batch, budget=refused.value.smallest, own_step=True).undo()
+
+
+LEAVES = tuple(f"{block}.{leaf}" for block in range(3) for leaf in (0, 1, 3))
+
+
+@pytest.mark.parametrize("again", [("0", "1", "2"), ("0.0:3", "1.0:1", "2.1:3")])
+@pytest.mark.parametrize("frozen", [(), ("1.1.weight", "2.0.bias"), tuple(f"0.{leaf}.weight" for leaf in (0, 1, 3))])
+def test_weights_that_visit_inside_a_module_that_is_computed_again_stay_for_its_backward_pass(tmp_path, again, frozen):
+    torch.manual_seed(0)
+    blocks = (nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 24), nn.GELU(), nn.Linear(24, 8)) for _ in range(3))
+    model, batch = nn.Sequential(*blocks), torch.randn(3, 8)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    work = Work(
+        model=model,
+        loss=lambda model, batch: model(batch).square().mean(),
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+    )
+    store = open_store(torch.device("cpu"), str(tmp_path))
+    choice = Choice(checkpoint=again, stream=LEAVES, in_backward=True)
+    assert compare(work, choice, batch, store) == (0.0, "")
+    store.close()
+
+
+def make_small():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)), torch.randn(6, 8)
+
+
+def square(model, batch):
+    return model(batch).square().mean()
+
+
+@pytest.mark.parametrize("part", ["the model", "1"])
+def test_what_torchscript_has_compiled_is_refused_and_stays_as_it_was(part):
+    model, batch = make_small()
+    model = torch.jit.script(model) if part == "the model" else nn.Sequential(nn.Linear(8, 8), torch.jit.script(model))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(outsize.InputError, match=f"^{part} is compiled by TorchScript"):
+        outsize.fit(model, square, optimizer, batch, budget="1GiB")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_trace_that_cannot_begin_gives_the_model_back():
+    model, batch = make_small()
+    work = Work(model=model, loss=square, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    stage = Stage(work, batch)
+    model[2].late = nn.Parameter(torch.ones(3))
+    before = list(model.parameters())
+    with pytest.raises(KeyError):
+        stage.project(Choice())
+    assert all(one is other for one, other in zip(model.parameters(), before, strict=True))
+
+
+class Counting(torch.optim.Optimizer):
+    """An optimizer of a user, which counts its steps and remembers what it did."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+        self.count, self.seen = 0, []
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.count += 1
+        self.seen.append(self.count)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.sub_(parameter.grad, alpha=group["lr"] / self.count)
+
+
+def test_what_a_users_optimizer_counts_is_known_to_the_trace_and_not_changed_by_it():
+    (model, batch), (twin, _) = make_small(), make_small()
+    ours, plain = Counting(model.parameters()), Counting(twin.parameters())
+    fitted = outsize.fit(model, square, ours, batch, budget="1GiB")
+    assert (ours.count, ours.seen) == (0, [])
+    for _ in range(3):
+        fitted.step(batch)
+        plain.zero_grad()
+        square(twin, batch).backward()
+        plain.step()
+    assert ours.seen == plain.seen
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+    fitted.undo()
