@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import outsize
 from outsize.model.fitting.check import look
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.runner import Runner, Work
@@ -114,3 +115,46 @@ def test_numbers_that_no_cross_entropy_counts_are_left_as_they_are():
 
     assert look(Work(model=model, loss=loss, optimizer=None), batch).normaliser.rule == "samples"
     assert min(seen) >= 0
+
+
+def two_means(model, batch):
+    found = model(batch["x"])
+    return functional.cross_entropy(found, batch["y"]) + functional.cross_entropy(found.roll(1, 1), batch["second"])
+
+
+def test_means_over_several_labels_are_cut_while_all_of_them_count():
+    model, batch = make()
+    batch["second"] = batch["y"].flip(0)
+    work = Work(model=model, loss=two_means, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    work.normaliser = look(work, batch).normaliser
+    assert work.normaliser is not None
+    runner = Runner(work, Choice(slices=4), NoStore())
+    runner.backward(batch)
+    ours = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    two_means(model, batch).backward()
+    assert nets.worst_difference(ours, [p.grad for p in model.parameters()]) < 1e-5
+    batch["second"][7] = -100
+    before = [p.grad.clone() for p in model.parameters()]
+    with pytest.raises(outsize.InputError, match=r"batch\['second'\] that are not -100.*without=\('slices',\)"):
+        runner.backward(batch)
+    assert all(torch.equal(p.grad, gradient) for p, gradient in zip(model.parameters(), before, strict=True))
+    found = look(work, batch)
+    assert found.normaliser is None
+    assert "(total, count)" in found.why_not
+
+
+def test_a_small_term_beside_a_mean_over_labels_forbids_slices_where_labels_are_left_out_later():
+    model, batch = make()
+    batch["y"][5] = -100
+
+    def loss(model, batch):
+        found = model(batch["x"])
+        return functional.cross_entropy(found, batch["y"]) + 1e-3 * found.square().mean()
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ways = ("checkpoint", "offload", "in_backward", "state_away", "gradients_away", "stream", "chunks")
+    plain = outsize.fit(model, loss, optimizer, batch, budget="1GiB", dry_run=True, own_step=True).plan.plain
+    with pytest.raises(outsize.BudgetError) as refused:
+        outsize.fit(model, loss, optimizer, batch, budget=plain - 1, without=ways, own_step=True)
+    assert refused.value.smallest == plain

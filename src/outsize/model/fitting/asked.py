@@ -30,6 +30,11 @@ def check_words(
             f"{compiled} is compiled by torch.compile, whose graph fit cannot change: give fit the module as it was before "
             "(a compiled model has it as `_orig_mod`)"
         )
+    scripted = next((n or "the model" for n, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)), None)
+    if scripted is not None:
+        raise InputError(
+            f"{scripted} is compiled by TorchScript, whose graph fit cannot change: give fit the module that it was made from"
+        )
     _check_modules(model, optimizer)
     if not callable(loss) and not (loss is None and optimizer is None):
         raise InputError(f"fit needs a function loss(model, batch), not {type(loss).__name__}")

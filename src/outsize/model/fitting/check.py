@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outsize.core.errors import OutOfMemory, OutsizeError
@@ -140,11 +140,14 @@ def look(work: Work, batch: Any) -> Findings:
         names = [source.name for source in sources if source in GLOBAL]
         with same_draws(sources):
             heads = () if failure else _try_heads(work, batches.take(batch, 0, 1), list(recorder.calls))
-            normaliser, why_not = None, failure or "the batch has one sample"
+            normaliser: Normaliser | None = None
+            why_not = failure or "the batch has one sample"
             if names:
                 why_not = f"random numbers are drawn ({', '.join(names)}), which cannot be held still to compare slices"
             elif few > 1 and not failure:
                 normaliser, why_not = _try_rules(work, part, few)
+        if normaliser is not None and (missing := normaliser.find_missing(batch)):
+            normaliser, why_not = None, missing
     return Findings(
         rows=rows, few=rows if failure else few, random=(*recorder.random, *names), sources=sources, written=written,
         normaliser=normaliser,
@@ -316,7 +319,31 @@ def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]
             f"the loss is a mean over labels that are not {means.ignored[0]}, which are not found in the batch: give "
             "(total, count) to have it cut"
         )
-    return holding[0], ""
+    return _with_all_labels(work, holding[0], labels, part, few)
+
+
+def _with_all_labels(
+    work: Work, rule: Normaliser, labels: list[Normaliser], part: Any, few: int
+) -> tuple[Normaliser | None, str]:
+    """The rule of a loss that is no mean over one tensor's labels, for as long as the means that it has leave out none."""
+    import torch
+
+    counting = []
+    with torch.no_grad(), calm():
+        for one in labels:
+            try:
+                if _count(work, leave_out(one, part), few) != _count(work, part, few):
+                    counting.append((one.path, one.ignored))
+            except (IndexError, RuntimeError):  # no labels
+                continue
+    return replace(rule, whole=tuple(dict.fromkeys(counting))), ""
+
+
+def _count(work: Work, part: Any, few: int) -> list[int]:
+    """Labels that each mean of the loss counts."""
+    with watching_means(work.model, batches.tensors_of(part), few) as means:
+        work.loss(work.model, part)
+    return means.counts
 
 
 def _check_counts(work: Work, part: Any, runs: Any, whole: Any, count: Any) -> tuple[Normaliser | None, str]:
@@ -360,20 +387,24 @@ def _label_rules(part: Any, ignored: list[int]) -> list[Normaliser]:
     return rules
 
 
-def _tells_apart(work: Work, rule: Normaliser, part: Any, runs: Any, few: int) -> bool:
-    """True where leaving out some labels of the first sample still agrees with this rule, and changes the loss."""
+def leave_out(rule: Normaliser, part: Any) -> Any:
+    """The same samples with half the labels in the first: what a mean over labels does with them is no secret then."""
 
     def plant(path: str, tensor: Any) -> Any:
         if path != rule.path:
             return tensor
         tensor = tensor.clone()
-        if tensor.dim() == 1:
-            tensor[0] = rule.ignored
-        else:
-            tensor[0, ..., tensor.shape[-1] // 2 :] = rule.ignored
+        counted = (tensor[:1] != rule.ignored).nonzero().unbind(1)
+        tensor[tuple(index[len(index) // 2 :] for index in counted)] = rule.ignored
         return tensor
 
-    planted = batches.transform(part, plant)
+    return batches.transform(part, plant)
+
+
+def _tells_apart(work: Work, rule: Normaliser, part: Any, runs: Any, few: int) -> bool:
+    """True where leaving out some labels of the first sample still agrees with this rule, and changes the loss."""
+
+    planted = leave_out(rule, part)
     try:
         if not _holds(work, rule, planted, runs):
             return False

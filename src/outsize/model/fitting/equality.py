@@ -46,21 +46,66 @@ class Collect(Update):
         return self._bring(parameter) if parameter in self._away else None
 
 
-def compare(work: Work, choice: Choice, batch: Any, store: Store) -> tuple[float, str]:
-    """Largest relative difference between a gradient of the plain step and of the fitted one, and whose it is."""
+FAR_BELOW = 1e-4
+"""A gradient below this part of the largest is measured against that: it may be the rounding of larger numbers that cancel, and
+the plain step's own differs as much."""
+
+ALIKE = 10.0
+"""A difference up to so many times the plain step's own rounding is rounding too."""
+
+TINY = 1e-5
+"""But only up to this part of the largest gradient: what is more is no rounding."""
+
+
+def compare(
+    work: Work, choice: Choice, batch: Any, store: Store, rounding: dict[str, float] | None = None
+) -> tuple[float, str]:
+    """Largest relative difference between a gradient of the plain step and of the fitted one, and whose it is.
+
+    `rounding`: what the plain step's own gradients are off by, where that is known: so much is no difference.
+    """
     rows = batches.count_rows(batch)
     base = replace(choice, in_backward=False, state_away=0.0, gradients_away=True)
     fitted = replace(base, slices=min(choice.slices, rows), first=0)
     if fitted.slices > 1:
         with calm():
-            return _worst(_differences(work, fitted, batch, store, at_once=False))
+            return _worst(_differences(work, fitted, batch, store, at_once=False), rounding)
     try:
-        return _worst(_differences(work, fitted, batch, store, at_once=True))
+        return _worst(_differences(work, fitted, batch, store, at_once=True), rounding)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
     clear_up()  # two gradients of a parameter had no room beside the pass
-    return _worst(_differences(work, fitted, batch, store, at_once=False))
+    return _worst(_differences(work, fitted, batch, store, at_once=False), rounding)
+
+
+def find_rounding(work: Work, batch: Any, store: Store) -> dict[str, float]:
+    """Name of a parameter -> norm of what the rounding of a plain backward pass does to its gradient.
+
+    The gradients of three times the loss are three times the gradients, in other bits at every operator: what a third of them
+    is off by is rounding. So a gradient that is nothing else is told from a wrong one, such as that of a bias before a norm,
+    whose large terms cancel.
+    """
+
+    def tripled(model: Any, part: Any) -> Any:
+        value = work.loss(model, part)
+        return (3 * value[0], value[1]) if isinstance(value, tuple) else 3 * value
+
+    import torch
+
+    passes = []
+    with calm():
+        for one in (work, replace(work, loss=tripled)):
+            with preserved(work.model, work.sources):
+                torch.manual_seed(0)
+                passes.append(collect(one, Choice(gradients_away=True), batch, store))
+    plain, other = passes
+    found = {}
+    for label, parameter in work.model.named_parameters():
+        expected, got = plain.take(parameter), other.take(parameter)
+        if expected is not None and got is not None:
+            found[label] = float((expected - got / 3).norm())
+    return found
 
 
 Norms = tuple[str, float, float | None]
@@ -91,16 +136,18 @@ def _differences(work: Work, fitted: Choice, batch: Any, store: Store, at_once: 
             yield label, float("inf"), None
 
 
-def _worst(differences: Iterator[Norms]) -> tuple[float, str]:
+def _worst(differences: Iterator[Norms], rounding: dict[str, float] | None = None) -> tuple[float, str]:
     norms: list[tuple[str, float, float]] = []
     for label, difference, size in differences:
         if size is None:
             return float("inf"), label
         norms.append((label, difference, size))
-    # a gradient far below the others is the rounding of larger numbers that cancel: the plain step's own differs as much
-    floor = 1e-4 * max((size for _, _, size in norms), default=0.0)
+    largest = max((size for _, _, size in norms), default=0.0)
+    floor = FAR_BELOW * largest
     worst, name = 0.0, ""
     for label, difference, size in norms:
+        if rounding is not None and difference <= min(ALIKE * rounding.get(label, 0.0), TINY * largest):
+            continue
         relative = difference / max(size, floor, 1e-30)
         if relative > worst or relative != relative:
             worst, name = relative, label

@@ -163,6 +163,7 @@ def gather_facts(
     parts = find_parts(model, kept, plain.stays, seconds, plain.calls)
     names = [block.name for block in blocks]
     cuts = [find_spans(model, kept, plain.gives, plain.calls, set(names), activations // n) for n in SPANS]
+    owners = _find_owners(plain, kept)
     for spans in cuts:
         parts |= _span_parts(spans, kept, plain, seconds)
     parts = {name: part for name, part in parts.items() if name.partition(":")[0] not in findings.writing}
@@ -173,7 +174,9 @@ def gather_facts(
         shares=_shares([p for p in held if p.requires_grad]),
         logits=_head_bytes(heads, plain), pieces=pieces,
         parts=parts,
-        ladders=_ladders(parts, [names, *(_beside(names, spans) for spans in cuts if spans)], activations, heads),
+        ladders=_ladders(
+            parts, [names, *(_beside(names, found) for found in (*cuts, owners) if found)], activations, heads
+        ),
         timing=timing,
         growable=work.device == "cuda" and can_grow(),
         writing=findings.writing,
@@ -196,9 +199,20 @@ def _span_parts(
     return found
 
 
+def _find_owners(plain: Projection, kept: dict[str, int]) -> dict[str, tuple[str, ...]]:
+    """Modules that keep more than their children do, so that only they can free it, with all that is inside."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in plain.calls:
+        inside = tuple(other for other in plain.calls if other.startswith(name + "."))
+        mostly = name and inside and 2 * plain.kept.get(name, 0) > kept.get(name, 0)
+        if mostly and not any(name in children for children in found.values()):
+            found = {owner: children for owner, children in found.items() if owner not in inside} | {name: inside}
+    return found
+
+
 def _beside(names: list[str], spans: dict[str, tuple[str, ...]]) -> list[str]:
-    """Blocks that are in no span, and the spans."""
-    inside = {child for children in spans.values() for child in children}
+    """Blocks that are in no span, and the spans; a span is whatever takes the place of several modules."""
+    inside = {child for children in spans.values() for child in children} | set(spans)
     return [*(name for name in names if name not in inside), *spans]
 
 
@@ -245,7 +259,13 @@ def find_blocks(model: Any, plain: Projection, timing: Timing) -> tuple[Block, .
         small = (
             kept.get(name, 0) <= limit * max(1, ran) and not list_of_blocks
         )  # of several runs one is there at a time
-        if name and ran and (small or not children):
+        before = len(found)
+        if not (name and ran and small):
+            for child, part in children:
+                visit(f"{name}.{child}" if name else child, part)
+        if (
+            name and ran and len(found) == before
+        ):  # small, or nothing in it runs: attention takes its children's weights
             found.append(
                 Block(
                     name=name,
@@ -256,9 +276,6 @@ def find_blocks(model: Any, plain: Projection, timing: Timing) -> tuple[Block, .
                     runs=ran,
                 )
             )
-            return
-        for child, part in children:
-            visit(f"{name}.{child}" if name else child, part)
 
     visit("", model)
     return tuple(found)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from outsize.core.errors import InputError
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.means import IGNORED
@@ -27,6 +28,8 @@ class Normaliser(Noun):
     """The first label of each row has no prediction, as in a causal language model."""
     ignored: int = IGNORED
     """The label that is left out."""
+    whole: tuple[tuple[str, int], ...] = ()
+    """Where labels are that all have to count, each with the label that would not: the loss has several means."""
 
     @property
     def counts(self) -> bool:
@@ -39,6 +42,8 @@ class Normaliser(Noun):
 
     def weigh(self, batch: Any, runs: list[tuple[int, int]]) -> list[float]:
         """Weight of the loss of each slice; labels are asked for once, since whoever asks a card waits for it."""
+        if missing := self.find_missing(batch):
+            raise InputError(f"{missing}; fit with without=('slices',) for batches such as this one")
         rows = runs[-1][1]
         if self.rule == "samples":
             return [(stop - start) / rows for start, stop in runs]
@@ -47,6 +52,17 @@ class Normaliser(Noun):
             each = (counted.flatten(1).sum(1) if counted.dim() > 1 else counted).tolist()
             return [sum(each[start:stop]) / max(1, sum(each)) for start, stop in runs]
         return [1.0] * len(runs)
+
+    def find_missing(self, batch: Any) -> str:
+        """Why this batch cannot be cut: one of several means leaves out labels of it; empty where none does."""
+        tensors = batches.tensors_of(batch)
+        for path, label in self.whole:
+            if (tensors[path] == label).any():
+                return (
+                    f"the loss has several terms, of which one is a mean over the labels in {path} that are not {label}, so that "
+                    "slices would weigh differently: give (total, count) to have it cut"
+                )
+        return ""
 
     def _counted(self, batch: Any) -> Any:
         """True for each label that counts."""

@@ -251,7 +251,10 @@ class Search:
         fitting = [c for c in self.tried if self.fits(c)]
         if fitting:
             return self._spare(min(fitting, key=lambda c: c.seconds))
-        best = min(looked, key=lambda c: c.peak)
+        plain = Candidate(
+            Choice(), 0.0, self.facts.plain.peak, self.facts.plain
+        )  # remedies may cost more than they save
+        best = min(plain, *looked, key=lambda c: c.peak)
         self.least = best.choice
         needed = self._needed(best.choice, best.peak)
         raise BudgetError(

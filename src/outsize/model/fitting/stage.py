@@ -13,6 +13,7 @@ import gc
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
 
 from outsize.core.errors import OutsizeError
@@ -180,15 +181,15 @@ class Stage:
             (m, dict(m.__dict__), {kind: dict(m.__dict__[kind]) for kind in ("_parameters", "_buffers")})
             for m in model.modules()
         ]
-        for module, _, tables in before:
-            for kind, table in tables.items():
-                for name, tensor in table.items():
-                    if tensor is not None:
-                        module.__dict__[kind][name] = fakes[id(tensor)]
-            flat = module.__dict__.get("_flat_weights")
-            if isinstance(flat, list):
-                module.__dict__["_flat_weights"] = [fakes.get(id(tensor), tensor) for tensor in flat]
         try:
+            for module, _, tables in before:
+                for kind, table in tables.items():
+                    for name, tensor in table.items():
+                        if tensor is not None:
+                            module.__dict__[kind][name] = fakes[id(tensor)]
+                flat = module.__dict__.get("_flat_weights")
+                if isinstance(flat, list):
+                    module.__dict__["_flat_weights"] = [fakes.get(id(tensor), tensor) for tensor in flat]
             yield model
         finally:
             for module, attributes, tables in before:
@@ -350,7 +351,9 @@ def bring_state(real: Any, twin: Any, fakes: Mapping[int, Any], label: str) -> N
 
 def twin_of(optimizer: Any, groups: list[dict[str, Any]] | None = None) -> Any:
     """An optimizer like the user's, with groups and state of its own; `groups`: with these."""
-    twin = copy.copy(optimizer)
+    twin = copy.copy(optimizer)  # torch's way of copying leaves out what a user's own optimizer counts or is set to
+    data = {name: value for name, value in optimizer.__dict__.items() if name not in twin.__dict__ and _is_data(value)}
+    twin.__dict__.update(copy.deepcopy(data))
     twin.__dict__.pop("step", None)  # a scheduler's wrapper is bound to the real one
     twin._optimizer_step_pre_hooks = OrderedDict()
     twin._optimizer_step_post_hooks = OrderedDict()
@@ -358,6 +361,15 @@ def twin_of(optimizer: Any, groups: list[dict[str, Any]] | None = None) -> Any:
     twin.__dict__["param_groups"] = groups or [dict(group) for group in optimizer.param_groups]
     twin.__dict__["state"] = defaultdict(dict)
     return twin
+
+
+def _is_data(value: Any) -> bool:
+    """True for numbers, texts, functions, and lists or tables of them: what is changed in a copy changes nothing else."""
+    if isinstance(value, dict):
+        return all(_is_data(item) for pair in value.items() for item in pair)
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_data, value))
+    return value is None or isinstance(value, bool | int | float | complex | str | bytes | FunctionType)
 
 
 def _tensors(value: Any) -> Iterator[Any]:

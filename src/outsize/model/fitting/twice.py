@@ -8,6 +8,7 @@ are written once.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,21 @@ def generators_of(device: Any) -> list[Any]:
     return [torch.default_generator, torch.cuda.default_generators[index]]
 
 
+class _Now(threading.local):
+    """What this thread does: a card's backward pass has one of its own."""
+
+    runs = 0
+    """Second runs, inside each other."""
+
+
+_now = _Now()
+
+
+def is_second_run() -> bool:
+    """True inside a second run: what comes for it is wanted by the backward pass that follows."""
+    return _now.runs > 0
+
+
 class Twice:
     """One call that runs twice: made before the first run, then `with call.second():`, as often as its graph is gone through,
     which may be before the first run has ended."""
@@ -49,6 +65,7 @@ class Twice:
         states = [(generator, generator.get_state()) for generator, _ in self._states]
         buffers = [(child, name, child._buffers[name]) for child, name, _ in self._copies]
         statistics = [(child, child.momentum, child._buffers["num_batches_tracked"]) for child in self._statistics]
+        _now.runs += 1
         try:
             for generator, state in self._states:
                 generator.set_state(state)
@@ -58,6 +75,7 @@ class Twice:
                 child.momentum, child._buffers["num_batches_tracked"] = 0.0, None
             yield
         finally:
+            _now.runs -= 1
             for child, momentum, count in statistics:
                 child.momentum, child._buffers["num_batches_tracked"] = momentum, count
             for child, name, buffer in buffers:

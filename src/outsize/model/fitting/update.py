@@ -20,8 +20,8 @@ from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.parcels import Parcels, bytes_of
 
 ONE_BY_ONE = (
-    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
-    "SparseAdam",
+    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop",
+    "SGD", "SparseAdam",
 )  # fmt: skip
 """Torch's optimizers that treat parameters one by one: the update of one never looks at another."""
 

@@ -22,9 +22,9 @@ from outsize.machine.budget import current_wishes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.asked import check_optimizer, check_words
 from outsize.model.fitting.beside import held_on
-from outsize.model.fitting.check import Findings, look, preserved, without_autocast
+from outsize.model.fitting.check import Findings, leave_out, look, preserved, without_autocast
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.equality import compare
+from outsize.model.fitting.equality import FAR_BELOW, TINY, compare, find_rounding
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.facts import Facts, gather_facts, inclusive
 from outsize.model.fitting.fitted import Fitted
@@ -112,6 +112,8 @@ def fit(
         planning = _prepare(work, batch, own_step, allowance, allow, without)
     work, rows = planning.work, planning.findings.rows
     few = batches.transform(batches.take(batch, 0, planning.findings.few), lambda _, tensor: tensor.clone())
+    if work.splits and work.normaliser.rule == "labels":
+        few = leave_out(work.normaliser, few)  # terms that do not weigh by labels show
 
     def plan_for(limit: int, samples: Any = None) -> tuple[FitPlan, Choice]:
         return planning.run(replace(allowance, bytes=limit), few, samples)
@@ -318,6 +320,8 @@ class Planning:
         worst, name = 0.0, ""
         try:
             worst, name = compare(self.work, choice, few, store)
+            if EQUAL[choice.autocast or self.findings.lower] < worst <= TINY / FAR_BELOW:
+                worst, name = compare(self.work, choice, few, store, find_rounding(self.work, few, store))
             if self.findings.lower and not choice.autocast and EQUAL[True] < worst < ROUNDING:
                 with without_autocast():  # is it rounding? then it goes where nothing is rounded to fewer bits
                     exact, name = compare(self.work, choice, few, store)
