@@ -118,7 +118,8 @@ class Range(Node):
             for low in range(first, stop, 1 << 16):
                 high = min(stop, low + (1 << 16))
                 steps = np.arange(low, high)
-                block[low - first : high - first] = self.start + steps * self.step
+                made = self.start + steps * self.step
+                block[low - first : high - first] = made.astype(self.dtype, copy=False)  # `block` may be wider
         return block
 
     def detail(self) -> tuple[Any, ...]:

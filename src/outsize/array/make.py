@@ -275,13 +275,14 @@ def reduce(name: str, node: Node, axis: Any, keepdims: bool = False, dtype: Any 
         raise InputError(f"{name} of no elements (shape {node.shape}, axis {axis}) has no value")
     if name in ("argmin", "argmax") and axis is not None and len(axes) != 1:
         raise InputError(f"{name} works along one axis or over all of them")
-    if dtype is not None:
-        result = np.dtype(dtype)
-    elif name in ("var", "std"):
+    if name in ("var", "std"):
         probe = getattr(np, name)(np.zeros(2, node.dtype))
         result = np.asarray(probe).dtype
     else:
         result = np.asarray(getattr(np, name)(np.zeros(1, node.dtype))).dtype
+    if dtype is not None and result != dtype:  # elements are cast before they are added or multiplied, as NumPy's
+        result = np.dtype(dtype)
+        node = cast(node, result)
     working = _working(name, node.dtype, result)
     shape = tuple(1 if a in axes else n for a, n in enumerate(node.shape))
     made: Node = Reduce(shape=shape, dtype=result, inputs=(node,), name=name, axes=axes, working=working, ddof=ddof)
@@ -293,9 +294,10 @@ def scan(ufunc: np.ufunc, node: Node, axis: Any, dtype: Any = None) -> Node:
     if axis is None:
         node, axis = reshape(node, (-1,)), 0
     axis = axis_index(axis, node.ndim)
-    result = np.dtype(dtype) if dtype is not None else ufunc.accumulate(np.zeros(1, node.dtype)).dtype
-    if dtype is None and node.dtype.kind in "biu":
-        result = np.asarray(np.sum(np.zeros(1, node.dtype))).dtype
+    result = np.asarray(np.sum(np.zeros(1, node.dtype))).dtype
+    if dtype is not None and result != dtype:
+        result = np.dtype(dtype)
+        node = cast(node, result)
     return Scan(
         shape=node.shape,
         dtype=result,
