@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from outsize.core.errors import InputError
+from outsize.core.errors import InputError, OutsizeError
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -50,7 +50,15 @@ def evaluate(text: str, arrays: Mapping[str, Any]) -> Any:
         return _Walker(text, arrays).visit(tree.body)
     except RecursionError:
         raise InputError("the expression is nested too deeply") from None
-    except (TypeError, OverflowError, ZeroDivisionError, IndexError) as error:
+    except OutsizeError:
+        raise
+    except (
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+    ) as error:  # NumPy's, of what was written
         raise InputError(f"{text!r}: {error}") from None
 
 

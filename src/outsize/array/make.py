@@ -120,6 +120,7 @@ def index(node: Node, key: Any) -> Node:
     parts = list(key) if isinstance(key, tuple) else [key]
     if isinstance(parts[0] if parts else None, np.ndarray) and parts[0].dtype == bool and parts[0].ndim != 1:
         node, parts[0] = _under_mask(node, parts[0])
+    apart = _apart(parts)
     parts = _expand_ellipsis(parts, node)
     axes: list[tuple[int | None, int, int]] = []
     shape: list[int] = []
@@ -146,7 +147,15 @@ def index(node: Node, key: Any) -> Node:
         raise InputError("only one axis can be indexed with a list at a time: index twice, or use slices")
     for place, indices in picks:
         result = take(result, indices, place)
+        if apart:
+            result = permute(result, (place, *(axis for axis in range(result.ndim) if axis != place)))
     return result
+
+
+def _apart(parts: list[Any]) -> bool:
+    """True where a list of indices and whole numbers stand apart: NumPy then puts the list's axis first."""
+    picks = [not (part is None or part is Ellipsis or isinstance(part, slice)) for part in parts]
+    return True in picks and not all(picks[picks.index(True) : len(picks) - picks[::-1].index(True)])
 
 
 def _under_mask(node: Node, mask: Any) -> tuple[Node, Any]:
