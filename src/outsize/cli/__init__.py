@@ -11,6 +11,7 @@ import argparse
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -41,7 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(words)
+        with warnings.catch_warnings():
+            warnings.showwarning = _say  # type: ignore[assignment]
+            return _dispatch(words)
     except InputError as error:
         return _complain(error, status=2)
     except OutsizeError as error:
@@ -90,6 +93,11 @@ def _welcome() -> int:
     report.show(memory())
     report.show_verbs(VERBS)
     return 0
+
+
+def _say(warning: object, *_: object) -> None:
+    """A warning in the words of all other messages, without the line of ours that raised it."""
+    _complain(warning, status=0)
 
 
 def _complain(error: object, status: int) -> int:
