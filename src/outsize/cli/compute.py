@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 
 from outsize import report
@@ -16,7 +15,6 @@ from outsize.report.progress import terminal_listener
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the verb takes."""
-    parser._negative_number_matcher = re.compile("^-[^-]")  # an expression may begin with a minus
     parser.add_argument("expression", help="such as '(x - x.mean(axis=0)) / x.std(axis=0)'")
     parser.add_argument(
         "--in",
