@@ -21,7 +21,7 @@ def prepare_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, mode))
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open as long as the process is
         elif mode == "w" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="outsize")
 
