@@ -182,9 +182,10 @@ def _open_array(path: str, key: str | None, mode: str) -> Any:
         if hasattr(node, "shape"):
             if key not in (None, "", "/"):
                 raise InputError(f"{path} is one array, it has no key {key!r}: leave the key out")
-            return node if mode == "r" else zarr.open_array(path, mode=mode, config=_EVERY_CHUNK)
+            return node if mode == "r" else _open_to_write(path)
         keys = [name for name, member in node.members(max_depth=None) if hasattr(member, "shape")]
-        return zarr.open_array(path, path=choose_key(path, keys, key), mode=mode, config=_EVERY_CHUNK)
+        chosen = choose_key(path, keys, key)
+        return _open_to_write(path, chosen) if mode != "r" else zarr.open_array(path, path=chosen, mode=mode)
 
 
 @contextmanager
@@ -197,6 +198,13 @@ def _told(name: str, what: str) -> Iterator[None]:
     except Exception as error:
         detail = " ".join(str(error).split())[:200]
         raise StoreError(f"zarr cannot read {what} of {name}: {type(error).__name__}: {detail}", path=name) from None
+
+
+def _open_to_write(path: str, key: str = "") -> Any:
+    """An array whose chunks are all kept; `open_array` takes a `config` and forgets it, so the library's own is set meanwhile."""
+    zarr = load_zarr()
+    with zarr.config.set({f"array.{name}": value for name, value in _EVERY_CHUNK.items()}):
+        return zarr.open_array(path, path=key, mode="r+")
 
 
 def _read_file(path: str, buffer: Buffer) -> Buffer:
@@ -290,7 +298,7 @@ class ZarrSink(_ZarrWriter):
         if not is_zarr(self.partial):
             return None
         with _told(self.partial, "its metadata"):
-            array = load_zarr().open_array(self.partial, mode="r+", config=_EVERY_CHUNK)
+            array = _open_to_write(self.partial)
         same = (tuple(array.shape), np.dtype(array.dtype), tuple(array.chunks))
         return array if same == (self.shape, self.dtype, self.granule) else None
 
