@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -77,3 +78,50 @@ def test_names_operators_indices_and_functions_are_understood() -> None:
         "astype(x, float32).max(axis=-1)": a.astype("float32").max(-1),
     }.items():
         np.testing.assert_allclose(np.asarray(evaluate(text, {"x": x})), want)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("zeros(10**30)", "64 bits"),
+        ("zeros((0, 10**30))", "64 bits"),
+        ("zeros(10**12)[:, None] * zeros(10**12)", "64 bits"),
+        ("x[::0]", "step cannot be zero"),
+        ("topk(x, 3)", r"2 arrays: pick one, such as \(topk\(x, 3\)\)\[0\]"),
+        ("sum", "is a function: call it"),
+        ("linalg.foo(x)", "linalg has cholesky"),
+        ("(" * 300 + "x" + ")" * 300, r"\(\.\.\.' as an expression"),
+    ],
+)
+def test_a_mistake_in_an_expression_is_one_short_sentence(
+    x: Path, text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compute", text, "--in", f"x={x}"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(said, error) and error.count("\n") == 1 and len(error) < 400
+
+
+def test_numbers_that_json_does_not_have_are_words(x: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compute", "stack([-x[0, 0] / 0, 0 * x[0, 0] / 0, x[0, 0] / 0])", "--in", f"x={x}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == ["-Infinity", "NaN", "Infinity"]
+
+
+def test_expressions_begin_with_a_minus_and_use_the_namespaces(x: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = np.load(x)
+    assert main(["compute", "-x[0,0]", "--in", f"x={x}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == -a[0, 0]
+    assert main(["compute", "linalg.norm(real(fft.rfft(x)), ord=1)", "--in", f"x={x}", "--json"]) == 0
+    want = np.linalg.norm(np.fft.rfft(a).real, ord=1)
+    assert json.loads(capsys.readouterr().out) == pytest.approx(want, rel=1e-5)
+
+
+def test_a_name_given_twice_is_a_mistake(x: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compute", "x", "--in", f"x={x}", "--in", f"x={x}"]) == 2
+    assert "a name of its own" in capsys.readouterr().err
+
+
+def test_a_warning_is_one_line_without_ours(x: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert main(["compute", "x.sum()", "--in", f"x={x}", "--device", "auto"]) == 0
+    error = capsys.readouterr().err
+    assert error == "" or (error.startswith("outsize: on the processor: ") and error.count("\n") == 1)

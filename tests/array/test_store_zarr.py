@@ -269,3 +269,24 @@ def test_extent_is_above_all_memory_that_writing_takes_in_a_fresh_process(
     peak = peak_of(WRITE, str(tmp_path / "x.zarr"), compress, str(low), str(high))
     assert peak <= sink.extent(((0, high), (low, high))) + 300_000
     shutil.rmtree(sink.partial)
+
+
+@pytest.mark.parametrize("how", ["in place", "in a group", "resumed"])
+def test_chunks_of_fill_values_are_written_like_all_others(tmp_path: Path, how: str) -> None:
+    values = np.ones((6, 4), "f4")
+    path = str(tmp_path / "x.zarr")
+    zeros, region = np.zeros((3, 4), "f4"), ((0, 3), (0, 4))
+    if how == "resumed":
+        first = create_sink(path, values.shape, values.dtype, chunks=(3, 4))
+        first.write(((3, 6), (0, 4)), values[3:], make_buffer(first.extent(region)))
+        sink = create_sink(path, values.shape, values.dtype, chunks=(3, 4), resume=True)
+    elif how == "in place":
+        make(path, values, (3, 4))
+        sink = open_store(path, mode="r+").update()
+    else:
+        zarr.open_group(path, mode="w").create_array("a/x", shape=(6, 4), dtype="f4", chunks=(3, 4))[...] = values
+        sink = open_store(path, key="a/x", mode="r+").update()
+    sink.write(region, zeros, make_buffer(sink.extent(region)))
+    sink.commit()
+    store = open_store(path, key="a/x" if how == "in a group" else None)
+    np.testing.assert_array_equal(read(store, ((0, 6), (0, 4))), np.concatenate([zeros, values[3:]]))

@@ -1,6 +1,7 @@
 """The command line as a user meets it: in a process of its own."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -36,7 +37,8 @@ def test_size_gives_the_exact_bytes_as_json(words, bytes_, capsys):
         ["size", "3,-1"], ["size", "3,x"], ["size", ""], ["size", "()"], ["size"], ["size", "3", "--dtype", "flot32"],
         ["size", "3", "--budget", "12XB"], ["size", "3", "--count", "0"], ["size", "3", "--card", "rtx9999"],
         ["size", "3", "--optimizer", "adamz"], ["size", "3", "--nonsense"], ["size", "-1,3"], ["size", "1.5"], ["nonsense"],
-        ["size", "3,,4"], ["size", "3:"],
+        ["size", "3,,4"], ["size", "3:"], ["size", "-x"], ["estimate", "--hf", sys.executable],
+        ["run", "--report", "/no/such/folder/why.json", "-c", "1"],
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_clear_sentence_and_status_2(words):
@@ -75,3 +77,34 @@ def test_a_reader_that_goes_away_is_no_error():
     answer = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert "Traceback" not in answer.stderr
     assert answer.stdout == "{"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437"])
+def test_what_an_encoding_lacks_is_written_plainly(encoding):
+    answer = subprocess.run(
+        [sys.executable, "-m", "outsize", "memory"],
+        capture_output=True, timeout=60, env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+    )  # fmt: skip
+    assert answer.returncode == 0 and answer.stderr == b""
+    assert "default budget" in answer.stdout.decode(encoding)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("verb", ["memory", "explain"])
+def test_a_closed_stream_is_no_error(verb, closed):
+    command = f"'{sys.executable}' -m outsize {verb} {closed}"
+    answer = subprocess.run(["sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == (0 if verb == "memory" else 1)  # nothing is no out-of-memory failure
+    assert answer.stderr == ""
+
+
+def test_a_full_disk_under_the_answer_is_one_sentence():
+    with open("/dev/full", "w") as full:
+        answer = subprocess.run(
+            [sys.executable, "-m", "outsize", "memory"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert answer.returncode == 1 and answer.stderr == "outsize: No space left on device\n"
+
+
+def test_a_program_too_quick_to_be_read_is_not_said_to_hold_nothing():
+    assert "peak 0 B" not in outsize("run", "--peak", "/bin/true").stderr

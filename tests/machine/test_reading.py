@@ -128,3 +128,13 @@ def test_under_ulimit_the_address_space_is_seen_and_said_to_bite():
     outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     ram = next(line for line in outcome.stdout.splitlines() if line.startswith("RAM"))
     assert ram.rstrip().endswith("ulimit -v: 1.00 GiB")
+
+
+def test_scratch_files_go_elsewhere_where_the_home_cannot_be_written(monkeypatch):
+    for name in ("XDG_CACHE_HOME", "OUTSIZE_SCRATCH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/proc")  # not even root can write there
+    disk = outsize.memory().disk
+    assert not disk.name.startswith("/proc") and disk.available > 0
+    monkeypatch.setenv("OUTSIZE_SCRATCH", "/proc/mine")
+    assert outsize.memory().disk.name == "/proc/mine"  # what was said is not second-guessed

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -314,14 +314,13 @@ class Array:
         import outsize.array
 
         part, name = function.__module__.removeprefix("numpy").removeprefix("."), function.__name__
-        ours = getattr(getattr(outsize.array, part, None), name, None) if part else getattr(outsize.array, name, None)
-        if ours is not None and part:
-            args, kwargs = _as_ours(function, ours, args, kwargs)
-        elif part == "linalg":
-            ours = getattr(outsize.array, name, None)
+        if not part and name in ("shape", "ndim"):
+            return getattr(args[0], name)
+        ours = getattr(getattr(outsize.array, part, None) if part else outsize.array, name, None)
         if ours is None:
             called = ".".join(word for word in ("np", part, name) if word)
             raise InputError(f"{called} has no out-of-core rule; call it on x.compute() if the array fits in memory")
+        args, kwargs = _as_ours(function, ours, args, kwargs)
         return ours(*args, **kwargs)
 
     # Single values
@@ -371,18 +370,30 @@ def _operand(value: Any) -> Node | Scalar:
     return make.source(open_store(value))
 
 
+_RENAMED = {"a_min": "min", "a_max": "max"}
+"""NumPy's older names of options."""
+_MANNERS = ("kind", "optimize", "overwrite_input", "subok", "casting")
+"""Options that say how and not what."""
+
+
 def _as_ours(
     function: Callable[..., Any], ours: Callable[..., Any], args: Any, kwargs: Any
 ) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a call of NumPy's function for ours, where options are named; those left as they are are not passed on."""
     theirs, own = inspect.signature(function), inspect.signature(ours).parameters
-    given = theirs.bind(*args, **kwargs).arguments
-    plain = sum(parameter.kind is parameter.POSITIONAL_ONLY for parameter in own.values())
-    names = list(theirs.parameters)[:plain]
+    bound = theirs.bind(*args, **kwargs)
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in theirs.parameters.values()):
+        plain, given = list(bound.args), bound.kwargs
+    else:
+        named = [name for name, parameter in own.items() if parameter.kind is not parameter.POSITIONAL_ONLY]
+        leading = sum(name not in named or name not in theirs.parameters for name in _placed(own))
+        plain = list(bound.arguments.values())[:leading]
+        given = dict(list(bound.arguments.items())[leading:])
+        given |= given.pop("kwargs", {})
     options = {
-        name: value
+        _RENAMED.get(name, name): value
         for name, value in given.items()
-        if name not in names and value is not None and value is not theirs.parameters[name].default
+        if name not in _MANNERS and not _usual(theirs, name, value)
     }
     unknown = [name for name in options if name not in own]
     if unknown:
@@ -390,7 +401,18 @@ def _as_ours(
             f"{function.__name__} of an array that may be larger than memory has no option {', '.join(unknown)}; call it on "
             "x.compute() if the array fits in memory"
         )
-    return [given[name] for name in names], options
+    return plain, options
+
+
+def _placed(own: Mapping[str, inspect.Parameter]) -> list[str]:
+    """The parameters that can be given by their place."""
+    return [name for name, one in own.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+
+
+def _usual(theirs: inspect.Signature, name: str, value: Any) -> bool:
+    """True where an option is given as NumPy has it anyway."""
+    default = theirs.parameters[name].default if name in theirs.parameters else inspect.Parameter.empty
+    return value is default or (isinstance(value, bool | int | float | str) and value == default)
 
 
 def _as_node(value: Any) -> Node:

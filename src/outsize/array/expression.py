@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from outsize.core.errors import InputError
+from outsize.core.errors import InputError, OutsizeError
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -33,6 +33,10 @@ _METHODS = frozenset(
 )  # fmt: skip
 _PROPERTIES = frozenset(("T", "mT", "shape", "ndim", "size", "dtype"))
 _FORBIDDEN = frozenset({"open", "asarray", "map_blocks", "map_overlap"})
+_PARTS = ("fft", "linalg")
+"""Namespaces of functions."""
+_SAID = 80
+"""Characters of an expression that a message repeats."""
 _LONGEST = 10_000
 _BIGGEST = 1 << 20
 """Powers of plain numbers may not pass this many bits: `9**9**9` is a way to hang."""
@@ -45,13 +49,25 @@ def evaluate(text: str, arrays: Mapping[str, Any]) -> Any:
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise InputError(f"cannot read {text!r} as an expression: {getattr(error, 'msg', error)}") from None
+        raise InputError(f"cannot read {_short(text)} as an expression: {getattr(error, 'msg', error)}") from None
     try:
         return _Walker(text, arrays).visit(tree.body)
     except RecursionError:
         raise InputError("the expression is nested too deeply") from None
-    except (TypeError, OverflowError, ZeroDivisionError, IndexError) as error:
-        raise InputError(f"{text!r}: {error}") from None
+    except OutsizeError:
+        raise
+    except (
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+    ) as error:  # NumPy's, of what was written
+        raise InputError(f"{_short(text)}: {error}") from None
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SAID else text[:_SAID] + "...")
 
 
 class _Walker:
@@ -67,7 +83,7 @@ class _Walker:
 
     def _refuse(self, node: ast.AST, why: str) -> InputError:
         piece = ast.get_source_segment(self._text.strip(), node) or type(node).__name__
-        return InputError(f"{piece!r}: {why}")
+        return InputError(f"{_short(piece)}: {why}")
 
     def _constant(self, node: ast.Constant) -> Any:
         if isinstance(node.value, bool | int | float | complex | str) or node.value in (None, Ellipsis):
@@ -118,9 +134,14 @@ class _Walker:
         return self.visit(node.value)[self.visit(node.slice)]
 
     def _attribute(self, node: ast.Attribute) -> Any:
+        import outsize.array as namespace
         from outsize.array.array import Array
 
         value = self.visit(node.value)
+        if isinstance(node.value, ast.Name) and node.value.id in _PARTS and value is getattr(namespace, node.value.id):
+            if node.attr not in value.__all__:
+                raise self._refuse(node, f"{node.value.id} has {', '.join(sorted(value.__all__))}")
+            return getattr(value, node.attr)
         if not isinstance(value, Array) or node.attr not in _METHODS | _PROPERTIES:
             raise self._refuse(node, f"arrays have {', '.join(sorted(_METHODS | _PROPERTIES))} here and nothing else")
         return getattr(value, node.attr)

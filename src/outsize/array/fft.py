@@ -24,6 +24,11 @@ from outsize.array.names.shapes import concat, flip, pad, roll
 from outsize.array.store.base import Block
 from outsize.core.errors import InputError
 
+__all__ = [
+    "fft", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifftn", "ifftshift", "ihfft", "irfft", "irfftn", "rfft", "rfftfreq",
+    "rfftn",
+]  # fmt: skip
+
 _WHOLE = 16 << 20
 """Bytes of a transformed lane up to which NumPy transforms it at once."""
 _NORMS = ("backward", "ortho", "forward")

@@ -206,15 +206,17 @@ def _run_slice(program: Program, ins: list[Block], registers: list[Block], place
         if place is not None:
             np.copyto(place, ins[0], casting="unsafe")
         return ins[0]
-    if place is not None:
+    if place is not None and place.dtype == program.dtype:
         registers = list(registers)
-        registers[program.result] = place
+        registers[program.result], place = place, None
     for step in program.instructions:
         args = [
             ins[value] if kind == "leaf" else registers[value] if kind == "register" else value
             for kind, value in step.args
         ]
         step.operation.apply(registers[step.target], *args)
+    if place is not None:  # of another dtype: what the chain's own wraps, rounds or cuts off is part of its result
+        np.copyto(place, registers[program.result], casting="unsafe")
     return registers[program.result]
 
 

@@ -18,11 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outsize.array.store.base import Block, Region, Store, region_shape
+from outsize.core.errors import InputError
 
 if TYPE_CHECKING:
     from outsize.array.frame import Frame
 
 Shape = tuple[int, ...]
+
+_MOST = 2**63 - 1
+"""Bytes that one array can have, and elements that one axis can have, anywhere."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -40,6 +44,13 @@ class Node(abc.ABC):
     """True where it cannot be made a region at a time."""
     greedy = False
     """True where small regions would be read in crumbs, so that workers' buffers are as large as there is room."""
+
+    def __post_init__(self) -> None:
+        if self.nbytes > _MOST or any(length > _MOST for length in self.shape):
+            raise InputError(
+                f"an array of shape {self.shape} and {self.dtype} is more than 64 bits count: ask for less than 8 EiB, and for "
+                "axes shorter than 2**63"
+            )
 
     @property
     def ndim(self) -> int:
@@ -118,7 +129,8 @@ class Range(Node):
             for low in range(first, stop, 1 << 16):
                 high = min(stop, low + (1 << 16))
                 steps = np.arange(low, high)
-                block[low - first : high - first] = self.start + steps * self.step
+                made = self.start + steps * self.step
+                block[low - first : high - first] = made.astype(self.dtype, copy=False)  # `block` may be wider
         return block
 
     def detail(self) -> tuple[Any, ...]:

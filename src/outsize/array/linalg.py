@@ -25,7 +25,7 @@ from outsize.core.errors import InputError
 
 __all__ = [
     "cholesky", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv", "matmul", "matrix_norm", "matrix_power", "matrix_rank",
-    "matrix_transpose", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot", "trace", "vecdot",
+    "matrix_transpose", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot", "trace", "vecdot",
     "vector_norm",
 ]  # fmt: skip
 
@@ -129,6 +129,20 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Arr
     else:
         raise InputError(f"matrix_norm has no ord {ord!r}: 'fro', 'nuc', 1, -1, 2, -2, inf or -inf")
     return expand_dims(expand_dims(found, axis=-1), axis=-1) if keepdims else lazy(found)
+
+
+def norm(x: Array, /, *, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Array:
+    """NumPy's norm: of all elements where nothing is said, of vectors along one axis, of matrices in two."""
+    if ord is None and axis is None:
+        return vector_norm(x, keepdims=keepdims)
+    axes = axis_tuple(axis, x.ndim)
+    if len(axes) == 1 and not isinstance(ord, str):
+        return vector_norm(x, axis=axes, keepdims=keepdims, ord=2 if ord is None else ord)
+    if len(axes) != 2:
+        raise InputError(f"norm of ord {ord!r} is of vectors in one axis or matrices in two, not of {len(axes)} axes")
+    order = axes if axis is None else tuple(axis_index(place, x.ndim) for place in axis)
+    found = matrix_norm(moveaxis(x, order, (-2, -1)), ord="fro" if ord is None else ord)
+    return expand_dims(found, axis=tuple(sorted(axes))) if keepdims else found
 
 
 def matrix_power(x: Array, n: int, /) -> Array:

@@ -120,6 +120,7 @@ def index(node: Node, key: Any) -> Node:
     parts = list(key) if isinstance(key, tuple) else [key]
     if isinstance(parts[0] if parts else None, np.ndarray) and parts[0].dtype == bool and parts[0].ndim != 1:
         node, parts[0] = _under_mask(node, parts[0])
+    apart = _apart(parts)
     parts = _expand_ellipsis(parts, node)
     axes: list[tuple[int | None, int, int]] = []
     shape: list[int] = []
@@ -146,7 +147,15 @@ def index(node: Node, key: Any) -> Node:
         raise InputError("only one axis can be indexed with a list at a time: index twice, or use slices")
     for place, indices in picks:
         result = take(result, indices, place)
+        if apart:
+            result = permute(result, (place, *(axis for axis in range(result.ndim) if axis != place)))
     return result
+
+
+def _apart(parts: list[Any]) -> bool:
+    """True where a list of indices and whole numbers stand apart: NumPy then puts the list's axis first."""
+    picks = [not (part is None or part is Ellipsis or isinstance(part, slice)) for part in parts]
+    return True in picks and not all(picks[picks.index(True) : len(picks) - picks[::-1].index(True)])
 
 
 def _under_mask(node: Node, mask: Any) -> tuple[Node, Any]:
@@ -275,13 +284,14 @@ def reduce(name: str, node: Node, axis: Any, keepdims: bool = False, dtype: Any 
         raise InputError(f"{name} of no elements (shape {node.shape}, axis {axis}) has no value")
     if name in ("argmin", "argmax") and axis is not None and len(axes) != 1:
         raise InputError(f"{name} works along one axis or over all of them")
-    if dtype is not None:
-        result = np.dtype(dtype)
-    elif name in ("var", "std"):
+    if name in ("var", "std"):
         probe = getattr(np, name)(np.zeros(2, node.dtype))
         result = np.asarray(probe).dtype
     else:
         result = np.asarray(getattr(np, name)(np.zeros(1, node.dtype))).dtype
+    if dtype is not None and result != dtype:  # elements are cast before they are added or multiplied, as NumPy's
+        result = np.dtype(dtype)
+        node = cast(node, result)
     working = _working(name, node.dtype, result)
     shape = tuple(1 if a in axes else n for a, n in enumerate(node.shape))
     made: Node = Reduce(shape=shape, dtype=result, inputs=(node,), name=name, axes=axes, working=working, ddof=ddof)
@@ -293,9 +303,10 @@ def scan(ufunc: np.ufunc, node: Node, axis: Any, dtype: Any = None) -> Node:
     if axis is None:
         node, axis = reshape(node, (-1,)), 0
     axis = axis_index(axis, node.ndim)
-    result = np.dtype(dtype) if dtype is not None else ufunc.accumulate(np.zeros(1, node.dtype)).dtype
-    if dtype is None and node.dtype.kind in "biu":
-        result = np.asarray(np.sum(np.zeros(1, node.dtype))).dtype
+    result = np.asarray(np.sum(np.zeros(1, node.dtype))).dtype
+    if dtype is not None and result != dtype:
+        result = np.dtype(dtype)
+        node = cast(node, result)
     return Scan(
         shape=node.shape,
         dtype=result,

@@ -105,15 +105,15 @@ class Turned(Seen):
         kept = [t for t in self.targets if t is not None]
         picks = tuple(slice(None) if axis in kept else 0 for axis in range(block.ndim))
         ranks = {target: rank for rank, target in enumerate(sorted(kept))}
-        view = block[picks].transpose([ranks[t] for t in kept])
-        return view[tuple(None if t is None else slice(None) for t in self.targets)]
+        view = block[(*picks, ...)].transpose([ranks[t] for t in kept])
+        return view[(*(None if t is None else slice(None) for t in self.targets), ...)]
 
     def _below(self, block: Block) -> Block:
         """A block of ours, with the axes of the sink below."""
-        view = block[tuple(0 if t is None else slice(None) for t in self.targets)]
+        view = block[(*(0 if t is None else slice(None) for t in self.targets), ...)]
         kept = [t for t in self.targets if t is not None]
         view = view.transpose([kept.index(t) for t in sorted(kept)])
-        return view[tuple(slice(None) if axis in kept else None for axis in range(len(self.sink.shape)))]
+        return view[(*(slice(None) if axis in kept else None for axis in range(len(self.sink.shape))), ...)]
 
 
 class Sketch(FlatSink):

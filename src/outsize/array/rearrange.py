@@ -242,6 +242,8 @@ class Wrap(Node):
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         block = frame.array(region_shape(region), self.dtype) if out is None else out
         length = self.inputs[0].shape[self.axis]
+        if not length:  # a plan asks for one element at least
+            return block
         start, stop = region[self.axis]
         place = start
         while place < stop:

@@ -10,10 +10,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
+import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from outsize.cli.streams import prepare_streams
 from outsize.core.errors import InputError, OutsizeError
 
 VERBS = {
@@ -32,6 +35,10 @@ VERBS = {
 class Parser(argparse.ArgumentParser):
     """A parser whose complaints are one sentence, like all others."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._negative_number_matcher = re.compile("^-[^-]")  # `-x * 2` and `-1,3` are what was asked, not options
+
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the whole usage."""
         raise InputError(f"{message} (see {self.prog} --help)")
@@ -40,8 +47,11 @@ class Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    prepare_streams()
     try:
-        return _dispatch(words)
+        with warnings.catch_warnings():
+            warnings.showwarning = _say  # type: ignore[assignment]
+            return _dispatch(words)
     except InputError as error:
         return _complain(error, status=2)
     except OutsizeError as error:
@@ -51,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, less) has gone: nothing to say, and no traceback at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # a folder that may not be written, a full disk, a file that went away
+        where = "" if error.filename is None else f"{error.filename}: "
+        return _complain(f"{where}{error.strerror or error}", status=1)
 
 
 def _dispatch(words: list[str]) -> int:
@@ -90,6 +103,11 @@ def _welcome() -> int:
     report.show(memory())
     report.show_verbs(VERBS)
     return 0
+
+
+def _say(warning: object, *_: object) -> None:
+    """A warning in the words of all other messages, without the line of ours that raised it."""
+    _complain(warning, status=0)
 
 
 def _complain(error: object, status: int) -> int:

@@ -40,10 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate the text lazily, then plan, save or print it."""
-    arrays = dict(_named(text) for text in args.inputs)
+    named = [_named(text) for text in args.inputs]
+    arrays = dict(named)
+    if len(arrays) < len(named):
+        raise InputError(f"--in names {', '.join(name for name, _ in named)}: every array needs a name of its own")
     result = evaluate(args.expression, arrays)
+    if isinstance(result, tuple | list) and all(isinstance(one, Array) for one in result):
+        raise InputError(f"{args.expression!r} is {len(result)} arrays: pick one, such as ({args.expression})[0]")
     if not isinstance(result, Array):
-        raise InputError(f"{args.expression!r} is {result!r}, not an array: nothing to compute")
+        what = "a function: call it" if callable(result) else f"{result!r}, not an array: nothing to compute"
+        raise InputError(f"{args.expression!r} is {what}")
     if args.device_budget and not args.device:
         raise InputError(f"--device-budget {args.device_budget} is for work on a device: give --device with it")
     with budget(device=args.device_budget):

@@ -9,6 +9,7 @@ import sys
 from rich.console import Console
 
 from outsize import report
+from outsize.core.errors import InputError
 from outsize.core.units import format_bytes
 from outsize.failure.run import run as run_watched
 
@@ -27,11 +28,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run it; its exit status is ours. The report goes to standard error, for standard output is the program's."""
+    if args.report and not pathlib.Path(args.report).parent.is_dir():
+        raise InputError(
+            f"--report {args.report}: there is no folder {pathlib.Path(args.report).parent}: make it first"
+        )
     words = args.command[1:] if args.command[:1] == ["--"] else args.command
     words = words if args.module is None else ["-m", *args.module]
     status, diagnosis, watched = run_watched(words)
     if args.peak:
-        sys.stderr.write(f"outsize: peak {format_bytes(watched.peak)} of RAM\n")
+        held = (
+            f"peak {format_bytes(watched.peak)} of RAM" if watched.peak else "it ended before its memory could be read"
+        )
+        sys.stderr.write(f"outsize: {held}\n")
     if diagnosis.failure is not None:
         if args.report:
             pathlib.Path(args.report).write_text(report.to_json(diagnosis) + "\n")

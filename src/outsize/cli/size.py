@@ -60,5 +60,5 @@ def _length(word: str, text: str) -> int:
 
 def _count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise InputError(f"--count is {text!r}: it must be a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"it must be a whole number of at least 1, not {text!r}")
     return int(text)

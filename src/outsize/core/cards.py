@@ -106,5 +106,10 @@ def find_card(name: str) -> Card:
     import difflib  # slow to load, and only needed for a mistake
 
     near = starting or [keys[key] for key in difflib.get_close_matches(wanted, keys, n=3, cutoff=0.5)]
-    hint = f": did you mean {' or '.join(card.name for card in near)}?" if near else ""
+    some = ", ".join(card.name for card in CARDS[:: max(1, len(CARDS) // 8)])
+    hint = (
+        f": did you mean {' or '.join(card.name for card in near)}?"
+        if near
+        else f": known are {some} and others like them"
+    )
     raise InputError(f"unknown card {name!r}{hint}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
@@ -67,7 +68,7 @@ class Noun:
 
 
 def to_plain(value: Any) -> Any:
-    """Nouns, enums, tuples and paths as JSON-ready data."""
+    """Nouns, enums, tuples and paths as JSON-ready data; what JSON has no number for is written as a word."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value) if field.repr]
         names += [name for name in getattr(value, "derived", ()) if name not in names]
@@ -80,6 +81,8 @@ def to_plain(value: Any) -> Any:
         return {name: to_plain(item) for name, item in value._asdict().items()}
     if isinstance(value, tuple | list | set | frozenset):
         return [to_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, str | int | float | bool) or value is None:
         return value
     if isinstance(value, os.PathLike):

@@ -13,11 +13,17 @@ _KINDS = {"0": "solid state"}
 
 
 def default_scratch(system: System) -> str:
-    """`OUTSIZE_SCRATCH`, else the user's cache folder (never /tmp, which is often RAM)."""
+    """`OUTSIZE_SCRATCH`, else the user's cache folder, else (it cannot be written) a temporary one; /tmp, often RAM, is last."""
     environ = system.environ
     home = environ.get("HOME") or os.path.expanduser("~")
     cache = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
-    return environ.get("OUTSIZE_SCRATCH") or os.path.join(cache, "outsize", "scratch")
+    if environ.get("OUTSIZE_SCRATCH"):
+        return environ["OUTSIZE_SCRATCH"]
+    usual = os.path.join(cache, "outsize", "scratch")
+    own = f"outsize-{os.getuid()}"
+    others = (os.path.join(folder, own) for folder in ("/var/tmp", environ.get("TMPDIR") or "/tmp"))
+    writable = (folder for folder in (usual, *others) if system.disk_space(folder).direct is not None)
+    return next(writable, usual)
 
 
 def read_disk(system: System, scratch: str) -> PoolReading:

@@ -78,6 +78,8 @@ def read_config(path: str) -> Any:
         fields = json.loads(file.read_text())
     except json.JSONDecodeError as error:
         raise InputError(f"{file} is not JSON: line {error.lineno}, {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not JSON: byte {error.start} of it is no text") from None
     if not isinstance(fields, dict) or "model_type" not in fields:
         raise InputError(f"{file} names no model_type: it is not the config.json of a transformers model")
     sizes = (

@@ -37,7 +37,7 @@ def find_level(device: Any, tf32: bool = False) -> tuple[Level | None, tuple[str
         found = _find("cuda")
         level = _level(found, tf32, strict=False)
     except (InputError, OutOfMemory) as error:
-        return None, (_warn(f"on the processor: {error}"),)
+        return None, (_warn(f"on the processor: {str(error).partition(';')[0]}"),)
     if level.room == 0:
         left, why = found.available()
         return None, (_warn(f"on the processor: {found.name} has {format_bytes(left)} left, {why}"),)

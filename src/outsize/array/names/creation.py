@@ -13,6 +13,7 @@ from outsize.array.array import Array
 from outsize.array.graph import Range
 from outsize.array.names.pointwise import asarray, where
 from outsize.array.names.shapes import broadcast_to, reshape, swapaxes
+from outsize.core.errors import InputError
 from outsize.core.spec import parse_shape
 
 
@@ -60,7 +61,10 @@ def full_like(x: Array, /, fill_value: Any, *, dtype: Any = None, device: Any = 
 def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Array:
     """start, start + step, ... below stop."""
     begin, end = (0, start) if stop is None else (start, stop)
-    count = builtins.max(0, math.ceil((end - begin) / step))
+    if not step:
+        raise InputError(f"arange from {begin} to {end} never arrives with steps of 0")
+    exact = builtins.all(isinstance(value, int | np.integer) for value in (begin, end, step))
+    count = builtins.max(0, -((begin - end) // step) if exact else math.ceil((end - begin) / step))
     element = np.dtype(dtype) if dtype is not None else np.asarray([begin, end, step]).dtype
     return Array(Range(shape=(count,), dtype=element, start=begin, step=step))
 
@@ -69,6 +73,7 @@ def linspace(
     start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
 ) -> Array:
     """`num` evenly spaced values."""
+    (num,) = parse_shape((num,))
     gaps = num - 1 if endpoint else num
     step = (stop - start) / gaps if gaps > 0 else 0.0
     complex_ = isinstance(start, complex) or isinstance(stop, complex)

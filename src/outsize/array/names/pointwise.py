@@ -26,20 +26,30 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> A
     return asarray(np.from_dlpack(x, **said))
 
 
-def where(condition: Any, x1: Any, x2: Any, /) -> Array:
+def where(condition: Any, x1: Any = None, x2: Any = None, /) -> Array:
     """x1 where the condition holds, x2 elsewhere."""
+    if x1 is None or x2 is None:
+        raise InputError(
+            "where takes a condition and two arrays or values; for the places alone use nonzero(condition)"
+        )
     return apply(WHERE, asarray(condition).astype(bool), x1, x2)
 
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Array:
-    """Limited to [min, max]; the dtype stays."""
+    """Limited to [min, max]; the dtype stays, but where a bound is of another kind (whole numbers up to 2.5) it is NumPy's."""
     result = asarray(x)
     dtype = result.dtype
-    if min is not None:
-        result = apply(operation(np.maximum), result, min)
-    if max is not None:
-        result = apply(operation(np.minimum), result, max)
-    return result.astype(dtype)
+    for ufunc, bound in ((np.maximum, min), (np.minimum, max)):
+        if bound is not None and not _beyond(bound, dtype, ufunc is np.maximum):
+            result = apply(operation(ufunc), result, bound)
+    return result.astype(dtype) if result.dtype.kind == dtype.kind else result
+
+
+def _beyond(bound: Any, dtype: np.dtype[Any], lowest: bool) -> bool:
+    """True where the dtype holds no number that a bound would change."""
+    if not isinstance(bound, int) or dtype.kind not in "iu":
+        return False
+    return bool(bound <= np.iinfo(dtype).min if lowest else bound >= np.iinfo(dtype).max)
 
 
 def real(x: Any, /) -> Array:
@@ -56,7 +66,10 @@ def imag(x: Any, /) -> Array:
 
 def round(x: Any, /, decimals: int = 0) -> Array:
     """Nearest value with this many decimals."""
-    return apply(rounding(decimals), asarray(x))
+    found = asarray(x)
+    if decimals < 0 and found.dtype.kind in "iu":  # tens of whole numbers go through floats, NumPy's too
+        return apply(rounding(decimals), found.astype(np.float64)).astype(found.dtype)
+    return apply(rounding(decimals), found)
 
 
 def astype(x: Array, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
@@ -82,5 +95,6 @@ def isdtype(dtype: Any, kind: Any) -> bool:
 def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8) -> Array:
     """True where two arrays are close."""
     first, second = asarray(a), asarray(b)
+    second = second.astype(np.result_type(second.dtype, 1.0))  # differences of whole numbers may wrap
     near = abs(first - second) <= (atol + rtol * abs(second))
-    return near | (first == second)
+    return near & apply(operation(np.isfinite), second) | (first == second)

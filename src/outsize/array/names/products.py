@@ -29,6 +29,15 @@ def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Array:
     else:
         left = [make.axis_index(i, a.ndim) for i in np.atleast_1d(axes[0])]
         right = [make.axis_index(i, b.ndim) for i in np.atleast_1d(axes[1])]
+    if (
+        len(left) != len(right)
+        or len(set(left)) != len(left)
+        or len(set(right)) != len(right)
+        or min(left, default=0) < 0
+    ):
+        raise InputError(
+            f"tensordot sums pairs of axes, and axes={axes!r} of {a.ndim} and {b.ndim} dimensions are none"
+        )
     rows = [i for i in range(a.ndim) if i not in left]
     columns = [i for i in range(b.ndim) if i not in right]
     if not left:
@@ -65,6 +74,8 @@ def outer(x1: Any, x2: Any) -> Array:
 def einsum(subscripts: str, *operands: Any) -> Array:
     """Einstein's summation of one or two arrays (more are taken two at a time from the left), without repeated
     letters."""
+    if not isinstance(subscripts, str):
+        raise InputError(f"einsum begins with its letters, such as 'ij,jk->ik', not with {type(subscripts).__name__}")
     inputs, arrow, output = subscripts.replace(" ", "").partition("->")
     labels, arrays = inputs.split(","), [asarray(o) for o in operands]
     if "." in subscripts or len(labels) != len(arrays) or builtins.any(len(set(t)) != len(t) for t in labels):
@@ -75,6 +86,8 @@ def einsum(subscripts: str, *operands: Any) -> Array:
     if not arrow:
         joined = "".join(labels)
         output = "".join(sorted(c for c in set(joined) if joined.count(c) == 1))
+    if set(output) - set(inputs) or len(set(output)) != len(output):
+        raise InputError(f"einsum {subscripts!r}: {output!r} has a letter that no array has, or one twice")
     term, result = labels[0], arrays[0]
     for position in range(1, len(arrays)):
         later = set("".join(labels[position + 1 :]) + output)
@@ -116,7 +129,8 @@ def cov(m: Any, /, *, rowvar: bool = True, ddof: int = 1) -> Array:
 
 
 def vector_norm(x: Array, /, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Array:
-    """Norm of vectors; any order."""
+    """Norm of vectors; any order. Whole numbers are float64 before they are squared."""
+    x = x if x.dtype.kind in "fc" else x.astype(np.float64)
     size = apply(operation(np.absolute), x)
     if ord == math.inf:
         return size.max(axis, keepdims=keepdims)

@@ -39,7 +39,8 @@ def matrix_transpose(x: Array, /) -> Array:
 def swapaxes(x: Array, axis1: int, axis2: int) -> Array:
     """Two axes swapped."""
     order = list(range(x.ndim))
-    order[axis1], order[axis2] = order[axis2], order[axis1]
+    one, two = make.axis_index(axis1, x.ndim), make.axis_index(axis2, x.ndim)
+    order[one], order[two] = two, one
     return permute_dims(x, order)
 
 
@@ -55,8 +56,8 @@ def moveaxis(x: Array, source: Any, destination: Any, /) -> Array:
 
 def expand_dims(x: Array, /, axis: Any = 0) -> Array:
     """A new axis of length 1."""
-    axes = axis if isinstance(axis, tuple | list) else (axis,)
-    return Array(make.insert_axes(x.node, [make.axis_index(a, x.ndim + len(axes)) for a in axes]))
+    axes = make.axis_tuple(axis, x.ndim + (len(axis) if isinstance(axis, tuple | list) else 1))
+    return Array(make.insert_axes(x.node, axes))
 
 
 def squeeze(x: Array, /, axis: Any = None) -> Array:
@@ -120,7 +121,7 @@ def roll(x: Array, /, shift: Any, *, axis: Any = None) -> Array:
 
 def tile(x: Array, repetitions: Any, /) -> Array:
     """Repeated end to end."""
-    reps = (repetitions,) if isinstance(repetitions, int) else tuple(repetitions)
+    reps = parse_shape(np.atleast_1d(repetitions).tolist())
     node = x.node
     if len(reps) > node.ndim:
         node = make.insert_axes(node, range(len(reps) - node.ndim))
@@ -154,14 +155,18 @@ def repeat(x: Array, repeats: Any, /, *, axis: int | None = None) -> Array:
 
 
 def take(x: Array, indices: Any, /, *, axis: int | None = None) -> Array:
-    """Chosen indices along an axis; the indices are held in memory."""
+    """Chosen indices along an axis; the indices are held in memory, and their shape takes the axis' place."""
     if axis is None:
         x, axis = x.reshape(-1), 0
-    return Array(make.take(x.node, np.asarray(indices), make.axis_index(axis, x.ndim)))
+    places, axis = np.asarray(indices), make.axis_index(axis, x.ndim)
+    taken = Array(make.take(x.node, places.reshape(-1), axis))
+    return taken if places.ndim == 1 else taken.reshape((*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]))
 
 
 def diff(x: Array, /, *, axis: int = -1, n: int = 1) -> Array:
     """Differences of neighbours."""
+    if make.whole("the order of a difference", n) < 0:
+        raise InputError(f"a difference of order {n} is none: give 0 or more")
     place = make.axis_index(axis, x.ndim)
     lead = (slice(None),) * place
     for _ in range(n):
@@ -171,17 +176,20 @@ def diff(x: Array, /, *, axis: int = -1, n: int = 1) -> Array:
 
 
 def pad(x: Array, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> Array:
-    """A margin of one value around the array."""
+    """A margin around the array: of one value, or of one for each side or each side of each axis."""
     if mode != "constant":
         raise InputError(f"pad mode {mode!r} has no rule here: use 'constant', or map_overlap with a boundary")
     node = x.node
-    for axis, (before, after) in enumerate(np.broadcast_to(np.asarray(pad_width), (x.ndim, 2)).tolist()):
+    try:
+        widths, fills = (np.broadcast_to(np.asarray(given), (x.ndim, 2)) for given in (pad_width, constant_values))
+    except ValueError:
+        raise InputError(
+            f"pad takes one width, a pair, or a pair for each of {x.ndim} axes, and values likewise, not {pad_width!r} "
+            f"and {constant_values!r}"
+        ) from None
+    for axis, (before, after) in enumerate(map(parse_shape, widths.tolist())):
         edges = [(*node.shape[:axis], n, *node.shape[axis + 1 :]) for n in (before, after)]
-        parts = (
-            make.fill(edges[0], constant_values, node.dtype),
-            node,
-            make.fill(edges[1], constant_values, node.dtype),
-        )
+        parts = (make.fill(edges[0], fills[axis, 0], node.dtype), node, make.fill(edges[1], fills[axis, 1], node.dtype))
         shape = (*node.shape[:axis], node.shape[axis] + before + after, *node.shape[axis + 1 :])
         node = Concat(shape=shape, dtype=node.dtype, inputs=parts, axis=axis)
     return Array(node)
