@@ -106,6 +106,8 @@ class Lane(Barrier):
     """Bytes it may allocate, as a multiple of its input."""
     beside: int = 0
     """Bytes it may allocate besides, however many lanes it is given."""
+    key: tuple[Any, ...] = ()
+    """What the function was made of, where its name does not tell."""
 
     greedy = True
 
@@ -129,7 +131,7 @@ class Lane(Barrier):
         return self.function(block)
 
     def detail(self) -> tuple[Any, ...]:
-        return (self.name, self.axis, self.shape)
+        return (self.name, self.axis, self.shape, self.key)
 
     def label(self) -> str:
         return self.name

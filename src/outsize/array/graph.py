@@ -110,7 +110,7 @@ class Fill(Node):
         return np.broadcast_to(np.asarray(self.value, self.dtype), region_shape(region))
 
     def detail(self) -> tuple[Any, ...]:
-        return (repr(self.value), self.shape, self.dtype.str)
+        return (np.asarray(self.value, self.dtype).tobytes(), self.shape, self.dtype.str)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -134,7 +134,8 @@ class Range(Node):
         return block
 
     def detail(self) -> tuple[Any, ...]:
-        return (repr(self.start), repr(self.step), self.shape, self.dtype.str)
+        ends = [np.asarray(value) for value in (self.start, self.step)]
+        return (*((end.dtype.str, end.tobytes()) for end in ends), self.shape, self.dtype.str)
 
 
 def structure(node: Node, known: dict[int, str]) -> str:

@@ -90,10 +90,10 @@ class Counts(Rule):
 
     def __init__(
         self, ndim: int, dtype: np.dtype[Any], ranks: tuple[int, ...], shift: int, bits: int,
-        then: Callable[[Block], Block] | None,
+        then: Callable[[Block], Block] | None, key: tuple[Any, ...],
     ) -> None:  # fmt: skip
         super().__init__(ndim, dtype)
-        self.ranks, self.shift, self.bits, self.then = ranks, shift, bits, then
+        self.ranks, self.shift, self.bits, self.then, self.key = ranks, shift, bits, then, key
         self.first = shift + bits == 8 * dtype.itemsize
         self.rows = 1 if self.first else len(ranks)
 
@@ -101,7 +101,7 @@ class Counts(Rule):
         return np.dtype((np.int64, (self.rows << self.bits,))), np.dtype((np.uint64, (2 * len(self.ranks),)))
 
     def detail(self) -> tuple[Any, ...]:
-        return (self.ranks, self.shift, self.bits)
+        return (self.ranks, self.shift, self.bits, self.key)
 
     def start(self, states: States) -> None:
         states[0][...] = 0

@@ -6,7 +6,10 @@ beside its input, as a multiple of that input), the plan counts it, and without 
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -118,7 +121,7 @@ class Window(Node):
         return block
 
     def detail(self) -> tuple[Any, ...]:
-        return (_identity(self.function), self.depth, self.boundary, repr(self.fill))
+        return (_identity(self.function), self.depth, self.boundary, _identity(self.fill))
 
     def label(self) -> str:
         return f"map_overlap({getattr(self.function, '__name__', 'function')})"
@@ -157,11 +160,38 @@ def _call(
     return result.astype(dtype, copy=False)
 
 
-def _identity(function: Callable[..., Any]) -> tuple[Any, ...]:
-    """What tells one function from another across runs."""
-    code = getattr(function, "__code__", None)
-    return (
-        getattr(function, "__module__", ""),
-        getattr(function, "__qualname__", repr(type(function))),
-        "" if code is None else code.co_code.hex() + repr(code.co_consts),
-    )
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), np.generic, np.dtype)
+"""Values whose text tells all of them."""
+_SHORT = 1 << 20
+"""Bytes of an array that is told by its contents."""
+
+
+def _identity(value: Any, around: tuple[int, ...] = ()) -> Any:
+    """What tells a function from others: its name and code, and what it was given beforehand. Where all of that is plain, it is
+    told alike in another run; any other object is only itself, so that an unfinished save with one begins anew."""
+    if id(value) in around:  # a function that calls itself
+        return "itself"
+    tell = functools.partial(_identity, around=(*around, id(value)))
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, types.CodeType):
+        return value.co_code.hex(), value.co_names, *map(tell, value.co_consts)
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        given = (value.__code__, value.__defaults__, value.__kwdefaults__, *cells)
+        return value.__module__, value.__qualname__, *map(tell, given)
+    if isinstance(value, types.MethodType):
+        return tell(value.__func__), tell(value.__self__)
+    if isinstance(value, functools.partial):
+        return tell(value.func), tell(value.args), tell(value.keywords)
+    if isinstance(value, tuple | list):
+        return type(value).__name__, *map(tell, value)
+    if isinstance(value, dict):
+        return tuple((tell(name), tell(entry)) for name, entry in value.items())
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__name__, tell(value.__self__)
+    if isinstance(value, np.ufunc | types.ModuleType):
+        return type(value).__name__, value.__name__
+    if isinstance(value, np.ndarray) and value.nbytes <= _SHORT and not value.dtype.hasobject:
+        return value.dtype.str, value.shape, hashlib.blake2b(value.tobytes(), digest_size=16).hexdigest()
+    return type(value).__qualname__, id(value)

@@ -38,8 +38,10 @@ def _lanes(x: Any, axis: Any) -> tuple[Node, tuple[int, ...]]:
     return lanes, tuple(1 if a in axes else n for a, n in enumerate(node.shape))
 
 
-def _ranked(name: str, node: Node, ranks: tuple[int, ...], then: Callable[[Block], Block]) -> Node:
-    """then(the elements of these ranks) for every lane; `then` works along the last axis."""
+def _ranked(
+    name: str, node: Node, ranks: tuple[int, ...], then: Callable[[Block], Block], key: tuple[Any, ...] = ()
+) -> Node:
+    """then(the elements of these ranks) for every lane; `then` works along the last axis, `key` tells it from others."""
     probe = then(np.zeros(len(ranks), node.dtype))
     shape = (*node.shape[:-1], len(probe))
     if node.shape[-1] * node.dtype.itemsize <= _SHORT:
@@ -49,18 +51,20 @@ def _ranked(name: str, node: Node, ranks: tuple[int, ...], then: Callable[[Block
             return then(block[..., list(ranks)])
 
         return Lane(
-            shape=shape, dtype=probe.dtype, inputs=(node,), function=pick, name=name, axis=node.ndim - 1, memory=1
-        )
+            shape=shape, dtype=probe.dtype, inputs=(node,), function=pick, name=name, axis=node.ndim - 1, memory=1,
+            key=key,
+        )  # fmt: skip
     if node.dtype.kind == "c":
         picked = make.take(sort_lanes(node), ranks, node.ndim - 1)
         return Lane(
-            shape=shape, dtype=probe.dtype, inputs=(picked,), function=then, name=name, axis=node.ndim - 1, memory=2
-        )
+            shape=shape, dtype=probe.dtype, inputs=(picked,), function=then, name=name, axis=node.ndim - 1, memory=2,
+            key=key,
+        )  # fmt: skip
     found: tuple[Node, ...] = ()
     digits = digits_of(node.dtype, len(ranks))
     for number, (shift, bits) in enumerate(digits, 1):
         last = number == len(digits)
-        rule = Counts(node.ndim, node.dtype, ranks, shift, bits, then if last else None)
+        rule = Counts(node.ndim, node.dtype, ranks, shift, bits, then if last else None, key if last else ())
         made = Select(
             shape=shape if last else (*shape[:-1], 2 * len(ranks)), dtype=probe.dtype if last else np.dtype(np.uint64),
             inputs=(node, *found), name=f"{name}, digit {number} of {len(digits)},", axes=(node.ndim - 1,),
@@ -143,7 +147,8 @@ def _quantile(name: str, x: Any, q: Block, weak: bool, axis: Any, method: str, k
         result = found[..., low] if gamma is None else _between(found[..., low], found[..., high], gamma)
         return _nan_where(result, found) if inexact else result
 
-    return _shaped(_ranked(name, node, ranks, then), ones, q.shape, axis, keepdims)
+    key = (q.dtype.str, q.tobytes(), weak)
+    return _shaped(_ranked(name, node, ranks, then, key), ones, q.shape, axis, keepdims)
 
 
 def _between(a: Block, b: Block, share: Any) -> Block:
