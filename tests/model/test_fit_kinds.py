@@ -1,5 +1,8 @@
 """Kinds of networks whose parts a planner could overlook, and whose gradients a comparison could misjudge."""
 
+import copy
+
+import networks as nets
 import pytest
 import torch
 from torch import nn
@@ -27,10 +30,11 @@ def plain_of(model, loss, batch, **settings):
 
 def make_normed():
     """Convolutions whose biases change nothing: what they add, the norm behind them takes away."""
-    layers = [nn.Conv2d(3, 8, 3, padding=1)]
-    for _ in range(6):
-        layers += [nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)]
-    return nn.Sequential(*layers), lambda model, images: model(images).square().mean(), torch.randn(6, 3, 24, 24)
+    blocks = [nn.Conv2d(3, 8, 3, padding=1)]
+    for _ in range(2):
+        layers = (nn.Sequential(nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)) for _ in range(3))
+        blocks.append(nn.Sequential(*layers))
+    return nn.Sequential(*blocks), lambda model, images: model(images).square().mean(), torch.randn(6, 3, 24, 24)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -215,4 +219,30 @@ def test_what_a_users_optimizer_counts_is_known_to_the_trace_and_not_changed_by_
         plain.step()
     assert ours.seen == plain.seen
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+    fitted.undo()
+
+
+class Recurrent(nn.Module):
+    """A unit that gives rows and, on another axis, what it remembers of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.rest, self.head = nn.Embedding(50, 16), nn.GRU(16, 16, 2, batch_first=True), nn.Linear(16, 50)
+
+    def forward(self, tokens):
+        return self.head(self.rest(self.embed(tokens))[0])
+
+
+def test_a_unit_that_gives_more_than_rows_visits_all_the_same():
+    torch.manual_seed(0)
+    model, batch = Recurrent(), torch.randint(0, 50, (8, 12))
+    twin = copy.deepcopy(model)
+    ours, plain = (torch.optim.SGD(one.parameters(), 0.1) for one in (model, twin))
+    with pytest.raises(outsize.BudgetError) as refused:
+        outsize.fit(model, nets.language_loss, ours, batch, device="cpu", budget=1, host="8GiB")
+    smallest = refused.value.smallest
+    fitted = outsize.fit(model, nets.language_loss, ours, batch, device="cpu", budget=smallest, host="8GiB")
+    fitted.step(batch)
+    nets.plain_step(twin, nets.language_loss, plain, batch)
+    assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-5
     fitted.undo()
