@@ -238,3 +238,32 @@ def test_a_unit_that_gives_more_than_rows_is_planned_whole():
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     with pytest.raises(outsize.BudgetError):
         outsize.fit(model, nets.language_loss, optimizer, batch, device="cpu", budget=1, host="8GiB", dry_run=True)
+
+
+class Cached(nn.Linear):
+    """Writes a buffer, and the same one whatever it is given."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("places", torch.zeros(sizes[0]))
+
+    def forward(self, x):
+        self.places.copy_(torch.arange(len(self.places)))
+        return super().forward(x + self.places)
+
+
+@pytest.mark.parametrize("kind", ["averages", "iterations", "a cache"])
+def test_buffers_that_slices_would_leave_otherwise_forbid_them(kind):
+    torch.manual_seed(0)
+    if kind == "averages":
+        part = nn.Sequential(nn.Unflatten(1, (4, 4)), nn.InstanceNorm1d(4, track_running_stats=True), nn.Flatten())
+    else:
+        spectral = torch.nn.utils.parametrizations.spectral_norm
+        part = Cached(16, 16) if kind == "a cache" else spectral(nn.Linear(16, 16))
+    model, batch = nn.Sequential(nn.Linear(8, 16, bias=False), part, nn.Tanh(), nn.Linear(16, 3)), torch.randn(6, 8)
+    found = look(Work(model=model, loss=square, optimizer=torch.optim.SGD(model.parameters(), 0.1)), batch)
+    if kind == "a cache":
+        assert found.normaliser is not None
+    else:
+        assert found.normaliser is None
+        assert "writes its buffers in every forward pass" in found.why_not
