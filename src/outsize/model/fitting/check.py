@@ -291,7 +291,7 @@ def _find_counting(work: Work, part: Any, few: int, written: Written) -> str:
 
     if not written:
         return ""
-    names = {module: name for name, module in work.model.named_modules()}
+    names: dict[Any, str] = {module: name for name, module in work.model.named_modules()}
     states: list[list[tuple[str, Any]]] = []
     with torch.no_grad(), calm():
         for runs in ([(0, few)], [(0, few - 1), (few - 1, few)]):
@@ -300,7 +300,7 @@ def _find_counting(work: Work, part: Any, few: int, written: Written) -> str:
                     work.loss(work.model, batches.take(part, *run))
                 found = [(names[m], m._buffers.get(name)) for m, given in written.items() for name in given]
                 states.append([(name, buffer.clone()) for name, buffer in found if buffer is not None])
-    for (name, whole), (_, sliced) in zip(*states, strict=True):
+    for (name, whole), (_, sliced) in zip(states[0], states[1], strict=True):
         if whole.shape != sliced.shape or not torch.allclose(whole, sliced, rtol=SAME, equal_nan=True):
             return name
     return ""
