@@ -6,8 +6,10 @@ inside a budget of bytes. Every name below is loaded at its first use, so that `
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from outsize.core.errors import BudgetError, InputError, OutOfMemory, OutsizeError, StoreError
@@ -70,9 +72,22 @@ def __dir__() -> list[str]:
 
 
 def _load_drawing() -> Drawing:
-    from outsize.report import draw
+    with _same_draws():
+        from outsize.report import draw
 
     return draw
+
+
+@contextlib.contextmanager
+def _same_draws() -> Iterator[None]:
+    """Python's random numbers as they were: rich draws one when it is imported, and a user may have set a seed."""
+    import random
+
+    before = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(before)
 
 
 set_drawing(_load_drawing)
@@ -81,7 +96,8 @@ set_drawing(_load_drawing)
 def _load_listener() -> Listener | None:
     if sys.stderr is None or not sys.stderr.isatty():  # asked first: drawing is slow to import
         return None
-    from outsize.report.progress import terminal_listener
+    with _same_draws():
+        from outsize.report.progress import terminal_listener
 
     return terminal_listener()
 

@@ -1,5 +1,6 @@
 """Kinds of networks whose parts a planner could overlook, and whose gradients a comparison could misjudge."""
 
+import networks as nets
 import pytest
 import torch
 from torch import nn
@@ -27,10 +28,11 @@ def plain_of(model, loss, batch, **settings):
 
 def make_normed():
     """Convolutions whose biases change nothing: what they add, the norm behind them takes away."""
-    layers = [nn.Conv2d(3, 8, 3, padding=1)]
-    for _ in range(6):
-        layers += [nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)]
-    return nn.Sequential(*layers), lambda model, images: model(images).square().mean(), torch.randn(6, 3, 24, 24)
+    blocks = [nn.Conv2d(3, 8, 3, padding=1)]
+    for _ in range(2):
+        layers = (nn.Sequential(nn.InstanceNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)) for _ in range(3))
+        blocks.append(nn.Sequential(*layers))
+    return nn.Sequential(*blocks), lambda model, images: model(images).square().mean(), torch.randn(6, 3, 24, 24)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -216,3 +218,52 @@ def test_what_a_users_optimizer_counts_is_known_to_the_trace_and_not_changed_by_
     assert ours.seen == plain.seen
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
     fitted.undo()
+
+
+class Recurrent(nn.Module):
+    """A unit that gives rows and, on another axis, what it remembers of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.rest = nn.Embedding(50, 24), nn.LSTM(24, 24, 2, batch_first=True)
+        self.head = nn.Linear(24, 50)
+
+    def forward(self, tokens):
+        return self.head(self.rest(self.embed(tokens))[0])
+
+
+def test_a_unit_that_gives_more_than_rows_is_planned_whole():
+    torch.manual_seed(0)
+    model, batch = Recurrent(), torch.randint(0, 50, (8, 20))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    with pytest.raises(outsize.BudgetError):
+        outsize.fit(model, nets.language_loss, optimizer, batch, device="cpu", budget=1, host="8GiB", dry_run=True)
+
+
+class Cached(nn.Linear):
+    """Writes a buffer, and the same one whatever it is given."""
+
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_buffer("places", torch.zeros(sizes[0]))
+
+    def forward(self, x):
+        self.places.copy_(torch.arange(len(self.places)))
+        return super().forward(x + self.places)
+
+
+@pytest.mark.parametrize("kind", ["averages", "iterations", "a cache"])
+def test_buffers_that_slices_would_leave_otherwise_forbid_them(kind):
+    torch.manual_seed(0)
+    if kind == "averages":
+        part = nn.Sequential(nn.Unflatten(1, (4, 4)), nn.InstanceNorm1d(4, track_running_stats=True), nn.Flatten())
+    else:
+        spectral = torch.nn.utils.parametrizations.spectral_norm
+        part = Cached(16, 16) if kind == "a cache" else spectral(nn.Linear(16, 16))
+    model, batch = nn.Sequential(nn.Linear(8, 16, bias=False), part, nn.Tanh(), nn.Linear(16, 3)), torch.randn(6, 8)
+    found = look(Work(model=model, loss=square, optimizer=torch.optim.SGD(model.parameters(), 0.1)), batch)
+    if kind == "a cache":
+        assert found.normaliser is not None
+    else:
+        assert found.normaliser is None
+        assert "writes its buffers in every forward pass" in found.why_not

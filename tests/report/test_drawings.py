@@ -1,6 +1,8 @@
 """Every noun with a drawing shows the same numbers in text and HTML, whatever is in its names."""
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -69,3 +71,8 @@ def test_a_plan_shows_its_verdict_steps_and_smallest_budget():
         "both ride",
     ):
         assert piece in text
+
+
+def test_the_first_drawing_leaves_pythons_random_numbers_alone():
+    told = "import random, outsize; before = random.getstate(); str(outsize.size((2, 2), 'float32'))"
+    subprocess.run([sys.executable, "-c", f"{told}; assert random.getstate() == before"], check=True)

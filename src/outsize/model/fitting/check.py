@@ -26,6 +26,12 @@ from outsize.model.fitting.users_code import in_users_code, say
 SAMPLES = 3
 """Rows that are looked at: cut into two and one, which tells a mean from a sum and from everything else."""
 
+SAME = 1e-6
+"""Largest relative difference of buffers that rounding explains: what a second iteration adds is more."""
+
+Written = dict[Any, tuple[str, ...]]
+"""Module -> names of the buffers that its forward pass writes."""
+
 TOLERANCE = 1e-4
 """Relative difference of losses that counts as equal: rounding of float32 sums is far below, a wrong rule far above."""
 
@@ -145,7 +151,7 @@ def look(work: Work, batch: Any) -> Findings:
             if names:
                 why_not = f"random numbers are drawn ({', '.join(names)}), which cannot be held still to compare slices"
             elif few > 1 and not failure:
-                normaliser, why_not = _try_rules(work, part, few)
+                normaliser, why_not = _try_rules(work, part, few, written)
         if normaliser is not None and (missing := normaliser.find_missing(batch)):
             normaliser, why_not = None, missing
     return Findings(
@@ -266,14 +272,38 @@ def _norms(model: Any) -> list[str]:
     ]
 
 
-def _try_rules(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]:
+def _try_rules(work: Work, part: Any, few: int, written: Written) -> tuple[Normaliser | None, str]:
     """The rule, or why there is none; a loss that fails on slices has none."""
     try:
-        return _find_rule(work, part, few)
+        rule, why_not = _find_rule(work, part, few)
+        if rule is not None and (name := _find_counting(work, part, few, written)):
+            return None, f"{name} writes its buffers in every forward pass, and slices would leave others in them"
+        return rule, why_not
     except Exception as error:
         if isinstance(error, OutsizeError) or is_out_of_memory(error):
             raise
         return None, f"the loss of a slice of {few} samples fails with {say(error)}"
+
+
+def _find_counting(work: Work, part: Any, few: int, written: Written) -> str:
+    """A module whose buffers (running averages, power iterations) slices leave otherwise than the whole; empty: none."""
+    import torch
+
+    if not written:
+        return ""
+    names: dict[Any, str] = {module: name for name, module in work.model.named_modules()}
+    states: list[list[tuple[str, Any]]] = []
+    with torch.no_grad(), calm():
+        for runs in ([(0, few)], [(0, few - 1), (few - 1, few)]):
+            with preserved(work.model):
+                for run in runs:
+                    work.loss(work.model, batches.take(part, *run))
+                found = [(names[m], m._buffers.get(name)) for m, given in written.items() for name in given]
+                states.append([(name, buffer.clone()) for name, buffer in found if buffer is not None])
+    for (name, whole), (_, sliced) in zip(states[0], states[1], strict=True):
+        if whole.shape != sliced.shape or not torch.allclose(whole, sliced, rtol=SAME, equal_nan=True):
+            return name
+    return ""
 
 
 def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]:

@@ -25,6 +25,7 @@ from outsize.model.fitting.hosted.slabs import Layout, stretch
 from outsize.model.fitting.hosted.stage import HostedStage, Sketch
 from outsize.model.fitting.hosted.units import Cut, cut_model, sizeof
 from outsize.model.fitting.hosted.visits import Nested
+from outsize.model.fitting.joining import NotJoined
 
 PARTS = (6, 3, 12, 24)
 """A unit has at most one part in so many of the device's budget."""
@@ -252,10 +253,10 @@ class Search:
                     raise
                 self.outside[nested.unit] = None
                 continue
-            except (RuntimeError, MixesRows):
+            except (RuntimeError, MixesRows, NotJoined):
                 if choice.pieces == 1:
                     raise
-                self.forbidden.add("pieces")  # a unit cannot run on a few rows: it keeps something from call to call
+                self.forbidden.add("pieces")  # a unit cannot run on a few rows: it keeps something, or gives no rows
                 return None
             self.traced()
             known = (dict(self.outside), len(self.written), order)
