@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.frame import Frame, phantom
+from outsize.array.frame import Frame
 from outsize.array.graph import Node, Shape, Source
 from outsize.array.store.base import Block, Region, region_shape
 
@@ -110,21 +110,38 @@ class Reshape(Node):
         block = frame.array(shape, self.dtype) if packed is None else packed
         if 0 in self.shape:  # a plan asks for one element at least
             return block
-        flat = block.reshape(-1) if block.flags.c_contiguous else block
+        child = self.inputs[0]
+        before, after = self._alike()
+        lead, middle, tail = region[:before], region[before : len(region) - after], region[len(region) - after :]
+        inner = child.shape[before : child.ndim - after]
+        flat = block.reshape((*shape[:before], -1, *shape[len(shape) - after :]))
+
+        def part(box: Region, position: int) -> tuple[Region, Block]:
+            """(a box of the child, its place in the block)."""
+            whole = (*lead, *box, *tail)
+            place = (slice(None),) * before + (slice(position, position + math.prod(region_shape(box))),)
+            return whole, flat[place].reshape(region_shape(whole))
+
         position = 0
-        for start, stop in _stretches(self.shape, region):
-            for box in _boxes(self.inputs[0].shape, start, stop):
-                size = math.prod(region_shape(box))
+        for start, stop in _stretches(self.shape[before : len(shape) - after], middle):
+            for box in _boxes(inner, start, stop):
                 mark = frame.mark()
-                frame.evaluate(self.inputs[0], box, flat[position : position + size].reshape(region_shape(box)))
+                frame.evaluate(child, *part(box, position))
                 frame.release(mark)
-                position += size
+                position += math.prod(region_shape(box))
         if frame.dry and block.size:
-            inner = self.inputs[0].shape
-            row = math.prod(inner[1:])
-            for box in _boxes(inner, 0, min(math.prod(inner), block.size // row * row or block.size)):
-                frame.suppose(self.inputs[0], box, phantom(region_shape(box), self.dtype))
+            row, size = math.prod(inner[1:]), math.prod(region_shape(middle))
+            for box in _boxes(inner, 0, min(math.prod(inner), size // row * row or size)):
+                frame.suppose(child, *part(box, 0))
         return block
+
+    def _alike(self) -> tuple[int, int]:
+        """How many leading and trailing axes stay as they are: a part of them is the same part of the child."""
+        theirs = self.inputs[0].shape
+        pairs = list(zip(self.shape, theirs, strict=False))
+        before = next((place for place, (own, other) in enumerate(pairs) if own != other), len(pairs))
+        rest = list(zip(reversed(self.shape[before:]), reversed(theirs[before:]), strict=False))
+        return before, next((place for place, (own, other) in enumerate(rest) if own != other), len(rest))
 
     def detail(self) -> tuple[Any, ...]:
         return (self.shape,)

@@ -1,0 +1,53 @@
+"""Reshapes of what is not in the order of memory: every part is the right one, and a plan does not count elements one by one."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import outsize
+import outsize.array as xp
+from outsize.array.frame import Frame
+
+SHAPES = [(24, 10), (4, 6, 10), (24, 2, 5), (2, 12, 2, 5), (240,), (6, 4, 10), (8, 3, 10, 1), (24, 5, 2)]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(SHAPES),
+    st.sampled_from(SHAPES),
+    st.sampled_from(SHAPES),
+    st.randoms(),
+    st.sampled_from([1 << 17, 1 << 20]),
+)
+def test_reshapes_around_transposes_equal_numpy(
+    tmp_path: Path, one: tuple[int, ...], two: tuple[int, ...], three: tuple[int, ...], random: Any, budget: int
+) -> None:
+    a = np.arange(240.0).reshape(one)
+    np.save(tmp_path / "x.npy", a)
+    order = random.sample(range(len(two)), len(two))
+    x = outsize.open(tmp_path / "x.npy").reshape(two).transpose(order)
+    want = a.reshape(two).transpose(order).reshape(three)
+    key = tuple(slice(random.randrange(n), None) for n in three)
+    np.testing.assert_array_equal(x.reshape(three)[key].save(tmp_path / "y.npy", budget=budget).compute(), want[key])
+
+
+@pytest.mark.parametrize(("split", "order"), [((1000, 400, 1000), (2, 0, 1)), ((400_000, 10, 100), (2, 0, 1))])
+def test_a_split_axis_that_is_turned_is_planned_in_boxes(
+    split: tuple[int, ...], order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, evaluate = itertools.count(), Frame.evaluate
+
+    def counted(frame: Frame, *args: Any) -> Any:
+        assert next(calls) < 200_000, "a step for every element"
+        return evaluate(frame, *args)
+
+    monkeypatch.setattr(Frame, "evaluate", counted)
+    x = xp.zeros((400_000, 1000), dtype="float32") + xp.zeros((400_000, 1), dtype="float32")
+    assert x.reshape(split).transpose(order).reshape(-1).plan("256MiB").fits
