@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import abc
 import hashlib
+import math
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 
 _MOST = 2**63 - 1
-"""Bytes that one array can have, and elements that one axis can have, anywhere."""
+"""Elements that an array can have, and that one axis can."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -46,10 +47,10 @@ class Node(abc.ABC):
     """True where small regions would be read in crumbs, so that workers' buffers are as large as there is room."""
 
     def __post_init__(self) -> None:
-        if self.nbytes > _MOST or any(length > _MOST for length in self.shape):
+        if math.prod(self.shape) > _MOST or any(length > _MOST for length in self.shape):
             raise InputError(
-                f"an array of shape {self.shape} and {self.dtype} is more than 64 bits count: ask for less than 8 EiB, and for "
-                "axes shorter than 2**63"
+                f"an array of shape {self.shape} has more elements than 64 bits count: ask for less than 2**63, along every axis "
+                "and in all"
             )
 
     @property
@@ -60,10 +61,7 @@ class Node(abc.ABC):
     @property
     def nbytes(self) -> int:
         """Bytes of the whole result."""
-        size = self.dtype.itemsize
-        for length in self.shape:
-            size *= length
-        return size
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def stands_for(self) -> int:
         """Bytes of input that an element of the result is made of, where they are many more than its own."""
