@@ -51,6 +51,7 @@ WORKS = {
     "reshape": lambda x: x.reshape(-1, 1024),
     "concat": lambda x: xp.concat([x, x[::-1], x * 2], axis=1),
     "sort": lambda x: xp.sort(x, axis=1),
+    "sort of columns": lambda x: xp.sort(x, axis=0),
     "median": lambda x: xp.median(x),
     "median of columns": lambda x: xp.median(x, axis=0),
     "percentiles": lambda x: xp.percentile(x, [1.0, 10.0, 50.0, 90.0, 99.0]),

@@ -22,6 +22,7 @@ WORKS = (
     "sum", "moments", "rows", "expression", "zscore", "transpose", "gram", "product", "cumsum", "filter", "reshape",
     "concat", "sort", "argmax", "strided", "median", "median of columns", "percentiles", "topk", "sort of all",
     "argsort of all", "unique", "nonzero", "mask", "searchsorted", "fft", "fft of columns", "fft of all", "random", "svd",
+    "sort of columns",
 )  # fmt: skip
 COUNTED = ("unique", "nonzero", "mask")
 """Works of which a part runs when they are asked for, before there is a plan of the rest."""

@@ -26,6 +26,7 @@ from outsize.array.plan import Itinerary, Stop
 from outsize.array.store.base import Region
 from outsize.core.events import Advanced, Finished, Listener, Started
 from outsize.core.plan import Plan
+from outsize.engine.heap import lean_heap
 from outsize.engine.pool import MemoryPool
 from outsize.engine.threads import run_work
 
@@ -42,7 +43,7 @@ def run_itinerary(
     """Run every pass; what the journal says is finished is left out."""
     pool = MemoryPool(max(budget, plan.peak()))
     with (
-        _scratch_folder(trip, scratch) as folder, np.errstate(all="ignore"), blas_threads(_cores()), _device(trip)
+        _scratch_folder(trip, scratch) as folder, np.errstate(all="ignore"), blas_threads(_cores()), lean_heap(), _device(trip)
     ):  # fmt: skip
         try:
             for number, stop in enumerate(trip.stops):

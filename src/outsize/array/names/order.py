@@ -16,6 +16,8 @@ from outsize.array.store.base import Block
 
 _SHORT = 4 << 20
 """Bytes of a lane up to which it is sorted whole."""
+_LITTLE = 64 << 10
+"""Bytes of NumPy's own."""
 
 
 def _is_long(x: Array, axis: int) -> bool:
@@ -23,13 +25,16 @@ def _is_long(x: Array, axis: int) -> bool:
 
 
 def _lane(
-    name: str, x: Array, axis: int, descending: bool, function: Callable[[Block, int], Block], dtype: Any, memory: float
-) -> Array:
-    """A function of whole lanes along an axis; of longer ones, what `external` makes."""
+    name: str, x: Array, axis: int, descending: bool, function: Callable[[Block, int], Block], dtype: Any, memory: float,
+    beside: int = 0,
+) -> Array:  # fmt: skip
+    """A function of whole lanes along an axis; of longer ones, what `external` makes. `memory`, `beside`: as of a `Lane`."""
     if not _is_long(x, axis):
         named = f"{name}{' descending' if descending else ''}"
         return Array(
-            in_lanes(x.node, axis, function, name=named, length=x.shape[axis], dtype=dtype, memory=memory)
+            in_lanes(
+                x.node, axis, function, name=named, length=x.shape[axis], dtype=dtype, memory=memory, beside=beside
+            )
         )  # fmt: skip
     node, _, back = turn_along(x.node, axis, always=True)
     native = make.cast(node, node.dtype.newbyteorder("="))
@@ -44,10 +49,11 @@ def sort(x: Array, /, *, axis: int = -1, descending: bool = False, stable: bool 
     long = _is_long(x, place)
 
     def function(block: Block, axis: int) -> Block:
-        found = np.sort(block, axis=axis, kind=kind)
-        return np.flip(found, axis) if descending else found
+        block.sort(axis=axis, kind=kind)  # in place: NumPy takes a lane and what it is merged in
+        return np.flip(block, axis) if descending else block
 
-    found = _lane("sort", x, place, descending, function, x.dtype.newbyteorder("="), 2.5)
+    beside = 2 * x.shape[place] * x.dtype.itemsize + _LITTLE
+    found = _lane("sort", x, place, descending, function, x.dtype.newbyteorder("="), 0.0, beside)
     return flip(found, axis=place) if descending and long else found
 
 

@@ -6,9 +6,9 @@ of cuBLAS or cuDNN.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
+
+from outsize.engine.heap import trim_heap
 
 MESSAGES = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
@@ -38,16 +38,3 @@ def give_back_heap() -> None:
     """Freed blocks below 32 MiB stay with the C library's heap: hand them to the system, where that can be asked for."""
     gc.collect()
     trim_heap()
-
-
-def trim_heap() -> None:
-    """The same without looking for cycles first."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-def return_freed_blocks() -> None:
-    """From now on blocks of 1 MiB and more go back to the system as they are freed: on the C library's heap torch's aligned
-    ones leave holes that are a little too small for the next of their size, and a step would hold a model's worth of them."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").mallopt(-3, 2**20)

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from outsize.engine.heap import trim_heap
 from outsize.engine.pinned import Pinned, lock_memory
-from outsize.model.fitting.exhaustion import trim_heap
 from outsize.model.fitting.hosted.ring import aligned
 from outsize.model.fitting.hosted.units import Cut, Place, Unit
 

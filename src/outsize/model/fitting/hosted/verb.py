@@ -18,10 +18,11 @@ from outsize.core.errors import BudgetError, InputError, OutsizeError
 from outsize.core.events import told
 from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
+from outsize.engine.heap import keep_heap_lean
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.check import preserved
 from outsize.model.fitting.draws import same_draws
-from outsize.model.fitting.exhaustion import clear_up, give_back_heap, is_out_of_memory, return_freed_blocks
+from outsize.model.fitting.exhaustion import clear_up, give_back_heap, is_out_of_memory
 from outsize.model.fitting.hosted.choice import HostedChoice
 from outsize.model.fitting.hosted.files import FileSource
 from outsize.model.fitting.hosted.fitted import TIGHTER, HostedFitted
@@ -145,7 +146,7 @@ def _open_shelf(given: Given, search: Search, choice: HostedChoice, cut: Cut) ->
     if choice.piece and given.shelf is None:
         give_back_heap()
         if given.device.type == "cpu":
-            return_freed_blocks()
+            keep_heap_lean()
         given.shelf = Shelf(given.folder, choice.piece)
     if given.shelf is None:
         return given.lane
