@@ -111,3 +111,12 @@ def test_a_count_of_nothing_gives_no_number_as_without_us():
     fitted = outsize.fit(model, lambda m, b: (m(b).square().sum(), 0), optimizer, batch, budget="1GiB", own_step=True)
     assert torch.isinf(fitted.backward(batch))
     fitted.undo()
+
+
+def test_a_budget_without_a_plan_says_why_the_batch_is_not_sliced():
+    model, optimizer, batch = make()
+    with pytest.raises(
+        outsize.BudgetError,
+        match="smallest that has one; the batch is not sliced: the loss of the first samples is nan",
+    ):
+        fit(model, lambda m, b: square(m, b) * float("nan"), optimizer, batch, budget=1000)

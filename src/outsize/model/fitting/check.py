@@ -323,6 +323,8 @@ def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]
             if "does not require grad" not in str(error):
                 raise
             return None, "the loss takes gradients itself, so that it cannot be tried on slices without them"
+        if not whole.isfinite().all():
+            return None, f"the loss of the first samples is {float(whole)}, so that slices cannot be compared with it"
         if count is not None:
             return _check_counts(work, part, runs, whole, count)
         if not torch.allclose(whole, read_loss(work.loss(work.model, part))[0], rtol=TOLERANCE):
