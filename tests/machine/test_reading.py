@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 import outsize
 from outsize.core.units import GiB, MiB
 from outsize.machine import current_budget
+from outsize.machine.disk import _is_ours
 from outsize.machine.fake import FakeMachine
 
 
@@ -138,3 +140,11 @@ def test_scratch_files_go_elsewhere_where_the_home_cannot_be_written(monkeypatch
     assert not disk.name.startswith("/proc") and disk.available > 0
     monkeypatch.setenv("OUTSIZE_SCRATCH", "/proc/mine")
     assert outsize.memory().disk.name == "/proc/mine"  # what was said is not second-guessed
+
+
+def test_a_folder_in_a_shared_place_is_used_only_where_it_is_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert [_is_ours(str(tmp_path / name)) for name in ("none yet", "real", "link")] == [True, True, False]
+    monkeypatch.setattr("os.getuid", lambda: os.stat(tmp_path).st_uid + 1)
+    assert not _is_ours(str(tmp_path / "real"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from outsize.core.memory import DISK, PoolReading
 from outsize.machine.system import System
@@ -21,9 +22,18 @@ def default_scratch(system: System) -> str:
         return environ["OUTSIZE_SCRATCH"]
     usual = os.path.join(cache, "outsize", "scratch")
     own = f"outsize-{os.getuid()}"
-    others = (os.path.join(folder, own) for folder in ("/var/tmp", environ.get("TMPDIR") or "/tmp"))
-    writable = (folder for folder in (usual, *others) if system.disk_space(folder).direct is not None)
-    return next(writable, usual)
+    shared = (os.path.join(folder, own) for folder in ("/var/tmp", environ.get("TMPDIR") or "/tmp"))
+    trusted = (usual, *(folder for folder in shared if _is_ours(folder)))
+    return next((folder for folder in trusted if system.disk_space(folder).direct is not None), usual)
+
+
+def _is_ours(folder: str) -> bool:
+    """True where nobody else has made a folder of this name: whoever owns it could exchange what we write there."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return True
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 def read_disk(system: System, scratch: str) -> PoolReading:

@@ -69,6 +69,10 @@ class OnDevice(Pass):
     device_slots = 1
     elements = 256
     slot_device_bytes = 0
+    wide = 0
+    """Bytes of an element while it is reduced."""
+    results = 0
+    """Elements of a reduction's results, at most."""
     muster = Muster()
     """The hands that carry what the device does not reach."""
     known: Mapping[int, bool] = {}
@@ -87,11 +91,6 @@ class OnDevice(Pass):
             for leaf, moved in zip(chain.program.leaves, chain.moved, strict=True):
                 if moved and not any(leaf is known for known in self.leaves):
                     self.leaves.append(leaf)
-
-    wide = 0
-    """Bytes of an element while it is reduced."""
-    results = 0
-    """Elements of a reduction's results, at most."""
 
     def scratch(self) -> int:
         """Bytes that all chunks share on the device: registers of the chain, a slice as it is reduced, what it is reduced to."""

@@ -241,7 +241,7 @@ def _find_format(path: str) -> Format:
     """The first row whose bytes match; a `StoreError` that says what is there instead where none does."""
     head, size = b"", 0
     if not os.path.lexists(path):
-        raise StoreError(f"{path}: no such file or folder", path=path)
+        raise StoreError(f"{path}: no such file or folder: check the path, seen from {os.getcwd()}", path=path)
     if not os.path.isdir(path):
         with naming(path):
             if not os.path.isfile(path):

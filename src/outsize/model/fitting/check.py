@@ -435,7 +435,6 @@ def leave_out(rule: Normaliser, part: Any) -> Any:
 
 def _tells_apart(work: Work, rule: Normaliser, part: Any, runs: Any, few: int) -> bool:
     """True where leaving out some labels of the first sample still agrees with this rule, and changes the loss."""
-
     planted = leave_out(rule, part)
     try:
         if not _holds(work, rule, planted, runs):

@@ -257,11 +257,12 @@ class Search:
         best = min(plain, *looked, key=lambda c: c.peak)
         self.least = best.choice
         needed = self._needed(best.choice, best.peak)
-        whole = self.facts.forbidden.get("slices")
+        reason = self.facts.forbidden.get("slices")
+        whole = f"; the batch is not sliced: {reason}" if reason else ""
         raise BudgetError(
             f"no {self.allow} plan fits the step into {format_bytes(self.budget)}: the smallest found holds "
             f"{format_bytes(best.peak)} ({describe(best.choice)}){say_beside(self.facts.plain.beside)}, so a budget of "
-            f"{needed} bytes is the smallest that has one{f'; the batch is not sliced: {whole}' if whole else ''}",
+            f"{needed} bytes is the smallest that has one{whole}",
             needed=needed, budget=self.budget, smallest=needed, culprit=_highest(best),
         )  # fmt: skip
 
