@@ -68,6 +68,9 @@ class Rates:
 class Event(Protocol):
     """A moment in a lane."""
 
+    def come(self) -> bool:
+        """True where it has come."""
+
     def wait(self) -> None:
         """Block this thread until it has come."""
 
@@ -86,10 +89,9 @@ class Shuttle:
         device.submit("in", lambda: device.kernels.upload(target, block))
         self._last = device.record("in")
 
-    def wait(self) -> None:
-        """Block this thread until what was sent last has arrived: from then on its memory may be filled again."""
-        if self._last is not None:
-            self._last.wait()
+    def come(self) -> bool:
+        """True where what was sent last has arrived: from then on its memory may be filled again."""
+        return self._last is None or self._last.come()
 
 
 class Kernels(abc.ABC):

@@ -1,9 +1,11 @@
-"""Hands that take plain memory to a device: threads that do nothing but fill page-locked pieces and send them.
+"""A crew that takes plain memory to a device: hands that do nothing but fill page-locked pieces, and one who sends them.
 
-All of them work at one chunk after another, each at every n-th piece of it, and never wait for a chunk to be computed.
-They are apart from the workers, who do what a chunk needs in Python, for the sake of both: after a copy a processor's
-caches are empty, so whatever Python a copying thread does costs many times as much, and the interpreter is held for
-that long; a worker who never copies keeps his caches, and a hand needs the interpreter for a few calls a piece.
+A chunk is cut into jobs; whoever of the hands is free takes the next one and a free piece, fills it, and hands it to the
+sender, who gives it to the device's copy lane and, when it has arrived, back to the hands. Nobody waits for a chunk to be
+computed. They are apart from the workers, who do what a chunk needs in Python, and from one another for the same reason:
+after a copy a processor's caches are empty, so whatever Python or driver a copying thread does costs many times as much,
+with the interpreter held for that long. A hand asks for it once a piece; all calls of the driver are the sender's, and so
+is all asking whether copies have been made.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import queue
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +28,7 @@ import numpy as np
 from outsize.array.copy import copy_block
 from outsize.array.device.base import Device, Shuttle
 from outsize.array.store.base import Block
-from outsize.engine.pinned import Pinned, lock_memory
+from outsize.engine.pinned import lock_memory
 from outsize.engine.pool import round_to_pages
 from outsize.engine.threads import Threads
 
@@ -33,10 +36,13 @@ PIECE = 6 << 20
 """Bytes of a piece: long enough for the link and for the interpreter, which every piece needs, and short enough that all
 pieces together stay in a processor's last cache, so that staging costs its memory one read and no write."""
 
-_HANDS = 14
-"""Hands at most: more only wait for memory and for the interpreter."""
-_SPARE = 6
+_HANDS = 10
+"""Hands at most. Eleven to fourteen are no faster on sixteen processors, and half as fast where others keep five of these
+busy: a thread that holds the interpreter must not wait for a processor."""
+_SPARE = 10
 """Pieces that are under way to the device while every hand fills one."""
+_PAUSE = 5e-5
+"""Seconds between two questions whether a piece has arrived."""
 _SHARE = 8
 """The part of the host's room that their pieces may take, at most: one in so many."""
 _PAGE = 4096
@@ -101,65 +107,95 @@ _turns = _Turns()
 
 
 class _Load:
-    """Blocks that all hands take to the device together."""
+    """Blocks that the crew takes to the device together."""
 
-    def __init__(self, blocks: Sequence[tuple[Block, int]], hands: int) -> None:
+    def __init__(self, blocks: Sequence[tuple[Block, int]], count: int) -> None:
         self.blocks = blocks
-        """(block, where it goes)."""
+        """(block, where it goes): jobs know addresses, and memory is somebody's as long as he is known."""
         self.error: BaseException | None = None
-        self._left = itertools.count(hands - 1, -1)
+        self._left = count
         self._done = threading.Lock()
         self._done.acquire()
 
-    def finish(self) -> None:
-        """A hand is through with its part."""
-        if next(self._left) == 0:
+    def finish(self, error: BaseException | None) -> None:
+        """One of its pieces is through; only the sender says so."""
+        self.error = self.error or error
+        self._left -= 1
+        if not self._left:
             self._done.release()
 
     def wait(self) -> None:
-        """Until all hands are; their first error is raised here."""
+        """Until all of them are; their first error is raised here."""
         with self._done:
             if self.error is not None:
                 raise self.error
 
 
-_Desk = queue.SimpleQueue[_Load | None]
+_Job = tuple[_Load, int, int, int | Block]
+"""What a piece is of, where it goes, its bytes in native order, its address or the part."""
+_Place = tuple[Shuttle, int]
+"""What sends a piece, and the address of the piece."""
 _numbers = itertools.count()
 
 
-_Place = tuple[Shuttle, int]
-"""What sends a piece, and where the piece begins in the crew's memory."""
+class _Dock:
+    """Where a crew hands on: jobs to hands, filled pieces to the sender, and pieces that have arrived back to hands."""
+
+    def __init__(self, device: Device, muster: Muster) -> None:
+        self.memory, self.hands = lock_memory(muster.nbytes), muster.hands
+        self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        """None: a hand goes home."""
+        self.filled: queue.SimpleQueue[tuple[_Place, _Job] | None] = queue.SimpleQueue()
+        """None: a hand has gone."""
+        self.free: queue.SimpleQueue[_Place] = queue.SimpleQueue()
+        start = self.memory.array.ctypes.data
+        for number in range(muster.pieces):
+            self.free.put((device.shuttle(), start + number * muster.piece))
+
+    def dismiss(self, number: int) -> None:
+        """The crew goes home after what it has been given."""
+        for _ in range(self.hands):
+            self.jobs.put(None)
+        _turns.restore(number)
 
 
 class Crew:
-    """So many hands and their page-locked pieces, on a device whose memory is reserved.
+    """So many hands, one who sends, and their page-locked pieces, on a device whose memory is reserved.
 
-    One that nobody closed, since Ctrl-C came in between, is dismissed as it is forgotten: its hands do not hold it."""
+    One that nobody closed, since Ctrl-C came in between, is dismissed as it is forgotten: its threads do not hold it."""
 
     def __init__(self, device: Device, muster: Muster) -> None:
-        self._memory, self._number = lock_memory(muster.nbytes), next(_numbers)
-        self._desks: list[_Desk] = [queue.SimpleQueue() for _ in range(muster.hands)]
-        places = collections.deque((device.shuttle(), number * muster.piece) for number in range(muster.pieces))
-        lives = [
-            functools.partial(_work, desk, hand, muster, self._memory, places) for hand, desk in enumerate(self._desks)
-        ]
+        self._dock, self._piece, self._number = _Dock(device, muster), muster.piece, next(_numbers)
+        lives = [functools.partial(_send, self._dock), *[functools.partial(_fill, self._dock)] * muster.hands]
         self._threads = Threads("outsize-hand", lives)
-        self._dismiss = weakref.finalize(self, _dismiss, self._number, self._desks)
+        self._dismiss = weakref.finalize(self, self._dock.dismiss, self._number)
 
     def start(self) -> None:
-        """Let the hands begin; `close` is due from here on, also where this fails."""
+        """Let them begin; `close` is due from here on, also where this fails."""
         _turns.shorten(self._number)
-        self._threads.start()
+        try:
+            self._threads.start()
+        except BaseException:  # the sender does not wait for hands that never came
+            for _ in range(self._dock.hands):
+                self._dock.filled.put(None)
+            raise
 
     def carry(self, blocks: Sequence[tuple[Block, int]]) -> None:
         """Send blocks to their offsets, on the lane `in`; the last pieces may still be under way when this returns."""
-        load = _Load(blocks, len(self._desks))
-        for desk in self._desks:
-            desk.put(load)
+        parts = [
+            (offset + before, length, source)
+            for block, offset in blocks
+            for before, length, source in pieces(block, self._piece)
+        ]
+        if not parts:
+            return
+        load = _Load(blocks, len(parts))
+        for part in parts:
+            self._dock.jobs.put((load, *part))
         load.wait()
 
     def close(self) -> None:
-        """Wait for the hands; nothing is under way any more."""
+        """Wait for all of them; nothing is filled or sent any more."""
         try:
             self._dismiss()
             self._threads.wait()
@@ -167,48 +203,67 @@ class Crew:
             self._threads.wait()
             raise
         finally:
-            self._memory.close()
+            self._dock.memory.close()
 
 
-def _dismiss(number: int, desks: list[_Desk]) -> None:
-    """A crew's hands go home after what they have been given."""
-    for desk in desks:
-        desk.put(None)
-    _turns.restore(number)
-
-
-def _work(desk: _Desk, hand: int, muster: Muster, memory: Pinned, places: collections.deque[_Place]) -> None:
-    """The life of a hand: it takes the piece that was sent longest ago, and fills it again when its copy has been made."""
-    start = memory.array.ctypes.data
+def _fill(dock: _Dock) -> None:
+    """The life of a hand: it fills the piece that was sent longest ago."""
     np.seterr(all="ignore")
-    while (load := desk.get()) is not None:
+    while (job := dock.jobs.get()) is not None:
+        load, _, length, source = job
+        place = dock.free.get()
         try:
-            for block, offset in load.blocks:
-                for before, length, source in pieces(block, muster.piece, hand, muster.hands):
-                    shuttle, begin = place = places.popleft()
-                    address = start + begin
-                    try:
-                        shuttle.wait()
-                        fill(address, length, source)
-                        shuttle.send(address, length, offset + before)
-                    finally:
-                        places.append(place)
+            fill(place[1], length, source)
         except BaseException as error:
             load.error = load.error or error
-        load.finish()
+        dock.filled.put((place, job))
+    dock.filled.put(None)
 
 
-def pieces(block: Block, limit: int, first: int = 0, step: int = 1) -> Iterator[tuple[int, int, int | Block]]:
-    """(bytes before it, its bytes in native order, its address or the part) of every `step`-th piece of a block, from the
-    `first` on.
+def _send(dock: _Dock) -> None:
+    """The life of the sender: pieces are sent as they are filled, and are free again when their copies have been made."""
+    under_way: collections.deque[_Place] = collections.deque()
+    failed: BaseException | None = None
+    hands = dock.hands
+    while hands:
+        while under_way:
+            try:
+                if not under_way[0][0].come():
+                    break
+            except BaseException as failure:
+                failed = failure
+            dock.free.put(under_way.popleft())
+        try:
+            item = dock.filled.get(block=not under_way)
+        except (
+            queue.Empty
+        ):  # asked, with pauses: a `get` with so short a timeout may wait for ever, in Python up to 3.12
+            time.sleep(_PAUSE)
+            continue
+        if item is None:
+            hands -= 1
+            continue
+        (shuttle, address), (load, offset, length, _) = item
+        error = load.error or failed
+        try:
+            if error is None:
+                shuttle.send(address, length, offset)
+        except BaseException as refusal:
+            error = refusal
+        under_way.append(item[0])
+        load.finish(error)
+
+
+def pieces(block: Block, limit: int) -> Iterator[tuple[int, int, int | Block]]:
+    """(bytes before it, its bytes in native order, its address or the part) of every piece of a block.
 
     A block that lies in one stretch is told by addresses, without an array for every piece."""
     if block.flags.c_contiguous and block.dtype.isnative:
         source, total = block.ctypes.data, block.nbytes
-        for low in range(first * limit, total, step * limit):
+        for low in range(0, total, limit):
             yield low, min(limit, total - low), source + low
         return
-    for before, part in itertools.islice(cut(block, limit), first, None, step):
+    for before, part in cut(block, limit):
         yield before * block.itemsize, part.nbytes, part
 
 

@@ -52,8 +52,11 @@ class _Moment:
         self._event = torch.cuda.Event()
         self._event.record(stream)
 
+    def come(self) -> bool:
+        return bool(self._event.query())
+
     def wait(self) -> None:
-        _ask(self._event.query)
+        _ask(self.come)
 
     def delay(self, stream: Any) -> None:
         """What is put on a stream from now on runs after it."""

@@ -25,6 +25,9 @@ class _Moment:
         self.event = cupy.cuda.Event(block=True, disable_timing=True)
         self.event.record(stream)
 
+    def come(self) -> bool:
+        return bool(self.event.done)
+
     def wait(self) -> None:
         self.event.synchronize()
 
