@@ -13,6 +13,7 @@ the driver for the card's free memory. Results are written as they come: arrays_
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -294,7 +295,25 @@ def plain(arena, scale):
             crew._HANDS, crew.PIECE = int(way.split("x")[0]), int(way.split("x")[1]) << 20
         reductions(f"2 plain {way}".strip(), x, array.nbytes, bound, budget, reference, array.size,
                    now=lambda: staging_now(array, STATE["small"]))  # fmt: skip
+    with busy(STATE["beside"]):
+        if STATE["beside"]:
+            reductions(f"2 plain beside {STATE['beside']} busy processes", x, array.nbytes, bound, budget, reference, array.size,
+                       now=lambda: staging_now(array, STATE["small"]))  # fmt: skip
     say("2 plain", "copies of this array alone, after", **sustained(array, STATE["small"]))
+
+
+@contextlib.contextmanager
+def busy(count):
+    """So many processes that do nothing but keep a processor each."""
+    code = "import numpy as np\na = np.ones(1 << 22)\nwhile True:\n    a *= 1.0\n"
+    others = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(count)]
+    try:
+        time.sleep(1 if count else 0)
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 def from_disk(path, array, rows, scale, budget):
@@ -429,10 +448,11 @@ def main():
     parser.add_argument(
         "--ways", default="", help="of `plain`: hands and MiB of a piece, as 8x8,10x4; nothing: as it is"
     )
+    parser.add_argument("--beside", type=int, default=0, help="`plain` once more, beside so many busy processes")
     parser.add_argument("--limit", type=float, default=420, help="seconds after which no further part is begun")
     args = parser.parse_args()
     pathlib.Path(args.out).mkdir(parents=True, exist_ok=True)
-    STATE["file"], STATE["ways"] = args.file, args.ways.split(",")
+    STATE["file"], STATE["ways"], STATE["beside"] = args.file, args.ways.split(","), args.beside
     STATE["kinds"] = tuple(kind == "tf32" for kind in args.kinds.split(","))
     began = time.perf_counter()
     RESULT.update(out=args.out, date=time.strftime("%Y-%m-%d"), card=torch.cuda.get_device_name(), torch=torch.__version__,
