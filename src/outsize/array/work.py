@@ -21,8 +21,9 @@ from outsize.array.places import Kept, Sketch
 from outsize.array.plan import Itinerary, make_plan
 from outsize.array.run import digest_of, run_itinerary
 from outsize.array.store.base import Block, Region, Sink, Store
+from outsize.array.store.keys import split_key
 from outsize.array.store.memory import MemorySink
-from outsize.array.store.partial import JOURNAL, partial_path
+from outsize.array.store.partial import JOURNAL, hold, partial_path
 from outsize.array.store.seen import Seen
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.events import Listener
@@ -145,8 +146,10 @@ def save_node(
 ) -> Store:  # fmt: skip
     """Write a node to a file or folder in the format of its suffix; the same call goes on after a kill."""
     path = os.fspath(path)
-    refuse_overlap(node, path)
-    return _on(device, tf32, lambda planner: _save(node, path, budget, listener, planner, resume, options))
+    target = split_key(path, None)[0]
+    refuse_overlap(node, target)
+    with hold(target):
+        return _on(device, tf32, lambda planner: _save(node, path, budget, listener, planner, resume, options))
 
 
 def _save(
@@ -155,7 +158,7 @@ def _save(
     from outsize.array.store.open import create_sink
 
     given, reason = resolve_budget(budget)
-    left = node.nbytes >= JOURNALED and Journal.header(partial_path(path) + JOURNAL) is not None
+    left = node.nbytes >= JOURNALED and Journal.header(partial_path(split_key(path, None)[0]) + JOURNAL) is not None
     resume = resume and left  # without its journal nobody knows what an unfinished output is of
     sink = create_sink(path, node.shape, node.dtype, resume=resume, **options)
     journal = Journal(sink.partial + JOURNAL) if sink.partial and node.nbytes >= JOURNALED else None
