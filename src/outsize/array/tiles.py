@@ -26,6 +26,8 @@ _WORTH_IT = 0.98
 """A doubling has to bring the cost below this share."""
 LEAST = 8 << 20
 """Bytes up to which a box grows even if nothing is saved: Python's own cost a tile."""
+_ADDRESSABLE = 1 << 56
+"""Bytes up to which a box of what takes no memory grows; NumPy addresses 2**63, also of wider elements made from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def grow(
     seconds: Callable[[Box], float],
     fits: Callable[[Box], bool],
     size: Callable[[Box], int],
-    most: int | None = None,
+    most: int = _ADDRESSABLE,
 ) -> tuple[Box, bool]:
     """(the best box, whether it stopped for want of memory). `seconds` is what a box costs, `size` its bytes."""
     if not shape:
@@ -124,7 +126,7 @@ def grow(
                 continue
             step = min(length, box[axis] * 2)
             larger = (*box[:axis], step, *box[axis + 1 :])
-            if most is not None and size(larger) > most:
+            if size(larger) > most:
                 continue
             if not fits(larger):
                 starved = True

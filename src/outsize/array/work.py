@@ -7,6 +7,7 @@ In: a node, a target, a budget. Out: a `Plan`, a store, or a NumPy array. The bu
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable
@@ -34,6 +35,9 @@ from outsize.engine.pool import make_buffer
 
 JOURNALED = 32 << 20
 """Bytes of output from which a save keeps a journal; less is done again in a moment."""
+
+_MOST = 2**63 - 1
+"""Bytes that an address, or an offset in a file, can count."""
 
 
 def resolve_budget(budget: int | str | Budget | None) -> tuple[Budget, str]:
@@ -89,6 +93,7 @@ def plan_node(
     node: Node, budget: Any = None, name: str | None = None, *, device: Any = None, tf32: bool = False
 ) -> Plan:
     """The plan of writing a node to a .npy file."""
+    refuse_endless(node)
     given, reason = resolve_budget(budget)
     sketch = Sketch(node.shape, node.dtype)
     return _on(device, tf32, lambda planner: planner(node, sketch, given, name or _title(node), reason)[1])
@@ -107,6 +112,7 @@ def compute_node(
 
 
 def _compute(node: Node, budget: Any, listener: Listener | None, planner: Planner, out: Block | None) -> Block:
+    refuse_endless(node)
     given, reason = resolve_budget(budget)
     if out is not None:
         return _compute_into(node, given, reason, listener, planner, out)
@@ -148,6 +154,7 @@ def save_node(
     path = os.fspath(path)
     target = split_key(path, None)[0]
     refuse_overlap(node, target)
+    refuse_endless(node)
     with hold(target):
         return _on(device, tf32, lambda planner: _save(node, path, budget, listener, planner, resume, options))
 
@@ -237,6 +244,16 @@ class _Part(Seen):
 
     def _under(self, region: Region) -> Region:
         return tuple((a + start, b + start) for (a, b), (start, _) in zip(region, self.region, strict=True))
+
+
+def refuse_endless(node: Node) -> None:
+    """An `InputError` where the whole result has more bytes than any memory or file counts."""
+    size = math.prod(max(1, length) for length in node.shape) * node.dtype.itemsize
+    if size > _MOST:
+        raise InputError(
+            f"{_title(node)} would be {format_bytes(size)}, and no memory or file has more than {format_bytes(_MOST)}: "
+            "reduce it, or take a part of it"
+        )
 
 
 def refuse_overlap(node: Node, path: str) -> None:
