@@ -220,6 +220,11 @@ def test_functions_with_a_variable_that_has_no_value_yet_are_called_and_told_apa
     assert (made[1] - made[0]).compute() == 15
 
 
+def _interrupt(event: object) -> None:
+    if type(event).__name__ == "Advanced":
+        raise KeyboardInterrupt
+
+
 def test_arrays_past_what_an_address_counts_are_reduced_in_chunks_and_never_made_whole(tmp_path: Path) -> None:
     endless = xp.zeros(2**62)
     for small in (
@@ -231,6 +236,8 @@ def test_arrays_past_what_an_address_counts_are_reduced_in_chunks_and_never_made
     ):
         small.plan().check()
     assert endless[2**61 :: 2**60].compute().tolist() == [0, 0]
+    with pytest.raises(KeyboardInterrupt):  # it runs chunk by chunk, and nobody waits for the last one
+        endless.sum().compute(progress=_interrupt)
     product = xp.zeros((2**31, 4)) @ xp.zeros((4, 2**31))
     with pytest.raises(outsize.BudgetError, match="disk"):
         product[:2, :2].compute()

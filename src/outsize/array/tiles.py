@@ -26,8 +26,6 @@ _WORTH_IT = 0.98
 """A doubling has to bring the cost below this share."""
 LEAST = 8 << 20
 """Bytes up to which a box grows even if nothing is saved: Python's own cost a tile."""
-_ADDRESSABLE = 1 << 56
-"""Bytes up to which a box of what takes no memory grows; NumPy addresses 2**63, also of wider elements made from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,13 @@ class Grid:
         )
 
     def __iter__(self) -> Iterator[Region]:
-        return (self.region(index) for index in itertools.product(*map(range, self.counts)))
+        counts = self.counts
+        for number in range(math.prod(counts)):  # not itertools.product, which holds every axis as a tuple
+            index = []
+            for count in reversed(counts):
+                number, place = divmod(number, count)
+                index.append(place)
+            yield self.region(tuple(reversed(index)))
 
     def kinds(self) -> Iterator[tuple[Region, int]]:
         """One box of each kind (first, inner, last along each axis) and how many there are of it."""
@@ -110,7 +114,7 @@ def grow(
     seconds: Callable[[Box], float],
     fits: Callable[[Box], bool],
     size: Callable[[Box], int],
-    most: int = _ADDRESSABLE,
+    most: int | None = None,
 ) -> tuple[Box, bool]:
     """(the best box, whether it stopped for want of memory). `seconds` is what a box costs, `size` its bytes."""
     if not shape:
@@ -126,7 +130,7 @@ def grow(
                 continue
             step = min(length, box[axis] * 2)
             larger = (*box[:axis], step, *box[axis + 1 :])
-            if size(larger) > most:
+            if most is not None and size(larger) > most:
                 continue
             if not fits(larger):
                 starved = True
