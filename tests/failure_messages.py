@@ -516,6 +516,110 @@ MESSAGES: list[tuple[str, str, dict[str, object]]] = [
         {"device": None},
     ),
     ("python", 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nMemoryError', {"device": None}),
+    (
+        "hdf5",
+        "OSError: Unable to synchronously create file (unable to allocate memory block of 1073741824 bytes)",
+        {"requested_bytes": GiB, "device": "cpu"},
+    ),
+    (
+        "hdf5",
+        "IOError: Can't prepare for writing data (memory allocation failed for raw data chunk)",
+        {"device": "cpu"},
+    ),
+    (
+        "hdf5",
+        "HDF5-DIAG: Error detected in HDF5 (1.14.3) thread 1:\n  #000: H5D.c line 1061 in H5Dread(): can't read data\n"
+        "    major: Dataset\n    minor: Read failed\n  #004: H5Dchunk.c line 4470 in H5D__chunk_lock(): memory "
+        "allocation failed for raw data chunk\n    major: Resource unavailable\n    minor: No space available for allocation",
+        {"requested_bytes": None, "device": "cpu"},
+    ),
+    (
+        "hdf5",
+        'HDF5ExtError: HDF5 error back trace\n\n  File "H5Dio.c", line 173, in H5Dread\n    can\'t read data\n'
+        '  File "H5Dchunk.c", line 3074, in H5D__chunk_lock\n    memory allocation failed for raw data chunk',
+        {"device": "cpu"},
+    ),
+    ("netcdf", "RuntimeError: NetCDF: Memory allocation (malloc) failure", {"device": "cpu"}),
+    ("gdal", "ERROR 2: CPLMalloc(): Out of memory allocating 805306368 bytes.", {"requested_bytes": mib(768)}),
+    ("gdal", "CPLE_OutOfMemoryError: raster.cpp, 90: cannot allocate 5x70000000 bytes", {"requested_bytes": None}),
+    ("imagemagick", "convert: memory allocation failed `in.tif' @ error/tiff.c/ReadTIFFImage/1800.", {"device": "cpu"}),
+    (
+        "gromacs",
+        "Not enough memory. Failed to realloc 805306368 bytes for nbl->ci, nbl->ci=0x0",
+        {"requested_bytes": mib(768)},
+    ),
+    (
+        "petsc",
+        "[0]PETSC ERROR: Out of memory. This could be due to allocating too large an object\n[0]PETSC ERROR: Memory "
+        "requested 3221225472",
+        {"requested_bytes": 3 * GiB},
+    ),
+    ("pytorch", "Error out of memory at line 71 in file /src/csrc/ops.cu", {"device": "cuda"}),
+    ("ggml", "llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache", {}),
+    (
+        "mxnet",
+        "MXNetError: [09:00:00] src/storage/./pooled_storage_manager.h:161: cudaMalloc failed: out of memory",
+        {"device": "cuda"},
+    ),
+    (
+        "openvino",
+        "[GPU] Exceeded max size of memory object allocation: requested 6442450944 bytes, but max alloc size supported "
+        "by device is 4294959104 bytes.",
+        {"requested_bytes": 6 * GiB, "limit_bytes": 4294959104},
+    ),
+    (
+        "pytorch",
+        "RuntimeError: Could not allocate tensor with 536870912 bytes. There is not enough GPU video memory available!",
+        {"requested_bytes": mib(512), "device": "dml"},
+    ),
+    (
+        "pytorch",
+        "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::536870912 (512)MB",
+        {"requested_bytes": mib(512)},
+    ),
+    ("node", "#\n# Fatal process out of memory: Zone\n#", {}),
+    ("javascript", "Uncaught RangeError: Array buffer allocation failed", {"device": "cpu"}),
+    ("compiler", "collect2: fatal error: ld terminated with signal 9 [Killed]", {}),
+    (
+        "compiler",
+        "cc1plus: out of memory allocating 131072 bytes after a total of 9999360 bytes",
+        {"requested_bytes": 131072},
+    ),
+    ("matlab", 'Out of memory. Type "help memory" for your options.', {"device": "cpu"}),
+    ("fortran", "Error allocating 6442450944 bytes\nError termination. Backtrace:", {"requested_bytes": 6 * GiB}),
+    (
+        "mysql",
+        "ERROR 1037: Out of memory; restart server and try again (needed 262144 bytes)",
+        {"requested_bytes": 2**18},
+    ),
+    (
+        "datafusion",
+        "Resources exhausted: Failed to allocate additional 4194304 bytes for ExternalSorter[0] with 8388608 bytes "
+        "already allocated - maximum available is 1048576",
+        {"requested_bytes": mib(4), "allocated_bytes": mib(8)},
+    ),
+    ("trino", "Query exceeded per-node memory limit of 12GB [Allocated: 11GB, Delta: 2GB]", {"limit_bytes": 12 * GiB}),
+    ("macos", "Python(9) malloc: *** mmap(size=16777216) failed (error code=12)", {"requested_bytes": mib(16)}),
+    ("linux", "sort: memory exhausted", {"device": "cpu"}),
+    ("spark", "The executor with id 6 exited with exit code 137(SIGKILL, possible container OOM).", {}),
+    (
+        "spark",
+        "ExecutorLostFailure (executor 2 exited caused by one of the running tasks) Reason: Container from a bad node. "
+        "Exit status: 137.",
+        {},
+    ),
+    ("slurm", "slurmstepd: error: Step 12.0 exceeded virtual memory limit (9000000 > 8388608), being killed", {}),
+    (
+        "lambda",
+        "REPORT RequestId: 1-2 Memory Size: 512 MB Max Memory Used: 512 MB\nRequestId: 1-2 Error: Runtime exited with "
+        "error: signal: killed",
+        {"limit_bytes": mib(512)},
+    ),
+    ("notebook", "Your session crashed after using all available RAM.", {}),
+    ("docker", '"State": {"Status": "exited", "OOMKilled": true, "ExitCode": 137}', {}),
+    ("linux", "WorkerLostError: Worker exited prematurely: signal 9 (SIGKILL) Job: 3.", {}),
+    ("linux", "job.service: Main process exited, code=killed, status=9/KILL", {}),
+    ("linux", "The command '/bin/sh -c make' returned a non-zero code: 137", {}),
     ("linux", "Killed", {"pid": None}),
     ("linux", "Command exited with code 137", {}),
 ]
@@ -541,6 +645,17 @@ LOOKALIKES = [
     "ValueError: operands could not be broadcast together with shapes (3,4) (4,3)",
     "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
     "AttributeError: module 'torch.cuda' has no attribute 'OutOfMemoryError'",
+    "OSError: Unable to synchronously open file (file signature not found)",
+    "OSError: Can't synchronously read data (filter returned failure during read)",
+    "HDF5-DIAG: #005: H5MF.c line 700 in H5MF_alloc(): file allocation request failed\n  major: Resource unavailable\n"
+    "  minor: No space available for allocation",
+    "RuntimeError: NetCDF: HDF error",
+    "lmdb.MapFullError: mdb_put: MDB_MAP_FULL: Environment mapsize limit reached",
+    "ExecutorLostFailure (executor 3 exited caused by one of the running tasks) Reason: Remote RPC client disassociated.",
+    "job.service: Main process exited, code=exited, status=1/FAILURE",
+    "Query exceeded maximum time limit of 5.00m",
+    "then V8 will crash with V8::FatalProcessOutOfMemory.",
+    "Error an illegal memory access was encountered at line 118 in file /src/csrc/ops.cu",
     "Segmentation fault (core dumped)",
     "",
     "epoch 3: loss 0.31, memory 11.2 GiB allocated, 14.0 GiB reserved",

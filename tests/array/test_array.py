@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -202,3 +204,50 @@ def test_single_values_become_python_numbers() -> None:
     assert int(x.sum()) == 10 and bool(x.any()) and list(range(5))[x.argmax()] == 4
     with pytest.raises(TypeError, match="not a single value"):
         float(x)
+
+
+def test_functions_with_a_variable_that_has_no_value_yet_are_called_and_told_apart() -> None:
+    def later(k: float) -> Callable[[np.ndarray], np.ndarray]:
+        def function(b: np.ndarray) -> np.ndarray:
+            return b * k if k else other(b)
+
+        if not k:
+            other = function
+        return function
+
+    x = outsize.open(np.arange(6.0))
+    made = [xp.map_blocks(later(k), x, memory=4).sum() for k in (2, 3)]
+    assert (made[1] - made[0]).compute() == 15
+
+
+def _interrupt(event: object) -> None:
+    if type(event).__name__ == "Advanced":
+        raise KeyboardInterrupt
+
+
+def test_arrays_past_what_an_address_counts_are_reduced_in_chunks_and_never_made_whole(tmp_path: Path) -> None:
+    endless = xp.zeros(2**62)
+    for small in (
+        endless.sum(),
+        endless.any(),
+        (xp.zeros(2**62, dtype="int8") + 1j).mean(),
+        endless[5::-1],
+        endless[:: 2**60],
+    ):
+        small.plan().check()
+    assert endless[2**61 :: 2**60].compute().tolist() == [0, 0]
+    with pytest.raises(KeyboardInterrupt):  # it runs chunk by chunk, and nobody waits for the last one
+        endless.sum().compute(progress=_interrupt)
+    product = xp.zeros((2**31, 4)) @ xp.zeros((4, 2**31))
+    with pytest.raises(outsize.BudgetError, match="disk"):
+        product[:2, :2].compute()
+    for make in (endless.compute, endless.plan, product.compute, lambda: endless.save(tmp_path / "x.npy")):
+        with pytest.raises(outsize.InputError, match=r"would be 32,768\.00 PiB.*reduce it, or take a part"):
+            make()
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_element_of_a_result_that_is_kept_in_memory_is_planned_without_looking_at_it() -> None:
+    plan = "print(xp.cumulative_sum(xp.zeros(2**36))[-1].plan(budget='8TiB').peak())"  # a look ends the process
+    done = subprocess.run([sys.executable, "-c", f"import outsize.array as xp; {plan}"], capture_output=True, text=True)
+    assert done.returncode == 0 and int(done.stdout) > 2**39, done.stderr

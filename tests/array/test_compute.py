@@ -89,6 +89,8 @@ def test_names_operators_indices_and_functions_are_understood() -> None:
         ("x[::0]", "step cannot be zero"),
         ("topk(x, 3)", r"2 arrays: pick one, such as \(topk\(x, 3\)\)\[0\]"),
         ("sum", "is a function: call it"),
+        ("astype(x, int64) ** -1", "negative integer powers"),
+        ("linalg.inv(zeros((3, 3)))", "Singular"),
         ("linalg.foo(x)", "linalg has cholesky"),
         ("(" * 300 + "x" + ")" * 300, r"\(\.\.\.' as an expression"),
     ],

@@ -18,6 +18,7 @@ import outsize
 import outsize.array as xp
 from outsize.array import run as runner
 from outsize.array import work
+from outsize.array.convert import convert
 from outsize.array.journal import Journal
 from outsize.array.store.npy import create_npy
 from outsize.array.store.partial import JOURNAL, partial_path
@@ -178,6 +179,58 @@ def test_an_output_over_its_input_is_refused_and_the_input_untouched(tmp_path: P
         with pytest.raises(outsize.InputError, match="also an input"):
             (x + 1).save(tmp_path / name)
     assert (tmp_path / "x.npy").read_bytes() == before
+
+
+@pytest.mark.parametrize("journaled", [0, 1 << 40])
+@pytest.mark.parametrize("suffix", [".npy", ".h5", ".zarr"])
+def test_a_second_save_to_one_target_is_told_who_writes_it_and_the_first_ends_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, journaled: int
+) -> None:
+    pytest.importorskip({".h5": "h5py", ".zarr": "zarr"}.get(suffix, "numpy"))
+    monkeypatch.setattr(work, "JOURNALED", journaled)
+    np.save(tmp_path / "x.npy", np.arange(20_000.0).reshape(200, 100))
+    target = tmp_path / f"y{suffix}"
+    x = outsize.open(tmp_path / "x.npy")
+    seconds = [lambda: (x * 3).save(target), lambda: convert(tmp_path / "x.npy", target)]
+
+    def another(event: object) -> None:
+        while seconds:
+            with pytest.raises(outsize.StoreError, match=f"y{suffix} is being written by process {os.getpid()}.*wait"):
+                seconds.pop()()
+
+    (x * 2).save(target, progress=another)
+    assert not seconds
+    assert np.array_equal(np.asarray(outsize.open(target)), np.asarray(x) * 2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["x.npy", f"y{suffix}"]
+
+
+def test_a_killed_save_does_not_hold_its_target_even_where_a_process_it_forked_lives_on(tmp_path: Path) -> None:
+    holder = (
+        "import os, signal, sys; from outsize.array.store.partial import hold\n"
+        "with hold(sys.argv[1]):\n"
+        "    if os.fork():\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    print('alive', flush=True)\n    sys.stdin.read()\n    os._exit(0)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", holder, str(tmp_path / "y.npy")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None and child.stdout.readline() == "alive\n"
+    assert child.wait() == -9
+    assert [p.name for p in tmp_path.iterdir()] == [".y.npy.outsize-partial.lock"]
+    xp.asarray(np.arange(10.0)).save(tmp_path / "y.npy")
+    assert [p.name for p in tmp_path.iterdir()] == ["y.npy"]
+    child.communicate()
+
+
+def test_an_output_into_a_key_of_its_input_is_refused(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["a"] = np.arange(10.0)
+    with pytest.raises(outsize.InputError, match="also an input"):
+        (outsize.open(tmp_path / "x.h5") + 1).save(f"{tmp_path / 'x.h5'}::b")
 
 
 def test_a_failing_function_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_size_gives_the_exact_bytes_as_json(words, bytes_, capsys):
         ["size", "3,-1"], ["size", "3,x"], ["size", ""], ["size", "()"], ["size"], ["size", "3", "--dtype", "flot32"],
         ["size", "3", "--budget", "12XB"], ["size", "3", "--count", "0"], ["size", "3", "--card", "rtx9999"],
         ["size", "3", "--optimizer", "adamz"], ["size", "3", "--nonsense"], ["size", "-1,3"], ["size", "1.5"], ["nonsense"],
-        ["size", "3,,4"], ["size", "3:"], ["size", "-x"], ["estimate", "--hf", sys.executable],
+        ["size", "3,,4"], ["size", "9" * 5000], ["size", "3:"], ["size", "-x"], ["estimate", "--hf", sys.executable],
         ["run", "--report", "/no/such/folder/why.json", "-c", "1"],
     ],
 )  # fmt: skip

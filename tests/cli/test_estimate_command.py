@@ -24,6 +24,9 @@ def plain():
 def broken():
     return make().missing
 
+def number():
+    return 3
+
 value = 3
 """
 
@@ -61,9 +64,15 @@ def test_json_has_the_same_numbers(capsys):
         (["estimate"], "either MODULE:FUNCTION or --hf"),
         (["estimate", "steps_of_this_test"], "is not MODULE:FUNCTION"),
         (["estimate", "no_such_module_here:make"], "no module 'no_such_module_here'"),
-        (["estimate", "steps_of_this_test:wrong"], "has no 'wrong': it has make, plain, broken"),
+        (["estimate", "steps_of_this_test:wrong"], "has no 'wrong': it has make, plain, broken, number"),
         (["estimate", "steps_of_this_test:value"], "is int, not a function"),
         (["estimate", "steps_of_this_test:broken"], "steps_of_this_test.py:15"),
+        (["estimate", "steps_of_this_test.py:number"], "number returned int, not the step to run"),
+        (["estimate", "cut_short_in_this_test:make"], "importing cut_short_in_this_test raised SyntaxError"),
+        (
+            ["estimate", "fails_in_this_test:make"],
+            "raised ZeroDivisionError at fails_in_this_test.py:2: division by zero",
+        ),
         (["estimate", "steps_of_this_test:plain", "--batch", "4"], "takes no argument"),
         (["estimate", "steps_of_this_test:plain", "--card", "rtx9999"], "unknown card 'rtx9999'"),
         (["estimate", "--hf", "nowhere.json"], "no configuration at nowhere.json"),
@@ -73,6 +82,8 @@ def test_json_has_the_same_numbers(capsys):
     ],
 )
 def test_a_mistake_is_named_and_exits_with_two(words, said, folder, capsys):
+    (folder / "cut_short_in_this_test.py").write_text("make = (")
+    (folder / "fails_in_this_test.py").write_text("x = 0\n1 / x")
     (folder / "empty.json").write_text("{}")
     (folder / "sizes.json").write_text('{"model_type": "gpt2"}')
     (folder / "text.json").write_text("hello")

@@ -1,8 +1,10 @@
 """`outsize explain`: a file, a pipe, JSON, and what to paste."""
 
 import json
+import os
 import subprocess
 import sys
+import threading
 
 from failure_messages import FRAGMENTED
 
@@ -41,3 +43,14 @@ def test_a_text_that_is_no_failure_ends_with_1(tmp_path, capsys):
 def test_a_missing_file_is_a_mistake_with_a_way_out(capsys):
     assert main(["explain", "nowhere.log"]) == 2
     assert "pipe it in" in capsys.readouterr().err
+
+
+def test_a_folder_is_called_one_and_a_named_pipe_is_read(tmp_path, capsys):
+    assert main(["explain", str(tmp_path)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=(FRAGMENTED,))
+    writer.start()
+    assert main(["explain", str(tmp_path / "pipe")]) == 0
+    writer.join()
+    assert "cause: fragmentation" in capsys.readouterr().out

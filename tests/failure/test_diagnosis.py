@@ -42,6 +42,8 @@ def hows(diagnosis):
         ("failed to allocate 10.20G (10952166605 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY", "preallocation", False),
         ("Allocation of 617283072 exceeds 10% of free system memory.", "warning only", True),
         ("java.lang.OutOfMemoryError: Java heap space", "limit", True),
+        ("Out of Memory Error: failed to allocate data of size 16.0 MiB (7.4 GiB/7.4 GiB used)", "limit", True),
+        ("Memory limit of 512 MiB exceeded with 530 MiB used.", "limit", True),
     ],
 )
 def test_the_cause_is_named_by_rule(text, cause, certain):
@@ -199,3 +201,24 @@ def test_the_budget_of_a_streaming_remedy_can_be_read_back():
     ).remedies:
         if "budget=" in remedy.how and "save" in remedy.how:
             assert parse_bytes(remedy.how.partition('budget="')[2].partition('"')[0]) <= GiB * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("OSError: Can't read data (memory allocation failed for raw data chunk)", "h5repack"),
+        (
+            "Out of Memory Error: failed to allocate data of size 16.0 MiB (7.4 GiB/7.4 GiB used)",
+            "SET memory_limit = '11367MiB'",
+        ),
+        ("Requested 90000x90000 (60.3GB) array exceeds maximum array size preference (16.0GB)", "Maximum array size"),
+        (
+            '"State": {"OOMKilled": true, "ExitCode": 137}, "HostConfig": {"Memory": 1073741824}',
+            "docker run --memory=1536m",
+        ),
+        ("Allowed memory size of 134217728 bytes exhausted (tried to allocate 20480 bytes)", "memory_limit = 192M"),
+        ("Cuda failure 'out of memory'", "set_per_process_memory_fraction"),
+    ],
+)
+def test_a_programs_own_limit_is_raised_where_that_program_sets_it(text, how):
+    assert how in hows(outsize.explain(text))

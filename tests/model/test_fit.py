@@ -254,6 +254,17 @@ def test_undo_gives_the_model_back_as_it_was():
         fitted.step(batch)
 
 
+def test_undo_a_second_time_does_nothing():
+    model, batch = nets.Language().eval(), nets.make_tokens()
+    fitted = outsize.fit(model, None, None, batch, budget="1GiB")
+    assert fitted.undo() is model
+    after = [set(m.__dict__) for m in model.modules()]
+    model.head.register_forward_hook(lambda *_: None)
+    assert fitted.undo() is model
+    assert [set(m.__dict__) for m in model.modules()] == after and model.head._forward_hooks
+    assert outsize.fit(nets.Language(), None, None, batch, budget="1GiB", dry_run=True).undo() is None
+
+
 def test_state_dicts_are_those_of_a_plain_run_and_load_again():
     model, batch = nets.Language(), nets.make_tokens()
     fitted = streamed(model, batch)

@@ -8,6 +8,7 @@ would mislead.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -20,7 +21,9 @@ from outsize.array.plan import make_plan
 from outsize.array.precision import MeasuredStore
 from outsize.array.run import run_itinerary
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store
+from outsize.array.store.keys import split_key
 from outsize.array.store.open import as_numpy, create_sink, is_bfloat16, open_store
+from outsize.array.store.partial import hold
 from outsize.array.store.pieces import choose_chunks
 from outsize.array.work import resolve_budget
 from outsize.core.conversion import Conversion, Precision
@@ -51,19 +54,21 @@ def convert(
     wanted = np.dtype(np.float32) if narrow else _as_dtype(dtype, store)
     _check_kinds(store, wanted)
     measured = MeasuredStore(store, wanted, bfloat16=narrow)
-    if target is None:
-        sink: Sink = Nowhere(store.shape, wanted)
-    else:
-        _check_target(os.fspath(target), store)
-        kind = "bfloat16" if narrow else wanted
-        sink = create_sink(target, store.shape, kind, chunks=chunks, compress=compress)
     allowed, reason = resolve_budget(budget)
-    try:
-        _run(measured, sink, allowed, reason, listener)
-        sink.commit().close()
-    except BaseException:
-        sink.abort()
-        raise
+    with contextlib.ExitStack() as held:
+        if target is None:
+            sink: Sink = Nowhere(store.shape, wanted)
+        else:
+            _check_target(os.fspath(target), store)
+            held.enter_context(hold(split_key(os.fspath(target), None)[0]))
+            kind = "bfloat16" if narrow else wanted
+            sink = create_sink(target, store.shape, kind, chunks=chunks, compress=compress)
+        try:
+            _run(measured, sink, allowed, reason, listener)
+            sink.commit().close()
+        except BaseException:
+            sink.abort()
+            raise
     store.close()
     elements = math.prod(store.shape)
     name = "bfloat16" if narrow else wanted.name

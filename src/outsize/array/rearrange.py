@@ -47,10 +47,10 @@ class Affine(Node):
             spans.append((min(first, last), max(first, last) + 1))
             picks.append(slice(None, None, step if step else 1))
             kept.append(target)
-        view = frame.evaluate(child, tuple(spans))[tuple(picks)]
+        view = frame.evaluate(child, tuple(spans))[(*picks, ...)]  # a view even of one element: it may not be there yet
         view = view.transpose(tuple(int(i) for i in np.argsort(kept))) if kept else view
         full = tuple(slice(None) if axis in kept else None for axis in range(len(region)))
-        return np.broadcast_to(view[full], region_shape(region))
+        return np.broadcast_to(view[(*full, ...)], region_shape(region))
 
     def _sparse_axis(self, region: Region) -> int | None:
         """An output axis whose steps skip so much that its indices are better read one by one."""

@@ -52,7 +52,13 @@ class Grid:
         )
 
     def __iter__(self) -> Iterator[Region]:
-        return (self.region(index) for index in itertools.product(*map(range, self.counts)))
+        counts = self.counts
+        for number in range(math.prod(counts)):  # not itertools.product, which holds every axis as a tuple
+            index = []
+            for count in reversed(counts):
+                number, place = divmod(number, count)
+                index.append(place)
+            yield self.region(tuple(reversed(index)))
 
     def kinds(self) -> Iterator[tuple[Region, int]]:
         """One box of each kind (first, inner, last along each axis) and how many there are of it."""

@@ -6,6 +6,7 @@ beside its input, as a multiple of that input), the plan counts it, and without 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import math
@@ -177,9 +178,11 @@ def _identity(value: Any, around: tuple[int, ...] = ()) -> Any:
     if isinstance(value, types.CodeType):
         return value.co_code.hex(), value.co_names, *map(tell, value.co_consts)
     if isinstance(value, types.FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        given = (value.__code__, value.__defaults__, value.__kwdefaults__, *cells)
+        given = (value.__code__, value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ()))
         return value.__module__, value.__qualname__, *map(tell, given)
+    if isinstance(value, types.CellType):
+        with contextlib.suppress(ValueError):  # an empty one is only itself: it may be filled later
+            return tell(value.cell_contents)
     if isinstance(value, types.MethodType):
         return tell(value.__func__), tell(value.__self__)
     if isinstance(value, functools.partial):

@@ -7,6 +7,7 @@ In: a node, a target, a budget. Out: a `Plan`, a store, or a NumPy array. The bu
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable
@@ -21,8 +22,9 @@ from outsize.array.places import Kept, Sketch
 from outsize.array.plan import Itinerary, make_plan
 from outsize.array.run import digest_of, run_itinerary
 from outsize.array.store.base import Block, Region, Sink, Store
+from outsize.array.store.keys import split_key
 from outsize.array.store.memory import MemorySink
-from outsize.array.store.partial import JOURNAL, partial_path
+from outsize.array.store.partial import JOURNAL, hold, partial_path
 from outsize.array.store.seen import Seen
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.events import Listener
@@ -33,6 +35,9 @@ from outsize.engine.pool import make_buffer
 
 JOURNALED = 32 << 20
 """Bytes of output from which a save keeps a journal; less is done again in a moment."""
+
+_MOST = 2**63 - 1
+"""Bytes that an address, or an offset in a file, can count."""
 
 
 def resolve_budget(budget: int | str | Budget | None) -> tuple[Budget, str]:
@@ -88,6 +93,7 @@ def plan_node(
     node: Node, budget: Any = None, name: str | None = None, *, device: Any = None, tf32: bool = False
 ) -> Plan:
     """The plan of writing a node to a .npy file."""
+    refuse_endless(node)
     given, reason = resolve_budget(budget)
     sketch = Sketch(node.shape, node.dtype)
     return _on(device, tf32, lambda planner: planner(node, sketch, given, name or _title(node), reason)[1])
@@ -106,6 +112,7 @@ def compute_node(
 
 
 def _compute(node: Node, budget: Any, listener: Listener | None, planner: Planner, out: Block | None) -> Block:
+    refuse_endless(node)
     given, reason = resolve_budget(budget)
     if out is not None:
         return _compute_into(node, given, reason, listener, planner, out)
@@ -145,8 +152,11 @@ def save_node(
 ) -> Store:  # fmt: skip
     """Write a node to a file or folder in the format of its suffix; the same call goes on after a kill."""
     path = os.fspath(path)
-    refuse_overlap(node, path)
-    return _on(device, tf32, lambda planner: _save(node, path, budget, listener, planner, resume, options))
+    target = split_key(path, None)[0]
+    refuse_overlap(node, target)
+    refuse_endless(node)
+    with hold(target):
+        return _on(device, tf32, lambda planner: _save(node, path, budget, listener, planner, resume, options))
 
 
 def _save(
@@ -155,7 +165,7 @@ def _save(
     from outsize.array.store.open import create_sink
 
     given, reason = resolve_budget(budget)
-    left = node.nbytes >= JOURNALED and Journal.header(partial_path(path) + JOURNAL) is not None
+    left = node.nbytes >= JOURNALED and Journal.header(partial_path(split_key(path, None)[0]) + JOURNAL) is not None
     resume = resume and left  # without its journal nobody knows what an unfinished output is of
     sink = create_sink(path, node.shape, node.dtype, resume=resume, **options)
     journal = Journal(sink.partial + JOURNAL) if sink.partial and node.nbytes >= JOURNALED else None
@@ -234,6 +244,16 @@ class _Part(Seen):
 
     def _under(self, region: Region) -> Region:
         return tuple((a + start, b + start) for (a, b), (start, _) in zip(region, self.region, strict=True))
+
+
+def refuse_endless(node: Node) -> None:
+    """An `InputError` where the whole result has more bytes than any memory or file counts."""
+    size = math.prod(max(1, length) for length in node.shape) * node.dtype.itemsize
+    if size > _MOST:
+        raise InputError(
+            f"{_title(node)} would be {format_bytes(size)}, and no memory or file has more than {format_bytes(_MOST)}: "
+            "reduce it, or take a part of it"
+        )
 
 
 def refuse_overlap(node: Node, path: str) -> None:

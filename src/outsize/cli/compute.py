@@ -8,7 +8,7 @@ import sys
 from outsize import report
 from outsize.array import Array, open
 from outsize.array.expression import evaluate
-from outsize.core.errors import InputError
+from outsize.core.errors import InputError, OutsizeError
 from outsize.machine import budget
 from outsize.report.progress import terminal_listener
 
@@ -52,8 +52,13 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{args.expression!r} is {what}")
     if args.device_budget and not args.device:
         raise InputError(f"--device-budget {args.device_budget} is for work on a device: give --device with it")
-    with budget(device=args.device_budget):
-        return _show(result, args)
+    try:
+        with budget(device=args.device_budget):
+            return _show(result, args)
+    except OutsizeError:
+        raise
+    except (ArithmeticError, TypeError, ValueError) as error:  # what NumPy only finds in the values
+        raise InputError(f"{args.expression!r}: {error}") from error
 
 
 def _show(result: Array, args: argparse.Namespace) -> int:

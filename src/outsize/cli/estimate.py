@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +71,13 @@ def _from_function(args: argparse.Namespace, common: dict[str, Any]) -> Any:
 
     def build(*size: int) -> tuple[Any, ...]:
         made = maker(*size)
-        return made if isinstance(made, tuple) else (made,)
+        found = made if isinstance(made, tuple) else (made,)
+        if not found or not callable(found[0]):
+            what = type(found[0]).__name__ if found else "nothing"
+            raise InputError(
+                f"{args.target} returned {what}, not the step to run: return a function, or (function, argument, ...)"
+            )
+        return found
 
     def step(function: Callable[..., Any], *rest: Any) -> None:
         function(*rest)
@@ -84,6 +91,7 @@ def _from_function(args: argparse.Namespace, common: dict[str, Any]) -> Any:
 def load(target: str) -> Callable[..., Any]:
     """`package.module:function` -> the function; the current folder is looked in first."""
     name, colon, attribute = target.partition(":")
+    name = name.removesuffix(".py")
     if not colon or not name or not attribute:
         raise InputError(f"{target!r} is not MODULE:FUNCTION, such as train:make_step")
     sys.path.insert(0, os.getcwd())
@@ -91,6 +99,10 @@ def load(target: str) -> Callable[..., Any]:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise InputError(f"there is no module {error.name!r} here, asked for by {target!r}") from None
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if isinstance(error, SyntaxError) else f" at {os.path.basename(place.filename)}:{place.lineno}"
+        raise InputError(f"importing {name} raised {type(error).__name__}{where}: {error}") from error
     if not hasattr(module, attribute):
         raise InputError(
             f"the module {name} has no {attribute!r}: it has {', '.join(_functions(module)) or 'no functions'}"

@@ -43,6 +43,8 @@ def _explain(args: argparse.Namespace) -> Diagnosis:
             sys.stderr.write(_PASTE)
         return explain(sys.stdin.buffer.read(_LARGEST_LOG), here=args.here)
     path = pathlib.Path(args.file)
-    if not path.is_file():
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: give the log, message or snapshot in it")
+    if not path.exists():
         raise InputError(f"no such file: {path}; to explain a text, pipe it in: echo '...' | outsize explain -")
     return explain(path, here=args.here, after=None if args.after is None else pathlib.Path(args.after))

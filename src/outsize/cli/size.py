@@ -11,6 +11,9 @@ from outsize.core.spec import Spec
 from outsize.core.units import parse_bytes
 from outsize.sizing import size
 
+_DIGITS = 100
+"""Digits of a length that are read; no machine counts so far."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's own arguments."""
@@ -55,6 +58,8 @@ def _length(word: str, text: str) -> int:
         raise InputError(
             f"the shape {text!r} has {word!r} where a length should be: lengths are whole numbers such as 384"
         )
+    if len(word) > _DIGITS:
+        raise InputError(f"the shape has a length of {len(word)} digits: no array has such an axis")
     return int(word)
 
 

@@ -53,7 +53,16 @@ _HOST_FRAMEWORKS = {
     "duckdb",
     "matlab",
     "pandas",
+    "lambda",
+    "notebook",
+    "trino",
+    "bigquery",
+    "clickhouse",
+    "elasticsearch",
+    "php",
+    "mongodb",
 }
+"""Programs that name no device and use none but RAM."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,8 +64,7 @@ def shared_memory(case: Case) -> Cause | None:
 def container_kill(case: Case) -> Cause | None:
     """Killed by a limit: cgroup, pod, job, worker."""
     failure = case.failure
-    limited = {"kubernetes", "slurm", "pbs", "lsf", "dask", "spark"}
-    if failure.framework in limited or failure.extra.get("scope") == "cgroup":
+    if failure.framework in _LIMITERS or failure.extra.get("scope") == "cgroup":
         cap = "" if failure.limit_bytes is None else f" of {said(failure.limit_bytes)}"
         used = case.extra("anon_rss_bytes")
         who = "The process" if failure.process is None else f"{failure.process} (pid {failure.pid})"
@@ -85,7 +84,11 @@ _LIMITERS = {
     "pbs": "PBS job",
     "lsf": "LSF job",
     "dask": "Dask worker (memory_limit)",
-    "spark": "YARN container (executor memory + overhead)",
+    "spark": "executor's container (executor memory + overhead)",
+    "docker": "container (docker run --memory)",
+    "lambda": "Lambda function (memory size)",
+    "cloud": "cloud service",
+    "heroku": "dyno",
 }
 
 
@@ -156,13 +159,33 @@ def rlimit(case: Case) -> Cause | None:
 
 
 def heap(case: Case) -> Cause | None:
-    """Runtimes with their own heap."""
-    if case.failure.framework not in {"java", "node"}:
+    """Runtimes with their own heap, and programs that keep themselves to a limit."""
+    if case.failure.framework in {"java", "node"}:
+        return make_cause(
+            "limit",
+            "The runtime's own heap is full; it is capped at start (-Xmx, --max-old-space-size), whatever the machine has.",
+        )
+    setting = _SETTINGS.get(case.failure.framework)
+    if setting is None:
         return None
+    cap = "" if case.failure.limit_bytes is None else f" of {said(case.failure.limit_bytes)}"
     return make_cause(
         "limit",
-        "The runtime's own heap is full; it is capped at start (-Xmx, --max-old-space-size), whatever the machine has.",
+        f"{case.failure.framework} keeps itself to a limit{cap} ({setting}) and has reached it, whatever the machine has.",
     )
+
+
+_SETTINGS = {
+    "duckdb": "memory_limit",
+    "clickhouse": "max_memory_usage",
+    "elasticsearch": "indices.breaker.total.limit",
+    "php": "memory_limit",
+    "mongodb": "100 MB a stage without allowDiskUse",
+    "trino": "query.max-memory",
+    "datafusion": "the session's memory pool",
+    "bigquery": "the memory of a query's slots",
+}
+"""Programs whose messages speak of a limit of their own -> what sets it."""
 
 
 def small_request(case: Case) -> Cause | None:

@@ -229,8 +229,8 @@ def serving(case: Case) -> Iterator[Remedy]:
 
 
 def library_handle(case: Case) -> Iterator[Remedy]:
-    """cuBLAS and kin allocate outside the framework's cache."""
-    if case.format in {"library", "library-host"}:
+    """cuBLAS, NCCL and kin allocate outside the framework's cache."""
+    if case.format in {"library", "library-host", "nccl"}:
         yield make_remedy(
             "leave room outside PyTorch for library handles",
             None,

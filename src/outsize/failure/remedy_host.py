@@ -28,7 +28,28 @@ def raise_limit(case: Case) -> Iterator[Remedy]:
         "node": ("raise the heap", "NODE_OPTIONS=--max-old-space-size=8192"),
         "pbs": ("ask PBS for more", f"qsub -l mem={mib}mb"),
         "lsf": ("ask LSF for more", f"bsub -M {mib}"),
+        "docker": ("raise the container's limit", f"docker run --memory={mib}m ..."),
+        "lambda": ("raise the function's memory", f"aws lambda update-function-configuration --memory-size {mib} ..."),
+        "cloud": ("raise the service's memory", f"gcloud run deploy --memory={mib}Mi ..."),
+        "heroku": ("take a larger dyno", "heroku ps:resize web=performance-l"),
+        "matlab": ("allow larger arrays", "Settings > MATLAB > Workspace > Maximum array size"),
+        "duckdb": (
+            "raise DuckDB's limit, and let it spill",
+            f"SET memory_limit = '{mib}MiB'; SET temp_directory = '/scratch';",
+        ),
+        "clickhouse": ("raise the query's limit", f"SET max_memory_usage = {int(mib) << 20}"),
+        "elasticsearch": ("raise the heap, of which the limit is a share", "ES_JAVA_OPTS='-Xms8g -Xmx8g'"),
+        "php": ("raise PHP's limit", f"memory_limit = {mib}M   # php.ini"),
+        "mongodb": ("let the stage spill", "db.c.aggregate([...], {allowDiskUse: true})"),
+        "trino": (
+            "raise the query's limit",
+            "query.max-memory-per-node   # config.properties; or let it spill: spill-enabled=true",
+        ),
+        "datafusion": ("let it spill", "RuntimeEnvBuilder().with_disk_manager_os().with_fair_spill_pool(bytes)"),
+        "bigquery": ("less at once", "drop ORDER BY and wide GROUP BY over everything, or cut the query in parts"),
     }
+    if failure.framework == "openvino":  # the driver's largest buffer, which nobody raises
+        return
     name, how = lines.get(
         failure.framework,
         ("raise the container's limit", f"docker run --memory={mib}m ...   # systemd: MemoryMax={mib}M"),
@@ -89,6 +110,13 @@ def less_in_ram(case: Case) -> Iterator[Remedy]:
     if case.failure.framework == "ray":
         yield make_remedy(
             "fewer tasks at once", None, "@ray.remote(num_cpus=4, memory=8 * 2**30)", "less runs in parallel"
+        )
+    if case.failure.framework in {"hdf5", "netcdf"}:
+        yield make_remedy(
+            "smaller chunks: a whole one is held to read a part of it",
+            None,
+            "h5repack -l NAME:CHUNK=64x1024 x.h5 y.h5   # h5dump -pH x.h5 shows what they are",
+            "the file is written once more",
         )
     if case.failure.framework == "dask":
         yield make_remedy(

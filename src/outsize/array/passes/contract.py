@@ -201,7 +201,7 @@ class ContractPass(Pass):
     def _settle(self, workers: int, box: Box) -> bool:
         split_at = len(self.node.shape)
         self.grid, self.panel = Grid(self.node.shape, box[:split_at]), box[split_at:]
-        self.slots, self.workers = 1, min(workers, max(1, len(Grid(self.domain, box))))
+        self.slots, self.workers = 1, min(workers, max(1, math.prod(Grid(self.domain, box).counts)))
         frame = self.probe_all()
         self.take_stock(frame, max((self._slot(region_shape(r)) for r, _ in self.grid.kinds()), default=0))
         return True

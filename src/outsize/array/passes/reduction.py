@@ -22,6 +22,8 @@ from outsize.array.select import Rule
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds
 
+_LARGEST = 256 << 20
+"""Bytes of a chunk of what takes no buffer: enough for every worker, and each ends soon where the work is interrupted."""
 _AHEAD = 16
 """Partials that may wait for their turn."""
 _LIGHT = 1 << 16
@@ -187,7 +189,9 @@ class ReducePass(Pass):
             tile = self._choose_tile(ones, min(allowed // slots, 2 * buffer))
         if self._state_bytes(tile) > allowed // slots:
             return False
-        chunk, _ = grow(domain, tuple(1 for _ in domain), self._seconds, self._chunk_fits(buffer, tile), self._bytes)
+        chunk, _ = grow(
+            domain, tuple(1 for _ in domain), self._seconds, self._chunk_fits(buffer, tile), self._bytes, _LARGEST
+        )
         slots = min(slots, max(1, len(Grid(domain, tile))))
         return self._settle(manner, tile, balance(tile, chunk, tuple(1 for _ in domain)), slots)
 

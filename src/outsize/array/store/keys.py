@@ -27,7 +27,9 @@ def choose_key(path: str, keys: Sequence[str], key: str | None) -> str:
             return keys[0]
         if not keys:
             raise InputError(f"{path} holds no arrays")
-        raise InputError(f"{path} holds {len(keys)} arrays; say which with key=: {_listed(keys)}")
+        raise InputError(
+            f"{path} holds {len(keys)} arrays; say which, as {path}::{keys[0]} or with key=: {_listed(keys)}"
+        )
     for wanted in (key, key.strip("/")):
         if wanted in keys:
             return wanted

@@ -21,7 +21,7 @@ _BEFORE, _AFTER = 500, 2_500
 _TRIGGERS = (
     "memory", "out_of_mem", "outofmem", "out of resource", "oom", "alloc", "exhausted", "killed", "sigkill", "bus error",
     "heap space", "no space left", "exit code", "exit status", "exitcode", "exited", "kv cache", "cache blocks", "mmap",
-    "overhead limit",
+    "overhead limit", "vram", "available ram",
 )  # fmt: skip
 """Lower-case words, one of which stands near everything that can matter."""
 _ANSI = re.compile(

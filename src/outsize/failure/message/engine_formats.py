@@ -72,7 +72,7 @@ ENGINES: list[Format] = [
         r"device {index}: cudaMalloc",
         device="cuda",
         whole=True,
-        unless="retry failed",
+        unless="retry failed|pooled_storage_manager",
     ),
     form("ggml-sycl", "ggml", "sycl", r"failed to allocate SYCL{index} buffer of size {requested:count}", device="xpu"),
     form(
@@ -146,10 +146,35 @@ ENGINES: list[Format] = [
         r"(?:ggml\w{0,60}|alloc_tensor_range|llama\w{0,40}): failed to allocate \w{1,24} buffer of size "
         r"{requested:count}",
     ),
+    form("ggml-kv", "ggml", "bufferforkvcache", r"failed to allocate buffer for kv cache"),
+    form("exllama", "exllama", "insufficientvram", r"\bInsufficient VRAM\b", device="cuda"),
+    form(
+        "openvino",
+        "openvino",
+        "maxallocsize",
+        r"Exceeded max size of memory object allocation",
+        r"requested {requested:count} bytes",
+        r"max alloc size (?:supported by device )?is {limit:count} bytes",
+    ),
+    form(
+        "directml-video",
+        "pytorch",
+        "enoughgpuvideomemory",
+        r"(?:Could not allocate tensor with {requested:count} bytes\. )?There is not enough GPU video memory",
+        device="dml",
+    ),
+    form(
+        "habana",
+        "pytorch",
+        "pt_devmem",
+        r"PT_DEVMEM Allocation failed for size::? ?{requested:count}",
+        device="hpu",
+    ),
     form(
         "tensorrt",
         "tensorrt",
         (
+            "outofmemoryerrorin",
             "requestedamountof",
             "errorcode2:outofmemory",
             "outofmemory(",
@@ -157,7 +182,8 @@ ENGINES: list[Format] = [
             "cudaruntime(outofmemory",
         ),
         r"Requested amount of (?:GPU )?memory \([^()\n]{1,40}\) could not be allocated|Error Code 2: OutOfMemory|"
-        r"OutOfMemory \((?:no further|Requested size was)|Cuda Error in allocate: 2|Cuda Runtime \(out of memory\)",
+        r"OutOfMemory \((?:no further|Requested size was)|OutOfMemory Error in GpuMemory|"
+        r"Cuda Error in allocate: 2|Cuda Runtime \(out of memory\)",
         r"Requested amount of (?:GPU )?memory \({requested:count} bytes\)",
         r"Requested size was {requested:count} bytes",
         r"memory of size {requested:count}",

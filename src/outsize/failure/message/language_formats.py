@@ -64,8 +64,15 @@ LANGUAGES: list[Format] = [
     form(
         "node",
         "node",
-        ("javascriptheapoutofmemory", "reachedheaplimit"),
-        r"JavaScript heap out of memory|Reached heap limit",
+        ("javascriptheapoutofmemory", "reachedheaplimit", "fatalprocessoutofmemory"),
+        r"JavaScript heap out of memory|Reached heap limit|(?<!::)Fatal process out of memory",
+    ),
+    form(
+        "array-buffer",
+        "javascript",
+        ("arraybufferallocationfailed", "webassembly.memory():couldnot"),
+        r"Array buffer allocation failed|WebAssembly\.Memory\(\): could not allocate memory",
+        device="cpu",
     ),
     form(
         "go",
@@ -139,8 +146,8 @@ LANGUAGES: list[Format] = [
     form(
         "compiler",
         "compiler",
-        "killedsignalterminatedprogram",
-        r"Killed signal terminated program {process:word}",
+        ("killedsignalterminatedprogram", "terminatedwithsignal9"),
+        r"Killed signal terminated program {process:word}|\b(?:ld|cc1\w{0,8}|lto\w{0,8}) terminated with signal 9\b",
         extra={"signal": "Killed"},
     ),
     form(
@@ -157,6 +164,46 @@ LANGUAGES: list[Format] = [
         r"Requested {dims:word} \({requested}\) array exceeds maximum array size preference \({limit}\)",
         device="cpu",
     ),
+    form("matlab-help", "matlab", "helpmemory", r"Out of memory\. ?Type [\"']?help memory", device="cpu"),
+    form(
+        "matlab-gpu",
+        "matlab",
+        "outofmemoryondevice",
+        r"\bOut of memory on device\. ?To view more detail",
+        device="cuda",
+    ),
+    form(
+        "fortran",
+        "fortran",
+        ("errorallocating", "forrtl:severe(41)"),
+        r"\bError allocating {requested:count} bytes(?! of)|forrtl: severe \(41\): insufficient virtual memory",
+        device="cpu",
+    ),
+    form("perl", "perl", "outofmemoryinperl", r"Out of memory in perl:", device="cpu"),
+    form(
+        "mysql",
+        "mysql",
+        "restartserverandtryagain",
+        r"Out of memory; restart server and try again(?: \(needed {requested:count} bytes\))?",
+        device="cpu",
+    ),
+    form(
+        "datafusion",
+        "datafusion",
+        "resourcesexhausted:failedtoallocateadditional",
+        r"Resources exhausted: Failed to allocate additional (?:{requested:count} bytes|[0-9.]{1,12} [KMGT]i?B)",
+        r"allocate additional {requested} for",
+        r"with {allocated:count} bytes already",
+        device="cpu",
+    ),
+    form(
+        "trino",
+        "trino",
+        "queryexceeded",
+        r"Query exceeded (?:per-node|distributed) (?:total |user )?memory limit of {limit}",
+        r"Allocated: {allocated}",
+    ),
+    form("bigquery", "bigquery", "intheallottedmemory", r"query could not be executed in the allotted memory"),
     form("mongodb", "mongodb", "exceededmemorylimitof", r"Sort exceeded memory limit of {limit:count} bytes"),
     form("postgres", "postgres", "failedonrequestofsize", r"Failed on request of size {requested:count}", device="cpu"),
 ]
@@ -186,6 +233,21 @@ BARE: list[Format] = [
         r"mmap(?:\(|ing )? ?{requested:count} bytes",
         unless=r"static TLS block|write\+execute",
         whole=True,
+    ),
+    form(
+        "macos",
+        "macos",
+        ("mmap(size=", "vm_map(size=", "can'tallocateregion"),
+        r"\b(?:mach_vm_map|mmap)\(size=(?:{requested:count}\b)?[^)\n]{0,60}\) failed \(error code=(?:3|12)\)|"
+        r"malloc: [^\n]{0,40}can't allocate region",
+        device="cpu",
+    ),
+    form(
+        "coreutils",
+        "linux",
+        "memoryexhausted",
+        r"\b(?:sort|[ef]?grep|sed|diff|tar|m4|ld): memory exhausted\b",
+        device="cpu",
     ),
     form(
         "python",

@@ -153,6 +153,16 @@ CLUSTER: list[Format] = [
         whole=True,
     ),
     form(
+        "spark-executor",
+        "spark",
+        ("possiblecontaineroom", "executorlostfailure"),
+        r"SIGKILL, possible container OOM|ExecutorLostFailure[^\n]{0,400}?(?:exit status|exit code)(?: is)?:? 137\b",
+        extra={"signal": "Killed"},
+    ),
+    form(
+        "spark-broadcast", "spark", "buildandbroadcastthetable", r"Not enough memory to build and broadcast the table"
+    ),
+    form(
         "spark-result",
         "spark",
         "maxresultsize",
@@ -161,8 +171,8 @@ CLUSTER: list[Format] = [
     form(
         "slurm-limit",
         "slurm",
-        ("exceededmemorylimit", "jobmemorylimit", "stepmemorylimit"),
-        r"exceeded memory limit \({used_raw:int} > {limit_raw:int}\)|Exceeded (?:job|step) memory limit",
+        ("exceededmemorylimit", "exceededvirtualmemorylimit", "jobmemorylimit", "stepmemorylimit"),
+        r"exceeded (?:virtual )?memory limit \({used_raw:int} > {limit_raw:int}\)|Exceeded (?:job|step) memory limit",
         r"[Jj]ob {job_id:int} exceeded",
     ),
     form(
@@ -192,6 +202,21 @@ CLUSTER: list[Format] = [
         "memorylimitof",
         r"Memory limit of {limit} exceeded with {used_bytes} used|Exceeded (?:hard|soft) memory limit of",
     ),
+    form(
+        "lambda",
+        "lambda",
+        "runtimeexitedwitherror:signal:killed",
+        r"Runtime exited with error: signal: killed",
+        r"Memory Size: {limit}",
+        r"Max Memory Used: {used_bytes}",
+        whole=True,
+    ),
+    form(
+        "notebook",
+        "notebook",
+        ("usingallavailableram", "allocatemorememorythanisavailable"),
+        r"session crashed after using all available RAM|notebook tried to allocate more memory than is available",
+    ),
     form("heroku", "heroku", "memoryquota", r"Error R1[45] \(Memory quota"),
     form(
         "kubernetes-evicted",
@@ -206,6 +231,16 @@ CLUSTER: list[Format] = [
         "kubernetes",
         "systemoomencountered",
         r"System OOM encountered, victim process: {process:word}, pid: {pid:int}",
+    ),
+    form(
+        "docker",
+        "docker",
+        'oomkilled":true',
+        r"OOMKilled\": ?true\b",
+        r"ExitCode\": ?{exit_code:int}",
+        r"\bMemory\": ?(?!0\b){limit:count}",
+        *_KILL,
+        whole=True,
     ),
     form(
         "kubernetes",
@@ -225,7 +260,7 @@ EXITS: list[Format] = [
         "elastic",
         "pytorch",
         ("exitcode:-9", "(sigkill)"),
-        r"exit ?code ?: ?-9\b|Signal 9 \(SIGKILL\)",
+        r"exit ?code ?: ?-9\b|Signal 9 \(SIGKILL\) received by",
         r"\(pid: {pid:int}\)",
         r"received by PID {pid:int}",
         extra={"signal": "Killed"},
@@ -265,8 +300,9 @@ EXITS: list[Format] = [
     form(
         "sigkill",
         "linux",
-        "sigkill",
-        r"(?:died with|terminated (?:by|with)|killed by|received|by) (?:<Signals\.)?(?:signal )?(?:9 )?\(?SIGKILL",
+        ("sigkill", "status=9/kill"),
+        r"(?:died with|terminated (?:by|with)|killed by|received|by) (?:<Signals\.)?(?:signal )?(?:9 )?\(?SIGKILL|"
+        r"\(signal: 9, SIGKILL|signal 9 \(SIGKILL\)|return code Negsignal\.SIGKILL|was sent SIGKILL!|code=killed, status=9/KILL",
         r"(?:process|pid)\W{1,3}{pid:int}",
         extra={"signal": "Killed"},
     ),
@@ -274,6 +310,7 @@ EXITS: list[Format] = [
         "exit-137",
         "linux",
         "137",
+        r"returned a non-zero code: 137\b|"
         r"exit(?:ed)?[ _]?(?:with )?(?:non-zero )?(?:code|status|value)?[\"']?:? ?(?:with )?(?:code|status|of|is|"
         r"=)? ?[:=(]? ?137\b|\(137\)|code 137\b|exit code:[^\n0-9]{1,60}: 137\b|\brc ?= ?137\b|status 137\b",
         extra={"exit_code": 137, "signal": "Killed"},

@@ -224,7 +224,8 @@ XLA: list[Format] = [
         r"total allocation: ?{total_program_bytes}",
         *_XLA_BASES,
         device=None,
-        unless=r"OutOfMemoryError: Out of memory allocating [0-9,]{1,40} bytes \(allocated so far",
+        unless=r"OutOfMemoryError: Out of memory allocating [0-9,]{1,40} bytes \(allocated so far|"
+        r"bytes after a total of|\b(?:CPL|VSI)\w{0,24}\(\):",
     ),
     form(
         "assignment",
@@ -278,7 +279,49 @@ LIBRARIES: list[Format] = [
         r"(?:re|m|c)alloc(?:ation)? of size (?:{requested:count}|\w{1,8}) failed",
         device="cpu",
     ),
-    form("pandas-parser", "pandas", "cerror:outofmemory", "C error: out of memory"),
+    form("pandas-parser", "pandas", "cerror:outofmemory", r"\bC error: out of memory"),
+    form(
+        "hdf5",
+        "hdf5",
+        ("memoryallocationfailed", "allocatememory"),
+        r"(?:\bH5[A-Za-z_]{1,40}(?:\(\):)? ?|"
+        r"(?:Can't|Cannot|Couldn't|Could not|Unable to) [a-z][a-z ]{1,60}\()"
+        r"(?:memory allocation failed|(?:unable to|can't|cannot|couldn't|could not) allocate memory)",
+        r"memory block of {requested:count} bytes",
+        device="cpu",
+        unless="static TLS block",
+    ),
+    form("netcdf", "netcdf", "memoryallocation(malloc)", r"NetCDF: Memory allocation \(malloc\) failure", device="cpu"),
+    form(
+        "gdal",
+        "gdal",
+        ("cple_outofmemory", "malloc", "calloc", "realloc"),
+        r"CPLE_OutOfMemory|\b(?:CPL|VSI)\w{0,12}(?:Malloc|Calloc|Realloc)\w{0,12}\(\): ?(?:Out of memory|Cannot allocate)",
+        r"allocat(?:e|ing) {requested:count} bytes",
+        device="cpu",
+    ),
+    form(
+        "imagemagick",
+        "imagemagick",
+        ("cacheresourcesexhausted", "memoryallocationfailed"),
+        r"\bcache resources exhausted|\bmemory allocation failed [`'\"][^\n@]{1,200}@ error/",
+        device="cpu",
+    ),
+    form(
+        "gromacs",
+        "gromacs",
+        "notenoughmemory.failedto",
+        r"Not enough memory\. Failed to (?:re|m|c)alloc (?:[0-9]{1,20} elements of size [0-9]{1,20}|{requested:count} bytes)",
+        device="cpu",
+    ),
+    form(
+        "petsc",
+        "petsc",
+        "petscerror:outofmemory",
+        r"PETSC ERROR: Out of memory",
+        r"Memory requested {requested:count}",
+        device="cpu",
+    ),
     form(
         "cupy",
         "cupy",

@@ -34,10 +34,10 @@ _LIBRARY = (
     r"(?<!case\s)(?<!return\s\")(?<!::\s)(?:"
     r"(?:CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CURAND|CUTENSOR|HIPBLAS|ROCBLAS|CUBLASLT|NVJPEG)_STATUS_ALLOC(?:ATION)?_FAILED|"
     r"CUDNN_STATUS_\w{0,40}DEVICE_ALLOCATION_FAILED|CUFFT_ALLOC_FAILED|CURAND_STATUS_ALLOCATION_FAILED|"
-    r"CUBLAS failure 3\b|rocblas_status_memory_error|miopenStatusAllocFailed"
+    r"CUBLAS failure 3\b|rocblas_status_memory_error|miopenStatusAllocFailed|Error out of memory at line [0-9]{1,6} in file"
     r")(?![\"'] in\b)"
 )
-"""What the vendors' libraries answer; not where a program's source lists or tests the answers."""
+"""What the vendors' libraries, and bitsandbytes, answer; not where a program's source lists or tests the answers."""
 
 _WORKER = r"ataLoader worker (?:\([^()]{0,80}\) )?"
 _WORKER_CLAUSES = (
@@ -166,7 +166,14 @@ FORMATS: list[Format] = [
     form(
         "library",
         "pytorch",
-        ("alloc_failed", "allocation_failed", "memory_error", "allocfailed", "cublasfailure3"),
+        (
+            "alloc_failed",
+            "allocation_failed",
+            "memory_error",
+            "allocfailed",
+            "cublasfailure3",
+            "erroroutofmemoryatline",
+        ),
         _LIBRARY,
         r"GPU[ =]{index}\b",
         r"\bcuda:{index}\b",

@@ -40,18 +40,21 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
         self._resting = [m for m in self._work.model.modules() if not m.training] if runner is not None else []
         """Modules in eval mode while the plan was made: it knows nothing of what they draw or write otherwise."""
         self._handles = self._hook() if runner is not None else []
+        self._undone: Any = None
+        """The model that was given back."""
 
     def __repr__(self) -> str:
         return str(self.plan)
 
     def undo(self) -> Any:
-        """The model as it was given, with the weights it has now."""
+        """The model as it was given, with the weights it has now; nothing happens where that is done already."""
+        if self._runner is None:
+            return self._undone
         model = self._work.model
         self._end()
         for handle in self._handles:
             handle.remove()
-        self._handles = []
-        self._runner = None
+        self._handles, self._runner, self._undone = [], None, model
         return model
 
     def gather(self) -> None:
