@@ -80,6 +80,27 @@ def test_the_cost_is_what_its_definition_says_for_any_two_types(data: st.DataObj
             assert getattr(got, name) == pytest.approx(want[name], rel=1e-6), name
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("values", "after", "said"),
+    [
+        (np.array([2**53 + 1, 1]), "complex128", {"changed": 1, "max_abs": 1.0}),
+        (np.array([1 + np.longdouble(2) ** -60]) * (1 + 0j), "complex128", {"changed": 1, "max_abs": 2.0**-60}),
+        (np.array([1e300, 0.1]), "complex64", {"overflowed": 1, "changed": 1}),
+        (np.array([np.nan, np.inf, 1, 0, 7]), "bool", {"overflowed": 3, "changed": 0}),
+    ],
+)
+def test_what_complex_and_boolean_types_cannot_hold_is_counted(values: np.ndarray, after: str, said: dict) -> None:
+    cost = convert(values, None, after).precision
+    assert not cost.exact
+    assert {name: getattr(cost, name) for name in said} == said
+
+
+def test_f16_is_float16_as_everywhere(tmp_path: Path) -> None:
+    convert(np.zeros(3, "f4"), tmp_path / "y.npy", "f16")
+    assert np.load(tmp_path / "y.npy").dtype == np.float16
+
+
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_converted_files_hold_what_numpys_astype_gives(data: st.DataObject) -> None:

@@ -42,6 +42,8 @@ SAME: dict[str, Callable[..., Any]] = {
     "a bound beyond the dtype": lambda a, i, s: np.clip(i, -3, 300),
     "close to infinity": lambda a, i, s: np.isclose(a, a / 0.0),
     "close bytes": lambda a, i, s: np.isclose(i, i + 1, atol=3),
+    "one length of NumPy's": lambda a, i, s: np.reshape(a, np.int64(48)),
+    "so many axes of NumPy's": lambda a, i, s: np.tensordot(a, a.T, np.int64(1)),
     "indices of any shape": lambda a, i, s: np.take(a, [[1, 2], [0, 3]], 1),
     "one index": lambda a, i, s: np.take(a, 3, 1),
     "a margin of four values": lambda a, i, s: np.pad(a, ((1, 2), (0, 3)), constant_values=((1, 2), (3, 4))),

@@ -120,6 +120,20 @@ def test_a_folder_that_is_not_zarr_is_never_overwritten(tmp_path: Path) -> None:
         create_sink(tmp_path / "x.npy", (3,), "int8")
 
 
+@pytest.mark.parametrize("suffix", [".h5", ".safetensors"])
+def test_a_named_output_does_not_replace_a_file_that_holds_other_arrays(suffix: str, tmp_path: Path) -> None:
+    def save(key: str) -> None:
+        write(create_sink(f"{target}::{key}", (3,), np.float32), np.ones(3, np.float32)).close()
+
+    target = tmp_path / f"x{suffix}"
+    save("a/b")
+    save("a/b")  # the same one again
+    before = target.read_bytes()
+    with pytest.raises(InputError, match="holds other arrays than 'c'"):
+        save("c")
+    assert target.read_bytes() == before
+
+
 def test_bytes_decide_the_format_and_not_the_name(tmp_path: Path) -> None:
     values = np.arange(6.0)
     np.save(tmp_path / "x.npy", values)

@@ -113,3 +113,93 @@ def test_a_transformers_config_is_enough(folder, capsys):
     data = json.loads(capsys.readouterr().out)
     weights = next(part["bytes"] for part in data["parts"] if part["name"] == "weights")
     assert weights == 4 * (500 * 64 + 128 * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64)
+
+
+BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 64, "vocab_size": 100, "max_position_embeddings": 64}  # fmt: skip
+T5 = {"model_type": "t5", "d_model": 32, "d_ff": 64, "num_layers": 1, "num_heads": 2, "d_kv": 16, "vocab_size": 100,
+      "decoder_start_token_id": 0}  # fmt: skip
+BEIT = {"model_type": "beit", "architectures": ["BeitForImageClassification"], "hidden_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 100, "image_size": 32}  # fmt: skip
+
+
+def from_config(folder, capsys, config, *words):
+    pytest.importorskip("transformers")
+    (folder / "config.json").write_text(json.dumps(config))
+    status = main(["estimate", "--hf", "config.json", "--seq", "16", "--batch", "2", "--steps", "2", "--json", *words])
+    out, err = capsys.readouterr()
+    return (json.loads(out), status) if status == 0 else (err, status)
+
+
+def weights_of(data):
+    return next(part["bytes"] for part in data["parts"] if part["name"] == "weights")
+
+
+@pytest.mark.parametrize("saved", [{"torch_dtype": "bfloat16"}, {"dtype": "float16"}])
+@pytest.mark.parametrize(("precision", "size"), [("fp32", 4), ("bf16-amp", 4), ("bf16", 2)])
+def test_the_weights_are_of_the_precision_asked_for_and_not_of_the_one_they_were_saved_in(
+    folder, capsys, saved, precision, size
+):
+    import transformers
+
+    config = BERT | {"architectures": ["BertForMaskedLM"]}
+    count = transformers.BertForMaskedLM(transformers.BertConfig(**config)).num_parameters()
+    data, _ = from_config(folder, capsys, config | saved, "--precision", precision)
+    assert weights_of(data) == size * count
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (BERT | {"architectures": ["BertForSequenceClassification"]}, []),
+        (BERT | {"architectures": ["BertModel"]}, ["--optimizer", "none"]),
+        (T5 | {"architectures": ["T5Model"]}, ["--optimizer", "none"]),
+        (T5 | {"architectures": ["T5ForConditionalGeneration"]}, ["--optimizer", "none"]),
+        (BEIT, []),
+        ({"model_type": "resnet", "hidden_sizes": [32, 64], "depths": [1, 1], "image_size": 32}, []),
+    ],
+)
+def test_a_configuration_is_called_with_what_its_head_takes(folder, capsys, config, words):
+    data, status = from_config(folder, capsys, config, *words)
+    assert status == 0, data
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (BERT | {"architectures": ["BertModel"]}, "BertModel gives no loss from input_ids: add --optimizer none"),
+        ({"model_type": "resnet", "hidden_sizes": [32, 64], "depths": [1, 1]}, "says no image_size: add it"),
+        ({"model_type": "whisper", "architectures": ["WhisperModel"], "d_model": 60}, "takes input_features"),
+    ],
+)
+def test_what_a_configuration_cannot_be_called_with_is_said(folder, capsys, config, said):
+    error, status = from_config(folder, capsys, config)
+    assert status == 2 and said in error
+
+
+def test_a_model_with_an_encoder_keeps_it_where_the_configuration_names_no_head(folder, capsys):
+    bart = {"model_type": "bart", "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 100,
+            "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+            "pad_token_id": 1}  # fmt: skip
+    import transformers
+
+    count = transformers.BartForConditionalGeneration(transformers.BartConfig(**bart)).num_parameters()
+    assert weights_of(from_config(folder, capsys, bart)[0]) == 4 * count
+
+
+def test_lazy_modules_are_followed():
+    import torch
+
+    import outsize
+
+    def build():
+        model = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.ReLU(), torch.nn.LazyLinear(4))
+        model(torch.zeros(1, 16))
+        return model, torch.optim.SGD(model.parameters(), lr=0.1), torch.rand(4, 16)
+
+    def step(model, optimizer, x):
+        model(x).sum().backward()
+        optimizer.step()
+
+    footprint = outsize.estimate(step, build=build, device="cpu")
+    assert {part.name: part.bytes for part in footprint.parts}["weights"] == 4 * (16 * 8 + 8 + 8 * 4 + 4)

@@ -164,3 +164,29 @@ def test_a_tensor_without_a_shape_does_not_stop_the_diagnosis():
         )
     assert nested is not None
     assert any("broadcast" in note for note in caught.value.__notes__)
+
+
+def test_functions_that_wait_or_yield_are_guarded_for_all_of_their_run():
+    import asyncio
+
+    @outsize.guard
+    async def wait():
+        np.empty(HUGE)
+
+    @outsize.guard()
+    def give():
+        got = yield 1
+        yield got
+        np.empty(HUGE)
+
+    for call in (lambda: asyncio.run(wait()), lambda: list(give())):
+        with pytest.raises(MemoryError) as caught:
+            call()
+        assert "why memory ran out" in note_of(caught.value)
+    values = give()
+    assert [next(values), values.send(5)] == [1, 5]
+    with pytest.raises(outsize.InputError, match="inside of it"):
+
+        @outsize.guard
+        async def both():
+            yield 1

@@ -9,7 +9,9 @@ import textwrap
 
 import pytest
 
-from outsize.failure.run import Watched, _user_line, build_command, growth_by_line
+from outsize.core.footprint import Moment
+from outsize.failure.explain import explain
+from outsize.failure.run import Watched, _tell_story, _user_line, build_command, growth_by_line
 from outsize.monitor import read_tree
 
 GROUPS = pathlib.Path("/sys/fs/cgroup/memory")
@@ -51,6 +53,29 @@ def test_an_error_at_the_top_is_explained_after_its_traceback(tmp_path):
     assert answer.returncode == 1
     assert "ArrayMemoryError" in answer.stderr and "cause: request larger than the machine" in answer.stderr
     assert json.loads((tmp_path / "why.json").read_text())["failure"]["framework"] == "numpy"
+
+
+def test_what_was_held_between_two_readings_is_in_the_peak(tmp_path):
+    code = """
+        import ctypes, os
+        held = ctypes.create_string_buffer(300 * 2**20)
+        ctypes.memset(held, 1, len(held))
+        del held
+        os.write(1, b"let go")
+        import time
+        time.sleep(1)
+    """
+    answer = run(tmp_path, f"import time\ntime.sleep(1)\n{textwrap.dedent(code)}", options=("--peak",))
+    assert answer.stdout == "let go"
+    said = float(answer.stderr.split("at least ")[1].split(" MiB")[0])
+    assert 300 <= said < 340
+
+
+def test_the_peak_is_told_with_its_own_time():
+    watched = Watched(command=["a"], pid=1, began=0.0, peak=5)
+    watched.moments.extend(Moment(time=time, bytes=held) for time, held in ((1.0, 1), (2.0, 5), (9.0, 2)))
+    text = str(_tell_story(explain("MemoryError"), watched))
+    assert "at its peak, 2.0 s after its start" in " ".join(text.split())
 
 
 def test_an_error_that_was_caught_is_not_reported(tmp_path):

@@ -54,6 +54,14 @@ def test_version_one_tells_a_limit_of_an_ancestor_that_cannot_be_seen():
         assert outsize.memory().host.biting.bytes == GiB
 
 
+def test_an_address_space_larger_than_ram_bites_where_more_than_ram_is_mapped():
+    with FakeMachine(total="16GiB", address_space="20GiB") as system:
+        system.files["/proc/self/status"] = f"VmSize: {18 * GiB // 1024} kB\n"
+        host = outsize.memory().host
+    assert host.available == 2 * GiB
+    assert host.biting.name == "ulimit -v"
+
+
 def test_address_space_is_a_limit_of_its_own():
     with FakeMachine(total="64GiB", address_space="1GiB"):
         host = outsize.memory().host

@@ -85,6 +85,13 @@ def test_arrays_and_mixed_lists_are_sized_as_they_are():
     assert outsize.size(torch.empty(3, 5, dtype=torch.bfloat16)).bytes == 30
 
 
+def test_numbers_of_numpy_are_lengths_and_not_tensors():
+    assert outsize.size(list(np.array([1024, 512]))).bytes == 4 * 1024 * 512
+    assert outsize.size(np.int64(6)).bytes == outsize.size([np.int64(2), 3]).bytes == 24
+    assert outsize.size([5, (2, 3)]).bytes == 44
+    assert outsize.size(6, budget=np.int64(10)).fits is False
+
+
 def test_text_html_and_json_come_from_the_same_numbers():
     sizing = outsize.size((384, 192))
     assert "294,912 bytes" in str(sizing)

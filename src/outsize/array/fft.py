@@ -125,7 +125,7 @@ def ifftshift(x: Array, /, *, axes: int | Sequence[int] | None = None) -> Array:
 def _places(x: Array, axes: int | Sequence[int] | None) -> tuple[int, ...]:
     if axes is None:
         return tuple(range(x.ndim))
-    return tuple(axis_index(axis, x.ndim) for axis in ([axes] if isinstance(axes, int) else axes))
+    return tuple(axis_index(axis, x.ndim) for axis in ([axes] if isinstance(axes, int | np.integer) else axes))
 
 
 def _axes(x: Array, s: Sequence[int] | None, axes: Sequence[int] | None) -> tuple[list[int], list[int]]:

@@ -219,7 +219,7 @@ def take(node: Node, indices: Any, axis: int) -> Node:
 
 def reshape(node: Node, shape: Any) -> Node:
     """The same elements in C order; one length may be -1."""
-    lengths = [shape] if isinstance(shape, int) else [operator.index(n) for n in shape]
+    lengths = [operator.index(shape)] if isinstance(shape, int | np.integer) else [operator.index(n) for n in shape]
     size = math.prod(node.shape)
     if lengths.count(-1) == 1:
         rest = math.prod(n for n in lengths if n != -1)

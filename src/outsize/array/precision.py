@@ -28,8 +28,7 @@ class Meter:
     """Sums up the error of a cast over blocks, from any thread."""
 
     def __init__(self, before: np.dtype[Any], after: np.dtype[Any], *, bfloat16: bool = False) -> None:
-        wide = (before.kind in "iu" and before.itemsize == 8) or (before.itemsize > 8 and before.kind == "f")
-        self._work = np.dtype(np.longdouble if wide else np.complex128 if before.kind == "c" else np.float64)
+        self._work = _working_type(before, after)
         self._range = _integer_range(after)
         self._exact = not bfloat16 and _is_exact(before, after)
         self._narrowing = before.kind == after.kind == "f" and before.isnative and before.itemsize <= 8
@@ -138,15 +137,25 @@ class Meter:
             )  # fmt: skip
 
 
+def _working_type(before: np.dtype[Any], after: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in which errors are computed: it holds every value before and after."""
+    wide = before.itemsize > {"c": 16, "f": 8}.get(before.kind, 4)
+    if "c" in (before.kind, after.kind):
+        return np.dtype(np.clongdouble if wide else np.complex128)
+    return np.dtype(np.longdouble if wide else np.float64)
+
+
 def _is_exact(before: np.dtype[Any], after: np.dtype[Any]) -> bool:
     """True where the new type holds every value of the old one, so that nothing needs to be measured."""
-    if before.kind in "iu" and after.kind == "f":  # NumPy calls int64 -> float64 safe
+    if before.kind in "iu" and after.kind in "fc":  # NumPy calls int64 -> float64 safe
         return bool(8 * before.itemsize <= np.finfo(after).nmant)
     return bool(np.can_cast(before, after, "safe"))
 
 
 def _integer_range(dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
     """The range of an integer type; None for types in which what is beyond the range becomes infinite."""
+    if dtype.kind == "b":
+        return np.longdouble(0), np.longdouble(1)
     if dtype.kind not in "iu":
         return None
     info = np.iinfo(dtype)

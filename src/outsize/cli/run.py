@@ -37,7 +37,9 @@ def run(args: argparse.Namespace) -> int:
     status, diagnosis, watched = run_watched(words)
     if args.peak:
         held = (
-            f"peak {format_bytes(watched.peak)} of RAM" if watched.peak else "it ended before its memory could be read"
+            f"peak of at least {format_bytes(watched.peak)} of RAM"
+            if watched.peak
+            else "it ended before its memory could be read"
         )
         sys.stderr.write(f"outsize: {held}\n")
     if diagnosis.failure is not None:

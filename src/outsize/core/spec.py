@@ -45,7 +45,7 @@ class Spec(Noun):
 
 def parse_shape(shape: Iterable[Any] | int) -> tuple[int, ...]:
     """A tuple of non-negative whole numbers, or an `InputError` that names the axis that is not one."""
-    axes = [shape] if isinstance(shape, int) else list(shape)
+    axes = list(shape) if isinstance(shape, Iterable) else [shape]
     lengths = []
     for position, axis in enumerate(axes):
         try:

@@ -7,6 +7,7 @@ them up by 7 % at G, and a budget may not. A bare K, M, G, T (as in `ulimit` or 
 from __future__ import annotations
 
 import re
+from numbers import Integral
 
 from outsize.core.errors import InputError
 
@@ -21,12 +22,12 @@ _PRINTED = (("PiB", 2**50), ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("Ki
 
 def parse_bytes(value: int | str) -> int:
     """`"1.5 GiB"` -> 1610612736, `"2GB"` -> 2000000000, `4096` -> 4096; anything else is an `InputError`."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if isinstance(value, bool) or not isinstance(value, Integral | str):
         raise InputError(f"a size is a whole number of bytes or text such as '2GiB', not {value!r}")
-    if isinstance(value, int):
+    if not isinstance(value, str):
         if value < 0:
             raise InputError(f"a size cannot be negative: {value}")
-        return value
+        return int(value)
     match = _TEXT.fullmatch(value)
     if match is None:
         raise InputError(f"cannot read {value!r} as a size: write a number and a unit, such as 512MiB, 2GiB or 2GB")

@@ -6,6 +6,8 @@ for live arrays) is paid only when memory has run out.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
+from outsize.core.errors import InputError
 from outsize.core.failure import Diagnosis, Evidence
 from outsize.core.units import format_bytes
 from outsize.failure.explain import explain_exception
@@ -37,6 +40,28 @@ class guard(ContextDecorator):
     def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
         """`@outsize.guard` without brackets decorates at once."""
         return super().__new__(cls) if function is None else cls()(function)
+
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        """The function with the guard around all of its run: one that waits or yields has only begun when it returns."""
+        if inspect.isasyncgenfunction(function):
+            raise InputError(f"{function.__name__} yields and waits: write `with outsize.guard():` inside of it")
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def wait(*args: Any, **kwargs: Any) -> Any:
+                with guard():
+                    return await function(*args, **kwargs)
+
+            return wait
+        if inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def give(*args: Any, **kwargs: Any) -> Any:
+                with guard():
+                    return (yield from function(*args, **kwargs))
+
+            return give
+        return super().__call__(function)
 
     def __enter__(self) -> guard:
         reading = memory()

@@ -56,7 +56,7 @@ class Watched:
     moments: deque[Moment] = field(default_factory=lambda: deque(maxlen=_MOMENTS))
     """Bytes of the tree over time, in seconds since the start."""
     peak: int = 0
-    """The most the tree held."""
+    """The most the tree held at a reading, or one of its processes between them: what came after the last one is not in it."""
     last: TreeReading | None = None
     """The last reading of it alive."""
     lines: Counter[str] = field(default_factory=Counter)
@@ -145,7 +145,7 @@ def _read_until(child: subprocess.Popen[bytes], watched: Watched, folder: pathli
             continue
         held, now = tree.bytes, tree.time
         watched.moments.append(Moment(time=now - watched.began, bytes=held))
-        watched.peak = max(watched.peak, held)
+        watched.peak = max(watched.peak, held, *(process.highest for process in tree.processes))
         watched.last = tree
         grew = held - held_then
         if grew >= _STEP:
@@ -301,11 +301,11 @@ def _growth(watched: Watched) -> int | None:
 
 def _tell_story(diagnosis: Diagnosis, watched: Watched) -> Diagnosis:
     """The diagnosis with peak, timeline and who grew."""
+    highest = max(watched.moments, key=lambda moment: moment.bytes, default=Moment(time=0, bytes=0))
     evidence = [
         Evidence(
             kind="machine",
-            text=f"the program held {said(watched.peak)} of RAM at its peak, "
-            f"{watched.moments[-1].time if watched.moments else 0:.1f} s after its start",
+            text=f"the program held {said(watched.peak)} of RAM at its peak, {highest.time:.1f} s after its start",
         )
     ]
     lines = growth_by_line(watched).most_common(5)

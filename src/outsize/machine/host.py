@@ -16,7 +16,8 @@ def read_host(system: System) -> tuple[PoolReading, int | None]:
     info = read_kib_table(system, "/proc/meminfo")
     total, free = (info["MemTotal"], info["MemAvailable"]) if "MemAvailable" in info else _ask_psutil()
     groups, kills = read_cgroups(system)
-    limits = [limit for limit in _distinct([*groups, *_process_limits(system, info)]) if limit.bytes < total]
+    caps = _distinct([*groups, *_process_limits(system, info)])
+    limits = [limit for limit in caps if limit.bytes < total or limit.available < free]  # address space can pass RAM
     limits.sort(key=lambda limit: limit.available)
     available = min([free, *(limit.available for limit in limits)])
     source = "/proc/meminfo" if info else "psutil"

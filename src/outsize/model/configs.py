@@ -7,6 +7,7 @@ alone; batches are token numbers, or pixels for vision models.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +22,17 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 """Name -> torch's class and its options."""
 
-PRECISIONS = {"fp32": (None, None), "bf16": ("bfloat16", None), "fp16": ("float16", None), "bf16-amp": (None, "bfloat16"),
-              "fp16-amp": (None, "float16")}  # fmt: skip
-"""Name -> (dtype of the weights, autocast's dtype); None for float32 and no autocast."""
+PRECISIONS = {
+    "fp32": ("float32", None), "bf16": ("bfloat16", None), "fp16": ("float16", None), "bf16-amp": ("float32", "bfloat16"),
+    "fp16-amp": ("float32", "float16"),
+}  # fmt: skip
+"""Name -> (dtype of the weights, whatever the configuration says they were saved in; autocast's dtype or None)."""
+
+ORDERED = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForImageClassification")
+"""Heads to look for where a configuration names none; one with an encoder and a decoder keeps both."""
+
+ONE_LABEL = ("ForSequenceClassification", "ForNextSentencePrediction")
+"""How models of text are called that want one label for each sample."""
 
 
 def step_from(
@@ -40,11 +49,8 @@ def step_from(
     def build(batch: int, length: int = seq) -> tuple[Any, ...]:
         import torch
 
-        model = _model(config)
-        if weights is not None:
-            model = model.to(getattr(torch, weights))
-        model = model.to(device)
-        inputs = _inputs(config, batch, length, device)
+        model = _model(config).to(getattr(torch, weights)).to(device)
+        inputs = _inputs(config, model, batch, length, device, training=optimizer is not None)
         if optimizer is None:
             return model.eval(), inputs, None
         if checkpointing:
@@ -61,6 +67,11 @@ def step_from(
         with torch.set_grad_enabled(solver is not None), autocast:
             out = model(**inputs)
         if solver is not None:
+            if getattr(out, "loss", None) is None:
+                raise InputError(
+                    f"{type(model).__name__} gives no loss from {' and '.join(inputs)}: add --optimizer none to see it "
+                    f"without training, or use module:function instead"
+                )
             out.loss.backward()
             solver.step()
             solver.zero_grad()
@@ -115,25 +126,39 @@ def _model(config: Any) -> Any:
     named = [name for name in (config.architectures or []) if hasattr(transformers, name)]
     if named:
         return getattr(transformers, named[0])._from_config(config)
-    for auto in (
-        "AutoModelForCausalLM",
-        "AutoModelForSeq2SeqLM",
-        "AutoModelForMaskedLM",
-        "AutoModelForImageClassification",
-    ):
+    config.architectures = []  # some of the classes below go through them
+    for auto in ORDERED[1:] if config.is_encoder_decoder else ORDERED:
         with contextlib.suppress(ValueError):
             return getattr(transformers, auto).from_config(config)
     raise InputError(f"no head of transformers fits a {config.model_type} configuration: use module:function instead")
 
 
-def _inputs(config: Any, batch: int, seq: int, device: str) -> dict[str, Any]:
+def _inputs(config: Any, model: Any, batch: int, seq: int, device: str, *, training: bool) -> dict[str, Any]:
+    """What the model is called with: labels where it is trained and takes them."""
+    import torch
+
+    name, takes = type(model).__name__, inspect.signature(model.forward).parameters
+    labelled, labels = training and "labels" in takes, [batch]
+    if model.main_input_name == "pixel_values":
+        inputs = {"pixel_values": _pictures(config, batch, device)}
+    elif model.main_input_name == "input_ids":
+        tokens = torch.randint(0, config.get_text_config().vocab_size, (batch, seq), device=device)
+        inputs = {"input_ids": tokens}
+        labels += [] if name.endswith(ONE_LABEL) else [seq]
+        if not labelled and "decoder_input_ids" in takes:
+            inputs["decoder_input_ids"] = tokens
+    else:
+        raise InputError(
+            f"{name} takes {model.main_input_name}, of which a configuration does not tell the size: use module:function instead"
+        )
+    return inputs | ({"labels": torch.zeros(labels, dtype=torch.int64, device=device)} if labelled else {})
+
+
+def _pictures(config: Any, batch: int, device: str) -> Any:
     import torch
 
     size = getattr(config, "image_size", None)
-    if size is not None and not hasattr(config, "vocab_size"):
-        height, width = size if isinstance(size, list | tuple) else (size, size)
-        labels = torch.zeros(batch, dtype=torch.int64, device=device)
-        channels = getattr(config, "num_channels", 3)
-        return {"pixel_values": torch.rand(batch, channels, height, width, device=device), "labels": labels}
-    tokens = torch.randint(0, config.get_text_config().vocab_size, (batch, seq), device=device)
-    return {"input_ids": tokens, "labels": tokens}
+    if size is None:
+        raise InputError(f'the {config.model_type} configuration says no image_size: add it, such as "image_size": 224')
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return torch.rand(batch, getattr(config, "num_channels", 3), height, width, device=device)

@@ -170,7 +170,7 @@ class Owners:
     def _name(self, value: Any, kind: str) -> None:
         import torch
 
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and not torch.nn.parameter.is_lazy(value):
             held = self.ledger.of(value)
             if held is not None:
                 held.kind = kind

@@ -29,6 +29,8 @@ class ProcessReading(Noun):
     """Bytes of shared memory it has touched."""
     address_space: int
     """Bytes of address space it has taken, what `ulimit -v` counts."""
+    highest: int = 0
+    """The most bytes of RAM it has held since it began, between readings too; the file pages it maps now are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ def read_process(pid: int) -> ProcessReading | None:
         anonymous=_kib(table.get("RssAnon")),
         shared=_kib(table.get("RssShmem")),
         address_space=_kib(table.get("VmSize")),
+        highest=_kib(table.get("VmHWM")) - _kib(table.get("RssFile")),
     )
 
 

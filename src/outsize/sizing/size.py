@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from numbers import Integral
 from typing import Any
 
 from outsize.allocator import replay, take
@@ -19,7 +20,7 @@ from outsize.core.errors import InputError
 from outsize.core.memory import Part, PoolReading, Reading
 from outsize.core.noun import Known
 from outsize.core.sizing import Alternative, Place, Sizing
-from outsize.core.spec import Spec, parse_shape
+from outsize.core.spec import Spec
 from outsize.core.units import format_bytes, parse_bytes
 from outsize.machine import memory
 from outsize.sizing.moves import choose_moves
@@ -88,17 +89,13 @@ def read_specs(shape: Any, dtype: Any = None) -> Iterator[Spec]:
     """The specs that a user's first argument means."""
     if isinstance(shape, Spec):
         yield shape
-    elif hasattr(shape, "shape") and hasattr(shape, "dtype"):
+    elif hasattr(shape, "shape") and hasattr(shape, "dtype") and not isinstance(shape, Integral):
         yield Spec.of(shape.shape, shape.dtype if dtype is None else dtype)
-    elif isinstance(shape, list) and shape and not isinstance(shape[0], int):
+    elif isinstance(shape, list) and not all(isinstance(one, Integral) for one in shape):
         for one in shape:
             yield from read_specs(one, dtype)
     else:
-        try:
-            lengths = parse_shape(shape)
-        except TypeError:
-            raise InputError(f"a shape is a tuple of whole numbers, not {shape!r}") from None
-        yield Spec.of(lengths, "float32" if dtype is None else dtype)
+        yield Spec.of(shape, "float32" if dtype is None else dtype)
 
 
 def _copies(grad: bool, optimizer: str | None) -> dict[str, int]:

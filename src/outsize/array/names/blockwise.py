@@ -36,7 +36,7 @@ def map_overlap(
     """
     node = _as_node(x)
     _refuse_unknown("map_overlap", memory)
-    depths = (depth,) * node.ndim if isinstance(depth, int) else tuple(depth)
+    depths = (int(depth),) * node.ndim if isinstance(depth, int | np.integer) else tuple(depth)
     if boundary not in BOUNDARIES:
         raise InputError(f"boundary {boundary!r} is not one of {', '.join(BOUNDARIES)}")
     if len(depths) != node.ndim or any(d < 0 for d in depths):

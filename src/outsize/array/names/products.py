@@ -24,7 +24,7 @@ def matmul(x1: Any, x2: Any, /) -> Array:
 def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Array:
     """Sum over pairs of axes."""
     a, b = _as_node(x1), _as_node(x2)
-    if isinstance(axes, int):
+    if isinstance(axes, int | np.integer):
         left, right = list(range(a.ndim - axes, a.ndim)), list(range(axes))
     else:
         left = [make.axis_index(i, a.ndim) for i in np.atleast_1d(axes[0])]

@@ -286,10 +286,29 @@ def create_sink(
         raise InputError(f"{target} ({row.name}) is written as one array: leave the key {key!r} out")
     if os.path.isdir(target) and row.name != "zarr":
         raise InputError(f"{target} is a folder: it is not overwritten by a file")
+    if key is not None and os.path.isfile(target):
+        _check_alone(target, key)
     options = Options(key=key, chunks=None if chunks is None else parse_shape(chunks), compress=compress, resume=resume)
     if row.bfloat16 and is_bfloat16(dtype):
         return row.create(target, parse_shape(shape), "bfloat16", options)  # type: ignore[arg-type]
     return row.create(target, parse_shape(shape), as_numpy(dtype), options)
+
+
+def _check_alone(target: str, key: str) -> None:
+    """An output is a file with one array, so one that is named does not go over a file that holds others."""
+    try:
+        store = open_store(target)
+        store.close()
+        alone = store.name.partition("::")[2].strip("/") == key.strip("/")
+    except InputError:  # several, or none
+        alone = False
+    except StoreError:  # not a whole file: nothing is lost
+        return
+    if not alone:
+        raise InputError(
+            f"{target} holds other arrays than {key!r}, and an output is a file of its own that would replace them: "
+            f"choose another file"
+        )
 
 
 def is_bfloat16(dtype: Any) -> bool:
@@ -300,7 +319,9 @@ def is_bfloat16(dtype: Any) -> bool:
 
 
 def as_numpy(dtype: Any) -> np.dtype[Any]:
-    """NumPy's own reading first; then the names of other frameworks."""
+    """NumPy's own reading first; then the names of other frameworks. `f16` is float16, as everywhere in Outsize."""
+    if isinstance(dtype, str) and dtype.lower() == "f16":
+        dtype = "float16"
     try:
         return np.dtype(dtype)  # type: ignore[no-any-return]
     except TypeError:
