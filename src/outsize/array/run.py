@@ -26,7 +26,7 @@ from outsize.array.plan import Itinerary, Stop
 from outsize.array.store.base import Region
 from outsize.core.events import Advanced, Finished, Listener, Started
 from outsize.core.plan import Plan
-from outsize.engine.heap import lean_heap
+from outsize.engine.heap import lean_heap, trim_heap
 from outsize.engine.pool import MemoryPool
 from outsize.engine.threads import run_work
 
@@ -45,6 +45,8 @@ def run_itinerary(
     with _scratch_folder(trip, scratch) as folder, np.errstate(all="ignore"), lean_heap(), _device(trip):
         try:
             for number, stop in enumerate(trip.stops):
+                if number:
+                    trim_heap()  # threads that have ended leave up to 1 MiB on their heaps
                 _run_stop(trip, number, stop, plan, pool, folder, listener, journal)
                 _drop_dead(trip, number, pool)
         except BaseException:
