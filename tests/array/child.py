@@ -1,4 +1,4 @@
-"""Run in fresh processes by the tests: `python child.py WORK FOLDER BUDGET` prints one JSON line about how it went."""
+"""Run in fresh processes by the tests: `python child.py WORK FOLDER BUDGET [WARM]` prints one JSON line about how it went."""
 
 from __future__ import annotations
 
@@ -46,6 +46,13 @@ WORKS = {
     "transpose": lambda x: x.T,
     "gram": lambda x: x.T @ x,
     "product": lambda x: x[:2000] @ x[2000:2512].T,
+    "strided product": lambda x: x[::2, ::2].T @ x[::2, 1::2],
+    "complex product": lambda x: x[:4096].T.astype("complex64") @ x[:4096],
+    "blocks of products": lambda x: xp.einsum("aib,ajb->ij", *[x.reshape(x.shape[0] // 8, 8, x.shape[1])] * 2),
+    "product of axes": lambda x: xp.tensordot(*[x.reshape(-1, 8, 64, 8)] * 2, axes=([0, 1], [0, 1])),
+    "product, sorted": lambda x: xp.sort(x.T @ x, axis=1),
+    "svd of one": lambda x: xp.linalg.svd(x[:512], full_matrices=False).Vh,
+    "inverse of one": lambda x: xp.linalg.inv(x[: x.shape[1]]),
     "cumsum": lambda x: xp.cumsum(x, 0),
     "filter": lambda x: xp.map_overlap(blur, x, depth=(0, 1), boundary="reflect", memory=4),
     "reshape": lambda x: x.reshape(-1, 1024),
@@ -74,10 +81,10 @@ WORKS = {
 }
 
 
-def main(work: str, folder: str, budget: str) -> None:
+def main(work: str, folder: str, budget: str, warm: str = "small.npy") -> None:
     """Warm up on a small array, then run the work and measure."""
     if not work.startswith("slow"):
-        WORKS[work](outsize.open(f"{folder}/small.npy")).save(f"{folder}/warm-{os.getpid()}.npy", budget="64MiB")
+        WORKS[work](outsize.open(f"{folder}/{warm}")).save(f"{folder}/warm-{os.getpid()}.npy", budget="64MiB")
         os.unlink(f"{folder}/warm-{os.getpid()}.npy")
     before = anonymous()
     high = peak()
@@ -110,4 +117,4 @@ def main(work: str, folder: str, budget: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4])
+    main(*sys.argv[1:])

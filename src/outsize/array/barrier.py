@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outsize.array.blas import NOTHING, Packing
 from outsize.array.graph import Node
 from outsize.array.store.base import Block, Region
 
@@ -106,6 +107,8 @@ class Lane(Barrier):
     """Bytes it may allocate, as a multiple of its input."""
     beside: int = 0
     """Bytes it may allocate besides, however many lanes it is given."""
+    packing: Packing = NOTHING
+    """What BLAS takes for one call of it."""
     key: tuple[Any, ...] = ()
     """What the function was made of, where its name does not tell."""
 
@@ -124,6 +127,7 @@ class Lane(Barrier):
         frame.evaluate(child, wide, block)
         frame.release(mark)
         frame.reserve(int(self.memory * block.nbytes) + self.beside + 4096)
+        frame.pack(self.packing)
         if frame.dry:
             from outsize.array.frame import phantom
 

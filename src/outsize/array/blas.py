@@ -2,7 +2,11 @@
 
 `np.matmul` can only overwrite its output, so accumulating a product costs a second pass over C; `gemm` with beta = 1
 does not. And its threads have to be told how many they are. Both are reached through the library's symbols; where they
-are not found (another BLAS, a static build) NumPy itself does the work, a strip at a time.
+are not found (another BLAS, a static build) NumPy itself does the work.
+
+BLAS copies the matrices it multiplies, piece by piece, into buffers of its own, which it keeps as long as the process
+lives: every thread some of the right matrix, and all of them together some columns of all rows of the left one. A plan
+counts that as a `Packing`; rows are handed over in strips, so that it stays small beside the budget.
 """
 
 from __future__ import annotations
@@ -10,8 +14,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
+import platform
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +30,48 @@ _GEMM = {"f": ("cblas_sgemm", ctypes.c_float), "d": ("cblas_dgemm", ctypes.c_dou
 """dtype character -> routine and its scalar type."""
 
 STRIP_BYTES = 32 << 20
-"""Memory of the product strip where `gemm` is not found."""
+"""Bytes of a strip where the budget is large: longer ones are no faster."""
+
+_LARGER = 1 if platform.machine().lower() in ("x86_64", "amd64", "aarch64", "arm64") else 2
+_DEPTH = 1024 * _LARGER
+"""Columns of the left matrix that are copied at once, at most: OpenBLAS's GEMM_Q is 120 to 512, on POWER 1026."""
+_SHARE = {"f": (2 << 20) * _LARGER, "c": (3 << 20) * _LARGER}
+"""dtype kind -> bytes of the right matrix that a thread copies at once, at most: GEMM_P * GEMM_Q elements are 0.5 to 1.6 MiB,
+3 of complex64 on Sandy Bridge, 4 on POWER."""
+_LITTLE = 64 << 10
+"""Bytes of a thread whatever it multiplies: pages that are begun, lists of what the others do, its stack."""
+
+
+class Packing(NamedTuple):
+    """What BLAS's own buffers take."""
+
+    call: int = 0
+    """Bytes of every call at work."""
+    thread: int = 0
+    """Bytes of every thread."""
+
+    def total(self, calls: int, threads: int) -> int:
+        """Bytes of so many calls at once, which have so many threads to share."""
+        return calls * self.call + (calls + threads - 1) * self.thread
+
+    def join(self, other: Packing) -> Packing:
+        """Of both, one after the other."""
+        return Packing(max(self.call, other.call), max(self.thread, other.thread))
+
+
+NOTHING = Packing()
+
+
+def packing(rows: int, columns: int, depth: int, dtype: np.dtype[Any], strip: int = STRIP_BYTES) -> Packing:
+    """What a product of rows x depth by depth x columns takes, its rows in strips of so many bytes."""
+    if dtype.kind not in _SHARE or not rows * columns * depth:  # whole numbers are multiplied without BLAS
+        return NOTHING
+    left = min(rows, _strip_rows(depth, dtype.itemsize, strip)) * min(depth, _DEPTH) * dtype.itemsize
+    return Packing(left, min(columns * depth * dtype.itemsize, _SHARE[dtype.kind]) + _LITTLE)
+
+
+def _strip_rows(depth: int, itemsize: int, strip: int) -> int:
+    return max(1, strip // max(1, min(depth, _DEPTH) * itemsize))
 
 
 @functools.cache
@@ -54,6 +101,11 @@ def find_symbol(name: str) -> tuple[Any, Any] | None:
     return None
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 @contextlib.contextmanager
 def blas_threads(count: int) -> Iterator[None]:
     """Let BLAS use `count` threads inside the block."""
@@ -69,13 +121,24 @@ def blas_threads(count: int) -> Iterator[None]:
         setter[0](ctypes.c_int(before))
 
 
-def multiply_add(a: Block, b: Block, c: Block) -> None:
-    """c += a @ b for matrices; c is C-ordered along its rows, a and b lie any way."""
-    if _gemm(a, b, c):
-        return
-    rows = max(1, STRIP_BYTES // max(1, b.shape[1] * c.itemsize))
-    for start in range(0, c.shape[0], rows):
-        c[start : start + rows] += np.matmul(a[start : start + rows], b)
+def multiply_add(a: Block, b: Block, c: Block, strip: int = STRIP_BYTES) -> None:
+    """c += a @ b for matrices; c is C-ordered along its rows, a and b lie any way. Neither what BLAS copies of a at once
+    nor, where `gemm` is not found, the product that is added passes `strip` bytes, but for a row."""
+    size = max(a.itemsize, c.itemsize)
+    rows = _strip_rows(a.shape[1], size, strip)
+    few = min(rows, max(1, strip // max(1, b.shape[1] * size)))
+    start = 0
+    while start < c.shape[0]:
+        if _gemm(a[start : start + rows], b, c[start : start + rows]):
+            start += rows
+            continue
+        c[start : start + few] += np.matmul(a[start : start + few], b)
+        start += few
+
+
+def takes(matrices: Block) -> bool:
+    """True where matrices can be multiplied as they lie; NumPy would copy others, whole."""
+    return matrices.dtype.kind not in _SHARE or 0 in matrices.shape or _leading(matrices) is not None
 
 
 def _gemm(a: Block, b: Block, c: Block) -> bool:
@@ -102,8 +165,8 @@ def _leading(matrix: Block) -> tuple[int, int] | None:
     """(plain 111 or transposed 112, elements from one row to the next) as BLAS wants it, None where it cannot say
     it."""
     size = matrix.itemsize
-    rows, columns = matrix.shape
-    down, along = matrix.strides
+    rows, columns = matrix.shape[-2:]
+    down, along = matrix.strides[-2:]
     if (along == size or columns == 1) and down % size == 0 and (down >= columns * size or rows == 1):
         return 111, max(down // size, columns, 1)
     if (down == size or rows == 1) and along % size == 0 and (along >= rows * size or columns == 1):

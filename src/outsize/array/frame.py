@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from outsize.array.blas import NOTHING, Packing
 from outsize.array.copy import copy_block
 from outsize.array.fuse import Program, compile_program
 from outsize.array.graph import Node
@@ -32,6 +33,8 @@ class Frame:
         """Most bytes of the buffer that were taken at once."""
         self.outside = 0
         """Most bytes that user functions and library calls may allocate by themselves."""
+        self.packing = NOTHING
+        """Most that BLAS takes for its own buffers, and keeps."""
         self.device = 0
         """Bytes of a device that the chunk takes, where one takes part."""
         self.reads: list[tuple[Store, Region]] = []
@@ -39,7 +42,7 @@ class Frame:
         self.loose = False
         """Dry, and other regions of this shape may lie less luckily in their stores: reads are counted at their most."""
         self._memo: dict[tuple[int, Region], Block] = {}
-        self._supposed: dict[tuple[Any, ...], tuple[int, int]] = {}
+        self._supposed: dict[tuple[Any, ...], tuple[int, int, Packing]] = {}
         self._programs: dict[int, Program] = {}
 
     def reset(self) -> None:
@@ -82,6 +85,10 @@ class Frame:
         """Count memory that is not ours to hand out: what a user's function allocates."""
         self.outside = max(self.outside, size)
 
+    def pack(self, packing: Packing) -> None:
+        """Count what BLAS takes for its own buffers."""
+        self.packing = self.packing.join(packing)
+
     def suppose(self, node: Node, region: Region, out: Block | None) -> None:
         """Count, when dry, the memory of a region that another part of the output would want; it is not read."""
         if not self.dry or 0 in region_shape(region):
@@ -92,7 +99,8 @@ class Frame:
             trial = Frame(None, self.bindings)
             trial.loose, trial._supposed, trial._programs = True, self._supposed, self._programs
             trial.evaluate(node, region, out)
-            found = self._supposed[key] = trial.peak, trial.outside
+            found = self._supposed[key] = trial.peak, trial.outside, trial.packing
+        self.pack(found[2])
         self.peak, self.outside = max(self.peak, self.position + found[0]), max(self.outside, found[1])
 
     def read(self, store: Store, region: Region) -> Block:

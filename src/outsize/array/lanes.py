@@ -13,6 +13,7 @@ import numpy as np
 
 from outsize.array import make
 from outsize.array.barrier import Lane, Settled
+from outsize.array.blas import NOTHING, Packing
 from outsize.array.graph import Node
 from outsize.array.store.base import Block
 
@@ -33,12 +34,14 @@ def turn_along(node: Node, axis: int, always: bool = False) -> tuple[Node, int, 
 
 def in_lanes(
     node: Node, axis: int, function: Callable[[Block, int], Block], *, name: str, length: int, dtype: Any, memory: float,
-    beside: int = 0,
+    beside: int = 0, packing: Packing = NOTHING,
 ) -> Node:  # fmt: skip
-    """function(block, axis) of whole lanes, each `length` long afterwards; `memory` and `beside` as of a `Lane`."""
+    """function(block, axis) of whole lanes, each `length` long afterwards; `memory`, `beside` and `packing` as of a
+    `Lane`."""
     node, along, back = turn_along(node, axis)
     lane = Lane(
         shape=(*node.shape[:along], length, *node.shape[along + 1 :]), dtype=np.dtype(dtype), inputs=(node,),
         function=lambda block: function(block, along), name=name, axis=along, memory=memory, beside=beside,
+        packing=packing,
     )  # fmt: skip
     return make.permute(lane, back) if back is not None else lane

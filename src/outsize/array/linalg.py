@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outsize.array.array import Array, _as_node, lazy
+from outsize.array.blas import packing
 from outsize.array.lanes import in_lanes
 from outsize.array.make import axis_index, axis_tuple, whole
 from outsize.array.names.creation import zeros
@@ -348,12 +349,14 @@ def _each(
         found: Block = np.concatenate(flat, axis=-1).astype(element, copy=False)
         return found
 
-    wide = element.itemsize / x.dtype.itemsize
+    worked = np.result_type(element, np.float64)  # NumPy widens every matrix that it gives to LAPACK
+    wide = worked.itemsize / x.dtype.itemsize
+    longer, shorter = max(rows, columns), min(rows, columns)
     grown = (memory + 2 * sum(sizes) / max(1, rows * columns)) * wide
     packed = Array(
         in_lanes(
             node, node.ndim - 1, transform, name=f"{name} {rows}x{columns}", length=sum(sizes), dtype=element,
-            memory=grown,
+            memory=grown, packing=packing(longer, longer if sum(sizes) > longer * shorter else shorter, shorter, worked),
         )
     )  # fmt: skip
     ends = np.cumsum(sizes).tolist()

@@ -10,7 +10,7 @@ with nothing kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -80,16 +80,17 @@ def make_plan(
     chosen: Itinerary | None = None
     for share in (3, 8, 0):
         trip = _lay_out(root, sink, host // share if share else _TINY, keep_sources=share == 3, level=level)
-        if all(_size(trip, stop, host) for stop in trip.stops):
+        if all(stop.work.size(host - _held(stop)) for stop in _in_turn(trip)):
             chosen = trip
             break
     bare = _lay_out(root, sink, _TINY, keep_sources=False, level=level)
-    smallest = max((stop.work.smallest() + _held(stop) for stop in bare.stops), default=0)
+    smallest = max((stop.work.smallest() + _held(stop) for stop in _in_turn(bare)), default=0)
     least = max((stop.work.device_peak for stop in bare.stops), default=0)
     if chosen is None:
         chosen = bare
-        for stop in chosen.stops:
-            stop.work.size(host - _held(stop))
+        if host < smallest:  # else all stay bare: what BLAS took generously in one pass, a later one lacks
+            for stop in _in_turn(chosen):
+                stop.work.size(host - _held(stop))
     chosen.smallest = smallest
     allowances = [Allowance(pool=HOST, bytes=host, reason=reason)]
     if budget.disk is not None and any(stop.scratch for stop in chosen.stops):
@@ -111,8 +112,13 @@ def _held(stop: Stop) -> int:
     return sum(part.bytes for part in stop.resident)
 
 
-def _size(trip: Itinerary, stop: Stop, host: int) -> bool:
-    return stop.work.size(host - _held(stop))
+def _in_turn(trip: Itinerary) -> Iterator[Stop]:
+    """Stops to be sized one after another: each is told what BLAS keeps from those before it."""
+    packed = 0
+    for stop in trip.stops:
+        stop.work.packed_before = packed
+        yield stop
+        packed = stop.work.packed
 
 
 def _describe(stop: Stop, level: Level | None) -> Step:

@@ -26,7 +26,7 @@ from outsize.array.plan import Itinerary, Stop
 from outsize.array.store.base import Region
 from outsize.core.events import Advanced, Finished, Listener, Started
 from outsize.core.plan import Plan
-from outsize.engine.heap import lean_heap
+from outsize.engine.heap import lean_heap, trim_heap
 from outsize.engine.pool import MemoryPool
 from outsize.engine.threads import run_work
 
@@ -42,11 +42,11 @@ def run_itinerary(
 ) -> None:
     """Run every pass; what the journal says is finished is left out."""
     pool = MemoryPool(max(budget, plan.peak()))
-    with (
-        _scratch_folder(trip, scratch) as folder, np.errstate(all="ignore"), blas_threads(_cores()), lean_heap(), _device(trip)
-    ):  # fmt: skip
+    with _scratch_folder(trip, scratch) as folder, np.errstate(all="ignore"), lean_heap(), _device(trip):
         try:
             for number, stop in enumerate(trip.stops):
+                if number:
+                    trim_heap()  # threads that have ended leave up to 1 MiB on their heaps
                 _run_stop(trip, number, stop, plan, pool, folder, listener, journal)
                 _drop_dead(trip, number, pool)
         except BaseException:
@@ -81,10 +81,6 @@ def _device(trip: Itinerary) -> Iterator[None]:
         device.close()
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 def _run_stop(
     trip: Itinerary, number: int, stop: Stop, plan: Plan, pool: MemoryPool, folder: str, listener: Listener | None,
     journal: Journal | None,
@@ -104,13 +100,15 @@ def _run_stop(
     report.start(number, len(plan.steps), len(done) / max(1, len(stop.work.grid)))
     work = _Recorded(stop.work, journal if not stop.places else None, number, trip.final)
     stop.work.progress = report.moved
-    pool.count(stop.work.shared_bytes)
+    beside = stop.work.shared_bytes + stop.work.packed
+    pool.count(beside)
     try:
         stop.work.begin()
-        run_work(work, (tile for tile in enumerate(stop.work.tiles()) if tile[0] not in done), pool)
+        with blas_threads(stop.work.threads):
+            run_work(work, (tile for tile in enumerate(stop.work.tiles()) if tile[0] not in done), pool)
     finally:
         stop.work.end()
-        pool.give(stop.work.shared_bytes)
+        pool.give(beside)
     report.finish()
     if journal is not None and stop.places and all(isinstance(p, Kept) and p.nbytes <= _KEPT for _, p in stop.places):
         for index, (_, place) in enumerate(stop.places):

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.barrier import Contract
+from outsize.array.blas import NOTHING, Packing
 from outsize.array.device.crew import Crew, Muster
 from outsize.array.device.lower import Refused, Trivial
 from outsize.array.device.passes import DISK_RATE
@@ -96,6 +97,10 @@ class DeviceContractPass(ContractPass):
         packed = frame.array(block.shape, block.dtype)
         frame.copy(packed, block)
         return packed
+
+    def _packing(self, box: Box) -> Packing:
+        """Nothing: the device multiplies."""
+        return NOTHING
 
     def shape_up(self, manner: Manner, room: int) -> bool:
         some, back = 0 if manner.bare else room, self._comes_back()

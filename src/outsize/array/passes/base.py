@@ -10,11 +10,11 @@ from __future__ import annotations
 import abc
 import itertools
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from outsize.array.blas import NOTHING, cores
 from outsize.array.frame import Frame
 from outsize.array.graph import Node
 from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape
@@ -44,7 +44,7 @@ class Manner:
 
 def manners(room: int = 0) -> list[Manner]:
     """From generous to bare; the last but one splits what there is."""
-    most = max(2, min(8, len(os.sched_getaffinity(0)) + 2))
+    most = max(2, min(8, cores() + 2))
     rows = [(most, CHUNK), (most, CHUNK // 2), (most, CHUNK // 4), (2, CHUNK // 4), (2, CHUNK // 16), (1, CHUNK // 16)]
     rows += [(1, CHUNK // 64), (1, room // 3), (1, room // 12)]
     return [*(Manner(workers, chunk) for workers, chunk in rows), Manner(1, 0, bare=True)]
@@ -74,6 +74,10 @@ class Pass(abc.ABC):
     """Bytes it reserves on a device."""
     shared_bytes = 0
     """Host memory that it takes for all workers together, from `begin` to `end`."""
+    packing = NOTHING
+    """What BLAS takes in it for its own buffers, a call and a thread."""
+    packed_before = 0
+    """What BLAS has taken in earlier passes, and keeps."""
 
     def __init__(self, outputs: tuple[tuple[Node, Sink], ...], bindings: Mapping[Node, Store]) -> None:
         self.outputs = outputs
@@ -96,7 +100,17 @@ class Pass(abc.ABC):
     def peak(self) -> int:
         """Bytes it holds by itself."""
         slots, buffers = self.slots * self.slot_bytes, self.workers * self.worker_bytes
-        return slots + buffers + self.workers * self.outside_bytes + self.shared_bytes
+        return slots + buffers + self.workers * self.outside_bytes + self.shared_bytes + self.packed
+
+    @property
+    def threads(self) -> int:
+        """Threads of BLAS: the cores that workers leave."""
+        return max(1, cores() // self.workers)
+
+    @property
+    def packed(self) -> int:
+        """What BLAS's own buffers take at the end of the pass."""
+        return max(self.packed_before, self.packing.total(self.workers, self.threads))
 
     @property
     def locked(self) -> int:
@@ -107,6 +121,7 @@ class Pass(abc.ABC):
     def take_stock(self, frame: Frame, slot: int) -> None:
         """Fix the sizes of buffers, rounded as the pool rounds them."""
         self.worker_bytes, self.outside_bytes = round_to_pages(frame.peak), frame.outside
+        self.packing = frame.packing
         self.slot_bytes = round_to_pages(slot)
 
     def size(self, room: int) -> bool:
@@ -140,7 +155,7 @@ class Pass(abc.ABC):
 
     def holds(self, frame: Frame, buffer: int) -> bool:
         """True where a chunk that was measured fits a worker's buffer."""
-        return frame.peak + frame.outside <= buffer
+        return frame.peak + frame.outside + frame.packing.total(1, 1) <= buffer
 
     def begin(self) -> None:  # noqa: B027  (most passes need nothing)
         """Before the first tile."""
@@ -186,6 +201,7 @@ class Pass(abc.ABC):
             frame = self.probe(region)
             total.peak, total.outside = max(total.peak, frame.peak), max(total.outside, frame.outside)
             total.reads += frame.reads
+            total.pack(frame.packing)
         return total
 
     def reads(self) -> int:
@@ -204,6 +220,7 @@ class Pass(abc.ABC):
         )
         parts.append(Part(name="what workers share", bytes=self.shared_bytes, known=Known.EXACT))
         parts.append(Part(name="temporaries of calls", bytes=self.workers * self.outside_bytes, known=Known.BOUND))
+        parts.append(Part(name="buffers of BLAS", bytes=self.packed, known=Known.BOUND))
         parts += resident
         held = self.peak + sum(part.bytes for part in resident)
         return Step(

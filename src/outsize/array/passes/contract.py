@@ -5,15 +5,14 @@ The box that is chosen has three kinds of axes: those of C (cut into tiles) and 
 With S words of memory a square C moves about 2mnk/sqrt(S) words, the least that is possible (Smith, Lowery, Langou,
 van de Geijn 2017); the chooser finds that shape because nothing else costs less disk time. Panels of A are short
 pieces of its rows, thousands of small reads; where it costs no more, the tile's whole rows of A stay beside C instead,
-read once in one stretch, and only B streams. BLAS has all cores; one worker multiplies, the other reads. Long sums of
-float32 whose C is small are accumulated in float64.
+read once in one stretch, and only B streams. BLAS has all cores, where the budget has room for their buffers; one worker
+multiplies, the other reads. Long sums of float32 whose C is small are accumulated in float64.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.barrier import Contract
-from outsize.array.blas import STRIP_BYTES, find_symbol, multiply_add
+from outsize.array.blas import STRIP_BYTES, Packing, cores, find_symbol, multiply_add, packing, takes
 from outsize.array.frame import Frame
 from outsize.array.graph import Node
 from outsize.array.passes.base import Manner, Pass, split, traffic
@@ -63,7 +62,19 @@ class ContractPass(Pass):
         self.panel: Box = ()
         self.left_stays = False
         """True where a tile keeps its whole rows of A."""
-        self._probes: dict[tuple[Region, bool], Frame] = {}
+        self.strip = STRIP_BYTES
+        """Bytes of A's rows that BLAS copies at once."""
+        self._cores = 1
+        self._probes: dict[tuple[Region, bool, int], Frame] = {}
+        self._measured: dict[tuple[Box, bool], tuple[int, int, float]] = {}
+
+    @property
+    def threads(self) -> int:
+        return self._cores
+
+    @property
+    def packed(self) -> int:
+        return max(self.packed_before, self.packing.total(1, self._cores))  # one worker multiplies
 
     def _working(self) -> np.dtype[Any]:
         dtype = self.node.dtype
@@ -84,20 +95,49 @@ class ContractPass(Pass):
 
     def probe(self, region: Region) -> Frame:
         """A dry run of one panel; the region covers C's axes and those summed over."""
-        found = self._probes.get((region, self.left_stays))
+        found = self._probes.get((region, self.left_stays, self.strip))
         if found is None:
-            found = self.frame()
-            split_at = len(self.node.shape)
-            self._load(region[:split_at], region[split_at:], found, None)
-            if (
-                find_symbol("cblas_sgemm") is None
-                or self.node.dtype.char not in "fd"
-                or self.working != self.node.dtype
-            ):
-                shape = region_shape(region)
-                found.reserve(2 * min(STRIP_BYTES, math.prod(shape[self.batch : split_at]) * self.working.itemsize))
-            self._probes[region, self.left_stays] = found
+            while len(self._probes) >= _PROBES:
+                del self._probes[next(iter(self._probes))]
+            found = self._dry(region)
+            found.reserve(self._added(region_shape(region)))
+            found.pack(self._packing(region_shape(region)))
+            self._probes[region, self.left_stays, self.strip] = found
         return found
+
+    def _dry(self, region: Region) -> Frame:
+        """A dry run of reading one panel."""
+        frame, split_at = self.frame(), len(self.node.shape)
+        self._load(region[:split_at], region[split_at:], frame, None)
+        return frame
+
+    def _measure(self, box: Box) -> tuple[int, int, float]:
+        """(buffer, memory outside of it, seconds) of reading a panel; three numbers, since a search looks at thousands of
+        panels and their frames would be megabytes."""
+        found = self._measured.get((box, self.left_stays))
+        if found is None:
+            frame = self._dry(center(self.domain, box))
+            found = self._measured[box, self.left_stays] = (
+                frame.peak, frame.outside, read_seconds(frame.reads, _HIDDEN),
+            )  # fmt: skip
+        return found
+
+    def _added(self, box: Box) -> int:
+        """Bytes of products that are made to be added, where BLAS cannot add them itself."""
+        if find_symbol("cblas_sgemm") and self.node.dtype.char in "fd" and self.working == self.node.dtype:
+            return 0
+        return 2 * min(self.strip, math.prod(box[self.batch : len(self.node.shape)]) * self.working.itemsize)
+
+    def _packing(self, box: Box) -> Packing:
+        """What BLAS takes to multiply a panel."""
+        middle, end = self.batch + self.m, len(self.node.shape)
+        rows, columns, depth = (math.prod(part) for part in (box[self.batch : middle], box[middle:end], box[end:]))
+        return packing(rows, columns, depth, self._element, self.strip)
+
+    @property
+    def _element(self) -> np.dtype[Any]:
+        """The dtype in which panels are multiplied."""
+        return np.dtype(np.float32) if self.node.dtype.char == "e" else self.node.dtype.newbyteorder("=")
 
     def _probe_left(self, tile: Region) -> Frame:
         """A dry run of reading a tile's whole rows of A."""
@@ -123,9 +163,9 @@ class ContractPass(Pass):
     def _operand(self, child: Node, region: Region, axes: tuple[int, int, int], frame: Frame) -> Block:
         """A region of an operand as a matrix (or a batch of them) that BLAS can take."""
         block = frame.evaluate(child, region)
-        dtype = np.dtype(np.float32) if self.node.dtype.char == "e" else self.node.dtype.newbyteorder("=")
+        dtype = self._element
         shape = grouped(block.shape, axes)
-        if block.dtype != dtype or not _reshapes(block, axes):
+        if block.dtype != dtype or not _reshapes(block, axes) or not takes(block.reshape(shape)):
             packed = frame.array(block.shape, dtype)
             frame.copy(packed, block)
             block = packed
@@ -150,13 +190,16 @@ class ContractPass(Pass):
         least = (*(max(1, min(g, n)) for g, n in zip(self.sink.granule, self.node.shape, strict=True)),
                  *(1 for _ in self.lengths))  # fmt: skip
         self.left_stays = False
+        self.strip = max(_STRIP, min(STRIP_BYTES, room // 4))
+        self._cores = max(1, min(cores(), room // _THREAD_ROOM))
         if manner.bare:
-            return self._settle(1, tuple(max(step, min(_EDGE, n)) for step, n in zip(least, self.domain, strict=True)))
+            return self._settle(1, tuple(map(max, least, self._smallest_box())))
         workers = min(2, manner.workers)
 
         def held(box: Box) -> int:
-            frame = self.probe(center(self.domain, box))
-            return self._slot(box[:split_at]) + workers * (frame.peak + frame.outside)
+            peak, outside, _ = self._measure(box)
+            packed = max(self.packed_before, self._packing(box).total(1, self._cores))
+            return self._slot(box[:split_at]) + workers * (peak + max(outside, self._added(box))) + packed
 
         if held(least) > room:
             return False
@@ -166,13 +209,27 @@ class ContractPass(Pass):
             box, _ = grow(self.domain, least, self._seconds, lambda b: held(b) <= room, held)
         return self._settle(workers, balance(self.domain, box, least))
 
+    def _smallest_box(self) -> Box:
+        """One matrix, whose edges are a few elements long whatever number of axes they are made of."""
+        box = [1] * len(self.domain)
+        for first, count in (
+            (self.batch, self.m),
+            (self.batch + self.m, self.n),
+            (len(self.node.shape), len(self.lengths)),
+        ):
+            edge = _EDGE
+            for axis in reversed(range(first, first + count)):
+                box[axis] = max(1, min(edge, self.domain[axis]))
+                edge = max(1, edge // box[axis])
+        return tuple(box)
+
     def _seconds(self, box: Box) -> float:
         """Disk time of one panel and of its share of C."""
         split_at = len(self.node.shape)
         region = center(self.domain, box)
         panels = math.prod(-(-n // max(1, k)) for n, k in zip(self.lengths, box[split_at:], strict=True))
         write = write_seconds(self.sink, region[:split_at]) / max(panels, 1)
-        return read_seconds(self.probe(region).reads, _HIDDEN) + write + _CALL_SECONDS
+        return self._measure(box)[2] + write + _CALL_SECONDS
 
     def _search(self, least: Box, room: int, held: Callable[[Box], int]) -> tuple[Box, bool]:
         """The best of even cuts of C and of panels in powers of two, with A streaming or staying; of equally good ones the
@@ -281,7 +338,7 @@ class ContractPass(Pass):
             if total.dtype.kind == "b":
                 total[i] |= a[i] @ b[i]
             else:
-                multiply_add(a[i], b[i], total[i])
+                multiply_add(a[i], b[i], total[i], self.strip)
         self.progress(total.size * a.shape[2])
 
     def close(self, tile: Region, state: _State) -> None:
@@ -290,13 +347,18 @@ class ContractPass(Pass):
         self.sink.write(tile, state.out, state.scratch)
 
     def notes(self) -> tuple[str, ...]:
-        cores = len(os.sched_getaffinity(0))
         stays = "C tile and its rows of A stay" if self.left_stays else "C tile stays"
-        return (f"{stays}, panels of {self.panel} stream; BLAS on {cores} cores",)
+        return (f"{stays}, panels of {self.panel} stream; BLAS on {self._cores} cores",)
 
 
 _HIDDEN = 25e-6
 """Seconds that a transfer costs while BLAS is at work: its latency is hidden, its system call is not."""
+_STRIP = 256 << 10
+"""Bytes of the shortest strips that are given to BLAS."""
+_THREAD_ROOM = 4 << 20
+"""Bytes of room for every thread of BLAS, which takes up to half of it."""
+_PROBES = 16
+"""Panels whose dry runs are kept: those of one choice."""
 _LIGHT = 16 << 20
 """Bytes of a product that is done in one piece."""
 _NEAR = 1.03

@@ -71,7 +71,7 @@ class MapPass(Pass):
         if self._light(whole, room):
             return self._settle(Manner(1, 0), whole, whole, 1)
         one = self.probe(center(shape, least))
-        buffer = max(manner.chunk, one.peak + one.outside)
+        buffer = max(manner.chunk, one.peak + one.outside + one.packing.total(1, 1))
         if self.node.greedy:  # lanes across a file's rows are read many at a time, or the file is read many times
             buffer = max(buffer, room // (2 * manner.workers))
         slots, tile = 0, None
