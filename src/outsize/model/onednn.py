@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from outsize.model.attention import host_backward_moves, host_moves
 from outsize.model.ledger import RESULT, Move
 
 BLOCK = 16
@@ -99,6 +100,8 @@ def _convolution_backward(args: Any, results: list[Any]) -> Iterator[Move]:
 ROWS: dict[str, Callable[[Any, list[Any]], Iterator[Move]]] = {
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": host_moves,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": host_backward_moves,
 }
 """Operator -> what happens inside it."""
 
