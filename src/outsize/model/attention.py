@@ -30,14 +30,16 @@ def attend(tracer: Tracer, func: Any, call: Any) -> Any:
     args, kwargs = call
     given = {**DEFAULTS, **dict(zip(NAMES, args, strict=False)), **kwargs}
     q = given["query"]
-    if not str(tracer.ledger.label_of(q)).startswith("cuda"):
-        return _on_host(given) if fused_on_host(given) else func(*args, **kwargs)
-    if torch.is_autocast_enabled("cuda"):
+    kind = "cuda" if tracer.on_card(q) else "cpu"
+    if torch.is_autocast_enabled(kind):
         for name in ("query", "key", "value", "attn_mask"):
             if given[name] is not None:
-                given[name] = tracer.autocast.lower(given[name])
-    with torch.autocast("cuda", enabled=False):
-        return _dispatch(tracer, given)
+                given[name] = tracer.autocasts[kind].lower(given[name])
+    with torch.autocast(kind, enabled=False):
+        if kind == "cuda":
+            return _dispatch(tracer, given)
+        said = [*NAMES[: len(args)], *kwargs]
+        return _on_host(given) if fused_on_host(given) else func(**{name: given[name] for name in said})
 
 
 def fused_on_host(given: dict[str, Any]) -> bool:
@@ -85,8 +87,8 @@ def _per_thread(q: Any, rows: int, columns: int, more: int = 0) -> int:
     """Blocks of all threads, in the type that sums are made in; narrow types are also kept narrow, and repacked."""
     import torch
 
-    size = rows * (min(512, columns) + more) * max(4, int(q.element_size()))
-    return torch.get_num_threads() * size * (1 if q.element_size() >= 4 else 2)
+    size = int(rows * (min(512, columns) + more) * max(4, q.element_size()))
+    return int(torch.get_num_threads()) * size * (1 if q.element_size() >= 4 else 2)
 
 
 def _dispatch(tracer: Tracer, given: dict[str, Any]) -> Any:
