@@ -7,14 +7,18 @@ before memory-efficient before plain on compute capability 9 and above, where ea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+
+from outsize.model.ledger import RESULT, Move
 
 if TYPE_CHECKING:
     from outsize.model.trace import Tracer
 
 ALIGNMENT = 8
 """Elements that every row of a mask begins at a multiple of."""
+HOST_ROWS = ((768, 256), (192, 64), (0, 32))
+"""Positions of the CPU's forward kernel at once: from so many on, so many; read in torch's FlashAttentionKernel.cpp."""
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 DEFAULTS: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
 
@@ -26,14 +30,16 @@ def attend(tracer: Tracer, func: Any, call: Any) -> Any:
     args, kwargs = call
     given = {**DEFAULTS, **dict(zip(NAMES, args, strict=False)), **kwargs}
     q = given["query"]
-    if not str(tracer.ledger.label_of(q)).startswith("cuda"):
-        return _on_host(given) if fused_on_host(given) else func(*args, **kwargs)
-    if torch.is_autocast_enabled("cuda"):
+    kind = "cuda" if tracer.on_card(q) else "cpu"
+    if torch.is_autocast_enabled(kind):
         for name in ("query", "key", "value", "attn_mask"):
             if given[name] is not None:
-                given[name] = tracer.autocast.lower(given[name])
-    with torch.autocast("cuda", enabled=False):
-        return _dispatch(tracer, given)
+                given[name] = tracer.autocasts[kind].lower(given[name])
+    with torch.autocast(kind, enabled=False):
+        if kind == "cuda":
+            return _dispatch(tracer, given)
+        said = [*NAMES[: len(args)], *kwargs]
+        return _on_host(given) if fused_on_host(given) else func(**{name: given[name] for name in said})
 
 
 def fused_on_host(given: dict[str, Any]) -> bool:
@@ -59,6 +65,30 @@ def _on_host(given: dict[str, Any]) -> Any:
         mask = _additive(mask, q)
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     return kernel(q, k, v, 0.0, bool(given["is_causal"]), attn_mask=mask, scale=given["scale"])[0]
+
+
+def host_moves(args: Any, results: list[Any]) -> Iterator[Move]:
+    """What the CPU's kernel takes inside: a block of scores and of its output for each thread."""
+    q, k = args[:2]
+    rows = next(rows for least, rows in HOST_ROWS if q.shape[2] >= least)
+    yield Move("take", "scores", _per_thread(q, min(rows, q.shape[2]), k.shape[2], more=q.shape[3] + 4))
+
+
+def host_backward_moves(args: Any, results: list[Any]) -> Iterator[Move]:
+    """The same of its backward pass: two blocks of scores, and the gradient laid out head by head in each position."""
+    grad, q, k = args[:3]
+    yield from (RESULT,) * len(results)
+    if not grad.transpose(1, 2).is_contiguous():
+        yield Move("take", "gradient", int(grad.numel()) * int(grad.element_size()))
+    yield Move("take", "scores", 2 * _per_thread(q, min(256, q.shape[2]), k.shape[2]))
+
+
+def _per_thread(q: Any, rows: int, columns: int, more: int = 0) -> int:
+    """Blocks of all threads, in the type that sums are made in; narrow types are also kept narrow, and repacked."""
+    import torch
+
+    size = int(rows * (min(512, columns) + more) * max(4, q.element_size()))
+    return int(torch.get_num_threads()) * size * (1 if q.element_size() >= 4 else 2)
 
 
 def _dispatch(tracer: Tracer, given: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What `torch.autocast("cuda")` casts, applied to tensors that only pretend to be on a card.
+"""What `torch.autocast` casts, applied to tensors that only pretend to be on a card or on the host.
 
 The C++ autocast looks at a tensor's real device and so passes ours by. While a trace runs, its kernels are replaced by these:
 which operators there are is read from torch itself, what is done to their arguments follows torch's documented policies.
@@ -37,17 +37,27 @@ RESULT = (
 OWN = ("_cudnn_rnn",)
 """Cast where they are called: `rewrites` does for recurrent layers what torch does for a card's."""
 
+HOST_LOWER = (
+    "_addmm_activation", "_convolution.deprecated", "_native_multi_head_attention", "addbmm", "addmm", "baddbmm", "bmm",
+    "conv1d", "conv1d.padding", "conv2d", "conv2d.padding", "conv3d", "conv3d.padding", "conv_tbc", "conv_transpose1d",
+    "conv_transpose2d.input", "conv_transpose3d.input", "linalg_vecdot", "linear", "matmul", "mkldnn_rnn_layer", "mm",
+    "prelu", "scaled_dot_product_attention",
+)  # fmt: skip
+HOST_PROMOTE = ("stack", "cat", "index_copy")
+"""The same on the host, where all others run in float32."""
+
 REFUSED = ("binary_cross_entropy",)
-"""Torch raises for these under autocast; its own kernel does that well."""
+"""Torch raises for these under a card's autocast; its own kernel does that well."""
 
 Labelled = Callable[[Any], bool]
 
 
 class Autocast:
-    """The casting rules for the tensors for which `on_card(tensor)` holds."""
+    """The casting rules of a kind of device, `cuda` or `cpu`, for the tensors for which `there(tensor)` holds."""
 
-    def __init__(self, on_card: Labelled) -> None:
-        self._on_card = on_card
+    def __init__(self, kind: str, there: Labelled) -> None:
+        self.kind = kind
+        self._there = there
         self._cache: dict[int, tuple[Any, Any]] = {}
 
     @contextlib.contextmanager
@@ -57,17 +67,22 @@ class Autocast:
 
         library = torch.library.Library("aten", "IMPL")
         clear = torch.clear_autocast_cache
-        key = torch._C.DispatchKey.AutocastCUDA
+        key = f"Autocast{self.kind.upper()}"
+
+        def clear_all() -> None:
+            self._cache.clear()
+            clear()
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for name in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA"):
+            for name in torch._C._dispatch_get_registrations_for_dispatch_key(key):
                 base, _, overload = name.removeprefix("aten::").partition(".")
-                if name.startswith("aten::") and base not in REFUSED:
+                if name.startswith("aten::") and (base not in REFUSED or self.kind == "cpu"):
                     op = getattr(getattr(torch.ops.aten, base), overload or "default")
-                    library.impl(op, self._kernel(op, name.removeprefix("aten::")), "AutocastCUDA")
-        torch.clear_autocast_cache = self._clear
+                    library.impl(op, self._kernel(op, name.removeprefix("aten::")), key)
+        torch.clear_autocast_cache = clear_all
         try:
-            with torch._C._IncludeDispatchKeyGuard(key):
+            with torch._C._IncludeDispatchKeyGuard(getattr(torch._C.DispatchKey, key)):
                 yield
         finally:
             torch.clear_autocast_cache = clear
@@ -78,15 +93,12 @@ class Autocast:
         """A tensor in the lower precision, for rules that live above the dispatcher."""
         import torch
 
-        return self._cast(value, torch.get_autocast_dtype("cuda"))
-
-    def _clear(self) -> None:
-        self._cache.clear()
+        return self._cast(value, torch.get_autocast_dtype(self.kind))
 
     def _kernel(self, op: Any, name: str) -> Callable[..., Any]:
         import torch
 
-        excluded = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+        excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{self.kind.upper()}"))
         prepare = self._policy(name)
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -97,11 +109,12 @@ class Autocast:
         return kernel
 
     def _policy(self, name: str) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
-        if name in LOWER:
+        host = self.kind == "cpu"
+        if name in (HOST_LOWER if host else LOWER):
             return self._lower_all
-        if name in PROMOTE:
+        if name in (HOST_PROMOTE if host else PROMOTE):
             return self._widest
-        if name in RESULT:
+        if name in RESULT and not host:
             return self._set_result
         if name in OWN:
             return lambda op, args, kwargs: (args, kwargs)
@@ -110,7 +123,7 @@ class Autocast:
     def _lower_all(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         import torch
 
-        return self._cast_all(args, kwargs, torch.get_autocast_dtype("cuda"))
+        return self._cast_all(args, kwargs, torch.get_autocast_dtype(self.kind))
 
     def _float_all(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         import torch
@@ -121,7 +134,7 @@ class Autocast:
         import torch
 
         dtypes = {item.dtype for item in _leaves(args) + _leaves(kwargs) if self._eligible(item)}
-        wide = torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("cuda")
+        wide = torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype(self.kind)
         return self._cast_all(args, kwargs, wide)
 
     def _set_result(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -148,7 +161,7 @@ class Autocast:
 
         if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point or value.dtype == torch.float64:
             return False
-        return self._on_card(value)
+        return self._there(value)
 
     def _cast(self, value: Any, dtype: Any) -> Any:
         """As `cached_cast`: a leaf weight is cast once and kept until the outermost autocast block ends."""
@@ -157,7 +170,7 @@ class Autocast:
         if not self._eligible(value) or value.dtype == dtype:
             return value
         keep = (
-            dtype == torch.get_autocast_dtype("cuda") and value.dtype == torch.float32 and value.requires_grad
+            dtype == torch.get_autocast_dtype(self.kind) and value.dtype == torch.float32 and value.requires_grad
             and value.is_leaf and not value._is_view() and torch.is_autocast_cache_enabled()
         )  # fmt: skip
         if not keep:

@@ -159,7 +159,7 @@ def _footprint(
     on_host = job.label == "cpu"
     if not on_host and job.card.capability not in (None, (9, 0)):
         notes.append(f"kernel workspaces are those measured on an H200, assumed for the {job.card.name}")
-    known = Known.ESTIMATE if notes else Known.EXACT
+    known = Known.ESTIMATE if notes or on_host else Known.EXACT
     requested = played.likely.peak.requested
     allocated, reserved, use = (
         host.amounts(tracer, played) if on_host else constants.amounts(played, job.card, estimate=bool(notes))

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from outsize.model.attention import host_backward_moves, host_moves
 from outsize.model.ledger import RESULT, Move
 
 BLOCK = 16
@@ -99,6 +100,8 @@ def _convolution_backward(args: Any, results: list[Any]) -> Iterator[Move]:
 ROWS: dict[str, Callable[[Any, list[Any]], Iterator[Move]]] = {
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": host_moves,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": host_backward_moves,
 }
 """Operator -> what happens inside it."""
 
@@ -129,6 +132,7 @@ def run_lstm(
     x = (x.transpose(0, 1) if first else x).contiguous()
     hx, cx = (part.contiguous() for part in state)
     sides, each = (2 if both else 1), (4 if biases else 2)
+    keeps = torch.is_grad_enabled()  # a workspace for the backward pass, also where the model only evaluates
     ends: list[Any] = []
     for layer in range(layers):
         outs = []
@@ -137,7 +141,7 @@ def run_lstm(
             some = list(weights[index * each : (index + 1) * each])
             some += [torch.zeros_like(weight) for weight in some[: 4 - each]]
             out = torch.ops.aten.mkldnn_rnn_layer(
-                x, *some, hx[index], cx[index], side > 0, [], 2, hx.shape[-1], layers, biases, both, first, train
+                x, *some, hx[index], cx[index], side > 0, [], 2, hx.shape[-1], layers, biases, both, first, keeps
             )
             outs.append(out[0])
             ends.append(out[1:3])
@@ -172,6 +176,34 @@ def lstm_gradients(func: Any, args: Any, kwargs: Any) -> Any:
     out = list(func(*args, **kwargs))
     out[4] = torch.empty_like(out[3])
     return tuple(out)
+
+
+def _lstm(args: Any, results: list[Any]) -> Iterator[Move]:
+    """Results, and then the weights laid out for the kernel and the gates of every step."""
+    yield from (RESULT,) * len(results)
+    yield from _lstm_inside(args[0], args[1:3], args[10])
+    time, rows, width = args[0].shape
+    if not args[15] and width > args[10]:  # no workspace for a backward pass: states as wide as the input stand beside
+        states = 4 * (time + 1) * rows * _whole(width)
+        yield Move("take", "states", states, more=states)
+
+
+def _lstm_backward(args: Any, results: list[Any]) -> Iterator[Move]:
+    grad = args[10]
+    yield from (RESULT,) * len(results)
+    if grad is not None and not grad.is_contiguous():
+        yield Move("take", "gradient", _bytes(grad))
+    yield from _lstm_inside(args[0], args[1:3], args[15])
+
+
+def _lstm_inside(x: Any, weights: Any, hidden: int) -> Iterator[Move]:
+    time, rows, _ = x.shape
+    size = sum(map(_bytes, weights))
+    yield Move("take", "weights", size, more=size + size // 4)  # small batches want them in two orders
+    yield Move("take", "gates", 4 * rows * (time * _whole(4 * hidden) + 2 * _whole(hidden)), more=64 * 1024)
+
+
+ROWS |= {"aten.mkldnn_rnn_layer.default": _lstm, "aten.mkldnn_rnn_layer_backward.default": _lstm_backward}
 
 
 def _whole(numbers: int) -> int:

@@ -43,7 +43,7 @@ class Tracer:
         self.shapes = Shapes()
         self.ledger = Ledger()
         self.owners = Owners(self.ledger)
-        self.autocast = Autocast(self.on_card)
+        self.autocasts = {"cuda": Autocast("cuda", self.on_card), "cpu": Autocast("cpu", self.on_host)}
         self.notes: dict[str, None] = {}
         """Sentences about what was assumed, in order."""
         self.scratch = Scratch(capability)
@@ -87,7 +87,8 @@ class Tracer:
         try:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(pretend(self, self.capability, self.total))
-                stack.enter_context(self.autocast.installed())
+                for autocast in self.autocasts.values():
+                    stack.enter_context(autocast.installed())
                 stack.enter_context(rewrites.installed(self))
                 stack.enter_context(self.owners.watching())
                 stack.enter_context(Mode())
@@ -105,6 +106,10 @@ class Tracer:
             yield
         finally:
             self._placing = before
+
+    def on_host(self, tensor: Any) -> bool:
+        """True for a tensor that the step believes to be in the host's memory."""
+        return self.ledger.label_of(tensor) == "cpu"
 
     def on_card(self, tensor: Any) -> bool:
         """True for a tensor that the step believes to be on a card."""
