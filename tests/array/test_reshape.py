@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import outsize
 import outsize.array as xp
+from outsize.array import rearrange
 from outsize.array.frame import Frame
 
 SHAPES = [(24, 10), (4, 6, 10), (24, 2, 5), (2, 12, 2, 5), (240,), (6, 4, 10), (8, 3, 10, 1), (24, 5, 2)]
@@ -51,3 +52,19 @@ def test_a_split_axis_that_is_turned_is_planned_in_boxes(
     monkeypatch.setattr(Frame, "evaluate", counted)
     x = xp.zeros((400_000, 1000), dtype="float32") + xp.zeros((400_000, 1), dtype="float32")
     assert x.reshape(split).transpose(order).reshape(-1).plan("256MiB").fits
+
+
+def test_a_column_of_short_rows_is_taken_from_whole_rows_and_not_in_crumbs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = np.arange(1 << 15, dtype="float32")
+    np.save(tmp_path / "a.npy", a)
+    asked = []
+    boxes = rearrange._boxes
+    monkeypatch.setattr(rearrange, "_boxes", lambda *given: asked.append(given) or boxes(*given))
+    x = outsize.open(tmp_path / "a.npy")
+    for shape in ((1 << 14, 2), (1 << 10, 8, 4), (1 << 11, 16)):
+        column = x.reshape(shape)[..., 1:2]
+        np.testing.assert_array_equal(column.compute("256KiB"), a.reshape(shape)[..., 1:2])
+        np.testing.assert_array_equal(column.sum(axis=0).compute("256KiB"), a.reshape(shape)[..., 1:2].sum(axis=0))
+    assert len(asked) < 1000

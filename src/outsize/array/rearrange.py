@@ -15,7 +15,7 @@ import numpy as np
 
 from outsize.array.frame import Frame
 from outsize.array.graph import Node, Shape, Source
-from outsize.array.store.base import Block, Region, region_shape
+from outsize.array.store.base import ALIGNMENT, Block, Region, region_shape
 
 _SPARSE = 1 << 16
 """Bytes: with steps further apart than this, rows are read one by one and what lies between is left out."""
@@ -100,11 +100,19 @@ def make_affine(node: Node, shape: Shape, axes: tuple[tuple[int | None, int, int
     return Affine(shape=shape, dtype=node.dtype, inputs=(node,), axes=axes)
 
 
+_GAPS = 16
+"""Elements of a whole row for each one that is wanted, at most: a plan holds them all."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Reshape(Node):
     """The same elements in C order under another shape."""
 
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+        wide = self._widened(region)
+        if wide != region:
+            block = frame.evaluate(self, wide)
+            return block[tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(region, wide, strict=True))]
         shape = region_shape(region)
         packed = out if out is not None and out.flags.c_contiguous and out.dtype == self.dtype else None
         block = frame.array(shape, self.dtype) if packed is None else packed
@@ -134,6 +142,21 @@ class Reshape(Node):
             for box in _boxes(inner, 0, min(math.prod(inner), size // row * row or size)):
                 frame.suppose(child, *part(box, 0))
         return block
+
+    def _widened(self, region: Region) -> Region:
+        """The region with short rows made whole, where it wants a fair part of them: crumbs cost more than the gaps."""
+        before, after = self._alike()
+        end = len(region) - after
+        size, more = self.dtype.itemsize * math.prod(region_shape(region[end:])), 1.0
+        wide = list(region)
+        for axis in reversed(range(before + 1, end)):
+            low, high = region[axis]
+            size *= self.shape[axis]
+            more *= self.shape[axis] / max(1, high - low)
+            if size > ALIGNMENT or more > _GAPS:
+                break
+            wide[axis] = (0, self.shape[axis])
+        return tuple(wide)
 
     def _alike(self) -> tuple[int, int]:
         """How many leading and trailing axes stay as they are: a part of them is the same part of the child."""
