@@ -3,7 +3,8 @@
 In: an operator's name, arguments and results. Out: the order in which blocks and results come and go. Read off the resident bytes
 of single layers with torch 2.13: input, output and weights are each copied into blocks of 16 channels (padded up to a multiple),
 the result is made in blocks and then copied out, and a transposed convolution holds one more block of its output's size.
-The bound adds the partial sums of a weight gradient, one for each thread. An LSTM is one operator a layer and direction, which
+The bound adds the partial sums of a weight gradient, one for each thread. Types that oneDNN does not know (float64) go to torch's
+own kernels, which lay what a window sees into columns. An LSTM is one operator a layer and direction, which
 keeps a workspace for the backward pass; its size was read off single layers.
 """
 
@@ -33,13 +34,33 @@ def moves_of(name: str, args: Any, results: list[Any]) -> Iterator[Move]:
 
 def _used(x: Any, weight: Any, groups: int) -> bool:
     """True where torch hands a convolution to oneDNN and the layout is not the one that it works on anyway."""
-    import torch
 
-    if not torch.backends.mkldnn.is_available() or str(x.dtype) not in DTYPES:
-        return False
-    if x.dim() > 3 and x.stride()[1] == 1 and x.shape[1] > 1 and not x.is_contiguous():
+    if _unknown(x) or (x.dim() > 3 and x.stride()[1] == 1 and x.shape[1] > 1 and not x.is_contiguous()):
         return False
     return bool(x.shape[0] > 1 or groups > 1 or x.numel() > SMALL or min(weight.shape[2:]) > 3)
+
+
+def _unknown(x: Any) -> bool:
+    """True where oneDNN is not there, or does not know the dtype: torch's own kernels lay what a window sees into columns."""
+    import torch
+
+    return not torch.backends.mkldnn.is_available() or str(x.dtype) not in DTYPES
+
+
+def _columns(x: Any, weight: Any, out: Any, groups: int, transposed: bool, dilation: Any, *, backward: bool) -> int:
+    """Bytes of the columns that torch's own kernels make of one group, for the whole batch where they do so at once."""
+    window = math.prod(int(size) for size in weight.shape[2:])
+    if window == 1 and x.shape[2:] == out.shape[2:]:
+        return 0
+    inside, places = (weight.shape[1], x.shape[2:]) if transposed else (x.shape[1] // groups, out.shape[2:])
+    one = int(inside) * window * math.prod(int(size) for size in places) * int(x.element_size())
+    alone = (backward or x.dim() == 5) if transposed else max(dilation) > 1
+    return one if alone else int(x.shape[0]) * one
+
+
+def _apart(groups: int, *tensors: Any) -> int:
+    """Bytes of the copies that are made of one group of each tensor."""
+    return sum(map(_bytes, tensors)) // groups if groups > 1 else 0
 
 
 def _blocked(tensor: Any) -> int:
@@ -59,6 +80,12 @@ def _bytes(tensor: Any) -> int:
 
 def _convolution(args: Any, results: list[Any]) -> Iterator[Move]:
     x, weight, transposed, groups = args[0], args[1], args[6], args[8]
+    if _unknown(x):
+        copies = _bytes(results[0]) + _apart(groups, x) if groups > 1 else _bytes(x) * (transposed and x.dim() == 5)
+        columns = _columns(x, weight, results[0], groups, transposed, args[5], backward=False)
+        yield Move("take", "columns", columns + copies)
+        yield RESULT
+        return
     if not _used(x, weight, groups):
         return
     out = _blocked(results[0])
@@ -76,6 +103,12 @@ def _convolution_backward(args: Any, results: list[Any]) -> Iterator[Move]:
     import torch
 
     grad, x, weight, groups, wanted = args[0], args[1], args[2], args[9], args[10]
+    if _unknown(x):
+        copies = _bytes(x) + _bytes(weight) + _apart(groups, x, grad) if groups > 1 else 0
+        copies += 0 if grad.is_contiguous() else _bytes(grad)
+        yield from (RESULT,) * sum(map(bool, wanted[:2]))
+        yield Move("take", "columns", copies + _columns(x, weight, grad, groups, args[7], args[6], backward=True))
+        return
     if not _used(x, weight, groups):
         return
     if not grad.is_contiguous():

@@ -166,12 +166,13 @@ def play_steps(
     for number, (alloc, held) in enumerate(ledger.events):
         while number >= following[0] and following[1]:
             name, following = following[1], next(phases)
-        if held.label != label or not held.bytes:
+        size = held.most if label == "cpu" else held.bytes  # what its kernels take inside is known within bounds
+        if held.label != label or not size:
             continue
         if number < begins:
-            before.append(Move(alloc, held.id, held.bytes, "given"))
+            before.append(Move(alloc, held.id, size, "given"))
         else:
-            step.append((Move(alloc, held.id, held.bytes, name), held.died is None or held.born < begins))
+            step.append((Move(alloc, held.id, size, name), held.died is None or held.born < begins))
     return (*before, *(move for move, _ in step)), tuple(move for move, once in step if not once)
 
 
