@@ -29,6 +29,7 @@ SMALL = 64 << 10
 """Bytes of what is as small as numbers and index lists, which operators make in passing."""
 
 LOOSE = 1.3
+"""What a plan may say above that, where it only knows bounds."""
 
 CASES = {
     "LSTM": (lambda: Last(nn.LSTM(128, 128, batch_first=True), 128, 1), (32, 64, 128)),
