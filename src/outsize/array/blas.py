@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import os
 import platform
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -99,11 +98,6 @@ def find_symbol(name: str) -> tuple[Any, Any] | None:
         with contextlib.suppress(AttributeError):
             return getattr(library, prefix + name + suffix), (ctypes.c_int64 if suffix else ctypes.c_int)
     return None
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 @contextlib.contextmanager

@@ -55,14 +55,12 @@ def convert(
     _check_kinds(store, wanted)
     measured = MeasuredStore(store, wanted, bfloat16=narrow)
     allowed, reason = resolve_budget(budget)
-    with contextlib.ExitStack() as held:
-        if target is None:
-            sink: Sink = Nowhere(store.shape, wanted)
-        else:
-            _check_target(os.fspath(target), store)
-            held.enter_context(hold(split_key(os.fspath(target), None)[0]))
-            kind = "bfloat16" if narrow else wanted
-            sink = create_sink(target, store.shape, kind, chunks=chunks, compress=compress)
+    if target is not None:
+        _check_target(os.fspath(target), store)
+    with contextlib.nullcontext() if target is None else hold(split_key(os.fspath(target), None)[0]):
+        sink = Nowhere(store.shape, wanted) if target is None else create_sink(
+            target, store.shape, "bfloat16" if narrow else wanted, chunks=chunks, compress=compress
+        )  # fmt: skip
         try:
             _run(measured, sink, allowed, reason, listener)
             sink.commit().close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import sys
 import threading
 from types import TracebackType
@@ -20,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from outsize.core.errors import InputError
-from outsize.engine.pool import make_buffer, round_to_pages
+from outsize.engine.pool import cores, make_buffer, round_to_pages
 
 Buffer = npt.NDArray[np.uint8]
 
@@ -89,7 +88,7 @@ def lock_memory(size: int) -> Pinned:
 def _touch(buffer: Buffer) -> None:
     """Give the buffer its pages, by several threads: pages that exist are locked several times faster than pages the
     driver has to ask for one by one."""
-    hands = min(16, len(os.sched_getaffinity(0)), buffer.nbytes >> 24)
+    hands = min(16, cores(), buffer.nbytes >> 24)
     if hands < 2:
         buffer[::4096] = 0
         return

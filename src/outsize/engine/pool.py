@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import threading
 from typing import Any
 
@@ -54,6 +55,11 @@ class MemoryPool:
         with self._change:
             self._taken -= size
             self._change.notify_all()
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def round_to_pages(size: int) -> int:

@@ -1,4 +1,5 @@
-"""What the CPU's convolutions and LSTM layers take besides their results: oneDNN computes on copies with the channels in blocks.
+"""What the CPU's kernels take besides their results: convolutions, LSTM layers, attention. oneDNN computes on copies with the
+channels in blocks.
 
 In: an operator's name, arguments and results. Out: the order in which blocks and results come and go. Read off the resident bytes
 of single layers with torch 2.13: input, output and weights are each copied into blocks of 16 channels (padded up to a multiple),
@@ -34,7 +35,6 @@ def moves_of(name: str, args: Any, results: list[Any]) -> Iterator[Move]:
 
 def _used(x: Any, weight: Any, groups: int) -> bool:
     """True where torch hands a convolution to oneDNN and the layout is not the one that it works on anyway."""
-
     if _unknown(x) or (x.dim() > 3 and x.stride()[1] == 1 and x.shape[1] > 1 and not x.is_contiguous()):
         return False
     return bool(x.shape[0] > 1 or groups > 1 or x.numel() > SMALL or min(weight.shape[2:]) > 3)
@@ -58,11 +58,6 @@ def _columns(x: Any, weight: Any, out: Any, groups: int, transposed: bool, dilat
     return one if alone else int(x.shape[0]) * one
 
 
-def _apart(groups: int, *tensors: Any) -> int:
-    """Bytes of the copies that are made of one group of each tensor."""
-    return sum(map(_bytes, tensors)) // groups if groups > 1 else 0
-
-
 def _blocked(tensor: Any) -> int:
     """Bytes of a tensor with its channels in blocks."""
     shape = [int(size) for size in tensor.shape]
@@ -81,9 +76,12 @@ def _bytes(tensor: Any) -> int:
 def _convolution(args: Any, results: list[Any]) -> Iterator[Move]:
     x, weight, transposed, groups = args[0], args[1], args[6], args[8]
     if _unknown(x):
-        copies = _bytes(results[0]) + _apart(groups, x) if groups > 1 else _bytes(x) * (transposed and x.dim() == 5)
         columns = _columns(x, weight, results[0], groups, transposed, args[5], backward=False)
-        yield Move("take", "columns", columns + copies)
+        yield Move("take", "columns", columns)
+        if groups > 1:  # a copy of one group of the input, and all groups of the result before they are joined
+            yield Move("take", "groups", _bytes(x) // groups + _bytes(results[0]))
+        elif transposed and x.dim() == 5:
+            yield Move("take", "input", _bytes(x))
         yield RESULT
         return
     if not _used(x, weight, groups):
@@ -104,10 +102,12 @@ def _convolution_backward(args: Any, results: list[Any]) -> Iterator[Move]:
 
     grad, x, weight, groups, wanted = args[0], args[1], args[2], args[9], args[10]
     if _unknown(x):
-        copies = _bytes(x) + _bytes(weight) + _apart(groups, x, grad) if groups > 1 else 0
-        copies += 0 if grad.is_contiguous() else _bytes(grad)
         yield from (RESULT,) * sum(map(bool, wanted[:2]))
-        yield Move("take", "columns", copies + _columns(x, weight, grad, groups, args[7], args[6], backward=True))
+        yield Move("take", "columns", _columns(x, weight, grad, groups, args[7], args[6], backward=True))
+        if groups > 1:  # copies of one group, and all groups of the gradients before they are joined
+            yield Move("take", "groups", (_bytes(x) + _bytes(grad)) // groups + _bytes(x) + _bytes(weight))
+        if not grad.is_contiguous():
+            yield Move("take", "gradient", _bytes(grad))
         return
     if not _used(x, weight, groups):
         return
@@ -128,15 +128,6 @@ def _convolution_backward(args: Any, results: list[Any]) -> Iterator[Move]:
         yield Move("free", "gradient")
         yield Move("free", "input")
         yield RESULT
-
-
-ROWS: dict[str, Callable[[Any, list[Any]], Iterator[Move]]] = {
-    "aten.convolution.default": _convolution,
-    "aten.convolution_backward.default": _convolution_backward,
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": host_moves,
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": host_backward_moves,
-}
-"""Operator -> what happens inside it."""
 
 
 # recurrent layers
@@ -236,10 +227,18 @@ def _lstm_inside(x: Any, weights: Any, hidden: int) -> Iterator[Move]:
     yield Move("take", "gates", 4 * rows * (time * _whole(4 * hidden) + 2 * _whole(hidden)), more=64 * 1024)
 
 
-ROWS |= {"aten.mkldnn_rnn_layer.default": _lstm, "aten.mkldnn_rnn_layer_backward.default": _lstm_backward}
-
-
 def _whole(numbers: int) -> int:
     """Numbers of a row that fills whole cache lines and does not lie where the cache's ways collide."""
     full = -(-numbers // LINE) * LINE
     return full + LINE if full % 256 == 0 else full
+
+
+ROWS: dict[str, Callable[[Any, list[Any]], Iterator[Move]]] = {
+    "aten.convolution.default": _convolution,
+    "aten.convolution_backward.default": _convolution_backward,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": host_moves,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": host_backward_moves,
+    "aten.mkldnn_rnn_layer.default": _lstm,
+    "aten.mkldnn_rnn_layer_backward.default": _lstm_backward,
+}
+"""Operator -> what happens inside it."""

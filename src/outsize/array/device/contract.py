@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +35,7 @@ from outsize.array.tiles import Box
 from outsize.core.plan import Level as PlanLevel
 from outsize.core.units import format_bytes
 from outsize.engine.pinned import lock_memory
-from outsize.engine.pool import round_to_pages
+from outsize.engine.pool import cores, round_to_pages
 
 _RING = 1 << 30
 """Bytes of page-locked pieces at most through which C comes back where the device does not reach its place: a few strips, so
@@ -168,7 +167,7 @@ class DeviceContractPass(ContractPass):
             self._crew = Crew(self.level.device, self.muster)
             self._open.callback(self._crew.close)
             self._crew.start()
-        threads = max(1, min(_THREADS, len(os.sched_getaffinity(0))))
+        threads = max(1, min(_THREADS, cores()))
         self._threads = self._open.enter_context(ThreadPoolExecutor(threads, "outsize-porter"))
         # one thread for all products: libraries keep a workspace for every thread
         self._conductor = self._open.enter_context(ThreadPoolExecutor(1, "outsize-product"))

@@ -14,7 +14,6 @@ import collections
 import ctypes
 import functools
 import itertools
-import os
 import queue
 import sys
 import threading
@@ -29,7 +28,7 @@ from outsize.array.copy import copy_block
 from outsize.array.device.base import Device, Shuttle
 from outsize.array.store.base import Block
 from outsize.engine.pinned import lock_memory
-from outsize.engine.pool import round_to_pages
+from outsize.engine.pool import cores, round_to_pages
 from outsize.engine.threads import Threads
 
 PIECE = 6 << 20
@@ -64,7 +63,7 @@ class Muster:
     def of(cls, room: int, *, alone: bool = False) -> Muster:
         """As many hands as there are processors for and pieces as long as is of use, in a part of the host's room; `alone`: one
         hand."""
-        hands = 1 if alone else min(_HANDS, len(os.sched_getaffinity(0)))
+        hands = 1 if alone else min(_HANDS, cores())
         pieces = cls(hands).pieces
         return cls(hands, min(PIECE, max(_PAGE, room // (_SHARE * pieces) // _PAGE * _PAGE)))
 

@@ -8,7 +8,6 @@ the chunks' order, as on the processor. Sums and moments are accumulated in the 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +31,7 @@ from outsize.array.store.memory import MemorySink
 from outsize.array.tiles import Box
 from outsize.core.plan import Level as PlanLevel
 from outsize.core.units import format_bytes
+from outsize.engine.pool import cores
 
 CHUNK = 64 << 20
 """Bytes of a worker's page-locked memory at its most generous."""
@@ -44,10 +44,6 @@ _SENDING = 2e-4
 _NOTHING = np.empty(0, np.uint8)
 _SLOTS = 4
 """Chunks on the device at once: one arriving, one computed, one leaving, one ready."""
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def device_manners(workers: int, room: int) -> list[Manner]:
@@ -104,7 +100,7 @@ class OnDevice(Pass):
         return max(apart, slice_elements(room, each + 2 * self.wide))
 
     def manners(self, room: int) -> list[Manner]:
-        return device_manners(max(2, min(_WORKERS, _cores())), room)
+        return device_manners(max(2, min(_WORKERS, cores())), room)
 
     def holds(self, frame: Frame, buffer: int) -> bool:
         room = (self.level.room - self.scratch()) // self.device_slots

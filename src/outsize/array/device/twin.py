@@ -6,7 +6,6 @@ the same work; where the disk binds both, it does not. The rates of the processo
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from outsize.array.graph import Node, Source, walk
 from outsize.array.passes.base import Pass
 from outsize.array.store.base import Sink, Store
 from outsize.core.errors import InputError
+from outsize.engine.pool import cores
 
 _CORE_BYTES = 6e9
 """Bytes a second that a core of the processor brings through one plain operation of a fused chain."""
@@ -77,16 +77,15 @@ def _make(
 
 def _does_not_pay(work: OnDevice | DeviceContractPass) -> str | None:
     rates = work.level.device.rates()
-    cores = len(os.sched_getaffinity(0))
     sent = sum(leaf.nbytes for leaf in work.leaves)
     back = sum(node.nbytes for node, _ in work.outputs)
     disk = sum(_from_disk(leaf) for leaf in work.leaves) / DISK_RATE
     there = max(sent / rates.link_in, back / rates.link_out, disk)
     if isinstance(work, DeviceContractPass):
         there = max(there, work.flops / rates.product(work.node.dtype.char, work.level.tf32)[1])
-        here = work.flops / (cores * _CORE_FLOPS.get(work.node.dtype.char, 1e10))
+        here = work.flops / (cores() * _CORE_FLOPS.get(work.node.dtype.char, 1e10))
     else:
-        here = sum(_chain_seconds(chain.program, sent) for chain in work.chains.values()) / cores
+        here = sum(_chain_seconds(chain.program, sent) for chain in work.chains.values()) / cores()
     if max(here, disk) < _MOMENT:
         return f"the processor needs about {max(here, disk) * 1000:.1f} ms"
     if max(here, disk) < _MARGIN * there:

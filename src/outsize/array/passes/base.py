@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outsize.array.blas import NOTHING, cores
+from outsize.array.blas import NOTHING
 from outsize.array.frame import Frame
 from outsize.array.graph import Node
 from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape
@@ -22,7 +22,7 @@ from outsize.array.tiles import Box, Grid
 from outsize.core.memory import HOST, Part
 from outsize.core.noun import Known
 from outsize.core.plan import Level, Peak, Step
-from outsize.engine.pool import round_to_pages
+from outsize.engine.pool import cores, round_to_pages
 
 CHUNK = 16 << 20
 """Bytes of a worker's buffer at its most generous: transfers this long lose nothing to their latency."""

@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 
 from outsize.array.barrier import Contract
-from outsize.array.blas import STRIP_BYTES, Packing, cores, find_symbol, multiply_add, packing, takes
+from outsize.array.blas import STRIP_BYTES, Packing, find_symbol, multiply_add, packing, takes
 from outsize.array.frame import Frame
 from outsize.array.graph import Node
 from outsize.array.passes.base import Manner, Pass, split, traffic
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.tiles import Box, Grid, balance, center, grow, read_seconds, write_seconds
+from outsize.engine.pool import cores
 
 _LONG = 1 << 16
 """Terms of a sum from which float32 is accumulated in float64."""
