@@ -98,7 +98,7 @@ def test_no_weights_leave_where_less_that_the_arithmetic_cannot_see_would_do(pla
 
 def test_segments_grow_while_anybody_wants_it_and_other_settings_stay(monkeypatch):
     said = []
-    monkeypatch.setattr(segments, "_setter", lambda: said.append)
+    monkeypatch.setattr(segments, "allocator_setter", lambda: said.append)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128")
 
     class Fit:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from outsize.model.ledger import RESULT, Move
+from outsize.model.torch_port.dispatch import aten_operator
 
 if TYPE_CHECKING:
     from outsize.model.trace import Tracer
@@ -63,7 +64,7 @@ def _on_host(given: dict[str, Any]) -> Any:
     q, k, v, mask = (given[name] for name in NAMES[:4])
     if mask is not None and mask.dtype == torch.bool:
         mask = _additive(mask, q)
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    kernel = aten_operator("_scaled_dot_product_flash_attention_for_cpu")
     return kernel(q, k, v, 0.0, bool(given["is_causal"]), attn_mask=mask, scale=given["scale"])[0]
 
 
@@ -94,7 +95,6 @@ def _per_thread(q: Any, rows: int, columns: int, more: int = 0) -> int:
 def _dispatch(tracer: Tracer, given: dict[str, Any]) -> Any:
     import torch
 
-    aten = torch.ops.aten
     q, k, v, mask = (given[name] for name in NAMES[:4])
     dropout, causal, scale = float(given["dropout_p"]), bool(given["is_causal"]), given["scale"]
     grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, mask))
@@ -102,7 +102,9 @@ def _dispatch(tracer: Tracer, given: dict[str, Any]) -> Any:
     if mask is not None and mask.dtype == torch.bool and choice != "math":
         mask = _additive(mask, q)
     if choice == "cudnn":
-        out = aten._scaled_dot_product_cudnn_attention(q, k, v, mask, grad, dropout, causal, False, scale=scale)
+        out = aten_operator("_scaled_dot_product_cudnn_attention")(
+            q, k, v, mask, grad, dropout, causal, False, scale=scale
+        )
         return out[0]
     if choice == "flash":
         pad = -q.shape[-1] % 8
@@ -110,15 +112,19 @@ def _dispatch(tracer: Tracer, given: dict[str, Any]) -> Any:
         if pad:
             scale = width**-0.5 if scale is None else scale
             q, k, v = (torch.nn.functional.pad(x, (0, pad)) for x in (q, k, v))
-        out = aten._scaled_dot_product_flash_attention(q, k, v, dropout, causal, False, scale=scale)
+        out = aten_operator("_scaled_dot_product_flash_attention")(q, k, v, dropout, causal, False, scale=scale)
         return out[0][..., :width] if pad else out[0]
     if choice == "efficient":
         if mask is not None:
             mask = _aligned(mask).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        out = aten._scaled_dot_product_efficient_attention(q, k, v, mask, grad, dropout, causal, scale=scale)
+        out = aten_operator("_scaled_dot_product_efficient_attention")(
+            q, k, v, mask, grad, dropout, causal, scale=scale
+        )
         return out[0]
     grouped = {"enable_gqa": True} if given["enable_gqa"] else {}  # torch 2.4 does not know the word
-    return aten._scaled_dot_product_attention_math(q, k, v, mask, dropout, causal, None, scale=scale, **grouped)[0]
+    return aten_operator("_scaled_dot_product_attention_math")(
+        q, k, v, mask, dropout, causal, None, scale=scale, **grouped
+    )[0]
 
 
 def choose(

@@ -12,6 +12,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from outsize.model.torch_port.dispatch import arguments_of, registered_for, replacing_kernels, with_key, without_key
+from outsize.model.torch_port.objects import is_view
+from outsize.model.torch_port.patches import on_autocast_end
+
 LOWER = (
     "_convolution", "_convolution.deprecated", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
     "conv_transpose2d.input", "conv_transpose3d.input", "convolution", "cudnn_convolution",
@@ -65,29 +69,20 @@ class Autocast:
         """The rules instead of torch's own kernels, for as long as the block runs."""
         import torch
 
-        library = torch.library.Library("aten", "IMPL")
-        clear = torch.clear_autocast_cache
         key = f"Autocast{self.kind.upper()}"
-
-        def clear_all() -> None:
-            self._cache.clear()
-            clear()
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for name in torch._C._dispatch_get_registrations_for_dispatch_key(key):
-                base, _, overload = name.removeprefix("aten::").partition(".")
-                if name.startswith("aten::") and (base not in REFUSED or self.kind == "cpu"):
-                    op = getattr(getattr(torch.ops.aten, base), overload or "default")
-                    library.impl(op, self._kernel(op, name.removeprefix("aten::")), key)
-        torch.clear_autocast_cache = clear_all
-        try:
-            with torch._C._IncludeDispatchKeyGuard(getattr(torch._C.DispatchKey, key)):
-                yield
-        finally:
-            torch.clear_autocast_cache = clear
-            self._cache.clear()
-            library._destroy()
+        with replacing_kernels() as library:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for name in registered_for(key):
+                    base, _, overload = name.removeprefix("aten::").partition(".")
+                    if name.startswith("aten::") and (base not in REFUSED or self.kind == "cpu"):
+                        op = getattr(getattr(torch.ops.aten, base), overload or "default")
+                        library.impl(op, self._kernel(op, name.removeprefix("aten::")), key)
+            try:
+                with on_autocast_end(self._cache.clear), with_key(key):
+                    yield
+            finally:
+                self._cache.clear()
 
     def lower(self, value: Any) -> Any:
         """A tensor in the lower precision, for rules that live above the dispatcher."""
@@ -96,13 +91,12 @@ class Autocast:
         return self._cast(value, torch.get_autocast_dtype(self.kind))
 
     def _kernel(self, op: Any, name: str) -> Callable[..., Any]:
-        import torch
 
-        excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{self.kind.upper()}"))
+        below = without_key(f"Autocast{self.kind.upper()}")
         prepare = self._policy(name)
 
         def kernel(*args: Any, **kwargs: Any) -> Any:
-            with torch._C._ExcludeDispatchKeyGuard(excluded):
+            with below():
                 args, kwargs = prepare(op, args, kwargs)
                 return op(*args, **kwargs)
 
@@ -140,7 +134,7 @@ class Autocast:
     def _set_result(self, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         import torch
 
-        position = next(i for i, argument in enumerate(op._schema.arguments) if argument.name == "dtype")
+        position = next(i for i, argument in enumerate(arguments_of(op)) if argument.name == "dtype")
         given = args[position] if len(args) > position else kwargs.get("dtype")
         if given is not None or not self._eligible(args[0]):
             return args, kwargs
@@ -171,7 +165,7 @@ class Autocast:
             return value
         keep = (
             dtype == torch.get_autocast_dtype(self.kind) and value.dtype == torch.float32 and value.requires_grad
-            and value.is_leaf and not value._is_view() and torch.is_autocast_cache_enabled()
+            and value.is_leaf and not is_view(value) and torch.is_autocast_cache_enabled()
         )  # fmt: skip
         if not keep:
             return torch.ops.aten.to.dtype(value, dtype)

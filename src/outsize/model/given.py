@@ -13,6 +13,9 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from outsize.model.torch_port.dispatch import torch_off
+from outsize.model.torch_port.objects import key_of
+from outsize.model.torch_port.patches import copying_tensors
 from outsize.model.trace import Tracer
 
 
@@ -33,11 +36,11 @@ def _copying(tracer: Tracer, label: str) -> Iterator[None]:
     def twin(value: Any, memo: dict[int, Any]) -> Any:
         if id(value) in memo:
             return memo[id(value)]
-        with torch._C.DisableTorchFunction(), torch.utils._python_dispatch._disable_current_modes():
+        with torch_off():
             storage = value.untyped_storage()
-            base = bases.get(storage._cdata)
+            base = bases.get(key_of(storage))
             if base is None:
-                base = bases[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
+                base = bases[key_of(storage)] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
                 tracer.ledger.add(base, label, "given")
             made = torch.empty(0, dtype=value.dtype, device="meta")
             made.set_(base.untyped_storage(), value.storage_offset(), value.shape, value.stride())
@@ -50,15 +53,8 @@ def _copying(tracer: Tracer, label: str) -> Iterator[None]:
                 made.grad = twin(value.grad, memo)
         return made
 
-    owners = (torch.Tensor, torch.nn.Parameter)
-    before = [owner.__dict__["__deepcopy__"] for owner in owners]
-    for owner in owners:
-        owner.__deepcopy__ = twin
-    try:
+    with copying_tensors(twin):
         yield
-    finally:
-        for owner, method in zip(owners, before, strict=True):
-            owner.__deepcopy__ = method
 
 
 def _rebind(step: Any, memo: dict[int, Any]) -> Any:

@@ -11,6 +11,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from outsize.model.torch_port.dispatch import unwrap_functorch
+from outsize.model.torch_port.objects import key_of
+
 
 class Move(NamedTuple):
     """One thing that happens inside a call."""
@@ -105,7 +108,7 @@ class Ledger:
 
     def of(self, tensor: Any) -> Held | None:
         """Record of a tensor's storage."""
-        return self.live.get(_storage_of(tensor)._cdata)
+        return self.live.get(key_of(_storage_of(tensor)))
 
     def label_of(self, tensor: Any) -> str | None:
         """Device that a tensor believes to be on, None for a tensor the trace has not seen."""
@@ -115,7 +118,7 @@ class Ledger:
     def add(self, tensor: Any, label: str, op: str) -> Held:
         """Count the tensor's storage from now until it dies; a storage that is known already stays as it is."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = key_of(storage)
         held = self.live.get(key)
         if held is None:
             held = self.live[key] = self.allocate(storage.nbytes(), label, op)
@@ -140,6 +143,4 @@ def _storage_of(tensor: Any) -> Any:
     try:
         return tensor.untyped_storage()
     except NotImplementedError:
-        import torch
-
-        return _storage_of(torch._C._functorch.get_unwrapped(tensor))
+        return _storage_of(unwrap_functorch(tensor))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from outsize.model.rewrites import WHOLE
+from outsize.model.torch_port.dispatch import arguments_of, has_kernel, is_mutable
 from outsize.model.values import UNWRITTEN
 
 
@@ -24,12 +25,12 @@ class Operator:
         self.func = func  # held, so that no other gets its number
         self.name = str(func)
         self.base = self.name.split(".")[1]
-        composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        composite = has_kernel(func.name(), "CompositeImplicitAutograd")
         self.decomposes = bool(composite) and self.name not in WHOLE
         """Made of others; reaches the dispatcher whole only where autograd is off altogether."""
         self.known = torch.Tag.nondeterministic_seeded not in func.tags and not self.base.startswith(UNWRITTEN)
         """False where nobody wrote what it gives, or chance did: the next step finds something else there."""
-        self.mutable = bool(func._schema.is_mutable)
+        self.mutable = is_mutable(func)
         self.view = bool(func.is_view)
         self.flops = flop_registry.get(func.overloadpacket)
         """Counts what it computes, None where that is little."""
@@ -43,7 +44,7 @@ class Operator:
             func.tags
         )
         resizes = self.base.startswith(("resize", "_resize", "set_", "_efficientzerotensor"))
-        out = any(a.kwarg_only and a.alias_info is not None for a in func._schema.arguments)
+        out = any(a.kwarg_only and a.alias_info is not None for a in arguments_of(func))
         return func.namespace == "aten" and not (self.view or looks or resizes or out)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from outsize.model.ledger import Held, Ledger
+from outsize.model.torch_port.dispatch import in_backward, next_node, running_node
 
 FILLING = str(Path("torch", "nn", "init.py"))
 """Where torch fills weights."""
@@ -59,20 +60,17 @@ class Owners:
 
     def phase(self) -> str:
         """What is going on now."""
-        import torch
 
         if self.ledger.step < 0:
             return "build"
         if self.in_optimizer:
             return "optimizer"
-        return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
+        return "backward" if in_backward() else "forward"
 
     def node(self) -> int:
         """Number of the autograd node that runs now, -1 outside a backward pass."""
-        import torch
 
-        node = torch._C._current_autograd_node()
-        return -1 if node is None else int(node._sequence_nr())
+        return running_node()
 
     def filling(self) -> bool:
         """True while torch fills weights."""
@@ -91,7 +89,6 @@ class Owners:
 
     def locate(self, held: Held) -> None:
         """Write module and line of a record that is being made."""
-        import torch
 
         if held.phase == "backward":
             held.node = self.node()
@@ -100,7 +97,7 @@ class Owners:
         held.module = self._stack[-1] if self._stack else ""
         held.line = self._line()
         if held.phase == "forward":
-            self._made[torch._C._autograd._get_sequence_nr() - 1] = (held.module, held.line)
+            self._made[next_node() - 1] = (held.module, held.line)
 
     def _line(self) -> str:
         frame: Any = sys._getframe(2)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from outsize.model import values
+from outsize.model.torch_port.dispatch import torch_off
 
 if TYPE_CHECKING:
     from outsize.model.trace import Tracer
@@ -85,19 +86,6 @@ def sizes_of(tracer: Tracer, batch_sizes: Any) -> list[int]:
 def is_even(tracer: Tracer, batch_sizes: Any) -> bool:
     """True where all sequences are known to be equally long: torch then runs an LSTM as on a plain tensor."""
     return not tracer.guessing and len(set(sizes_of(tracer, batch_sizes))) == 1
-
-
-def torch_off() -> Any:
-    """No stage: real tensors may be read."""
-    import contextlib
-
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    stack = contextlib.ExitStack()
-    stack.enter_context(_disable_current_modes())
-    stack.enter_context(torch._C.DisableTorchFunction())
-    return stack
 
 
 RULES = {**values.RULES, "aten._pack_padded_sequence.default": pack}

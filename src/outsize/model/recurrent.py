@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from outsize.model import onednn, packed
 from outsize.model.ledger import RESULT, Move
+from outsize.model.torch_port.dispatch import aten_operator
+from outsize.model.torch_port.objects import count_flat_weights, flat_weights, storage_key
 
 if TYPE_CHECKING:
     from outsize.model.trace import Tracer
@@ -58,7 +60,7 @@ def _layer(name: str, kind: int, tracer: Tracer) -> Callable[..., Any]:
             half = torch.float16  # whatever the autocast dtype is
             weights = _in_one_block(list(weights), half)
             hx, cx, x = hx.to(half), None if cx is None else cx.to(half), x.to(half)
-        out = torch.ops.aten._cudnn_rnn(
+        out = aten_operator("_cudnn_rnn")(
             x, weights, 4 if biases else 2, None, hx, cx, kind, hx.shape[-1], 0, layers, first, dropout, train, both, sizes, None
         )  # fmt: skip
         return out[:3] if kind == 2 else out[:2]
@@ -120,10 +122,10 @@ def flatten(tracer: Tracer) -> Callable[[Any], None]:
     import torch
 
     def flatten_parameters(layer: Any) -> None:
-        weights = [w for w in layer._flat_weights if isinstance(w, torch.Tensor)]
-        if len(weights) != len(layer._flat_weights_names) or not all(tracer.on_card(w) for w in weights):
+        weights = [w for w in flat_weights(layer) or () if isinstance(w, torch.Tensor)]
+        if len(weights) != count_flat_weights(layer) or not all(tracer.on_card(w) for w in weights):
             return
-        if len({w.dtype for w in weights}) > 1 or len({w.untyped_storage()._cdata for w in weights}) < len(weights):
+        if len({w.dtype for w in weights}) > 1 or len({storage_key(w) for w in weights}) < len(weights):
             return
         with torch.no_grad():
             for weight, part in zip(weights, views(weights), strict=True):
@@ -140,7 +142,7 @@ def _gru_cell(tracer: Tracer) -> Callable[..., Any]:
     def cell(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
         if not tracer.on_card(x):
             return aten.gru_cell.default.decompose(x, hx, w_ih, w_hh, b_ih, b_hh)
-        return aten._thnn_fused_gru_cell(x.matmul(w_ih.t()), hx.matmul(w_hh.t()), hx, b_ih, b_hh)[0]
+        return aten_operator("_thnn_fused_gru_cell")(x.matmul(w_ih.t()), hx.matmul(w_hh.t()), hx, b_ih, b_hh)[0]
 
     return cell
 
@@ -153,7 +155,9 @@ def _lstm_cell(tracer: Tracer) -> Callable[..., Any]:
     def cell(x: Any, state: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
         if not tracer.on_card(x):
             return aten.lstm_cell.default.decompose(x, state, w_ih, w_hh, b_ih, b_hh)
-        out = aten._thnn_fused_lstm_cell(x.matmul(w_ih.t()), state[0].matmul(w_hh.t()), state[1], b_ih, b_hh)
+        out = aten_operator("_thnn_fused_lstm_cell")(
+            x.matmul(w_ih.t()), state[0].matmul(w_hh.t()), state[1], b_ih, b_hh
+        )
         return out[0], out[1]
 
     return cell

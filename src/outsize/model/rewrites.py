@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from outsize.model import onednn, packed, recurrent
+from outsize.model.torch_port.dispatch import below_autograd, replacing_kernels
 
 if TYPE_CHECKING:
     from outsize.model.trace import Tracer
@@ -30,22 +31,18 @@ WHOLE = (
 @contextlib.contextmanager
 def installed(tracer: Tracer) -> Iterator[None]:
     """The replacements for tensors that a trace has on a card, for as long as the block runs."""
-    import torch
 
     on_card = tracer.on_card
-    library = torch.library.Library("aten", "IMPL")
     rows: list[tuple[str, Any]] = [("dropout", _dropout(on_card))]
     rows += [(name.removeprefix("aten.").removesuffix(".default"), _below_autograd(name)) for name in WHOLE]
     rows += recurrent.replacements(tracer)
     rows += [("_pad_packed_sequence", packed.padded(tracer))]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name, function in rows:
-            library.impl(name, function, "AutogradMeta")
-    try:
+    with replacing_kernels() as library:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name, function in rows:
+                library.impl(name, function, "AutogradMeta")
         yield
-    finally:
-        library._destroy()
 
 
 def _dropout(on_card: OnCard) -> Callable[..., Any]:
@@ -70,7 +67,7 @@ def _below_autograd(name: str) -> Callable[..., Any]:
     op = getattr(torch.ops.aten, name.split(".")[1]).default
 
     def whole(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return op(*args, **kwargs)
 
     return whole

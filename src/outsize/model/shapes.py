@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from outsize.model.operators import Operator
+from outsize.model.torch_port.dispatch import has_modes, key_bits, keys_of
+from outsize.model.torch_port.objects import key_of, storage_key
 
 _ASK, _FIRST, _NOTHING, _NEW, _LIST = range(5)
 """Ask torch every time; it gives its first argument; nothing; one new tensor; several."""
@@ -28,7 +30,7 @@ class Shapes:
         import torch
 
         func = operator.func
-        if not operator.by_shapes or torch._C._len_torch_dispatch_stack():  # somebody else looks on
+        if not operator.by_shapes or has_modes():  # somebody else looks on
             return func(*args, **kwargs)
         key: list[Any] = [id(func), torch.get_default_dtype()]
         if not (_describe(args, key) and (not kwargs or _describe([*kwargs, *kwargs.values()], key))):
@@ -57,7 +59,7 @@ def _describe(values: Any, key: list[Any]) -> bool:
     for value in values:
         kind = type(value)
         if kind is torch.Tensor or kind is torch.nn.Parameter:
-            keys = torch._C._dispatch_keys(value).raw_repr()  # where it is, and whether its signs are read otherwise
+            keys = key_bits(value)  # where it is, and whether its signs are read otherwise
             key.append((value.shape, value.stride(), value.dtype, value.storage_offset(), keys))
         elif kind is list or kind is tuple:
             key.append(len(value))
@@ -78,7 +80,7 @@ def _learn(operator: Operator, args: Any, out: Any) -> tuple[int, Any]:
         if out is None:
             return _NOTHING, None
         return (_FIRST, None) if args and out is args[0] else (_ASK, None)
-    taken = {tensor.untyped_storage()._cdata for tensor in _tensors(args)}
+    taken = {storage_key(tensor) for tensor in _tensors(args)}
     if type(out) is torch.Tensor:
         one = _new(out, taken)
         return (_ASK, None) if one is None else (_NEW, one)
@@ -91,16 +93,15 @@ def _learn(operator: Operator, args: Any, out: Any) -> tuple[int, Any]:
 
 def _new(tensor: Any, taken: set[int]) -> Any:
     """Shape, strides and dtype of a tensor that has memory of its own, which follows from these; else None."""
-    import torch
 
     storage = tensor.untyped_storage()
-    keys = torch._C._dispatch_keys(tensor)
+    keys = keys_of(tensor)
     what = (tensor.shape, tensor.stride(), tensor.dtype)
-    if tensor.device.type != "meta" or storage._cdata in taken or tensor.storage_offset():
+    if tensor.device.type != "meta" or key_of(storage) in taken or tensor.storage_offset():
         return None
     like = _make(what)
-    taken.add(storage._cdata)  # two results in one memory are no memory of their own
-    same = storage.nbytes() == like.untyped_storage().nbytes() and keys == torch._C._dispatch_keys(like)
+    taken.add(key_of(storage))  # two results in one memory are no memory of their own
+    same = storage.nbytes() == like.untyped_storage().nbytes() and keys == keys_of(like)
     return what if same else None
 
 

@@ -8,13 +8,19 @@ rewritten where Python calls torch (a torch-function mode), because torch would 
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from outsize.model.attention import attend
 from outsize.model.recurrent import flatten
+from outsize.model.torch_port.dispatch import parse_to
+from outsize.model.torch_port.patches import (
+    checkpoints_compared_by,
+    inner_functions_seen,
+    replaced,
+    scripting_undisturbed,
+)
+from outsize.model.torch_port.pretended import card_rows
 
 if TYPE_CHECKING:
     from outsize.model.trace import Tracer
@@ -92,9 +98,9 @@ def _to(tracer: Tracer, func: Any, call: Any) -> Any:
         copy = rest.pop(flags[1])
     if rest and isinstance(rest[0], torch.Tensor):
         label, rest = tracer.ledger.label_of(rest[0]), [rest[0].dtype, *rest[1:]]
-        device, dtype, _, layout = torch._C._nn._parse_to(*rest, **kwargs)
+        device, dtype, layout = parse_to(*rest, **kwargs)
     else:
-        device, dtype, _, layout = torch._C._nn._parse_to(*rest, **kwargs)
+        device, dtype, layout = parse_to(*rest, **kwargs)
         label = None if device is None else label_for(tracer, device)
     wanted: dict[str, Any] = {"dtype": dtype, "memory_format": layout, "copy": copy or None}
     return move(tracer, value, label, func, {name: item for name, item in wanted.items() if item is not None})
@@ -207,113 +213,15 @@ def _deepcopy(tracer: Tracer, func: Any, call: Any) -> Any:
 def pretend(tracer: Tracer, capability: tuple[int, int], total: int) -> Iterator[None]:
     """`torch.cuda` answers as if the card were there, and does nothing."""
     import torch
-    import torch.utils.checkpoint
 
-    if torch.__version__ < (
-        2,
-        8,
-    ):  # whoever makes an optimizer loads it, and it looks at classes that are replaced here
-        importlib.import_module("torch._dynamo")
-    properties = SimpleNamespace(
-        name="outsize card", major=capability[0], minor=capability[1], total_memory=total, multi_processor_count=132,
-        gcnArchName="", warp_size=32, max_threads_per_multi_processor=2048,
-    )  # fmt: skip
-    answers: dict[str, Any] = {
-        "is_available": True, "device_count": 1, "current_device": int(tracer.card[5:]), "synchronize": None, "empty_cache": None,
-        "get_device_properties": properties, "get_device_capability": capability, "get_device_name": properties.name,
-        "is_bf16_supported": True, "manual_seed": None, "manual_seed_all": None, "seed": None, "set_device": None,
-        "reset_peak_memory_stats": None, "reset_max_memory_allocated": None, "memory_allocated": 0,
-        "max_memory_allocated": 0, "memory_reserved": 0, "max_memory_reserved": 0, "memory_stats": {},
-        "mem_get_info": (total, total), "_lazy_init": None, "init": None, "is_initialized": True, "ipc_collect": None,
-        "get_rng_state": None, "set_rng_state": None, "is_current_stream_capturing": False, "memory_summary": "",
-        "current_stream": _Stream(), "default_stream": _Stream(), "set_per_process_memory_fraction": None,
-    }  # fmt: skip
-    replaced: list[tuple[Any, str, Any]] = [(torch.cuda, name, _answer(value)) for name, value in answers.items()]
-    replaced += [
-        (torch.cuda, "Stream", _Stream), (torch.cuda, "Event", _Stream), (torch.cuda, "stream", _stream),
-        (torch.cuda, "device", _stream), (torch.cuda.amp.common, "amp_definitely_not_available", _answer(False)),
-        (torch.nn.RNNBase, "flatten_parameters", flatten(tracer)), (torch, "compile", tracer.compile),
-        (torch.Tensor, "record_stream", _answer(None)),
-    ]  # fmt: skip
-    # Functions written in Python would take the stage off for all they call; inside them it has to stay.
-    for owner in (torch.nn.functional, torch.functional, torch.nn.init):
-        for name in ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"):
-            replaced.append((owner, name, _has_subclass))
-    replaced.append((torch.jit, "script", _scripting(torch.jit.script, replaced)))
-    with contextlib.ExitStack() as stack:
-        checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
-        stack.callback(checks.update, dict(checks))
-        checks["default"] = _shape_and_dtype
-        for owner, name, value in replaced:
-            if name in vars(owner):
-                stack.callback(setattr, owner, name, vars(owner)[name])
-                setattr(owner, name, value)
+    rows = card_rows(int(tracer.card[5:]), capability, total, accelerator=tracer.device != "cpu")
+    rows += [(torch.nn.RNNBase, "flatten_parameters", flatten(tracer)), (torch, "compile", tracer.compile)]
+    rows += inner_functions_seen()
+    rows.append(scripting_undisturbed(rows))
+    with checkpoints_compared_by(_shape_and_dtype), replaced(rows):
         yield
-
-
-def _scripting(script: Callable[..., Any], replaced: list[tuple[Any, str, Any]]) -> Callable[..., Any]:
-    """`torch.jit.script` with torch as it is: a library that is first imported by the step may compile functions then."""
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    before = {(id(owner), name): vars(owner).get(name) for owner, name, _ in replaced}
-
-    def compile(*args: Any, **kwargs: Any) -> Any:
-        for owner, name, _ in replaced:
-            if name in vars(owner) and (id(owner), name) in before:
-                setattr(owner, name, before[id(owner), name])
-        try:
-            with _disable_current_modes(), torch._C.DisableTorchFunction():
-                return script(*args, **kwargs)
-        finally:
-            for owner, name, value in replaced:
-                if name in vars(owner):
-                    setattr(owner, name, value)
-
-    return compile
 
 
 def _shape_and_dtype(value: Any) -> dict[str, Any]:
     """What checkpointing compares between forward and recomputation; the device is the stage's own affair."""
     return {"shape": value.shape, "dtype": value.dtype}
-
-
-def _has_subclass(*values: Any) -> bool:
-    """True where a tensor subclass wants to be asked, the stage itself not counted."""
-    import torch
-
-    plain = (torch.Tensor, torch.nn.Parameter)
-    flat = values[0] if len(values) == 1 and isinstance(values[0], tuple | list) else values
-    return any(isinstance(v, torch.Tensor) and type(v) not in plain and _asks(type(v)) for v in flat)
-
-
-def _asks(kind: Any) -> bool:
-    import torch
-
-    return kind.__torch_function__ is not torch._C._disabled_torch_function_impl and "Buffer" not in kind.__name__
-
-
-def _answer(value: Any) -> Callable[..., Any]:
-    return lambda *args, **kwargs: value
-
-
-class _Stream:
-    """Stands for CUDA streams and events: work is in order, so there is nothing to wait for."""
-
-    cuda_stream = 0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *args: Any) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        return _answer(0.0 if name == "elapsed_time" else name == "query")
-
-
-def _stream(*args: Any, **kwargs: Any) -> _Stream:
-    return _Stream()

@@ -23,6 +23,9 @@ from outsize.model.operators import Operator, look_up
 from outsize.model.owners import Owners
 from outsize.model.shapes import Shapes
 from outsize.model.stage import label_for, make_function_mode, pretend
+from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode, in_backward, no_functions
+from outsize.model.torch_port.objects import holders_of, key_of, storage_key
+from outsize.model.torch_port.patches import wrapping_backward
 
 
 class Tracer:
@@ -62,30 +65,23 @@ class Tracer:
     def running(self) -> Iterator[None]:
         """The stage is set for as long as the block runs."""
         import torch
-        from torch.utils._python_dispatch import TorchDispatchMode
 
         tracer = self
 
-        class Mode(TorchDispatchMode):  # type: ignore[misc]
+        class Mode(dispatch_mode()):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                with torch._C.DisableTorchFunction():  # in here a tensor's device is the real one: meta
+                with no_functions():  # in here a tensor's device is the real one: meta
                     return tracer.dispatch(func, args, kwargs or {})
 
         self._mode = Mode
         probe = torch.empty(1, device="meta")
-        self._alone = torch._C._storage_Use_Count(probe.untyped_storage()._cdata)
+        self._alone = holders_of(storage_key(probe))
         stage = make_function_mode(self)
-        engine = torch.autograd._engine_run_backward
-
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            # Python code inside a backward pass (checkpointing, custom functions) needs the stage too, and the call that
-            # started the pass has taken it off.
-            with make_function_mode(tracer):
-                return engine(*args, **kwargs)
-
-        torch.autograd._engine_run_backward = run_backward
         try:
             with contextlib.ExitStack() as stack:
+                # Python code inside a backward pass (checkpointing, custom functions) needs the stage too, and the call that
+                # started the pass has taken it off.
+                stack.enter_context(wrapping_backward(functools.partial(make_function_mode, self)))
                 stack.enter_context(pretend(self, self.capability, self.total))
                 for autocast in self.autocasts.values():
                     stack.enter_context(autocast.installed())
@@ -95,7 +91,6 @@ class Tracer:
                 stack.enter_context(stage)
                 yield
         finally:
-            torch.autograd._engine_run_backward = engine
             self.ledger.closed = True
 
     @contextlib.contextmanager
@@ -144,7 +139,7 @@ class Tracer:
                 self.ledger.add(tensor, self._placing or self.device, "given")
             return tensor
         storage = tensor.untyped_storage()
-        found = self._twins.get(storage._cdata)
+        found = self._twins.get(key_of(storage))
         if found is None or found[0]() is not storage:
             import weakref
 
@@ -152,10 +147,10 @@ class Tracer:
                 base = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
             self.ledger.add(base, label_for(self, tensor.device), "given")
             if tensor.device.type == "cpu" and tensor.numel() <= values.KEEP_ELEMENTS:
-                self.ledger.values[base.untyped_storage()._cdata] = storage.clone()  # to let the real one go
-            key = storage._cdata  # the twin goes when the real one does
+                self.ledger.values[storage_key(base)] = storage.clone()  # to let the real one go
+            key = key_of(storage)  # the twin goes when the real one does
             found = self._twins[key] = (weakref.ref(storage, lambda _: self._twins.pop(key, None)), base)
-        with values.unseen(), torch._C.DisableTorchFunction():
+        with values.unseen(), no_functions():
             twin = torch.empty(0, dtype=tensor.dtype, device="meta")
             twin.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
         return twin
@@ -216,12 +211,12 @@ class Tracer:
             return False
         if name == "aten.add.Tensor" and self.in_linear and args[1].dim() == 1:
             return True
-        if name not in _REUSING or torch._C._current_graph_task_id() == -1:
+        if name not in _REUSING or not in_backward():
             return False
         first = args[0]
         storage = first.untyped_storage()
-        held = self.ledger.live.get(storage._cdata)
-        if held is None or held.phase != "backward" or torch._C._storage_Use_Count(storage._cdata) > self._alone:
+        held = self.ledger.live.get(key_of(storage))
+        if held is None or held.phase != "backward" or holders_of(key_of(storage)) > self._alone:
             return False
         if name == "aten.add.Tensor":  # the engine adds what an earlier node left; a node's own sums are new tensors
             return bool(first.shape == args[1].shape and held.node != self.owners.node())
@@ -302,7 +297,7 @@ class Tracer:
         known = [label for label in labels if label is not None]
         if known:
             return next((label for label in known if label.startswith("cuda")), known[0])
-        if not flat and any(argument.name == "device" for argument in func._schema.arguments):
+        if not flat and any(argument.name == "device" for argument in arguments_of(func)):
             kwargs["device"] = "meta"
         return self._placing or "cpu"
 
@@ -344,12 +339,12 @@ class Tracer:
         twin = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         self.ledger.add(twin, label, "values")
         if real.numel() <= values.KEEP_ELEMENTS:
-            self.ledger.values[twin.untyped_storage()._cdata] = real.untyped_storage()
+            self.ledger.values[storage_key(twin)] = real.untyped_storage()
         return twin
 
     def _all_known(self, flat: list[Any]) -> bool:
         known = self.ledger.values
-        return all(t.is_cpu or t.untyped_storage()._cdata in known for t in flat)
+        return all(t.is_cpu or storage_key(t) in known for t in flat)
 
     def _follow(self, operator: Operator, args: Any, kwargs: Any, flat: list[Any], out: Any) -> None:
         """Keep the contents of small host tensors up to date, and forget those that are overwritten by what is not known."""
@@ -360,7 +355,7 @@ class Tracer:
         if not operator.known:
             if mutable:
                 for tensor in flat:
-                    known.pop(tensor.untyped_storage()._cdata, None)
+                    known.pop(storage_key(tensor), None)
             return
         if not flat:
             small = isinstance(out, torch.Tensor) and out.numel() <= values.KEEP_ELEMENTS
@@ -370,7 +365,7 @@ class Tracer:
         elif not self._all_known(flat) or (not known and not any(t.is_cpu for t in flat)):
             if mutable and known:
                 for tensor in flat:
-                    known.pop(tensor.untyped_storage()._cdata, None)
+                    known.pop(storage_key(tensor), None)
             return
         if sum(t.numel() for t in flat) > 4 * values.KEEP_ELEMENTS:
             return
@@ -379,10 +374,10 @@ class Tracer:
         except Exception:
             if mutable:
                 for tensor in flat:
-                    known.pop(tensor.untyped_storage()._cdata, None)
+                    known.pop(storage_key(tensor), None)
             return
         for made, contents in zip(_tensors(out), _tensors(real), strict=False):
-            key = made.untyped_storage()._cdata
+            key = storage_key(made)
             if key not in known and made.numel() <= values.KEEP_ELEMENTS:
                 known[key] = contents.untyped_storage()
 

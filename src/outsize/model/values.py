@@ -10,6 +10,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from outsize.model.torch_port.dispatch import has_modes, leaves_of, map_tensors, no_functions, no_modes, torch_off
+from outsize.model.torch_port.objects import storage_key
+
 if TYPE_CHECKING:
     from outsize.model.trace import Tracer
 
@@ -34,10 +37,10 @@ def shadow(tracer: Tracer, tensor: Any) -> Any:
     """The tensor with its real contents, or None where they are not known."""
     import torch
 
-    with torch._C.DisableTorchFunction():
+    with no_functions():
         if tensor.device.type == "cpu":
             return tensor.detach()
-        storage = tracer.ledger.values.get(tensor.untyped_storage()._cdata)
+        storage = tracer.ledger.values.get(storage_key(tensor))
         if storage is None:
             return None
         with unseen():
@@ -47,10 +50,8 @@ def shadow(tracer: Tracer, tensor: Any) -> Any:
 
 def unseen() -> Any:
     """No mode looks on; where none does, which is so inside an operator, that takes no time."""
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
 
-    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else contextlib.nullcontext()
+    return no_modes() if has_modes() else contextlib.nullcontext()
 
 
 def item(tracer: Tracer, tensor: Any) -> Any:
@@ -73,31 +74,28 @@ def item(tracer: Tracer, tensor: Any) -> Any:
 def real(tracer: Tracer, tensor: Any, what: str) -> Any:
     """A real tensor of the same shape: its contents if known, else zeros and a note."""
     import torch
-    from torch.utils._python_dispatch import _disable_current_modes
 
     known = shadow(tracer, tensor)
     if known is not None:
         return known
     tracer.note_value(f"contents read by {what}()", tracer.ledger.of(tensor))
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with torch_off():
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
 
 def run_on_zeros(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """Results without contents of an operator that has no shape rule, by running it on zeros; None where that is not possible."""
     import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-    from torch.utils._pytree import tree_leaves, tree_map_only
 
-    if sum(t.numel() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)) > ZERO_ELEMENTS:
+    if sum(t.numel() for t in leaves_of((args, kwargs)) if isinstance(t, torch.Tensor)) > ZERO_ELEMENTS:
         return None
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with torch_off():
         try:
-            here = tree_map_only(torch.Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), (args, kwargs))
+            here = map_tensors(lambda t: torch.zeros(t.shape, dtype=t.dtype), (args, kwargs))
             real = func(*here[0], **{**here[1], **({"device": "cpu"} if "device" in kwargs else {})})
         except (NotImplementedError, RuntimeError):
             return None
-        out = tree_map_only(torch.Tensor, lambda t: torch.empty_like(t, device="meta"), real)
+        out = map_tensors(lambda t: torch.empty_like(t, device="meta"), real)
     tracer.note_value(f"the result of {func}, run on zeros for its shape,", None)
     return out
 

@@ -14,6 +14,8 @@ from outsize.model.fitting.again import Call, Given, Settings
 from outsize.model.fitting.parcels import _unseen
 from outsize.model.fitting.stores import Store
 from outsize.model.fitting.twice import Twice, written_in
+from outsize.model.torch_port.dispatch import is_functorch
+from outsize.model.torch_port.objects import is_zero_tensor, key_of, storage_key, version_of
 
 SMALL = 16 * 2**10
 """Tensors below this stay: a copy costs more than it frees."""
@@ -99,7 +101,7 @@ def _dense(tensor: Any) -> Any:
 def _is_its_bytes(tensor: Any) -> bool:
     """False for zeros of forward-mode gradients, which have no memory, and values that are read with another sign than they
     are written."""
-    return not (tensor._is_zerotensor() or tensor.is_conj() or tensor.is_neg())
+    return not (is_zero_tensor(tensor) or tensor.is_conj() or tensor.is_neg())
 
 
 def _bytes(flat: Any) -> Any:
@@ -128,9 +130,9 @@ class Offload:
         import torch
 
         def pack(tensor: Any) -> Any:
-            if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            if is_functorch(tensor):
                 return tensor
-            if not _is_its_bytes(tensor) or self._is_small(tensor) or tensor.untyped_storage()._cdata in stays:
+            if not _is_its_bytes(tensor) or self._is_small(tensor) or storage_key(tensor) in stays:
                 return tensor.detach()  # a result would hold the graph that holds it, for ever where a pass fails
             with torch.no_grad():
                 return self._pack(tensor)
@@ -151,7 +153,14 @@ class Offload:
 
     def _pack(self, tensor: Any) -> Saved:
         storage = tensor.untyped_storage()
-        key = (storage._cdata, tensor._version, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        key = (
+            key_of(storage),
+            version_of(tensor),
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+        )
         alive, found = self._known.get(key, (lambda: None, lambda: None))
         saved = found() if alive() is storage else None
         if saved is None:

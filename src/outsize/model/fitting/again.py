@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
+from outsize.model.torch_port.dispatch import leave_uncompiled
 
 
 class _Enough(Exception):
@@ -75,9 +76,8 @@ class Call:
 @functools.cache
 def _leave_as_it_is(code: Any) -> None:
     """What is compiled inside a module calls the hooks: the compiler would compile those too, once for every number."""
-    from torch._dynamo.eval_frame import skip_code
 
-    skip_code(code)
+    leave_uncompiled(code)
 
 
 class Given:

@@ -15,6 +15,7 @@ from outsize.core.errors import OutOfMemory
 from outsize.core.units import format_bytes
 from outsize.model.fitting.exhaustion import in_a_line, is_out_of_memory
 from outsize.model.fitting.parcels import Parcels, bytes_of
+from outsize.model.torch_port.dispatch import no_subclass_functions
 
 
 class Arriving:
@@ -27,11 +28,10 @@ class Arriving:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        import torch
 
         if getattr(func, "__name__", "") == "to" and kwargs and "device" in kwargs:
             return cls._arrive(args[0].given, kwargs)
-        with torch._C.DisableTorchFunctionSubclass():
+        with no_subclass_functions():
             return func(*args, **(kwargs or {}))
 
     def __deepcopy__(self, memo: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 from outsize.core.errors import InputError
 from outsize.model.fitting.remedies import ALLOWED, REMEDIES
 from outsize.model.fitting.update import parameters_of, require_plain_step
+from outsize.model.torch_port.objects import is_compiled
 
 KEYS = (*(means.key for means in REMEDIES), "pieces")
 """Names that `without` may hold."""
@@ -77,11 +78,6 @@ def _check_update(own_step: bool, clip: Any, scaler: Any) -> None:
             )
     if scaler is not None and not all(hasattr(scaler, name) for name in ("scale", "unscale_", "step", "update")):
         raise InputError(f"scaler needs a GradScaler such as torch.amp.GradScaler(), not {type(scaler).__name__}")
-
-
-def is_compiled(module: Any) -> bool:
-    """True for what `torch.compile(module)` and `module.compile()` make."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def check_optimizer(model: Any, optimizer: Any) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 from outsize.core.units import format_bytes
 from outsize.model.fitting.exhaustion import clear_up
+from outsize.model.torch_port.dispatch import is_wrapper
+from outsize.model.torch_port.objects import clear_workspaces
 
 LITTLE = 1 << 20
 """Less than this is no tensor of anybody: seeds, scales, rounding."""
@@ -42,7 +44,7 @@ def look_beside(device: Any, mine: Iterable[Any]) -> Beside:
 
     if device.type != "cuda" or not torch.cuda.is_available() or torch.cuda.get_allocator_backend() != "native":
         return NOTHING
-    torch._C._cuda_clearCublasWorkspaces()  # a step counts them as its own
+    clear_workspaces()  # a step counts them as its own
     clear_up()
     index = torch.cuda.current_device() if device.index is None else device.index
     named, gaps = _named(mine), 0
@@ -83,9 +85,8 @@ def _named(mine: Iterable[Any]) -> dict[int, int]:
 
 def _parts(tensor: Any) -> Iterator[Any]:
     """A tensor, or those that it is made of."""
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-    if not is_traceable_wrapper_subclass(tensor):
+    if not is_wrapper(tensor):
         yield tensor
         return
     for name in tensor.__tensor_flatten__()[0]:

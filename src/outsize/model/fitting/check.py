@@ -22,6 +22,8 @@ from outsize.model.fitting.normaliser import Normaliser
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Work, read_loss, without_cache
 from outsize.model.fitting.users_code import in_users_code, say
+from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode
+from outsize.model.torch_port.objects import batch_norm, buffer_table
 
 SAMPLES = 3
 """Rows that are looked at: cut into two and one, which tells a mean from a sum and from everything else."""
@@ -87,12 +89,11 @@ def preserved(model: Any, sources: tuple[Any, ...] = ()) -> Iterator[None]:
 def calm() -> Iterator[None]:
     """Random operators give one constant, so that slices can be compared with the whole."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Mode(TorchDispatchMode):  # type: ignore[misc]
+    class Mode(dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
-            for position, argument in enumerate(func._schema.arguments):
+            for position, argument in enumerate(arguments_of(func)):
                 if argument.name == "dropout_p":
                     if len(args) > position:
                         args = (*args[:position], 0.0, *args[position + 1 :])
@@ -112,31 +113,13 @@ def calm() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def without_autocast() -> Iterator[None]:
-    """Autocast that user code turns on does nothing."""
-    from torch.amp.autocast_mode import autocast
-
-    enter = autocast.__enter__
-
-    def entered(self: Any) -> Any:
-        self._enabled = False
-        return enter(self)
-
-    autocast.__enter__ = entered
-    try:
-        yield
-    finally:
-        autocast.__enter__ = enter
-
-
 def look(work: Work, batch: Any) -> Findings:
     """Run a few samples and say what they show."""
     rows = batches.count_rows(batch)
     few = min(SAMPLES, rows)
     part = batches.take(batch, 0, few)
     with preserved(work.model), without_cache(work.model):
-        before = {m: {n: b.clone() for n, b in m._buffers.items() if b is not None} for m in work.model.modules()}
+        before = {m: {n: b.clone() for n, b in buffer_table(m).items() if b is not None} for m in work.model.modules()}
         recorder, failure = _try(work, part, rows)
         if recorder is None:
             with in_users_code("loss(model, batch)"):
@@ -246,15 +229,14 @@ def _find_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
 def _written(before: dict[Any, dict[str, Any]]) -> dict[Any, tuple[str, ...]]:
     """Buffers that have changed, and averages of BatchNorms that did not run: a few samples need not go everywhere."""
     import torch
-    from torch.nn.modules.batchnorm import _BatchNorm
 
     found = {}
     for module, buffers in before.items():
         names = tuple(
             name for name, copy in buffers.items()
-            if module._buffers.get(name) is None or not torch.equal(module._buffers[name], copy)
+            if buffer_table(module).get(name) is None or not torch.equal(buffer_table(module)[name], copy)
         )  # fmt: skip
-        if not names and isinstance(module, _BatchNorm) and module.training:
+        if not names and isinstance(module, batch_norm()) and module.training:
             names = tuple(buffers)
         if names:
             found[module] = names
@@ -263,12 +245,11 @@ def _written(before: dict[Any, dict[str, Any]]) -> dict[Any, tuple[str, ...]]:
 
 def _norms(model: Any) -> list[str]:
     """Modules that take statistics over the batch."""
-    from torch.nn.modules.batchnorm import _BatchNorm
 
     return [
         name
         for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
+        if isinstance(module, batch_norm()) and (module.training or module.running_mean is None)
     ]
 
 
@@ -298,7 +279,7 @@ def _find_counting(work: Work, part: Any, few: int, written: Written) -> str:
             with preserved(work.model):
                 for run in runs:
                     work.loss(work.model, batches.take(part, *run))
-                found = [(names[m], m._buffers.get(name)) for m, given in written.items() for name in given]
+                found = [(names[m], buffer_table(m).get(name)) for m, given in written.items() for name in given]
                 states.append([(name, buffer.clone()) for name, buffer in found if buffer is not None])
     for (name, whole), (_, sliced) in zip(states[0], states[1], strict=True):
         if whole.shape != sliced.shape or not torch.allclose(whole, sliced, rtol=SAME, equal_nan=True):

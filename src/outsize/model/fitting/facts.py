@@ -21,6 +21,7 @@ from outsize.model.fitting.segments import can_grow
 from outsize.model.fitting.spans import SPANS, find_spans
 from outsize.model.fitting.timing import Timing
 from outsize.model.fitting.update import parameters_of, room_of, why_not_one_by_one
+from outsize.model.torch_port.objects import storage_key
 
 SHARE = 3
 """A module that keeps more than one part in so many of the activations is looked into: blocks are its children."""
@@ -237,7 +238,7 @@ def _shares(parameters: list[Any]) -> tuple[float, ...]:
 
 
 def _bytes(tensors: Any) -> int:
-    return sum(int(t.untyped_storage().nbytes()) for t in {t.untyped_storage()._cdata: t for t in tensors}.values())
+    return sum(int(t.untyped_storage().nbytes()) for t in {storage_key(t): t for t in tensors}.values())
 
 
 def _head_bytes(heads: tuple[str, ...], plain: Projection) -> int:

@@ -22,6 +22,7 @@ from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.exhaustion import clear_up, in_a_line, is_out_of_memory
 from outsize.model.fitting.update import copy_all
+from outsize.model.torch_port.objects import add_loading_hook, add_saving_hook, buffer_table
 
 AnyRunner = TypeVar("AnyRunner")
 
@@ -119,8 +120,8 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
         for module in work.model.modules():  # under private names, which every torch has
             handles += [
                 module.register_state_dict_pre_hook(before),
-                module._register_state_dict_hook(after),
-                module._register_load_state_dict_pre_hook(loading, with_module=True),
+                add_saving_hook(module, after),
+                add_loading_hook(module, loading),
             ]
         if work.optimizer is not None:
             handles += [
@@ -224,7 +225,7 @@ class Snapshot:
         self._random = torch.random.get_rng_state()
         self._cuda = torch.cuda.get_rng_state() if work.device == "cuda" else None
         self._sources = [(source, source.get_state()) for source in work.sources]
-        buffers = [module._buffers[name] for module, names in work.written.items() for name in names]
+        buffers = [buffer_table(module)[name] for module, names in work.written.items() for name in names]
         self._buffers = list(zip(buffers, copy_all(buffers), strict=True))
 
     def restore(self) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.model.fitting.parcels import _unseen
+from outsize.model.torch_port.dispatch import no_subclass_functions
+from outsize.model.torch_port.objects import has_hooks
 
 
 def chunked_cross_entropy(
@@ -157,7 +159,7 @@ def _logits_class() -> Any:
             name = getattr(func, "__name__", "")
             if name == "__get__":
                 name = f"get {func.__self__.__name__}"
-            with torch._C.DisableTorchFunctionSubclass():
+            with no_subclass_functions():
                 rule = _RULES.get(name)
                 found = rule(func, args, kwargs) if rule is not None else NotImplemented
                 if found is not NotImplemented:
@@ -276,7 +278,7 @@ def find_head(model: Any, ran: list[str]) -> str | None:
     if not linear:
         return None
     head = modules[linear[-1]]
-    hooked = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or "forward" in head.__dict__
+    hooked = has_hooks(head) or "forward" in head.__dict__
     return None if hooked or head.out_features <= head.in_features else linear[-1]
 
 

@@ -31,8 +31,7 @@ def loader(
     DataLoader as they are. The loader's `outsize` attribute says what was counted.
     """
     import torch
-    from torch.utils.data import DataLoader
-    from torch.utils.data._utils.collate import default_collate
+    from torch.utils.data import DataLoader, default_collate
 
     _check(dataset, batch_size, workers, settings)
     allowed = parse_bytes(budget) if budget is not None else (current_budget().host or 2**31) // 10

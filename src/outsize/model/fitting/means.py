@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from enum import Flag, auto
 from typing import Any
 
+from outsize.model.torch_port.dispatch import dispatch_mode, leaves_of
+from outsize.model.torch_port.objects import base_of, is_view
+
 IGNORED = -100
 """The label that cross entropy leaves out by default."""
 
@@ -82,7 +85,6 @@ class Means:
 @contextlib.contextmanager
 def watching_means(model: Any, batch: dict[str, Any], rows: int) -> Iterator[Means]:
     """Follow the tensors of a batch of `rows` samples for as long as the block runs."""
-    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.weak import WeakIdKeyDictionary
 
     means = Means()
@@ -93,7 +95,7 @@ def watching_means(model: Any, batch: dict[str, Any], rows: int) -> Iterator[Mea
         if tensor.dim():
             origins[tensor] = Origin.GIVEN
 
-    class Mode(TorchDispatchMode):  # type: ignore[misc]
+    class Mode(dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = func.overloadpacket.__name__
             of = [origins.get(a, Origin.NOTHING) for a in _tensors((args, kwargs))]
@@ -102,8 +104,8 @@ def watching_means(model: Any, batch: dict[str, Any], rows: int) -> Iterator[Mea
             for tensor in _tensors(out) if any(of) else ():
                 came = _follow(func, name, args, of, tensor, rows)
                 origins[tensor] = came
-                if name.endswith("_") and tensor._is_view() and Origin.GIVEN not in came:  # written through a view
-                    base = tensor._base
+                if name.endswith("_") and is_view(tensor) and Origin.GIVEN not in came:  # written through a view
+                    base = base_of(tensor)
                     origins[base] = origins.get(base, Origin.NOTHING) & ~Origin.GIVEN | came
             return out
 
@@ -113,9 +115,8 @@ def watching_means(model: Any, batch: dict[str, Any], rows: int) -> Iterator[Mea
 
 def _tensors(value: Any) -> list[Any]:
     import torch
-    from torch.utils._pytree import tree_leaves
 
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _origin(value: Any, origins: Any) -> Origin:

@@ -21,6 +21,8 @@ from outsize.core.units import format_bytes
 from outsize.model.fitting.exhaustion import clear_up, in_a_line, is_out_of_memory
 from outsize.model.fitting.lending import Lent, lay_over
 from outsize.model.fitting.stores import Store
+from outsize.model.torch_port.dispatch import no_modes, no_subclass_functions
+from outsize.model.torch_port.objects import storage_key
 
 listeners: list[Callable[[Any], None]] = []
 """Called with a tensor whose storage was resized: ledgers that count storages at the dispatcher cannot see it there."""
@@ -54,12 +56,11 @@ class Away:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        import torch
 
         name = getattr(func, "__name__", "")
         owner = getattr(func, "__self__", None) if name in ("__get__", "__set__", "__delete__") else None
         if name in ASKED or (owner is not None and owner.__name__ not in CONTENTS):
-            with torch._C.DisableTorchFunctionSubclass():
+            with no_subclass_functions():
                 return func(*args, **(kwargs or {}))
         lent = cls.parcels.lent
         if lent is not None and name in COPIED:
@@ -110,7 +111,7 @@ class Parcel:
         self.tensor = tensor
         self.tensors = {id(tensor): tensor}
         """All that lie on the storage and were sent."""
-        self.key = tensor.untyped_storage()._cdata
+        self.key = storage_key(tensor)
         """Of the storage."""
         self.bytes = int(tensor.untyped_storage().nbytes())
         self.dirty = True
@@ -195,9 +196,8 @@ class Parcel:
 
 def _unseen(make: Callable[..., Any], *args: Any) -> Any:
     """Make an alias that no mode counts as an allocation."""
-    from torch.utils._python_dispatch import _disable_current_modes
 
-    with _disable_current_modes():
+    with no_modes():
         return make(*args)
 
 
@@ -223,7 +223,7 @@ class Parcels:
 
     def of(self, tensor: Any) -> Parcel:
         """The parcel of a tensor's storage."""
-        key = tensor.untyped_storage()._cdata
+        key = storage_key(tensor)
         found = self._all.get(key)
         if found is None:
             found = self._all[key] = Parcel(tensor, self.store, self.real)
@@ -252,7 +252,7 @@ class Parcels:
 
     def hand_over(self, tensor: Any) -> Any:
         """The slot that has a tensor's bytes as they came; None where there is none, or others' bytes are in it too."""
-        parcel = self._all.get(tensor.untyped_storage()._cdata)
+        parcel = self._all.get(storage_key(tensor))
         alone = parcel is not None and len(parcel.tensors) == 1
         return parcel.hand_over() if parcel is not None and alone and parcel.bytes == bytes_of(tensor) else None
 
@@ -286,7 +286,7 @@ class Parcels:
     def forget(self, tensors: Iterable[Any]) -> None:
         """They are at home, for good, and the store need not keep their bytes."""
         given = {id(tensor): tensor for tensor in tensors}
-        keys = dict.fromkeys(tensor.untyped_storage()._cdata for tensor in given.values())
+        keys = dict.fromkeys(storage_key(tensor) for tensor in given.values())
         for parcel in [self._all[key] for key in keys if key in self._all]:
             if parcel.tensors.keys() <= given.keys():
                 assert not parcel.away

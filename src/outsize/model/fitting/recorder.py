@@ -14,6 +14,8 @@ from typing import Any
 from outsize.model.fitting import parcels
 from outsize.model.fitting.draws import Drawn
 from outsize.model.ledger import Held, Ledger
+from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode, leaves_of
+from outsize.model.torch_port.objects import version_of
 
 
 class Recorder:
@@ -54,20 +56,18 @@ class Recorder:
         """Count while the block runs."""
         import torch
         from torch.nn.modules import module as hooks
-        from torch.utils._python_dispatch import TorchDispatchMode
-        from torch.utils._pytree import tree_leaves
 
         recorder = self
         self._names = {id(child): name for name, child in model.named_modules()}
 
-        class Mode(TorchDispatchMode):  # type: ignore[misc]
+        class Mode(dispatch_mode()):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if kwargs and "generator" in kwargs:
                     recorder.drawn.meet(kwargs["generator"])
                 out = func(*args, **(kwargs or {}))
                 if torch.Tag.nondeterministic_seeded in func.tags and recorder._draws(func, args, kwargs or {}):
                     recorder._drawn(func)
-                leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+                leaves = [leaf for leaf in leaves_of(out) if isinstance(leaf, torch.Tensor)]
                 for leaf in leaves:
                     recorder.ledger.add(leaf, recorder.label, str(func))
                 recorder.lower |= any(leaf.dtype.is_floating_point and leaf.element_size() < 4 for leaf in leaves)
@@ -89,7 +89,7 @@ class Recorder:
     @staticmethod
     def _draws(func: Any, args: Any, kwargs: Any) -> bool:
         """An attention kernel is marked as random but draws only where it drops."""
-        for position, argument in enumerate(func._schema.arguments):
+        for position, argument in enumerate(arguments_of(func)):
             if argument.name == "dropout_p":
                 given = args[position] if len(args) > position else kwargs.get("dropout_p", 0.0)
                 return bool(given)
@@ -105,7 +105,7 @@ class Recorder:
     def _enter(self, module: Any, args: Any) -> None:
         import torch
 
-        self._given.append([(value, value._version) for value in args if isinstance(value, torch.Tensor)])
+        self._given.append([(value, version_of(value)) for value in args if isinstance(value, torch.Tensor)])
         name = self._names.get(id(module))
         self._stack.append(name if name is not None else (self._stack[-1] if self._stack else ""))
         if name is not None:
@@ -115,7 +115,7 @@ class Recorder:
         if self._stack:
             self._stack.pop()
             name = self._names.get(id(module))
-            if any(tensor._version != before for tensor, before in self._given.pop()) and name is not None:
+            if any(version_of(tensor) != before for tensor, before in self._given.pop()) and name is not None:
                 self.writing.add(name)
 
     def _locate(self, held: Held) -> None:

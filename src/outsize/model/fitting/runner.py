@@ -29,6 +29,7 @@ from outsize.model.fitting.stores import Store
 from outsize.model.fitting.twice import generators_of
 from outsize.model.fitting.update import Update, state_of
 from outsize.model.fitting.weights import Streamer
+from outsize.model.torch_port.objects import storage_key
 
 Phase = Callable[[str], None]
 
@@ -231,7 +232,7 @@ class Runner:
         choice, work = self.choice, self.work
         offload = Offload(self.store, ahead=work.device == "cuda", device=work.device)
         fixed = (*work.model.parameters(), *work.model.buffers()) if choice.offload else ()
-        stays = {tensor.untyped_storage()._cdata for tensor in fixed}
+        stays = {storage_key(tensor) for tensor in fixed}
         names = [*choice.checkpoint, *choice.offload, *(n for n in choice.stream if n not in choice.checkpoint)]
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_cache(work.model, self._configs))

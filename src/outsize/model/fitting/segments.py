@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from outsize.allocator import settings_from_environment
 from outsize.allocator.settings import VARIABLES
 from outsize.model.fitting.exhaustion import clear_up
+from outsize.model.torch_port.objects import allocator_setter
 
 _wanting: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -25,14 +25,14 @@ def can_grow() -> bool:
 
     if settings_from_environment(os.environ).expandable_segments or not torch.cuda.is_available():
         return False
-    return _setter() is not None and torch.cuda.get_allocator_backend() == "native"
+    return allocator_setter() is not None and torch.cuda.get_allocator_backend() == "native"
 
 
 def let_grow(who: Any, wanted: bool) -> None:
     """Segments grow from now on, as long as anybody wants it."""
     before = bool(_wanting)
     (_wanting.add if wanted else _wanting.discard)(who)
-    setter = _setter()
+    setter = allocator_setter()
     if bool(_wanting) == before or setter is None:
         return
     given = next(
@@ -40,11 +40,3 @@ def let_grow(who: Any, wanted: bool) -> None:
     )  # torch forgets what is not said again
     setter(",".join(filter(None, (given, f"expandable_segments:{bool(_wanting)}"))))
     clear_up()  # free segments of the other kind go
-
-
-def _setter() -> Callable[[str], None] | None:
-    """Torch's own, which has moved."""
-    import torch
-
-    found: Callable[[str], None] | None = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
-    return found or getattr(torch.cuda.memory, "_set_allocator_settings", None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import FunctionType
@@ -29,8 +29,16 @@ from outsize.model.fitting.stores import IN_FLIGHT, NoStore
 from outsize.model.fitting.update import state_of
 from outsize.model.ledger import Held
 from outsize.model.operators import look_up
-from outsize.model.packed import torch_off
 from outsize.model.shapes import Shapes
+from outsize.model.torch_port.dispatch import is_functorch, torch_off
+from outsize.model.torch_port.objects import (
+    buffer_table,
+    flat_weights,
+    forget_step_hooks,
+    parameter_table,
+    set_flat_weights,
+    storage_key,
+)
 from outsize.model.trace import Tracer
 from outsize.model.values import KEEP_ELEMENTS
 
@@ -74,7 +82,7 @@ class Twin:
         made = self.make(label)
         if self.contents is not None:
             with torch_off():
-                tracer.ledger.values[made.untyped_storage()._cdata] = self.contents.clone()
+                tracer.ledger.values[storage_key(made)] = self.contents.clone()
         return made
 
     def make(self, device: str) -> Any:
@@ -178,26 +186,24 @@ class Stage:
         """The model with fakes for parameters and buffers; everything as before afterwards."""
         model = self.work.model
         before = [
-            (m, dict(m.__dict__), {kind: dict(m.__dict__[kind]) for kind in ("_parameters", "_buffers")})
+            (m, dict(m.__dict__), [(table, dict(table)) for table in (parameter_table(m), buffer_table(m))])
             for m in model.modules()
         ]
         try:
             for module, _, tables in before:
-                for kind, table in tables.items():
-                    for name, tensor in table.items():
-                        if tensor is not None:
-                            module.__dict__[kind][name] = fakes[id(tensor)]
-                flat = module.__dict__.get("_flat_weights")
-                if isinstance(flat, list):
-                    module.__dict__["_flat_weights"] = [fakes.get(id(tensor), tensor) for tensor in flat]
+                for table, before_it in tables:
+                    table.update({name: fakes[id(tensor)] for name, tensor in before_it.items() if tensor is not None})
+                flat = flat_weights(module)
+                if flat is not None:
+                    set_flat_weights(module, [fakes.get(id(tensor), tensor) for tensor in flat])
             yield model
         finally:
             for module, attributes, tables in before:
                 module.__dict__.clear()
                 module.__dict__.update(attributes)
-                for kind, table in tables.items():
-                    module.__dict__[kind].clear()
-                    module.__dict__[kind].update(table)
+                for table, before_it in tables:
+                    table.clear()
+                    table.update(before_it)
 
 
 def label_of(kind: str, device: Any) -> str:
@@ -355,9 +361,7 @@ def twin_of(optimizer: Any, groups: list[dict[str, Any]] | None = None) -> Any:
     data = {name: value for name, value in optimizer.__dict__.items() if name not in twin.__dict__ and _is_data(value)}
     twin.__dict__.update(copy.deepcopy(data))
     twin.__dict__.pop("step", None)  # a scheduler's wrapper is bound to the real one
-    twin._optimizer_step_pre_hooks = OrderedDict()
-    twin._optimizer_step_post_hooks = OrderedDict()
-    twin._warned_capturable_if_run_uncaptured = True  # a copy forgets it, and some have no such setting to look at
+    forget_step_hooks(twin)
     twin.__dict__["param_groups"] = groups or [dict(group) for group in optimizer.param_groups]
     twin.__dict__["state"] = defaultdict(dict)
     return twin
@@ -377,7 +381,7 @@ def _tensors(value: Any) -> Iterator[Any]:
     import torch
 
     if type(value) is torch.Tensor:
-        if not torch._C._functorch.is_functorch_wrapped_tensor(value):  # inside torch.func: it has no storage
+        if not is_functorch(value):  # inside torch.func: it has no storage
             yield value
     elif isinstance(value, dict | list | tuple):
         for item in value.values() if isinstance(value, dict) else value:

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from outsize.model.torch_port.objects import batch_norm, buffer_table
+
 Written = list[tuple[Any, tuple[str, ...]]]
 """Modules with the names of the buffers that they write."""
 
@@ -55,7 +57,7 @@ class Twice:
     def __init__(self, written: Written, generators: list[Any]) -> None:
         self._statistics = [child for child, names in written if _only_averages(child, names)]
         others = [(child, names) for child, names in written if not _only_averages(child, names)]
-        self._copies = [(child, name, child._buffers[name].clone()) for child, names in others for name in names]
+        self._copies = [(child, name, buffer_table(child)[name].clone()) for child, names in others for name in names]
         self._states = [(generator, generator.get_state()) for generator in generators]
         """Kept whether or not the first run moves them: numbers can be drawn and the state put back."""
 
@@ -63,23 +65,23 @@ class Twice:
     def second(self) -> Iterator[None]:
         """The run that only finds again what the first one had."""
         states = [(generator, generator.get_state()) for generator, _ in self._states]
-        buffers = [(child, name, child._buffers[name]) for child, name, _ in self._copies]
-        statistics = [(child, child.momentum, child._buffers["num_batches_tracked"]) for child in self._statistics]
+        buffers = [(child, name, buffer_table(child)[name]) for child, name, _ in self._copies]
+        statistics = [(child, child.momentum, buffer_table(child)["num_batches_tracked"]) for child in self._statistics]
         _now.runs += 1
         try:
             for generator, state in self._states:
                 generator.set_state(state)
             for child, name, copy in self._copies:
-                child._buffers[name] = copy.clone()  # the run writes into it, and may not be the last
+                buffer_table(child)[name] = copy.clone()  # the run writes into it, and may not be the last
             for child, _, _ in statistics:
-                child.momentum, child._buffers["num_batches_tracked"] = 0.0, None
+                child.momentum, buffer_table(child)["num_batches_tracked"] = 0.0, None
             yield
         finally:
             _now.runs -= 1
             for child, momentum, count in statistics:
-                child.momentum, child._buffers["num_batches_tracked"] = momentum, count
+                child.momentum, buffer_table(child)["num_batches_tracked"] = momentum, count
             for child, name, buffer in buffers:
-                child._buffers[name] = buffer
+                buffer_table(child)[name] = buffer
             for generator, state in states:
                 generator.set_state(state)
 
@@ -89,7 +91,5 @@ def _only_averages(module: Any, names: tuple[str, ...]) -> bool:
 
     Where it has not counted, another module writes its averages, with a momentum of its own.
     """
-    from torch.nn.modules import batchnorm
-
-    own = isinstance(module, batchnorm._BatchNorm) and type(module).forward is batchnorm._BatchNorm.forward
+    own = isinstance(module, batch_norm()) and type(module).forward is batch_norm().forward
     return own and module.training and set(names) == {"running_mean", "running_var", "num_batches_tracked"}

@@ -18,6 +18,7 @@ from outsize.model.fitting.before import Before
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.parcels import Parcels, bytes_of
+from outsize.model.torch_port.objects import has_step_hooks, multiply_each
 
 ONE_BY_ONE = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop",
@@ -47,7 +48,7 @@ def why_not_one_by_one(optimizer: Any) -> str | None:
         return (
             f"{kind.__name__} is not known to treat parameters one by one (set optimizer.one_by_one = True if it does)"
         )
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    if has_step_hooks(optimizer):
         return "the optimizer has step hooks, which would run several times a step"
     return None
 
@@ -100,7 +101,7 @@ def copy_all(tensors: list[Any]) -> list[Any]:
             copies[place] = tensor.detach().clone()
     for dtype, places in alike.items():
         given = [tensors[place].detach() for place in places]
-        made = torch._foreach_mul(given, 1.0) if dtype.is_floating_point else torch.stack(given).unbind()
+        made = multiply_each(given, 1.0) if dtype.is_floating_point else torch.stack(given).unbind()
         for place, copy in zip(places, made, strict=True):
             copies[place] = copy
     return copies

@@ -22,7 +22,7 @@ from outsize.machine.budget import current_wishes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.asked import check_optimizer, check_words
 from outsize.model.fitting.beside import held_on
-from outsize.model.fitting.check import Findings, leave_out, look, preserved, without_autocast
+from outsize.model.fitting.check import Findings, leave_out, look, preserved
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.equality import FAR_BELOW, TINY, compare, find_rounding
 from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
@@ -41,6 +41,7 @@ from outsize.model.fitting.stores import open_store
 from outsize.model.fitting.telling import tell
 from outsize.model.fitting.timing import Timing, estimate_times, measure_times, try_out
 from outsize.model.fitting.users_code import in_users_code, say
+from outsize.model.torch_port.patches import without_autocast
 
 TRIED = 3
 """Most plans of different kinds that are run on a card, so that the fastest is known and not guessed."""

@@ -12,6 +12,8 @@ from outsize.core.errors import InputError
 from outsize.model.fitting.activations import _dense
 from outsize.model.fitting.again import Call, Settings
 from outsize.model.fitting.twice import Twice, written_in
+from outsize.model.torch_port.dispatch import flatten_value, map_leaves, nest_value
+from outsize.model.torch_port.objects import version_of
 
 Forward = Callable[..., Any]
 
@@ -27,10 +29,9 @@ class Inputs:
 
     def __init__(self, args: Any, kwargs: Any, keep: Callable[[Any], Callable[[], Any]] | None) -> None:
         import torch
-        from torch.utils._pytree import tree_flatten
 
-        leaves, self._spec = tree_flatten((args, kwargs))
-        self._given = [(leaf, leaf._version) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        leaves, self._spec = flatten_value((args, kwargs))
+        self._given = [(leaf, version_of(leaf)) for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self._leaves: list[Any] = []
         """Numbers of tensors, values in a tuple for the rest."""
         self._tensors: list[tuple[Callable[[], Any], bool]] = []
@@ -50,18 +51,17 @@ class Inputs:
     def check(self, module: Any) -> None:
         """An `InputError` where the call has changed what it was given: it could not run a second time."""
         given, self._given = self._given, []
-        if any(leaf._version != version for leaf, version in given):
+        if any(version_of(leaf) != version for leaf, version in given):
             raise InputError(
                 f"{type(module).__name__} changes its input in place, so it cannot run twice: let it work on a copy"
             )
 
     def bring(self) -> Any:
         """(args, kwargs) with tensors that are the beginning of a new graph."""
-        from torch.utils._pytree import tree_unflatten
 
         tensors = [give().detach().requires_grad_(needs) for give, needs in self._tensors]
         values = [leaf[0] if isinstance(leaf, tuple) else tensors[leaf] for leaf in self._leaves]
-        return tree_unflatten(values, self._spec)
+        return nest_value(values, self._spec)
 
 
 def _same(tensor: Any) -> Callable[[], Any]:
@@ -103,7 +103,6 @@ def run_again(
 def _packed(value: Any) -> Any:
     """Tensors without gaps: both runs have to see the same strides, and what waits elsewhere has no gaps."""
     import torch
-    from torch.utils._pytree import tree_map
 
     made: dict[int, Any] = {}
 
@@ -112,4 +111,4 @@ def _packed(value: Any) -> Any:
             return leaf
         return made.setdefault(id(leaf), _dense(leaf))
 
-    return tree_map(pack, value)
+    return map_leaves(pack, value)

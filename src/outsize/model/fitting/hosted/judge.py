@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from outsize.core.errors import InputError
+from outsize.model.torch_port.objects import device_of, forget_optimizer
 
 
 class _One:
@@ -87,7 +88,7 @@ class Judge:
     def reset(self) -> None:
         """A step has failed: what was seen does not count."""
         for one in self._seen:
-            self._scaler._per_optimizer_states.pop(id(one), None)
+            forget_optimizer(self._scaler, one)
         if self._before is not None:
             self._scaler.load_state_dict(self._before)
             self._before = None
@@ -106,7 +107,7 @@ def check_scaler(scaler: Any, device: Any) -> Any:
             f"{type(scaler).__name__} unscales gradients in its own way, and here they are unscaled one by one: use "
             "torch.amp.GradScaler, or bfloat16, which needs none"
         )
-    kind = scaler._device
+    kind = device_of(scaler)
     if kind != device.type:
         raise InputError(
             f"the GradScaler is for {kind} and the step runs on {device.type}: GradScaler({device.type!r})"

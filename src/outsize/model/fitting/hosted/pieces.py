@@ -13,6 +13,7 @@ from typing import Any
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.exhaustion import is_out_of_memory
 from outsize.model.fitting.joining import join
+from outsize.model.torch_port.dispatch import leaves_of, map_leaves
 
 Forward = Callable[..., Any]
 
@@ -27,9 +28,8 @@ class MixesRows(Exception):
 def count_rows(args: Any, kwargs: Any) -> int:
     """Rows of the first tensor that a module is called with."""
     import torch
-    from torch.utils._pytree import tree_leaves
 
-    for leaf in tree_leaves((args, kwargs)):
+    for leaf in leaves_of((args, kwargs)):
         if isinstance(leaf, torch.Tensor) and leaf.dim() > 1:
             return int(leaf.shape[0])
     return 1
@@ -38,7 +38,6 @@ def count_rows(args: Any, kwargs: Any) -> int:
 def take_rows(value: Any, rows: int, start: int, stop: int) -> Any:
     """Some rows of every tensor that has `rows` of them."""
     import torch
-    from torch.utils._pytree import tree_map
 
     taken: dict[int, Any] = {}
 
@@ -49,7 +48,7 @@ def take_rows(value: Any, rows: int, start: int, stop: int) -> Any:
             taken[id(leaf)] = leaf[start:stop]
         return taken[id(leaf)]
 
-    return tree_map(take, value)
+    return map_leaves(take, value)
 
 
 def in_pieces(forward: Forward, pieces: int) -> Forward:
@@ -113,6 +112,5 @@ def _differ(forward: Forward, args: Any, kwargs: Any, values: bool) -> bool:
 
 def _tensors(out: Any) -> list[Any]:
     import torch
-    from torch.utils._pytree import tree_leaves
 
-    return [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in leaves_of(out) if isinstance(leaf, torch.Tensor)]

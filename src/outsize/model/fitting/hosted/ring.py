@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from outsize.model.fitting.hosted.lanes import Lane, Mark
+from outsize.model.torch_port.objects import storage_key
 
 ALIGNMENT = 512
 """Every tensor begins at a multiple of so many bytes, as in torch's own allocator."""
@@ -63,7 +64,7 @@ class Ring:
     @property
     def storage(self) -> int:
         """Identity of its memory."""
-        return int(self._block.untyped_storage()._cdata)
+        return storage_key(self._block)
 
     def take(self, size: int) -> Lease | None:
         """A stretch of `size` bytes, None while what is in use leaves no room."""

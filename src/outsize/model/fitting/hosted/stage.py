@@ -28,6 +28,8 @@ from outsize.model.fitting.projection import peaks_of, play_steps
 from outsize.model.fitting.recorder import Recorder
 from outsize.model.fitting.runner import Work
 from outsize.model.fitting.stage import Twin, Watch, bring_state, label_of, twin_of
+from outsize.model.torch_port.dispatch import dispatch_mode, leaves_of
+from outsize.model.torch_port.objects import buffer_table, storage_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +181,7 @@ class HostedStage:
 def _written(model: Any, visits: Visits) -> dict[Any, tuple[str, ...]]:
     found = {}
     for module in model.modules():
-        names = tuple(n for n, b in module._buffers.items() if b is not None and id(b) in visits.written)
+        names = tuple(n for n, b in buffer_table(module).items() if b is not None and id(b) in visits.written)
         if names:
             found[module] = names
     return found
@@ -215,14 +217,12 @@ class Seen:
 def watching(visits: Visits) -> Iterator[Seen]:
     """See what operators are called with while the block runs, on tensors with contents or without."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
 
     seen = Seen()
     keys = {id(proxy): key for key, proxy in visits.proxies.items()}
     blanks = visits.blanks
 
-    class Mode(TorchDispatchMode):  # type: ignore[misc]
+    class Mode(dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             if "generator" in kwargs:
@@ -230,8 +230,8 @@ def watching(visits: Visits) -> Iterator[Seen]:
             if torch.Tag.nondeterministic_seeded in func.tags and Recorder._draws(func, args, kwargs):
                 seen.random.setdefault(func.overloadpacket.__name__)
             if func.namespace == "aten":
-                for leaf in tree_leaves((args, kwargs)):
-                    if id(leaf) in keys and leaf.untyped_storage()._cdata in blanks:
+                for leaf in leaves_of((args, kwargs)):
+                    if id(leaf) in keys and storage_key(leaf) in blanks:
                         seen.outside.setdefault(keys[id(leaf)])
             return func(*args, **kwargs)
 

@@ -17,6 +17,15 @@ from outsize.model.fitting.hosted.lanes import Lane, Mark
 from outsize.model.fitting.hosted.ring import Lease, Ring
 from outsize.model.fitting.hosted.slabs import Weights
 from outsize.model.fitting.hosted.units import Cut, Place, Unit, sizeof
+from outsize.model.torch_port.objects import (
+    buffer_table,
+    flat_weights,
+    norm_with_statistics,
+    parameter_table,
+    set_flat_weights,
+    storage_key,
+    version_of,
+)
 
 AHEAD = 3
 """Units that may be on their way at once."""
@@ -142,11 +151,11 @@ class Visits:
     @property
     def blanks(self) -> set[int]:
         """Identities of the memory behind absent parameters."""
-        return {blank.untyped_storage()._cdata for blank in self._blanks.values()}
+        return {storage_key(blank) for blank in self._blanks.values()}
 
     def is_here(self, parameter: Any) -> bool:
         """True where a parameter's proxy has its data."""
-        return self.proxies[id(parameter)].untyped_storage()._cdata not in self.blanks
+        return storage_key(self.proxies[id(parameter)]) not in self.blanks
 
     # the model's tables
 
@@ -158,22 +167,22 @@ class Visits:
         copies: list[tuple[Any, Any, int]] = []
         self._refresh_held()
         for module in self._model.modules():
-            for name, parameter in module._parameters.items():
+            for name, parameter in parameter_table(module).items():
                 if parameter is not None and id(parameter) in self.proxies:
-                    changed.append((module._parameters, name, parameter))
+                    changed.append((parameter_table(module), name, parameter))
                     self.proxies[id(parameter)].requires_grad_(parameter.requires_grad)
-            for name, buffer in module._buffers.items():
+            for name, buffer in buffer_table(module).items():
                 if buffer is not None:
-                    changed.append((module._buffers, name, buffer))
+                    changed.append((buffer_table(module), name, buffer))
                     copy = self._buffer(buffer)
-                    copies.append((buffer, copy, copy._version))
-            flat = module.__dict__.get("_flat_weights")
-            if isinstance(flat, list):
+                    copies.append((buffer, copy, version_of(copy)))
+            flat = flat_weights(module)
+            if flat is not None:
                 flats.append((module, flat))
         for table, name, tensor in changed:
             table[name] = self.proxies.get(id(tensor), None) if id(tensor) in self.proxies else self._buffer(tensor)
         for module, flat in flats:
-            module.__dict__["_flat_weights"] = [self.proxies.get(id(tensor), tensor) for tensor in flat]
+            set_flat_weights(module, [self.proxies.get(id(tensor), tensor) for tensor in flat])
         try:
             yield
         finally:
@@ -181,7 +190,7 @@ class Visits:
             for table, name, tensor in changed:
                 table[name] = tensor
             for module, flat in flats:
-                module.__dict__["_flat_weights"] = flat
+                set_flat_weights(module, flat)
 
     def _buffer(self, buffer: Any) -> Any:
         """A buffer's copy on the device, made again only when the buffer has changed."""
@@ -201,7 +210,7 @@ class Visits:
         """What a forward pass has written goes into the model's own buffers."""
         statistics = _find_statistics(self._model)
         for buffer, copy, version in copies:
-            if copy._version == version and id(copy) not in statistics:
+            if version_of(copy) == version and id(copy) not in statistics:
                 continue
             self.written.add(id(buffer))
             if self.lane.real:
@@ -228,8 +237,8 @@ class Visits:
     def _look_at(self, tensor: Any) -> Seen:
         """What tells a change of the user's own: `tensor.data` changes bytes and counts no version."""
         if not self.lane.real or tensor.is_meta:
-            return tensor._version, 0, b""
-        return tensor._version, tensor.data_ptr(), _sample(tensor)
+            return version_of(tensor), 0, b""
+        return version_of(tensor), tensor.data_ptr(), _sample(tensor)
 
     def remember_held(self) -> None:
         """What stays on the device was updated there and sent: the host has the same."""
@@ -431,7 +440,8 @@ def _sample(parameter: Any) -> bytes:
 
 def _find_statistics(model: Any) -> set[int]:
     """ids of buffers that norms write in a forward pass without saying so: torch does not count these writes."""
-    from torch.nn.modules.batchnorm import _NormBase
 
-    norms = [m for m in model.modules() if isinstance(m, _NormBase) and m.training and m.track_running_stats]
-    return {id(buffer) for norm in norms for buffer in norm._buffers.values() if buffer is not None}
+    norms = [
+        m for m in model.modules() if isinstance(m, norm_with_statistics()) and m.training and m.track_running_stats
+    ]
+    return {id(buffer) for norm in norms for buffer in buffer_table(norm).values() if buffer is not None}

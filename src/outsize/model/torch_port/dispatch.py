@@ -1,0 +1,203 @@
+"""Modes, dispatch keys, operators and autograd's engine: what torch keeps under private names between Python and its kernels.
+
+In: what the tracer and the fitted step want to see or to leave out. Out: torch's own context managers, classes and answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from outsize.model.torch_port.parts import attribute, has_part, part
+
+# modes
+
+
+def dispatch_mode() -> Any:
+    """The class of modes that see every operator at the dispatcher."""
+    return part("utils._python_dispatch.TorchDispatchMode")
+
+
+def no_modes() -> Any:
+    """No mode sees the block's operators."""
+    return part("utils._python_dispatch._disable_current_modes")()
+
+
+def has_modes() -> bool:
+    """True while a mode sees operators."""
+    return bool(part("_C._len_torch_dispatch_stack")())
+
+
+def no_functions() -> Any:
+    """Neither a mode nor a subclass sees the block's calls of torch functions."""
+    return part("_C.DisableTorchFunction")()
+
+
+def no_subclass_functions() -> Any:
+    """No subclass sees the block's calls of torch functions."""
+    return part("_C.DisableTorchFunctionSubclass")()
+
+
+@contextlib.contextmanager
+def torch_off() -> Iterator[None]:
+    """No mode and no subclass sees the block: real tensors may be read."""
+    with no_modes(), no_functions():
+        yield
+
+
+def asks_for_functions(kind: Any) -> bool:
+    """True for a class of tensors with a `__torch_function__` that is not torch's empty one."""
+    return kind.__torch_function__ is not part("_C._disabled_torch_function_impl")
+
+
+def is_wrapper(tensor: Any) -> bool:
+    """True for a tensor that is made of others and says which."""
+    return bool(part("utils._python_dispatch.is_traceable_wrapper_subclass")(tensor))
+
+
+def is_functorch(tensor: Any) -> bool:
+    """True for a tensor that `torch.func` has wrapped: it has no storage."""
+    return bool(part("_C._functorch.is_functorch_wrapped_tensor")(tensor))
+
+
+def unwrap_functorch(tensor: Any) -> Any:
+    """The tensor that `torch.func` has wrapped."""
+    return part("_C._functorch.get_unwrapped")(tensor)
+
+
+# dispatch keys
+
+
+def keys_of(tensor: Any) -> Any:
+    """The dispatch keys of a tensor: where it is, and whether its signs are read otherwise."""
+    return part("_C._dispatch_keys")(tensor)
+
+
+def key_bits(tensor: Any) -> Any:
+    """The same as a value that a dict can hold."""
+    return _bits()(keys_of(tensor))
+
+
+@functools.cache
+def _bits() -> Callable[[Any], Any]:
+    """torch 2.4 writes a set of keys only as text."""
+    return part("_C.DispatchKeySet.raw_repr") if has_part("_C.DispatchKeySet.raw_repr") else repr
+
+
+def registered_for(key: str) -> list[str]:
+    """Names of the operators that have a kernel for a dispatch key."""
+    return list(part("_C._dispatch_get_registrations_for_dispatch_key")(key))
+
+
+def has_kernel(operator: str, key: str) -> bool:
+    """True where an operator has a kernel for a dispatch key."""
+    return bool(part("_C._dispatch_has_kernel_for_dispatch_key")(operator, key))
+
+
+def with_key(key: str) -> Any:
+    """Operators in the block go through the kernels of a dispatch key."""
+    return part("_C._IncludeDispatchKeyGuard")(part(f"_C.DispatchKey.{key}"))
+
+
+def without_key(key: str) -> Callable[[], Any]:
+    """Makes blocks whose operators pass the kernels of a dispatch key by."""
+    keys = part("_C.DispatchKeySet")(part(f"_C.DispatchKey.{key}"))
+    return functools.partial(part("_C._ExcludeDispatchKeyGuard"), keys)
+
+
+def below_autograd() -> Any:
+    """Operators in the block are not recorded by autograd."""
+    return part("_C._AutoDispatchBelowAutograd")()
+
+
+# operators
+
+
+def aten_operator(name: str) -> Any:
+    """One of torch's operators without a public name, such as `_cudnn_rnn`."""
+    return part(f"ops.aten.{name}")
+
+
+def arguments_of(operator: Any) -> list[Any]:
+    """The arguments of an operator, as its schema names them."""
+    return list(attribute(operator, "_schema").arguments)
+
+
+def is_mutable(operator: Any) -> bool:
+    """True for an operator that writes into its arguments."""
+    return bool(attribute(operator, "_schema").is_mutable)
+
+
+@contextlib.contextmanager
+def replacing_kernels() -> Iterator[Any]:
+    """A library whose kernels replace torch's own for as long as the block runs."""
+    import torch
+
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        yield library
+    finally:
+        attribute(library, "_destroy")()
+
+
+def parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+    """(device, dtype, memory format) of the arguments of `Tensor.to`."""
+    device, dtype, _, layout = part("_C._nn._parse_to")(*args, **kwargs)
+    return device, dtype, layout
+
+
+def leave_uncompiled(code: Any) -> None:
+    """torch.compile passes a function by; `code` is its code."""
+    part("_dynamo.eval_frame.skip_code")(code)
+
+
+# nested values
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """What is in nested lists, tuples and dicts, in order."""
+    return list(part("utils._pytree.tree_leaves")(value))
+
+
+def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
+    """The same nested value with each leaf changed."""
+    return part("utils._pytree.tree_map")(change, value)
+
+
+def map_tensors(change: Callable[[Any], Any], value: Any) -> Any:
+    """The same nested value with each tensor changed."""
+    import torch
+
+    return part("utils._pytree.tree_map_only")(torch.Tensor, change, value)
+
+
+def flatten_value(value: Any) -> tuple[list[Any], Any]:
+    """(leaves, how they are nested)."""
+    leaves, nesting = part("utils._pytree.tree_flatten")(value)
+    return leaves, nesting
+
+
+def nest_value(leaves: list[Any], nesting: Any) -> Any:
+    """The nested value with these leaves."""
+    return part("utils._pytree.tree_unflatten")(leaves, nesting)
+
+
+# autograd's engine
+
+
+def in_backward() -> bool:
+    """True inside a backward pass."""
+    return bool(part("_C._current_graph_task_id")() != -1)
+
+
+def running_node() -> int:
+    """Number of the autograd node that runs now, -1 outside a backward pass."""
+    node = part("_C._current_autograd_node")()
+    return -1 if node is None else int(attribute(node, "_sequence_nr")())
+
+
+def next_node() -> int:
+    """Number of the autograd node that is made next."""
+    return int(part("_C._autograd._get_sequence_nr")())

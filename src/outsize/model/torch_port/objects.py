@@ -1,0 +1,154 @@
+"""What tensors, modules, optimizers, scalers and the allocator keep under private names.
+
+In: one of torch's objects. Out: what it keeps, which may be written where it is a table.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from outsize.model.torch_port.parts import attribute, has_part, part
+
+# tensors and storages
+
+
+def key_of(storage: Any) -> int:
+    """The address of a storage: two tensors with one memory have the same."""
+    return int(attribute(storage, "_cdata"))
+
+
+def storage_key(tensor: Any) -> int:
+    """The address of a tensor's storage."""
+    return int(attribute(tensor.untyped_storage(), "_cdata"))
+
+
+def holders_of(key: int) -> int:
+    """How many hold the storage at an address: tensors, saved tensors, and Python where it has the storage itself."""
+    return int(part("_C._storage_Use_Count")(key))
+
+
+def version_of(tensor: Any) -> int:
+    """Grows with every write into a tensor."""
+    return int(attribute(tensor, "_version"))
+
+
+def is_view(tensor: Any) -> bool:
+    """True for a view that autograd knows of."""
+    return bool(attribute(tensor, "_is_view")())
+
+
+def base_of(view: Any) -> Any:
+    """The tensor that a view shows."""
+    return attribute(view, "_base")
+
+
+def is_zero_tensor(tensor: Any) -> bool:
+    """True for a tensor of zeros that has no memory."""
+    return bool(attribute(tensor, "_is_zerotensor")())
+
+
+def multiply_each(tensors: list[Any], factor: float) -> list[Any]:
+    """New tensors, made in few launches."""
+    return list(part("_foreach_mul")(tensors, factor))
+
+
+# modules
+
+
+def buffer_table(module: Any) -> dict[str, Any]:
+    """A module's own table of buffers."""
+    return attribute(module, "_buffers")  # type: ignore[no-any-return]
+
+
+def parameter_table(module: Any) -> dict[str, Any]:
+    """A module's own table of parameters."""
+    return attribute(module, "_parameters")  # type: ignore[no-any-return]
+
+
+def flat_weights(module: Any) -> list[Any] | None:
+    """The list in which a recurrent layer keeps its weights once more, None for other modules."""
+    found = module.__dict__.get("_flat_weights")
+    return found if isinstance(found, list) else None
+
+
+def set_flat_weights(module: Any, weights: list[Any]) -> None:
+    """Give a recurrent layer another such list."""
+    module.__dict__["_flat_weights"] = weights
+
+
+def count_flat_weights(layer: Any) -> int:
+    """How many weights a recurrent layer has."""
+    return len(attribute(layer, "_flat_weights_names"))
+
+
+def batch_norm() -> Any:
+    """The class of all BatchNorms."""
+    return part("nn.modules.batchnorm._BatchNorm")
+
+
+def norm_with_statistics() -> Any:
+    """The class of all norms that may keep running statistics."""
+    return part("nn.modules.batchnorm._NormBase")
+
+
+def has_hooks(module: Any) -> bool:
+    """True where somebody looks at a module's forward or backward pass."""
+    return any(attribute(module, name) for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"))
+
+
+def is_compiled(module: Any) -> bool:
+    """True for what `torch.compile(module)` and `module.compile()` make."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def add_saving_hook(module: Any, hook: Callable[..., Any]) -> Any:
+    """Call `hook` after a module's `state_dict()`; the public name came late."""
+    return attribute(module, "_register_state_dict_hook")(hook)
+
+
+def add_loading_hook(module: Any, hook: Callable[..., Any]) -> Any:
+    """Call `hook` before a module's `load_state_dict()`; the public name came late."""
+    return attribute(module, "_register_load_state_dict_pre_hook")(hook, with_module=True)
+
+
+# optimizers and scalers
+
+
+def has_step_hooks(optimizer: Any) -> bool:
+    """True where somebody is called at each step of an optimizer."""
+    return any(attribute(optimizer, name) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"))
+
+
+def forget_step_hooks(optimizer: Any) -> None:
+    """A copied optimizer calls nobody at its steps and warns of nothing."""
+    optimizer._optimizer_step_pre_hooks = OrderedDict()
+    optimizer._optimizer_step_post_hooks = OrderedDict()
+    optimizer._warned_capturable_if_run_uncaptured = True  # a copy forgets it, and some have no such setting to look at
+
+
+def device_of(scaler: Any) -> str:
+    """The kind of device that a GradScaler is for."""
+    return str(attribute(scaler, "_device"))
+
+
+def forget_optimizer(scaler: Any, optimizer: Any) -> None:
+    """A GradScaler forgets what it found in an optimizer's gradients."""
+    attribute(scaler, "_per_optimizer_states").pop(id(optimizer), None)
+
+
+# the allocator of a card
+
+
+def clear_workspaces() -> None:
+    """Matrix products give back the memory that they keep on a card."""
+    part("_C._cuda_clearCublasWorkspaces")()
+
+
+def allocator_setter() -> Callable[[str], None] | None:
+    """Changes the settings of the card's allocator while it runs; None where this torch cannot."""
+    for path in ("_C._accelerator_setAllocatorSettings", "cuda.memory._set_allocator_settings"):
+        if has_part(path):
+            return part(path)  # type: ignore[no-any-return]
+    return None

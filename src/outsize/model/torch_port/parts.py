@@ -1,0 +1,83 @@
+"""Finds private parts of torch.
+
+In: the name of a part, such as `_C._dispatch_keys`. Out: the part, or an `OutsizeError` in one sentence that names the installed
+torch and what to do. The error is ours alone: it never names the line of the user's code that was running.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import re
+from typing import Any
+
+from outsize.core.errors import OutsizeError
+
+FLOOR = "2.4"
+"""The oldest torch that works."""
+
+NEWEST = "2.15"
+"""The newest torch that was tried; the table of docs/torch.md says how."""
+
+
+@functools.cache
+def part(path: str) -> Any:
+    """The part of torch with this name, looked for once."""
+    import torch
+
+    found: Any = torch
+    name = "torch"
+    for step in path.split("."):
+        name = f"{name}.{step}"
+        if not hasattr(found, step):
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                raise missing(name) from None
+        found = getattr(found, step)
+    return found
+
+
+def has_part(path: str) -> bool:
+    """True where this torch has the part."""
+    try:
+        part(path)
+    except OutsizeError:
+        return False
+    return True
+
+
+def attribute(owner: Any, name: str) -> Any:
+    """A private attribute of one of torch's objects."""
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        raise missing(f"{type(owner).__name__}.{name}") from None
+
+
+def missing(what: str) -> OutsizeError:
+    """The error for a part that the installed torch does not have."""
+    import torch
+
+    return OutsizeError(
+        f"torch {torch.__version__} has no {what}, which Outsize needs: Outsize works with torch {FLOOR} to {NEWEST}"
+    )
+
+
+def require_torch() -> None:
+    """An `OutsizeError` where the installed torch is older than the oldest that works."""
+    import torch
+
+    if is_older_than(FLOOR):
+        raise OutsizeError(f"torch {torch.__version__} is too old: Outsize needs torch {FLOOR} or newer")
+
+
+def is_older_than(version: str) -> bool:
+    """True where the installed torch is older than `version`, such as `2.8`."""
+    import torch
+
+    return _numbers(str(torch.__version__)) < _numbers(version)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

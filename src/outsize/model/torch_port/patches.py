@@ -1,0 +1,125 @@
+"""What is replaced in torch for as long as a block runs.
+
+In: functions of ours. Out: torch calls them instead of its own until the block ends; then everything is as before. Torch has no
+public way to be told these things.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from outsize.model.torch_port.dispatch import asks_for_functions, torch_off
+from outsize.model.torch_port.parts import attribute, part
+
+Row = tuple[Any, str, Any]
+"""(module or class, name, what stands there while the block runs)."""
+
+
+@contextlib.contextmanager
+def replaced(rows: list[Row]) -> Iterator[None]:
+    """Other values under these names; a name that this torch does not have is passed over."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in rows:
+            if name in vars(owner):
+                stack.callback(setattr, owner, name, vars(owner)[name])
+                setattr(owner, name, value)
+        yield
+
+
+def wrapping_backward(mode: Callable[[], Any]) -> Any:
+    """Every backward pass in the block runs under a mode."""
+    import torch
+
+    engine = part("autograd._engine_run_backward")
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        with mode():
+            return engine(*args, **kwargs)
+
+    return replaced([(torch.autograd, "_engine_run_backward", run_backward)])
+
+
+def on_autocast_end(clear: Callable[[], None]) -> Any:
+    """`clear` is called where torch forgets what autocast has cast."""
+    import torch
+
+    before = torch.clear_autocast_cache
+
+    def clear_all() -> None:
+        clear()
+        before()
+
+    return replaced([(torch, "clear_autocast_cache", clear_all)])
+
+
+def without_autocast() -> Any:
+    """Autocast that user code turns on does nothing."""
+    kind = part("amp.autocast_mode.autocast")
+    enter = kind.__enter__
+
+    def entered(self: Any) -> Any:
+        attribute(self, "_enabled")
+        self._enabled = False
+        return enter(self)
+
+    return replaced([(kind, "__enter__", entered)])
+
+
+def copying_tensors(copy: Callable[[Any, dict[int, Any]], Any]) -> Any:
+    """`copy.deepcopy` makes copies of tensors by this function."""
+    import torch
+
+    return replaced([(owner, "__deepcopy__", copy) for owner in (torch.Tensor, torch.nn.Parameter)])
+
+
+@contextlib.contextmanager
+def checkpoints_compared_by(describe: Callable[[Any], Any]) -> Iterator[None]:
+    """Checkpointing compares what `describe` gives of forward and recomputed tensors, and forgets the default device it finds."""
+    checks = part("utils.checkpoint._allowed_determinism_checks_to_fns")
+    default = part("utils.checkpoint.DefaultDeviceType")
+    before = dict(checks)
+    kind = attribute(default, "_default_device_type")
+    checks["default"] = describe
+    try:
+        yield
+    finally:
+        checks.update(before)
+        default._default_device_type = kind
+
+
+def inner_functions_seen() -> list[Row]:
+    """Functions written in Python would take the mode off for all they call; with these rows it stays."""
+    import torch
+
+    names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    owners = (torch.nn.functional, torch.functional, torch.nn.init)
+    return [(owner, name, _has_subclass) for owner in owners for name in names]
+
+
+def scripting_undisturbed(rows: list[Row]) -> Row:
+    """`torch.jit.script` with torch as it is: a library that is first imported by the step may compile functions then."""
+    import torch
+
+    script = torch.jit.script
+    before = [(owner, name, vars(owner)[name]) for owner, name, _ in rows if name in vars(owner)]
+
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        with replaced(before), torch_off():
+            return script(*args, **kwargs)
+
+    return torch.jit, "script", compile
+
+
+def _has_subclass(*values: Any) -> bool:
+    """True where a tensor subclass wants to be asked, the mode itself not counted."""
+    import torch
+
+    plain = (torch.Tensor, torch.nn.Parameter)
+    flat = values[0] if len(values) == 1 and isinstance(values[0], tuple | list) else values
+    return any(isinstance(v, torch.Tensor) and type(v) not in plain and _asks(type(v)) for v in flat)
+
+
+def _asks(kind: Any) -> bool:
+    return asks_for_functions(kind) and "Buffer" not in kind.__name__
