@@ -119,7 +119,9 @@ def main() -> int:
     inputs.make(args.data)
     if "blosc2" in args.peers:
         inputs.make_blosc2(args.data)
-    subprocess.run([sys.executable, "-c", "import outsize, outsize.array.expression"], check=True, env=environment())
+    subprocess.run(
+        [sys.executable, "-c", "import outsize, outsize.array.api.expression"], check=True, env=environment()
+    )
     results = [contest(work, args) for work in args.works]
     stamp = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d-%H%M")
     target = HERE / "results" / f"arrays-{stamp}.json"

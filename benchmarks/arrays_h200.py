@@ -44,10 +44,11 @@ from product_peers import square_tiles, torch_loop
 
 import outsize
 import outsize.array as xp
-from outsize.array import work as array_work
-from outsize.array.device import contract as device_contract
-from outsize.array.device import crew, torch_kernels
 from outsize.array.device import cuda as device_cuda
+from outsize.array.device import product_pass as device_contract
+from outsize.array.device import torch_kernels
+from outsize.array.device.transfer import staging as crew
+from outsize.array.run import results as array_work
 from outsize.engine.pinned import lock_array, lock_memory
 
 GIB = 1 << 30

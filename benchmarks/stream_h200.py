@@ -347,7 +347,7 @@ def write_file(path, model):
 
 def disk_rate(path):
     """Bytes a second of direct reads of the whole file, several threads, large pieces: the best of two passes."""
-    from outsize.array.store.file import AlignedFile
+    from outsize.array.store.io.file import AlignedFile
     from outsize.model.fitting.hosted.files import PIECE, READERS
     from outsize.model.fitting.hosted.slabs import Block
 

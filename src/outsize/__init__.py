@@ -19,7 +19,7 @@ from outsize.core.noun import Drawing, set_drawing
 if TYPE_CHECKING:
     from outsize import array as array
     from outsize.array import open as open
-    from outsize.array.fresh import empty as empty
+    from outsize.array.api.empty import empty as empty
     from outsize.failure.explain import explain as explain
     from outsize.failure.guard import guard as guard
     from outsize.failure.guard import install as install
@@ -39,7 +39,7 @@ _VERBS = {
     "batch_size": "outsize.model.fitting",
     "budget": "outsize.machine",
     "calibrate": "outsize.model",
-    "empty": "outsize.array.fresh",
+    "empty": "outsize.array.api.empty",
     "estimate": "outsize.model",
     "explain": "outsize.failure",
     "fit": "outsize.model.fitting",

@@ -9,7 +9,7 @@ import pytest
 
 from outsize.array.device import passes as device_passes
 from outsize.array.device.base import Shuttle
-from outsize.array.device.lanes import FakeDevice
+from outsize.array.device.fake import FakeDevice
 
 
 class Runtime:
@@ -71,11 +71,11 @@ def make_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many chunks and pieces although arrays are small, and no host memory outside the plan."""
     monkeypatch.setattr(device_passes, "CHUNK", 1 << 12)
     monkeypatch.setattr(device_passes, "SLOT", 1 << 12)
-    monkeypatch.setattr("outsize.array.device.crew.PIECE", 512)
-    monkeypatch.setattr("outsize.array.device.crew._PAUSE", 0)  # a pretended device works while it is asked
+    monkeypatch.setattr("outsize.array.device.transfer.staging.PIECE", 512)
+    monkeypatch.setattr("outsize.array.device.transfer.staging._PAUSE", 0)  # a pretended device works while it is asked
     monkeypatch.setattr("outsize.array.passes.map.SMALL", 0)
     monkeypatch.setattr("outsize.array.passes.reduction.SMALL", 0)
-    monkeypatch.setattr("outsize.array.frame.spill", _foreseen_too_little)
+    monkeypatch.setattr("outsize.array.graph.frame.spill", _foreseen_too_little)
 
 
 def _foreseen_too_little(size: int) -> Any:

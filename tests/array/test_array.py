@@ -13,7 +13,8 @@ import pytest
 
 import outsize
 import outsize.array as xp
-from outsize.array import blas, copy
+from outsize.array.kernels import blas
+from outsize.array.kernels import copies as copy
 
 ODD = [(), (0,), (0, 5), (1,), (1, 7919), (7919, 1), (97, 89), (2, 1, 3, 1, 2, 3, 2), (1, 1, 1)]
 
@@ -188,7 +189,7 @@ def test_products_and_transposes_do_without_the_blas_symbols(monkeypatch: pytest
 
 
 def test_lanes_across_rows_are_turned_in_passes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outsize.array.lanes._LARGE", 0)
+    monkeypatch.setattr("outsize.array.api.lanes._LARGE", 0)
     a = np.random.default_rng(0).random((300, 40, 5))
     np.save(tmp_path / "a.npy", a)
     x = outsize.open(tmp_path / "a.npy")

@@ -14,7 +14,7 @@ import outsize.array as xp
 MEASURE = """
 import sys
 import numpy as np
-from outsize.array.blas import NOTHING, blas_threads, multiply_add, packing
+from outsize.array.kernels.blas import NOTHING, blas_threads, multiply_add, packing
 
 def held():
     with open("/proc/self/status") as status:
@@ -43,7 +43,7 @@ def test_blas_takes_no_more_than_is_counted(dtype: str, threads: int) -> None:
 
 
 def test_a_product_in_strips_is_the_product() -> None:
-    from outsize.array.blas import multiply_add
+    from outsize.array.kernels.blas import multiply_add
 
     rng = np.random.default_rng(5)
     for dtype in ("float32", "float64", "complex64", "int64"):

@@ -11,7 +11,7 @@ import pytest
 
 import outsize
 import outsize.array as xp
-from outsize.array.expression import evaluate
+from outsize.array.api.expression import evaluate
 from outsize.cli import main
 
 

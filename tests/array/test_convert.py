@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from stores import arrays, read
 
-from outsize.array.convert import convert
-from outsize.array.precision import Meter
-from outsize.array.store.open import open_store
+from outsize.array.kernels.precision import Meter
+from outsize.array.run.convert import convert
+from outsize.array.store.registry import open_store
 from outsize.cli import main
 from outsize.core.errors import BudgetError, InputError, StoreError
 
@@ -199,7 +199,7 @@ def test_the_command_converts_checks_and_refuses(tmp_path: Path, capsys: pytest.
 def test_a_file_larger_than_a_real_memory_limit_is_converted_inside_it(target: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((50_000, 1000), np.float32))  # 191 MiB
     code = f"""
-from outsize.array.convert import convert
+from outsize.array.run.convert import convert
 done = convert("x.npy", "{target}", "float16", budget="48MiB")
 assert done.precision.exact and done.precision.elements == 50_000_000
 """

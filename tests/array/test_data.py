@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import peak_of, write
 
-from outsize.array.data import DataSource
-from outsize.array.store.open import create_sink, open_store
+from outsize.array.feed.source import DataSource
+from outsize.array.store.registry import create_sink, open_store
 from outsize.core.errors import BudgetError, InputError
 
 
@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_refused_with_the_smallest_budget(tmp_path: Path) -
 
 LOOP = """
 import numpy as np
-from outsize.array.data import DataSource
+from outsize.array.feed.source import DataSource
 source = DataSource(sys.argv[1], budget=int(sys.argv[2]))
 next(source.batches(2, shuffle=True))
 source = DataSource(sys.argv[1], budget=int(sys.argv[2]))
@@ -200,8 +200,8 @@ def test_a_source_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_a_lazy_array_feeds_rows_and_one_with_a_reduction_says_to_save_it(tmp_path: Path) -> None:
-    from outsize.array.array import Array
-    from outsize.array.make import source as make_source
+    from outsize.array.api.lazy import Array
+    from outsize.array.graph.build import source as make_source
 
     values = numbered(5000)
     np.save(tmp_path / "x.npy", values)

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 
 import outsize
 import outsize.array as xp
-from outsize.array.device import choose
+from outsize.array.device import target as choose
 from outsize.array.device.array_kernels import ArrayKernels
 from outsize.array.device.base import Rates, rows_of
-from outsize.array.device.lanes import FakeDevice
-from outsize.array.device.product import choose_blocks
+from outsize.array.device.blocked_product import choose_blocks
+from outsize.array.device.fake import FakeDevice
 from outsize.cli import main
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.memory import Pool
@@ -85,8 +85,8 @@ def test_a_card_that_others_fill_gives_less_and_says_who(monkeypatch: pytest.Mon
 def test_auto_comes_back_to_the_processor_where_the_card_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice(ArrayKernels(np), limit=1 << 20)
     monkeypatch.setattr(choose, "_find", lambda name: device)
-    monkeypatch.setattr("outsize.array.device.twin._MOMENT", 0)
-    monkeypatch.setattr("outsize.array.device.twin._MARGIN", 0)
+    monkeypatch.setattr("outsize.array.device.placement._MOMENT", 0)
+    monkeypatch.setattr("outsize.array.device.placement._MARGIN", 0)
 
     def full(size: int, tf32: bool) -> None:
         raise OutOfMemory("the card is full")

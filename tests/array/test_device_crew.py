@@ -16,11 +16,11 @@ from fakes import Carded, Runtime, make_tiny
 from hypothesis import HealthCheck, given, settings
 
 import outsize
-from outsize.array.device import crew
 from outsize.array.device.array_kernels import ArrayKernels
 from outsize.array.device.base import Shuttle
-from outsize.array.device.crew import Crew, Muster, fill, pieces
-from outsize.array.device.lanes import FakeDevice
+from outsize.array.device.fake import FakeDevice
+from outsize.array.device.transfer import staging as crew
+from outsize.array.device.transfer.staging import Crew, Muster, fill, pieces
 
 torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
 

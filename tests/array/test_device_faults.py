@@ -12,7 +12,7 @@ import pytest
 import outsize
 import outsize.array as xp
 from outsize.array.device.array_kernels import ArrayKernels
-from outsize.array.device.lanes import FakeDevice
+from outsize.array.device.fake import FakeDevice
 from outsize.core.errors import InputError
 
 torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
@@ -73,7 +73,7 @@ def test_results_for_a_callers_columns_stay_inside_the_plan(monkeypatch: pytest.
     def spill(size: int) -> Any:
         raise AssertionError(f"{size} bytes more than the plan foresaw")
 
-    monkeypatch.setattr("outsize.array.frame.spill", spill)
+    monkeypatch.setattr("outsize.array.graph.frame.spill", spill)
     x = np.random.default_rng(0).normal(size=(300, 40)).astype(">f8")
     out = np.empty(x.shape, order="F")
     (outsize.open(x) * 2).compute(device=FakeDevice(KERNELS[0], limit=1 << 20, in_place=True), out=out)

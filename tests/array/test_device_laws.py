@@ -15,11 +15,11 @@ from hypothesis.extra import numpy as hnp
 
 import outsize
 import outsize.array as xp
-from outsize.array import tiles
+from outsize.array.device import blocked_product as product
 from outsize.array.device import passes as device_passes
-from outsize.array.device import product
 from outsize.array.device.array_kernels import ArrayKernels
-from outsize.array.device.lanes import FakeDevice
+from outsize.array.device.fake import FakeDevice
+from outsize.array.plan import tiling as tiles
 from outsize.core.errors import BudgetError
 from outsize.engine.pinned import lock_memory
 
@@ -40,14 +40,14 @@ def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many chunks, slices, strips and panels although arrays are small."""
     monkeypatch.setattr(device_passes, "CHUNK", 1 << 12)
     monkeypatch.setattr(device_passes, "SLOT", 1 << 11)
-    monkeypatch.setattr("outsize.array.device.crew.PIECE", 512)
+    monkeypatch.setattr("outsize.array.device.transfer.staging.PIECE", 512)
     monkeypatch.setattr("outsize.array.device.lower.SLICE", 40)
     monkeypatch.setattr(torch_kernels, "_FEW", 2)
     monkeypatch.setattr("outsize.array.passes.map.SMALL", 0)
     monkeypatch.setattr("outsize.array.passes.reduction.SMALL", 0)
     monkeypatch.setattr(product, "_STRIP_BYTES", 64)
     monkeypatch.setattr(tiles, "LEAST", 64)
-    monkeypatch.setattr("outsize.array.frame.spill", foreseen_too_little)
+    monkeypatch.setattr("outsize.array.graph.frame.spill", foreseen_too_little)
 
 
 def foreseen_too_little(size: int) -> Any:
@@ -226,7 +226,7 @@ def test_no_more_is_locked_than_allowed_or_the_smallest_limit_that_works_is_name
 
     with pytest.MonkeyPatch.context() as patch, outsize.budget(device=device.size, pinned=limit):
         patch.setattr("outsize.engine.threads.lock_memory", counted)
-        patch.setattr("outsize.array.device.crew.lock_memory", counted)
+        patch.setattr("outsize.array.device.transfer.staging.lock_memory", counted)
         try:
             got = made.compute(host, device=device)
         except BudgetError as error:

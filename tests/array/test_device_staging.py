@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 
 import outsize
 import outsize.array as xp
-from outsize.array.device import crew
 from outsize.array.device import passes as device_passes
 from outsize.array.device.array_kernels import ArrayKernels
-from outsize.array.device.lanes import FakeDevice
+from outsize.array.device.fake import FakeDevice
+from outsize.array.device.transfer import staging as crew
 from outsize.core.errors import BudgetError
 
 torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
@@ -197,8 +197,8 @@ def test_locked_memory_in_many_short_rows_is_packed_by_hands(monkeypatch: pytest
 
 
 def test_locked_memory_in_long_rows_is_sent_from_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outsize.array.device.pipeline._PART", 256)
-    monkeypatch.setattr("outsize.array.device.pipeline._ROW", 256)
+    monkeypatch.setattr("outsize.array.device.transfer.pipeline._PART", 256)
+    monkeypatch.setattr("outsize.array.device.transfer.pipeline._ROW", 256)
     monkeypatch.setattr(crew, "fill", lambda *args: pytest.fail("a hand copied"))
     device, whole = Partly(ArrayKernels(np), limit=1 << 20), np.arange(64000, dtype=np.int32).reshape(10, 80, 80)
     device.locked = (whole,)

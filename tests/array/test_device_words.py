@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import outsize
-from outsize.array.expression import evaluate
+from outsize.array.api.expression import evaluate
 from outsize.cli import main
 
 X = outsize.open(np.ones((6, 4), "float32"))

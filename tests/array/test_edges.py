@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outsize.array.store.base import ALIGNMENT
-from outsize.array.store.edges import Edges
-from outsize.array.store.file import AlignedFile
+from outsize.array.store.io.edges import Edges
+from outsize.array.store.io.file import AlignedFile
 from outsize.engine.pool import make_buffer
 
 

@@ -14,7 +14,7 @@ import pytest
 
 import outsize
 import outsize.array as xp
-from outsize.array.rearrange import Concat
+from outsize.array.graph.rearrange import Concat
 
 
 def test_means_beside_deviations_are_numpys_where_values_are_infinite() -> None:

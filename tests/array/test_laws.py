@@ -15,8 +15,10 @@ from hypothesis.extra import numpy as hnp
 
 import outsize
 import outsize.array as xp
-from outsize.array import frame, fuse, tiles
+from outsize.array.graph import frame
+from outsize.array.kernels import fused as fuse
 from outsize.array.passes import base as pass_base
+from outsize.array.plan import tiling as tiles
 
 QUICK = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

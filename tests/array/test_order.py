@@ -15,10 +15,16 @@ from test_laws import BUDGETS, DTYPES, on_disk, same, tiny_tiles  # noqa: F401
 
 import outsize
 import outsize.array as xp
-from outsize.array import external, filter, fresh, select, work
-from outsize.array.names import order, ranks, sets
+from outsize.array.api import empty as fresh
+from outsize.array.api import order_statistics as ranks
+from outsize.array.api import sets
+from outsize.array.api import sorting as order
+from outsize.array.graph import external_sort as external
+from outsize.array.graph import filter
+from outsize.array.kernels import ranks as select
 from outsize.array.passes import reduction
 from outsize.array.passes.map import MapPass
+from outsize.array.run import results as work
 
 QUICK = settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

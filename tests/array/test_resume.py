@@ -16,12 +16,12 @@ import pytest
 
 import outsize
 import outsize.array as xp
-from outsize.array import run as runner
-from outsize.array import work
-from outsize.array.convert import convert
-from outsize.array.journal import Journal
-from outsize.array.store.npy import create_npy
-from outsize.array.store.partial import JOURNAL, partial_path
+from outsize.array.run import execute as runner
+from outsize.array.run import results as work
+from outsize.array.run.convert import convert
+from outsize.array.run.journal import Journal
+from outsize.array.store.formats.npy import create_npy
+from outsize.array.store.io.partial import JOURNAL, partial_path
 from outsize.engine.pool import make_buffer
 
 CHILD = Path(__file__).with_name("child.py")
@@ -133,7 +133,7 @@ def test_a_budget_that_is_too_small_does_not_cost_what_an_earlier_run_has_finish
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(work, "JOURNALED", 0)
-    monkeypatch.setattr("outsize.array.journal._EVERY", 0.0)
+    monkeypatch.setattr("outsize.array.run.journal._EVERY", 0.0)
     x = np.random.default_rng(1).random((3000, 64), dtype="float32")
     np.save(tmp_path / "x.npy", x)
     doubled = outsize.open(tmp_path / "x.npy") * 2
@@ -206,7 +206,7 @@ def test_a_second_save_to_one_target_is_told_who_writes_it_and_the_first_ends_we
 
 def test_a_killed_save_does_not_hold_its_target_even_where_a_process_it_forked_lives_on(tmp_path: Path) -> None:
     holder = (
-        "import os, signal, sys; from outsize.array.store.partial import hold\n"
+        "import os, signal, sys; from outsize.array.store.io.partial import hold\n"
         "with hold(sys.argv[1]):\n"
         "    if os.fork():\n        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    print('alive', flush=True)\n    sys.stdin.read()\n    os._exit(0)"

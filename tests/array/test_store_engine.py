@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 from stores import peak_of, read
 
-from outsize.array.store.open import open_store
+from outsize.array.store.registry import open_store
 
 ROWS, COLUMNS = 12000, 1024  # 48 MiB of float32
 BUDGET = 32 << 20
 
 WORK = """
-from outsize.array.array import Array
-from outsize.array.make import source
-from outsize.array.store.open import open_store
+from outsize.array.api.lazy import Array
+from outsize.array.graph.build import source
+from outsize.array.store.registry import open_store
 budget = int(sys.argv[3])
 x = Array(source(open_store(sys.argv[1])))
 z = x[:100] * 2 + 1
@@ -89,9 +89,9 @@ def test_a_save_from_and_to_every_store_stays_inside_its_budget(kind: str, targe
 
 SAVE = """
 import sys
-from outsize.array.array import Array
-from outsize.array.make import source
-from outsize.array.store.open import open_store
+from outsize.array.api.lazy import Array
+from outsize.array.graph.build import source
+from outsize.array.store.registry import open_store
 x = Array(source(open_store(sys.argv[1])))
 options = {"chunks": (500, 512)} if sys.argv[2].endswith(("zarr", "h5")) else {}
 print("GO", flush=True)

@@ -17,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import arrays, make_buffer, peak_of, read, regions, select, write
 
-from outsize.array.store.flat import FlatStore
-from outsize.array.store.npz import DeflatedStore
-from outsize.array.store.open import create_sink, open_store
-from outsize.array.store.widen import float8_values
+from outsize.array.store.formats.flat import FlatStore
+from outsize.array.store.formats.npz import DeflatedStore
+from outsize.array.store.io.narrow_floats import float8_values
+from outsize.array.store.registry import create_sink, open_store
 from outsize.core.errors import InputError, StoreError
 
 # safetensors
@@ -157,7 +157,7 @@ def test_a_deflated_member_is_streamed_once_when_it_is_read_in_order(
 
 STREAM = """
 from stores import make_buffer
-from outsize.array.store.open import open_store
+from outsize.array.store.registry import open_store
 store = open_store(sys.argv[1])
 region = ((3900, 4000), (0, 1000))
 begin()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from stores import write
 
-from outsize.array.store.open import create_sink, open_store
+from outsize.array.store.registry import create_sink, open_store
 from outsize.core.errors import StoreError
 
 

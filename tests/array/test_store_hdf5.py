@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import arrays, chunk_shapes, peak_of, read, regions, select, write
 
-from outsize.array.store.flat import FlatSink, FlatStore
-from outsize.array.store.hdf5 import Hdf5Store
-from outsize.array.store.open import create_sink, open_store
+from outsize.array.store.formats.flat import FlatSink, FlatStore
+from outsize.array.store.formats.hdf5 import Hdf5Store
+from outsize.array.store.registry import create_sink, open_store
 from outsize.core.errors import InputError, StoreError
 
 h5py = pytest.importorskip("h5py")
@@ -122,7 +122,7 @@ def test_damaged_bytes_give_values_or_an_error_of_ours(data: st.DataObject) -> N
 
 READ = """
 from stores import make_buffer
-from outsize.array.store.open import open_store
+from outsize.array.store.registry import open_store
 store = open_store(sys.argv[1])
 region = ((100, 900), (30, 1000))
 small = ((0, 1), (0, 1))

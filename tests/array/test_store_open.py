@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import arrays, chunk_shapes, read, regions, select, write
 
-from outsize.array.store.open import FORMATS, create_sink, open_store
+from outsize.array.store.registry import FORMATS, create_sink, open_store
 from outsize.core.errors import InputError, StoreError
 
 WRITTEN = [".npy", ".bin", ".zarr", ".h5", ".safetensors"]

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import read
 
-from outsize.array.store.open import open_store
+from outsize.array.store.registry import open_store
 from outsize.core.errors import InputError, StoreError
 
 torch = pytest.importorskip("torch")
@@ -196,7 +196,7 @@ def test_damaged_files_give_a_store_error_and_nothing_else(data: st.DataObject) 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_as_a_pickle_give_a_value_or_an_error_of_ours(data: bytes) -> None:
-    from outsize.array.store.torchfile import _Bad, walk_pickle
+    from outsize.array.store.formats.torchfile import _Bad, walk_pickle
 
     with contextlib.suppress(_Bad):
         walk_pickle(data)

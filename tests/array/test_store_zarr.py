@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import arrays, chunk_shapes, make_buffer, peak_of, read, regions, select, write
 
-from outsize.array.store.open import create_sink, open_store
-from outsize.array.store.pieces import choose_chunks
-from outsize.array.store.zarr import ZarrStore
+from outsize.array.store.formats.zarr import ZarrStore
+from outsize.array.store.io.chunks import choose_chunks
+from outsize.array.store.registry import create_sink, open_store
 from outsize.core.errors import InputError, StoreError
 
 zarr = pytest.importorskip("zarr")
@@ -139,7 +139,7 @@ def test_a_chunk_that_claims_to_be_huge_is_refused_before_it_is_decoded(tmp_path
 
 
 def test_a_zstd_chunk_that_does_not_state_its_size_is_read(tmp_path: Path) -> None:
-    from outsize.array.store.coding import _zstd_size
+    from outsize.array.store.io.decompress import _zstd_size
 
     values = np.arange(16.0).reshape(4, 4)
     path = make(tmp_path / "x.zarr", values, (4, 4))
@@ -213,7 +213,7 @@ def test_chosen_chunks_are_inside_the_target(shape: list[int], itemsize: int) ->
 
 READ = """
 from stores import make_buffer
-from outsize.array.store.open import open_store
+from outsize.array.store.registry import open_store
 store = open_store(sys.argv[1])
 region = ((100, 900), (30, 1000))
 small = ((0, 1), (0, 1))
@@ -246,7 +246,7 @@ def test_extent_is_above_all_memory_that_reading_takes_in_a_fresh_process(coding
 WRITE = """
 import numpy as np
 from stores import make_buffer
-from outsize.array.store.open import create_sink
+from outsize.array.store.registry import create_sink
 sink = create_sink(sys.argv[1], (1024, 1024), "f4", chunks=(512, 512), compress=sys.argv[2] == "yes")
 block = np.random.default_rng(0).standard_normal((1024, 1024)).astype("f4")
 sink.write(((0, 1), (0, 1)), block[:1, :1], make_buffer(1))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import outsize
-from outsize.array.store.file import AlignedFile
+from outsize.array.store.io.file import AlignedFile
 from outsize.core.memory import DISK
 from outsize.model.fitting.exhaustion import give_back_heap
 from outsize.model.fitting.hosted.lanes import PlainLane

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.array import Array, apply
-from outsize.array.elementwise import operation
-from outsize.array.names import FUNCTIONS
-from outsize.array.names.inspection import Info
+from outsize.array.api.functions import FUNCTIONS
+from outsize.array.api.inspection import Info
+from outsize.array.api.lazy import Array, apply
+from outsize.array.graph.elementwise import operation
 
 _UFUNCS = {
     "abs": np.absolute, "absolute": np.absolute, "acos": np.arccos, "acosh": np.arccosh, "add": np.add, "asin": np.arcsin,
@@ -55,8 +55,8 @@ def open(source: Any, **options: Any) -> Array:
 
     >>> x = outsize.open("x.npy")
     """
-    from outsize.array.make import source as make_source
-    from outsize.array.store.open import open_store
+    from outsize.array.graph.build import source as make_source
+    from outsize.array.store.registry import open_store
 
     return Array(make_source(open_store(source, **options)))
 
@@ -84,7 +84,7 @@ def __getattr__(name: str) -> Any:
     if name == "__array_namespace_info__":
         return Info
     if name in _PARTS:
-        return importlib.import_module(f"outsize.array.{name}")
+        return importlib.import_module(f"outsize.array.api.{name}")
     if name in FUNCTIONS:
         return FUNCTIONS[name]
     if name in _NUMBERS:

@@ -7,7 +7,7 @@ import sys
 
 from outsize import report
 from outsize.array import Array, open
-from outsize.array.expression import evaluate
+from outsize.array.api.expression import evaluate
 from outsize.core.errors import InputError, OutsizeError
 from outsize.machine import budget
 from outsize.report.progress import terminal_listener

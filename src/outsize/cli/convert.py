@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert or measure."""
-    from outsize.array.convert import convert
+    from outsize.array.run.convert import convert
 
     if args.target is None and not args.check:
         raise InputError("say where to write: outsize convert SOURCE TARGET, or --check to only measure")

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from outsize.array.device.base import Device, Kernels, array_bytes, padded
-from outsize.array.elementwise import Operation
-from outsize.array.fuse import Index, Instruction, Program, cut_slices
-from outsize.array.graph import Fill
+from outsize.array.graph.elementwise import Operation
+from outsize.array.graph.node import Fill
+from outsize.array.kernels.fused import Index, Instruction, Program, cut_slices
 
 SLICE = 1 << 26
 """Elements of a register at most: longer kernels gain nothing."""

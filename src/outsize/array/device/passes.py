@@ -13,22 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.barrier import Reduce
 from outsize.array.device.base import array_bytes, padded
-from outsize.array.device.crew import Crew, Muster
 from outsize.array.device.lower import Lowered, Refused, Runner, Trivial, lower, slice_elements
-from outsize.array.device.pipeline import Level, Parcel, Pipeline, load, parcel_bytes, settled
-from outsize.array.elementwise import Elementwise
-from outsize.array.frame import Frame
-from outsize.array.fuse import compile_program
-from outsize.array.graph import Node
+from outsize.array.device.transfer.pipeline import Level, Parcel, Pipeline, load, parcel_bytes, settled
+from outsize.array.device.transfer.staging import Crew, Muster
+from outsize.array.graph.barrier import Reduce
+from outsize.array.graph.elementwise import Elementwise
+from outsize.array.graph.frame import Frame
+from outsize.array.graph.node import Node
+from outsize.array.kernels.accumulators import Accumulator, Fold, Moments, States, outside
+from outsize.array.kernels.fused import compile_program
 from outsize.array.passes.base import Manner, Pass, inside
 from outsize.array.passes.map import MapPass
 from outsize.array.passes.reduction import ReducePass
-from outsize.array.reduce import Accumulator, Fold, Moments, States, outside
+from outsize.array.plan.tiling import Box
 from outsize.array.store.base import Block, Region, Sink, Store, region_shape
-from outsize.array.store.memory import MemorySink
-from outsize.array.tiles import Box
+from outsize.array.store.formats.memory import MemorySink
 from outsize.core.plan import Level as PlanLevel
 from outsize.core.units import format_bytes
 from outsize.engine.pool import cores

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outsize.array.blas import NOTHING
-from outsize.array.frame import Frame
-from outsize.array.graph import Node
+from outsize.array.graph.frame import Frame
+from outsize.array.graph.node import Node
+from outsize.array.kernels.blas import NOTHING
+from outsize.array.plan.tiling import Box, Grid
 from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape
-from outsize.array.tiles import Box, Grid
 from outsize.core.memory import HOST, Part
 from outsize.core.noun import Known
 from outsize.core.plan import Level, Peak, Step

@@ -11,12 +11,22 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from outsize.array.barrier import Lane
-from outsize.array.frame import Frame, phantom
-from outsize.array.graph import Node, walk
+from outsize.array.graph.barrier import Lane
+from outsize.array.graph.frame import Frame, phantom
+from outsize.array.graph.node import Node, walk
 from outsize.array.passes.base import SMALL, Manner, Pass, inside, split
+from outsize.array.plan.tiling import (
+    Box,
+    Grid,
+    balance,
+    center,
+    grow,
+    inner_grid,
+    page_box,
+    read_seconds,
+    write_seconds,
+)
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape
-from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds, write_seconds
 
 _LARGEST = 256 << 20
 """Bytes of a tile beyond which longer runs save nothing that fresh memory does not cost."""

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outsize.array.barrier import Reduce, Select
-from outsize.array.frame import Frame
-from outsize.array.fuse import load_leaves, run_program
-from outsize.array.graph import Node
+from outsize.array.graph.barrier import Reduce, Select
+from outsize.array.graph.frame import Frame
+from outsize.array.graph.node import Node
+from outsize.array.kernels.accumulators import FINISH, KINDS, Accumulator, ArgExtreme, States, make_accumulator, outside
+from outsize.array.kernels.fused import load_leaves, run_program
+from outsize.array.kernels.ranks import Rule
 from outsize.array.passes.base import SMALL, Manner, Pass, inside
-from outsize.array.reduce import FINISH, KINDS, Accumulator, ArgExtreme, States, make_accumulator, outside
-from outsize.array.select import Rule
+from outsize.array.plan.tiling import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
-from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds
 
 _LARGEST = 256 << 20
 """Bytes of a chunk of what takes no buffer: enough for every worker, and each ends soon where the work is interrupted."""

@@ -12,12 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.barrier import Scan
-from outsize.array.frame import Frame
-from outsize.array.graph import Node
+from outsize.array.graph.barrier import Scan
+from outsize.array.graph.frame import Frame
+from outsize.array.graph.node import Node
 from outsize.array.passes.base import Manner, Pass, inside, split
+from outsize.array.plan.tiling import (
+    Box,
+    Grid,
+    balance,
+    center,
+    grow,
+    inner_grid,
+    page_box,
+    read_seconds,
+    write_seconds,
+)
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
-from outsize.array.tiles import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds, write_seconds
 
 
 @dataclass(slots=True)

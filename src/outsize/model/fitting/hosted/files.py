@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outsize.array.store.base import ALIGNMENT, round_up
-from outsize.array.store.file import AlignedFile
-from outsize.array.store.safetensors import _NAMES, looks_like_safetensors, read_table
-from outsize.array.store.torchfile import read_tensors
+from outsize.array.store.formats.safetensors import _NAMES, looks_like_safetensors, read_table
+from outsize.array.store.formats.torchfile import read_tensors
+from outsize.array.store.io.file import AlignedFile
 from outsize.core.errors import InputError, StoreError
 from outsize.model.fitting.hosted.lanes import Lane, Mark
 from outsize.model.fitting.hosted.slabs import Block

@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from outsize.array.store.base import ALIGNMENT, round_up
-from outsize.array.store.file import AlignedFile
+from outsize.array.store.io.file import AlignedFile
 from outsize.model.fitting.hosted.lanes import Lane, Mark
 from outsize.model.fitting.hosted.slabs import Block
 

@@ -1,0 +1,1 @@
+"""The functions of `outsize.array`, by subject, and the lazy array they make."""

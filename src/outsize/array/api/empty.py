@@ -1,0 +1,95 @@
+"""Arrays to be filled: in memory, page-locked memory, or a file, open for writing in place."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+
+from outsize.array.api.lazy import Array
+from outsize.array.graph import build as make
+from outsize.array.graph.node import Node
+from outsize.array.run.execute import ARRAY_PREFIX
+from outsize.array.run.results import compute_node, resolve_budget, save_node
+from outsize.array.store.formats.memory import MemoryStore
+from outsize.array.store.registry import as_numpy, create_sink, open_store
+from outsize.core.errors import BudgetError
+from outsize.core.events import default_listener
+from outsize.core.spec import parse_shape
+from outsize.core.units import format_bytes
+from outsize.engine.pinned import lock_memory
+from outsize.engine.pool import make_buffer
+
+_SMALL = 1 << 20
+"""Bytes of a result that stays in memory."""
+
+
+def empty(
+    shape: Any, dtype: Any = "float32", path: str | os.PathLike[str] | None = None, *, pinned: bool = False
+) -> Array:
+    """A new array, open for writing: `x[a:b] = ...`, or `x.tiles(write=True)`.
+
+    With a path it is that file. Without one it lies in memory where half of the budget holds it, else in a scratch file
+    that goes with the array. `pinned=True` locks its memory, so that a device reads and writes it where it lies.
+
+    >>> x = outsize.empty((3075200, 512), "float32")
+    """
+    lengths, element = parse_shape(shape), as_numpy(dtype)
+    size = element.itemsize
+    for length in lengths:
+        size *= length
+    if path is not None:
+        return _in_file(os.fspath(path), lengths, element)
+    budget = resolve_budget(None)[0]
+    if size <= (budget.host or 0) // 2 or pinned:
+        return _in_memory(lengths, element, size, budget.host or 0, pinned)
+    name = _scratch_file(budget.scratch)
+    made = _in_file(name, lengths, element)
+    weakref.finalize(made.node, _remove, name)
+    return made
+
+
+def settle(node: Node) -> Node:
+    """The node made now, inside the current budget: in memory where it is small, else in a scratch file that goes with
+    it."""
+    if node.nbytes <= _SMALL:
+        return make.constant(compute_node(node, None, default_listener()))
+    name = _scratch_file(resolve_budget(None)[0].scratch)
+    made = make.source(save_node(node, name, None, default_listener(), resume=False))
+    weakref.finalize(made, _remove, name)
+    return made
+
+
+def _scratch_file(folder: str) -> str:
+    os.makedirs(folder, exist_ok=True)
+    import tempfile
+
+    handle, name = tempfile.mkstemp(".npy", f"{ARRAY_PREFIX}{os.getpid()}-", folder)
+    os.close(handle)
+    return name
+
+
+def _in_file(path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    create_sink(path, shape, dtype).commit().close()
+    return Array(make.source(open_store(path, mode="r+")))
+
+
+def _in_memory(shape: tuple[int, ...], dtype: np.dtype[Any], size: int, budget: int, pinned: bool) -> Array:
+    if size > budget:
+        raise BudgetError(
+            f"{format_bytes(size)} of page-locked memory are more than the budget of {format_bytes(budget)}",
+            needed=size, budget=budget, culprit="outsize.empty",
+        )  # fmt: skip
+    memory = lock_memory(size) if pinned else None
+    buffer = make_buffer(size) if memory is None else memory.array
+    store = MemoryStore(np.ndarray(shape, dtype, buffer.data) if size else np.empty(shape, dtype), writable=True)
+    if memory is not None:
+        weakref.finalize(store, memory.close)
+    return Array(make.source(store))
+
+
+def _remove(path: str) -> None:
+    if os.path.exists(path):
+        os.unlink(path)

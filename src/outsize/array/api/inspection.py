@@ -1,0 +1,90 @@
+"""What the namespace is: limits of dtypes, devices, and what it can do, in the words of the array API standard."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outsize.array.api.lazy import Array
+from outsize.core.errors import InputError
+
+_KINDS = {
+    "bool": ("bool",),
+    "signed integer": ("int8", "int16", "int32", "int64"),
+    "unsigned integer": ("uint8", "uint16", "uint32", "uint64"),
+    "real floating": ("float32", "float64"),
+    "complex floating": ("complex64", "complex128"),
+}
+_GROUPS = {
+    "integral": ("signed integer", "unsigned integer"),
+    "numeric": ("signed integer", "unsigned integer", "real floating", "complex floating"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Numbers of a dtype, as plain numbers."""
+
+    dtype: np.dtype[Any]
+    bits: int
+    min: Any
+    max: Any
+    eps: float | None = None
+    smallest_normal: float | None = None
+
+
+def finfo(type: Any, /) -> Limits:
+    """Limits of a floating-point dtype; of a complex one, those of its parts."""
+    found = np.finfo(_dtype(type, "fc", "floating-point"))
+    return Limits(
+        found.dtype, found.bits, float(found.min), float(found.max), float(found.eps), float(found.smallest_normal)
+    )
+
+
+def iinfo(type: Any, /) -> Limits:
+    """Limits of an integer dtype."""
+    found = np.iinfo(_dtype(type, "iu", "integer"))
+    return Limits(found.dtype, found.bits, int(found.min), int(found.max))
+
+
+def _dtype(type: Any, kinds: str, name: str) -> np.dtype[Any]:
+    found = type.dtype if isinstance(type, Array) else np.dtype(type)
+    if found.kind not in kinds:
+        raise InputError(
+            f"{found} is no {name} dtype: {'iinfo' if found.kind in 'iu' else 'finfo'} has its limits, if any"
+        )
+    return found
+
+
+class Info:
+    """What `__array_namespace_info__` gives."""
+
+    def capabilities(self) -> dict[str, Any]:
+        """A shape that depends on data is found by a counting pass; dimensions as in NumPy."""
+        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
+
+    def default_device(self) -> str:
+        """Arrays are planned on the processor unless a device is named."""
+        return "cpu"
+
+    def devices(self) -> list[str]:
+        """Where arrays lie; `compute(device=)` says where they are worked on."""
+        return ["cpu"]
+
+    def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype[Any]]:
+        """dtypes of numbers that do not name theirs."""
+        names = {
+            "real floating": "float64", "complex floating": "complex128", "integral": "int64", "indexing": "int64",
+        }  # fmt: skip
+        return {kind: np.dtype(name) for kind, name in names.items()}
+
+    def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, np.dtype[Any]]:
+        """dtypes of a kind, or all."""
+        asked = tuple(_KINDS) if kind is None else kind if isinstance(kind, tuple) else (kind,)
+        kinds = [one for name in asked for one in _GROUPS.get(name, (name,))]
+        unknown = [one for one in kinds if one not in _KINDS]
+        if unknown:
+            raise InputError(f"{unknown[0]!r} is no kind of dtype: one of {', '.join((*_KINDS, *_GROUPS))}")
+        return {name: np.dtype(name) for one in kinds for name in _KINDS[one]}

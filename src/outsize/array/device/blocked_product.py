@@ -1,0 +1,287 @@
+"""A matrix product on a device that holds only blocks of it: C blocks stay there, panels of A and B stream past.
+
+In: matrices on the host (any size, row by row or column by column), a number of bytes on the device. Out: C = A @ B, or
+C + A @ B, on the host. The block of C is chosen so that the link's time hides under the arithmetic's: a square block of
+c x c needs 2/c words an operation, and panels are deep enough that C is seldom read and written and that rows of A are
+sent in long runs. Copies in, products and copies out run on three lanes. A block is worked on in strips of rows: panels
+of B stay for all strips, strips of A come and go. The last panels of a block are multiplied strip by strip, so that
+strips leave one after another while others are still worked on, and the next block begins where the first has left.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from outsize.array.device.base import Device, Event, Lane, Rates, padded
+from outsize.array.device.transfer.matrices import Porter
+from outsize.array.store.base import Block
+
+_STRIPS = 8
+"""Strips in which a block of C is worked on."""
+_STRIP_BYTES = 8 << 20
+"""Strips of C shorter than this are not worth their copies."""
+_KEPT = ((3, 6), (3, 4), (2, 4), (2, 2), (1, 1))
+"""Panels of B and strips of A on the device at once, from generous to bare."""
+_PANELS = (64, 256, 1024, 2048, 4096, 8192)
+"""Depths of panels that are tried: deeper ones are no faster, and a kernel's sums of float32 grow longer with them."""
+_SMALL = 64
+"""Blocks of less than this part of the room are not looked at where larger ones fit."""
+_NEAR = 1.003
+"""Times within this of the best are as good."""
+_CALL = 3e-5
+"""Seconds that a product of a strip costs whatever its size."""
+_EVEN = 256
+"""Long blocks are cut at multiples of this: kernels have tiles that large."""
+_UNEVEN = 1.01
+"""What it costs where blocks are no multiples of that, or the last one is smaller: 51.6 TFLOP/s of float32 against 52.6 on
+an H200, where 65536 columns are cut into three or into four."""
+_ROW = 1e-8
+"""Seconds that a row costs on the link whatever its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How a product is cut."""
+
+    rows: int
+    """Rows of a block of C."""
+    columns: int
+    """Columns of a block of C."""
+    panel: int
+    """Columns of A and rows of B in a panel."""
+    strip: int
+    """Rows of a strip of a block."""
+    panels: int
+    """Panels of B on the device at once."""
+    strips: int
+    """Strips of A on the device at once."""
+    item: int
+    """Bytes of an element of A and B."""
+    wide: int
+    """Bytes of an element of C."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of C."""
+        return padded(self.rows * self.columns * self.wide)
+
+    @property
+    def strip_bytes(self) -> int:
+        """Bytes of a strip of A."""
+        return padded(self.strip * self.panel * self.item)
+
+    @property
+    def panel_bytes(self) -> int:
+        """Bytes of a panel of B."""
+        return padded(self.panel * self.columns * self.item)
+
+    @property
+    def cast_bytes(self) -> tuple[int, int]:
+        """Bytes of a strip of A and a panel of B in C's dtype, where that is another."""
+        if self.item == self.wide:
+            return 0, 0
+        return padded(self.strip * self.panel * self.wide), padded(self.panel * self.columns * self.wide)
+
+    @property
+    def held(self) -> int:
+        """Bytes on the device."""
+        return self.block_bytes + self.panels * self.panel_bytes + self.strips * self.strip_bytes + sum(self.cast_bytes)
+
+    def sent(self, m: int, n: int, k: int, add: bool) -> int:
+        """Bytes over the link to the device."""
+        words = k * (m * -(-n // self.columns) + n * -(-m // self.rows))
+        return words * self.item + (m * n * self.wide if add else 0)
+
+    def seconds(self, m: int, n: int, k: int, rates: Rates, flops: float) -> float:
+        """Time of the whole: the slowest level, what cannot overlap at the ends and between blocks, and a little for
+        traffic that is hidden only as long as the link keeps its rate."""
+        down, across, deep = -(-m // self.rows), -(-n // self.columns), -(-k // self.panel)
+        tiles, cuts = down * across, -(-self.rows // self.strip)
+        touched = 2.0 * m * n * deep * self.wide / rates.memory
+        uneven = m % self.rows or n % self.columns or self.rows % _EVEN or self.columns % _EVEN
+        work = (_UNEVEN if uneven else 1.0) * 2.0 * m * n * k / flops + 0.5 * touched + tiles * deep * cuts * _CALL
+        sending = self.sent(m, n, k, False) / rates.link_in + (m * across * deep + k * down * across) * _ROW
+        leaves = self.block_bytes / rates.link_out
+        tail = min(self.panels - 1, deep) * work / (tiles * deep)
+        stall = max(0.0, leaves * (1 - 1 / cuts) - tail) + (leaves / cuts if self.panels < 3 else 0.0)
+        fill = (self.panel_bytes + self.strip_bytes) / rates.link_in
+        slowest = max(sending, work, m * n * self.wide / rates.link_out)
+        return slowest + 0.05 * sending + fill + tiles * stall + leaves / cuts
+
+
+@functools.lru_cache(maxsize=256)
+def choose_blocks(
+    m: int, n: int, k: int, item: int, wide: int, room: int, line: int, rates_key: tuple[float, float, float, float]
+) -> Blocks | None:
+    """The cut that takes the least time inside `room` bytes; of equally good ones the smallest. None where none fits.
+
+    `line` is the most bytes that a row may have (a piece of page-locked memory has to hold it)."""
+    rates = Rates(*rates_key[:3], flops={}, source="")
+    found: list[tuple[float, int, Blocks]] = []
+    deep = [step for step in _PANELS if step < min(k, line // item + 1)] + [k] * (k <= min(_PANELS[-1], line // item))
+    shapes = sorted(itertools.product(_cuts(m), _cuts(n)), key=lambda shape: -shape[0] * shape[1])
+    for panels, strips in _KEPT:
+        for rows, columns in shapes:
+            if rows * columns * wide > room or columns * max(item, wide) > line or rows * item > line:
+                continue
+            if found and rows * columns * wide * _SMALL < room:
+                break
+            strip = _strip(rows, columns * wide)
+            for panel in deep:
+                blocks = Blocks(rows, columns, panel, strip, panels, strips, item, wide)
+                if blocks.held <= room:
+                    found.append((blocks.seconds(m, n, k, rates, rates_key[3]), blocks.held, blocks))
+        if found and panels == 2:
+            break
+    if not found:
+        return None
+    best = min(found, key=lambda row: row[:2])[0]
+    return min((row for row in found if row[0] <= best * _NEAR), key=lambda row: row[1])[2]
+
+
+def _strip(rows: int, row_bytes: int) -> int:
+    """Rows of a strip: few strips where the block is small, whole multiples of what kernels like where it is large."""
+    count = max(1, min(_STRIPS, rows * row_bytes // _STRIP_BYTES))
+    step = -(-rows // count)
+    return min(rows, -(-step // 128) * 128) if step > 512 else step
+
+
+def _cuts(length: int) -> list[int]:
+    """Lengths of even cuts, in steps that kernels like."""
+    pieces = [count for count in (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64, 128, 512, 2048) if count <= length]
+    cuts = {-(-length // count) for count in pieces} | {min(length, 32)}
+    return sorted({min(length, _even(cut)) for cut in cuts}, reverse=True)
+
+
+def _even(cut: int) -> int:
+    """A length that is good for kernels, at least as long."""
+    step = _EVEN if cut >= 16 * _EVEN else 128 if cut > 512 else 1
+    return -(-cut // step) * step
+
+
+@dataclass(slots=True)
+class _Place:
+    """Memory on the device that is used again and again."""
+
+    offset: int
+    free: list[Event] = field(default_factory=list)
+    """When its last products are done."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A matrix on the device."""
+
+    array: Any
+    arrived: Event
+    place: _Place
+    followed: set[Lane] = field(default_factory=set)
+    """Lanes that wait for it already."""
+
+
+class _Product:
+    """One product under way."""
+
+    def __init__(
+        self, device: Device, porter: Porter, blocks: Blocks, dtype: np.dtype[Any], add: bool, tf32: bool
+    ) -> None:
+        self.device, self.porter, self.blocks = device, porter, blocks
+        self.dtype, self.add, self.tf32 = dtype, add, tf32
+        start = blocks.block_bytes
+        self._panels = [_Place(start + i * blocks.panel_bytes) for i in range(blocks.panels)]
+        start += blocks.panels * blocks.panel_bytes
+        self._strips = [_Place(start + i * blocks.strip_bytes) for i in range(blocks.strips)]
+        self._casts = start + blocks.strips * blocks.strip_bytes
+        self._lanes: tuple[Lane, ...] = ("work", "side") if blocks.item == blocks.wide else ("work",)
+        """Strips in turn: the last wave of one product leaves room for the first of the next."""
+        self._drained: list[Event] = []
+        self._shape: tuple[int, ...] = ()
+
+    def block(self, a: Block, b: Block, c: Block) -> None:
+        """One block of C."""
+        kept = self.device.view(0, c.shape, self.dtype)
+        strips = [
+            slice(low, min(c.shape[0], low + self.blocks.strip)) for low in range(0, c.shape[0], self.blocks.strip)
+        ]
+        depths = [slice(low, low + self.blocks.panel) for low in range(0, a.shape[1], self.blocks.panel)]
+        tail = max(1, min(self.blocks.panels - 1, len(depths)))
+        drained: list[Event] = []
+        for depth in range(len(depths) - tail):
+            panel = self._send(b[depths[depth]], self._panels)
+            for number, strip in enumerate(strips):
+                self._multiply(kept, c, a, panel, strip, depths[depth], number, begins=depth == 0)
+            self._done(panel, *self._lanes)
+        first = len(depths) == tail
+        panels = [self._send(b[span], self._panels) for span in depths[-tail:]]
+        for number, strip in enumerate(strips):
+            for panel, span in zip(panels, depths[-tail:], strict=True):
+                self._multiply(kept, c, a, panel, strip, span, number, begins=first and span.start == 0)
+            self.device.follow("out", self.device.record(self._lanes[number % len(self._lanes)]))
+            self.porter.fetch(c[strip], kept[strip])
+            drained.append(self.device.record("out"))
+        for panel in panels:
+            self._done(panel, *self._lanes)
+        self._drained, self._shape = drained, c.shape
+
+    def _send(self, block: Block, places: list[_Place]) -> _Sent:
+        place = places.pop(0)
+        places.append(place)
+        for event in place.free:
+            self.device.follow("in", event)
+        array = self.porter.send(block, place.offset)
+        return _Sent(array, self.device.record("in"), place)
+
+    def _done(self, sent: _Sent, *lanes: Lane) -> None:
+        sent.place.free = [self.device.record(lane) for lane in lanes]
+
+    def _multiply(
+        self, kept: Any, c: Block, a: Block, panel: _Sent, strip: slice, span: slice, number: int, *, begins: bool
+    ) -> None:
+        """A strip of A times a panel of B, into its strip of C; `begins` where it is the strip's first."""
+        device, lane = self.device, self._lanes[number % len(self._lanes)]
+        left = self._send(a[strip, span], self._strips)
+        if begins:
+            for event in self._drained[number : number + 1] if self._shape == c.shape else self._drained:
+                device.follow("in" if self.add else lane, event)
+            if self.add:
+                self.porter.send(c[strip], strip.start * c.shape[1] * self.dtype.itemsize)
+                device.follow(lane, device.record("in"))
+        if lane not in panel.followed:
+            device.follow(lane, panel.arrived)
+            panel.followed.add(lane)
+        device.follow(lane, left.arrived)
+        add = self.add or not begins
+        device.submit(lane, functools.partial(self._call, kept[strip], left.array, panel.array, add))
+        self._done(left, lane)
+
+    def _call(self, c: Any, a: Any, b: Any, add: bool) -> None:
+        if self.blocks.item != self.blocks.wide:
+            a, b = self._widen(a, self._casts), self._widen(b, self._casts + self.blocks.cast_bytes[0])
+        self.device.kernels.multiply(c, a, b, add, self.tf32)
+
+    def _widen(self, value: Any, place: int) -> Any:
+        wide = self.device.view(place, tuple(value.shape), self.dtype)
+        self.device.kernels.cast(wide, value)
+        return wide
+
+
+def stream_product(
+    device: Device, porter: Porter, blocks: Blocks, a: Block, b: Block, c: Block, *, add: bool, tf32: bool
+) -> None:
+    """c = a @ b (or c + a @ b), c's memory on the host included, by the time this returns."""
+    product = _Product(device, porter, blocks, c.dtype, add, tf32)
+    for low, left in itertools.product(range(0, c.shape[0], blocks.rows), range(0, c.shape[1], blocks.columns)):
+        rows, columns = slice(low, low + blocks.rows), slice(left, left + blocks.columns)
+        product.block(a[rows], b[:, columns], c[rows, columns])
+    porter.finish()
+
+
+def link_floor(m: int, n: int, k: int, item: int, wide: int, room: int, add: bool) -> int:
+    """Fewest bytes to the device: 2mnk/sqrt(S) words, never less than A and B once (Smith et al. 2017)."""
+    words = max(1, room // wide)
+    return int(max(2.0 * m * n * k / words**0.5, k * (m + n))) * item + (m * n * wide if add else 0)

@@ -1,0 +1,104 @@
+"""Which passes run on the device: all that it can do where the user named it, those that pay under `auto`.
+
+A pass pays where the time of its slowest level (link, device memory, arithmetic) is well below the processor's time for
+the same work; where the disk binds both, it does not. The rates of the processor are rough and on its side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outsize.array.device.lower import Refused, Trivial
+from outsize.array.device.passes import DISK_RATE, DeviceMapPass, DeviceReducePass, OnDevice
+from outsize.array.device.product_pass import DeviceContractPass
+from outsize.array.device.transfer.pipeline import Level
+from outsize.array.graph.barrier import Contract, Lane, Reduce, Scan, Select, Settled
+from outsize.array.graph.external_sort import Merged, Runs
+from outsize.array.graph.node import Node, Source, walk
+from outsize.array.passes.base import Pass
+from outsize.array.store.base import Sink, Store
+from outsize.core.errors import InputError
+from outsize.engine.pool import cores
+
+_CORE_BYTES = 6e9
+"""Bytes a second that a core of the processor brings through one plain operation of a fused chain."""
+_CORE_SLOW_BYTES = 1e9
+"""The same through a function such as exp or tanh."""
+_CORE_FLOPS = {"f": 6e10, "d": 3e10, "F": 3e10, "D": 1.5e10}
+"""Operations a second of a core in a product."""
+_SLOW = frozenset(
+    ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "power",
+     "arcsin", "arccos", "arctan", "arctan2", "hypot", "logaddexp")
+)  # fmt: skip
+_MARGIN = 1.25
+"""The processor must be slower by this much."""
+_MOMENT = 0.1
+"""Seconds of the processor that are not worth a device."""
+
+
+def make_twin(
+    outputs: Sequence[tuple[Node, Sink]], bindings: Mapping[Node, Store], level: Level, notes: list[str]
+) -> Pass | None:
+    """The pass on the device, or None with a note: refused by an `InputError` where the user named the device."""
+    node, sink = outputs[0]
+    try:
+        made = _make(node, sink, outputs, bindings, level)
+    except Refused as refusal:
+        if level.strict and not isinstance(refusal, Trivial):
+            raise InputError(
+                f"{node.label()} cannot run on {level.device.name}: {refusal}; use device='auto' to let the processor do it"
+            ) from None
+        notes.append(f"{node.label()} stays on the processor: {refusal}")
+        return None
+    if not level.strict:
+        why = _does_not_pay(made)
+        if why is not None:
+            notes.append(f"{made.label()} stays on the processor: {why}")
+            return None
+    return made
+
+
+def _make(
+    node: Node, sink: Sink, outputs: Sequence[tuple[Node, Sink]], bindings: Mapping[Node, Store], level: Level
+) -> OnDevice | DeviceContractPass:
+    if isinstance(node, Runs | Merged) or any(isinstance(made, Select) for made, _ in outputs):
+        raise Refused("it has no rule for a device")
+    if isinstance(node, Reduce):
+        return DeviceReducePass(outputs, bindings, level)  # type: ignore[arg-type]
+    if isinstance(node, Contract):
+        return DeviceContractPass(node, sink, bindings, level)
+    if isinstance(node, Scan | Lane):
+        raise Refused("it has no rule for a device")
+    if isinstance(node, Settled):
+        raise Trivial("it only moves elements")
+    return DeviceMapPass(node, sink, bindings, level)
+
+
+def _does_not_pay(work: OnDevice | DeviceContractPass) -> str | None:
+    rates = work.level.device.rates()
+    sent = sum(leaf.nbytes for leaf in work.leaves)
+    back = sum(node.nbytes for node, _ in work.outputs)
+    disk = sum(_from_disk(leaf) for leaf in work.leaves) / DISK_RATE
+    there = max(sent / rates.link_in, back / rates.link_out, disk)
+    if isinstance(work, DeviceContractPass):
+        there = max(there, work.flops / rates.product(work.node.dtype.char, work.level.tf32)[1])
+        here = work.flops / (cores() * _CORE_FLOPS.get(work.node.dtype.char, 1e10))
+    else:
+        here = sum(_chain_seconds(chain.program, sent) for chain in work.chains.values()) / cores()
+    if max(here, disk) < _MOMENT:
+        return f"the processor needs about {max(here, disk) * 1000:.1f} ms"
+    if max(here, disk) < _MARGIN * there:
+        what = "the disk binds both" if disk >= there * 0.99 else f"the link alone takes {there:.2f} s"
+        return f"{what}, the processor about {max(here, disk):.2f} s"
+    return None
+
+
+def _chain_seconds(program: Any, sent: int) -> float:
+    """Seconds of one core for a chain and one reduction over it."""
+    names = [instruction.operation.name for instruction in program.instructions]
+    return sum(sent / (_CORE_SLOW_BYTES if name in _SLOW else _CORE_BYTES) for name in (*names, "fold"))
+
+
+def _from_disk(leaf: Node) -> int:
+    return sum(n.nbytes for n in walk(leaf) if isinstance(n, Source) and not n.store.resident)

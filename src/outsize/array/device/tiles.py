@@ -1,0 +1,272 @@
+"""Tiles of an array as torch tensors, for a user's own kernels: read ahead, sent ahead, and written back where asked.
+
+`for tile in x.tiles(device="cuda", prefetch=2)` gives one tensor after another. While a tile is worked on, threads make
+the next ones on the host and send them into other slots of the device; the user's stream waits for the copy, not the
+user. A tile is good until the next one is asked for: then its slot is used again, after everything that was put on the
+user's stream by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from outsize.array.device.base import Device, Event, array_bytes
+from outsize.array.device.passes import SLOT
+from outsize.array.device.target import find_level
+from outsize.array.device.transfer.pipeline import lies_in, sendable
+from outsize.array.device.transfer.staging import Crew, Muster
+from outsize.array.graph.frame import Frame
+from outsize.array.graph.node import Node, Source
+from outsize.array.plan.tiling import Box, Grid, balance, center, grow, page_box, read_seconds
+from outsize.array.run.results import resolve_budget
+from outsize.array.store.base import Block, Region, Sink, region_shape, round_up
+from outsize.array.store.formats.memory import MemoryStore
+from outsize.core.errors import BudgetError, InputError
+from outsize.core.units import format_bytes
+from outsize.engine.pinned import Pinned, lock_memory
+
+_SENDING = 2e-4
+"""Seconds that a tile costs whatever its size."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One tile's place on host and device."""
+
+    frame: Frame
+    offset: int
+    tensor: Any = None
+    block: Block | None = None
+    region: Region = ()
+    arrived: Event | None = None
+    freed: Any = None
+    """What the user's stream had to do with it before it may be used again."""
+    scratch: Any = field(default=None)
+
+
+class Tiles:
+    """Iterates once over an array; `region` says which part the present tile is."""
+
+    def __init__(
+        self, node: Node, device: Any, prefetch: int, budget: Any, write: bool, shape: tuple[int, ...] | None
+    ) -> None:
+        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+            raise InputError(f"prefetch is a number of tiles, not {prefetch!r}")
+        self.node, self.write = node, write
+        self._crew: Crew | None = None
+        self.sink = _target(node) if write else None
+        level, _ = find_level(device)
+        self.device: Device | None = None if level is None else level.device
+        self._check_dtype()
+        self.slots = prefetch + 1
+        given = resolve_budget(budget)[0].host or 0
+        room = None if level is None else level.room
+        self._near = self._lying()
+        """The array, where tiles are sent from where they lie: nothing of it is written back."""
+        reached = self._near is None or self.device is None or self.device.reaches(self._near)
+        self._muster = Muster() if reached else Muster.of(given)
+        """The hands that carry tiles which the device does not reach by itself."""
+        self.grid = Grid(node.shape, self._choose(given, room) if shape is None else _clip(shape, node.shape))
+        self.host_bytes = max((self._host(region) for region, _ in self.grid.kinds()), default=0)
+        self.device_bytes = max((array_bytes(region_shape(r), self._dtype) for r, _ in self.grid.kinds()), default=0)
+        smaller, pieces = "ask for smaller tiles or less prefetch", self._muster.nbytes
+        enough = smaller if self.host_bytes else f"give at least {pieces} bytes"
+        for what, need, have, way in (
+            ("host", self.host_bytes * self.slots + pieces, given, enough),
+            ("device", self.device_bytes * self.slots, room, smaller),
+        ):
+            if have is not None and need > have:
+                raise BudgetError(
+                    f"{self.slots} tiles of {self.grid.box} take {format_bytes(need)} of the {what}, the "
+                    f"budget leaves {format_bytes(have)}: {way}",
+                    needed=need, budget=have, smallest=None, culprit="tiles",
+                )  # fmt: skip
+        self.region: Region = ()
+        """The present tile's part of the array: (start, stop) along each axis."""
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return self.node.dtype.newbyteorder("=")
+
+    def _check_dtype(self) -> None:
+        from outsize.array.device.torch_kernels import torch_dtype
+
+        if torch_dtype(self._dtype) is None:
+            raise InputError(f"torch has no {self.node.dtype.name} to make tiles of: cast with .astype(...) first")
+
+    def _lying(self) -> Block | None:
+        store = self.node.store if isinstance(self.node, Source) else None
+        if self.device is None or self.sink is not None or not isinstance(store, MemoryStore):
+            return None
+        return store.array
+
+    def _straight(self, region: Region) -> bool:
+        """True where a tile is sent from where it lies, by the device itself or by hands."""
+        if self._near is None or self._muster.hands:
+            return self._near is not None
+        return sendable(self._near[tuple(slice(*span) for span in region)])
+
+    def _probe(self, region: Region) -> Frame:
+        frame = Frame(None, {})
+        frame.evaluate(self.node, region, None)
+        if not self._straight(region):
+            frame.array(region_shape(region), self._dtype)
+        return frame
+
+    def _host(self, region: Region) -> int:
+        frame = self._probe(region)
+        extra = 0 if self.sink is None else self.sink.room(region) + self.sink.extent(region)
+        return frame.peak + frame.outside + round_up(extra)
+
+    def _choose(self, host: int, room: int | None) -> Box:
+        shape = self.node.shape
+        least = page_box(shape, tuple(1 for _ in shape), None, self._dtype.itemsize)
+        most = min(SLOT, (room if room is not None else SLOT * self.slots) // self.slots)
+
+        def fits(box: Box) -> bool:
+            region = center(shape, box)
+            return (
+                array_bytes(box, self._dtype) <= most and self._host(region) * self.slots <= host - self._muster.nbytes
+            )
+
+        def seconds(box: Box) -> float:
+            return read_seconds(self._probe(center(shape, box)).reads) + _SENDING
+
+        box, _ = grow(shape, least, seconds, fits, lambda b: math.prod(b) * self._dtype.itemsize)
+        return balance(shape, box, least)
+
+    def __len__(self) -> int:
+        return len(self.grid)
+
+    def __iter__(self) -> Iterator[Any]:
+        locked: list[Pinned] = []
+        try:
+            if self.device is not None:
+                self.device.open(max(1, self.device_bytes * self.slots))
+            if self._muster.hands and self.device is not None:
+                self._crew = Crew(self.device, self._muster)
+                self._crew.start()
+            yield from self._walk(locked)
+        finally:
+            if self._crew is not None:
+                self._crew.close()
+                self._crew = None
+            if self.device is not None:
+                self.device.close()
+            for memory in locked:
+                memory.close()
+            if self.sink is not None:
+                self.sink.sync()
+
+    def _walk(self, locked: list[Pinned]) -> Iterator[Any]:
+        regions = iter(self.grid)
+        slots: deque[Future[_Slot]] = deque()
+        last: list[Future[None]] = []
+        with ThreadPoolExecutor(max(1, self.slots), "outsize-tiles") as crew:
+            for number in range(min(self.slots, len(self.grid))):
+                locked.append(lock_memory(self.host_bytes))
+                slot = _Slot(Frame(locked[-1].array, {}), number * self.device_bytes)
+                slots.append(crew.submit(self._fill, slot, next(regions)))
+            while slots:
+                slot = slots.popleft().result()
+                self.region = slot.region
+                yield self._hand_out(slot)
+                self._take_back(slot)
+                following = next(regions, None)
+                if following is not None:
+                    slots.append(crew.submit(self._turn, slot, following))
+                else:
+                    last.append(crew.submit(self._write_back, slot))
+            for job in last:
+                job.result()
+
+    def _turn(self, slot: _Slot, following: Region) -> _Slot:
+        """Write a slot's tile back where that is wanted, then fill it again."""
+        self._write_back(slot)
+        return self._fill(slot, following)
+
+    def _fill(self, slot: _Slot, region: Region) -> _Slot:
+        """Make a tile on the host and send it."""
+        frame = slot.frame
+        if slot.arrived is not None:  # the user's stream has waited for the copy, the host has not
+            slot.arrived.wait()
+        frame.reset()
+        shape = region_shape(region)
+        block = frame.evaluate(self.node, region)
+        ready = block.flags.c_contiguous and block.dtype == self._dtype and lies_in(block, frame)
+        if not ready and not self._straight(region):
+            packed = frame.array(shape, self._dtype)
+            frame.copy(packed, block)
+            block = packed
+        slot.block, slot.region = block, region
+        if self.device is None:
+            return slot
+        slot.tensor = self.device.view(slot.offset, shape, self._dtype)
+        with _SENDING_LOCK if self._crew is None else contextlib.nullcontext():  # hands take several tiles at once
+            if slot.freed is not None:
+                self.device.follow("in", slot.freed)
+            if self._crew is not None:
+                self._crew.carry([(block, slot.offset)])
+            else:
+                self.device.submit("in", lambda: self.device.kernels.upload(slot.tensor, block))  # type: ignore[union-attr]
+            slot.arrived = self.device.record("in")
+        return slot
+
+    def _hand_out(self, slot: _Slot) -> Any:
+        import torch
+
+        assert slot.block is not None
+        if self.device is None:
+            return torch.from_numpy(slot.block)
+        assert slot.arrived is not None
+        self.device.meet(slot.arrived)
+        return slot.tensor
+
+    def _take_back(self, slot: _Slot) -> None:
+        """From here on the tile is ours again, after what the user's stream still does with it."""
+        if self.device is None:
+            return
+        slot.freed = self.device.leave()
+        if self.sink is not None:
+            block = slot.block
+            assert block is not None
+            with _SENDING_LOCK:
+                self.device.follow("out", slot.freed)
+                self.device.submit("out", lambda: self.device.kernels.download(block, slot.tensor))  # type: ignore[union-attr]
+                slot.freed = self.device.record("out")
+
+    def _write_back(self, slot: _Slot) -> None:
+        if self.sink is None or slot.block is None:
+            return
+        if self.device is not None:
+            slot.freed.wait()
+        room = self.sink.room(slot.region)
+        scratch = slot.frame.bytes(room + self.sink.extent(slot.region))
+        target = self.sink.lay(slot.region, scratch[:room])
+        np.copyto(target, slot.block)
+        self.sink.write(slot.region, target, scratch[room:])
+
+
+_SENDING_LOCK = threading.Lock()
+
+
+def _target(node: Node) -> Sink:
+    """What tiles are written back to."""
+    if not isinstance(node, Source):
+        raise InputError("only an array from outsize.empty(...) or opened with mode='r+' takes tiles back")
+    return node.store.update()
+
+
+def _clip(shape: tuple[int, ...], whole: tuple[int, ...]) -> Box:
+    if len(shape) != len(whole) or any(not isinstance(n, int) or n < 1 for n in shape):
+        raise InputError(f"a tile of shape {shape} does not cut an array of shape {whole}")
+    return tuple(max(1, min(n, length)) for n, length in zip(shape, whole, strict=True))

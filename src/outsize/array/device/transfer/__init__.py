@@ -1,0 +1,1 @@
+"""Moves blocks between host memory and a device."""

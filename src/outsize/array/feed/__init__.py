@@ -1,0 +1,1 @@
+"""Rows and batches of an array for training loops."""

@@ -1,0 +1,345 @@
+"""Makes nodes from what users write: operands, axes, indices, reductions, products. Every shape and dtype is worked
+out here."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from outsize.array.graph.barrier import Contract, Reduce, Scan
+from outsize.array.graph.elementwise import CAST, Operation, Scalar, broadcast_shapes, make_elementwise
+from outsize.array.graph.node import Fill, Node, Source
+from outsize.array.graph.rearrange import Concat, Reshape, Take, make_affine
+from outsize.array.store.base import Store
+from outsize.array.store.formats.memory import MemoryStore
+from outsize.core.errors import InputError
+
+Axes = tuple[tuple[int | None, int, int], ...]
+
+
+def source(store: Store) -> Source:
+    """The node of a store."""
+    return Source(shape=store.shape, dtype=store.dtype, store=store)
+
+
+def constant(value: Any) -> Node:
+    """The node of an array in memory."""
+    return source(MemoryStore(np.asarray(value)))
+
+
+def apply(op: Operation, *operands: Node | Scalar, dtype: Any = None) -> Node:
+    """An elementwise operation; one of scalars alone is a 0-d array."""
+    if not any(isinstance(operand, Node) for operand in operands):
+        operands = tuple(constant(o.value) if isinstance(o, Scalar) else o for o in operands)
+    return make_elementwise(op, operands, dtype)
+
+
+def cast(node: Node, dtype: Any) -> Node:
+    """astype."""
+    target = np.dtype(dtype)
+    return node if target == node.dtype else make_elementwise(CAST, (node,), target)
+
+
+class AxisError(InputError, IndexError):
+    """An axis that does not exist; as in NumPy both a wrong value and a wrong index."""
+
+
+def whole(what: str, number: Any) -> int:
+    """A whole number, or an `InputError` that says what is one."""
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise InputError(f"{what} is a whole number, not {number!r}") from None
+
+
+def axis_index(axis: Any, ndim: int) -> int:
+    """A non-negative axis number."""
+    number = whole("an axis", axis)
+    if not -ndim <= number < ndim:
+        raise AxisError(f"axis {number} does not exist in an array of {ndim} dimensions")
+    return number % ndim
+
+
+def axis_tuple(axis: Any, ndim: int) -> tuple[int, ...]:
+    """All axes for None, else the given ones, sorted."""
+    if axis is None:
+        return tuple(range(ndim))
+    axes = tuple(axis_index(a, ndim) for a in (axis if isinstance(axis, tuple | list) else (axis,)))
+    if len(set(axes)) != len(axes):
+        raise InputError(f"axis {axis} names an axis twice")
+    return tuple(sorted(axes))
+
+
+def permute(node: Node, axes: Sequence[int]) -> Node:
+    """Axes in another order."""
+    order = [axis_index(a, node.ndim) for a in axes]
+    if sorted(order) != list(range(node.ndim)):
+        raise InputError(f"axes {tuple(axes)} are not an order of {node.ndim} axes")
+    place = {axis: rank for rank, axis in enumerate(order)}
+    return make_affine(node, tuple(node.shape[a] for a in order), tuple((place[a], 0, 1) for a in range(node.ndim)))
+
+
+def drop_axes(node: Node, axes: Sequence[int]) -> Node:
+    """Without axes of length 1."""
+    for axis in axes:
+        if node.shape[axis] != 1:
+            raise InputError(f"axis {axis} has length {node.shape[axis]}: only axes of length 1 can be dropped")
+    kept = [a for a in range(node.ndim) if a not in axes]
+    rank = {axis: place for place, axis in enumerate(kept)}
+    picks: Axes = tuple((rank[a], 0, 1) if a in rank else (None, 0, 0) for a in range(node.ndim))
+    return make_affine(node, tuple(node.shape[a] for a in kept), picks)
+
+
+def insert_axes(node: Node, axes: Sequence[int]) -> Node:
+    """With new axes of length 1 at these places of the result."""
+    ndim = node.ndim + len(axes)
+    old = [place for place in range(ndim) if place not in axes]
+    shape = [1] * ndim
+    for place, length in zip(old, node.shape, strict=True):
+        shape[place] = length
+    return make_affine(node, tuple(shape), tuple((place, 0, 1) for place in old))
+
+
+def broadcast_to(node: Node, shape: tuple[int, ...]) -> Node:
+    """Repeated along axes of length 1."""
+    if broadcast_shapes(node.shape, shape) != tuple(shape):
+        raise InputError(f"an array of shape {node.shape} cannot be broadcast to {tuple(shape)}")
+    lead = len(shape) - node.ndim
+    axes: Axes = tuple(
+        (axis + lead, 0, 1) if length == shape[axis + lead] else (None, 0, 0) for axis, length in enumerate(node.shape)
+    )
+    return make_affine(node, tuple(shape), axes)
+
+
+def index(node: Node, key: Any) -> Node:
+    """node[key] for whole numbers, slices, None, Ellipsis, one-dimensional lists of indices, and masks over leading axes."""
+    parts = list(key) if isinstance(key, tuple) else [key]
+    if isinstance(parts[0] if parts else None, np.ndarray) and parts[0].dtype == bool and parts[0].ndim != 1:
+        node, parts[0] = _under_mask(node, parts[0])
+    apart = _apart(parts)
+    parts = _expand_ellipsis(parts, node)
+    axes: list[tuple[int | None, int, int]] = []
+    shape: list[int] = []
+    picks: list[tuple[int, Any]] = []
+    for part in parts:
+        if part is None:
+            shape.append(1)
+            continue
+        axis = len(axes)
+        length = node.shape[axis]
+        if isinstance(part, slice):
+            start, _, step = part.indices(length)
+            count = len(range(*part.indices(length)))
+            axes.append((len(shape), start if count else 0, step))
+            shape.append(count)
+        elif isinstance(part, list | np.ndarray | range) and np.ndim(part) == 1:
+            picks.append((len(shape), _indices(np.asarray(part), length, axis)))
+            axes.append((len(shape), 0, 1))
+            shape.append(length)
+        else:
+            axes.append((None, _whole(part, length, axis), 0))
+    result = make_affine(node, tuple(shape), tuple(axes))
+    if len(picks) > 1:
+        raise InputError("only one axis can be indexed with a list at a time: index twice, or use slices")
+    for place, indices in picks:
+        result = take(result, indices, place)
+        if apart:
+            result = permute(result, (place, *(axis for axis in range(result.ndim) if axis != place)))
+    return result
+
+
+def _apart(parts: list[Any]) -> bool:
+    """True where a list of indices and whole numbers stand apart: NumPy then puts the list's axis first."""
+    picks = [not (part is None or part is Ellipsis or isinstance(part, slice)) for part in parts]
+    return True in picks and not all(picks[picks.index(True) : len(picks) - picks[::-1].index(True)])
+
+
+def _under_mask(node: Node, mask: Any) -> tuple[Node, Any]:
+    """(the array with the axes under a mask as one, the mask with one axis)."""
+    if mask.ndim > node.ndim or any(n not in (0, length) for n, length in zip(mask.shape, node.shape, strict=False)):
+        raise IndexError(f"a mask of shape {mask.shape} does not match an array of shape {node.shape}")
+    rest = node.shape[mask.ndim :]
+    if 0 in mask.shape:  # nothing is chosen, also where the mask is shorter than the array
+        return fill((0, *rest), 0, node.dtype), np.zeros(0, bool)
+    return reshape(node, (mask.size, *rest)), mask.reshape(-1)
+
+
+def _expand_ellipsis(parts: list[Any], node: Node) -> list[Any]:
+    used = sum(part is not None and part is not Ellipsis for part in parts)
+    if used > node.ndim:
+        raise InputError(f"{used} indices for an array of {node.ndim} dimensions")
+    places = [place for place, part in enumerate(parts) if part is Ellipsis]
+    if len(places) > 1:
+        raise InputError("an index has at most one '...'")
+    fill = [slice(None)] * (node.ndim - used)
+    if places:
+        return [*parts[: places[0]], *fill, *parts[places[0] + 1 :]]
+    return parts + fill
+
+
+def _whole(part: Any, length: int, axis: int) -> int:
+    if isinstance(part, bool | np.bool_):
+        raise InputError("a boolean scalar is not an index: use a slice or None")
+    try:
+        number = operator.index(part)
+    except TypeError:
+        raise InputError(
+            f"cannot index axis {axis} with {type(part).__name__}: use whole numbers, slices, None, ... or one list of indices"
+        ) from None
+    if not -length <= number < length:
+        raise IndexError(f"index {number} is outside axis {axis} of length {length}")
+    return number % length
+
+
+def _indices(part: Any, length: int, axis: int) -> Any:
+    if part.dtype == bool:
+        if part.size != length:
+            raise IndexError(f"a mask of {part.size} does not match axis {axis} of length {length}")
+        return np.flatnonzero(part)
+    if part.size == 0:
+        return part.astype(np.int64)
+    if part.dtype.kind not in "iu":
+        raise InputError(f"indices are whole numbers, not {part.dtype}")
+    part = part.astype(np.int64)
+    if part.min() < -length or part.max() >= length:
+        raise IndexError(f"index {int(part.max())} is outside axis {axis} of length {length}")
+    return np.where(part < 0, part + length, part)
+
+
+def take(node: Node, indices: Any, axis: int) -> Node:
+    """Chosen indices along an axis."""
+    places = _indices(np.asarray(indices), node.shape[axis], axis)
+    shape = (*node.shape[:axis], len(places), *node.shape[axis + 1 :])
+    return Take(shape=shape, dtype=node.dtype, inputs=(node,), axis=axis, indices=places)
+
+
+def reshape(node: Node, shape: Any) -> Node:
+    """The same elements in C order; one length may be -1."""
+    lengths = [operator.index(shape)] if isinstance(shape, int | np.integer) else [operator.index(n) for n in shape]
+    size = math.prod(node.shape)
+    if lengths.count(-1) == 1:
+        rest = math.prod(n for n in lengths if n != -1)
+        if rest == 0 or size % rest:
+            raise InputError(f"{size} elements of shape {node.shape} do not make {tuple(lengths)}")
+        lengths[lengths.index(-1)] = size // rest
+    if math.prod(lengths) != size or any(n < 0 for n in lengths):
+        raise InputError(f"{size} elements of shape {node.shape} do not make {tuple(lengths)}")
+    target = tuple(lengths)
+    if target == node.shape:
+        return node
+    kept_from = [a for a, n in enumerate(node.shape) if n != 1]
+    kept_to = [a for a, n in enumerate(target) if n != 1]
+    if [node.shape[a] for a in kept_from] == [target[a] for a in kept_to]:  # only axes of length 1 come or go: a view
+        match = dict(zip(kept_from, kept_to, strict=True))
+        return make_affine(node, target, tuple((match.get(a), 0, 1 if a in match else 0) for a in range(node.ndim)))
+    below = node.inputs[0] if isinstance(node, Reshape) else node
+    return Reshape(shape=target, dtype=node.dtype, inputs=(below,))
+
+
+def concat(nodes: Sequence[Node], axis: int | None) -> Node:
+    """One after another; dtypes are promoted as NumPy does."""
+    if not nodes:
+        raise InputError("concat needs at least one array")
+    if axis is None:
+        nodes, axis = [reshape(node, (-1,)) for node in nodes], 0
+    axis = axis_index(axis, nodes[0].ndim)
+    rests = {(*n.shape[:axis], *n.shape[axis + 1 :]) for n in nodes}
+    if len(rests) > 1 or len({n.ndim for n in nodes}) > 1:
+        raise InputError(f"shapes {[n.shape for n in nodes]} differ outside axis {axis}")
+    dtype = np.result_type(*(n.dtype for n in nodes))
+    parts = tuple(cast(node, dtype) for node in nodes)
+    shape = list(nodes[0].shape)
+    shape[axis] = sum(n.shape[axis] for n in nodes)
+    return parts[0] if len(parts) == 1 else Concat(shape=tuple(shape), dtype=dtype, inputs=parts, axis=axis)
+
+
+def fill(shape: tuple[int, ...], value: Any, dtype: Any) -> Node:
+    """One value everywhere."""
+    return Fill(shape=shape, dtype=np.dtype(dtype), value=value)
+
+
+def _working(name: str, given: np.dtype[Any], result: np.dtype[Any]) -> np.dtype[Any]:
+    """dtype of the accumulator: float64 above float32 and float16, NumPy's own result otherwise."""
+    if name in ("any", "all"):
+        return np.dtype(bool)
+    if name in ("min", "max"):
+        return given.newbyteorder("=")
+    base = result if name in ("sum", "prod") else np.result_type(given, np.float64)
+    if base.kind == "f" and base.itemsize < 8:
+        return np.dtype(np.float64)
+    if base.kind == "c" and base.itemsize < 16:
+        return np.dtype(np.complex128)
+    return np.dtype(base)
+
+
+def reduce(name: str, node: Node, axis: Any, keepdims: bool = False, dtype: Any = None, ddof: float = 0) -> Node:
+    """A reduction, its dtype as NumPy would have it."""
+    axes = axis_tuple(axis, node.ndim)
+    count = math.prod(node.shape[a] for a in axes)
+    if name in ("min", "max", "argmin", "argmax") and count == 0:
+        raise InputError(f"{name} of no elements (shape {node.shape}, axis {axis}) has no value")
+    if name in ("argmin", "argmax") and axis is not None and len(axes) != 1:
+        raise InputError(f"{name} works along one axis or over all of them")
+    if name in ("var", "std"):
+        probe = getattr(np, name)(np.zeros(2, node.dtype))
+        result = np.asarray(probe).dtype
+    else:
+        result = np.asarray(getattr(np, name)(np.zeros(1, node.dtype))).dtype
+    if dtype is not None and result != dtype:  # elements are cast before they are added or multiplied, as NumPy's
+        result = np.dtype(dtype)
+        node = cast(node, result)
+    working = _working(name, node.dtype, result)
+    shape = tuple(1 if a in axes else n for a, n in enumerate(node.shape))
+    made: Node = Reduce(shape=shape, dtype=result, inputs=(node,), name=name, axes=axes, working=working, ddof=ddof)
+    return made if keepdims else drop_axes(made, axes)
+
+
+def scan(ufunc: np.ufunc, node: Node, axis: Any, dtype: Any = None) -> Node:
+    """A running sum or product."""
+    if axis is None:
+        node, axis = reshape(node, (-1,)), 0
+    axis = axis_index(axis, node.ndim)
+    result = np.asarray(np.sum(np.zeros(1, node.dtype))).dtype
+    if dtype is not None and result != dtype:
+        result = np.dtype(dtype)
+        node = cast(node, result)
+    return Scan(
+        shape=node.shape,
+        dtype=result,
+        inputs=(node,),
+        ufunc=ufunc,
+        axis=axis,
+        working=_working("sum", node.dtype, result),
+    )
+
+
+def contract(a: Node, b: Node, batch: int, summed: int) -> Node:
+    """The canonical product: see `Contract`."""
+    dtype = np.matmul(np.zeros((1, 1), a.dtype), np.zeros((1, 1), b.dtype)).dtype
+    m = a.ndim - batch - summed
+    if a.shape[:batch] != b.shape[:batch] or a.shape[batch + m :] != b.shape[batch : batch + summed]:
+        raise InputError(f"shapes {a.shape} and {b.shape} do not match for a product")
+    shape = (*a.shape[: batch + m], *b.shape[batch + summed :])
+    return Contract(shape=shape, dtype=dtype, inputs=(a, b), batch=batch, summed=summed)
+
+
+def matmul(a: Node, b: Node) -> Node:
+    """NumPy's @: matrices in the last two axes, the rest broadcast; vectors are promoted and demoted."""
+    if a.ndim == 0 or b.ndim == 0:
+        raise InputError("@ needs arrays of at least one dimension: use * for scalars")
+    left, right = a.ndim == 1, b.ndim == 1
+    a = insert_axes(a, (0,)) if left else a
+    b = insert_axes(b, (1,)) if right else b
+    if a.shape[-1] != b.shape[-2]:
+        raise InputError(
+            f"shapes {a.shape} and {b.shape} do not match: {a.shape[-1]} columns against {b.shape[-2]} rows"
+        )
+    lead = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = broadcast_to(a, (*lead, *a.shape[-2:])), broadcast_to(b, (*lead, *b.shape[-2:]))
+    result = contract(a, b, len(lead), 1)
+    drop = ([result.ndim - 2] if left else []) + ([result.ndim - 1] if right else [])
+    return drop_axes(result, drop) if drop else result

@@ -1,0 +1,139 @@
+"""Elementwise operations: NumPy's ufuncs and the few that are not ufuncs, one row each.
+
+The result's dtype is NumPy's own answer: the operation is asked on arrays of no elements, so that promotion (weak
+Python scalars included) is never imitated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outsize.array.graph.node import Node, Shape
+from outsize.array.store.base import Block, Region, region_shape
+from outsize.core.errors import InputError
+
+if TYPE_CHECKING:
+    from outsize.array.graph.frame import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One elementwise function."""
+
+    name: str
+    """What it is called in plans."""
+    apply: Callable[..., Any]
+    """apply(out, *blocks): writes the result into `out`."""
+    probe: Callable[..., Any]
+    """probe(*empty arrays or scalars) -> an array of the result's dtype."""
+    in_place: bool = True
+    """True where `out` may be one of the blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A Python or NumPy scalar among the operands."""
+
+    value: Any
+    """The scalar itself: Python's stay weak in promotion."""
+
+
+def _from_ufunc(ufunc: np.ufunc) -> Operation:
+    return Operation(ufunc.__name__, lambda out, *blocks: ufunc(*blocks, out=out), ufunc)
+
+
+def _cast(out: Block, block: Block) -> None:
+    np.copyto(out, block, casting="unsafe")
+
+
+def _where(out: Block, condition: Block, x: Any, y: Any) -> None:
+    np.copyto(out, y, casting="unsafe")
+    np.copyto(out, x, casting="unsafe", where=condition)
+
+
+def _probe_where(condition: Any, x: Any, y: Any) -> Any:
+    return np.empty(0, np.result_type(x, y))
+
+
+CAST = Operation("astype", _cast, lambda block: block)
+WHERE = Operation("where", _where, _probe_where, in_place=False)
+REAL = Operation("real", lambda out, block: np.copyto(out, block.real), lambda block: block.real, in_place=False)
+IMAG = Operation("imag", lambda out, block: np.copyto(out, block.imag), lambda block: block.imag, in_place=False)
+
+
+def rounding(decimals: int) -> Operation:
+    """np.round to a number of decimals."""
+    return Operation(
+        f"round({decimals})", lambda out, block: np.round(block, decimals, out=out), lambda b: np.round(b, decimals)
+    )
+
+
+_UFUNCS: dict[str, Operation] = {}
+
+
+def operation(ufunc: np.ufunc) -> Operation:
+    """The operation of a ufunc with one output and no core dimensions."""
+    if ufunc.nout != 1 or ufunc.signature is not None:
+        raise InputError(
+            f"np.{ufunc.__name__} has no elementwise rule: it returns {ufunc.nout} arrays or works on whole axes"
+        )
+    return _UFUNCS.setdefault(ufunc.__name__, _from_ufunc(ufunc))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Elementwise(Node):
+    """An operation on blocks that broadcast together."""
+
+    operation: Operation
+    """What is done."""
+    args: tuple[Node | Scalar, ...]
+    """Operands in order."""
+
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+        from outsize.array.kernels.fused import evaluate_fused
+
+        return evaluate_fused(self, region, frame, out)
+
+    def detail(self) -> tuple[Any, ...]:
+        return (self.operation.name, tuple(repr(a.value) if isinstance(a, Scalar) else "" for a in self.args))
+
+    def label(self) -> str:
+        return self.operation.name
+
+
+def make_elementwise(op: Operation, args: tuple[Node | Scalar, ...], dtype: Any = None) -> Elementwise:
+    """The node of an operation on operands, its shape and dtype worked out."""
+    nodes = tuple(arg for arg in args if isinstance(arg, Node))
+    shape = broadcast_shapes(*(node.shape for node in nodes))
+    if dtype is None:
+        probe = op.probe(*(np.empty(0, arg.dtype) if isinstance(arg, Node) else arg.value for arg in args))
+        dtype = np.asarray(probe).dtype
+    return Elementwise(shape=shape, dtype=np.dtype(dtype), inputs=nodes, operation=op, args=args)
+
+
+def broadcast_shapes(*shapes: Shape) -> Shape:
+    """The common shape, or an `InputError` that names the shapes; any length goes, NumPy's own function stops at
+    2**63."""
+    ndim = max((len(shape) for shape in shapes), default=0)
+    result = [1] * ndim
+    for shape in shapes:
+        for axis, length in enumerate(shape, ndim - len(shape)):
+            if length != 1 and result[axis] not in (1, length):
+                raise InputError(f"shapes {' and '.join(map(str, shapes))} do not broadcast together")
+            result[axis] = length if length != 1 else result[axis]
+    return tuple(result)
+
+
+def broadcast_region(region: Region, shape: Shape) -> Region:
+    """The region that an operand of this shape contributes to a region of the result."""
+    tail = region[len(region) - len(shape) :]
+    return tuple((0, 1) if length == 1 else span for span, length in zip(tail, shape, strict=True))
+
+
+def covers(region: Region, shape: Shape) -> bool:
+    """True where the region is the whole of the shape."""
+    return region_shape(region) == shape

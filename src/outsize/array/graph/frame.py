@@ -1,0 +1,159 @@
+"""The memory of one worker: one buffer from the pool, handed out from its front and taken back in the reverse order.
+
+In: a buffer, and the stores that finished passes left behind. Out: blocks inside the buffer. A dry frame has no
+buffer: it hands out blocks that take no memory and records what would have been taken and read; that is how a plan
+learns its exact peak and its reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from outsize.array.graph.node import Node
+from outsize.array.kernels.blas import NOTHING, Packing
+from outsize.array.kernels.copies import copy_block
+from outsize.array.kernels.fused import Program, compile_program
+from outsize.array.store.base import ALIGNMENT, Block, Buffer, Region, Store, region_shape, round_up
+
+_EMPTY = np.empty(0, np.uint8)
+
+
+class Frame:
+    """A stack of memory; dry where `buffer` is None."""
+
+    def __init__(self, buffer: Buffer | None, bindings: Mapping[Node, Store]) -> None:
+        self.buffer = buffer
+        self.dry = buffer is None
+        self.bindings = bindings
+        self.position = 0
+        self.peak = 0
+        """Most bytes of the buffer that were taken at once."""
+        self.outside = 0
+        """Most bytes that user functions and library calls may allocate by themselves."""
+        self.packing = NOTHING
+        """Most that BLAS takes for its own buffers, and keeps."""
+        self.device = 0
+        """Bytes of a device that the chunk takes, where one takes part."""
+        self.reads: list[tuple[Store, Region]] = []
+        """What was read, recorded only when dry."""
+        self.loose = False
+        """Dry, and other regions of this shape may lie less luckily in their stores: reads are counted at their most."""
+        self._memo: dict[tuple[int, Region], Block] = {}
+        self._supposed: dict[tuple[Any, ...], tuple[int, int, Packing]] = {}
+        self._programs: dict[int, Program] = {}
+
+    def reset(self) -> None:
+        """Take everything back."""
+        self.position = 0
+        self._memo.clear()
+
+    def mark(self) -> tuple[int, int]:
+        """Remember this height, for `release`."""
+        return self.position, len(self._memo)
+
+    def release(self, mark: tuple[int, int]) -> None:
+        """Take back what was handed out since the mark."""
+        self.position, kept = mark
+        while len(self._memo) > kept:
+            self._memo.popitem()
+
+    def bytes(self, size: int) -> Buffer:
+        """`size` bytes that begin on a page."""
+        start = self.position
+        self.position = start + round_up(size)
+        self.peak = max(self.peak, self.position)
+        if self.buffer is None:
+            return _EMPTY
+        if self.position > self.buffer.nbytes:
+            return spill(size)
+        return self.buffer[start : start + size]
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
+        """An uninitialised block."""
+        size = dtype.itemsize
+        for length in shape:
+            size *= length
+        memory = self.bytes(size)
+        if self.dry:
+            return phantom(shape, dtype)
+        return np.ndarray(shape, dtype, memory.data)
+
+    def reserve(self, size: int) -> None:
+        """Count memory that is not ours to hand out: what a user's function allocates."""
+        self.outside = max(self.outside, size)
+
+    def pack(self, packing: Packing) -> None:
+        """Count what BLAS takes for its own buffers."""
+        self.packing = self.packing.join(packing)
+
+    def suppose(self, node: Node, region: Region, out: Block | None) -> None:
+        """Count, when dry, the memory of a region that another part of the output would want; it is not read."""
+        if not self.dry or 0 in region_shape(region):
+            return
+        key = (id(node), region, None if out is None else (out.dtype, out.strides))
+        found = self._supposed.get(key)
+        if found is None:  # once a region: joins of joins of joins would double the work at every level
+            trial = Frame(None, self.bindings)
+            trial.loose, trial._supposed, trial._programs = True, self._supposed, self._programs
+            trial.evaluate(node, region, out)
+            found = self._supposed[key] = trial.peak, trial.outside, trial.packing
+        self.pack(found[2])
+        self.peak, self.outside = max(self.peak, self.position + found[0]), max(self.outside, found[1])
+
+    def read(self, store: Store, region: Region) -> Block:
+        """A region of a store."""
+        if store.resident:  # when dry too: what has to be packed shows in its strides
+            block = store.read(region, _EMPTY)
+            if not self.dry or block.shape == region_shape(region):  # of nothing, a plan looks at what is not there
+                return block
+        if self.dry:
+            self.bytes(store.most(region) if self.loose else store.extent(region))
+            if not store.resident:
+                self.reads.append((store, region))
+            return phantom(region_shape(region), store.dtype, store.order)
+        return store.read(region, self.bytes(store.extent(region)))
+
+    def copy(self, target: Block, block: Block) -> None:
+        """Copy a block, with a cast where the dtypes differ."""
+        if not self.dry:
+            copy_block(target, block)
+
+    def program(self, node: Node) -> Program:
+        """The fused program of a node, compiled once."""
+        found = self._programs.get(id(node))
+        if found is None:
+            found = self._programs[id(node)] = compile_program(node, self.bindings)
+        return found
+
+    def evaluate(self, node: Node, region: Region, out: Block | None = None) -> Block:
+        """The block of a node's region, made once however many users it has; in `out` where that is given."""
+        key = (id(node), region)
+        block = self._memo.get(key)
+        if block is None:
+            store = self.bindings.get(node)
+            block = node.evaluate(region, self, out) if store is None else self.read(store, region)
+            if out is not None and block is out:
+                return out
+            self._memo[key] = block
+        if out is not None:
+            self.copy(out, block)
+            return out
+        return block
+
+
+def spill(size: int) -> Buffer:
+    """Memory outside the buffer, where a dry run foresaw too little; tests make this an error."""
+    return np.empty(size + ALIGNMENT, np.uint8)[:size]
+
+
+def phantom(shape: tuple[int, ...], dtype: np.dtype[Any], order: tuple[int, ...] | None = None) -> Block:
+    """A block of any size that takes no memory; it has strides to look at, and its elements must never be touched."""
+    strides = [0] * len(shape)
+    step = dtype.itemsize
+    for axis in reversed(order or range(len(shape))):
+        strides[axis] = step
+        step *= shape[axis]
+    return np.lib.stride_tricks.as_strided(np.zeros((), dtype), shape, strides, writeable=False)

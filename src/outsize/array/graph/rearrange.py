@@ -1,0 +1,342 @@
+"""Moving elements without changing them: views, joins, repeats and picks.
+
+`Affine` is every rearrangement that NumPy would call a view, composed into one node: transposition, slices with steps,
+flips, single indices, new axes, broadcasting. The others assemble a region piece by piece into a block.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outsize.array.graph.frame import Frame
+from outsize.array.graph.node import Node, Shape, Source
+from outsize.array.store.base import ALIGNMENT, Block, Region, region_shape
+
+_SPARSE = 1 << 16
+"""Bytes: with steps further apart than this, rows are read one by one and what lies between is left out."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Affine(Node):
+    """Output index -> input index, axis by axis."""
+
+    axes: tuple[tuple[int | None, int, int], ...]
+    """For each input axis (output axis or None, start, step): index = start + step * output index, or `start` alone."""
+
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+        child = self.inputs[0]
+        if math.prod(region_shape(region)) == 0:
+            return np.empty(region_shape(region), self.dtype)
+        axis = self._sparse_axis(region)
+        if axis is not None:
+            return self._gather(axis, region, frame, out)
+        spans: list[tuple[int, int]] = []
+        picks: list[int | slice] = []
+        kept: list[int] = []
+        for target, start, step in self.axes:
+            if target is None:
+                spans.append((start, start + 1))
+                picks.append(0)
+                continue
+            first, last = (start + step * edge for edge in (region[target][0], region[target][1] - 1))
+            spans.append((min(first, last), max(first, last) + 1))
+            picks.append(slice(None, None, step if step else 1))
+            kept.append(target)
+        view = frame.evaluate(child, tuple(spans))[(*picks, ...)]  # a view even of one element: it may not be there yet
+        view = view.transpose(tuple(int(i) for i in np.argsort(kept))) if kept else view
+        full = tuple(slice(None) if axis in kept else None for axis in range(len(region)))
+        return np.broadcast_to(view[(*full, ...)], region_shape(region))
+
+    def _sparse_axis(self, region: Region) -> int | None:
+        """An output axis whose steps skip so much that its indices are better read one by one."""
+        inner = self.dtype.itemsize
+        for (target, _, step), length in zip(reversed(self.axes), reversed(self.inputs[0].shape), strict=True):
+            if target is not None and abs(step) > 1 and abs(step) * inner > _SPARSE:
+                return target if region[target][1] - region[target][0] > 1 else None
+            inner *= length
+        return None
+
+    def _gather(self, axis: int, region: Region, frame: Frame, out: Block | None) -> Block:
+        block = frame.array(region_shape(region), self.dtype) if out is None else out
+        start, stop = region[axis]
+        places = range(start, start + 1) if frame.dry else range(start, stop)
+        for place in places:
+            part = (*region[:axis], (place, place + 1), *region[axis + 1 :])
+            mark = frame.mark()
+            view = block[(slice(None),) * axis + (slice(place - start, place - start + 1),)]
+            frame.evaluate(self, part, view)
+            frame.release(mark)
+        if frame.dry and frame.reads:
+            frame.reads.extend([frame.reads[-1]] * (stop - start - 1))
+        return block
+
+    def detail(self) -> tuple[Any, ...]:
+        return (self.axes, self.shape)
+
+    def label(self) -> str:
+        order = [target for target, _, _ in self.axes if target is not None]
+        return "transpose" if order != sorted(order) else "slice"
+
+
+def make_affine(node: Node, shape: Shape, axes: tuple[tuple[int | None, int, int], ...]) -> Node:
+    """An affine node; one on top of another becomes one, and one that changes nothing disappears."""
+    if isinstance(node, Affine):
+        inner: list[tuple[int | None, int, int]] = []
+        for target, start, step in node.axes:
+            if target is None:
+                inner.append((None, start, 0))
+                continue
+            above, above_start, above_step = axes[target]
+            inner.append((above, start + step * above_start, step * above_step if above is not None else 0))
+        return make_affine(node.inputs[0], shape, tuple(inner))
+    identity = tuple((axis, 0, 1) for axis in range(len(shape)))
+    if shape == node.shape and axes == identity:
+        return node
+    return Affine(shape=shape, dtype=node.dtype, inputs=(node,), axes=axes)
+
+
+_GAPS = 16
+"""Elements of a whole row for each one that is wanted, at most: a plan holds them all."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reshape(Node):
+    """The same elements in C order under another shape."""
+
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+        wide = self._widened(region)
+        if wide != region:
+            block = frame.evaluate(self, wide)
+            return block[tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(region, wide, strict=True))]
+        shape = region_shape(region)
+        packed = out if out is not None and out.flags.c_contiguous and out.dtype == self.dtype else None
+        block = frame.array(shape, self.dtype) if packed is None else packed
+        if 0 in self.shape:  # a plan asks for one element at least
+            return block
+        child = self.inputs[0]
+        before, after = self._alike()
+        lead, middle, tail = region[:before], region[before : len(region) - after], region[len(region) - after :]
+        inner = child.shape[before : child.ndim - after]
+        flat = block.reshape((*shape[:before], -1, *shape[len(shape) - after :]))
+
+        def part(box: Region, position: int) -> tuple[Region, Block]:
+            """(a box of the child, its place in the block)."""
+            whole = (*lead, *box, *tail)
+            place = (slice(None),) * before + (slice(position, position + math.prod(region_shape(box))),)
+            return whole, flat[place].reshape(region_shape(whole))
+
+        position = 0
+        for start, stop in _stretches(self.shape[before : len(shape) - after], middle):
+            for box in _boxes(inner, start, stop):
+                mark = frame.mark()
+                frame.evaluate(child, *part(box, position))
+                frame.release(mark)
+                position += math.prod(region_shape(box))
+        if frame.dry and block.size:
+            row, size = math.prod(inner[1:]), math.prod(region_shape(middle))
+            for box in _boxes(inner, 0, min(math.prod(inner), size // row * row or size)):
+                frame.suppose(child, *part(box, 0))
+        return block
+
+    def _widened(self, region: Region) -> Region:
+        """The region with short rows made whole, where it wants a fair part of them: crumbs cost more than the gaps."""
+        before, after = self._alike()
+        end = len(region) - after
+        size, more = self.dtype.itemsize * math.prod(region_shape(region[end:])), 1.0
+        wide = list(region)
+        for axis in reversed(range(before + 1, end)):
+            low, high = region[axis]
+            size *= self.shape[axis]
+            more *= self.shape[axis] / max(1, high - low)
+            if size > ALIGNMENT or more > _GAPS:
+                break
+            wide[axis] = (0, self.shape[axis])
+        return tuple(wide)
+
+    def _alike(self) -> tuple[int, int]:
+        """How many leading and trailing axes stay as they are: a part of them is the same part of the child."""
+        theirs = self.inputs[0].shape
+        pairs = list(zip(self.shape, theirs, strict=False))
+        before = next((place for place, (own, other) in enumerate(pairs) if own != other), len(pairs))
+        rest = list(zip(reversed(self.shape[before:]), reversed(theirs[before:]), strict=False))
+        return before, next((place for place, (own, other) in enumerate(rest) if own != other), len(rest))
+
+    def detail(self) -> tuple[Any, ...]:
+        return (self.shape,)
+
+
+def _stretches(shape: Shape, region: Region) -> list[tuple[int, int]]:
+    """The region as ranges of flat indices, in order."""
+    lengths = region_shape(region)
+    if math.prod(lengths) == 0:
+        return []
+    axis = len(shape)
+    while axis > 0 and lengths[axis - 1] == shape[axis - 1]:
+        axis -= 1
+    axis = max(axis - 1, 0)
+    strides = [math.prod(shape[a + 1 :]) for a in range(len(shape))]
+    base = sum(start * stride for (start, _), stride in zip(region, strides, strict=True))
+    size = math.prod(lengths[axis:]) if shape else 1
+    return [
+        (
+            base + sum(i * strides[a] for a, i in enumerate(index)),
+            base + sum(i * strides[a] for a, i in enumerate(index)) + size,
+        )
+        for index in itertools.product(*(range(length) for length in lengths[:axis]))
+    ]
+
+
+def _boxes(shape: Shape, start: int, stop: int) -> list[Region]:
+    """Boxes that cover the flat range [start, stop) of a C-ordered shape, in order, each contiguous."""
+    if not shape:
+        return [()]
+    row = math.prod(shape[1:])
+    if len(shape) == 1:
+        return [((start, stop),)]
+    first, last = -(-start // row), stop // row
+    if first > last:  # inside one row
+        return [
+            ((first - 1, first), *box) for box in _boxes(shape[1:], start - (first - 1) * row, stop - (first - 1) * row)
+        ]
+    boxes: list[Region] = []
+    if start < first * row:
+        boxes += [((first - 1, first), *box) for box in _boxes(shape[1:], start - (first - 1) * row, row)]
+    if first < last:
+        boxes.append(((first, last), *((0, length) for length in shape[1:])))
+    if last * row < stop:
+        boxes += [((last, last + 1), *box) for box in _boxes(shape[1:], 0, stop - last * row)]
+    return boxes
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Concat(Node):
+    """Arrays one after another along an axis."""
+
+    axis: int
+    """Which axis."""
+
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+        alone = None if out is not None or frame.dry else self._alone(region, frame)
+        if alone is not None:  # a view takes less than the block that a dry run has counted
+            return frame.evaluate(*alone)
+        block = frame.array(region_shape(region), self.dtype) if out is None else out
+        start, stop = region[self.axis]
+        begin = 0
+        for child in self.inputs:
+            end = begin + child.shape[self.axis]
+            low, high = max(start, begin), min(stop, end)
+            if low < high:
+                part = (*region[: self.axis], (low - begin, high - begin), *region[self.axis + 1 :])
+                mark = frame.mark()
+                frame.evaluate(child, part, block[(slice(None),) * self.axis + (slice(low - start, high - start),)])
+                frame.release(mark)
+            begin = end
+        for child in self._kinds(frame) if frame.dry else ():
+            length = min(stop - start, child.shape[self.axis])
+            part = (*region[: self.axis], (0, length), *region[self.axis + 1 :])
+            frame.suppose(child, part, block[(slice(None),) * self.axis + (slice(0, length),)])
+        return block
+
+    def _alone(self, region: Region, frame: Frame) -> tuple[Node, Region] | None:
+        """The only part that a region touches, and where in it, if that part lies in memory."""
+        start, stop = region[self.axis]
+        begin = 0
+        for child in self.inputs:
+            end = begin + child.shape[self.axis]
+            if begin <= start and stop <= end:
+                store = frame.bindings.get(child) or (child.store if isinstance(child, Source) else None)
+                if store is None or not store.resident:
+                    return None
+                return child, (*region[: self.axis], (start - begin, stop - begin), *region[self.axis + 1 :])
+            begin = end
+        return None
+
+    def _kinds(self, frame: Frame) -> list[Node]:
+        """The inputs that may differ in the memory they take: of sources alike, the longest."""
+        found: dict[Any, Node] = {}
+        for child in sorted(self.inputs, key=lambda node: node.shape[self.axis]):
+            key: Any = id(child)
+            if isinstance(child, Source) and child not in frame.bindings:
+                key = (type(child.store), child.store.order, child.dtype)
+            found[key] = child
+        return list(found.values())
+
+    def detail(self) -> tuple[Any, ...]:
+        return (self.axis,)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Wrap(Node):
+    """An array repeated end to end along an axis: index -> (index + shift) modulo its length."""
+
+    axis: int
+    """Which axis."""
+    shift: int = 0
+    """Where the first copy begins; a roll is one copy with a shift."""
+
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+        block = frame.array(region_shape(region), self.dtype) if out is None else out
+        length = self.inputs[0].shape[self.axis]
+        if not length:  # a plan asks for one element at least
+            return block
+        start, stop = region[self.axis]
+        place = start
+        while place < stop:
+            low = (place + self.shift) % length
+            high = min(length, low + stop - place)
+            part = (*region[: self.axis], (low, high), *region[self.axis + 1 :])
+            mark = frame.mark()
+            view = block[(slice(None),) * self.axis + (slice(place - start, place - start + high - low),)]
+            frame.evaluate(self.inputs[0], part, view)
+            frame.release(mark)
+            place += high - low
+        span = (0, min(length, stop - start))
+        part = (*region[: self.axis], span, *region[self.axis + 1 :])
+        frame.suppose(self.inputs[0], part, block[(slice(None),) * self.axis + (slice(*span),)])
+        return block
+
+    def detail(self) -> tuple[Any, ...]:
+        return (self.axis, self.shift, self.shape)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Take(Node):
+    """Chosen indices along an axis, in any order; the indices themselves are in memory."""
+
+    axis: int
+    """Which axis."""
+    indices: Block
+    """Non-negative indices, one-dimensional."""
+
+    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+        block = frame.array(region_shape(region), self.dtype) if out is None else out
+        start, stop = region[self.axis]
+        wanted = self.indices[start:stop]
+        if wanted.size == 0 or block.size == 0:
+            return block
+        lead: tuple[Any, ...] = (slice(None),) * self.axis
+        if frame.dry:
+            span = (0, min(2 * wanted.size, self.inputs[0].shape[self.axis]))
+            frame.suppose(self.inputs[0], (*region[: self.axis], span, *region[self.axis + 1 :]), None)
+            frame.reserve(block.nbytes)
+        low, high = int(wanted.min()), int(wanted.max()) + 1
+        if high - low <= 2 * wanted.size:  # dense: one read, then a pick
+            part = (*region[: self.axis], (low, high), *region[self.axis + 1 :])
+            source = frame.evaluate(self.inputs[0], part)
+            frame.reserve(block.nbytes)
+            frame.copy(block, source if frame.dry else source[(*lead, wanted - low)])
+            return block
+        for place, index in enumerate(wanted.tolist()):
+            part = (*region[: self.axis], (index, index + 1), *region[self.axis + 1 :])
+            mark = frame.mark()
+            frame.evaluate(self.inputs[0], part, block[(*lead, slice(place, place + 1))])
+            frame.release(mark)
+        return block
+
+    def detail(self) -> tuple[Any, ...]:
+        return (self.axis, self.indices.tobytes())

@@ -1,0 +1,1 @@
+"""What computes on blocks: fused programs, accumulators, ranks, products, copies."""

@@ -1,0 +1,360 @@
+"""Reductions in three steps: slices into the partial of a chunk, partials into the state of a tile, the state into a
+result.
+
+Slices are summed pairwise in their own dtype, everything above them in float64, so that billions of float32 do not
+drift. Moments are shifted sums within a chunk (the shift is the first slice's mean, or nothing where that is small
+beside the spread; a chunk in which the shift turns out poor is gone through again with its own mean) and Chan's
+pairwise formula between chunks. Partials are folded in the chunks' order, so that a result does not depend on which
+thread was faster.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from outsize.array.kernels.fused import Index
+from outsize.array.store.base import Block, Region, region_shape
+
+States = list[Block]
+
+_SAFE_ROWS = 512
+"""Elements that may be summed one after another in float32; more go through float64."""
+_WORTH_SHIFT = 0.95
+"""Share of the squares that the mean must explain for slices of a long chunk to be shifted."""
+_LONG = 4096
+"""Elements summed in one chunk from which on slices' roundings even out, so that a small shift can be spared."""
+_POOR_SHIFT = 0.99
+"""Share of the squares that the shift may explain before a chunk is gone through again."""
+
+_FOLDS: dict[str, tuple[np.ufunc, Any]] = {
+    "add": (np.add, 0),
+    "multiply": (np.multiply, 1),
+    "minimum": (np.minimum, max),
+    "maximum": (np.maximum, min),
+    "or": (np.logical_or, False),
+    "and": (np.logical_and, True),
+}
+"""Kind -> its ufunc and where it starts; `max` and `min` stand for the dtype's own ends."""
+
+KINDS = {
+    "sum": "add", "mean": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "any": "or", "all": "and",
+    "var": "moments", "std": "moments", "argmin": "argmin", "argmax": "argmax",
+}  # fmt: skip
+"""Reduction -> the kind of accumulator it needs; a mean beside a var or std of the same thing takes theirs."""
+
+
+def _end(dtype: np.dtype[Any], pick: Callable[..., Any]) -> Any:
+    if dtype.kind == "b":
+        return pick is max
+    if dtype.kind in "iu":
+        return pick(np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return pick(-np.inf, np.inf)
+
+
+class Accumulator(abc.ABC):
+    """What one reduction of one input keeps; as a consumer it takes slices into the partial of the current chunk."""
+
+    def __init__(self, axes: tuple[int, ...], ndim: int, dtype: np.dtype[Any], working: np.dtype[Any]) -> None:
+        self.axes, self.dtype, self.working = axes, dtype, working
+        self.flat = len(axes) == ndim
+
+    @abc.abstractmethod
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        """dtypes of the state's arrays, each of the tile's shape with reduced axes of length 1."""
+
+    @abc.abstractmethod
+    def start(self, states: States) -> None:
+        """Before the first chunk."""
+
+    @abc.abstractmethod
+    def combine(self, states: States, partial: States, count: int) -> None:
+        """Fold the partial of a chunk, made of `count` elements each, into the state."""
+
+    def kept(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the state for a chunk of this shape."""
+        return tuple(1 if axis in self.axes else length for axis, length in enumerate(shape))
+
+
+class Taking:
+    """The slices of one chunk on their way into its partial."""
+
+    def __init__(self, owner: Accumulator, partial: States) -> None:
+        self.owner, self.partial = owner, partial
+        self.flat = owner.flat
+        self.axes: tuple[int, ...] | None = None
+        self.views = partial
+
+    def begin(self, order: tuple[int, ...] | None, shape: tuple[int, ...]) -> None:
+        """Turn the partial's axes as the slices' are."""
+        if order is None:
+            self.axes, self.views = None, [part.reshape(()) for part in self.partial]
+            return
+        self.axes = tuple(place for place, axis in enumerate(order) if axis in self.owner.axes)
+        self.views = [part.transpose(order) for part in self.partial]
+
+    def places(self, index: Index) -> States:
+        """Where in the partial a slice belongs."""
+        if self.axes is None:
+            return self.views
+        picks = tuple(slice(0, 1) if place in self.axes else part for place, part in enumerate(index))
+        return [view[picks] for view in self.views]
+
+    def reduce(self, ufunc: np.ufunc, value: Block, dtype: np.dtype[Any] | None) -> Any:
+        """ufunc over the reduced axes of a slice."""
+        if self.axes is None:
+            return ufunc.reduce(value, axis=None, dtype=dtype)
+        return ufunc.reduce(value, axis=self.axes, dtype=dtype, keepdims=True)
+
+    def long(self, value: Block) -> bool:
+        """True where more elements are summed one after another than float32 bears."""
+        if self.axes is None or (len(value.shape) - 1 in self.axes and value.shape[-1] > 8):
+            return False
+        rows: int = math.prod(value.shape[axis] for axis in self.axes)
+        return rows > _SAFE_ROWS
+
+
+class Fold(Accumulator):
+    """sum, product, minimum, maximum, any, all."""
+
+    def __init__(
+        self, kind: str, axes: tuple[int, ...], ndim: int, dtype: np.dtype[Any], working: np.dtype[Any]
+    ) -> None:
+        super().__init__(axes, ndim, dtype, working)
+        self.kind = kind
+        self.ufunc, begin = _FOLDS[kind]
+        self.identity = _end(working, begin) if begin in (max, min) else begin
+
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        return (self.working,)
+
+    def start(self, states: States) -> None:
+        states[0][...] = self.identity
+
+    def combine(self, states: States, partial: States, count: int) -> None:
+        self.ufunc(states[0], partial[0], out=states[0])
+
+    def consumer(self, partial: States) -> Any:
+        self.start(partial)
+        return _Folding(self, partial)
+
+
+class _Folding(Taking):
+    owner: Fold
+    whole = True
+    """Makes no temporaries, so a slice of any length will do."""
+
+    def take(self, value: Block, index: Index) -> None:
+        owner = self.owner
+        dtype: np.dtype[Any] | None = owner.working
+        if owner.kind == "add" and value.dtype.char in "fFdD" and not self.long(value):
+            dtype = None  # pairwise or short: NumPy's own sum is good, and fast
+        elif owner.kind in ("minimum", "maximum", "or", "and"):
+            dtype = None
+        (place,) = self.places(index)
+        owner.ufunc(place, self.reduce(owner.ufunc, value, dtype), out=place)
+
+
+class Moments(Accumulator):
+    """Count, mean and sum of squared deviations."""
+
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        real = np.dtype(self.working.char.lower()) if self.working.kind == "c" else self.working
+        return (real, self.working, real)
+
+    def start(self, states: States) -> None:
+        for state in states:
+            state[...] = 0
+
+    def combine(self, states: States, partial: States, count: int) -> None:
+        """Chan, Golub and LeVeque 1979: (n, mean, M2) of two sets into that of both."""
+        n, mean, squares = states
+        _, part_mean, part_squares = partial
+        total = n + count
+        delta = part_mean - mean
+        apart = mean * (n / total) + part_mean * (
+            count / total
+        )  # where the difference is infinite, the mean may not be
+        np.copyto(mean, np.where(np.isfinite(delta), mean + delta * (count / total), apart))
+        squares += part_squares + np.square(np.abs(delta)) * (n * (count / total))
+        n[...] = total
+
+    def consumer(self, partial: States) -> Any:
+        return _Shifting(self, partial)
+
+
+class _Shifting(Taking):
+    """Sums of x - shift and of its square; the shift lives in the partial's third array until `close`."""
+
+    def __init__(self, owner: Accumulator, partial: States, shift: Block | None = None) -> None:
+        super().__init__(owner, partial)
+        self.given = shift
+        narrow = owner.dtype if owner.dtype.char in "fdgFDG" else owner.working
+        self.shift = np.zeros(partial[0].shape, narrow)
+        if shift is not None:
+            np.copyto(self.shift, shift, where=np.isfinite(shift), casting="unsafe")
+        self.sums = np.zeros(partial[1].shape, owner.working)
+        self.squares = np.zeros(partial[2].shape, partial[2].dtype)
+        self.room: Block | None = None
+        self.shifted = shift is not None or owner.dtype != self.shift.dtype
+        """Slices are shifted before they are squared; always so where they must be widened anyway."""
+
+    def begin(self, order: tuple[int, ...] | None, shape: tuple[int, ...]) -> None:
+        super().begin(order, shape)
+        self.spare = math.prod(shape if self.axes is None else [shape[axis] for axis in self.axes]) >= _LONG
+        arrays = [self.shift, self.sums, self.squares]
+        self.views = [a.reshape(()) if order is None else a.transpose(order) for a in arrays]
+
+    def take(self, value: Block, index: Index) -> None:
+        shift, sums, squares = self.places(index)
+        wide = self.owner.working if self.long(value) or value.dtype.char not in "fdgFDG" else None
+        spans = index if self.axes is None else tuple(index[axis] for axis in self.axes)
+        room = self._room(value, shift)
+        first = self.given is None and all(span.start == 0 for span in spans)
+        if not first:
+            if self.shifted:
+                np.subtract(value, shift, out=room, casting="unsafe")
+            total, square = self._sum(room if self.shifted else value, room, wide)
+        else:
+            if value.dtype != room.dtype:
+                np.copyto(room, value, casting="unsafe")
+            total, square = self._sum(room if value.dtype != room.dtype else value, room, wide)
+            count = value.size if self.axes is None else math.prod(value.shape[axis] for axis in self.axes)
+            if self._choose(shift, total / count, square / count) or self.shifted:
+                np.subtract(value, shift, out=room, casting="unsafe")
+                total, square = self._sum(room, room, wide)
+        sums += total
+        squares += square
+
+    def _choose(self, shift: Block, mean: Any, square: Any) -> bool:
+        """Take the first slice's mean as the shift, where it explains so much of the squares that it is worth it."""
+        small = np.isfinite(square) & (np.square(np.abs(mean)) <= _WORTH_SHIFT * square)
+        worth = not (self.spare and bool(np.all(small)))
+        if worth:
+            shift[...] = np.where(np.isfinite(mean), mean, 0)
+            self.shifted = True
+        return worth
+
+    def _sum(self, value: Block, room: Block, wide: np.dtype[Any] | None) -> tuple[Any, Any]:
+        """Sum and sum of squares of a slice; `room` may be the slice itself and is lost."""
+        total = self.reduce(np.add, value, wide)
+        if room.dtype.kind == "c":
+            real, imag = room.real, room.imag
+            np.multiply(value.real, value.real, out=real)
+            np.multiply(value.imag, value.imag, out=imag)
+            np.add(real, imag, out=real)
+            return total, self.reduce(np.add, real, None if wide is None else self.squares.dtype)
+        np.multiply(value, value, out=room)
+        return total, self.reduce(np.add, room, wide)
+
+    def _room(self, value: Block, shift: Block) -> Block:
+        if self.room is None or self.room.size < value.size:
+            self.room = np.empty(value.size, shift.dtype)
+        return self.room[: value.size].reshape(value.shape)
+
+    def close(self, count: int) -> bool:
+        """Turn the sums into mean and squared deviations; False where the shift was too poor to trust them."""
+        explained = np.square(np.abs(self.sums)) / count
+        poor = self.given is None and bool(np.any(explained > _POOR_SHIFT * self.squares) and np.any(explained > 0))
+        self.partial[1][...] = self.shift + self.sums / count
+        self.partial[2][...] = np.maximum(self.squares - explained, 0)
+        return not poor
+
+
+class ArgExtreme(Accumulator):
+    """Where the smallest or largest element is; the first NaN wins, the smaller index on ties, as in NumPy."""
+
+    def __init__(
+        self, kind: str, axes: tuple[int, ...], ndim: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> None:
+        super().__init__(axes, ndim, dtype, np.dtype(np.int64))
+        self.kind, self.shape = kind, shape
+
+    def dtypes(self) -> tuple[np.dtype[Any], ...]:
+        return (self.dtype.newbyteorder("="), np.dtype(np.int64))
+
+    def start(self, states: States) -> None:
+        states[1][...] = -1
+
+    def take_block(self, block: Block, region: Region, partial: States) -> None:
+        """A whole chunk at once."""
+        find = np.argmin if self.kind == "argmin" else np.argmax
+        if len(self.axes) == 1:
+            axis = self.axes[0]
+            where = find(block, axis=axis, keepdims=True)
+            partial[0][...] = np.take_along_axis(block, where, axis)
+            partial[1][...] = where + region[axis][0]
+            return
+        place = np.unravel_index(int(find(block)), block.shape)
+        partial[0][...] = block[place]
+        flat = 0
+        for index, (start, _), length in zip(place, region, self.shape, strict=True):
+            flat = flat * length + start + int(index)
+        partial[1][...] = flat
+
+    def combine(self, states: States, partial: States, count: int) -> None:
+        value, where = states
+        other, there = partial
+        better = other < value if self.kind == "argmin" else other > value
+        tie = (other == value) | ((other != other) & (value != value))
+        wins = (where < 0) | better | ((other != other) & (value == value)) | (tie & (there < where))
+        wins &= ~((value != value) & (other == other)) | (where < 0)
+        np.copyto(value, other, where=wins)
+        np.copyto(where, there, where=wins)
+
+
+def _finish_moments(power: float) -> Callable[[States, int, float, Block], None]:
+    def finish(states: States, count: int, ddof: float, out: Block) -> None:
+        with np.errstate(all="ignore"):
+            squares = states[2] / np.maximum(np.asarray(count - ddof, states[2].dtype), 0)
+            np.copyto(out, np.sqrt(squares) if power == 0.5 else squares, casting="unsafe")
+
+    return finish
+
+
+def _finish_mean(states: States, count: int, ddof: float, out: Block) -> None:
+    with np.errstate(all="ignore"):
+        value = states[1] if len(states) == 3 else states[0] / np.asarray(count, np.float64)
+        np.copyto(out, value, casting="unsafe")
+
+
+def _finish_plain(states: States, count: int, ddof: float, out: Block) -> None:
+    with np.errstate(all="ignore"):
+        np.copyto(out, states[0], casting="unsafe")
+
+
+def _finish_index(states: States, count: int, ddof: float, out: Block) -> None:
+    np.copyto(out, states[1], casting="unsafe")
+
+
+FINISH: dict[str, Callable[[States, int, float, Block], None]] = {
+    "mean": _finish_mean, "var": _finish_moments(1), "std": _finish_moments(0.5), "argmin": _finish_index,
+    "argmax": _finish_index,
+    **dict.fromkeys(("sum", "prod", "min", "max", "any", "all"), _finish_plain),
+}  # fmt: skip
+"""Reduction -> finish(states, count, ddof, out)."""
+
+
+def make_accumulator(
+    kind: str, axes: tuple[int, ...], shape: tuple[int, ...], dtype: np.dtype[Any], working: np.dtype[Any]
+) -> Accumulator:
+    """The accumulator of a kind over an input of this shape and dtype."""
+    if kind == "moments":
+        return Moments(axes, len(shape), dtype, working)
+    if kind in ("argmin", "argmax"):
+        return ArgExtreme(kind, axes, len(shape), dtype, shape)
+    return Fold(kind, axes, len(shape), dtype, working)
+
+
+def outside(accumulator: Accumulator, elements: int, region: Region) -> int:
+    """Bytes that NumPy's own temporaries take while a chunk is reduced and folded."""
+    kept = math.prod(accumulator.kept(region_shape(region)))
+    if isinstance(accumulator, Moments):
+        return (elements + 8 * kept) * max(accumulator.working.itemsize, 8)
+    if isinstance(accumulator, ArgExtreme):
+        return math.prod(region_shape(region)) * accumulator.dtype.itemsize + 6 * 8 * kept
+    return (min(elements, kept) + kept) * max(accumulator.working.itemsize, 8)

@@ -1,0 +1,395 @@
+"""A pass for matrix products: a tile of C stays in memory while panels of A and B stream past it, the next read during
+this product.
+
+The box that is chosen has three kinds of axes: those of C (cut into tiles) and those summed over (cut into panels).
+With S words of memory a square C moves about 2mnk/sqrt(S) words, the least that is possible (Smith, Lowery, Langou,
+van de Geijn 2017); the chooser finds that shape because nothing else costs less disk time. Panels of A are short
+pieces of its rows, thousands of small reads; where it costs no more, the tile's whole rows of A stay beside C instead,
+read once in one stretch, and only B streams. BLAS has all cores, where the budget has room for their buffers; one worker
+multiplies, the other reads. Long sums of float32 whose C is small are accumulated in float64.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outsize.array.graph.barrier import Contract
+from outsize.array.graph.frame import Frame
+from outsize.array.graph.node import Node
+from outsize.array.kernels.blas import STRIP_BYTES, Packing, find_symbol, multiply_add, packing, takes
+from outsize.array.passes.base import Manner, Pass, split, traffic
+from outsize.array.plan.tiling import Box, Grid, balance, center, grow, read_seconds, write_seconds
+from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
+from outsize.engine.pool import cores
+
+_LONG = 1 << 16
+"""Terms of a sum from which float32 is accumulated in float64."""
+_SMALL_C = 16 << 20
+"""Bytes of a C that is small enough for that."""
+
+
+@dataclass(slots=True)
+class _State:
+    total: Block
+    out: Block
+    scratch: Buffer
+    left: Block | None
+    """The tile's whole rows of A, where they stay."""
+
+
+class ContractPass(Pass):
+    """Makes one contraction."""
+
+    ordered = True
+    rereads = True
+
+    def __init__(self, node: Contract, sink: Sink, bindings: Mapping[Node, Store]) -> None:
+        super().__init__(((node, sink),), bindings)
+        self.node, self.sink = node, sink
+        a, b = node.inputs
+        self.batch = node.batch
+        self.m = a.ndim - node.batch - node.summed
+        self.n = b.ndim - node.batch - node.summed
+        self.lengths = a.shape[self.batch + self.m :]
+        """Lengths of the axes summed over."""
+        self.domain = (*node.shape, *self.lengths)
+        self.working = self._working()
+        self.panel: Box = ()
+        self.left_stays = False
+        """True where a tile keeps its whole rows of A."""
+        self.strip = STRIP_BYTES
+        """Bytes of A's rows that BLAS copies at once."""
+        self._cores = 1
+        self._probes: dict[tuple[Region, bool, int], Frame] = {}
+        self._measured: dict[tuple[Box, bool], tuple[int, int, float]] = {}
+
+    @property
+    def threads(self) -> int:
+        return self._cores
+
+    @property
+    def packed(self) -> int:
+        return max(self.packed_before, self.packing.total(1, self._cores))  # one worker multiplies
+
+    def _working(self) -> np.dtype[Any]:
+        dtype = self.node.dtype
+        if dtype.char == "e":
+            return np.dtype(np.float32)
+        if dtype.char in "fF" and math.prod(self.lengths) > _LONG and self.node.nbytes <= _SMALL_C:
+            return np.dtype(np.float64 if dtype.char == "f" else np.complex128)
+        return dtype.newbyteorder("=")
+
+    def label(self) -> str:
+        a, b = self.node.inputs
+        return f"product of {a.label()} and {b.label()}"
+
+    def _regions(self, tile: Region, panel: Region) -> tuple[Region, Region]:
+        batch, m = tile[: self.batch], tile[self.batch : self.batch + self.m]
+        n = tile[self.batch + self.m :]
+        return (*batch, *m, *panel), (*batch, *panel, *n)
+
+    def probe(self, region: Region) -> Frame:
+        """A dry run of one panel; the region covers C's axes and those summed over."""
+        found = self._probes.get((region, self.left_stays, self.strip))
+        if found is None:
+            while len(self._probes) >= _PROBES:
+                del self._probes[next(iter(self._probes))]
+            found = self._dry(region)
+            found.reserve(self._added(region_shape(region)))
+            found.pack(self._packing(region_shape(region)))
+            self._probes[region, self.left_stays, self.strip] = found
+        return found
+
+    def _dry(self, region: Region) -> Frame:
+        """A dry run of reading one panel."""
+        frame, split_at = self.frame(), len(self.node.shape)
+        self._load(region[:split_at], region[split_at:], frame, None)
+        return frame
+
+    def _measure(self, box: Box) -> tuple[int, int, float]:
+        """(buffer, memory outside of it, seconds) of reading a panel; three numbers, since a search looks at thousands of
+        panels and their frames would be megabytes."""
+        found = self._measured.get((box, self.left_stays))
+        if found is None:
+            frame = self._dry(center(self.domain, box))
+            found = self._measured[box, self.left_stays] = (
+                frame.peak, frame.outside, read_seconds(frame.reads, _HIDDEN),
+            )  # fmt: skip
+        return found
+
+    def _added(self, box: Box) -> int:
+        """Bytes of products that are made to be added, where BLAS cannot add them itself."""
+        if find_symbol("cblas_sgemm") and self.node.dtype.char in "fd" and self.working == self.node.dtype:
+            return 0
+        return 2 * min(self.strip, math.prod(box[self.batch : len(self.node.shape)]) * self.working.itemsize)
+
+    def _packing(self, box: Box) -> Packing:
+        """What BLAS takes to multiply a panel."""
+        middle, end = self.batch + self.m, len(self.node.shape)
+        rows, columns, depth = (math.prod(part) for part in (box[self.batch : middle], box[middle:end], box[end:]))
+        return packing(rows, columns, depth, self._element, self.strip)
+
+    @property
+    def _element(self) -> np.dtype[Any]:
+        """The dtype in which panels are multiplied."""
+        return np.dtype(np.float32) if self.node.dtype.char == "e" else self.node.dtype.newbyteorder("=")
+
+    def _probe_left(self, tile: Region) -> Frame:
+        """A dry run of reading a tile's whole rows of A."""
+        frame = self.frame()
+        self._load_left(tile, frame)
+        return frame
+
+    def _load(self, tile: Region, panel: Region, frame: Frame, left: Block | None) -> tuple[Block, Block]:
+        a_region, b_region = self._regions(tile, panel)
+        if left is not None:
+            (start, stop) = panel[0]
+            a = left[:, start:stop]
+        elif self.left_stays:  # a dry run: A is counted with the tile
+            a = np.empty((0, 0), self.node.dtype)
+        else:
+            a = self._operand(self.node.inputs[0], a_region, (self.batch, self.m, self.node.summed), frame)
+        return a, self._operand(self.node.inputs[1], b_region, (self.batch, self.node.summed, self.n), frame)
+
+    def _load_left(self, tile: Region, frame: Frame) -> Block:
+        rows, _ = self._regions(tile, tuple((0, n) for n in self.lengths))
+        return self._operand(self.node.inputs[0], rows, (self.batch, self.m, self.node.summed), frame)
+
+    def _operand(self, child: Node, region: Region, axes: tuple[int, int, int], frame: Frame) -> Block:
+        """A region of an operand as a matrix (or a batch of them) that BLAS can take."""
+        block = frame.evaluate(child, region)
+        dtype = self._element
+        shape = grouped(block.shape, axes)
+        if block.dtype != dtype or not _reshapes(block, axes) or not takes(block.reshape(shape)):
+            packed = frame.array(block.shape, dtype)
+            frame.copy(packed, block)
+            block = packed
+        return block.reshape(shape)
+
+    def _slot(self, tile: Box) -> int:
+        region = center(self.node.shape, tile)
+        size = self.sink.room(region) + self.sink.extent(region)
+        if self.working != self.sink.dtype or not self._plain():
+            size += round_up(math.prod(tile) * self.working.itemsize)
+        return size + (self._left_bytes(region) if self.left_stays else 0)
+
+    def _left_bytes(self, tile: Region) -> int:
+        return self._probe_left(tile).peak
+
+    def _plain(self) -> bool:
+        """True where the sink's own block can be the accumulator: one matrix, rows as BLAS likes them."""
+        return self.batch == 0 and self.m == 1 and self.n == 1 and self.sink.order in (None, (0, 1))
+
+    def shape_up(self, manner: Manner, room: int) -> bool:
+        split_at = len(self.node.shape)
+        least = (*(max(1, min(g, n)) for g, n in zip(self.sink.granule, self.node.shape, strict=True)),
+                 *(1 for _ in self.lengths))  # fmt: skip
+        self.left_stays = False
+        self.strip = max(_STRIP, min(STRIP_BYTES, room // 4))
+        self._cores = max(1, min(cores(), room // _THREAD_ROOM))
+        if manner.bare:
+            return self._settle(1, tuple(map(max, least, self._smallest_box())))
+        workers = min(2, manner.workers)
+
+        def held(box: Box) -> int:
+            peak, outside, _ = self._measure(box)
+            packed = max(self.packed_before, self._packing(box).total(1, self._cores))
+            return self._slot(box[:split_at]) + workers * (peak + max(outside, self._added(box))) + packed
+
+        if held(least) > room:
+            return False
+        if self._plain() and len(self.lengths) == 1:
+            box, self.left_stays = self._search(least, room, held)
+        else:
+            box, _ = grow(self.domain, least, self._seconds, lambda b: held(b) <= room, held)
+        return self._settle(workers, balance(self.domain, box, least))
+
+    def _smallest_box(self) -> Box:
+        """One matrix, whose edges are a few elements long whatever number of axes they are made of."""
+        box = [1] * len(self.domain)
+        for first, count in (
+            (self.batch, self.m),
+            (self.batch + self.m, self.n),
+            (len(self.node.shape), len(self.lengths)),
+        ):
+            edge = _EDGE
+            for axis in reversed(range(first, first + count)):
+                box[axis] = max(1, min(edge, self.domain[axis]))
+                edge = max(1, edge // box[axis])
+        return tuple(box)
+
+    def _seconds(self, box: Box) -> float:
+        """Disk time of one panel and of its share of C."""
+        split_at = len(self.node.shape)
+        region = center(self.domain, box)
+        panels = math.prod(-(-n // max(1, k)) for n, k in zip(self.lengths, box[split_at:], strict=True))
+        write = write_seconds(self.sink, region[:split_at]) / max(panels, 1)
+        return self._measure(box)[2] + write + _CALL_SECONDS
+
+    def _search(self, least: Box, room: int, held: Callable[[Box], int]) -> tuple[Box, bool]:
+        """The best of even cuts of C and of panels in powers of two, with A streaming or staying; of equally good ones the
+        smallest."""
+        m, n, k = self.domain
+        if held(self.domain) <= min(room, _LIGHT):
+            return self.domain, False
+        panels = [step for step in (16, 64, 256, 1024, 2048, 4096, 8192) if step < k] + [k]
+        found = [(math.inf, 0, least, False)]
+        for rows, columns, stays in itertools.product(_cuts(m, least[0]), _cuts(n, least[1]), (False, True)):
+            self.left_stays = stays
+            if rows * (columns + k * stays) * self.working.itemsize > room:
+                continue
+            tiles = -(-m // rows) * -(-n // columns)
+            tile = center(self.node.shape, (rows, columns))
+            once = tiles * read_seconds(self._probe_left(tile).reads, _HIDDEN) if stays else 0.0
+            for panel in panels:
+                box = (rows, columns, panel)
+                size = held(box)
+                if size > room:
+                    break
+                found.append((once + self._seconds(box) * tiles * -(-k // panel), size, box, stays))
+        best = min(found)[0]
+        return min((size, box, stays) for cost, size, box, stays in found if cost <= best * _NEAR)[1:]
+
+    def _settle(self, workers: int, box: Box) -> bool:
+        split_at = len(self.node.shape)
+        self.grid, self.panel = Grid(self.node.shape, box[:split_at]), box[split_at:]
+        self.slots, self.workers = 1, min(workers, max(1, math.prod(Grid(self.domain, box).counts)))
+        frame = self.probe_all()
+        self.take_stock(frame, max((self._slot(region_shape(r)) for r, _ in self.grid.kinds()), default=0))
+        return True
+
+    def kinds(self) -> Iterator[tuple[Region, int]]:
+        for tile, number in self.grid.kinds():
+            for panel, times in Grid(self.lengths, self.panel).kinds():
+                yield (*tile, *panel), number * times
+
+    def probe_all(self) -> Frame:
+        total = super().probe_all()
+        for tile, _ in self.grid.kinds() if self.left_stays else ():
+            total.reads += self._probe_left(tile).reads
+        return total
+
+    def reads(self) -> int:
+        rows = ((self._probe_left(tile), number) for tile, number in self.grid.kinds() if self.left_stays)
+        return super().reads() + sum(traffic(frame) * number for frame, number in rows)
+
+    def volume(self) -> int:
+        return math.prod(self.node.shape) * max(1, math.prod(self.lengths))
+
+    def floor(self) -> int | None:
+        """2mnk/sqrt(S) words and C once; never less than reading A and B once."""
+        size = self.node.dtype.itemsize
+        least = super().floor() or 0
+        if self._sources() == 0:
+            return least
+        words = max(1, self.peak // size)
+        m = math.prod(self.node.shape[self.batch : self.batch + self.m])
+        n = math.prod(self.node.shape[self.batch + self.m :])
+        work = 2 * math.prod(self.node.shape[: self.batch]) * m * n * math.prod(self.lengths)
+        return max(least, int(work / math.sqrt(words)) * size + self.writes())
+
+    def chunks(self, tile: Region) -> Iterator[Region]:
+        if math.prod(self.lengths) == 0:
+            return iter([tuple((0, 0) for _ in self.lengths)])
+        return iter(Grid(self.lengths, self.panel))
+
+    def open(self, tile: Region, slot: Buffer) -> _State:
+        state = self.lay_out(tile, slot)
+        state.total[...] = 0
+        return state
+
+    def lay_out(self, tile: Region, slot: Buffer) -> _State:
+        """The state of a tile in its slot, C not yet written."""
+        room = self.sink.room(tile)
+        scratch = self.sink.extent(tile)
+        place, rest, more = split(slot, room, scratch, slot.nbytes - room - scratch)
+        out = self.sink.lay(tile, place)
+        total = out
+        if self.working != self.sink.dtype or not self._plain():
+            size = math.prod(region_shape(tile)) * self.working.itemsize
+            total = np.ndarray(region_shape(tile), self.working, more.data)
+            more = more[round_up(size) :]
+        left = self._load_left(tile, Frame(more, self.bindings)) if self.left_stays else None
+        return _State(total, out, rest, left)
+
+    def load(self, tile: Region, chunk: Region, state: _State, frame: Frame) -> tuple[Block, Block] | None:
+        if math.prod(region_shape(chunk)) == 0:
+            return None
+        frame.reset()
+        return self._load(tile, chunk, frame, state.left)
+
+    def fold(self, tile: Region, chunk: Region, state: _State, payload: tuple[Block, Block] | None) -> None:
+        if payload is None:
+            return
+        a, b = payload
+        total = (
+            state.total
+            if self._plain()
+            else state.total.reshape(grouped(state.total.shape, (self.batch, self.m, self.n)))
+        )
+        total = total[None] if total.ndim == 2 else total
+        a, b = (block[None] if block.ndim == 2 else block for block in (a, b))
+        for i in range(total.shape[0]):
+            if total.dtype.kind == "b":
+                total[i] |= a[i] @ b[i]
+            else:
+                multiply_add(a[i], b[i], total[i], self.strip)
+        self.progress(total.size * a.shape[2])
+
+    def close(self, tile: Region, state: _State) -> None:
+        if state.out is not state.total:
+            np.copyto(state.out, state.total, casting="unsafe")
+        self.sink.write(tile, state.out, state.scratch)
+
+    def notes(self) -> tuple[str, ...]:
+        stays = "C tile and its rows of A stay" if self.left_stays else "C tile stays"
+        return (f"{stays}, panels of {self.panel} stream; BLAS on {self._cores} cores",)
+
+
+_HIDDEN = 25e-6
+"""Seconds that a transfer costs while BLAS is at work: its latency is hidden, its system call is not."""
+_STRIP = 256 << 10
+"""Bytes of the shortest strips that are given to BLAS."""
+_THREAD_ROOM = 4 << 20
+"""Bytes of room for every thread of BLAS, which takes up to half of it."""
+_PROBES = 16
+"""Panels whose dry runs are kept: those of one choice."""
+_LIGHT = 16 << 20
+"""Bytes of a product that is done in one piece."""
+_NEAR = 1.03
+"""Costs within this of the best are as good."""
+_EDGE = 32
+"""Edge of the smallest blocks that are multiplied."""
+_CALL_SECONDS = 2e-4
+"""What a panel costs whatever its size; keeps panels from becoming slivers when data is in memory."""
+
+
+def _cuts(length: int, grain: int) -> list[int]:
+    """Lengths of even cuts into 1, 2, 3, ... pieces, in whole granules."""
+    pieces = [*range(1, 9), 12, 16, 32, 64, 256, 1024]
+    cuts = {-(-length // count) for count in pieces if count <= length}
+    return sorted({min(length, -(-cut // grain) * grain) for cut in cuts}, reverse=True)
+
+
+def grouped(shape: tuple[int, ...], axes: tuple[int, int, int]) -> tuple[int, ...]:
+    """(batch, rows, columns), or (rows, columns) without a batch."""
+    first, second = axes[0], axes[0] + axes[1]
+    matrix = (math.prod(shape[first:second]), math.prod(shape[second:]))
+    return (math.prod(shape[:first]), *matrix) if axes[0] else matrix
+
+
+def _reshapes(block: Block, axes: tuple[int, int, int]) -> bool:
+    """True where merging each group of axes into one needs no copy."""
+    edges = list(itertools.accumulate((0, *axes)))
+    for low, high in itertools.pairwise(edges):
+        live = [axis for axis in range(low, high) if block.shape[axis] > 1]
+        for slow, fast in itertools.pairwise(live):
+            if block.strides[slow] != block.strides[fast] * block.shape[fast]:
+                return False
+    return True

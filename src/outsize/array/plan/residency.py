@@ -1,0 +1,125 @@
+"""Where a pass may put its result besides a user's file: memory that stays, a scratch file, or a turned view of
+another sink.
+
+Each exists twice: as a sketch, enough to plan with, and for real, once the run reaches it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from outsize.array.graph.frame import phantom
+from outsize.array.store.base import Block, Buffer, Region, Sink, Store
+from outsize.array.store.formats.flat import FlatLayout, FlatSink, FlatStore
+from outsize.array.store.formats.memory import MemorySink, MemoryStore
+from outsize.array.store.io.file import AlignedFile
+from outsize.array.store.io.view import Seen
+
+
+class Kept(MemorySink):
+    """A result that stays in memory until its last reader."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
+        super().__init__(phantom(shape, dtype), name)
+        self.order = None
+        self.nbytes = self.array.nbytes
+
+    def begin(self, buffer: Buffer) -> None:
+        """From here on it is real."""
+        self.array = (
+            np.ndarray(self.shape, self.dtype, buffer.data) if buffer.nbytes else np.empty(self.shape, self.dtype)
+        )
+
+    def store(self) -> Store:
+        """What reads it."""
+        return MemoryStore(self.array, self.name)
+
+
+class ScratchStore(FlatStore):
+    """Reads a scratch file."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
+        self.shape, self.dtype, self.name, self.fortran = shape, dtype, name, False
+        self.layout = FlatLayout(shape, dtype, 0)
+        self.granule = tuple(min(length, 1) for length in shape)
+
+
+class Scratch(FlatSink):
+    """A result that is written to the scratch folder and removed after its last reader."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
+        self.shape, self.dtype, self.name = shape, dtype, name
+        self.partial = "scratch"
+        self.layout = FlatLayout(shape, dtype, 0)
+        self.granule = tuple(min(length, 1) for length in shape)
+        self.reader = ScratchStore(shape, dtype, name)
+        self.nbytes = self.layout.nbytes
+
+    def begin(self, path: str) -> None:
+        """From here on it is real."""
+        self.partial = path
+        self.file = AlignedFile(path, writable=True, create=True)
+        self.file.allocate(self.nbytes)
+        self.reader.file = self.file
+        self.reader.paths = (path,)
+
+    def store(self) -> Store:
+        """What reads it."""
+        return self.reader
+
+    def sync(self) -> None:
+        """Scratch need not survive a crash."""
+
+    def end(self) -> None:
+        """Remove the file."""
+        self.file.close()
+        if os.path.exists(self.partial):
+            os.unlink(self.partial)
+
+
+class Turned(Seen):
+    """A sink seen with its axes in another order, or with axes of length 1 more or fewer."""
+
+    def __init__(self, sink: Sink, shape: tuple[int, ...], targets: tuple[int | None, ...]) -> None:
+        self.sink, self.shape, self.targets = sink, shape, targets
+        self.name, self.dtype, self.partial = sink.name, sink.dtype, sink.partial
+        self.granule = tuple(1 if t is None else sink.granule[t] for t in targets)
+        under = sink.order or tuple(range(len(sink.shape)))
+        place = {axis: rank for rank, axis in enumerate(under)}
+        ranks = [-1 if target is None else place[target] for target in targets]
+        order = tuple(sorted(range(len(shape)), key=lambda axis: ranks[axis]))
+        self.order = None if order == tuple(range(len(shape))) else order
+
+    def _under(self, region: Region) -> Region:
+        spans: list[tuple[int, int]] = [(0, 1)] * len(self.sink.shape)
+        for span, target in zip(region, self.targets, strict=True):
+            if target is not None:
+                spans[target] = span
+        return tuple(spans)
+
+    def _over(self, block: Block) -> Block:
+        """A block of the sink below, with our axes."""
+        kept = [t for t in self.targets if t is not None]
+        picks = tuple(slice(None) if axis in kept else 0 for axis in range(block.ndim))
+        ranks = {target: rank for rank, target in enumerate(sorted(kept))}
+        view = block[(*picks, ...)].transpose([ranks[t] for t in kept])
+        return view[(*(None if t is None else slice(None) for t in self.targets), ...)]
+
+    def _below(self, block: Block) -> Block:
+        """A block of ours, with the axes of the sink below."""
+        view = block[(*(0 if t is None else slice(None) for t in self.targets), ...)]
+        kept = [t for t in self.targets if t is not None]
+        view = view.transpose([kept.index(t) for t in sorted(kept)])
+        return view[(*(slice(None) if axis in kept else None for axis in range(len(self.sink.shape))), ...)]
+
+
+class Sketch(FlatSink):
+    """A .npy file that nobody has asked to write yet: for plans without a target."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.shape, self.dtype, self.name, self.partial = shape, dtype, "output", "sketch"
+        self.layout = FlatLayout(shape, dtype, 4096)
+        self.granule = tuple(min(length, 1) for length in shape)

@@ -1,0 +1,1 @@
+"""Runs what was planned: into files, into memory, into open stores."""

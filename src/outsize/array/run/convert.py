@@ -1,0 +1,158 @@
+"""An array rewritten in another dtype or format, with what that cost, in one pass over the data.
+
+In: whatever `open_store` opens, a dtype, a target. Out: a `Conversion`. The pass is the engine's own: it reads the
+source through `MeasuredStore`, which casts and measures, and writes to the target's sink, or to one that keeps
+nothing when the cost is only to be known. An interrupted conversion starts over, since numbers about half of the data
+would mislead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from outsize.array.graph.node import Source
+from outsize.array.kernels.precision import MeasuredStore
+from outsize.array.plan.schedule import make_plan
+from outsize.array.run.execute import run_itinerary
+from outsize.array.run.results import resolve_budget
+from outsize.array.store.base import Block, Buffer, Region, Sink, Store
+from outsize.array.store.io.chunks import choose_chunks
+from outsize.array.store.io.partial import hold
+from outsize.array.store.keys import split_key
+from outsize.array.store.registry import as_numpy, create_sink, is_bfloat16, open_store
+from outsize.core.conversion import Conversion, Precision
+from outsize.core.errors import InputError
+from outsize.core.events import Listener
+from outsize.core.memory import Budget
+from outsize.core.units import KiB
+
+_GRANULE = 32 * KiB
+"""Bytes of the smallest piece that is measured by itself."""
+_LARGEST = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.4028235e38}
+
+
+def convert(
+    source: Any, target: str | os.PathLike[str] | None, dtype: Any = None, *, budget: int | str | None = None,
+    chunks: Any = None, compress: bool = True, listener: Listener | None = None, **options: Any,
+) -> Conversion:  # fmt: skip
+    """Rewrite an array as `dtype` (its own by default) into `target`; with `target=None` only measure what it would
+    cost.
+
+    `options` are those of `outsize.open`: key, shape, dtype of raw binary as `raw_dtype`, offset, order, missing.
+    """
+    if "raw_dtype" in options:
+        options["dtype"] = options.pop("raw_dtype")
+    store = open_store(source, **options)
+    began = time.perf_counter()
+    narrow = dtype is not None and is_bfloat16(dtype)
+    wanted = np.dtype(np.float32) if narrow else _as_dtype(dtype, store)
+    _check_kinds(store, wanted)
+    measured = MeasuredStore(store, wanted, bfloat16=narrow)
+    allowed, reason = resolve_budget(budget)
+    if target is not None:
+        _check_target(os.fspath(target), store)
+    with contextlib.nullcontext() if target is None else hold(split_key(os.fspath(target), None)[0]):
+        sink = Nowhere(store.shape, wanted) if target is None else create_sink(
+            target, store.shape, "bfloat16" if narrow else wanted, chunks=chunks, compress=compress
+        )  # fmt: skip
+        try:
+            _run(measured, sink, allowed, reason, listener)
+            sink.commit().close()
+        except BaseException:
+            sink.abort()
+            raise
+    store.close()
+    elements = math.prod(store.shape)
+    name = "bfloat16" if narrow else wanted.name
+    cost = measured.meter.read()
+    return Conversion(
+        source=store.name, target=None if target is None else os.fspath(target), shape=store.shape,
+        dtype_before=getattr(store, "narrow", store.dtype.name), dtype_after=name,
+        bytes_before=elements * (store.dtype.itemsize if not hasattr(store, "narrow") else _narrow_size(store)),
+        bytes_after=elements * (2 if narrow else wanted.itemsize), precision=cost, budget=allowed.host or 0,
+        seconds=time.perf_counter() - began, notes=tuple(_notes(cost, name)),
+    )  # fmt: skip
+
+
+def _run(measured: MeasuredStore, sink: Sink, budget: Budget, reason: str, listener: Listener | None) -> None:
+    root = Source(shape=measured.shape, dtype=measured.dtype, store=measured)
+    trip, plan = make_plan(root, sink, budget, f"convert {measured.name}", reason)
+    plan.check()
+    run_itinerary(trip, plan, budget.host or 0, budget.scratch, listener, None)
+
+
+def _as_dtype(dtype: Any, store: Store) -> np.dtype[Any]:
+    return store.dtype if dtype is None else as_numpy(dtype)
+
+
+def _check_kinds(store: Store, wanted: np.dtype[Any]) -> None:
+    for dtype in (store.dtype, wanted):
+        if dtype.kind not in "biufc":
+            raise InputError(f"{store.name}: {store.dtype} cannot be converted to {wanted}: both must be numbers")
+    if store.dtype.kind == "c" and wanted.kind != "c":
+        raise InputError(
+            f"{store.name} is {store.dtype}; as {wanted} it would lose its imaginary part: take .real first"
+        )
+
+
+def _check_target(target: str, store: Store) -> None:
+    path = target.partition("::")[0]
+    for used in store.paths:
+        if os.path.exists(path) and os.path.exists(used) and os.path.samefile(path, used):
+            raise InputError(f"{path} is the input itself: choose another name for the output")
+
+
+def _narrow_size(store: Store) -> int:
+    from outsize.array.store.io.narrow_floats import NARROW
+
+    return NARROW[getattr(store, "narrow", "bfloat16")].itemsize
+
+
+def _notes(cost: Precision, name: str) -> list[str]:
+    notes = []
+    if cost.overflowed and cost.largest is not None:
+        limit = f", {name} ends at {_LARGEST[name]:.4g}" if name in _LARGEST else ""
+        better = (
+            ": bfloat16 has the range of float32" if name == "float16" and cost.largest < _LARGEST["bfloat16"] else ""
+        )
+        notes.append(f"the largest magnitude is {cost.largest:.4g}{limit}{better}")
+    if cost.flushed and cost.smallest is not None and name in _LARGEST:
+        notes.append(f"the smallest magnitude above zero is {cost.smallest:.4g}: scaling the values up would keep it")
+    return notes
+
+
+class Nowhere(Sink):
+    """A sink that keeps nothing: for passes whose only result is what they measured."""
+
+    partial = ""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.name, self.shape, self.dtype = "nowhere", shape, dtype
+        self.granule = choose_chunks(shape, dtype.itemsize, _GRANULE)
+
+    def extent(self, region: Region) -> int:
+        return 0
+
+    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
+        """Nothing."""
+
+    def traffic(self, region: Region) -> int:
+        return 0
+
+    def sync(self) -> None:
+        """Nothing."""
+
+    def commit(self) -> Store:
+        """An array of nothing stands for it."""
+        from outsize.array.store.formats.memory import MemoryStore
+
+        return MemoryStore(np.empty(0, self.dtype), self.name)
+
+    def abort(self) -> None:
+        """Nothing."""

@@ -1,0 +1,445 @@
+"""Arrays that lie in a file as one stretch of elements: .npy, raw, members of .npz, tensors of safetensors and .pt.
+
+In: a file, the offset of its first element, shape, dtype and order. A region of such an array is a number of equal
+runs of bytes. One run is read straight into the buffer. Several are gathered through a bounce buffer, a few rows at a
+time where they lie close together (one large read beats many small ones), else one by one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from outsize.array.store.base import ALIGNMENT, Block, Buffer, Region, Sink, Store, region_shape, round_up
+from outsize.array.store.io.edges import Edges, edge_pages
+from outsize.array.store.io.file import AlignedFile, naming, sync_folder, window
+from outsize.array.store.io.partial import EDGES, forget_earlier
+from outsize.core.errors import StoreError
+from outsize.core.units import format_bytes
+from outsize.engine.pool import make_buffer
+
+_BOUNCE = 1 << 20
+"""Bytes gathered at once when runs are close together; fits the second-level cache."""
+_CLOSE = 65536
+"""Rows nearer than this are read with the gap between them, if the gap is not most of what is read."""
+_PIECE = 8 << 20
+"""Bytes of a tile that one worker writes while others write the rest."""
+_PACKED = 16384
+"""Shorter runs than this are laid out packed: placing each at its own phase of a page would waste more than it
+saves."""
+
+
+class Runs(NamedTuple):
+    """A region of a flat array, as equal runs of bytes."""
+
+    length: int
+    """Bytes of one run."""
+    outer: tuple[tuple[int, int, int], ...]
+    """Axes that step from run to run, slowest first: (first index, how many, bytes from one to the next)."""
+    start: int
+    """Byte offset of the first run."""
+    axes: int
+    """How many leading axes of the region are in `outer`."""
+
+    @property
+    def number(self) -> int:
+        """How many runs."""
+        return math.prod(count for _, count, _ in self.outer)
+
+
+class FlatLayout:
+    """Where the elements of a C-ordered array lie in a file."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> None:
+        self.shape, self.dtype, self.offset = shape, dtype, offset
+        strides, step = [], dtype.itemsize
+        for length in reversed(shape):
+            strides.append(step)
+            step *= max(length, 1)
+        self.strides = tuple(reversed(strides))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def runs(self, region: Region) -> Runs:
+        """The region as runs: trailing axes that are whole, and one more, make up a run."""
+        axis, length = len(self.shape), self.dtype.itemsize
+        while axis > 0:
+            axis -= 1
+            start, stop = region[axis]
+            length *= stop - start
+            if stop - start != self.shape[axis]:
+                break
+        while axis > 0 and region[axis - 1][1] - region[axis - 1][0] == 1:  # single indices do not break a run
+            axis -= 1
+        outer = tuple((region[a][0], region[a][1] - region[a][0], self.strides[a]) for a in range(axis))
+        first = self.offset + sum(start * stride for (start, _), stride in zip(region, self.strides, strict=True))
+        return Runs(length=length, outer=outer, start=first, axes=axis)
+
+
+def _offsets(runs: Runs, upto: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """(index within the region, byte offset) of every run, or of every group of the first `upto` outer axes."""
+    outer = runs.outer[:upto]
+    for index in itertools.product(*(range(count) for _, count, _ in outer)):
+        yield index, runs.start + sum(i * step for i, (_, _, step) in zip(index, outer, strict=True))
+
+
+def _sieve(runs: Runs) -> bool:
+    """True where rows are to be read together with the gaps between them."""
+    if not runs.outer:
+        return False
+    pitch = runs.outer[-1][2]
+    return pitch <= 2 * ALIGNMENT or (pitch <= _CLOSE and runs.length * 4 >= pitch)
+
+
+class FlatStore(Store):
+    """A flat array in a file, for reading, and for writing in place where the file was opened so."""
+
+    resident = False
+
+    def __init__(
+        self, file: AlignedFile, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, *, fortran: bool = False,
+        name: str | None = None,
+    ) -> None:  # fmt: skip
+        self.file, self.shape, self.dtype = file, shape, dtype
+        self.name = name or file.path
+        self.paths = (file.path,)
+        self.fortran = fortran and len(shape) > 1
+        self.order = tuple(reversed(range(len(shape)))) if self.fortran else None
+        self.layout = FlatLayout(shape[::-1] if self.fortran else shape, dtype, offset)
+        self.granule = tuple(min(length, 1) for length in shape)
+        missing = offset + self.layout.nbytes - file.size
+        if missing > 0:
+            raise StoreError(
+                f"{self.name} is cut off: {shape} of {dtype} need {offset + self.layout.nbytes} bytes, "
+                f"the file has {file.size} ({format_bytes(missing)} are missing)",
+                path=file.path,
+            )
+
+    def _turn(self, region: Region) -> Region:
+        return region[::-1] if self.fortran else region
+
+    def extent(self, region: Region) -> int:
+        """A window of pages for one run; for several, the packed block and the bounce buffer."""
+        runs = self.layout.runs(self._turn(region))
+        if runs.number * runs.length == 0:
+            return 0
+        if runs.number == 1:
+            return window(runs.length)
+        return _bounce_bytes(runs) + round_up(runs.number * runs.length)
+
+    def most(self, region: Region) -> int:
+        """As if it were several runs, of any length."""
+        return most_extent(math.prod(region_shape(region)) * self.dtype.itemsize)
+
+    def traffic(self, region: Region) -> int:
+        """Whole pages, gaps between close rows counted."""
+        runs = self.layout.runs(self._turn(region))
+        if runs.number * runs.length == 0:
+            return 0
+        if not _sieve(runs):
+            return runs.number * round_up(runs.length)
+        _, rows, pitch = runs.outer[-1]
+        return runs.number // rows * round_up((rows - 1) * pitch + runs.length)
+
+    def seeks(self, region: Region) -> int:
+        """One for each run, or for each group of close rows."""
+        runs = self.layout.runs(self._turn(region))
+        rows = runs.outer[-1][1] if runs.outer else 1
+        return runs.number // max(rows, 1) * -(-rows // _rows_at_once(runs))
+
+    def read(self, region: Region, buffer: Buffer) -> Block:
+        """One window, or rows gathered through the bounce buffer at its head."""
+        runs = self.layout.runs(self._turn(region))
+        shape = region_shape(self._turn(region))
+        if runs.number * runs.length == 0:
+            block: Block = np.empty(shape, self.dtype)
+        elif runs.number == 1:
+            data = self.file.read(runs.start, runs.length, buffer)
+            block = np.ndarray(shape, self.dtype, data.data)
+        else:
+            block = self._gather(runs, shape, buffer)
+        return block.T if self.fortran else block
+
+    def _gather(self, runs: Runs, shape: tuple[int, ...], buffer: Buffer) -> Block:
+        bounce = buffer[: _bounce_bytes(runs)]
+        packed = buffer[bounce.nbytes : bounce.nbytes + runs.number * runs.length]
+        rows = packed.reshape(*(count for _, count, _ in runs.outer), runs.length)
+        _, count, pitch = runs.outer[-1]
+        group = _rows_at_once(runs)
+        for index, offset in _offsets(runs, len(runs.outer) - 1):
+            for row in range(0, count, group):
+                taken = min(group, count - row)
+                data = self.file.read(offset + row * pitch, (taken - 1) * pitch + runs.length, bounce)
+                rows[index][row : row + taken] = np.ndarray(
+                    (taken, runs.length), np.uint8, data.data, strides=(pitch, 1)
+                )
+        return np.ndarray(shape, self.dtype, packed.data)
+
+    def fingerprint(self) -> str:
+        """Name, shape and dtype, and the file's length and time of change."""
+        stat = os.stat(self.file.path)
+        return f"{os.path.abspath(self.name)} {self.shape} {self.dtype.str} {stat.st_size} {stat.st_mtime_ns}"
+
+    def update(self) -> Sink:
+        """A sink into this file."""
+        if not self.file.writable:
+            return super().update()
+        return InPlaceSink(self)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+def _rows_at_once(runs: Runs) -> int:
+    """Close rows that one read takes: up to the bounce buffer, which is never larger than what is wanted in all."""
+    if not _sieve(runs):
+        return 1
+    _, rows, pitch = runs.outer[-1]
+    return max(1, min(rows, min(_BOUNCE, max(4 * ALIGNMENT, runs.number * runs.length)) // pitch))
+
+
+def _bounce_bytes(runs: Runs) -> int:
+    return window((_rows_at_once(runs) - 1) * runs.outer[-1][2] + runs.length)
+
+
+def most_extent(size: int) -> int:
+    """Bytes of buffer that reading `size` bytes of a flat array may need, however they lie."""
+    return round_up(size) + window(max(size // 2, min(_BOUNCE, max(4 * ALIGNMENT, size)))) if size else 0
+
+
+class FlatSink(Sink):
+    """A flat array that is being written into `partial`, whose first bytes are a header made by the caller."""
+
+    edges: Edges | None = None
+    """Pages that wait for their other half; None where nothing says when the last one has come."""
+
+    def __init__(
+        self,
+        target: str,
+        partial: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        header: bytes,
+        *,
+        resume: bool = False,
+    ) -> None:
+        self.name, self.partial, self.shape, self.dtype = target, partial, shape, dtype
+        self.layout = FlatLayout(shape, dtype, len(header))
+        self.granule = tuple(min(length, 1) for length in shape)
+        self.file = AlignedFile(partial, writable=True, create=True)
+        total = len(header) + self.layout.nbytes
+        resume = resume and self.file.size == total and self._begins_with(header)
+        if not resume:
+            forget_earlier(partial)
+        self.edges = Edges(partial + EDGES)
+        if resume:
+            return
+        try:
+            self.file.allocate(0)
+            self.file.allocate(total)
+            self.file.write(0, np.frombuffer(header, np.uint8), np.empty(0, np.uint8))
+        except StoreError:
+            self.abort()
+            raise
+
+    def _begins_with(self, header: bytes) -> bool:
+        """True where the unfinished file is one of ours: as long, and said to hold the same."""
+        buffer = make_buffer(window(len(header)))
+        return self.file.read(0, len(header), buffer).tobytes() == header
+
+    def extent(self, region: Region) -> int:
+        """A bounce buffer, for runs that `lay` could not place, and pages that wait for their other half."""
+        size = math.prod(region_shape(region)) * self.dtype.itemsize
+        return min(_BOUNCE, max(4 * ALIGNMENT, round_up(2 * size))) + self._waiting(region) * ALIGNMENT
+
+    def _waiting(self, region: Region) -> int:
+        """Pages that may wait: the ends of runs that are long enough to be written by themselves."""
+        runs = self.layout.runs(region)
+        return edge_pages(runs.number) if runs.length >= _PACKED else 0
+
+    def traffic(self, region: Region) -> int:
+        """The bytes themselves: ragged pages are merged by the page cache."""
+        return math.prod(region_shape(region)) * self.dtype.itemsize
+
+    def seeks(self, region: Region) -> int:
+        """One for each run, three where its ragged ends go through the page cache."""
+        runs = self.layout.runs(region)
+        return runs.number if runs.start % ALIGNMENT == 0 and runs.length % ALIGNMENT == 0 else 3 * runs.number
+
+    def room(self, region: Region) -> int:
+        """Bytes of the layout that `lay` uses, whatever the phase of the first run."""
+        runs = self.layout.runs(region)
+        strides = _memory_strides(runs)
+        if not strides:
+            return window(runs.number * runs.length)
+        return round_up(runs.outer[0][1] * strides[0] + runs.length) + ALIGNMENT
+
+    def lay(self, region: Region, buffer: Buffer) -> Block:
+        """A block in which every run has the same place within a page as in the file: written without another copy."""
+        runs = self.layout.runs(region)
+        shape = region_shape(region)
+        if self.edges is not None:
+            self.edges.allow(self._waiting(region))
+        phase = runs.start % ALIGNMENT
+        strides = _memory_strides(runs)
+        if not strides:
+            return np.ndarray(shape, self.dtype, buffer[phase if runs.number == 1 else 0 :].data)
+        return np.ndarray(
+            shape,
+            self.dtype,
+            buffer[phase:].data,
+            strides=(*strides, *_packed(shape[runs.axes :], self.dtype.itemsize)),
+        )
+
+    def pieces(self, region: Region) -> list[Region]:
+        """A few runs each, where they lie so that nothing of them goes through the scratch buffer."""
+        runs = self.layout.runs(region)
+        if not _memory_strides(runs):
+            return [region]
+        axis = next(axis for axis, (_, count, _) in enumerate(runs.outer) if count > 1)
+        start, stop = region[axis]
+        step = max(1, -(-_PIECE * (stop - start) // (runs.number * runs.length)))
+        cuts = [(low, min(stop, low + step)) for low in range(start, stop, step)]
+        return [(*region[:axis], cut, *region[axis + 1 :]) for cut in cuts]
+
+    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
+        """Every run by itself; a block of another layout or dtype is first packed, piece by piece, into the buffer."""
+        runs = self.layout.runs(region)
+        if runs.number * runs.length == 0:
+            return
+        inner = region_shape(region)[runs.axes :]
+        inner_strides = block.strides[runs.axes :]
+        packed = block.dtype == self.dtype and all(
+            length == 1 or have == want
+            for length, have, want in zip(inner, inner_strides, _packed(inner, self.dtype.itemsize), strict=True)
+        )
+        if not packed:
+            self._write_packed(region, block, buffer)
+            return
+        edges = self.edges if runs.length >= _PACKED else None
+        for index, offset in _offsets(runs, len(runs.outer)):
+            place: Any = (*index, ...)  # the dots keep a single element an array
+            run = block[place]
+            data = np.ndarray((runs.length,), np.uint8, _memory(run))
+            self.file.write(offset, data, buffer, edges)
+
+    def _write_packed(self, region: Region, block: Block, buffer: Buffer) -> None:
+        """Copy the block into the buffer in pieces and write those."""
+        half = buffer.nbytes // 2 // ALIGNMENT * ALIGNMENT
+        bounce, room = buffer[:half], buffer[half:]
+        if block.size * self.dtype.itemsize <= room.nbytes:
+            copy = np.ndarray(block.shape, self.dtype, room.data)
+            np.copyto(copy, block, casting="unsafe")
+            self.write(region, copy, bounce)
+            return
+        axis = next(a for a, length in enumerate(block.shape) if length > 1)
+        middle = block.shape[axis] // 2
+        start = region[axis][0]
+        for low, high in ((0, middle), (middle, block.shape[axis])):
+            part = (*region[:axis], (start + low, start + high), *region[axis + 1 :])
+            self._write_packed(part, block[(slice(None),) * axis + (slice(low, high),)], buffer)
+
+    def sync(self) -> None:
+        """Flush to disk."""
+        if self.edges is None:
+            self.file.sync()
+            return
+        with naming(self.edges.path), self.edges.surviving():
+            self.file.sync()
+
+    def commit(self) -> Store:
+        """Sync, rename, and open what was written."""
+        for offset, data in self.edges.rest() if self.edges is not None else ():
+            self.file.write(offset, data, np.empty(0, np.uint8))
+        self.file.sync()
+        with naming(self.name):
+            os.replace(self.partial, self.name)
+            sync_folder(os.path.dirname(os.path.abspath(self.name)))
+        if self.edges is not None:
+            self.edges.remove()
+        self.file.close()
+        return self.reopen()
+
+    def reopen(self) -> Store:
+        """The finished array, open for reading."""
+        return FlatStore(AlignedFile(self.name), self.shape, self.dtype, self.layout.offset)
+
+    def abort(self) -> None:
+        """Remove the unfinished file."""
+        self.file.close()
+        if self.edges is not None:
+            self.edges.remove()
+        if os.path.exists(self.partial):
+            os.unlink(self.partial)
+
+
+class InPlaceSink(FlatSink):
+    """Writes into a file that exists: nothing to rename, nothing to remove."""
+
+    def __init__(self, store: FlatStore) -> None:
+        self.store = store
+        self.name = self.partial = store.file.path
+        self.shape, self.dtype, self.file = store.shape, store.dtype, store.file
+        self.granule = store.granule
+        self.order = store.order
+        self.layout = store.layout
+
+    def seeks(self, region: Region) -> int:
+        """As of any flat file, axes turned where the order is Fortran's."""
+        return super().seeks(self.store._turn(region))
+
+    def room(self, region: Region) -> int:
+        """As of any flat file, axes turned where the order is Fortran's."""
+        return super().room(self.store._turn(region))
+
+    def lay(self, region: Region, buffer: Buffer) -> Block:
+        """As of any flat file, axes turned where the order is Fortran's."""
+        block = super().lay(self.store._turn(region), buffer)
+        return block.T if self.store.fortran else block
+
+    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
+        """As of any flat file, axes turned where the order is Fortran's."""
+        super().write(self.store._turn(region), block.T if self.store.fortran else block, buffer)
+
+    def commit(self) -> Store:
+        """Sync."""
+        self.file.sync()
+        return self.store
+
+    def abort(self) -> None:
+        """Leave the file as it is."""
+
+
+def _packed(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Strides of a C-ordered block."""
+    strides = [itemsize]
+    for length in reversed(shape[1:]):
+        strides.append(strides[-1] * length)
+    return tuple(reversed(strides))[: len(shape)] if shape else ()
+
+
+def _memory_strides(runs: Runs) -> tuple[int, ...]:
+    """Strides of the outer axes with which every run meets its own phase of a page; () where runs are packed."""
+    if runs.number <= 1 or runs.length < _PACKED:
+        return ()
+    strides: list[int] = []
+    need = runs.length
+    for _, count, pitch in reversed(runs.outer):
+        step = need + (pitch - need) % ALIGNMENT
+        strides.append(step)
+        need = step * count
+    return tuple(reversed(strides))
+
+
+def _memory(run: Block) -> Any:
+    """The bytes of a contiguous run as a buffer, for any dtype."""
+    return run.reshape(-1).view(np.uint8).data

@@ -1,0 +1,327 @@
+"""HDF5 datasets. Those that lie in the file in one piece are read and written directly; chunked ones through h5py.
+
+A contiguous dataset is a flat array at an offset, which HDF5 tells; so it is read like any other flat file, in
+parallel and without the library's one lock. A chunked one is read by a single call for a region, with the library's
+chunk cache switched off, so that what it holds is known: with filters, `_FILTER_COPIES` decoded chunks at most
+(measured in tests/array/test_store_hdf5.py). Outputs are contiguous, or chunked where the user asks; neither is
+compressed, because a compressed HDF5 file that was interrupted cannot be taken up again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
+from outsize.array.store.formats.flat import FlatLayout, FlatSink, FlatStore
+from outsize.array.store.io.chunks import count_regular, cut_regular
+from outsize.array.store.io.file import AlignedFile, naming, sync_folder
+from outsize.array.store.io.folder import sync_path
+from outsize.array.store.io.library_memory import give_back
+from outsize.array.store.io.partial import forget_earlier, partial_path
+from outsize.array.store.keys import choose_key
+from outsize.core.errors import InputError, StoreError
+from outsize.core.units import KiB
+
+_FILTER_COPIES = 5
+"""Decoded chunks that HDF5 holds at once while it undoes filters: encoded, inflating (by doubling), unshuffled."""
+_CONSTANT = 512 * KiB
+"""Bytes of its own tables per read."""
+_DEFAULT_KEY = "data"
+_ALIGNED = {"alignment_threshold": 4096, "alignment_interval": 4096}
+
+
+def load_h5py() -> Any:
+    """The h5py package, or an error that says how to get it."""
+    try:
+        return importlib.import_module("h5py")
+    except ImportError:
+        raise StoreError("reading and writing HDF5 needs the h5py package: pip install outsize[hdf5]") from None
+
+
+def open_hdf5(path: str, key: str | None = None, mode: str = "r") -> Store:
+    """One dataset of the file."""
+    h5py = load_h5py()
+    with _told(path):
+        file = h5py.File(path, mode, rdcc_nbytes=0)
+    try:
+        with _told(path):
+            dataset = file[_find(path, file, key)]
+            name = f"{path}::{dataset.name}"
+            _check(dataset, name, path)
+            offset = _flat_offset(h5py, dataset)
+            shape, dtype = tuple(dataset.shape), dataset.dtype
+    except BaseException:
+        file.close()
+        raise
+    if offset is None:
+        return Hdf5Store(path, name, file, dataset)
+    file.close()
+    return FlatStore(AlignedFile(path, writable=mode == "r+"), shape, dtype, offset, name=name)
+
+
+def _find(path: str, file: Any, key: str | None) -> str:
+    if key is not None and hasattr(file.get(key), "shape"):
+        return key
+    keys: list[str] = []
+
+    def visit(name: str, item: Any) -> None:
+        if hasattr(item, "shape"):
+            keys.append(name)
+
+    file.visititems(visit)
+    return choose_key(path, keys, key)
+
+
+def _check(dataset: Any, name: str, path: str) -> None:
+    if dataset.shape is None:
+        raise StoreError(f"{name} is an empty dataset without a shape", path=path)
+    if dataset.dtype.hasobject:
+        raise StoreError(f"{name} holds text or references of varying length, not numbers", path=path)
+
+
+def _flat_offset(h5py: Any, dataset: Any) -> int | None:
+    """Where the elements begin, if they lie in this file in one piece and just as NumPy lays them out."""
+    if dataset.chunks is not None or dataset.is_virtual or dataset.external:
+        return None
+    plain = h5py.h5t.py_create(dataset.dtype, logical=True) == dataset.id.get_type()
+    offset = dataset.id.get_offset()
+    return int(offset) if plain and offset is not None else None
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    """h5py's errors as one sentence of ours."""
+    try:
+        yield
+    except (StoreError, InputError, MemoryError):
+        raise
+    except FileNotFoundError:
+        raise StoreError(f"{path}: no such file", path=path) from None
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise StoreError(f"HDF5 cannot read or write {path}: {detail}", path=path) from None
+
+
+class Hdf5Store(Store):
+    """A chunked, virtual, external or compact dataset, through h5py."""
+
+    def __init__(self, path: str, name: str, file: Any, dataset: Any) -> None:
+        self.name, self.paths = name, (path,)
+        self.shape, self.dtype = tuple(dataset.shape), dataset.dtype
+        self._path, self._file, self._dataset = path, file, dataset
+        self._chunk = tuple(dataset.chunks or (max(1, n) for n in self.shape))
+        self.granule = tuple(min(c, max(1, n)) for c, n in zip(self._chunk, self.shape, strict=True))
+        filters = dataset.id.get_create_plist().get_nfilters() if dataset.chunks else 0
+        chunk = math.prod(self._chunk) * self.dtype.itemsize
+        self._held = _CONSTANT + (_FILTER_COPIES * chunk if filters else 0)
+        self._chunk_bytes = chunk if dataset.chunks else 0
+
+    def extent(self, region: Region) -> int:
+        return round_up(math.prod(region_shape(region)) * self.dtype.itemsize) + self._held
+
+    def traffic(self, region: Region) -> int:
+        """A bound: whole chunks, decoded."""
+        if not self._chunk_bytes:
+            return math.prod(region_shape(region)) * self.dtype.itemsize
+        return count_regular(region, self._chunk) * self._chunk_bytes
+
+    def read(self, region: Region, buffer: Buffer) -> Block:
+        shape = region_shape(region)
+        used = math.prod(shape) * self.dtype.itemsize
+        block = buffer[:used].view(self.dtype).reshape(shape)
+        give_back(buffer[round_up(used) :])
+        if used:
+            with _told(self._path):
+                self._dataset.read_direct(block, tuple(slice(*axis) for axis in region))
+        return block
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_hdf5, (self._path, self._dataset.name, self._file.mode)
+
+    def fingerprint(self) -> str:
+        stat = os.stat(self._path)
+        return (
+            f"{os.path.abspath(self._path)} {self.name} {self.shape} {self.dtype.str} {stat.st_size} {stat.st_mtime_ns}"
+        )
+
+    def update(self) -> Sink:
+        return super().update() if self._file.mode == "r" else _InPlaceHdf5(self)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def create_hdf5(
+    path: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, key: str | None = None,
+    chunks: tuple[int, ...] | None = None, resume: bool = False,
+) -> Sink:  # fmt: skip
+    """Begin a file of one dataset, called `key`."""
+    if chunks is not None and (len(chunks) != len(shape) or any(length < 1 for length in chunks)):
+        raise InputError(f"chunks {chunks} do not suit shape {shape}: give one length of 1 or more for each axis")
+    if not shape or 0 in shape:  # HDF5 cuts neither into chunks
+        chunks = None
+    draft = _Draft(path, shape, np.dtype(dtype), key or _DEFAULT_KEY, chunks)
+    if not (resume and draft.matches()):
+        forget_earlier(draft.partial)
+        draft.make()
+    offset = draft.flat_offset()
+    return H5pySink(draft) if offset is None else FlatHdf5Sink(draft, offset)
+
+
+class _Draft:
+    """The unfinished file: one dataset that has all its space and no values yet."""
+
+    def __init__(
+        self, path: str, shape: tuple[int, ...], dtype: np.dtype[Any], key: str, chunks: tuple[int, ...] | None
+    ) -> None:
+        self.path, self.shape, self.dtype, self.key = path, shape, dtype, key
+        self.chunks = None if chunks is None else tuple(min(c, n) for c, n in zip(chunks, shape, strict=True))
+        self.partial = partial_path(path)
+
+    def open(self, mode: str) -> Any:
+        """The file in h5py, without a chunk cache."""
+        with _told(self.path):
+            return load_h5py().File(self.partial, mode, rdcc_nbytes=0)
+
+    def matches(self) -> bool:
+        """True where an interrupted run left the same file."""
+        try:
+            with self.open("r") as file:
+                found = file.get(self.key)
+                wanted = (self.shape, self.dtype, self.chunks)
+                return hasattr(found, "shape") and (found.shape, found.dtype, found.chunks) == wanted
+        except StoreError:
+            return False
+
+    def make(self) -> None:
+        """Create it with its blocks reserved, so that writing values later changes nothing but values."""
+        h5py = load_h5py()
+        self.remove()
+        try:
+            with naming(self.path):
+                handle = AlignedFile(self.partial, writable=True, create=True)
+            with _told(self.path), h5py.File(self.partial, "w", libver="earliest", **_ALIGNED) as file:
+                properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+                properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+                properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+                properties.set_obj_track_times(False)
+                file.create_dataset(self.key, self.shape, self.dtype, chunks=self.chunks, dcpl=properties)
+            handle.allocate(handle.size)
+            handle.sync()
+            handle.close()
+        except BaseException:
+            self.remove()
+            raise
+
+    def flat_offset(self) -> int | None:
+        """Where the values begin, None where they are in chunks or HDF5 gave them no place of their own."""
+        with self.open("r") as file:
+            return _flat_offset(load_h5py(), file[self.key])
+
+    def remove(self) -> None:
+        """Remove it."""
+        if os.path.exists(self.partial):
+            os.unlink(self.partial)
+
+
+class FlatHdf5Sink(FlatSink):
+    """A contiguous dataset that is being written, directly at its offset."""
+
+    def __init__(self, draft: _Draft, offset: int) -> None:
+        self.name, self.partial, self.shape, self.dtype = draft.path, draft.partial, draft.shape, draft.dtype
+        self.key = draft.key
+        self.layout = FlatLayout(draft.shape, draft.dtype, offset)
+        self.granule = tuple(min(length, 1) for length in draft.shape)
+        self.file = AlignedFile(draft.partial, writable=True)
+
+    def reopen(self) -> Store:
+        """The finished file."""
+        return open_hdf5(self.name, self.key)
+
+
+class H5pySink(Sink):
+    """A chunked, uncompressed dataset (or one without a place of its own), written through h5py, chunk by chunk."""
+
+    def __init__(self, draft: _Draft) -> None:
+        self.name, self.shape, self.dtype, self.partial = draft.path, draft.shape, draft.dtype, draft.partial
+        self.granule = draft.chunks or tuple(max(1, length) for length in draft.shape)
+        self._draft = draft
+        self._file = draft.open("r+")
+        self._dataset = self._file[draft.key]
+
+    def extent(self, region: Region) -> int:
+        return round_up(math.prod(self.granule) * self.dtype.itemsize) + _CONSTANT
+
+    def traffic(self, region: Region) -> int:
+        return math.prod(region_shape(region)) * self.dtype.itemsize
+
+    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
+        _write_pieces(self._dataset, self.granule, region, block, buffer, self.name)
+
+    def sync(self) -> None:
+        with _told(self.name):
+            self._file.flush()
+        with naming(self.name):
+            sync_path(self.partial)
+
+    def commit(self) -> Store:
+        self.sync()
+        self._file.close()
+        with naming(self.name):
+            os.replace(self.partial, self.name)
+            sync_folder(os.path.dirname(os.path.abspath(self.name)))
+        return open_hdf5(self.name, self._draft.key)
+
+    def abort(self) -> None:
+        self._file.close()
+        self._draft.remove()
+
+
+class _InPlaceHdf5(Sink):
+    """Writes into a chunked dataset that exists."""
+
+    def __init__(self, store: Hdf5Store) -> None:
+        self._store = store
+        self.name = self.partial = store._path
+        self.shape, self.dtype, self.granule = store.shape, store.dtype, store.granule
+
+    def extent(self, region: Region) -> int:
+        return round_up(math.prod(self.granule) * self.dtype.itemsize) + self._store._held
+
+    def traffic(self, region: Region) -> int:
+        return math.prod(region_shape(region)) * self.dtype.itemsize
+
+    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
+        _write_pieces(self._store._dataset, self.granule, region, block, buffer, self.name)
+
+    def sync(self) -> None:
+        with _told(self.name):
+            self._store._file.flush()
+        sync_path(self.name)
+
+    def commit(self) -> Store:
+        self.sync()
+        return self._store
+
+    def abort(self) -> None:
+        """Leave the file as it is."""
+
+
+def _write_pieces(
+    dataset: Any, granule: tuple[int, ...], region: Region, block: Block, buffer: Buffer, name: str
+) -> None:
+    """Chunk by chunk, each packed in the buffer first: h5py would copy a block that is not contiguous as a whole."""
+    for piece in cut_regular(region, granule):
+        shape = region_shape(piece.region)
+        packed = buffer[: math.prod(shape) * dataset.dtype.itemsize].view(dataset.dtype).reshape(shape)
+        np.copyto(packed, block[piece.target], casting="unsafe")
+        give_back(buffer[round_up(packed.nbytes) :])
+        with _told(name):
+            dataset.write_direct(packed, dest_sel=tuple(slice(*axis) for axis in piece.region))

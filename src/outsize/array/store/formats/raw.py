@@ -1,0 +1,38 @@
+"""Raw binary: elements and nothing else; shape, dtype and offset come from the user."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from outsize.array.store.formats.flat import FlatSink, FlatStore
+from outsize.array.store.io.file import AlignedFile, naming
+from outsize.array.store.io.partial import partial_path
+from outsize.core.errors import InputError
+from outsize.core.spec import parse_shape
+
+
+def open_raw(path: str, shape: Any, dtype: Any, *, offset: int = 0, order: str = "C", mode: str = "r") -> FlatStore:
+    """Open a raw file; one axis of the shape may be -1 and is then read off the file's length."""
+    element = np.dtype(dtype)
+    axes = [shape] if isinstance(shape, int) else list(shape)
+    if -1 in axes:
+        rest = element.itemsize
+        for length in axes:
+            rest *= length if length != -1 else 1
+        with naming(path):
+            size = os.stat(path).st_size - offset
+        if axes.count(-1) > 1 or rest <= 0 or size % rest:
+            raise InputError(f"{path}: {size} bytes are not a whole number of rows of {tuple(axes)} {element}")
+        axes[axes.index(-1)] = size // rest
+    if order not in ("C", "F"):
+        raise InputError(f"order is 'C' or 'F', not {order!r}")
+    file = AlignedFile(path, writable=mode == "r+")
+    return FlatStore(file, parse_shape(axes), element, offset, fortran=order == "F")
+
+
+def create_raw(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, resume: bool = False) -> FlatSink:
+    """Begin a raw file."""
+    return FlatSink(path, partial_path(path), shape, dtype, b"", resume=resume)

@@ -1,0 +1,354 @@
+"""Zarr arrays, formats 2 and 3, read chunk by chunk into the engine's buffer and written beside their target.
+
+Opening and writing is zarr-python's work. Reading is ours for the chunks that need no more than a compressor (blosc,
+zstd, lz4 or none): file -> engine's buffer -> decoded in the engine's buffer -> block, so that not a byte is outside
+the budget; zarr-python holds up to three more copies of a chunk and hops through an event loop for each. Chunks with
+filters, shards, transposition or other codecs go through zarr-python, one chunk at a time, and `extent` counts what
+it takes (`_LIBRARY_COPIES`, measured in tests/array/test_store_zarr.py).
+
+A missing chunk file: the format lets a writer leave out chunks that hold only the fill value, so a lost file and an
+empty chunk look alike. Outsize does not guess: reading one is a `StoreError`, unless the array was opened with
+`missing="fill"`. Our own sink writes every chunk.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import shutil
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal
+
+import numpy as np
+
+from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
+from outsize.array.store.io.chunks import choose_chunks, count_regular, cut_regular
+from outsize.array.store.io.decompress import DECODER, Coding, plain_coding
+from outsize.array.store.io.file import naming
+from outsize.array.store.io.folder import replace_folder, sync_path
+from outsize.array.store.io.library_memory import give_back
+from outsize.array.store.io.partial import forget_earlier, partial_path
+from outsize.array.store.keys import choose_key
+from outsize.core.errors import InputError, StoreError
+from outsize.core.units import MiB, format_bytes
+
+Missing = Literal["error", "fill"]
+
+_MARKERS = ("zarr.json", ".zarray", ".zgroup")
+_LIBRARY_COPIES = 5
+"""Decoded chunks that zarr-python holds at once while it reads or writes one chunk, at most (encoded bytes beside)."""
+_ENCODER = 4 * MiB
+"""Bytes of a compressor's tables: zstd takes about 2.4 MiB at its default level."""
+_LIBRARY_CONSTANT = 256 * 1024
+"""Bytes of its event loop, tasks and metadata per call."""
+_EVERY_CHUNK = {"write_empty_chunks": True}
+"""So that a missing chunk always means a lost one in what we write."""
+_CHUNK_TARGET = 8 * MiB
+"""Chunks of new arrays are at most this large."""
+
+
+def is_zarr(path: str) -> bool:
+    """True for a folder that holds a zarr array or group."""
+    return any(os.path.exists(os.path.join(path, marker)) for marker in _MARKERS)
+
+
+def load_zarr() -> Any:
+    """The zarr package, or an error that says how to get it."""
+    try:
+        package = importlib.import_module("zarr")
+    except ImportError:
+        raise StoreError("reading and writing zarr needs the zarr package: pip install outsize[zarr]") from None
+    if int(package.__version__.split(".")[0]) < 3:
+        raise StoreError(f"zarr {package.__version__} is too old: pip install 'zarr>=3' (it reads formats 2 and 3)")
+    return package
+
+
+class ZarrStore(Store):
+    """One array of a zarr folder."""
+
+    def __init__(self, path: str, *, key: str | None = None, missing: Missing = "error", mode: str = "r") -> None:
+        if missing not in ("error", "fill"):
+            raise InputError(f"missing={missing!r}: use 'error' (a missing chunk stops the read) or 'fill'")
+        array = _open_array(path, key, mode)
+        self._again = (path, key, missing, mode)
+        self.name = path if not array.path else f"{path}::{array.path}"
+        self.paths = (path,)
+        self.shape = tuple(array.shape)
+        self.dtype = np.dtype(array.dtype)
+        if self.dtype.hasobject:
+            raise StoreError(f"{self.name} holds Python objects or text of varying length, not numbers", path=path)
+        self._chunk: tuple[int, ...] = tuple(max(1, length) for length in array.chunks)
+        self.granule = tuple(min(c, max(1, n)) for c, n in zip(self._chunk, self.shape, strict=True))
+        self._array = array
+        self._missing = missing
+        self._writable = mode == "r+"
+        self._folder = os.path.join(path, array.path) if array.path else path
+        self._coding = plain_coding(array)
+        self._shard = tuple(array.shards) if array.shards else self._chunk
+        self._chunk_bytes = math.prod(self._chunk) * self.dtype.itemsize
+
+    def extent(self, region: Region) -> int:
+        block = round_up(math.prod(region_shape(region)) * self.dtype.itemsize)
+        encoded = round_up(_most_encoded(self._chunk_bytes))
+        if self._coding is None:
+            return block + encoded + _LIBRARY_COPIES * self._chunk_bytes + _LIBRARY_CONSTANT + DECODER
+        return block + encoded + round_up(self._chunk_bytes) * self._coding.copies + self._coding.state
+
+    def traffic(self, region: Region) -> int:
+        """A bound: chunks touched times the decoded size of one; what was saved is known only after reading."""
+        return count_regular(region, self._chunk) * self._chunk_bytes
+
+    def read(self, region: Region, buffer: Buffer) -> Block:
+        shape = region_shape(region)
+        used = math.prod(shape) * self.dtype.itemsize
+        block = buffer[:used].view(self.dtype).reshape(shape)
+        scratch = buffer[round_up(used) :]
+        if self._coding is None:
+            give_back(scratch)
+        for piece in cut_regular(region, self._chunk):
+            if self._coding is None:
+                with _told(self.name, f"region {piece.region}"):
+                    self._check_present(piece.region)
+                    selection = tuple(slice(*axis) for axis in piece.region)
+                    block[piece.target] = self._array.get_basic_selection(selection)
+            else:
+                decoded = self._decode(self._coding, piece.chunk, scratch)
+                block[piece.target] = self._array.fill_value if decoded is None else decoded[piece.inside]
+        return block
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _open_again, self._again
+
+    def fingerprint(self) -> str:
+        """Metadata and the folder's own times: a chunk that is replaced changes the folder it stands in."""
+        stats = [os.stat(os.path.join(self._folder, name)) for name in ("", *_MARKERS, "c") if self._has(name)]
+        return f"{os.path.abspath(self.name)} {self.shape} {self.dtype.str} {[stat.st_mtime_ns for stat in stats]}"
+
+    def _has(self, name: str) -> bool:
+        return os.path.exists(os.path.join(self._folder, name))
+
+    def update(self) -> Sink:
+        return _InPlaceZarr(self) if self._writable else super().update()
+
+    def _decode(self, coding: Coding, chunk: tuple[int, ...], scratch: Buffer) -> Block | None:
+        """One chunk, decoded inside `scratch`; None where its file is missing and that means the fill value."""
+        key = self._array.metadata.encode_chunk_key(chunk)
+        path = os.path.join(self._folder, key)
+        encoded_most = round_up(_most_encoded(self._chunk_bytes))
+        try:
+            encoded = _read_file(path, scratch[:encoded_most])
+        except FileNotFoundError:
+            self._refuse_missing(key)
+            return None
+        out = scratch[encoded_most : encoded_most + self._chunk_bytes]
+        try:
+            plain = coding.decode(encoded, out)
+        except (RuntimeError, ValueError, struct.error) as error:
+            raise StoreError(f"chunk {key} of {self.name} is damaged: {error}", path=path) from None
+        if plain.nbytes != self._chunk_bytes:
+            raise StoreError(
+                f"chunk {key} of {self.name} is damaged: it holds {plain.nbytes} bytes, the chunk shape "
+                f"{self._chunk} of {self.dtype} takes {self._chunk_bytes}", path=path,
+            )  # fmt: skip
+        return plain.view(coding.dtype).reshape(self._chunk, order=coding.order)
+
+    def _check_present(self, region: Region) -> None:
+        shard = tuple(start // length for (start, _), length in zip(region, self._shard, strict=True))
+        key = self._array.metadata.encode_chunk_key(shard)
+        if not os.path.exists(os.path.join(self._folder, key)):
+            self._refuse_missing(key)
+
+    def _refuse_missing(self, key: str) -> None:
+        if self._missing == "error":
+            raise StoreError(
+                f"chunk file {key} of {self.name} is missing: it was lost, or its writer left it out because it held "
+                f"only the fill value {self._array.fill_value}; to read it as that, open with missing='fill'",
+                path=os.path.join(self._folder, key),
+            )
+
+
+def _open_again(path: str, key: str | None, missing: Missing, mode: str) -> ZarrStore:
+    return ZarrStore(path, key=key, missing=missing, mode=mode)
+
+
+def _open_array(path: str, key: str | None, mode: str) -> Any:
+    zarr = load_zarr()
+    with _told(path, "its metadata"):
+        node = zarr.open(path, mode=mode)
+        if hasattr(node, "shape"):
+            if key not in (None, "", "/"):
+                raise InputError(f"{path} is one array, it has no key {key!r}: leave the key out")
+            return node if mode == "r" else _open_to_write(path)
+        keys = [name for name, member in node.members(max_depth=None) if hasattr(member, "shape")]
+        chosen = choose_key(path, keys, key)
+        return _open_to_write(path, chosen) if mode != "r" else zarr.open_array(path, path=chosen, mode=mode)
+
+
+@contextmanager
+def _told(name: str, what: str) -> Iterator[None]:
+    """zarr-python's errors as one sentence of ours."""
+    try:
+        yield
+    except (StoreError, InputError, MemoryError):
+        raise
+    except Exception as error:
+        detail = " ".join(str(error).split())[:200]
+        raise StoreError(f"zarr cannot read {what} of {name}: {type(error).__name__}: {detail}", path=name) from None
+
+
+def _open_to_write(path: str, key: str = "") -> Any:
+    """An array whose chunks are all kept; `open_array` takes a `config` and forgets it, so the library's own is set meanwhile."""
+    zarr = load_zarr()
+    with zarr.config.set({f"array.{name}": value for name, value in _EVERY_CHUNK.items()}):
+        return zarr.open_array(path, path=key, mode="r+")
+
+
+def _read_file(path: str, buffer: Buffer) -> Buffer:
+    """A whole file at the start of `buffer`; a file that is longer is refused."""
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > buffer.nbytes:
+            raise StoreError(
+                f"chunk file {path} has {format_bytes(size)}, more than any encoding of its chunk "
+                f"({format_bytes(buffer.nbytes)}): it is damaged", path=path,
+            )  # fmt: skip
+        done = 0
+        while done < size:
+            count = file.readinto(buffer[done:size].data)
+            if not count:
+                raise StoreError(f"chunk file {path} ended at byte {done} of {size} while it was read", path=path)
+            done += count
+    return buffer[:size]
+
+
+def _most_encoded(size: int) -> int:
+    """Most bytes any of the compressors makes of `size` bytes (zstd: size/256 + 64 and more, lz4: size/255 + 16)."""
+    return size + size // 128 + 1024
+
+
+class _ZarrWriter(Sink):
+    """Writes into an open zarr array, chunk by chunk, by zarr-python."""
+
+    def __init__(self, array: Any, folder: str) -> None:
+        self._array, self._folder = array, folder
+        self._edge, self._lock = threading.Lock(), threading.Lock()
+        self._written: set[str] = set()
+        self._chunk_bytes = math.prod(self.granule) * self.dtype.itemsize
+
+    def _is_complete(self, region: Region) -> bool:
+        """True where a region cuts no chunk, so that nothing is read back."""
+        return all(
+            start % length == 0 and (stop % length == 0 or stop == end)
+            for (start, stop), length, end in zip(region, self.granule, self.shape, strict=True)
+        )
+
+    def extent(self, region: Region) -> int:
+        copies = 1 if self._is_complete(region) else _LIBRARY_COPIES
+        return copies * self._chunk_bytes + _most_encoded(self._chunk_bytes) + _LIBRARY_CONSTANT + _ENCODER
+
+    def traffic(self, region: Region) -> int:
+        return math.prod(region_shape(region)) * self.dtype.itemsize
+
+    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
+        give_back(buffer)
+        for piece in cut_regular(region, self.granule):
+            with nullcontext() if self._is_complete(piece.region) else self._edge:  # one cut chunk at a time
+                self._write_piece(piece.region, block[piece.target])
+            with self._lock:
+                self._written.add(self._array.metadata.encode_chunk_key(piece.chunk))
+
+    def _write_piece(self, region: Region, block: Block) -> None:
+        with naming(self.name):
+            self._array[tuple(slice(*axis) for axis in region)] = block
+
+    def sync(self) -> None:
+        with self._lock:
+            written, self._written = self._written, set()
+        with naming(self.name):
+            for key in written:
+                sync_path(os.path.join(self._folder, key))
+            for folder in {os.path.dirname(os.path.join(self._folder, key)) for key in written} | {self._folder}:
+                sync_path(folder)
+
+
+class ZarrSink(_ZarrWriter):
+    """A new zarr array, every chunk of which is written."""
+
+    def __init__(
+        self, path: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, chunks: tuple[int, ...] | None = None,
+        compress: bool = True, resume: bool = False,
+    ) -> None:  # fmt: skip
+        if os.path.lexists(path) and not is_zarr(path) and not (os.path.isdir(path) and not os.listdir(path)):
+            raise InputError(
+                f"{path} exists and is not a zarr array: it is not overwritten; remove it or choose another name"
+            )
+        self.name, self.shape, self.dtype = path, shape, np.dtype(dtype)
+        self.granule = (
+            choose_chunks(shape, self.dtype.itemsize, _CHUNK_TARGET) if chunks is None else _check_chunks(chunks, shape)
+        )
+        self.partial = partial_path(path)
+        super().__init__((self._reopen() if resume else None) or self._create(compress), self.partial)
+
+    def _reopen(self) -> Any:
+        """The array an interrupted run left, None where there is none or it is another one."""
+        if not is_zarr(self.partial):
+            return None
+        with _told(self.partial, "its metadata"):
+            array = _open_to_write(self.partial)
+        same = (tuple(array.shape), np.dtype(array.dtype), tuple(array.chunks))
+        return array if same == (self.shape, self.dtype, self.granule) else None
+
+    def _create(self, compress: bool) -> Any:
+        zarr = load_zarr()
+        forget_earlier(self.partial)
+        shutil.rmtree(self.partial, ignore_errors=True)
+        try:
+            with naming(self.name):
+                return zarr.create_array(
+                    self.partial, shape=self.shape, dtype=self.dtype, chunks=self.granule,
+                    compressors="auto" if compress else None, config=_EVERY_CHUNK,
+                )  # fmt: skip
+        except (TypeError, ValueError) as error:
+            self.abort()
+            raise StoreError(f"zarr cannot hold {self.dtype}: {error}", path=self.name) from None
+        except StoreError:
+            self.abort()
+            raise
+
+    def commit(self) -> Store:
+        self.sync()
+        replace_folder(self.partial, self.name)
+        return ZarrStore(self.name)
+
+    def abort(self) -> None:
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+
+class _InPlaceZarr(_ZarrWriter):
+    """Writes into a zarr array that exists."""
+
+    def __init__(self, store: ZarrStore) -> None:
+        self._store = store
+        self.name = self.partial = store.name
+        self.shape, self.dtype = store.shape, store.dtype
+        self.granule = store._shard
+        super().__init__(store._array, store._folder)
+
+    def commit(self) -> Store:
+        self.sync()
+        return self._store
+
+    def abort(self) -> None:
+        """Leave the array as it is."""
+
+
+def _check_chunks(chunks: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(chunks) != len(shape) or any(length < 1 for length in chunks):
+        raise InputError(
+            f"chunks {tuple(chunks)} do not suit shape {shape}: give one length of 1 or more for each axis"
+        )
+    return tuple(min(length, max(1, end)) for length, end in zip(chunks, shape, strict=True))

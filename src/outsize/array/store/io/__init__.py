@@ -1,0 +1,1 @@
+"""Files and buffers below the formats: aligned transfers, unfinished outputs, chunks, views."""
