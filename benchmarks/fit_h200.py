@@ -409,8 +409,8 @@ class Case:
 
         import torch
 
-        from outsize.model.fitting.check import preserved
-        from outsize.model.fitting.equality import collect
+        from outsize.model.fitting.learn.findings import preserved
+        from outsize.model.fitting.learn.gradients_equal import collect
 
         wanted = self.compared()
         self.card.limit(None)
@@ -440,7 +440,7 @@ class Case:
 
     def gradients_by_hand(self, slices):
         """Gradients of the whole batch as gradient accumulation makes them."""
-        from outsize.model.fitting.check import preserved
+        from outsize.model.fitting.learn.findings import preserved
 
         with preserved(self.model):
             for start, stop in cut_rows(self.count, slices):
@@ -557,7 +557,7 @@ def apart(one, other):
 
 def time_parts(card):
     """Seconds of each part of `outsize.fit`, waits for the card left out; parts without a clock share the card."""
-    from outsize.model.fitting import verb
+    from outsize.model.fitting import fit as verb
 
     untimed = ("look", "_differs")
 
@@ -586,8 +586,8 @@ def time_parts(card):
 
 def lend_while_planning(card):
     """Projections need no card: others have it meanwhile."""
-    from outsize.model.fitting import verb
-    from outsize.model.fitting.stage import Stage
+    from outsize.model.fitting import fit as verb
+    from outsize.model.fitting.plan.dry_run import Stage
 
     def lend(owner, name):
         inner = getattr(owner, name)

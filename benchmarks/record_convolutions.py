@@ -138,7 +138,7 @@ def generic() -> list[Layer]:
 
 def collect(path: str) -> None:
     """Every distinct convolution of many networks, by tracing them."""
-    from outsize.model.trace import Tracer
+    from outsize.model.tracing.tracer import Tracer
 
     layers: dict[str, None] = {}
     for name, run in networks():
@@ -189,7 +189,7 @@ def largest(layer: Layer, n: int, element: int) -> int:
 
 def plan(source: str, target: str) -> None:
     """New layers at a few batches; known ones in between where the kernel changes, and with the channels last."""
-    from outsize.model.measured import same_kernel
+    from outsize.model.kernels.convolution_table import same_kernel
 
     known = {
         json.dumps([dtype, last, layer]): {n: sizes for n, *sizes in found} for layer, dtype, last, found in read(TABLE)

@@ -207,8 +207,8 @@ def part_rates(out, device):
     """The link alone and both ways, AdamW on the host and on the card."""
     import torch
 
-    from outsize.model.fitting.hosted.lanes import open_lane
-    from outsize.model.fitting.hosted.rates import measure, time_optimizer
+    from outsize.model.fitting.move.mover import open_lane
+    from outsize.model.fitting.plan.link_speeds import measure, time_optimizer
 
     lane = open_lane(torch.device(device))
     one = torch.nn.Parameter(torch.zeros(1))
@@ -226,7 +226,7 @@ def link_rate(device):
     """Bytes a second from page-locked memory: one gigabyte, several times, the best."""
     import torch
 
-    from outsize.model.fitting.hosted.slabs import Block
+    from outsize.model.fitting.move.pinned_blocks import Block
 
     size = GiB if device == "cuda" else 2**24
     block = Block(size)
@@ -348,8 +348,8 @@ def write_file(path, model):
 def disk_rate(path):
     """Bytes a second of direct reads of the whole file, several threads, large pieces: the best of two passes."""
     from outsize.array.store.io.file import AlignedFile
-    from outsize.model.fitting.hosted.files import PIECE, READERS
-    from outsize.model.fitting.hosted.slabs import Block
+    from outsize.model.fitting.move.pinned_blocks import Block
+    from outsize.model.fitting.move.weight_files import PIECE, READERS
 
     file, room = AlignedFile(str(path)), Block(READERS * PIECE)
     free = list(range(READERS))

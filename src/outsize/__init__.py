@@ -25,33 +25,33 @@ if TYPE_CHECKING:
     from outsize.failure.guard import install as install
     from outsize.machine import budget as budget
     from outsize.machine import memory as memory
-    from outsize.model import calibrate as calibrate
-    from outsize.model import estimate as estimate
-    from outsize.model import keep as keep
-    from outsize.model.fitting import batch_size as batch_size
-    from outsize.model.fitting import fit as fit
-    from outsize.model.fitting import loader as loader
+    from outsize.model.estimation.calibration import calibrate as calibrate
+    from outsize.model.estimation.calibration import keep as keep
+    from outsize.model.estimation.estimate import estimate as estimate
+    from outsize.model.fitting.data_loader import loader as loader
+    from outsize.model.fitting.fit import fit as fit
+    from outsize.model.fitting.largest_batch import batch_size as batch_size
     from outsize.sizing import size as size
 
 __version__ = "0.1.0"
 
 _VERBS = {
-    "batch_size": "outsize.model.fitting",
+    "batch_size": "outsize.model.fitting.largest_batch",
     "budget": "outsize.machine",
-    "calibrate": "outsize.model",
+    "calibrate": "outsize.model.estimation.calibration",
     "empty": "outsize.array.api.empty",
-    "estimate": "outsize.model",
+    "estimate": "outsize.model.estimation.estimate",
     "explain": "outsize.failure",
-    "fit": "outsize.model.fitting",
+    "fit": "outsize.model.fitting.fit",
     "guard": "outsize.failure",
     "install": "outsize.failure",
-    "keep": "outsize.model",
-    "loader": "outsize.model.fitting",
+    "keep": "outsize.model.estimation.calibration",
+    "loader": "outsize.model.fitting.data_loader",
     "memory": "outsize.machine",
     "open": "outsize.array",
     "size": "outsize.sizing",
 }
-"""Public verb -> the room it lives in."""
+"""Public verb -> the module it lives in."""
 
 _ROOMS: tuple[str, ...] = ("array",)
 """Rooms that are public as they are."""

@@ -4,14 +4,14 @@ import networks as nets
 import torch
 from torch import nn
 
-from outsize.model.fitting.hosted.choice import HostedChoice
-from outsize.model.fitting.hosted.runner import HostedRunner
-from outsize.model.fitting.hosted.shelf import Shelf, ShelfLane
-from outsize.model.fitting.hosted.slabs import State, Weights, stretch
-from outsize.model.fitting.hosted.stage import HostedStage
-from outsize.model.fitting.hosted.units import cut_model, sizeof
-from outsize.model.fitting.hosted.visits import HostSource
-from outsize.model.fitting.runner import Work
+from outsize.model.fitting.move.pinned_blocks import State, Weights, stretch
+from outsize.model.fitting.move.scratch_file import Shelf, ShelfLane
+from outsize.model.fitting.move.units import cut_model, sizeof
+from outsize.model.fitting.move.visits import HostSource
+from outsize.model.fitting.plan.hosted_choice import HostedChoice
+from outsize.model.fitting.plan.hosted_dry_run import HostedStage
+from outsize.model.fitting.run.hosted_runner import HostedRunner
+from outsize.model.fitting.run.runner import Work
 
 
 class Recurrent(nn.Module):

@@ -5,7 +5,7 @@ import threading
 
 import torch
 
-from outsize.model.fitting.hosted.lanes import PlainLane
+from outsize.model.fitting.move.mover import PlainLane
 
 
 class Full(RuntimeError):

@@ -12,7 +12,7 @@ import weakref
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from outsize.model.fitting import parcels
+from outsize.model.fitting.move import evicted as parcels
 
 
 class Copy:

@@ -5,12 +5,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import outsize  # noqa: E402
-from outsize.model import recurrent  # noqa: E402
-from outsize.model.attention import choose  # noqa: E402
-from outsize.model.kernels import Scratch, _inside  # noqa: E402
-from outsize.model.measured import read_layer, table  # noqa: E402
-from outsize.model.normalization import backward_blocks, forward_blocks  # noqa: E402
-from outsize.model.trace import Tracer  # noqa: E402
+from outsize.model.kernels import recurrent  # noqa: E402
+from outsize.model.kernels.attention import choose  # noqa: E402
+from outsize.model.kernels.convolution_table import read_layer, table  # noqa: E402
+from outsize.model.kernels.cuda import Scratch, _inside  # noqa: E402
+from outsize.model.kernels.normalization import backward_blocks, forward_blocks  # noqa: E402
+from outsize.model.tracing.tracer import Tracer  # noqa: E402
 
 
 def meta(*shape, dtype=torch.float32, last=False):

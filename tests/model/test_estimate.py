@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 import outsize  # noqa: E402
 from outsize.core.errors import InputError  # noqa: E402
 from outsize.core.units import MiB  # noqa: E402
-from outsize.model import calibration  # noqa: E402
+from outsize.model.estimation import calibration  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

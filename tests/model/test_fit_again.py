@@ -9,12 +9,12 @@ from torch.nn import functional
 
 import outsize
 from outsize.core.memory import HOST, Allowance
-from outsize.model.fitting.check import look
-from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.planner import describe, predict
-from outsize.model.fitting.runner import Runner, Work
-from outsize.model.fitting.stores import DiskStore
-from outsize.model.fitting.verb import _prepare
+from outsize.model.fitting.fit import _prepare
+from outsize.model.fitting.learn.findings import look
+from outsize.model.fitting.move.stores import DiskStore
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.plan.search import describe, predict
+from outsize.model.fitting.run.runner import Runner, Work
 
 WIDTH = 8
 

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 import outsize
-from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.hosted.pieces import mixes_rows
-from outsize.model.fitting.joining import join
-from outsize.model.fitting.runner import Runner, Work
-from outsize.model.fitting.stores import NoStore
+from outsize.model.fitting.move.stores import NoStore
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.run.join_outputs import join
+from outsize.model.fitting.run.row_pieces import mixes_rows
+from outsize.model.fitting.run.runner import Runner, Work
 
 Pair = collections.namedtuple("Pair", "a b")
 

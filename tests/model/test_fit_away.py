@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import outsize
-from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.equality import compare
 from outsize.model.fitting.fitted import Fitted
-from outsize.model.fitting.runner import Runner, Work
-from outsize.model.fitting.stage import open_stage
-from outsize.model.fitting.stores import DiskStore
-from outsize.model.fitting.telling import say_absent
+from outsize.model.fitting.learn.gradients_equal import compare
+from outsize.model.fitting.move.stores import DiskStore
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.plan.describe import say_absent
+from outsize.model.fitting.plan.dry_run import open_stage
+from outsize.model.fitting.run.runner import Runner, Work
 
 EVERYTHING = Choice(
     in_backward=True, state_away=True, stream=("embed", "blocks.0", "blocks.1", "blocks.2", "head")

@@ -11,10 +11,12 @@ import torch
 import outsize
 from outsize.core.errors import BudgetError
 from outsize.core.memory import Allowance, Budget, Pool
-from outsize.model.fitting import beside, stage, verb
-from outsize.model.fitting.beside import LITTLE, Beside, look_beside
-from outsize.model.fitting.hosted import given
-from outsize.model.trace import Tracer
+from outsize.model.fitting import fit as verb
+from outsize.model.fitting import hosted_arguments as given
+from outsize.model.fitting.plan import dry_run as stage
+from outsize.model.fitting.plan import foreign_tensors as beside
+from outsize.model.fitting.plan.foreign_tensors import LITTLE, Beside, look_beside
+from outsize.model.tracing.tracer import Tracer
 
 MiB = 2**20
 

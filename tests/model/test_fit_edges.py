@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn import functional
 
 import outsize
-from outsize.model.fitting.check import look
-from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.fitted import Fitted
-from outsize.model.fitting.hosted.fitted import HostedFitted
-from outsize.model.fitting.runner import Runner, Work
-from outsize.model.fitting.stores import DiskStore
+from outsize.model.fitting.hosted_fitted import HostedFitted
+from outsize.model.fitting.learn.findings import look
+from outsize.model.fitting.move.stores import DiskStore
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.run.runner import Runner, Work
 
 EVERYTHING = ("embed", "blocks.0", "blocks.1", "blocks.2", "head")
 
@@ -301,7 +301,7 @@ def test_a_module_that_is_computed_again_can_be_gone_back_through_twice(tmp_path
 @pytest.mark.parametrize("wrong", [False, True])
 def test_rounding_under_autocast_is_told_from_a_wrong_gradient(monkeypatch, wrong):
     """A difference under autocast that is gone without it is rounding; one that stays is none."""
-    from outsize.model.fitting import verb
+    from outsize.model.fitting import fit as verb
 
     model, tokens = nets.Language(), nets.make_tokens(rows=6)
 

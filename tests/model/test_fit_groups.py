@@ -9,13 +9,13 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import outsize
-from outsize.model.fitting import update
-from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.normaliser import Normaliser
-from outsize.model.fitting.runner import Runner, Work
-from outsize.model.fitting.stage import Stage
-from outsize.model.fitting.stores import DiskStore, HostStore
-from outsize.model.fitting.update import ONE_BY_ONE, bytes_of, largest_part, room_of
+from outsize.model.fitting.learn.normaliser import Normaliser
+from outsize.model.fitting.move.stores import DiskStore, HostStore
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.plan.dry_run import Stage
+from outsize.model.fitting.run import optimizer_step as update
+from outsize.model.fitting.run.optimizer_step import ONE_BY_ONE, bytes_of, largest_part, room_of
+from outsize.model.fitting.run.runner import Runner, Work
 
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
 CHOICES = [

@@ -18,13 +18,13 @@ from torch.nn import functional
 
 import outsize
 from outsize.core.units import format_bytes
-from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.equality import compare
-from outsize.model.fitting.exhaustion import clear_up
 from outsize.model.fitting.fitted import Fitted
-from outsize.model.fitting.parcels import Away, Parcel
-from outsize.model.fitting.runner import Runner, Work
-from outsize.model.fitting.stores import DiskStore, HostStore
+from outsize.model.fitting.learn.gradients_equal import compare
+from outsize.model.fitting.move.evicted import Away, Parcel
+from outsize.model.fitting.move.stores import DiskStore, HostStore
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.run.out_of_memory import clear_up
+from outsize.model.fitting.run.runner import Runner, Work
 
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
 STREAM = Choice(in_backward=True, state_away=True, stream=("embed", *BLOCKS, "head"))

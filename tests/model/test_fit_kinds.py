@@ -7,12 +7,12 @@ from torch import nn
 from torch.nn import functional
 
 import outsize
-from outsize.model.fitting.check import look
-from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.equality import FAR_BELOW, TINY, compare, find_rounding
-from outsize.model.fitting.runner import Work
-from outsize.model.fitting.stage import Stage
-from outsize.model.fitting.stores import open_store
+from outsize.model.fitting.learn.findings import look
+from outsize.model.fitting.learn.gradients_equal import FAR_BELOW, TINY, compare, find_rounding
+from outsize.model.fitting.move.stores import open_store
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.plan.dry_run import Stage
+from outsize.model.fitting.run.runner import Work
 
 WAYS = ("slices", "checkpoint", "offload", "in_backward", "state_away", "gradients_away", "stream", "chunks")
 

@@ -7,10 +7,10 @@ from torch import nn
 from torch.nn import functional
 
 import outsize
-from outsize.model.fitting.check import look
-from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.runner import Runner, Work
-from outsize.model.fitting.stores import NoStore
+from outsize.model.fitting.learn.findings import look
+from outsize.model.fitting.move.stores import NoStore
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.run.runner import Runner, Work
 
 
 def each(model, batch):

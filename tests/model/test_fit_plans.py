@@ -10,14 +10,14 @@ from torch import nn
 
 from outsize.core.errors import BudgetError
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.check import look
-from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.facts import gather_facts, inclusive
-from outsize.model.fitting.normaliser import Normaliser
-from outsize.model.fitting.planner import TRACES, Search
-from outsize.model.fitting.runner import Work
-from outsize.model.fitting.stage import Stage
-from outsize.model.fitting.timing import estimate_times
+from outsize.model.fitting.learn.findings import look
+from outsize.model.fitting.learn.normaliser import Normaliser
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.plan.dry_run import Stage
+from outsize.model.fitting.plan.facts import gather_facts, inclusive
+from outsize.model.fitting.plan.search import TRACES, Search
+from outsize.model.fitting.plan.speeds import estimate_times
+from outsize.model.fitting.run.runner import Work
 
 
 class Recurrent(nn.Module):

@@ -17,9 +17,9 @@ from torch.nn import functional
 import outsize
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting import chunked_cross_entropy, in_trainer, lightning_step, trainer_loss
-from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.runner import Runner, Work
-from outsize.model.fitting.stores import DiskStore
+from outsize.model.fitting.move.stores import DiskStore
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.run.runner import Runner, Work
 
 SINGLE = {
     "slices": {"slices": 2}, "checkpoint": {"checkpoint": "blocks"}, "offload": {"offload": "blocks"},
@@ -256,7 +256,7 @@ def test_adapters_refuse_what_they_cannot_serve():
     least=st.integers(0, 200),
 )
 def test_a_ladder_frees_more_with_every_rung_and_never_holds_a_module_inside_another(sizes, least):
-    from outsize.model.fitting.ladder import Part, build_ladder
+    from outsize.model.fitting.plan.recompute_ladder import Part, build_ladder
 
     names = ("a", "a.x", "a.x.y", "a.z", "b", "b.x")
     parts = {
@@ -274,7 +274,7 @@ def test_a_ladder_frees_more_with_every_rung_and_never_holds_a_module_inside_ano
 
 
 def test_times_lie_on_lines_between_sizes_and_launches_take_as_long_below():
-    from outsize.model.fitting.timing import Timing
+    from outsize.model.fitting.plan.speeds import Timing
 
     points = ((1, 1.0, 2.0), (4, 1.0, 2.0), (8, 2.0, 4.0))
     timing = Timing(points=points, modules={"block": 0.5}, link=1e9, measured=True)
@@ -283,7 +283,7 @@ def test_times_lie_on_lines_between_sizes_and_launches_take_as_long_below():
 
 
 def test_on_a_card_the_peak_is_what_the_allocator_reserves_and_its_kernels_take():
-    from outsize.model.fitting.stage import Stage
+    from outsize.model.fitting.plan.dry_run import Stage
 
     model, batch = nets.Language(), nets.make_tokens()
     works = [Work(model=model, loss=nets.language_loss, optimizer=None, device=kind) for kind in ("cpu", "cuda")]
@@ -295,7 +295,7 @@ def test_on_a_card_the_peak_is_what_the_allocator_reserves_and_its_kernels_take(
 
 
 def test_a_step_that_slices_is_traced_for_two_slices_and_holds_as_much_as_for_all():
-    from outsize.model.fitting.stage import Stage
+    from outsize.model.fitting.plan.dry_run import Stage
 
     model, batch = nets.Language(), nets.make_tokens(rows=8)
     work = Work(model=model, loss=nets.language_loss, optimizer=torch.optim.SGD(model.parameters(), 0.1))
@@ -325,7 +325,7 @@ def test_a_larger_first_slice_trains_like_the_whole_batch_and_other_batches_are_
 
 
 def test_logits_that_a_loss_takes_in_pieces_never_exist_and_any_other_use_makes_them():
-    from outsize.model.fitting.head import chunked_heads
+    from outsize.model.fitting.run.chunked_loss import chunked_heads
 
     model, tokens = nets.Language(), nets.make_tokens()
     wanted = tokens.flatten()

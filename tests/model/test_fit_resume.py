@@ -12,12 +12,12 @@ import torch
 from test_fit_home import BLOCKS, STREAM, Card, Pair, assert_same, plan_of_a_step
 
 import outsize
-from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.fitted import Fitted
-from outsize.model.fitting.parcels import Away
-from outsize.model.fitting.recorder import Recorder
-from outsize.model.fitting.runner import Runner, Work
-from outsize.model.fitting.stores import DiskStore, HostStore
+from outsize.model.fitting.move.evicted import Away
+from outsize.model.fitting.move.stores import DiskStore, HostStore
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.run.recorder import Recorder
+from outsize.model.fitting.run.runner import Runner, Work
 
 OPTIMIZERS = {
     "AdamW": lambda ps: torch.optim.AdamW(ps, 1e-3, amsgrad=True),

@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn import functional
 
 import outsize
-from outsize.model.fitting.check import look
-from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.runner import Runner, Work
-from outsize.model.fitting.spans import find_spans, is_span
-from outsize.model.fitting.stores import NoStore
+from outsize.model.fitting.learn.findings import look
+from outsize.model.fitting.move.stores import NoStore
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.sequential_runs import find_spans, is_span
 
 
 def pictures(widths=(8, 16, 16), size=16, rows=6):

@@ -12,14 +12,18 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import outsize
-from outsize.model.fitting import activations, fitted, runner, update, weights
-from outsize.model.fitting import stage as stages
-from outsize.model.fitting.choice import Choice
+from outsize.model.fitting import fitted
 from outsize.model.fitting.guarded import Snapshot
-from outsize.model.fitting.recorder import Recorder
-from outsize.model.fitting.runner import Runner, Work
-from outsize.model.fitting.stage import Stage
-from outsize.model.fitting.stores import DiskStore, HostStore, NoStore
+from outsize.model.fitting.move import streamed as weights
+from outsize.model.fitting.move.stores import DiskStore, HostStore, NoStore
+from outsize.model.fitting.plan import dry_run as stages
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.plan.dry_run import Stage
+from outsize.model.fitting.run import optimizer_step as update
+from outsize.model.fitting.run import runner
+from outsize.model.fitting.run import saved_activations as activations
+from outsize.model.fitting.run.recorder import Recorder
+from outsize.model.fitting.run.runner import Runner, Work
 
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
 

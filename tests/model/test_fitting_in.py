@@ -10,9 +10,9 @@ import outsize  # noqa: E402
 from outsize.core.errors import InputError  # noqa: E402
 from outsize.core.footprint import Growth  # noqa: E402
 from outsize.core.units import MiB  # noqa: E402
-from outsize.model import loading  # noqa: E402
-from outsize.model.ledger import Ledger  # noqa: E402
-from outsize.model.pressure import gets_through  # noqa: E402
+from outsize.model.estimation import loaders as loading  # noqa: E402
+from outsize.model.estimation.pressure import gets_through  # noqa: E402
+from outsize.model.tracing.ledger import Ledger  # noqa: E402
 
 
 def course(*blocks):

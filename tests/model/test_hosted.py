@@ -19,12 +19,12 @@ from torch import nn
 
 import outsize
 from outsize.model.fitting import without_weights
-from outsize.model.fitting.hosted.lanes import CardLane, PlainLane
-from outsize.model.fitting.hosted.ring import Ring
-from outsize.model.fitting.hosted.slabs import State, Weights
-from outsize.model.fitting.hosted.stage import HostedStage
-from outsize.model.fitting.hosted.units import cut_model, sizeof
-from outsize.model.fitting.runner import Work
+from outsize.model.fitting.move.mover import CardLane, PlainLane
+from outsize.model.fitting.move.pinned_blocks import State, Weights
+from outsize.model.fitting.move.ring import Ring
+from outsize.model.fitting.move.units import cut_model, sizeof
+from outsize.model.fitting.plan.hosted_dry_run import HostedStage
+from outsize.model.fitting.run.runner import Work
 
 HUGE = 1 << 40
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
@@ -448,7 +448,7 @@ class Failing(nn.Module):
 
 
 def test_memory_that_runs_out_in_the_forward_pass_loses_nothing(monkeypatch):
-    monkeypatch.setattr("outsize.model.fitting.hosted.given.open_lane", lambda device: lanes.LateLane(3))
+    monkeypatch.setattr("outsize.model.fitting.hosted_arguments.open_lane", lambda device: lanes.LateLane(3))
     model, batch = Failing(nets.Language(blocks=8, width=64, dropout=0.1)), nets.make_tokens()
     twin = copy.deepcopy(model)
     ours, plain = (torch.optim.AdamW(m.parameters(), 1e-4) for m in (model, twin))

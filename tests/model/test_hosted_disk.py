@@ -20,9 +20,9 @@ from torch import nn
 import outsize
 from outsize.array.store.io.file import AlignedFile
 from outsize.core.memory import DISK
-from outsize.model.fitting.exhaustion import give_back_heap
-from outsize.model.fitting.hosted.lanes import PlainLane
-from outsize.model.fitting.hosted.units import sizeof
+from outsize.model.fitting.move.mover import PlainLane
+from outsize.model.fitting.move.units import sizeof
+from outsize.model.fitting.run.out_of_memory import give_back_heap
 
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 MIB = 2**20
@@ -307,7 +307,7 @@ def test_a_disk_that_fails_while_weights_move_there_leaves_the_model_as_it_was(m
     calls = iter(range(1000))
     with monkeypatch.context() as patch:
         full(patch, lambda: next(calls) > 40)
-        patch.setattr("outsize.model.fitting.hosted.verb.measure_disk", lambda *_: (1e9, 1e9))
+        patch.setattr("outsize.model.fitting.hosted_fit.measure_disk", lambda *_: (1e9, 1e9))
         with pytest.raises(outsize.StoreError, match="no space is left"):
             fit_short(model, ours, make_rows(), 120 * MIB, clip=1.0)
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):

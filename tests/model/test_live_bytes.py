@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from outsize.model.trace import Tracer  # noqa: E402
+from outsize.model.tracing.tracer import Tracer  # noqa: E402
 
 
 class Witness(TorchDispatchMode):

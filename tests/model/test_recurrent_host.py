@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import outsize
-from outsize.model.onednn import lstm_results
+from outsize.model.kernels.cpu import lstm_results
 
 
 class Tagger(nn.Module):

@@ -4,12 +4,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from outsize.model import autocast, onednn  # noqa: E402
-from outsize.model.attention import UNKNOWN, choose  # noqa: E402
-from outsize.model.convolution import layer_of  # noqa: E402
-from outsize.model.kernels import Scratch, blocks_of  # noqa: E402
-from outsize.model.measured import table, transfer  # noqa: E402
-from outsize.model.reduction import buffer_bytes  # noqa: E402
+from outsize.model.kernels import cpu as onednn  # noqa: E402
+from outsize.model.kernels.attention import UNKNOWN, choose  # noqa: E402
+from outsize.model.kernels.convolution import layer_of  # noqa: E402
+from outsize.model.kernels.convolution_table import table, transfer  # noqa: E402
+from outsize.model.kernels.cuda import Scratch, blocks_of  # noqa: E402
+from outsize.model.kernels.reduction import buffer_bytes  # noqa: E402
+from outsize.model.tracing import autocast  # noqa: E402
 
 
 def meta(*shape, dtype=torch.float32):

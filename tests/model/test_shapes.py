@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from outsize.allocator import CudaSettings, replay
 from outsize.core.allocation import AllocationEvent
-from outsize.model.fitting.projection import PLAYED, Move, play
-from outsize.model.operators import look_up
-from outsize.model.shapes import Shapes
+from outsize.model.fitting.plan.projection import PLAYED, Move, play
+from outsize.model.tracing.operators import look_up
+from outsize.model.tracing.result_shapes import Shapes
 
 aten = torch.ops.aten
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from outsize import report
 from outsize.core.errors import InputError
-from outsize.model import estimate
-from outsize.model.configs import OPTIMIZERS, PRECISIONS, step_from
+from outsize.model.estimation.configurations import OPTIMIZERS, PRECISIONS, step_from
+from outsize.model.estimation.estimate import estimate
 
 DEFAULT_SEQ = 512
 """Tokens where `--seq` is not given."""

@@ -16,15 +16,15 @@ from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.arriving import arriving
-from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.exhaustion import clear_up, is_out_of_memory
 from outsize.model.fitting.guarded import Guarded, Snapshot, call_model
-from outsize.model.fitting.parcels import Away
-from outsize.model.fitting.recorder import Recorder
-from outsize.model.fitting.runner import Runner
-from outsize.model.fitting.segments import let_grow
-from outsize.model.fitting.update import state_of
+from outsize.model.fitting.move.evicted import Away
+from outsize.model.fitting.move.loaded_state import arriving
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.run.expandable_segments import let_grow
+from outsize.model.fitting.run.optimizer_step import state_of
+from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
+from outsize.model.fitting.run.recorder import Recorder
+from outsize.model.fitting.run.runner import Runner
 
 TIGHTER = {"cpu": 0.85, "cuda": 0.93}
 """After a failure the next plan holds at most this part of what the failed one should have held."""

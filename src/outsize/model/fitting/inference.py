@@ -19,20 +19,20 @@ from outsize.core.noun import Known
 from outsize.core.plan import Peak, Step
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.beside import note_beside, say_beside
-from outsize.model.fitting.check import SAMPLES
-from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.draws import same_draws
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.guarded import call_model
-from outsize.model.fitting.joining import NotJoined
-from outsize.model.fitting.planner import SURE
-from outsize.model.fitting.projection import Projection
-from outsize.model.fitting.runner import Runner, Work
-from outsize.model.fitting.stage import Stage
-from outsize.model.fitting.stores import NoStore, open_store
-from outsize.model.fitting.telling import say_absent
-from outsize.model.fitting.users_code import in_users_code
+from outsize.model.fitting.learn.findings import SAMPLES
+from outsize.model.fitting.learn.random_sources import same_draws
+from outsize.model.fitting.move.stores import NoStore, open_store
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.plan.describe import say_absent
+from outsize.model.fitting.plan.dry_run import Stage
+from outsize.model.fitting.plan.foreign_tensors import note_beside, say_beside
+from outsize.model.fitting.plan.projection import Projection
+from outsize.model.fitting.plan.search import SURE
+from outsize.model.fitting.run.join_outputs import NotJoined
+from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.user_errors import in_users_code
 
 SHARE = 8
 """A unit whose weights visit together holds at most one part in so many of all weights, where it has parts at all."""

@@ -1,0 +1,226 @@
+"""`outsize.estimate`: what a step will take, without the card and without running it.
+
+In: the user's step, and either a function that builds its arguments or the arguments themselves. Out: a `Footprint`. The step is
+traced for several steps, because optimizer state and kept gradients come late; the ledger is replayed through the allocator's
+model; the CUDA context comes on top as a constant of the machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from outsize.allocator import settings_from_environment
+from outsize.core.cards import Card, find_card
+from outsize.core.errors import InputError, OutsizeError
+from outsize.core.events import told
+from outsize.core.footprint import Amount, Footprint, Loading
+from outsize.core.memory import HOST, Pool
+from outsize.core.noun import Known
+from outsize.core.units import parse_bytes
+from outsize.model.estimation import growth
+from outsize.model.estimation import host_memory as host
+from outsize.model.estimation import loaders as loading
+from outsize.model.estimation import margins as constants
+from outsize.model.estimation import replayed_steps as course
+from outsize.model.estimation.replayed_steps import Course
+from outsize.model.tracing import contentless as given
+from outsize.model.tracing.tracer import Tracer
+
+DEFAULT_CARD = "H200"
+"""Whose kernels are assumed where no card is named: the card the rules were read on."""
+
+
+def estimate(
+    step: Callable[..., Any],
+    *args: Any,
+    build: Callable[..., Any] | None = None,
+    device: str = "cuda",
+    card: str | None = None,
+    budget: int | str | None = None,
+    steps: int = 3,
+    batch: int | None = None,
+    seq: int | None = None,
+    loader: Any = None,
+) -> Footprint:
+    """What `step(*build())` takes on `device`, traced on tensors without contents: nothing is allocated, no card is needed.
+
+    `args` may be given instead of `build`: real modules, optimizers and tensors are copied without their contents and left
+    alone. `card` (`rtx4090`) names where it should fit, `budget` a number of bytes to fit in. With `batch`, `build` is called
+    as `build(batch)` and the footprint also says how it grows and the largest batch per card; with `seq` too, as
+    `build(batch, seq)`, and it also says how it grows with the sequence. `loader` is the DataLoader that will feed the step: what
+    its workers, prefetched batches and pinned copies take on the host is counted.
+    """
+    chosen = None if card is None else find_card(card)
+    capacity = _capacity(chosen, budget)
+    label = _label(device)
+    job = Job(step, args, build, label, chosen or find_card(DEFAULT_CARD), steps)
+    loaded = None if loader is None else loading.of(loader)
+    with told("tracing", "steps") as job.traced:
+        return _estimate(job, batch, seq, chosen, capacity, loaded)
+
+
+def _estimate(
+    job: Job, batch: int | None, seq: int | None, chosen: Card | None, capacity: int | None, loaded: Loading | None
+) -> Footprint:
+    """The step as it was given, and how it grows where sizes were given."""
+    sizes = [size for size in (batch, seq) if size is not None]
+    tracer = job.trace(*sizes)
+    played = job.replay(tracer)
+    footprint = _footprint(job, tracer, played, chosen, capacity, loaded)
+    peak = course.peak_within(played, growth.STEPS)
+    grown = None
+    if seq is not None:
+        before = [] if batch is None else [batch]
+        grown = growth.fit("sequence", lambda size: job.play(*before, size, steps=growth.STEPS), seq, peak)
+    if batch is None:
+        return footprint if grown is None else dataclasses.replace(footprint, growth=(grown,))
+    after = [] if seq is None else [seq]
+    line = growth.fit("batch", lambda size: job.play(size, *after, steps=growth.STEPS), batch, peak)
+    known = {batch: played}
+    place = None if capacity is None else growth.Place("the budget" if chosen is None else chosen.name, capacity)
+    largest = growth.largest(line, place, lambda size: known.get(size) or job.play(size, *after))
+    return dataclasses.replace(footprint, growth=(line,) if grown is None else (line, grown), largest=largest)
+
+
+class Job:
+    """A step with all that is needed to trace it, once or for several sizes."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        args: tuple[Any, ...],
+        build: Callable[..., Any] | None,
+        label: str,
+        card: Card,
+        steps: int,
+    ) -> None:
+        if not callable(step):
+            raise InputError(f"the step is a function that runs one training or inference step, not {step!r}")
+        if build is not None and args:
+            raise InputError("give either build= or the step's arguments, not both")
+        self.step, self.args, self.build, self.label, self.card, self.steps = step, args, build, label, card, steps
+        self.traced: Callable[[], None] = lambda: None
+        """Called after each traced step."""
+
+    @property
+    def name(self) -> str:
+        """Name of the step."""
+        return getattr(self.step, "__name__", type(self.step).__name__)
+
+    def play(self, *sizes: int, steps: int | None = None) -> Course:
+        """What the allocator makes of the step at these sizes, traced for fewer steps where that is enough."""
+        return self.replay(self.trace(*sizes, steps=steps))
+
+    def trace(self, *sizes: int, steps: int | None = None) -> Tracer:
+        """Run the steps on the stage; the sizes go to the builder."""
+        count = self.steps if steps is None else min(steps, self.steps)
+        tracer = self._run(sizes, count, everything=None)
+        if self.label != "cpu" and not any(held.label == self.label for held in tracer.ledger.all):
+            tracer = self._run(sizes, count, everything=self.label)
+            tracer.note(f"nothing was put on {self.label}: everything is counted there, as if it had been moved")
+        return tracer
+
+    def replay(self, tracer: Tracer) -> Course:
+        """What the allocator makes of a trace."""
+        if self.label == "cpu":
+            return course.follow(tracer.ledger, "cpu", "exact")
+        settings = settings_from_environment(os.environ)
+        expandable = getattr(settings, "expandable_segments", False)
+        return course.follow(tracer.ledger, self.label, "cuda-expandable" if expandable else "cuda", settings)
+
+    def _run(self, sizes: tuple[int, ...], steps: int, everything: str | None) -> Tracer:
+        capability = self.card.capability or (9, 0)
+        tracer = Tracer(self.label, capability, self.card.usable, everything=everything)
+        with tracer.running():
+            step, args = self.step, self.args
+            try:
+                if self.build is not None:
+                    made = self.build(*sizes)
+                    args = made if isinstance(made, tuple) else (made,)
+                else:
+                    step, args = given.convert(tracer, self.step, args, self.label)
+                tracer.owners.inputs(args)
+                for number in range(steps):
+                    tracer.ledger.step = number
+                    step(*args)
+                    tracer.owners.mark()
+                    self.traced()
+            except OutsizeError:
+                raise
+            except Exception as error:
+                raise _explained(error, self.name) from error
+        return tracer
+
+
+def _footprint(
+    job: Job, tracer: Tracer, played: Course, card: Card | None, capacity: int | None, loaded: Loading | None
+) -> Footprint:
+    notes = list(tracer.notes)
+    on_host = job.label == "cpu"
+    if not on_host and job.card.capability not in (None, (9, 0)):
+        notes.append(f"kernel workspaces are those measured on an H200, assumed for the {job.card.name}")
+    known = Known.ESTIMATE if notes or on_host else Known.EXACT
+    requested = played.likely.peak.requested
+    allocated, reserved, use = (
+        host.amounts(tracer, played) if on_host else constants.amounts(played, job.card, estimate=bool(notes))
+    )
+    return Footprint(
+        name=job.name,
+        pool=HOST if on_host else Pool(kind="device", index=int(job.label.partition(":")[2] or 0)),
+        steps=job.steps,
+        peak_requested=Amount(bytes=requested, bound=played.most.peak.requested, known=known),
+        peak_allocated=allocated,
+        peak_reserved=reserved,
+        device_use=use,
+        parts=course.parts_at_peak(played),
+        modules=course.largest_at_peak(played, lambda held: held.module),
+        lines=course.largest_at_peak(played, lambda held: held.line),
+        kinds=course.KINDS,
+        timeline=course.timeline(played),
+        peak_label=course.describe(played.events[played.peak][1]) if played.events else "build",
+        host=None if on_host else host.side(tracer, loaded),
+        loading=loaded,
+        card=card,
+        capacity=capacity,
+        fits=_verdict(played, use, capacity, on_host),
+        notes=tuple(notes),
+    )
+
+
+def _verdict(played: Course, use: Amount, capacity: int | None, on_host: bool) -> bool | None:
+    if capacity is None:
+        return None
+    if not on_host:
+        return growth.verdict(played, capacity, constants.VERDICT_MARGIN)
+    if use.bound <= capacity:
+        return True
+    return None if use.bytes <= capacity else False
+
+
+def _capacity(card: Card | None, budget: int | str | None) -> int | None:
+    if budget is not None:
+        return parse_bytes(budget)
+    return None if card is None else card.usable
+
+
+def _label(device: str) -> str:
+    kind, _, index = str(device).partition(":")
+    if kind not in ("cuda", "cpu"):
+        raise InputError(f"cannot estimate for the device {device!r}: 'cuda', 'cuda:1' and 'cpu' are modelled")
+    return "cpu" if kind == "cpu" else f"cuda:{index or 0}"
+
+
+def _explained(error: Exception, name: str) -> InputError:
+    """The user's own line in front of what went wrong."""
+    import torch
+
+    inside = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside)]
+    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
+    text = str(error).splitlines()[0] if str(error) else ""
+    return InputError(f"{name} raised {type(error).__name__}{place}: {text}")

@@ -1,0 +1,98 @@
+"""The host's side of a step: resident bytes where the step runs on the CPU, and host tensors beside a card.
+
+In: a trace. Out: amounts. glibc gives large blocks back to the system and keeps small ones, so resident bytes are a replay of the
+host's tensors through its model, on top of what the interpreter and torch hold before any tensor exists. Tensors are aligned, so
+glibc cuts a leader off each; small objects settle in some of them, and free blocks on both sides can then not be joined.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+
+from outsize.allocator import GlibcSettings, replay
+from outsize.core.allocation import AllocationEvent
+from outsize.core.footprint import Amount, Loading
+from outsize.core.noun import Known
+from outsize.core.units import MiB
+from outsize.model.estimation.replayed_steps import Course, follow
+from outsize.model.tracing.tracer import Tracer
+
+BASE_SPREAD = 32 * MiB
+"""What two starts of one program differ by."""
+
+STRAYS = (4, 3)
+"""One in so many large chunks of the heap is cut off from the one before it by a small object: likely, and for the bound."""
+
+
+HEAVY = (
+    "transformers",
+    "torchvision",
+    "scipy",
+    "pandas",
+    "sklearn",
+    "datasets",
+    "accelerate",
+    "peft",
+    "timm",
+    "diffusers",
+)
+"""Libraries that a training program loads and that hold tens of MiB each."""
+
+CODE = """
+import importlib, resource, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except Exception:
+        pass
+import torch
+m = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(144, 4))
+o = torch.optim.AdamW(m.parameters())
+for _ in range(2):
+    m(torch.rand(2, 3, 8, 8)).sum().backward()
+    o.step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def base() -> int:
+    """Resident bytes of a process with the libraries that are loaded here, after a small step: measured in one of its own."""
+    loaded = [name for name in sys.modules if name.partition(".")[0] in HEAVY]
+    return _measure_base(tuple(sorted(loaded, key=lambda name: name.count("."))))
+
+
+@functools.cache
+def _measure_base(names: tuple[str, ...]) -> int:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    words = [sys.executable, "-c", CODE, *names]
+    answer = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    return int(answer.stdout.split()[-1])
+
+
+def amounts(tracer: Tracer, played: Course) -> tuple[Amount, Amount, Amount]:
+    """(allocated, held from the system, resident) of a step on the CPU."""
+    likely = [AllocationEvent(i, alloc, held.id, held.bytes) for i, (alloc, held) in enumerate(played.events)]
+    most = [AllocationEvent(i, alloc, held.id, held.most) for i, (alloc, held) in enumerate(played.events)]
+    kept, worst = (
+        replay(events, allocator="glibc", settings=GlibcSettings(strays=strays)).peak
+        for events, strays in zip((likely, most), STRAYS, strict=True)
+    )
+    known = Known.ESTIMATE
+    start = base()
+    allocated = Amount(
+        bytes=kept.requested, bound=int(max(kept.requested, worst.requested) * 1.02) + 2 * MiB, known=known
+    )
+    reserved = Amount(bytes=kept.reserved, bound=int(max(kept.reserved, worst.reserved) * 1.1) + 16 * MiB, known=known)
+    use = Amount(bytes=start + kept.reserved, bound=start + reserved.bound + BASE_SPREAD, known=known)
+    return allocated, reserved, use
+
+
+def side(tracer: Tracer, loaded: Loading | None) -> Amount:
+    """Host tensors of a step that runs on a card: plain ones, pinned ones as their allocator rounds them, and the loader's."""
+    plain = follow(tracer.ledger, "cpu", "exact").likely.peak.requested
+    pinned = follow(tracer.ledger, "pinned", "pinned").likely.peak.reserved
+    likely = plain + pinned + (0 if loaded is None else loaded.total)
+    return Amount(bytes=likely, bound=likely + (0 if loaded is None else loaded.batch), known=Known.ESTIMATE)

@@ -1,0 +1,93 @@
+"""Whether a step gets through a given capacity, where the libraries under it give way before they fail.
+
+In: what a trace saw on a device, and a capacity. Out: yes or no. The allocator gives back what it caches before it fails. And
+where there is no room for the workspace of the kernel that cuDNN likes best, torch takes the next one and stays with it: 1,254
+convolutions on an H200 were left too little room and none failed; 769 went to at most 8 MiB at once, 425 by way of a smaller
+workspace, and the rest had room enough for a smaller one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outsize.allocator import replay
+from outsize.core.allocation import EMPTY_CACHE, AllocationEvent
+from outsize.model.tracing.ledger import Held
+
+Events = Sequence[tuple[bool, Held]]
+
+WAYS = ((), (2,))
+"""What a workspace that finds no room is divided by before it is given up: both have to get through."""
+
+
+def gets_through(events: Events, capacity: int, most: bool) -> bool:
+    """True where no block that has to be there fails, whichever way the workspaces shrink."""
+    for way in WAYS:
+        trial = _Try(events, capacity, most, way)
+        if not trial.run():
+            return False
+        if not trial.smaller:  # nothing had to shrink, so the ways are all the same
+            return True
+    return True
+
+
+class _Try:
+    """Replays with ever fewer workspaces until one gets through, or fails for another reason."""
+
+    def __init__(self, events: Events, capacity: int, most: bool, way: tuple[int, ...]) -> None:
+        self.events, self.capacity, self.most, self.way = events, capacity, most, way
+        self.smaller: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        """(operator, bytes) of a workspace -> (from which event on, bytes it then has)."""
+        self.released: set[int] = set()
+        """Events before which the allocator gave back what it cached, in vain."""
+
+    def run(self) -> bool:
+        """True where a replay ends well."""
+        while True:
+            made, places = self._events()
+            failed = replay(made, allocator="cuda", capacity=self.capacity).out_of_memory
+            if failed is None:
+                return True
+            number = places[failed.event]
+            held = self.events[number][1]
+            if not held.spare:
+                return False
+            self._shrink(number, held, made[failed.event].bytes)
+
+    def _shrink(self, number: int, held: Held, size: int) -> None:
+        steps = self.smaller.setdefault(self._key(held), [])
+        full = self._size(held)
+        left = full // self.way[len(steps)] if len(steps) < len(self.way) else 0
+        steps.append((number, left if left < size else 0))
+        self.released.add(number)
+
+    def _events(self) -> tuple[list[AllocationEvent], list[int]]:
+        """Events for the allocator, and which of ours each of them is."""
+        made: list[AllocationEvent] = []
+        places: list[int] = []
+        taken: dict[int, int] = {}
+        for number, (alloc, held) in enumerate(self.events):
+            if number in self.released:
+                made.append(AllocationEvent(number, False, EMPTY_CACHE, 0))
+                places.append(number)
+            if alloc:
+                taken[held.id] = self._at(held, number)
+            if taken.get(held.id):
+                made.append(AllocationEvent(number, alloc, held.id, taken[held.id]))
+                places.append(number)
+        return made, places
+
+    def _at(self, held: Held, number: int) -> int:
+        """Bytes of a block that is asked for at an event."""
+        size = self._size(held)
+        if held.spare:
+            for begin, less in self.smaller.get(self._key(held), ()):
+                size = less if number >= begin else size
+        return size
+
+    def _size(self, held: Held) -> int:
+        return held.most if self.most else held.bytes
+
+    @staticmethod
+    def _key(held: Held) -> tuple[str, int]:
+        return held.op, held.bytes

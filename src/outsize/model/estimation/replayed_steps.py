@@ -1,0 +1,162 @@
+"""From a ledger to a footprint: kinds, peaks, what is alive at them, and the course of the steps.
+
+In: a ledger and the label of a device. Out: the allocator's replay of what happened there, the likely one and the bound, and the
+ledger's records at the peak summed by kind, module and line.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import functools
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from outsize.allocator import replay
+from outsize.core.allocation import AllocationEvent, Replay, Sample
+from outsize.core.footprint import Layers
+from outsize.core.memory import Part
+from outsize.core.noun import Known
+from outsize.core.units import MiB
+from outsize.model.tracing.ledger import Held, Ledger
+
+KINDS = ("weights", "buffers", "gradients", "optimizer state", "inputs", "activations", "temporaries", "workspace")
+SOMEWHAT = (4 * MiB, 8 * MiB, 16 * MiB)
+"""What is added to sizes that are not sure, for the bound: partial sums of convolutions vary by that much."""
+
+STRETCHES = 80
+"""Points of a timeline."""
+
+
+class Course(NamedTuple):
+    """What happened on one device."""
+
+    events: list[tuple[bool, Held]]
+    samples: tuple[Sample, ...]
+    likely: Replay
+    most: Replay
+
+    @property
+    def peak(self) -> int:
+        """Number of the event at which allocated bytes were highest."""
+        allocated = [sample.allocated for sample in self.samples]
+        return allocated.index(max(allocated)) if allocated else -1
+
+
+def follow(ledger: Ledger, label: str, allocator: str, settings: object = None) -> Course:
+    """Replay what the ledger saw on a device."""
+    events = [(alloc, held) for alloc, held in ledger.events if held.label == label and held.most]
+    name_kinds(ledger)
+
+    def run(size: Callable[[Held], int], samples: bool = False) -> Replay:
+        made = [AllocationEvent(i, alloc, held.id, size(held)) for i, (alloc, held) in enumerate(events)]
+        return replay(made, allocator=allocator, settings=settings, samples=samples)  # type: ignore[arg-type]
+
+    first = run(lambda held: held.bytes, samples=True)
+    open_sizes = any(held.most != held.bytes for _, held in events)
+    others = [run(lambda held: held.most)] if open_sizes else []
+    if open_sizes and allocator.startswith("cuda"):
+        others += [run(functools.partial(_somewhat_more, more)) for more in SOMEWHAT]
+    return Course(events, first.samples, first, _highest([first, *others]))
+
+
+def _somewhat_more(more: int, held: Held) -> int:
+    """A size that is not sure, a little larger: where blocks then fall may take more than if all were as large as can be."""
+    return held.bytes + more if held.most != held.bytes and held.bytes >= MiB else held.bytes
+
+
+def _highest(replays: list[Replay]) -> Replay:
+    """The replay that reserved most, with the highest of every peak."""
+    peaks = [played.peak for played in replays]
+    best = max(replays, key=lambda played: played.peak.reserved)
+    return dataclasses.replace(best, peak=Sample(*(max(values) for values in zip(*peaks, strict=True))))
+
+
+def peak_within(course: Course, steps: int) -> int:
+    """Most that was reserved in the first few steps."""
+    last = max((i for i, (_, held) in enumerate(course.events) if held.step < steps), default=-1)
+    return max((sample.reserved for sample in course.samples[: last + 1]), default=0)
+
+
+def name_kinds(ledger: Ledger) -> None:
+    """Say of every record that has no kind yet what it is."""
+    backward = [i for i, (alloc, held) in enumerate(ledger.events) if alloc and held.phase == "backward"]
+    for held in ledger.all:
+        if held.kind:
+            continue
+        if held.step < 0:
+            held.kind = "inputs"
+        elif held.phase != "forward":
+            held.kind = "temporaries"
+        else:
+            place = bisect.bisect_left(backward, held.born)
+            begins = backward[place] if place < len(backward) else None
+            saved = begins is not None and (held.died is None or held.died > begins)
+            held.kind = "activations" if saved or not backward else "temporaries"
+
+
+def alive_at(course: Course, event: int) -> list[Held]:
+    """Records that are alive after an event."""
+    alive: dict[int, Held] = {}
+    for alloc, held in course.events[: event + 1]:
+        if alloc:
+            alive[held.id] = held
+        else:
+            alive.pop(held.id, None)
+    return list(alive.values())
+
+
+def parts_at_peak(course: Course) -> tuple[Part, ...]:
+    """By kind, with the allocator's rounding as a part of its own."""
+    if not course.samples:
+        return ()
+    sums = _sum(alive_at(course, course.peak), lambda held: held.kind)
+    parts = [Part(name=kind, bytes=sums[kind], known=_known(kind)) for kind in KINDS if sums.get(kind)]
+    rounding = course.samples[course.peak].allocated - sum(sums.values())
+    return (*parts, Part(name="rounding", bytes=rounding, known=Known.ESTIMATE)) if rounding else tuple(parts)
+
+
+def _known(kind: str) -> Known:
+    return Known.ESTIMATE if kind == "workspace" else Known.EXACT
+
+
+def largest_at_peak(course: Course, key: Callable[[Held], str], count: int = 12) -> tuple[Part, ...]:
+    """By module or line, largest first."""
+    if not course.samples:
+        return ()
+    sums = _sum(alive_at(course, course.peak), key)
+    named = sorted(((size, name) for name, size in sums.items() if name), reverse=True)[:count]
+    return tuple(Part(name=name, bytes=size, known=Known.EXACT) for size, name in named)
+
+
+def _sum(records: list[Held], key: Callable[[Held], str]) -> dict[str, int]:
+    sums: dict[str, int] = defaultdict(int)
+    for held in records:
+        sums[key(held)] += held.bytes
+    return sums
+
+
+def timeline(course: Course) -> tuple[Layers, ...]:
+    """The highest moment of each of some eighty stretches of equal length."""
+    width = max(1, -(-len(course.events) // STRETCHES))
+    now = dict.fromkeys(KINDS, 0)
+    out: list[Layers] = []
+    total = 0
+    best: tuple[int, int, tuple[int, ...]] = (-1, 0, ())
+    for number, (alloc, held) in enumerate(course.events):
+        change = held.bytes if alloc else -held.bytes
+        now[held.kind] += change
+        total += change
+        if total > best[0]:
+            best = (total, number, tuple(now.values()))
+        if number % width == width - 1 or number == len(course.events) - 1:
+            label, reserved = describe(course.events[best[1]][1]), course.samples[best[1]].reserved
+            out.append(Layers(time=best[1], label=label, bytes=best[2], reserved=reserved))
+            best = (-1, number, ())
+    return tuple(out)
+
+
+def describe(held: Held) -> str:
+    """When a record was made: `step 2 backward`."""
+    return "build" if held.step < 0 else f"step {held.step + 1} {held.phase}"

@@ -1,0 +1,1 @@
+"""What is learned of a model and its loss before anything is changed."""

@@ -1,0 +1,439 @@
+"""Looks at a model and its loss before anything is changed.
+
+In: the user's work and a few samples of the batch. Out: `Findings`: what the step draws at random, which buffers it
+writes, how its loss adds up over slices and why not. Model, optimizer, gradients and random state are left as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outsize.core.errors import OutOfMemory, OutsizeError
+from outsize.core.noun import Noun
+from outsize.model.fitting import batch as batches
+from outsize.model.fitting.learn.loss_rule import IGNORED, watching_means
+from outsize.model.fitting.learn.normaliser import Normaliser
+from outsize.model.fitting.learn.random_sources import GLOBAL, same_draws
+from outsize.model.fitting.run.chunked_loss import chunked_heads, find_head
+from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
+from outsize.model.fitting.run.recorder import Recorder
+from outsize.model.fitting.run.runner import Work, read_loss, without_cache
+from outsize.model.fitting.user_errors import in_users_code, say
+from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode
+from outsize.model.torch_port.objects import batch_norm, buffer_table
+
+SAMPLES = 3
+"""Rows that are looked at: cut into two and one, which tells a mean from a sum and from everything else."""
+
+SAME = 1e-6
+"""Largest relative difference of buffers that rounding explains: what a second iteration adds is more."""
+
+Written = dict[Any, tuple[str, ...]]
+"""Module -> names of the buffers that its forward pass writes."""
+
+TOLERANCE = 1e-4
+"""Relative difference of losses that counts as equal: rounding of float32 sums is far below, a wrong rule far above."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings(Noun):
+    """What a few samples show."""
+
+    rows: int
+    """Samples in the batch."""
+    few: int
+    """So many of them, from the first on, were looked at: few, or all where the loss fails on few."""
+    random: tuple[str, ...]
+    """Operators that draw random numbers, and generators beside torch's."""
+    sources: tuple[Any, ...]
+    """Those generators."""
+    written: dict[Any, tuple[str, ...]]
+    """Buffers that a forward pass writes, by module."""
+    normaliser: Normaliser | None
+    """How losses of slices add up, None where they do not."""
+    why_not: str
+    """Why the batch cannot be cut, empty where it can."""
+    heads: tuple[str, ...]
+    """Linear layers whose logits go straight into a cross entropy."""
+    lower: bool
+    """The step computes in a type of fewer than 32 bits somewhere: autocast, or weights in half precision."""
+    writing: frozenset[str] = frozenset()
+    """Modules that change what they are given in place, so that they cannot run twice."""
+
+
+@contextlib.contextmanager
+def preserved(model: Any, sources: tuple[Any, ...] = ()) -> Iterator[None]:
+    """Random state, buffers and gradients as they were, whatever the block does; `sources`: further generators."""
+    import torch
+
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        with same_draws(sources):
+            yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
+
+
+@contextlib.contextmanager
+def calm() -> Iterator[None]:
+    """Random operators give one constant, so that slices can be compared with the whole."""
+    import torch
+
+    class Mode(dispatch_mode()):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            for position, argument in enumerate(arguments_of(func)):
+                if argument.name == "dropout_p":
+                    if len(args) > position:
+                        args = (*args[:position], 0.0, *args[position + 1 :])
+                    else:
+                        kwargs = {**kwargs, "dropout_p": 0.0}
+                    return func(*args, **kwargs)
+            if torch.Tag.nondeterministic_seeded not in func.tags:
+                return func(*args, **kwargs)
+            if func is torch.ops.aten.native_dropout.default:
+                return args[0] / max(1.0 - args[1], 1e-3), torch.ones_like(args[0], dtype=torch.bool)
+            out = func(*args, **kwargs)
+            if isinstance(out, torch.Tensor) and out.dtype.is_floating_point:
+                out.fill_(1.0 if "bernoulli" in str(func) else 0.5)
+            return out
+
+    with Mode():
+        yield
+
+
+def look(work: Work, batch: Any) -> Findings:
+    """Run a few samples and say what they show."""
+    rows = batches.count_rows(batch)
+    few = min(SAMPLES, rows)
+    part = batches.take(batch, 0, few)
+    with preserved(work.model), without_cache(work.model):
+        before = {m: {n: b.clone() for n, b in buffer_table(m).items() if b is not None} for m in work.model.modules()}
+        recorder, failure = _try(work, part, rows)
+        if recorder is None:
+            with in_users_code("loss(model, batch)"):
+                recorder = _record(work, batch)
+        written = _written(before)
+        sources = recorder.drawn.sources()
+        names = [source.name for source in sources if source in GLOBAL]
+        with same_draws(sources):
+            heads = () if failure else _try_heads(work, batches.take(batch, 0, 1), list(recorder.calls))
+            normaliser: Normaliser | None = None
+            why_not = failure or "the batch has one sample"
+            if names:
+                why_not = f"random numbers are drawn ({', '.join(names)}), which cannot be held still to compare slices"
+            elif few > 1 and not failure:
+                normaliser, why_not = _try_rules(work, part, few, written)
+        if normaliser is not None and (missing := normaliser.find_missing(batch)):
+            normaliser, why_not = None, missing
+    return Findings(
+        rows=rows, few=rows if failure else few, random=(*recorder.random, *names), sources=sources, written=written,
+        normaliser=normaliser,
+        why_not=why_not, heads=heads, lower=recorder.lower, writing=frozenset(recorder.writing),
+    )  # fmt: skip
+
+
+def _try(work: Work, part: Any, rows: int) -> tuple[Recorder | None, str]:
+    """A recording of a few of `rows` samples, or why there is none, although all of them may have one."""
+    try:
+        return _record(work, part), ""
+    except Exception as error:
+        if isinstance(error, OutsizeError) or is_out_of_memory(error):
+            raise
+        return None, f"the loss of {batches.count_rows(part)} of {rows} samples fails with {say(error)}"
+
+
+def _record(work: Work, part: Any) -> Recorder:
+    """Forward and backward pass of the samples, of as many as there is room for, or a forward pass of one."""
+    import torch
+
+    rows = batches.count_rows(part)
+    for few, train in (*((n, True) for n in range(rows, 0, -1)), (1, False)):
+        recorder = Recorder(work.device)
+        try:
+            with recorder.watching(work.model), dropping(work.model), torch.set_grad_enabled(train):
+                loss = read_loss(work.loss(work.model, batches.take(part, 0, few)))[0]
+                if train:
+                    loss.backward()
+            return recorder
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        finally:
+            recorder.drawn.put_back()
+        clear_up()
+    raise OutOfMemory(
+        "not even a forward pass of one sample has room beside the weights on the card: leave the model in host memory and "
+        "give fit the device, as in outsize.fit(model, loss, optimizer, batch, device='cuda', budget=...)"
+    )
+
+
+@contextlib.contextmanager
+def dropping(model: Any) -> Iterator[None]:
+    """Gradients are let go as they come."""
+
+    def drop(parameter: Any) -> None:
+        parameter.grad = None
+
+    handles = [p.register_post_accumulate_grad_hook(drop) for p in model.parameters() if p.requires_grad]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _try_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
+    """The heads, none where one sample is too few for the loss."""
+    try:
+        return _find_heads(work, part, ran)
+    except Exception as error:
+        if isinstance(error, OutsizeError) or is_out_of_memory(error):
+            raise
+        return ()
+
+
+def _find_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
+    """The last linear layer, where a trial shows that a cross entropy takes its logits and nothing else does."""
+    import torch
+
+    name = find_head(work.model, ran)
+    if name is None:
+        return ()
+    for train in (True, False):  # without gradients it takes less room
+        try:
+            with (
+                chunked_heads(work.model, (name,), 1, work.device, always=True) as heads,
+                torch.set_grad_enabled(train),
+            ):
+                read_loss(work.loss(work.model, part))
+            return (name,) if heads.taken and not heads.made else ()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        clear_up()
+    return ()
+
+
+def _written(before: dict[Any, dict[str, Any]]) -> dict[Any, tuple[str, ...]]:
+    """Buffers that have changed, and averages of BatchNorms that did not run: a few samples need not go everywhere."""
+    import torch
+
+    found = {}
+    for module, buffers in before.items():
+        names = tuple(
+            name for name, copy in buffers.items()
+            if buffer_table(module).get(name) is None or not torch.equal(buffer_table(module)[name], copy)
+        )  # fmt: skip
+        if not names and isinstance(module, batch_norm()) and module.training:
+            names = tuple(buffers)
+        if names:
+            found[module] = names
+    return found
+
+
+def _norms(model: Any) -> list[str]:
+    """Modules that take statistics over the batch."""
+
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, batch_norm()) and (module.training or module.running_mean is None)
+    ]
+
+
+def _try_rules(work: Work, part: Any, few: int, written: Written) -> tuple[Normaliser | None, str]:
+    """The rule, or why there is none; a loss that fails on slices has none."""
+    try:
+        rule, why_not = _find_rule(work, part, few)
+        if rule is not None and (name := _find_counting(work, part, few, written)):
+            return None, f"{name} writes its buffers in every forward pass, and slices would leave others in them"
+        return rule, why_not
+    except Exception as error:
+        if isinstance(error, OutsizeError) or is_out_of_memory(error):
+            raise
+        return None, f"the loss of a slice of {few} samples fails with {say(error)}"
+
+
+def _find_counting(work: Work, part: Any, few: int, written: Written) -> str:
+    """A module whose buffers (running averages, power iterations) slices leave otherwise than the whole; empty: none."""
+    import torch
+
+    if not written:
+        return ""
+    names: dict[Any, str] = {module: name for name, module in work.model.named_modules()}
+    states: list[list[tuple[str, Any]]] = []
+    with torch.no_grad(), calm():
+        for runs in ([(0, few)], [(0, few - 1), (few - 1, few)]):
+            with preserved(work.model):
+                for run in runs:
+                    work.loss(work.model, batches.take(part, *run))
+                found = [(names[m], buffer_table(m).get(name)) for m, given in written.items() for name in given]
+                states.append([(name, buffer.clone()) for name, buffer in found if buffer is not None])
+    for (name, whole), (_, sliced) in zip(states[0], states[1], strict=True):
+        if whole.shape != sliced.shape or not torch.allclose(whole, sliced, rtol=SAME, equal_nan=True):
+            return name
+    return ""
+
+
+def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]:
+    """The rule under which the losses of two slices give the loss of all, or None and why."""
+    import torch
+
+    norms = _norms(work.model)
+    if norms:
+        names = ", ".join(norms[:3]) + (f" and {len(norms) - 3} more" if len(norms) > 3 else "")
+        return None, f"BatchNorm takes statistics over the whole batch ({names})"
+    runs = [(0, few - 1), (few - 1, few)]
+    with torch.no_grad(), calm():
+        try:
+            with watching_means(work.model, batches.tensors_of(part), few) as means:
+                whole, count = read_loss(work.loss(work.model, part))
+        except RuntimeError as error:
+            if "does not require grad" not in str(error):
+                raise
+            return None, "the loss takes gradients itself, so that it cannot be tried on slices without them"
+        if not whole.isfinite().all():
+            return None, f"the loss of the first samples is {float(whole)}, so that slices cannot be compared with it"
+        if count is not None:
+            return _check_counts(work, part, runs, whole, count)
+        if not torch.allclose(whole, read_loss(work.loss(work.model, part))[0], rtol=TOLERANCE):
+            return None, "the loss of the same samples changes from call to call"
+        if means.weighted:
+            return None, "the loss is a mean in which classes weigh differently: give (total, count) to have it cut"
+        labels = (
+            _label_rules(part, means.ignored) if means.counts else []
+        )  # a label that nobody leaves out is not tried
+        rules = [Normaliser(rule="samples"), Normaliser(rule="sum"), *labels]
+        holding = [rule for rule in rules if _holds(work, rule, part, runs)]
+        if not holding:
+            return None, (
+                f"the loss of {few} samples is neither the mean nor the sum of their slices' losses: samples meet in it "
+                "(in-batch negatives, statistics over the batch), or it is a mean over tokens, whose (total, count) it could give"
+            )
+        for rule in holding:
+            if rule.rule == "labels" and _tells_apart(work, rule, part, runs, few):
+                return rule, ""
+    if means.why_unknown:
+        return None, f"{means.why_unknown}, so that slices would weigh differently: give (total, count) to have it cut"
+    if means.ignored != [IGNORED] and holding[0].rule == "samples":
+        return None, (
+            f"the loss is a mean over labels that are not {means.ignored[0]}, which are not found in the batch: give "
+            "(total, count) to have it cut"
+        )
+    return _with_all_labels(work, holding[0], labels, part, few)
+
+
+def _with_all_labels(
+    work: Work, rule: Normaliser, labels: list[Normaliser], part: Any, few: int
+) -> tuple[Normaliser | None, str]:
+    """The rule of a loss that is no mean over one tensor's labels, for as long as the means that it has leave out none."""
+    import torch
+
+    counting = []
+    with torch.no_grad(), calm():
+        for one in labels:
+            try:
+                if _count(work, leave_out(one, part), few) != _count(work, part, few):
+                    counting.append((one.path, one.ignored))
+            except (IndexError, RuntimeError):  # no labels
+                continue
+    return replace(rule, whole=tuple(dict.fromkeys(counting))), ""
+
+
+def _count(work: Work, part: Any, few: int) -> list[int]:
+    """Labels that each mean of the loss counts."""
+    with watching_means(work.model, batches.tensors_of(part), few) as means:
+        work.loss(work.model, part)
+    return means.counts
+
+
+def _check_counts(work: Work, part: Any, runs: Any, whole: Any, count: Any) -> tuple[Normaliser | None, str]:
+    pairs = [read_loss(work.loss(work.model, batches.take(part, *run))) for run in runs]
+    total, counted = sum(float(pair[0]) for pair in pairs), sum(float(pair[1]) for pair in pairs)
+    if _near(total, float(whole)) and _near(counted, float(count)):
+        return Normaliser(rule="count"), ""
+    return None, "the totals or counts that the loss gives for slices do not add up to those of the batch"
+
+
+def _near(a: float, b: float) -> bool:
+    return abs(a - b) <= TOLERANCE * max(abs(a), abs(b), 1e-6)
+
+
+def _holds(work: Work, rule: Normaliser, part: Any, runs: Any) -> bool:
+    import math
+
+    whole = float(read_loss(work.loss(work.model, part))[0])
+    total = 0.0
+    for run, weight in zip(runs, rule.weigh(part, runs), strict=True):
+        piece = batches.take(part, *run)
+        total += weight * float(read_loss(work.loss(work.model, piece))[0]) if weight else 0.0
+    return math.isfinite(total) and _near(total, whole)
+
+
+def _label_rules(part: Any, ignored: list[int]) -> list[Normaliser]:
+    """Means over labels, for every tensor of the batch that could hold labels."""
+    import torch
+
+    rules = []
+    for path, tensor in batches.tensors_of(part).items():
+        named = "label" in path.lower() or "target" in path.lower()
+        whole = not tensor.dtype.is_floating_point and not tensor.dtype.is_complex and tensor.dtype != torch.bool
+        if whole and tensor.dim() and (named or tensor.device.type == "cpu"):
+            for label in ignored:
+                if not torch.iinfo(tensor.dtype).min <= label <= torch.iinfo(tensor.dtype).max:
+                    continue
+                rules.append(Normaliser(rule="labels", path=path, ignored=label))
+                if tensor.dim() > 1:
+                    rules.append(Normaliser(rule="labels", path=path, shifted=True, ignored=label))
+    return rules
+
+
+def leave_out(rule: Normaliser, part: Any) -> Any:
+    """The same samples with half the labels in the first: what a mean over labels does with them is no secret then."""
+
+    def plant(path: str, tensor: Any) -> Any:
+        if path != rule.path:
+            return tensor
+        tensor = tensor.clone()
+        counted = (tensor[:1] != rule.ignored).nonzero().unbind(1)
+        tensor[tuple(index[len(index) // 2 :] for index in counted)] = rule.ignored
+        return tensor
+
+    return batches.transform(part, plant)
+
+
+def _tells_apart(work: Work, rule: Normaliser, part: Any, runs: Any, few: int) -> bool:
+    """True where leaving out some labels of the first sample still agrees with this rule, and changes the loss."""
+    planted = leave_out(rule, part)
+    try:
+        if not _holds(work, rule, planted, runs):
+            return False
+        losses, counts = [], []
+        for one in (part, planted):
+            with watching_means(work.model, batches.tensors_of(one), few) as means:
+                losses.append(float(read_loss(work.loss(work.model, one))[0]))
+            counts.append(means.counts)
+    except (IndexError, RuntimeError):  # these numbers are no labels: an embedding refuses the one that was planted
+        return False
+    if (
+        means.picked
+        or means.made
+        or not means.counts
+        or any(number != rule.measure(planted) for number in means.divisors)
+    ):
+        return False  # something else is counted as well
+    if all(len(found) == 1 for found in counts):  # what was counted is known: losses of samples may be too much alike
+        return counts == [[rule.measure(part)], [rule.measure(planted)]] and counts[0] != counts[1]
+    return not _near(*losses)

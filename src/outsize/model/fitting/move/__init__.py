@@ -1,0 +1,1 @@
+"""Moves tensors between a device, host memory and files."""

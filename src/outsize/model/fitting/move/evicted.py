@@ -1,0 +1,419 @@
+"""Tensors that are at home on the device only while they are needed.
+
+In: the tensors of a model or an optimizer. Out: the same tensors, whose storage is emptied (resized to nothing) while
+their bytes wait in a store, and filled again before use. The tensor objects, their views, ties and names stay what
+they are, so nothing that refers to them notices; autograd's version counters do not move, since the bytes are the
+same. A kernel that reads an emptied storage would end the process, so a tensor is of class `Away` meanwhile, which
+brings everything home before its contents are used. All of what is asked for comes home, or, without room, nothing does:
+what has come goes away again, which costs nothing, since the store has its bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from outsize.core.errors import InputError, OutOfMemory
+from outsize.core.units import format_bytes
+from outsize.model.fitting.move.saving_copies import Lent, lay_over
+from outsize.model.fitting.move.stores import Store
+from outsize.model.fitting.run.out_of_memory import clear_up, in_a_line, is_out_of_memory
+from outsize.model.torch_port.dispatch import no_modes, no_subclass_functions
+from outsize.model.torch_port.objects import storage_key
+
+listeners: list[Callable[[Any], None]] = []
+"""Called with a tensor whose storage was resized: ledgers that count storages at the dispatcher cannot see it there."""
+
+
+ASKED = frozenset({
+    "numel", "nelement", "dim", "ndimension", "size", "stride", "element_size", "storage_offset", "is_contiguous", "__len__",
+    "untyped_storage", "is_floating_point", "is_complex", "get_device", "requires_grad_", "retain_grad", "register_hook",
+    "register_post_accumulate_grad_hook",
+})  # fmt: skip
+"""What a tensor answers without its contents."""
+
+CONTENTS = frozenset({"data", "T", "mT", "H", "mH", "real", "imag"})
+"""Attributes that give its contents; all others do not."""
+
+COPIED = frozenset({"detach", "clone", "cpu", "to"})
+"""What whoever saves does with a tensor; without room at home it is done with a copy in host memory."""
+
+
+class ReadAway(InputError):
+    """Contents that are elsewhere were asked for in the middle of a step."""
+
+
+class Away:
+    """First base of a tensor's class while its contents are elsewhere."""
+
+    kind: type
+    """What it is of when they are at home."""
+    parcels: Parcels
+    """Who brings them."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+
+        name = getattr(func, "__name__", "")
+        owner = getattr(func, "__self__", None) if name in ("__get__", "__set__", "__delete__") else None
+        if name in ASKED or (owner is not None and owner.__name__ not in CONTENTS):
+            with no_subclass_functions():
+                return func(*args, **(kwargs or {}))
+        lent = cls.parcels.lent
+        if lent is not None and name in COPIED:
+            return func(lent.copy(args[0]), *args[1:], **(kwargs or {}))
+        if name == "to" and _is_so(*args, **(kwargs or {})):
+            return args[0]
+        if name == "copy_" and isinstance(args[0], Away) and args[0].parcels.may_write(*args[:2]):
+            return args[0].parcels.overwrite(*args[:2])
+        for kind in types:
+            if issubclass(kind, Away):
+                kind.parcels.call_home(name if owner is None else owner.__name__)
+        return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        self.parcels.call_home("deepcopy")
+        return copy.deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        self.parcels.call_home("pickle")
+        return self.__reduce_ex__(protocol)
+
+
+def _is_so(tensor: Any, *more: Any, dtype: Any = None, device: Any = None, **others: Any) -> bool:
+    """True where `tensor.to(dtype=, device=)` would give the tensor itself."""
+    return not (more or others) and device == tensor.device and dtype in (None, tensor.dtype)
+
+
+def bytes_of(tensor: Any) -> int:
+    """Bytes of its elements."""
+    return int(tensor.numel() * tensor.element_size())
+
+
+def raw(storage: Any, real: bool) -> Any:
+    """The bytes of a storage as a flat tensor with a version counter of its own."""
+    import torch
+
+    if not real:
+        return torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+class Parcel:
+    """One storage that can be away; it is emptied when the copy of its bytes has landed."""
+
+    __slots__ = ("_number", "_real", "_slot", "_store", "away", "bytes", "dirty", "key", "tensor", "tensors")
+
+    def __init__(self, tensor: Any, store: Store, real: bool) -> None:
+        self.tensor = tensor
+        self.tensors = {id(tensor): tensor}
+        """All that lie on the storage and were sent."""
+        self.key = storage_key(tensor)
+        """Of the storage."""
+        self.bytes = int(tensor.untyped_storage().nbytes())
+        self.dirty = True
+        """The copy in the store, if there is one, is old."""
+        self.away = False
+        """The bytes are in the store, or on their way there."""
+        self._store = store
+        self._real = real
+        self._slot: Any = None
+        self._number = 0
+        """Of the copy that brought it last."""
+
+    def send(self) -> None:
+        """Away with it; bytes that the store has already are not written again."""
+        if self.away or not self.bytes:
+            return
+        self._store.finish(self._number)
+        if self.dirty or self._slot is None:
+            self.drop()
+            self._slot = self._store.put(_unseen(raw, self.tensor.untyped_storage(), self._real), self._empty)
+            self.dirty = False
+        else:
+            self._empty()
+        self.away = True
+
+    def fetch(self) -> None:
+        """Begin to bring it home; `Store.finish` before use."""
+        if not self.away:
+            return
+        storage = self.tensor.untyped_storage()
+        if storage.nbytes():  # on its way out still
+            self._store.land()
+        storage.resize_(self.bytes)
+        _tell(self.tensor)
+        try:
+            self._number = self._store.begin(self._slot, _unseen(raw, storage, self._real))
+        except BaseException:
+            self._empty()
+            raise
+        self.away = False
+
+    def pretend(self) -> None:
+        """In a stage: as if it had come from the store."""
+        if self._slot is None:
+            self._slot, self.dirty = self._store.have(self.bytes), False  # type: ignore[attr-defined]
+
+    def hand_over(self) -> Any:
+        """The slot that has the bytes as they came, now the asker's; None where there is none."""
+        slot, self._slot = (None if self.dirty else self._slot), (self._slot if self.dirty else None)
+        return slot
+
+    def read(self) -> Any:
+        """A copy of its bytes in host memory; it stays away."""
+        import torch
+
+        flat = torch.empty(self.bytes, dtype=torch.uint8, device="cpu")
+        self._store.read(self._slot, flat)
+        return flat
+
+    def write(self, flat: Any) -> None:
+        """Other bytes in the place of its own; it stays away."""
+        self._store.write(self._slot, flat)
+
+    def is_held(self) -> bool:
+        """True where somebody else holds one of its tensors."""
+        seen = [weakref.ref(tensor) for tensor in self.tensors.values()]
+        self.tensor, self.tensors = None, {}
+        self.tensors = {id(tensor): tensor for ref in seen if (tensor := ref()) is not None}
+        self.tensor = next(iter(self.tensors.values()), None)
+        return self.tensor is not None
+
+    def _empty(self) -> None:
+        self.tensor.untyped_storage().resize_(0)
+        _tell(self.tensor)
+
+    def drop(self) -> None:
+        """It is home for good: the store need not keep its bytes."""
+        if self._slot is not None:
+            self._store.drop(self._slot)
+            self._slot = None
+
+
+def _unseen(make: Callable[..., Any], *args: Any) -> Any:
+    """Make an alias that no mode counts as an allocation."""
+
+    with no_modes():
+        return make(*args)
+
+
+def _tell(tensor: Any) -> None:
+    for listener in listeners:
+        listener(tensor)
+
+
+class Parcels:
+    """All parcels of one fitted step, one per storage."""
+
+    def __init__(self, store: Store, real: bool) -> None:
+        self.store = store
+        self.real = real
+        self._all: dict[int, Parcel] = {}
+        self._kinds: dict[type, type] = {}
+        """Class of a tensor -> its class while it is away."""
+        self._busy = 0
+        self.loaded = False
+        """State came from a checkpoint since the last step: all of it is away."""
+        self.lent: Lent | None = None
+        """Copies for somebody who is saving and for whom there was no room at home."""
+
+    def of(self, tensor: Any) -> Parcel:
+        """The parcel of a tensor's storage."""
+        key = storage_key(tensor)
+        found = self._all.get(key)
+        if found is None:
+            found = self._all[key] = Parcel(tensor, self.store, self.real)
+        found.tensors[id(tensor)] = tensor
+        return found
+
+    def send(self, tensors: Iterable[Any], dirty: bool = True) -> None:
+        """Away with all of them."""
+        for tensor in tensors:
+            parcel = self.of(tensor)
+            parcel.dirty |= dirty and not parcel.away
+            parcel.send()
+            self._mark(parcel)
+
+    def begin(self, tensors: Iterable[Any]) -> None:
+        """Begin to bring them home; `Store.finish` before use."""
+        for tensor in tensors:
+            parcel = self.of(tensor)
+            parcel.fetch()
+            self._mark(parcel)
+
+    def fetch(self, tensors: Iterable[Any]) -> None:
+        """All of them home, ready for use."""
+        self.begin(tensors)
+        self.store.finish()
+
+    def hand_over(self, tensor: Any) -> Any:
+        """The slot that has a tensor's bytes as they came; None where there is none, or others' bytes are in it too."""
+        parcel = self._all.get(storage_key(tensor))
+        alone = parcel is not None and len(parcel.tensors) == 1
+        return parcel.hand_over() if parcel is not None and alone and parcel.bytes == bytes_of(tensor) else None
+
+    def take_in(self, tensor: Any) -> None:
+        """Away with one, and nothing of it is here when this is over."""
+        self.loaded = True
+        self.send([tensor])
+        self.store.land()
+
+    def may_write(self, tensor: Any, source: Any) -> bool:
+        """True between steps, where autograd does not look."""
+        import torch
+
+        return not self._busy and not (torch.is_grad_enabled() and (tensor.requires_grad or source.requires_grad))
+
+    def overwrite(self, tensor: Any, source: Any) -> Any:
+        """`tensor.copy_(source)` where it waits, past the device."""
+        parcel = self.of(tensor)
+        flat = parcel.read()
+        lay_over(flat.untyped_storage(), tensor).copy_(source)
+        parcel.write(flat)
+        return tensor
+
+    def prune(self, wanted: set[int]) -> None:
+        """Forget the tensors, other than those of these ids, that nobody else holds."""
+        self.store.land()
+        for parcel in [parcel for parcel in self._all.values() if parcel.tensors.keys().isdisjoint(wanted)]:
+            if not parcel.is_held():
+                self._remove(parcel)
+
+    def forget(self, tensors: Iterable[Any]) -> None:
+        """They are at home, for good, and the store need not keep their bytes."""
+        given = {id(tensor): tensor for tensor in tensors}
+        keys = dict.fromkeys(storage_key(tensor) for tensor in given.values())
+        for parcel in [self._all[key] for key in keys if key in self._all]:
+            if parcel.tensors.keys() <= given.keys():
+                assert not parcel.away
+                self._remove(parcel)
+
+    def settle(self, away: Callable[[Any], bool], asker: str) -> None:
+        """Home with every tensor for which `away(tensor)` does not hold."""
+        self._bring([parcel for parcel in self._all.values() if not away(parcel.tensor)], asker)
+
+    def gather(self, asker: str = "gather()") -> None:
+        """Everything home; the store is empty afterwards."""
+        self._bring(list(self._all.values()), asker)
+
+    def bring(self, tensors: Iterable[Any], asker: str) -> None:
+        """Home with those of them that are away."""
+        found = {id(parcel): parcel for t in tensors if isinstance(t, Away) for parcel in (self.of(t),)}
+        self._bring(list(found.values()), asker)
+
+    def before_saving(self, asker: Any, tensors: Iterable[Any]) -> None:
+        """Home with these, or, without room, `COPIED` gives copies until `lent` is None again."""
+        if self.lent is not None:
+            return
+        try:
+            self.bring(tensors, "state_dict()")
+        except OutOfMemory:
+            self.lent = Lent(asker, self.of)
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """A pass runs: what is away now is meant to be."""
+        self._busy += 1
+        self.lent = None
+        try:
+            yield
+        finally:
+            self._busy -= 1
+
+    def call_home(self, asker: str) -> None:
+        """Somebody wants contents: between steps everything comes home, in the middle of one that is an error."""
+        if self._busy:
+            raise ReadAway(
+                f"weights were read ({asker}) outside of the module whose they are, while they wait elsewhere: fit with "
+                "without=('stream',), or read them in that module's forward"
+            )
+        self.gather(f"who reads weights or state ({asker})")
+
+    def _bring(self, parcels: list[Parcel], asker: str) -> None:
+        """Home for good with all of them, or with none."""
+        coming: list[Parcel] = []
+        room, failure = 0, ""
+        try:
+            for parcel in parcels:
+                if parcel.away:
+                    coming.append(parcel)
+                    parcel.fetch()
+                    room += parcel.bytes
+            self.store.finish()
+        except BaseException as error:
+            for parcel in coming:
+                parcel.send()
+            if not is_out_of_memory(error):
+                raise
+            failure = in_a_line(error)
+        if failure:
+            clear_up()
+            raise OutOfMemory(
+                _say_no_room(asker, sum(p.bytes for p in parcels if p.away), room, self.store.name, failure)
+            )
+        for parcel in parcels:
+            self._mark(parcel)
+            self._remove(parcel)
+
+    def _remove(self, parcel: Parcel) -> None:
+        """Neither we nor the store have anything to do with it any more."""
+        parcel.drop()
+        del self._all[parcel.key]
+
+    def _mark(self, parcel: Parcel) -> None:
+        """The class of a parcel's tensors says where it is."""
+        for tensor in parcel.tensors.values() if self.real else ():
+            kind = type(tensor)
+            if issubclass(kind, Away) != parcel.away:
+                tensor.__class__ = self._kind(kind) if parcel.away else kind.kind
+
+    def _kind(self, kind: type) -> type:
+        if kind not in self._kinds:
+            self._kinds[kind] = type("Away", (Away, kind), {"kind": kind, "parcels": self})
+        return self._kinds[kind]
+
+
+def _say_no_room(asker: str, needed: int, room: int, place: str, failure: str) -> str:
+    return (
+        f"{asker} needs {format_bytes(needed)} on the device that wait elsewhere ({place}), and {format_bytes(room)} of them "
+        f"found room there ({failure}). Nothing is lost: all of it is away again and the fitted step goes on. Free memory or "
+        "lift the limit and try again; state_dict() and load_state_dict() need no room: they go past the device"
+    )
+
+
+def check_movable(name: str, tensor: Any) -> str | None:
+    """Why this tensor cannot be away, or None."""
+    storage = tensor.untyped_storage()
+    if not storage.resizable():
+        return f"{name} lives in memory that torch does not own (a memory map or a NumPy array)"
+    return None
+
+
+def is_home(model: Any) -> bool:
+    """True where no weight is away."""
+    return not any(isinstance(parameter, Away) for parameter in model.parameters())
+
+
+def require_home(model: Any, optimizer: Any) -> None:
+    """An `InputError` where weights or state are away: an earlier fit of the same model still holds them."""
+    import torch
+
+    state = () if optimizer is None else optimizer.state.values()
+    values = (value for values in state for value in values.values() if isinstance(value, torch.Tensor))
+    for tensor in (*model.parameters(), *values):
+        if tensor.numel() and not tensor.is_meta and not tensor.untyped_storage().nbytes():
+            raise InputError(
+                "an earlier fit of this model keeps its weights or state elsewhere: call undo() on it first"
+            )
+
+
+def require_movable(named: Iterable[tuple[str, Any]]) -> None:
+    """An `InputError` that names the first tensor that cannot be away."""
+    for name, tensor in named:
+        why = check_movable(name, tensor)
+        if why:
+            raise InputError(f"{why}, so its storage cannot be emptied: copy it with .clone() first")

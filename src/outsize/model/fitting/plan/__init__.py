@@ -1,0 +1,1 @@
+"""Chooses the remedies whose step stays inside the budget."""

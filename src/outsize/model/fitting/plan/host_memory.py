@@ -1,0 +1,167 @@
+"""What the host holds of a hosted step, and what goes to the scratch file where that is too much.
+
+In: a search, a choice and its sketch. Out: bytes of host memory at most, and the choice with state, weights and gradients
+in the scratch file, in this order, the largest first, until the rest fits.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from outsize.array.store.base import ALIGNMENT, round_up
+from outsize.core.errors import BudgetError
+from outsize.core.units import format_bytes
+from outsize.engine.pool import round_to_pages
+from outsize.model.fitting.move.pinned_blocks import MOVERS, stretch
+from outsize.model.fitting.move.ring import aligned
+from outsize.model.fitting.move.scratch_file import READERS, WRITERS, piece_of
+from outsize.model.fitting.move.units import Cut, Place, cut_model
+from outsize.model.fitting.plan.hosted_choice import HostedChoice
+from outsize.model.fitting.plan.hosted_dry_run import Sketch
+
+if TYPE_CHECKING:
+    from outsize.model.fitting.plan.hosted_search import Search
+
+LIBRARIES = {"cpu": 48 * 2**20, "cuda": 2 * 2**30}
+"""Host bytes that a device's libraries come to hold once their kernels have run, beyond what the process holds before."""
+READAHEAD = 3
+"""Units of a file that are in host memory at once: one on its way to the device, the others being read."""
+PART = 16
+"""The pieces of memory through which a scratch file is read and written are one part in so many of the host's budget."""
+SMALL = 1024
+"""Parameters below one part in so many of the largest, or below a page, stay in memory: they are many transfers and no room."""
+KINDS = ("state", "weights", "gradients")
+"""What can be in the scratch file, in the order in which it goes there: state is needed once a step, weights twice."""
+
+
+def cut_of(search: Search, choice: HostedChoice) -> Cut:
+    """The model in the choice's units."""
+    return cut_model(search.stage.work.model, choice.limit, choice.held, search.order)
+
+
+def sizes_of(search: Search, choice: HostedChoice, kind: str, place: Place) -> int:
+    """Bytes of one kind that belong to a parameter."""
+    if kind == "state":
+        return stretch(search.layout.get(id(place.parameter), []))
+    if kind == "gradients":
+        return place.size if choice.update == "kept" and place.parameter.requires_grad else 0
+    return place.size
+
+
+def filed_bytes(search: Search, choice: HostedChoice) -> dict[str, int]:
+    """Bytes in the scratch file, by kind."""
+    places = {place.name: place for place in cut_of(search, choice).places()}
+    return {
+        kind: sum(sizes_of(search, choice, kind, places[name]) for name in choice.disk.get(kind, ())) for kind in KINDS
+    }
+
+
+def host_bytes(search: Search, choice: HostedChoice, sketch: Sketch) -> int:
+    """What host memory holds at most, while things move to their places and in a step."""
+    cut = cut_of(search, choice)
+    held = search.base + LIBRARIES[search.kind]
+    if search.streamed:
+        return held + READAHEAD * (cut.largest + 2**21) + (sketch.peak if search.kind == "cpu" else 0)
+    blocks = {kind: sum(_in_blocks(search, choice, cut, kind)) for kind in KINDS}
+    pieces = (READERS + WRITERS) * round_to_pages(choice.piece)
+    moving = held + sum(sorted(_in_blocks(search, choice, cut, "weights"), reverse=True)[:MOVERS])
+    if choice.piece:  # what goes to the file goes first
+        moving += max(search.before, blocks["weights"]) + max(_in_blocks(search, choice, cut, "state")) + pieces
+    else:
+        moving += blocks["weights"]  # before state is made
+    if choice.update != "none":
+        held += blocks["state"] + blocks["gradients"]
+    if choice.update == "host":
+        held += choice.state
+    held += blocks["weights"] + pieces + sketch.inputs + (sketch.peak if search.kind == "cpu" else 0)
+    return max(moving, held)
+
+
+def _in_blocks(search: Search, choice: HostedChoice, cut: Cut, kind: str) -> list[int]:
+    """Bytes in memory, a block a unit."""
+    filed = set(choice.disk.get(kind, ()))
+    sizes = [
+        sum(aligned(sizes_of(search, choice, kind, place)) for place in unit.places if place.name not in filed)
+        for unit in (*cut.units.values(), cut.held)
+    ]
+    return [round_to_pages(size) for size in sizes] if choice.piece else sizes
+
+
+def spill(search: Search, choice: HostedChoice, sketch: Sketch) -> HostedChoice:
+    """The choice with that in the scratch file which the host has no room for."""
+    if not search.spills:
+        return choice
+    room = max(search.host - search.base - LIBRARIES[search.kind], 0) // PART
+    choice = replace(choice, piece=search.piece or piece_of(room), disk={})
+    places = cut_of(search, choice).places()
+    stay = {
+        "state": set(),
+        "weights": {place.name for place in cut_of(search, choice).held.places},
+        "gradients": _not_the_optimizers(search, places),
+    }
+    for kind in KINDS:
+        rows = [(sizes_of(search, choice, kind, place), place.name) for place in places if place.name not in stay[kind]]
+        rows.sort(reverse=True)
+        names = [name for size, name in rows if size >= max(ALIGNMENT, rows[0][0] // SMALL)]
+        low, high = 0, len(names)  # the fewest that do
+        while low < high:
+            middle = (low + high) // 2
+            if (
+                host_bytes(search, replace(choice, disk={**choice.disk, kind: tuple(names[:middle])}), sketch)
+                > search.host
+            ):
+                low = middle + 1
+            else:
+                high = middle
+        if low:
+            choice = replace(choice, disk={**choice.disk, kind: tuple(names[:low])})
+        if low < len(names) or host_bytes(search, choice, sketch) <= search.host:
+            break
+    return choice
+
+
+def _not_the_optimizers(search: Search, places: list[Place]) -> set[str]:
+    """Parameters whose gradients stay where the user finds them."""
+    optimizer: Any = search.stage.work.optimizer
+    groups = [] if optimizer is None else optimizer.param_groups
+    mine = {id(parameter) for group in groups for parameter in group["params"]}
+    return {place.name for place in places if id(place.parameter) not in mine}
+
+
+def check_disk(search: Search, choice: HostedChoice) -> None:
+    """A `BudgetError` where the scratch folder has no room for what is to be there."""
+    if not choice.piece:
+        return
+    filed = filed_bytes(search, choice)
+    needed = sum(round_up(size) for size in filed.values())
+    room = search.disk.bytes if search.disk is not None else 0
+    if needed > room:
+        parts = " and ".join(f"{format_bytes(size)} of {kind}" for kind, size in filed.items() if size)
+        least = search.host + needed
+        raise BudgetError(
+            f"host={search.host} leaves {parts} for the scratch folder {search.folder}, which has room for "
+            f"{format_bytes(room)}{f' ({search.disk.reason})' if search.disk else ''}: free some, name another folder with "
+            f"outsize.budget(scratch=...), or give host={least}",
+            needed=needed, budget=room, smallest=least, culprit="disk",
+        )  # fmt: skip
+
+
+def in_memory(tensors: list[Any]) -> list[Any]:
+    """Those that are in memory of this process, and not in a file that is mapped (`torch.load(..., mmap=True)`)."""
+    here = [tensor for tensor in tensors if tensor.device.type == "cpu" and tensor.numel()]
+    ranges = []
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as file:
+        for line in file:
+            words = line.split()
+            if words[4] != "0" and len(words) > 5:
+                ranges.append(tuple(int(end, 16) for end in words[0].split("-")))
+    starts = [start for start, _ in ranges]
+
+    def is_mapped(address: int) -> bool:
+        at = bisect.bisect_right(starts, address) - 1
+        return at >= 0 and address < ranges[at][1]
+
+    return [tensor for tensor in here if not is_mapped(tensor.data_ptr())]

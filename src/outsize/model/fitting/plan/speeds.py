@@ -1,0 +1,296 @@
+"""How long a step takes: measured on a card, estimated elsewhere.
+
+In: the user's work, a batch, the plain step's projection. Out: `Timing`: forward and backward pass at one or two batch
+sizes, the forward pass of every module, the rate of the link to the host. A slice with gradients has to fit; a forward
+pass alone, which keeps nothing, runs with far more samples, where work and not launches fill the card. Between sizes
+times lie on lines, beyond the largest they grow with the samples, below the smallest launches take as long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from outsize.core.noun import Noun
+from outsize.model.fitting import batch as batches
+from outsize.model.fitting.learn.findings import dropping
+from outsize.model.fitting.plan.projection import Projection
+from outsize.model.fitting.run.chunked_loss import chunked_heads
+from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
+from outsize.model.fitting.run.runner import Runner, Work, read_loss, without_cache
+
+LINKS = {"cpu": 1e9, "cuda": 5e10}
+"""Bytes a second to the place next to a device, where nothing was measured: a scratch disk, pinned host memory."""
+
+LAUNCH = {"cpu": 5e-6, "cuda": 1e-5}
+"""Seconds an operator takes at least, where nothing was measured."""
+
+ROOM = 0.8
+"""Part of the budget that a measured slice may take by the plain step's arithmetic."""
+
+HEADS = 16
+"""Pieces of the loss in a forward pass alone, so that logits do not take the room."""
+
+RUNS = 3
+"""How often something is timed, where it is short."""
+
+SHORT = 0.2
+"""Seconds of one run after which it is not timed again."""
+
+PROBE = 64 * 2**20
+"""Bytes copied to measure the link."""
+
+
+Point = tuple[int, float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing(Noun):
+    """Times of the plain step."""
+
+    points: tuple[Point, ...]
+    """(samples, seconds of the forward pass, of the backward pass), the smaller first."""
+    modules: dict[str, float]
+    """Seconds of each module's forward pass with the largest number of samples, everything inside included."""
+    link: float
+    """Bytes a second to the place next to the device."""
+    measured: bool
+
+    def passes(self, rows: int) -> float:
+        """Seconds of forward and backward pass of so many samples."""
+        return self.forward(rows) + self._at(rows, 2)
+
+    @property
+    def least(self) -> float:
+        """Seconds below which no passes go, however few the samples: those of their launches."""
+        return min(forward + backward for _, forward, backward in self.points)
+
+    def forward(self, rows: int) -> float:
+        """Seconds of a forward pass of so many samples."""
+        return self._at(rows, 1)
+
+    def _at(self, rows: int, which: int) -> float:
+        last = self.points[-1]
+        if rows >= last[0]:
+            return last[which] * rows / last[0]
+        for (few, *low), (many, *high) in itertools.pairwise(self.points):
+            if few <= rows <= many:
+                share = (rows - few) / (many - few)
+                return low[which - 1] + share * (high[which - 1] - low[which - 1])
+        return self.points[0][which]
+
+    def module(self, name: str, rows: int) -> float:
+        """Seconds of a module's forward pass of so many samples."""
+        biggest = self.points[-1][0]
+        return self.modules.get(name, 0.0) * self.forward(rows) / max(self.forward(biggest), 1e-12)
+
+
+def estimate_times(
+    device: str, plain: Projection, rows: int, inclusive: Callable[[dict[str, float]], dict[str, float]]
+) -> Timing:
+    """From the numbers that operators compute and touch, and from how many there are."""
+    took = {phase: sum(t for (p, _), t in plain.seconds.items() if p == phase) for phase in ("forward", "backward")}
+    least = {phase: plain.operators.get(phase, 0) * LAUNCH[device] for phase in took}
+    points = [
+        (n, *(max(least[phase], seconds * n / rows) for phase, seconds in took.items())) for n in sorted({1, rows})
+    ]
+    modules = inclusive({name: t for (phase, name), t in plain.seconds.items() if phase == "forward"})
+    scale = points[-1][1] / max(took["forward"], 1e-12)
+    return Timing(
+        points=tuple(points), modules={name: t * scale for name, t in modules.items()}, link=LINKS[device], measured=False  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def measure_times(work: Work, batch: Any, plain: Projection, budget: int) -> Timing | None:
+    """Times on the card of slices that fit, None where none does. Random state, buffers and gradients are the caller's care."""
+    rows = batches.count_rows(batch)
+    each = max(1, (plain.peak - plain.fixed) // rows)
+    there = plain.fixed - plain.state
+    most = max(1, min(rows, int((ROOM * budget - there) // each)))
+    while True:
+        try:
+            return _measure(work, batch, most, rows, plain)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        clear_up()
+        if most == 1:
+            return None
+        most //= 2
+
+
+def _measure(work: Work, batch: Any, most: int, rows: int, plain: Projection) -> Timing:
+    with without_cache(work.model), dropping(work.model):
+        _run(work, batches.take(batch, 0, max(1, most // 8)))
+        sizes = sorted({max(1, most // 8), max(1, most // 2), most})
+        points = [(n, *_clocked(work, batches.take(batch, 0, n))) for n in sizes]
+        with chunked_heads(work.model, work.heads, HEADS, work.device, always=True):
+            sizes = sorted({n for n in (rows // 2, rows) if n > most})
+            points += _extrapolated(work, batch, points[-1], sizes, _ratio(plain))
+            modules = _modules(work, batches.take(batch, 0, points[-1][0]), points[-1][1])
+    for head in work.heads:  # it stood for its logits only
+        modules[head] = _share(plain, head) * points[-1][1]
+    return Timing(points=tuple(points), modules=modules, link=measure_link(), measured=True)
+
+
+def _ratio(plain: Projection) -> float:
+    """Time of the backward pass over that of the forward pass, by what their operators compute and touch."""
+    took = {phase: sum(t for (p, _), t in plain.seconds.items() if p == phase) for phase in ("forward", "backward")}
+    return min(3.0, max(1.5, took["backward"] / max(took["forward"], 1e-12)))
+
+
+def _extrapolated(work: Work, batch: Any, last: Point, sizes: list[int], ratio: float) -> list[Point]:
+    """Points of sizes whose gradients have no room: both passes grow from the last one as a forward pass alone does.
+
+    Where launches bind the last one, its backward pass would grow too much: `ratio` bounds it.
+    """
+    few = _forward_alone(work, batches.take(batch, 0, last[0])) if sizes else None
+    points: list[Point] = []
+    for n in sizes:
+        many = None if few is None else _forward_alone(work, batches.take(batch, 0, n))
+        if few is not None and many is not None:
+            growth = max(1.0, many / few)
+            forward = max(many, min(last[1] * growth, 1.2 * many))
+            points.append((n, forward, max(last[2], min(last[2] * growth, ratio * forward))))
+    return points
+
+
+def _share(plain: Projection, name: str) -> float:
+    """A module's part of the forward pass, by what operators compute and touch."""
+    took = {module: seconds for (phase, module), seconds in plain.seconds.items() if phase == "forward"}
+    return took.get(name, 0.0) / max(sum(took.values()), 1e-12)
+
+
+def _forward_alone(work: Work, part: Any) -> float | None:
+    """Seconds of a forward pass that keeps nothing, None where even that has no room."""
+    import torch
+
+    try:
+        with torch.no_grad():
+            return _quickest([lambda: work.loss(work.model, part)])[0]
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    clear_up()
+    return None
+
+
+def _modules(work: Work, part: Any, forward: float) -> dict[str, float]:
+    """Seconds of each module's forward pass, so that the whole takes `forward`: marks take time where launches fill it."""
+    import torch
+
+    names = {id(module): name for name, module in work.model.named_modules()}
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    with torch.no_grad(), _watched(names) as events:
+        torch.cuda.synchronize()
+        marks[0].record()
+        work.loss(work.model, part)
+        marks[1].record()
+        torch.cuda.synchronize()
+    scale = forward / max(1e-3 * marks[0].elapsed_time(marks[1]), 1e-9)
+    return {
+        name: scale * 1e-3 * sum(float(pair[0].elapsed_time(pair[1])) for pair in pairs if len(pair) == 2)
+        for name, pairs in events.items()
+    }
+
+
+def _run(work: Work, part: Any) -> None:
+    read_loss(work.loss(work.model, part))[0].backward()
+
+
+def _clocked(work: Work, part: Any) -> tuple[float, float]:
+    """Seconds of forward and backward pass."""
+    losses: list[Any] = []
+    forward, backward = _quickest([
+        lambda: losses.append(read_loss(work.loss(work.model, part))[0]), lambda: losses.pop().backward(),
+    ])  # fmt: skip
+    return forward, backward
+
+
+def _quickest(acts: list[Callable[[], Any]]) -> list[float]:
+    """Seconds of each act in the quickest of some runs of them all: whatever else the machine does only adds; a first run
+    warms up."""
+    import torch
+
+    best: list[float] = []
+    for number in range(1 + RUNS):
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(1 + len(acts))]
+        torch.cuda.synchronize()
+        marks[0].record()
+        for act, mark in zip(acts, marks[1:], strict=True):
+            act()
+            mark.record()
+        torch.cuda.synchronize()
+        took = [1e-3 * float(a.elapsed_time(b)) for a, b in itertools.pairwise(marks)]
+        if number and (not best or sum(took) < sum(best)):
+            best = took
+        if number and sum(took) > SHORT:
+            break
+    return best
+
+
+def try_out(runner: Runner, batch: Any) -> float | None:
+    """Seconds of forward and backward pass as a choice runs them, None where memory does not suffice."""
+    try:
+        return _quickest([lambda: runner._passes(batch), lambda: _forget(runner.work.model)])[0]
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    _forget(runner.work.model)
+    clear_up()
+    return None
+
+
+def _forget(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+@contextlib.contextmanager
+def _watched(names: dict[int, str]) -> Iterator[dict[str, list[list[Any]]]]:
+    """Marks before and after every run of every module."""
+    import torch
+    from torch.nn.modules import module as hooks
+
+    events: dict[str, list[list[Any]]] = {}
+
+    def mark(module: Any, act: Callable[[list[list[Any]], Any], None]) -> None:
+        if id(module) in names:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            act(events.setdefault(names[id(module)], []), event)
+
+    def enter(module: Any, args: Any) -> None:
+        mark(module, lambda pairs, event: pairs.append([event]))
+
+    def leave(module: Any, args: Any, out: Any) -> None:
+        mark(module, lambda pairs, event: pairs[-1].append(event))
+
+    handles = [hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)]
+    try:
+        yield events
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def measure_link() -> float:
+    """Bytes a second from pinned host memory to the card, the slower of both ways."""
+    import torch
+
+    host = torch.empty(PROBE, dtype=torch.uint8, pin_memory=True)
+    card = torch.empty(PROBE, dtype=torch.uint8, device="cuda")
+    slowest = 0.0
+    for into, source in ((card, host), (host, card)):
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        into.copy_(source, non_blocking=True)
+        torch.cuda.synchronize()
+        marks[0].record()
+        into.copy_(source, non_blocking=True)
+        marks[1].record()
+        torch.cuda.synchronize()
+        slowest = max(slowest, 1e-3 * marks[0].elapsed_time(marks[1]))
+    return PROBE / slowest

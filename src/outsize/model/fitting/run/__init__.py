@@ -1,0 +1,1 @@
+"""Runs a step as its plan says."""

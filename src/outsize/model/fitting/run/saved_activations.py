@@ -1,0 +1,188 @@
+"""What a module's forward pass leaves for the backward pass: computed again, or kept elsewhere.
+
+In: a module's forward function. Out: another that gives the same result and the same gradient; a second run finds random
+numbers, buffers and autocast as the first did.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from outsize.model.fitting.move.evicted import _unseen
+from outsize.model.fitting.move.stores import Store
+from outsize.model.fitting.run.recompute import Call, Given, Settings
+from outsize.model.fitting.run.second_run import Twice, written_in
+from outsize.model.torch_port.dispatch import is_functorch
+from outsize.model.torch_port.objects import is_zero_tensor, key_of, storage_key, version_of
+
+SMALL = 16 * 2**10
+"""Tensors below this stay: a copy costs more than it frees."""
+
+Forward = Callable[..., Any]
+
+
+def checkpointed(
+    module: Any, forward: Forward, written: dict[Any, tuple[str, ...]], device: str, generators: list[Any]
+) -> Forward:
+    """`forward` that keeps its inputs only; `written` are the buffers that forward passes write, by module.
+
+    `generators`: those that it may draw random numbers from.
+    """
+    import torch
+
+    mine = written_in(module, written)
+
+    def uncached(*args: Any, **kwargs: Any) -> Any:
+        """Autocast keeps lower copies of weights until it ends; here each is used once, so they may go at once."""
+        before = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            torch.set_autocast_cache_enabled(before)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        runs, settings, given = Twice(mine, generators), Settings(device), Given(args)
+
+        def again() -> None:
+            with settings.restored(), runs.second():
+                uncached(*given.bring(), **kwargs)
+
+        call = Call(again)
+        with torch.autograd.graph.saved_tensors_hooks(call.forget, call.recall):
+            return uncached(*args, **kwargs)
+
+    return run
+
+
+class Saved:
+    """One saved tensor that waits in the store, with the way back."""
+
+    __slots__ = ("__weakref__", "_layout", "_slot", "_store", "fetched")
+
+    def __init__(self, tensor: Any, store: Store, device: str = "", slot: Any = None) -> None:
+        """`slot`: where the store has these bytes already."""
+        dense = _dense(tensor)
+        data = dense if dense.is_contiguous() else dense.as_strided((dense.numel(),), (1,))
+        self._layout = (tensor.shape, tensor.stride(), tensor.dtype, device or tensor.device, dense.stride())
+        self._store = store
+        self.fetched: Any = None
+        self._slot = _unseen(lambda: store.put(_bytes(data.detach()))) if slot is None else slot
+        weakref.finalize(self, store.drop, self._slot)
+
+    def fetch(self) -> Any:
+        """Begin to bring the tensor back; the same one for all who ask while it lives."""
+        import torch
+
+        tensor = self.fetched() if self.fetched is not None else None
+        if tensor is None:
+            shape, _, dtype, device, strides = self._layout
+            tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            flat = tensor.as_strided((tensor.numel(),), (1,))
+            _unseen(lambda: self._store.begin(self._slot, _bytes(flat)))
+            self.fetched = weakref.ref(tensor)
+        return tensor
+
+
+def _dense(tensor: Any) -> Any:
+    """The tensor itself where its elements fill one run of memory in some order of the axes, else a packed copy."""
+    expected = 1
+    for stride, length in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
+        if stride != expected:
+            return tensor.contiguous()
+        expected *= length
+    return tensor
+
+
+def _is_its_bytes(tensor: Any) -> bool:
+    """False for zeros of forward-mode gradients, which have no memory, and values that are read with another sign than they
+    are written."""
+    return not (is_zero_tensor(tensor) or tensor.is_conj() or tensor.is_neg())
+
+
+def _bytes(flat: Any) -> Any:
+    import torch
+
+    if type(flat) is not torch.Tensor:
+        return torch.empty(flat.numel() * flat.element_size(), dtype=torch.uint8, device="meta")
+    return flat.view(-1).view(torch.uint8)
+
+
+class Offload:
+    """Saved tensors of the modules that are offloaded, over one step."""
+
+    def __init__(self, store: Store, ahead: bool, device: str) -> None:
+        self._store = store
+        self._device = device
+        """Where tensors come back to: one without contents does not know."""
+        self._ahead = ahead
+        """Begin the fetch of the tensor before while this one is used: on a card, where copies run beside."""
+        self._known: dict[tuple[Any, ...], Any] = {}
+        self._order: list[Any] = []
+        self._soon: Any = None
+
+    def wrap(self, forward: Forward, stays: set[int]) -> Forward:
+        """`forward` whose saved tensors go away; storages in `stays` (weights, the batch) do not."""
+        import torch
+
+        def pack(tensor: Any) -> Any:
+            if is_functorch(tensor):
+                return tensor
+            if not _is_its_bytes(tensor) or self._is_small(tensor) or storage_key(tensor) in stays:
+                return tensor.detach()  # a result would hold the graph that holds it, for ever where a pass fails
+            with torch.no_grad():
+                return self._pack(tensor)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            with torch.autograd.graph.saved_tensors_hooks(pack, self._unpack):
+                return forward(*args, **kwargs)
+
+        return run
+
+    @staticmethod
+    def _is_small(tensor: Any) -> bool:
+        """True where little is freed: an expanded view holds less than it shows."""
+        size = tensor.numel() * tensor.element_size()
+        return bool(size < SMALL or tensor.untyped_storage().nbytes() < size)
+
+    def _pack(self, tensor: Any) -> Saved:
+        storage = tensor.untyped_storage()
+        key = (
+            key_of(storage),
+            version_of(tensor),
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+        )
+        alive, found = self._known.get(key, (lambda: None, lambda: None))
+        saved = found() if alive() is storage else None
+        if saved is None:
+            saved = Saved(tensor, self._store, self._device)
+            self._known[key] = (weakref.ref(storage), weakref.ref(saved))
+            self._order.append(weakref.ref(saved))
+        return saved
+
+    def _unpack(self, saved: Any) -> Any:
+        if not isinstance(saved, Saved):
+            return saved
+        tensor = saved.fetch()
+        self._store.finish()
+        if self._ahead:
+            self._soon = self._before(saved)
+        return tensor
+
+    def _before(self, saved: Saved) -> Any:
+        """The tensor that was saved before this one, on its way."""
+        while self._order:
+            last = self._order.pop()()
+            if last is not None and last is not saved:
+                self._order.append(weakref.ref(last))
+                return last.fetch()
+        return None

@@ -1,0 +1,244 @@
+"""What the CPU's kernels take besides their results: convolutions, LSTM layers, attention. oneDNN computes on copies with the
+channels in blocks.
+
+In: an operator's name, arguments and results. Out: the order in which blocks and results come and go. Read off the resident bytes
+of single layers with torch 2.13: input, output and weights are each copied into blocks of 16 channels (padded up to a multiple),
+the result is made in blocks and then copied out, and a transposed convolution holds one more block of its output's size.
+The bound adds the partial sums of a weight gradient, one for each thread. Types that oneDNN does not know (float64) go to torch's
+own kernels, which lay what a window sees into columns. An LSTM is one operator a layer and direction, which
+keeps a workspace for the backward pass; its size was read off single layers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from outsize.model.kernels.attention import host_backward_moves, host_moves
+from outsize.model.tracing.ledger import RESULT, Move
+
+BLOCK = 16
+"""Channels of a block where the processor has AVX-512; 8 where it has not."""
+PLAIN = 4
+"""Inputs of up to so many channels, pictures as a rule, are read as they are."""
+SMALL = 20480
+"""Elements of a single input up to which torch uses its own kernel."""
+DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
+
+
+def moves_of(name: str, args: Any, results: list[Any]) -> Iterator[Move]:
+    """What one call on the CPU does, in order; nothing where it only makes its results."""
+    row = ROWS.get(name)
+    return iter(()) if row is None else row(args, results)
+
+
+def _used(x: Any, weight: Any, groups: int) -> bool:
+    """True where torch hands a convolution to oneDNN and the layout is not the one that it works on anyway."""
+    if _unknown(x) or (x.dim() > 3 and x.stride()[1] == 1 and x.shape[1] > 1 and not x.is_contiguous()):
+        return False
+    return bool(x.shape[0] > 1 or groups > 1 or x.numel() > SMALL or min(weight.shape[2:]) > 3)
+
+
+def _unknown(x: Any) -> bool:
+    """True where oneDNN is not there, or does not know the dtype: torch's own kernels lay what a window sees into columns."""
+    import torch
+
+    return not torch.backends.mkldnn.is_available() or str(x.dtype) not in DTYPES
+
+
+def _columns(x: Any, weight: Any, out: Any, groups: int, transposed: bool, dilation: Any, *, backward: bool) -> int:
+    """Bytes of the columns that torch's own kernels make of one group, for the whole batch where they do so at once."""
+    window = math.prod(int(size) for size in weight.shape[2:])
+    if window == 1 and x.shape[2:] == out.shape[2:]:
+        return 0
+    inside, places = (weight.shape[1], x.shape[2:]) if transposed else (x.shape[1] // groups, out.shape[2:])
+    one = int(inside) * window * math.prod(int(size) for size in places) * int(x.element_size())
+    alone = (backward or x.dim() == 5) if transposed else max(dilation) > 1
+    return one if alone else int(x.shape[0]) * one
+
+
+def _blocked(tensor: Any) -> int:
+    """Bytes of a tensor with its channels in blocks."""
+    shape = [int(size) for size in tensor.shape]
+    full = -(-shape[1] // BLOCK) * BLOCK
+    return shape[0] * full * math.prod(shape[2:]) * int(tensor.element_size())
+
+
+def _read(x: Any) -> int:
+    return 0 if x.shape[1] <= PLAIN else _blocked(x)
+
+
+def _bytes(tensor: Any) -> int:
+    return int(tensor.numel()) * int(tensor.element_size())
+
+
+def _convolution(args: Any, results: list[Any]) -> Iterator[Move]:
+    x, weight, transposed, groups = args[0], args[1], args[6], args[8]
+    if _unknown(x):
+        columns = _columns(x, weight, results[0], groups, transposed, args[5], backward=False)
+        yield Move("take", "columns", columns)
+        if groups > 1:  # a copy of one group of the input, and all groups of the result before they are joined
+            yield Move("take", "groups", _bytes(x) // groups + _bytes(results[0]))
+        elif transposed and x.dim() == 5:
+            yield Move("take", "input", _bytes(x))
+        yield RESULT
+        return
+    if not _used(x, weight, groups):
+        return
+    out = _blocked(results[0])
+    yield Move("take", "input", _read(x))
+    yield Move("take", "weight", _bytes(weight))
+    yield Move("take", "output", out)
+    if transposed:
+        yield Move("take", "second output", out)
+    yield Move("free", "input")
+    yield Move("free", "weight")
+    yield RESULT
+
+
+def _convolution_backward(args: Any, results: list[Any]) -> Iterator[Move]:
+    import torch
+
+    grad, x, weight, groups, wanted = args[0], args[1], args[2], args[9], args[10]
+    if _unknown(x):
+        yield from (RESULT,) * sum(map(bool, wanted[:2]))
+        yield Move("take", "columns", _columns(x, weight, grad, groups, args[7], args[6], backward=True))
+        if groups > 1:  # copies of one group, and all groups of the gradients before they are joined
+            yield Move("take", "groups", (_bytes(x) + _bytes(grad)) // groups + _bytes(x) + _bytes(weight))
+        if not grad.is_contiguous():
+            yield Move("take", "gradient", _bytes(grad))
+        return
+    if not _used(x, weight, groups):
+        return
+    if not grad.is_contiguous():
+        yield Move("take", "whole gradient", _bytes(grad))
+    if wanted[0]:
+        yield Move("take", "gradient", _blocked(grad))
+        yield Move("take", "weight", _bytes(weight))
+        yield Move("take", "input's gradient", _blocked(x))
+        yield Move("free", "gradient")
+        yield Move("free", "weight")
+        yield RESULT
+        yield Move("free", "input's gradient")
+    if wanted[1]:
+        yield Move("take", "gradient", _blocked(grad))
+        yield Move("take", "input", _read(x))
+        yield Move("take", "weight's gradient", _bytes(weight), more=torch.get_num_threads() * _bytes(weight))
+        yield Move("free", "gradient")
+        yield Move("free", "input")
+        yield RESULT
+
+
+# recurrent layers
+
+PAGE = 4096
+"""Each part of the workspace fills whole pages."""
+LINE = 16
+"""Numbers of a cache line: rows of gates and states fill whole ones."""
+
+
+def takes_lstm(x: Any, state: Any, weights: Any) -> bool:
+    """True where torch hands an LSTM on the CPU to oneDNN."""
+    import torch
+
+    enabled = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+    plain = state[0].shape[-1] == weights[1].shape[-1]  # no projection
+    return bool(enabled and plain and x.numel() and str(x.dtype) == "torch.float32")
+
+
+def run_lstm(
+    x: Any, state: Any, weights: Any, biases: bool, layers: int, dropout: float, train: bool, both: bool, first: bool
+) -> Any:
+    """The layer as torch runs it: one operator for each layer and direction."""
+    import torch
+
+    x = (x.transpose(0, 1) if first else x).contiguous()
+    hx, cx = (part.contiguous() for part in state)
+    sides, each = (2 if both else 1), (4 if biases else 2)
+    keeps = torch.is_grad_enabled()  # a workspace for the backward pass, also where the model only evaluates
+    ends: list[Any] = []
+    for layer in range(layers):
+        outs = []
+        for side in range(sides):
+            index = layer * sides + side
+            some = list(weights[index * each : (index + 1) * each])
+            some += [torch.zeros_like(weight) for weight in some[: 4 - each]]
+            out = torch.ops.aten.mkldnn_rnn_layer(
+                x, *some, hx[index], cx[index], side > 0, [], 2, hx.shape[-1], layers, biases, both, first, keeps
+            )
+            outs.append(out[0])
+            ends.append(out[1:3])
+        x = outs[0] if sides == 1 else torch.cat(outs, -1)
+        if dropout and train and layer < layers - 1:
+            x = torch.dropout(x, dropout, True)
+    hy, cy = (torch.stack(parts) for parts in zip(*ends, strict=True))
+    return (x.transpose(0, 1) if first else x), hy, cy
+
+
+def lstm_results(func: Any, args: Any, kwargs: Any) -> Any:
+    """What one layer returns, with the workspace in its true size, which torch's shape rule leaves out."""
+    import torch
+
+    out = list(func(*args, **kwargs))
+    time, rows, width = args[0].shape
+    hidden, train = args[10], args[15]
+    steps = 2 * (time + 1) * rows  # states of this layer and the one below, before and after every step
+    parts = (
+        time * rows * _whole(4 * hidden), *(steps * _whole(max(width, hidden)),) * 3, *(steps * hidden,) * 2,
+        time * rows * _whole(hidden),
+    )  # fmt: skip
+    size = sum(-(-4 * part // PAGE) * PAGE for part in parts)
+    out[3] = torch.empty(size if train else 0, dtype=torch.uint8, device="meta")
+    return tuple(out)
+
+
+def lstm_gradients(func: Any, args: Any, kwargs: Any) -> Any:
+    """What the backward pass of one layer returns: a tensor for each bias, where torch's shape rule gives one twice."""
+    import torch
+
+    out = list(func(*args, **kwargs))
+    out[4] = torch.empty_like(out[3])
+    return tuple(out)
+
+
+def _lstm(args: Any, results: list[Any]) -> Iterator[Move]:
+    """Results, and then the weights laid out for the kernel and the gates of every step."""
+    yield from (RESULT,) * len(results)
+    yield from _lstm_inside(args[0], args[1:3], args[10])
+    time, rows, width = args[0].shape
+    if not args[15] and width > args[10]:  # no workspace for a backward pass: states as wide as the input stand beside
+        states = 4 * (time + 1) * rows * _whole(width)
+        yield Move("take", "states", states, more=states)
+
+
+def _lstm_backward(args: Any, results: list[Any]) -> Iterator[Move]:
+    grad = args[10]
+    yield from (RESULT,) * len(results)
+    if grad is not None and not grad.is_contiguous():
+        yield Move("take", "gradient", _bytes(grad))
+    yield from _lstm_inside(args[0], args[1:3], args[15])
+
+
+def _lstm_inside(x: Any, weights: Any, hidden: int) -> Iterator[Move]:
+    time, rows, _ = x.shape
+    size = sum(map(_bytes, weights))
+    yield Move("take", "weights", size, more=size + size // 4)  # small batches want them in two orders
+    yield Move("take", "gates", 4 * rows * (time * _whole(4 * hidden) + 2 * _whole(hidden)), more=64 * 1024)
+
+
+def _whole(numbers: int) -> int:
+    """Numbers of a row that fills whole cache lines and does not lie where the cache's ways collide."""
+    full = -(-numbers // LINE) * LINE
+    return full + LINE if full % 256 == 0 else full
+
+
+ROWS: dict[str, Callable[[Any, list[Any]], Iterator[Move]]] = {
+    "aten.convolution.default": _convolution,
+    "aten.convolution_backward.default": _convolution_backward,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": host_moves,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": host_backward_moves,
+    "aten.mkldnn_rnn_layer.default": _lstm,
+    "aten.mkldnn_rnn_layer_backward.default": _lstm_backward,
+}
+"""Operator -> what happens inside it."""

@@ -1,0 +1,102 @@
+"""Real modules, optimizers and tensors as tensors without contents; the real ones are not touched.
+
+In: a step and its arguments, and what the step reaches through its closure and its module's globals. Out: the same objects
+copied, every tensor in them replaced by one without contents on the device that was asked for; shared storages stay shared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from outsize.model.torch_port.dispatch import torch_off
+from outsize.model.torch_port.objects import key_of
+from outsize.model.torch_port.patches import copying_tensors
+from outsize.model.tracing.tracer import Tracer
+
+
+def convert(tracer: Tracer, step: Callable[..., Any], args: tuple[Any, ...], label: str) -> tuple[Any, tuple[Any, ...]]:
+    """(step, arguments) without contents."""
+    memo: dict[int, Any] = {}
+    with _copying(tracer, label):
+        return _rebind(step, memo), copy.deepcopy(args, memo)
+
+
+@contextlib.contextmanager
+def _copying(tracer: Tracer, label: str) -> Iterator[None]:
+    """While the block runs, a deep copy of a tensor is one without contents."""
+    import torch
+
+    bases: dict[int, Any] = {}
+
+    def twin(value: Any, memo: dict[int, Any]) -> Any:
+        if id(value) in memo:
+            return memo[id(value)]
+        with torch_off():
+            storage = value.untyped_storage()
+            base = bases.get(key_of(storage))
+            if base is None:
+                base = bases[key_of(storage)] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
+                tracer.ledger.add(base, label, "given")
+            made = torch.empty(0, dtype=value.dtype, device="meta")
+            made.set_(base.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+            if isinstance(value, torch.nn.Parameter):
+                made = torch.nn.Parameter(made, requires_grad=value.requires_grad)
+            else:
+                made.requires_grad_(value.requires_grad and value.is_leaf)
+            memo[id(value)] = made
+            if value.is_leaf and value.grad is not None:
+                made.grad = twin(value.grad, memo)
+        return made
+
+    with copying_tensors(twin):
+        yield
+
+
+def _rebind(step: Any, memo: dict[int, Any]) -> Any:
+    """The step with what it closes over replaced."""
+    if isinstance(step, functools.partial):
+        kept = {name: _replaced(value, memo) for name, value in step.keywords.items()}
+        return functools.partial(_rebind(step.func, memo), *(_replaced(value, memo) for value in step.args), **kept)
+    if isinstance(step, types.MethodType):
+        return types.MethodType(step.__func__, copy.deepcopy(step.__self__, memo))
+    if not isinstance(step, types.FunctionType):
+        return copy.deepcopy(step, memo)
+    names: dict[str, Any] = dict(step.__globals__)
+    for name, value in step.__globals__.items():
+        if isinstance(value, types.FunctionType) and value.__globals__ is step.__globals__:
+            names[name] = _with_globals(value, names, memo)
+        else:
+            names[name] = _replaced(value, memo)
+    return _with_globals(step, names, memo)
+
+
+def _with_globals(function: types.FunctionType, names: dict[str, Any], memo: dict[int, Any]) -> types.FunctionType:
+    cells = tuple(types.CellType(_replaced(cell.cell_contents, memo)) for cell in function.__closure__ or ())
+    new = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells or None)
+    new.__kwdefaults__ = function.__kwdefaults__
+    return new
+
+
+def _replaced(value: Any, memo: dict[int, Any]) -> Any:
+    """The value without contents if torch's tensors are in it, else the value itself."""
+    import torch
+
+    kinds = (
+        torch.Tensor,
+        torch.nn.Module,
+        torch.optim.Optimizer,
+        torch.amp.GradScaler,
+        torch.optim.lr_scheduler.LRScheduler,
+    )
+    if isinstance(value, kinds):
+        return copy.deepcopy(value, memo)
+    if isinstance(value, list | tuple | dict) and len(value) < 1000:
+        items = value.values() if isinstance(value, dict) else value
+        if any(isinstance(item, kinds) for item in items):
+            return copy.deepcopy(value, memo)
+    return value

@@ -1,0 +1,227 @@
+"""A stage on which a step believes that its card is there.
+
+In: a step that says `.cuda()`, `device="cuda"`, `x.is_cuda`, `torch.cuda.synchronize()`. Out: the same calls answered without a
+card: every tensor lives on torch's meta device and a label in the ledger says where the step thinks it is. Device names are
+rewritten where Python calls torch (a torch-function mode), because torch would start CUDA before the dispatcher sees them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from outsize.model.kernels.attention import attend
+from outsize.model.kernels.recurrent import flatten
+from outsize.model.torch_port.dispatch import parse_to
+from outsize.model.torch_port.patches import (
+    checkpoints_compared_by,
+    inner_functions_seen,
+    replaced,
+    scripting_undisturbed,
+)
+from outsize.model.torch_port.pretended import card_rows
+
+if TYPE_CHECKING:
+    from outsize.model.tracing.tracer import Tracer
+
+GETTERS = ("device", "is_cuda", "is_cpu", "is_meta")
+
+
+def label_for(tracer: Tracer, device: Any) -> str:
+    """`0`, `"cuda:0"` -> `"cuda:0"`, `"cuda"` -> the card on which the step runs; anything else by its type."""
+    import torch
+
+    if isinstance(device, int):
+        return f"cuda:{device}"
+    found = torch.device(device)
+    if found.type == "cuda":
+        return tracer.card if found.index is None else f"cuda:{found.index}"
+    return str(found.type)
+
+
+def make_function_mode(tracer: Tracer) -> Any:
+    """The mode that answers Python's calls into torch."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    tensor = torch.Tensor
+    getters = {getattr(tensor, name).__get__: name for name in GETTERS}
+    special: dict[Any, Callable[[Any, Any, Any], Any]] = {
+        tensor.to: _to, tensor.cuda: _cuda, tensor.cpu: _cpu, tensor.tolist: _tolist, tensor.numpy: _numpy,
+        tensor.__repr__: _repr, tensor.__format__: _format, tensor.get_device: _get_device, tensor.pin_memory: _pin,
+        tensor.is_pinned: _is_pinned,
+        torch.tensor: _literal, torch.as_tensor: _literal, torch.asarray: _literal, tensor.__array__: _numpy,
+        torch.nn.functional.scaled_dot_product_attention: attend, tensor.__deepcopy__: _deepcopy,
+        tensor.new_tensor: _new_tensor, torch.nn.functional.linear: _linear,
+    }  # fmt: skip
+
+    class Stage(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            name = getters.get(func)
+            if name is not None:
+                return _get(tracer, args[0], name, func)
+            rule = special.get(func)
+            if rule is not None:
+                return rule(tracer, func, (args, kwargs))
+            if kwargs.get("device") is not None:
+                label = label_for(tracer, kwargs["device"])
+                with tracer.placing(label):
+                    return func(*args, **{**kwargs, "device": "meta"})
+            return func(*args, **kwargs)
+
+    return Stage()
+
+
+def _get(tracer: Tracer, value: Any, name: str, func: Any) -> Any:
+    import torch
+
+    label = tracer.ledger.label_of(value)
+    if label is None:
+        return func(value)
+    kind = label.partition(":")[0]
+    if name == "device":
+        return torch.device("cpu" if kind == "pinned" else label)
+    return name == f"is_{'cpu' if kind == 'pinned' else kind}"
+
+
+def _to(tracer: Tracer, func: Any, call: Any) -> Any:
+    """`x.to(...)` in all its forms: a new label means a copy, the same label none."""
+    import torch
+
+    (value, *rest), kwargs = call
+    kwargs = dict(kwargs)
+    copy = kwargs.pop("copy", None)
+    flags = [place for place, item in enumerate(rest) if isinstance(item, bool)]
+    if len(flags) == 2:
+        copy = rest.pop(flags[1])
+    if rest and isinstance(rest[0], torch.Tensor):
+        label, rest = tracer.ledger.label_of(rest[0]), [rest[0].dtype, *rest[1:]]
+        device, dtype, layout = parse_to(*rest, **kwargs)
+    else:
+        device, dtype, layout = parse_to(*rest, **kwargs)
+        label = None if device is None else label_for(tracer, device)
+    wanted: dict[str, Any] = {"dtype": dtype, "memory_format": layout, "copy": copy or None}
+    return move(tracer, value, label, func, {name: item for name, item in wanted.items() if item is not None})
+
+
+def move(tracer: Tracer, value: Any, label: str | None, func: Any, kwargs: Any) -> Any:
+    """`value` on another device, or with another dtype, as `Tensor.to` does it."""
+    value = tracer.adopt(value)
+    if label in (None, "meta", tracer.ledger.label_of(value)):  # torch's own code finds the device to be meta
+        return func(value, **kwargs) if kwargs else value
+    with tracer.placing(label):
+        return func(value, **{"dtype": value.dtype, **kwargs, "copy": True})
+
+
+def _cuda(tracer: Tracer, func: Any, call: Any) -> Any:
+    (value, *rest), kwargs = call
+    device = rest[0] if rest else kwargs.get("device")
+    import torch
+
+    return move(tracer, value, tracer.card if device is None else label_for(tracer, device), torch.Tensor.to, {})
+
+
+def _cpu(tracer: Tracer, func: Any, call: Any) -> Any:
+    import torch
+
+    return move(tracer, call[0][0], "cpu", torch.Tensor.to, {})
+
+
+def _pin(tracer: Tracer, func: Any, call: Any) -> Any:
+    import torch
+
+    return move(tracer, call[0][0], "pinned", torch.Tensor.to, {})
+
+
+def _is_pinned(tracer: Tracer, func: Any, call: Any) -> Any:
+    return tracer.ledger.label_of(call[0][0]) == "pinned"
+
+
+def _get_device(tracer: Tracer, func: Any, call: Any) -> Any:
+    label = tracer.ledger.label_of(call[0][0]) or "cpu"
+    return int(label.partition(":")[2]) if ":" in label else -1
+
+
+def _literal(tracer: Tracer, func: Any, call: Any) -> Any:
+    """`torch.tensor(data, device=...)`: made for real, since its values may steer the step, then moved."""
+    import torch
+
+    args, kwargs = call
+    kwargs = dict(kwargs)
+    device = kwargs.pop("device", None)
+    value = func(*args, **kwargs)
+    if not isinstance(value, torch.Tensor):
+        return value
+    return move(tracer, value, None if device is None else label_for(tracer, device), torch.Tensor.to, {})
+
+
+def _linear(tracer: Tracer, func: Any, call: Any) -> Any:
+    """A linear layer adds its bias in place, but not while a mode in Python looks on: the tracer has to know."""
+    before, tracer.in_linear = tracer.in_linear, True
+    try:
+        return func(*call[0], **call[1])
+    finally:
+        tracer.in_linear = before
+
+
+def _new_tensor(tracer: Tracer, func: Any, call: Any) -> Any:
+    import torch
+
+    (value, data, *_), kwargs = call
+    label = kwargs.get("device") or tracer.ledger.label_of(value) or "cpu"
+    made = torch.tensor(data, dtype=kwargs.get("dtype") or value.dtype)
+    return move(tracer, made, label_for(tracer, label), torch.Tensor.to, {})
+
+
+def _tolist(tracer: Tracer, func: Any, call: Any) -> Any:
+    return tracer.real_value(call[0][0], "tolist").tolist()
+
+
+def _numpy(tracer: Tracer, func: Any, call: Any) -> Any:
+    return tracer.real_value(call[0][0].detach(), "numpy").numpy()
+
+
+def _format(tracer: Tracer, func: Any, call: Any) -> Any:
+    """A single number in a text is formatted as a number, as torch does with contents."""
+    (value, how), _ = call
+    return repr(value) if value.dim() else format(value.item(), how)
+
+
+def _repr(tracer: Tracer, func: Any, call: Any) -> Any:
+    value = call[0][0]
+    return f"tensor(..., size={tuple(value.shape)}, dtype={value.dtype}, device='{tracer.ledger.label_of(value)}')"
+
+
+def _deepcopy(tracer: Tracer, func: Any, call: Any) -> Any:
+    """A copy of a tensor; torch's own would look into storages that hold nothing."""
+    import torch
+
+    (value, memo), _ = call
+    if id(value) not in memo:
+        copy = value.detach().clone()
+        if isinstance(value, torch.nn.Parameter):
+            copy = torch.nn.Parameter(copy, value.requires_grad)
+        else:
+            copy.requires_grad_(value.requires_grad)
+        memo[id(value)] = copy
+    return memo[id(value)]
+
+
+@contextlib.contextmanager
+def pretend(tracer: Tracer, capability: tuple[int, int], total: int) -> Iterator[None]:
+    """`torch.cuda` answers as if the card were there, and does nothing."""
+    import torch
+
+    rows = card_rows(int(tracer.card[5:]), capability, total, accelerator=tracer.device != "cpu")
+    rows += [(torch.nn.RNNBase, "flatten_parameters", flatten(tracer)), (torch, "compile", tracer.compile)]
+    rows += inner_functions_seen()
+    rows.append(scripting_undisturbed(rows))
+    with checkpoints_compared_by(_shape_and_dtype), replaced(rows):
+        yield
+
+
+def _shape_and_dtype(value: Any) -> dict[str, Any]:
+    """What checkpointing compares between forward and recomputation; the device is the stage's own affair."""
+    return {"shape": value.shape, "dtype": value.dtype}

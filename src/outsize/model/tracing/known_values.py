@@ -1,0 +1,195 @@
+"""What a trace does where a step looks at values it does not have.
+
+In: an operator whose result depends on contents (`.item()`, `nonzero`, indexing by a mask). Out: a result chosen by the rules
+below, and a note that makes the estimate an estimate. Small tensors made on the host keep their contents (a learning rate's
+step count, a table of drop rates, a list of lengths), so that most such looks are answered exactly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from outsize.model.torch_port.dispatch import has_modes, leaves_of, map_tensors, no_functions, no_modes, torch_off
+from outsize.model.torch_port.objects import storage_key
+
+if TYPE_CHECKING:
+    from outsize.model.tracing.tracer import Tracer
+
+KEEP_ELEMENTS = 4096
+"""Largest tensor whose contents are kept: indices and lengths are small, data is not."""
+
+ZERO_ELEMENTS = 2**24
+"""Most elements of an operator without a shape rule that is run on zeros."""
+
+PLAIN = ("arange", "zeros", "ones", "full", "eye", "linspace", "scalar_tensor")
+"""What makes contents that are known on a card too: positions and masks, not random weights."""
+
+
+UNWRITTEN = ("empty", "new_empty", "_efficientzerotensor")
+"""What makes tensors that nobody has written yet; the last has no memory that could be read."""
+
+DRAWN = ("rand", "uniform", "normal", "bernoulli")
+"""Words in the names of operators that draw numbers."""
+
+
+def shadow(tracer: Tracer, tensor: Any) -> Any:
+    """The tensor with its real contents, or None where they are not known."""
+    import torch
+
+    with no_functions():
+        if tensor.device.type == "cpu":
+            return tensor.detach()
+        storage = tracer.ledger.values.get(storage_key(tensor))
+        if storage is None:
+            return None
+        with unseen():
+            plain = torch.empty(0, dtype=tensor.dtype)
+            return plain.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def unseen() -> Any:
+    """No mode looks on; where none does, which is so inside an operator, that takes no time."""
+
+    return no_modes() if has_modes() else contextlib.nullcontext()
+
+
+def item(tracer: Tracer, tensor: Any) -> Any:
+    """A Python number for a one-element tensor: the real one if known, else a likely one and a note."""
+    import torch
+
+    known = shadow(tracer, tensor)
+    if known is not None:
+        return known.item()
+    held = tracer.ledger.of(tensor)
+    source = held.op if held is not None else ""
+    tracer.note_value("a value read on the host", held)
+    if tensor.dtype == torch.bool:
+        return "all" in source or "eq" in source or "isfinite" in source
+    if tensor.dtype.is_floating_point:  # what is left out by chance (a layer, a path) is there
+        return 1.0 if any(word in source for word in DRAWN) else 0.0
+    return 1 if not tensor.dtype.is_complex else 0j
+
+
+def real(tracer: Tracer, tensor: Any, what: str) -> Any:
+    """A real tensor of the same shape: its contents if known, else zeros and a note."""
+    import torch
+
+    known = shadow(tracer, tensor)
+    if known is not None:
+        return known
+    tracer.note_value(f"contents read by {what}()", tracer.ledger.of(tensor))
+    with torch_off():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+
+def run_on_zeros(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Results without contents of an operator that has no shape rule, by running it on zeros; None where that is not possible."""
+    import torch
+
+    if sum(t.numel() for t in leaves_of((args, kwargs)) if isinstance(t, torch.Tensor)) > ZERO_ELEMENTS:
+        return None
+    with torch_off():
+        try:
+            here = map_tensors(lambda t: torch.zeros(t.shape, dtype=t.dtype), (args, kwargs))
+            real = func(*here[0], **{**here[1], **({"device": "cpu"} if "device" in kwargs else {})})
+        except (NotImplementedError, RuntimeError):
+            return None
+        out = map_tensors(lambda t: torch.empty_like(t, device="meta"), real)
+    tracer.note_value(f"the result of {func}, run on zeros for its shape,", None)
+    return out
+
+
+def _nonzero(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    import torch
+
+    tracer.note_value("the number of non-zero elements, taken as all of them", tracer.ledger.of(args[0]))
+    count = args[0].numel()
+    if count <= KEEP_ELEMENTS:  # then it is known where they are: modules are looked up by it
+        return tracer._known_like(torch.ones(args[0].shape).nonzero(), tracer.ledger.label_of(args[0]) or tracer.device)
+    return torch.empty_strided((count, args[0].dim()), (1, count), dtype=torch.int64, device="meta")
+
+
+def _masked_select(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    import torch
+
+    tracer.note_value("the elements that a mask selects, taken as all of them", tracer.ledger.of(args[0]))
+    shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
+    return torch.empty(shape.numel(), dtype=args[0].dtype, device="meta")
+
+
+def _unique(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    import torch
+
+    tracer.note_value("the number of distinct values, taken as all", tracer.ledger.of(args[0]))
+    count = args[0].numel()
+    index = torch.empty(args[0].shape, dtype=torch.int64, device="meta")
+    return (
+        torch.empty(count, dtype=args[0].dtype, device="meta"),
+        index,
+        torch.empty(count, dtype=torch.int64, device="meta"),
+    )
+
+
+def _repeat(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    import torch
+
+    size = kwargs.get("output_size")
+    if size is None:
+        tracer.note_value("the length after repeat_interleave, taken as one each", tracer.ledger.of(args[0]))
+    return torch.empty(size or args[0].numel(), dtype=torch.int64, device="meta")
+
+
+def _bincount(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    import torch
+
+    weights = args[1] if len(args) > 1 else kwargs.get("weights")
+    bins = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
+    if not bins:
+        tracer.note_value("the largest value, taken as the number of values", tracer.ledger.of(args[0]))
+    whole = weights is None or not weights.dtype.is_floating_point
+    dtype = (torch.int64 if weights is None else torch.float64) if whole else weights.dtype
+    return torch.empty(bins or args[0].numel(), dtype=dtype, device="meta")
+
+
+def _index(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    """Indexing by a mask is indexing by where it is true: as many as it has elements at most."""
+    import torch
+
+    indices: list[Any] = []
+    for index in args[1]:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            indices.append(index)
+            continue
+        known = shadow(tracer, index)
+        if known is None:
+            tracer.note_value("the elements that a mask selects, taken as all of them", tracer.ledger.of(index))
+        count = index.numel() if known is None else int(known.count_nonzero())
+        indices += [torch.empty(count, dtype=torch.int64, device="meta") for _ in range(index.dim())]
+    return func(args[0], indices, *args[2:], **kwargs)
+
+
+def _true(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    tracer.note_value("a comparison, taken as true", tracer.ledger.of(args[0]))
+    return True
+
+
+def _nothing(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+    return None
+
+
+RULES = {
+    "aten._local_scalar_dense.default": lambda tracer, func, args, kwargs: item(tracer, args[0]),
+    "aten.nonzero.default": _nonzero,
+    "aten.masked_select.default": _masked_select,
+    "aten._unique2.default": _unique,
+    "aten._unique.default": _unique,
+    "aten.unique_consecutive.default": _unique,
+    "aten.repeat_interleave.Tensor": _repeat,
+    "aten.bincount.default": _bincount,
+    "aten.index.Tensor": _index,
+    "aten.equal.default": _true,
+    "aten._assert_async.msg": _nothing,
+    "aten._assert_async.default": _nothing,
+}
+"""Operator -> what to do where the contents are not known."""

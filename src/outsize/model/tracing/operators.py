@@ -1,0 +1,59 @@
+"""What is true of an operator whatever it is called with, looked up once.
+
+In: an operator as the dispatcher names it. Out: its name, what it writes, whether torch's rules for its results look at more
+than shapes. A trace asks this for every call, and torch works each of it out anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outsize.model.torch_port.dispatch import arguments_of, has_kernel, is_mutable
+from outsize.model.tracing.known_values import UNWRITTEN
+from outsize.model.tracing.rewrites import WHOLE
+
+
+class Operator:
+    """One overload."""
+
+    __slots__ = ("base", "by_shapes", "decomposes", "flops", "func", "known", "mutable", "name", "view")
+
+    def __init__(self, func: Any) -> None:
+        import torch
+        from torch.utils.flop_counter import flop_registry
+
+        self.func = func  # held, so that no other gets its number
+        self.name = str(func)
+        self.base = self.name.split(".")[1]
+        composite = has_kernel(func.name(), "CompositeImplicitAutograd")
+        self.decomposes = bool(composite) and self.name not in WHOLE
+        """Made of others; reaches the dispatcher whole only where autograd is off altogether."""
+        self.known = torch.Tag.nondeterministic_seeded not in func.tags and not self.base.startswith(UNWRITTEN)
+        """False where nobody wrote what it gives, or chance did: the next step finds something else there."""
+        self.mutable = is_mutable(func)
+        self.view = bool(func.is_view)
+        self.flops = flop_registry.get(func.overloadpacket)
+        """Counts what it computes, None where that is little."""
+        self.by_shapes = self._by_shapes(func)
+        """True for torch's own that make new tensors or write into their first arguments, and change no shape."""
+
+    def _by_shapes(self, func: Any) -> bool:
+        import torch
+
+        looks = {torch.Tag.inplace_view, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(
+            func.tags
+        )
+        resizes = self.base.startswith(("resize", "_resize", "set_", "_efficientzerotensor"))
+        out = any(a.kwarg_only and a.alias_info is not None for a in arguments_of(func))
+        return func.namespace == "aten" and not (self.view or looks or resizes or out)
+
+
+_FOUND: dict[int, Operator] = {}
+
+
+def look_up(func: Any) -> Operator:
+    """All about an operator."""
+    found = _FOUND.get(id(func))
+    if found is None:
+        found = _FOUND[id(func)] = Operator(func)
+    return found

@@ -1,0 +1,431 @@
+"""Runs a real step on tensors without contents and writes down every storage that comes and goes.
+
+In: the user's own code. Out: a ledger of allocations with device, kind, module and line. Every tensor is on torch's meta device,
+where torch knows each operator's result shapes but computes nothing; this mode sits at the dispatcher, below autograd and
+autocast, so it sees what the card's kernels would be asked for, in that order, backward pass included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from outsize.core.errors import InputError
+from outsize.model.kernels import attention
+from outsize.model.kernels.cpu import moves_of
+from outsize.model.kernels.cuda import MOVES, Scratch, Size, blocks_of
+from outsize.model.kernels.layouts import ON_CARD
+from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode, in_backward, no_functions
+from outsize.model.torch_port.objects import holders_of, key_of, storage_key
+from outsize.model.torch_port.patches import wrapping_backward
+from outsize.model.tracing import known_values as values
+from outsize.model.tracing import packed_sequences as packed
+from outsize.model.tracing import rewrites
+from outsize.model.tracing.attribution import Owners
+from outsize.model.tracing.autocast import Autocast
+from outsize.model.tracing.fake_card import label_for, make_function_mode, pretend
+from outsize.model.tracing.ledger import Held, Ledger, Move
+from outsize.model.tracing.operators import Operator, look_up
+from outsize.model.tracing.result_shapes import Shapes
+
+
+class Tracer:
+    """One trace: the stage, the ledger and the rules for what is not seen."""
+
+    def __init__(
+        self,
+        device: str = "cuda:0",
+        capability: tuple[int, int] = (9, 0),
+        total: int = 80 * 2**30,
+        everything: str | None = None,
+    ) -> None:
+        self.device = device
+        self.everything = everything
+        """Where host tensors are counted instead, for a step that never moves anything."""
+        self.capability = capability
+        self.total = total
+        self.shapes = Shapes()
+        self.ledger = Ledger()
+        self.owners = Owners(self.ledger)
+        self.autocasts = {"cuda": Autocast("cuda", self.on_card), "cpu": Autocast("cpu", self.on_host)}
+        self.notes: dict[str, None] = {}
+        """Sentences about what was assumed, in order."""
+        self.scratch = Scratch(capability)
+        self._placing: str | None = None
+        self._twins: dict[int, tuple[Any, Any]] = {}
+        self._mode: Any = None
+        self._alone = 2
+        self.reuse = True
+        """Follow autograd where it would write in place on its own; off for comparing with another mode in Python."""
+        self.guessing = False
+        """The lengths of the sequences that were packed last are not known."""
+        self.in_linear = False
+        """True while a linear layer runs its forward pass."""
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """The stage is set for as long as the block runs."""
+        import torch
+
+        tracer = self
+
+        class Mode(dispatch_mode()):  # type: ignore[misc]
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                with no_functions():  # in here a tensor's device is the real one: meta
+                    return tracer.dispatch(func, args, kwargs or {})
+
+        self._mode = Mode
+        probe = torch.empty(1, device="meta")
+        self._alone = holders_of(storage_key(probe))
+        stage = make_function_mode(self)
+        try:
+            with contextlib.ExitStack() as stack:
+                # Python code inside a backward pass (checkpointing, custom functions) needs the stage too, and the call that
+                # started the pass has taken it off.
+                stack.enter_context(wrapping_backward(functools.partial(make_function_mode, self)))
+                stack.enter_context(pretend(self, self.capability, self.total))
+                for autocast in self.autocasts.values():
+                    stack.enter_context(autocast.installed())
+                stack.enter_context(rewrites.installed(self))
+                stack.enter_context(self.owners.watching())
+                stack.enter_context(Mode())
+                stack.enter_context(stage)
+                yield
+        finally:
+            self.ledger.closed = True
+
+    @contextlib.contextmanager
+    def placing(self, label: str) -> Iterator[None]:
+        """What is made inside is on this device."""
+        before, self._placing = self._placing, label
+        try:
+            yield
+        finally:
+            self._placing = before
+
+    def on_host(self, tensor: Any) -> bool:
+        """True for a tensor that the step believes to be in the host's memory."""
+        return self.ledger.label_of(tensor) == "cpu"
+
+    def on_card(self, tensor: Any) -> bool:
+        """True for a tensor that the step believes to be on a card."""
+        return str(self.ledger.label_of(tensor)).startswith("cuda")
+
+    def note(self, sentence: str) -> None:
+        """Say something that turns the result into an estimate."""
+        self.notes.setdefault(sentence)
+
+    def note_value(self, what: str, held: Held | None) -> None:
+        """A value had to be chosen: say what and where. Filling weights with random numbers changes no size and needs no word."""
+        if self.ledger.step < 0 and self.owners.filling():
+            return
+        place = self.owners.place()
+        self.note(f"{what} was chosen, not computed{f' ({place})' if place else ''}")
+
+    def compile(self, model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Stands for `torch.compile`: the step is traced as written."""
+        self.note("torch.compile is not modelled: the step was traced uncompiled, which usually takes more")
+        return model if model is not None else (lambda function: function)
+
+    def real_value(self, tensor: Any, what: str) -> Any:
+        """A real tensor with the contents, for Python code that wants them."""
+        return values.real(self, self.adopt(tensor), what)
+
+    def adopt(self, tensor: Any) -> Any:
+        """The meta twin of a real tensor that came from outside; any other tensor as it is."""
+        import torch
+
+        if tensor.device.type == "meta":
+            if self.ledger.of(tensor) is None:
+                self.ledger.add(tensor, self._placing or self.device, "given")
+            return tensor
+        storage = tensor.untyped_storage()
+        found = self._twins.get(key_of(storage))
+        if found is None or found[0]() is not storage:
+            import weakref
+
+            with values.unseen():
+                base = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
+            self.ledger.add(base, label_for(self, tensor.device), "given")
+            if tensor.device.type == "cpu" and tensor.numel() <= values.KEEP_ELEMENTS:
+                self.ledger.values[storage_key(base)] = storage.clone()  # to let the real one go
+            key = key_of(storage)  # the twin goes when the real one does
+            found = self._twins[key] = (weakref.ref(storage, lambda _: self._twins.pop(key, None)), base)
+        with values.unseen(), no_functions():
+            twin = torch.empty(0, dtype=tensor.dtype, device="meta")
+            twin.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        return twin
+
+    def met(self) -> set[int]:
+        """Where the real tensors begin that came from outside and are there still."""
+        storages = [storage() for storage, _ in self._twins.values()]
+        return {storage.data_ptr() for storage in storages if storage is not None}
+
+    @property
+    def card(self) -> str:
+        """The card that is meant where none is named."""
+        return self.device if self.device.startswith("cuda") else "cuda:0"
+
+    # what happens at the dispatcher
+
+    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """One operator: run it on shapes, write down what it allocates."""
+        import torch
+
+        operator = look_up(func)
+        if operator.decomposes:
+            with self._mode():
+                return func.decompose(*args, **kwargs)
+        flat = _tensors(args)
+        label = self._label(func, flat, kwargs)
+        for leaf in flat:
+            if not leaf.is_meta and (leaf.dim() or len(flat) == 1):
+                args = _replace(args, self.adopt)
+                flat = _tensors(args)
+                break
+        name = operator.name
+        if self.reuse and self._reuses(name, args):
+            out = args[0]
+        else:
+            out = self._compute(operator, args, kwargs, flat, label)
+        if isinstance(out, torch.Tensor):
+            fresh = [out]
+        else:
+            results = out if isinstance(out, tuple | list) else ()
+            fresh = [r for r in results if isinstance(r, torch.Tensor)] + [
+                t for r in results if isinstance(r, list) for t in r if isinstance(t, torch.Tensor)
+            ]
+        self._write(name, args, fresh, label)
+        if name in _RESIZING:
+            self.ledger.add(args[0], label, name)
+        return out
+
+    def _reuses(self, name: str, args: Any) -> bool:
+        """True where a backward pass writes into its first argument although a new tensor is asked for.
+
+        Autograd sums two gradients into the first where nobody else holds it, and fills a fresh block of zeros in place; it does
+        neither while a mode in Python looks on, which holds everything once more. On its own it would.
+        """
+        import torch
+
+        if name == "aten.add.Tensor" and not isinstance(args[1], torch.Tensor):
+            return False
+        if name == "aten.add.Tensor" and self.in_linear and args[1].dim() == 1:
+            return True
+        if name not in _REUSING or not in_backward():
+            return False
+        first = args[0]
+        storage = first.untyped_storage()
+        held = self.ledger.live.get(key_of(storage))
+        if held is None or held.phase != "backward" or holders_of(key_of(storage)) > self._alone:
+            return False
+        if name == "aten.add.Tensor":  # the engine adds what an earlier node left; a node's own sums are new tensors
+            return bool(first.shape == args[1].shape and held.node != self.owners.node())
+        return True
+
+    def _write(self, name: str, args: Any, results: list[Any], label: str) -> None:
+        """Results and what the card's kernel takes inside, in the order in which the card is asked for them."""
+        if not label.startswith("cuda"):
+            self._write_moves(moves_of(name, args, results) if label == "cpu" else (), results, label, name)
+            return
+        if name in MOVES:
+            self._write_moves(MOVES[name](self.scratch, args, results), results, label, name)
+            return
+        thread = "backward" if self.owners.phase() == "backward" else "forward"
+        blocks = blocks_of(self.scratch, name, args, results, thread)
+        inside = [self._workspace(size, label, name) for size in blocks.before]
+        each = iter(blocks.each)
+        order = _ORDER.get(name)
+        for tensor in results if order is None else [results[i] for i in order if i < len(results)]:
+            self.ledger.add(tensor, label, name)
+            size = next(each, 0)
+            if size not in (0, (0, 0)):
+                self.ledger.free(self._workspace(size, label, name))
+        for size in blocks.stays:
+            self._workspace(size, label, name)
+        inside += [self._workspace(size, label, name) for size in blocks.after]
+        for held in reversed(inside):
+            self.ledger.free(held)
+
+    def _write_moves(self, moves: Iterable[Move], results: list[Any], label: str, name: str) -> None:
+        """Results and blocks in an order of their own."""
+        inside: dict[str, Held] = {}
+        left = iter(results)
+        for move in moves:
+            if move.what == "free":
+                self.ledger.free(inside.pop(move.name))
+            elif move.what == "result":
+                self.ledger.add(next(left), label, name)
+            else:
+                held = self._workspace((move.bytes, move.bytes + move.more), label, name)
+                if move.what == "take":
+                    inside[move.name] = held
+        for tensor in left:
+            self.ledger.add(tensor, label, name)
+        for held in inside.values():
+            self.ledger.free(held)
+
+    def _workspace(self, size: Size, label: str, name: str) -> Held:
+        likely, most = (size, size) if isinstance(size, int) else size
+        held = self.ledger.allocate(likely, label, name)
+        held.most = most
+        held.spare = name in _SPARE and not isinstance(size, int)
+        held.kind = "workspace"
+        return held
+
+    def _label(self, func: Any, flat: list[Any], kwargs: dict[str, Any]) -> str:
+        """Device the result believes to be on; the real `device` argument becomes meta."""
+        label = self._named(func, flat, kwargs)
+        return self.everything if label == "cpu" and self.everything is not None else label
+
+    def _named(self, func: Any, flat: list[Any], kwargs: dict[str, Any]) -> str:
+        device = kwargs.get("device")
+        if kwargs.pop("pin_memory", None) and self._placing is None:
+            kwargs["device"] = "meta"
+            return "pinned"
+        if device is not None:
+            kwargs["device"] = "meta"
+            if self._placing is None and device.type != "meta":
+                return label_for(self, device)
+            return self._placing or (self.ledger.label_of(flat[0]) if flat else None) or self.device
+        if self._placing is not None and flat:
+            return self._placing
+        for tensor in flat:
+            label = self.ledger.label_of(tensor)
+            if label is not None and (tensor.dim() or len(flat) == 1):
+                return label
+        labels = [self.ledger.label_of(tensor) for tensor in flat]
+        known = [label for label in labels if label is not None]
+        if known:
+            return next((label for label in known if label.startswith("cuda")), known[0])
+        if not flat and any(argument.name == "device" for argument in arguments_of(func)):
+            kwargs["device"] = "meta"
+        return self._placing or "cpu"
+
+    def _compute(self, operator: Operator, args: Any, kwargs: Any, flat: list[Any], label: str) -> Any:
+        import torch
+
+        func, name = operator.func, operator.name
+        if "generator" in kwargs:  # a host generator does not go with the meta device, and some operators want the word
+            kwargs["generator"] = None
+        rule = packed.RULES.get(name)
+        if rule is not None and not self._all_known(flat):
+            return rule(self, func, args, kwargs)
+        if name == "aten._local_scalar_dense.default":
+            return values.item(self, args[0])
+        if name in ("aten.lift_fresh.default", "aten.lift.default"):
+            return args[0]
+        if name in packed.RULES:  # contents are known: the real operator says the shape
+            real = func(*_replace(args, functools.partial(values.shadow, self)), **{**kwargs, **_on_cpu(kwargs)})
+            if not isinstance(real, torch.Tensor | tuple):
+                return real
+            return _replace(real, lambda t: self._known_like(t, label))
+        try:
+            shape = rewrites.SHAPES.get(name) or (ON_CARD.get(name) if label.startswith("cuda") else None)
+            out = self.shapes.run(operator, args, kwargs) if shape is None else shape(func, args, kwargs)
+        except NotImplementedError as error:
+            rule = attention.UNKNOWN.get(name)
+            out = values.run_on_zeros(self, func, args, kwargs) if rule is None else rule(*args, **kwargs)
+            if out is None:
+                raise InputError(
+                    f"torch cannot tell the result shape of {name} without running it ({str(error).splitlines()[0]}): "
+                    "give the operator a fake implementation with torch.library.register_fake"
+                ) from error
+        self._follow(operator, args, kwargs, flat, out)
+        return out
+
+    def _known_like(self, real: Any, label: str) -> Any:
+        import torch
+
+        twin = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+        self.ledger.add(twin, label, "values")
+        if real.numel() <= values.KEEP_ELEMENTS:
+            self.ledger.values[storage_key(twin)] = real.untyped_storage()
+        return twin
+
+    def _all_known(self, flat: list[Any]) -> bool:
+        known = self.ledger.values
+        return all(t.is_cpu or storage_key(t) in known for t in flat)
+
+    def _follow(self, operator: Operator, args: Any, kwargs: Any, flat: list[Any], out: Any) -> None:
+        """Keep the contents of small host tensors up to date, and forget those that are overwritten by what is not known."""
+        import torch
+
+        known = self.ledger.values
+        func, mutable = operator.func, operator.mutable
+        if not operator.known:
+            if mutable:
+                for tensor in flat:
+                    known.pop(storage_key(tensor), None)
+            return
+        if not flat:
+            small = isinstance(out, torch.Tensor) and out.numel() <= values.KEEP_ELEMENTS
+            on_host = self._placing in (None, "cpu")
+            if not small or not (on_host or operator.base in values.PLAIN):
+                return
+        elif not self._all_known(flat) or (not known and not any(t.is_cpu for t in flat)):
+            if mutable and known:
+                for tensor in flat:
+                    known.pop(storage_key(tensor), None)
+            return
+        if sum(t.numel() for t in flat) > 4 * values.KEEP_ELEMENTS:
+            return
+        try:
+            real = func(*_replace(args, functools.partial(values.shadow, self)), **{**kwargs, **_on_cpu(kwargs)})
+        except Exception:
+            if mutable:
+                for tensor in flat:
+                    known.pop(storage_key(tensor), None)
+            return
+        for made, contents in zip(_tensors(out), _tensors(real), strict=False):
+            key = storage_key(made)
+            if key not in known and made.numel() <= values.KEEP_ELEMENTS:
+                known[key] = contents.untyped_storage()
+
+
+_RESIZING = {"aten.resize_.default", "aten.set_.source_Storage_storage_offset", "aten.resize_as_.default"}
+
+
+_SPARE = ("aten.convolution.default", "aten.convolution_backward.default")
+"""Operators whose workspaces torch does without where there is no room."""
+
+_REUSING = {
+    "aten.add.Tensor", "aten.scatter_add.default", "aten.index_put.default", "aten.index_add.default", "aten.scatter.src",
+    "aten.scatter.value",
+}  # fmt: skip
+"""Operators that backward passes run in place where they can."""
+
+_ORDER: dict[str, tuple[int, ...]] = {
+    "aten.native_dropout.default": (1, 0),
+    "aten._scaled_dot_product_cudnn_attention.default": (2, 3, 0, 1),
+    "aten._thnn_fused_gru_cell.default": (1, 0),
+}
+"""Operators that allocate their results in another order than they return them; positions among the tensors."""
+
+
+def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"device": "cpu"} if "device" in kwargs else {}
+
+
+def _tensors(value: Any) -> list[Any]:
+    import torch
+
+    found = []
+    for item in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, list | tuple):
+            found += _tensors(item)
+    return found
+
+
+def _replace(value: Any, change: Callable[[Any], Any]) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(_replace(item, change) for item in value)
+    return value
