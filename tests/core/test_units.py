@@ -9,7 +9,7 @@ from outsize.core.units import format_bytes, parse_bytes
 @pytest.mark.parametrize(
     ("text", "bytes_"),
     [
-        ("0", 0), ("512", 512), ("512 B", 512), ("1KiB", 1024), ("1 kb", 1000), ("2GB", 2_000_000_000),
+        ("0", 0), ("1992960", 1992960), ("512 B", 512), ("1KiB", 1024), ("1 kb", 1000), ("2GB", 2_000_000_000),
         ("2GiB", 2 * 2**30), ("1.5 GiB", 3 * 2**29), (".5MiB", 2**19), ("1_000 MB", 10**9), ("3TiB", 3 * 2**40),
         (4096, 4096), ("0.1GB", 100_000_000),
     ],
@@ -30,6 +30,12 @@ def test_nonsense_is_refused_in_one_sentence(text):
 @pytest.mark.parametrize("text", ["12G", "1k", "7 M"])
 def test_a_bare_prefix_is_refused_as_ambiguous(text):
     with pytest.raises(InputError, match="ambiguous"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["16", "0.5", "65_535", "99999.5"])
+def test_a_small_number_without_a_unit_is_refused_and_the_units_are_named(text):
+    with pytest.raises(InputError, match=f"'{text}' has no unit: write {text}MiB or {text}GiB"):
         parse_bytes(text)
 
 

@@ -1,7 +1,8 @@
 """Bytes in, text out, and back: the only place where units live.
 
 KB, MB, GB, TB, PB are powers of 1000 and KiB, MiB, GiB, TiB, PiB powers of 1024, as the standards say; the field mixes
-them up by 7 % at G, and a budget may not. A bare K, M, G, T (as in `ulimit` or Kubernetes) is refused as ambiguous.
+them up by 7 % at G, and a budget may not. A bare K, M, G, T (as in `ulimit` or Kubernetes) is refused as ambiguous, and so is
+text with a small number and no unit: `--budget 16` was never meant to be 16 bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _DECIMAL = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 1
 _BINARY = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "pib": 2**50}
 _UNITS = _DECIMAL | _BINARY | {"": 1, "byte": 1, "bytes": 1}
 _TEXT = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORECASE)
+_LEAST = 2**16
+"""Text without a unit is a number of bytes from here on."""
 _PRINTED = (("PiB", 2**50), ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
@@ -39,6 +42,8 @@ def parse_bytes(value: int | str) -> int:
         raise InputError(
             f"unknown unit {match.group(2)!r} in {value!r}: use B, KiB, MiB, GiB, TiB (1024) or KB, MB, GB, TB (1000)"
         )
+    if not unit and ("." in number or int(number) < _LEAST) and number.strip("0_."):
+        raise InputError(f"{value!r} has no unit: write {number}MiB or {number}GiB, or {number}B for bytes")
     from fractions import Fraction
 
     return int(Fraction(number.replace("_", "")) * _UNITS[unit])

@@ -10,11 +10,15 @@ from rich.text import Text
 from outsize.core.footprint import Amount, Footprint, Growth, Layers, Loading, Receipt
 from outsize.core.memory import Part
 from outsize.core.units import format_bytes
+from outsize.report.width import ByWidth
 
 COLOURS = ("blue", "bright_blue", "magenta", "cyan", "white", "green", "yellow", "red")
 MARKS = "WBGOIATw"
 """A letter for each kind, so that the picture reads without colour."""
 HEIGHT = 12
+"""Rows of the picture."""
+MARGIN = 14
+"""Columns left of it: the bytes and the axis."""
 
 
 def draw(footprint: Footprint) -> RenderableType:
@@ -25,7 +29,7 @@ def draw(footprint: Footprint) -> RenderableType:
     if footprint.modules:
         lines += [Text("largest modules and lines then:", style="bold"), _pairs(footprint)]
     if footprint.timeline:
-        lines += [_picture(footprint)]
+        lines += [ByWidth(lambda columns: _picture(footprint, columns))]
     if footprint.loading is not None:
         lines += [_loading(footprint.loading)]
     if footprint.growth:
@@ -101,19 +105,30 @@ def _pairs(footprint: Footprint) -> Table:
     return table
 
 
-def _picture(footprint: Footprint) -> Group:
+def _picture(footprint: Footprint, columns: int) -> Group:
     """Time from left to right, bytes upwards, one colour and letter a kind; `·` is reserved and not used."""
-    top = max(max(layers.total, layers.reserved) for layers in footprint.timeline) or 1
+    timeline = _squeezed(footprint.timeline, max(1, columns - MARGIN))
+    top = max(max(layers.total, layers.reserved) for layers in timeline) or 1
     rows = []
     for level in range(HEIGHT, 0, -1):
         floor = top * (level - 0.5) / HEIGHT
         text = Text(f"{format_bytes(round(top * level / HEIGHT)):>12} │")
-        for layers in footprint.timeline:
+        for layers in timeline:
             mark, colour = _cell(layers, floor)
             text.append(mark, style=colour)
         rows.append(text)
-    axis = Text(" " * 13 + "└" + "─" * len(footprint.timeline))
-    return Group(Text("the course of the steps:", style="bold"), *rows, axis, _phases(footprint), _legend(footprint))
+    axis = Text(" " * (MARGIN - 1) + "└" + "─" * len(timeline))
+    legend = Padding(_legend(footprint), (0, 0, 0, MARGIN))
+    return Group(Text("memory over the steps:", style="bold"), *rows, axis, _phases(timeline), legend)
+
+
+def _squeezed(timeline: tuple[Layers, ...], most: int) -> list[Layers]:
+    """At most so many columns; of several moments that share one, the highest is shown."""
+    count = len(timeline)
+    if count <= most:
+        return list(timeline)
+    runs = (timeline[count * i // most : count * (i + 1) // most] for i in range(most))
+    return [max(run, key=lambda layers: (layers.total, layers.reserved)) for run in runs]
 
 
 def _cell(layers: Layers, floor: float) -> tuple[str, str]:
@@ -125,25 +140,24 @@ def _cell(layers: Layers, floor: float) -> tuple[str, str]:
     return ("·", "dim") if layers.reserved >= floor else (" ", "")
 
 
-def _phases(footprint: Footprint) -> Text:
-    """Where each step begins, under the picture."""
-    text, last = [" "] * len(footprint.timeline), ""
-    for place, layers in enumerate(footprint.timeline):
-        step = layers.label.rpartition(" ")[0] or layers.label
-        if step != last:
-            for offset, letter in enumerate(step[: len(text) - place]):
-                text[place + offset] = letter
-            last = step
-    return Text(" " * 14 + "".join(text))
+def _phases(timeline: list[Layers]) -> Text:
+    """Where each step begins, under the picture; a name without room before the next one is left out."""
+    names = [layers.label.rpartition(" ")[0] or layers.label for layers in timeline]
+    begins = [place for place, name in enumerate(names) if place == 0 or name != names[place - 1]]
+    text = ""
+    for place, end in zip(begins, [*begins[1:], len(names)], strict=True):
+        if len(names[place]) <= end - place - (end < len(names)):
+            text = text.ljust(place) + names[place]
+    return Text(" " * MARGIN + text)
 
 
 def _legend(footprint: Footprint) -> Text:
     seen = [any(layers.bytes[i] for layers in footprint.timeline) for i in range(len(footprint.kinds))]
-    out = Text(" " * 14)
-    for number, kind in enumerate(footprint.kinds):
-        if seen[number]:
-            out.append(f"{MARKS[number]} {kind}  ", style=COLOURS[number])
-    return out.append("· reserved", style="dim")
+    kinds = [(number, kind) for number, kind in enumerate(footprint.kinds) if seen[number]]
+    entries = [
+        Text(f"{MARKS[number]} {kind}".replace(" ", "\N{NO-BREAK SPACE}"), COLOURS[number]) for number, kind in kinds
+    ]
+    return Text("  ").join([*entries, Text("·\N{NO-BREAK SPACE}reserved", style="dim")])
 
 
 def _growth(footprint: Footprint) -> Group:
@@ -161,7 +175,7 @@ def _growth(footprint: Footprint) -> Group:
 def _law(growth: Growth) -> str:
     """The line or parabola in words, with how it was checked."""
     sizes = ", ".join(str(size) for size, _ in growth.traced)
-    each = f"{format_bytes(growth.fixed)} and {format_bytes(growth.each)} for each further one of the {growth.size}"
+    each = f"memory = {format_bytes(growth.fixed)} + {format_bytes(growth.each)} x {growth.size}"
     if growth.square:
         each = f"{format_bytes(growth.at(growth.traced[-1][0]))} at a {growth.size} of {growth.traced[-1][0]}, with its square"
     return f"{each} (traced at {sizes}; {growth.error:.1%} off where it was checked)"

@@ -10,11 +10,15 @@ from rich.text import Text
 from outsize.core.memory import HOST
 from outsize.core.plan import Plan, Step
 from outsize.core.units import format_bytes
+from outsize.report.width import ByWidth
+
+WIDE, NARROW = 96, 72
+"""Columns for all of a step's numbers, and below which only the most wanted are shown."""
 
 
 def draw(plan: Plan) -> RenderableType:
     """One screen."""
-    lines: list[RenderableType] = [_verdict(plan), _steps(plan)]
+    lines: list[RenderableType] = [_verdict(plan), ByWidth(lambda columns: _steps(plan, columns))]
     for number, step in enumerate(plan.steps, start=1):
         lines += [Padding(f"{number}: {note}", (0, 0, 0, 2)) for note in step.notes]
         if step.levels:
@@ -58,16 +62,23 @@ def _verdict(plan: Plan) -> Text:
     return Text.assemble(f"{plan.name}: ", (verdict, style), f": {', '.join(pieces)}; {moved}")
 
 
-def _steps(plan: Plan) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
-    titles = ("", "step", "peak", "reads", "writes", "tiles", "floor", "distance")
+def _steps(plan: Plan, columns: int) -> Table:
+    """A row a step; where the screen is narrow, `floor` and then `tiles` are left out before a number is broken."""
+    left_out = () if columns >= WIDE else ("floor",) if columns >= NARROW else ("floor", "tiles")
+    table = Table(box=None, padding=(0, 1, 0, 0 if columns < NARROW else 2), header_style="bold")
+    titles = [
+        name for name in ("", "step", "peak", "reads", "writes", "tiles", "floor", "distance") if name not in left_out
+    ]
     for title in titles:
-        table.add_column(title, justify="left" if title == "step" else "right")
+        text = title in ("step", "tiles")
+        table.add_column(title, justify="left" if title == "step" else "right", no_wrap=not text, overflow="fold")
     for number, step in enumerate(plan.steps, start=1):
-        table.add_row(
-            str(number), step.name, format_bytes(step.peak(HOST)), format_bytes(step.read), format_bytes(step.written),
-            _tiles(step), format_bytes(step.floor), "-" if step.distance is None else f"{step.distance:.2f}x",
-        )  # fmt: skip
+        distance = "-" if step.distance is None else f"{step.distance:.2f}x"
+        cells = {
+            "": str(number), "step": step.name, "peak": format_bytes(step.peak(HOST)), "reads": format_bytes(step.read),
+            "writes": format_bytes(step.written), "tiles": _tiles(step), "floor": format_bytes(step.floor), "distance": distance,
+        }  # fmt: skip
+        table.add_row(*(cells[title] for title in titles))
     return table
 
 

@@ -1,4 +1,4 @@
-"""Draws a `Reading`: what is there, what bites first, who holds it, the default budget."""
+"""Draws a `Reading`: what is there, what limits it, who holds it, the default budget."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from outsize.core.units import format_bytes
 def draw(reading: Reading) -> RenderableType:
     """One screen."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("memory", "total", "available", "in use", "what bites first"):
-        table.add_column(title, justify="left" if title in ("memory", "what bites first") else "right")
+    for title in ("memory", "total", "available", "in use", "limited by"):
+        table.add_column(title, justify="left" if title in ("memory", "limited by") else "right")
     for pool in reading.pools:
-        table.add_row(_title(pool), format_bytes(pool.total), format_bytes(pool.available), _bar(pool), _biting(pool))
+        table.add_row(
+            _title(pool), format_bytes(pool.total), format_bytes(pool.available), _bar(pool), _limited_by(pool)
+        )
     lines: list[RenderableType] = [table, Text()]
     for pool in reading.pools:
         lines += [Padding(line, (0, 0, 0, 2)) for line in _details(pool)]
@@ -45,10 +47,14 @@ def _bar(pool: PoolReading, width: int = 12) -> Text:
     return Text.assemble(("█" * full, style), ("░" * (width - full), "dim"), f" {taken:4.0%}")
 
 
-def _biting(pool: PoolReading) -> str:
+def _limited_by(pool: PoolReading) -> str:
     if pool.biting is not None:
         return f"{pool.biting.name}: {format_bytes(pool.biting.bytes)}"
-    return "its own size" if pool.total is not None else "-"
+    return _PHYSICAL.get(pool.pool.kind, "its size") if pool.total is not None else "-"
+
+
+_PHYSICAL = {"host": "physical RAM", "device": "the card's memory", "disk": "free disk space"}
+"""What limits a pool on which nothing else sets a limit."""
 
 
 def _details(pool: PoolReading) -> list[str]:
