@@ -1,6 +1,7 @@
 """Makes the helpers beside this file importable, and keeps every test's scratch and budget to itself."""
 
 import pathlib
+import signal
 import sys
 
 import pytest
@@ -8,6 +9,9 @@ import pytest
 import outsize
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""A shell without job control starts background jobs with SIGINT ignored, and their children inherit that."""
 
 
 @pytest.fixture(autouse=True)

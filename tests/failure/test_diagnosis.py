@@ -150,6 +150,15 @@ def test_an_exception_is_judged_on_the_machine_it_happened_on():
     assert {item.kind for item in diagnosis.evidence} == {"message", "machine", "inferred"}
 
 
+def test_what_this_process_holds_is_told_once():
+    with FakeMachine(total="16GiB", available="10GiB"):
+        evidence = outsize.explain(
+            MemoryError("Unable to allocate 1.00 GiB for an array with shape (134217728,)")
+        ).evidence
+    (now,) = (item.text for item in evidence if item.kind == "machine" and item.text.startswith("now:"))
+    assert now.count("iB") == 3
+
+
 def test_the_address_space_limit_is_told_from_the_machines_size():
     with FakeMachine(total="16GiB", address_space="4GiB"):
         diagnosis = outsize.explain(

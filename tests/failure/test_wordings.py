@@ -46,6 +46,11 @@ WORDINGS = {
         "XLA:TPU compile permanent error. Ran out of memory in memory space smem. Used 1.50M of 1.00M smem.",
         {"device": "tpu", "limit_bytes": MiB},
     ),
+    "scoped memory of a tpu": (
+        "RESOURCE_EXHAUSTED: Allocation (size=25165824) would exceed memory (size=16777216) :: #allocation7 "
+        "[shape = 'u8[25165824]{0}', space=vmem, size = 0x1800000, scoped]",
+        {"device": "tpu", "requested_bytes": 24 * MiB, "limit_bytes": 16 * MiB},
+    ),
     "child sacrificed": (
         "Out of memory: Kill process 700 (launcher) score 900 or sacrifice child\n"
         "Killed process 703 (worker) total-vm:9000kB, anon-rss:8000kB, file-rss:0kB",

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from outsize.allocator.driver import Driver
+from outsize.allocator.model import Model
 from outsize.allocator.pieces import FREE, HELD, SHIFT, Home, Piece, segment_of
 from outsize.core.allocation import Segment
 from outsize.core.errors import InputError
@@ -49,11 +50,11 @@ class BfcSettings(Noun):
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
 
-class Bfc:
+class Bfc(Model[Piece]):
     """The allocator on one device. Streams share its chunks."""
 
     def __init__(self, driver: Driver, settings: BfcSettings) -> None:
-        self.driver = driver
+        super().__init__(driver)
         self.settings = settings
         limit = settings.limit if settings.limit is not None else driver.capacity
         if limit is None and not settings.growth:
@@ -66,10 +67,6 @@ class Bfc:
         self.waste = (
             int(settings.fragmentation_fraction * limit) if settings.fragmentation_fraction and limit else WASTE
         )
-        self.requested = self.allocated = self.active = self.reserved = self.reserved_peak = self.retries = 0
-        self.guessed = False
-        self.live: dict[int, Piece | None] = {}
-        self.waiting: dict[int, Piece | None] = {}
         self.home = Home(False, 0)
         self.first: dict[int, Piece] = {}
 
@@ -92,29 +89,13 @@ class Bfc:
         piece.state = HELD
         piece.id = id
         piece.requested = requested
-        self.live[id] = piece
-        self.requested += requested
-        self.allocated += piece.size
-        self.active += piece.size
-        return True
+        return self.hold(id, piece)
 
     def free(self, id: int) -> None:
         """Take a chunk back and join it to its free neighbours."""
-        if id in self.waiting:
-            piece = self.waiting.pop(id)
-        else:
-            piece = self.live.pop(id)
-            self.allocated -= piece.size if piece is not None else 0
-        if piece is None:
-            return
-        self.requested -= piece.requested
-        self.active -= piece.size
-        self.home.settle(piece)
-
-    def wait(self, id: int) -> None:
-        """The program freed a chunk that another stream still uses."""
-        piece = self.waiting[id] = self.live.pop(id)
-        self.allocated -= piece.size if piece is not None else 0
+        piece = self.let_go(id)
+        if piece is not None:
+            self.home.settle(piece)
 
     def release(self) -> None:
         """Nothing: this allocator gives memory back only to avoid failing."""
@@ -145,8 +126,7 @@ class Bfc:
             self.region *= 2
         self.first[address] = Piece(self.home, address, address, bytes, FREE)
         self.home.add(self.first[address])
-        self.reserved += bytes
-        self.reserved_peak = max(self.reserved_peak, self.reserved)
+        self.reserve(bytes)
         return True
 
     def collect(self, size: int) -> bool:
@@ -160,8 +140,7 @@ class Bfc:
         for piece in unused:
             self.home.remove(piece)
             del self.first[piece.address]
-            self.driver.give(piece.address, piece.size)
-        self.reserved -= bytes
+            self.give_to_system(piece.address, piece.size)
         return True
 
     def segments(self) -> Iterator[Segment]:

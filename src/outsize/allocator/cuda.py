@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from outsize.allocator.driver import Driver
+from outsize.allocator.model import Model
 from outsize.allocator.pieces import HELD, SHIFT, UNMAPPED, Home, Piece, segment_of
 from outsize.allocator.settings import INTERVALS, CudaSettings
 from outsize.core.allocation import Segment
@@ -29,17 +30,13 @@ LARGE_STEP = 2 * MiB
 """Such a segment is a multiple of this."""
 
 
-class CudaCache:
+class CudaCache(Model[Piece]):
     """The native allocator on one device."""
 
     def __init__(self, driver: Driver, settings: CudaSettings, limit: int | None) -> None:
-        self.driver = driver
+        super().__init__(driver)
         self.settings = settings
         self.limit = limit
-        self.requested = self.allocated = self.active = self.reserved = self.reserved_peak = self.retries = 0
-        self.guessed = False
-        self.live: dict[int, Piece | None] = {}
-        self.waiting: dict[int, Piece | None] = {}
         self.homes: tuple[dict[int, Home], dict[int, Home]] = ({}, {})
         """Large and small pool: stream -> its free blocks."""
         self.first: dict[int, Piece] = {}
@@ -71,31 +68,14 @@ class CudaCache:
         piece.state = HELD
         piece.id = id
         piece.requested = requested
-        self.live[id] = piece
-        self.requested += requested
-        self.allocated += piece.size
-        self.active += piece.size
-        return True
+        return self.hold(id, piece)
 
     def free(self, id: int) -> None:
         """Take a block back and join it to its free neighbours."""
-        piece = self.live.pop(id, None)
+        piece = self.let_go(id)
         if piece is not None:
-            self.allocated -= piece.size
-        elif id in self.waiting:
-            piece = self.waiting.pop(id)
-        if piece is None:
-            return
-        self.requested -= piece.requested
-        self.active -= piece.size
-        piece = piece.home.settle(piece)
-        piece.born = self.searches
-
-    def wait(self, id: int) -> None:
-        """The program freed a block that another stream still uses: it is active until `free` is called for it."""
-        piece = self.waiting[id] = self.live.pop(id)
-        if piece is not None:
-            self.allocated -= piece.size
+            piece = piece.home.settle(piece)
+            piece.born = self.searches
 
     # -- the rules -----------------------------------------------------------------------------------------------
 
@@ -172,17 +152,11 @@ class CudaCache:
         self.reserve(bytes)
         return piece
 
-    def reserve(self, bytes: int) -> None:
-        """Count bytes that came from the driver."""
-        self.reserved += bytes
-        self.reserved_peak = max(self.reserved_peak, self.reserved)
-
     def give_back(self, piece: Piece) -> None:
         """Return a segment that is one free block."""
         piece.home.remove(piece)
         del self.first[piece.address]
-        self.driver.give(piece.address, piece.size)
-        self.reserved -= piece.size
+        self.give_to_system(piece.address, piece.size)
 
     def whole(self, home: Home) -> list[Piece]:
         """Free blocks that are a whole segment, in order of size."""

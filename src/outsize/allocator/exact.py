@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from outsize.allocator.driver import Driver
+from outsize.allocator.model import Model
 from outsize.core.allocation import Block, Segment
 
 
-class Exact:
+class _Held(NamedTuple):
+    """A block and what was asked of it."""
+
+    address: int
+    size: int
+    requested: int
+    stream: int
+
+
+class Exact(Model[_Held]):
     """Every request is one segment of its own, given back when it is freed."""
 
     def __init__(self, driver: Driver, quantum: int = 1) -> None:
-        self.driver = driver
+        super().__init__(driver)
         self.quantum = quantum
-        self.requested = 0
-        self.allocated = 0
-        self.active = 0
-        self.reserved = 0
-        self.reserved_peak = 0
-        self.retries = 0
-        self.guessed = False
-        self.live: dict[int, tuple[int, int, int, int]] = {}
-        self.waiting: dict[int, tuple[int, int, int, int]] = {}
 
     def malloc(self, id: int, requested: int, stream: int) -> bool:
         """Hand out a block; False where memory ran out."""
@@ -30,34 +32,21 @@ class Exact:
         address = self.driver.take(size)
         if address is None:
             return False
-        self.live[id] = (address, size, requested, stream)
-        self.requested += requested
-        self.allocated += size
-        self.active += size
-        self.reserved += size
-        self.reserved_peak = max(self.reserved_peak, self.reserved)
-        return True
+        self.reserve(size)
+        return self.hold(id, _Held(address, size, requested, stream))
 
     def free(self, id: int) -> None:
         """Give a block back to the system."""
-        waited = id in self.waiting
-        address, size, requested, _ = self.waiting.pop(id) if waited else self.live.pop(id)
-        self.requested -= requested
-        self.allocated -= 0 if waited else size
-        self.active -= size
-        self.reserved -= size
-        self.driver.give(address, size)
-
-    def wait(self, id: int) -> None:
-        """The program freed a block that another stream still uses."""
-        self.waiting[id] = self.live.pop(id)
-        self.allocated -= self.waiting[id][1]
+        block = self.let_go(id)
+        assert block is not None, "every request gets a block"
+        self.give_to_system(block.address, block.size)
 
     def release(self) -> None:
         """Nothing is cached, so nothing is given back."""
 
     def segments(self) -> Iterator[Segment]:
         """One segment for each live block."""
-        for id, (address, size, _, stream) in sorted((self.live | self.waiting).items(), key=lambda item: item[1]):
+        held = [(block, id) for id, block in (self.live | self.waiting).items() if block is not None]
+        for (address, size, _, stream), id in sorted(held):
             block = Block(offset=0, bytes=size, id=id)
             yield Segment(address=address, bytes=size, pool="own", stream=stream, blocks=(block,))

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from outsize.allocator.driver import Driver
+from outsize.allocator.model import Model
 from outsize.allocator.pieces import FREE, HELD, SHIFT, Home, Piece, segment_of
-from outsize.core.allocation import Block, Segment
+from outsize.core.allocation import Segment
 from outsize.core.noun import Noun
 from outsize.core.units import KiB, MiB
 
@@ -54,20 +55,16 @@ class GlibcSettings(Noun):
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
 
-class Glibc:
+class Glibc(Model[Piece]):
     """One process with one arena; streams mean nothing to it."""
 
     def __init__(self, driver: Driver, settings: GlibcSettings) -> None:
-        self.driver = driver
+        super().__init__(driver)
         self.fixed = settings.mmap_threshold is not None or settings.trim_threshold is not None
         self.threshold = 128 * KiB if settings.mmap_threshold is None else settings.mmap_threshold
         self.trim_threshold = 128 * KiB if settings.trim_threshold is None else settings.trim_threshold
         self.strays = settings.strays
         self.aligned = 0
-        self.requested = self.allocated = self.active = self.reserved = self.reserved_peak = self.retries = 0
-        self.guessed = False
-        self.live: dict[int, Piece] = {}
-        self.waiting: dict[int, Piece] = {}
         self.heap = Home(True, 0)
         self.mapped = Home(False, 0)
         self.start = driver.place(1 << 46)
@@ -91,23 +88,14 @@ class Glibc:
         piece.state = HELD
         piece.id = id
         piece.requested = requested
-        self.live[id] = piece
-        self.requested += requested
-        self.allocated += piece.size
-        self.active += piece.size
-        return True
+        return self.hold(id, piece)
 
     def free(self, id: int) -> None:
         """Unmap a mapped chunk, or join one of the heap to its free neighbours and trim the top."""
-        piece = self.live.pop(id, None)
-        if piece is not None:
-            self.allocated -= piece.size
-        else:
-            piece = self.waiting.pop(id)
-        self.requested -= piece.requested
-        self.active -= piece.size
+        piece = self.let_go(id)
+        assert piece is not None, "every request gets a chunk"
         if piece.home is self.mapped:
-            self.give_back(piece.address, piece.size)
+            self.give_to_system(piece.address, piece.size)
             if not self.fixed and self.threshold < piece.size <= LARGEST_THRESHOLD:
                 self.threshold = piece.size
                 self.trim_threshold = 2 * piece.size
@@ -118,11 +106,6 @@ class Glibc:
             self.last = piece
         if piece.size >= CONSOLIDATES:
             self.trim(self.trim_threshold)
-
-    def wait(self, id: int) -> None:
-        """The program freed a chunk that is still in use elsewhere."""
-        piece = self.waiting[id] = self.live.pop(id)
-        self.allocated -= piece.size
 
     def release(self) -> None:
         """`malloc_trim(0)`, at the heap's top."""
@@ -190,17 +173,7 @@ class Glibc:
         self.heap.remove(top)
         top.size -= bytes
         self.heap.add(top)
-        self.give_back(top.address + top.size, bytes)
-
-    def reserve(self, bytes: int) -> None:
-        """Count bytes that came from the system."""
-        self.reserved += bytes
-        self.reserved_peak = max(self.reserved_peak, self.reserved)
-
-    def give_back(self, address: int, bytes: int) -> None:
-        """Count bytes that went back."""
-        self.driver.give(address, bytes)
-        self.reserved -= bytes
+        self.give_to_system(top.address + top.size, bytes)
 
     def segments(self) -> Iterator[Segment]:
         """The heap, then every mapped chunk."""
@@ -211,8 +184,8 @@ class Glibc:
             piece = piece.previous
         if run:
             yield segment_of(run[::-1], "heap")
-        held = self.live | self.waiting
-        for id, piece in sorted(held.items(), key=lambda item: item[1].address):
-            if piece.home is self.mapped:
-                block = Block(offset=0, bytes=piece.size, id=id)
-                yield Segment(address=piece.address, bytes=piece.size, pool="mmap", stream=0, blocks=(block,))
+        mapped = [
+            piece for piece in (self.live | self.waiting).values() if piece is not None and piece.home is self.mapped
+        ]
+        for piece in sorted(mapped, key=lambda piece: piece.address):
+            yield segment_of([piece], "mmap")

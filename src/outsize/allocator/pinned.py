@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from outsize.allocator.driver import Driver
+from outsize.allocator.model import Model
 from outsize.allocator.settings import CudaSettings
 from outsize.core.allocation import Block, Segment
 
@@ -27,16 +28,12 @@ class _Held(NamedTuple):
     """False for a part of the segment set aside."""
 
 
-class Pinned:
+class Pinned(Model[_Held]):
     """The allocator of one process; streams share its blocks."""
 
     def __init__(self, driver: Driver, settings: CudaSettings) -> None:
-        self.driver = driver
+        super().__init__(driver)
         self.settings = settings
-        self.requested = self.allocated = self.active = self.reserved = self.reserved_peak = self.retries = 0
-        self.guessed = False
-        self.live: dict[int, _Held] = {}
-        self.waiting: dict[int, _Held] = {}
         self.cached: dict[int, list[tuple[int, bool]]] = {}
         """Size -> free blocks of it."""
         self.aside: tuple[int, int] | None = None
@@ -55,38 +52,24 @@ class Pinned:
             if got is None:
                 return False
             address, own = got
-        self.live[id] = _Held(address, size, requested, own)
-        self.requested += requested
-        self.allocated += size
-        self.active += size
-        return True
+        return self.hold(id, _Held(address, size, requested, own))
 
     def free(self, id: int) -> None:
         """Keep a block for the next request of its size."""
-        held = self.live.pop(id, None)
-        if held is not None:
-            self.allocated -= held.size
-        else:
-            held = self.waiting.pop(id)
-        self.requested -= held.requested
-        self.active -= held.size
+        held = self.let_go(id)
+        assert held is not None, "every request gets a block"
         most = self.settings.pinned_max_cached_size
         if most is not None and held.size > most and held.own:
-            self.give_back(held.address, held.size)
+            self.give_to_system(held.address, held.size)
         elif held.size:
             self.cached.setdefault(held.size, []).append((held.address, held.own))
-
-    def wait(self, id: int) -> None:
-        """The program freed a block from which a copy still runs."""
-        held = self.waiting[id] = self.live.pop(id)
-        self.allocated -= held.size
 
     def release(self) -> None:
         """Give back every free block that is not part of the segment set aside."""
         for size, blocks in self.cached.items():
             for address, own in blocks:
                 if own:
-                    self.give_back(address, size)
+                    self.give_to_system(address, size)
             blocks[:] = [block for block in blocks if not block[1]]
 
     def round(self, requested: int) -> int:
@@ -113,19 +96,13 @@ class Pinned:
         address = self.driver.take(size)
         if address is None:
             return None
-        self.reserved += size
-        self.reserved_peak = max(self.reserved_peak, self.reserved)
+        self.reserve(size)
         return address, True
-
-    def give_back(self, address: int, size: int) -> None:
-        """Return a block to the system."""
-        self.driver.give(address, size)
-        self.reserved -= size
 
     def segments(self) -> Iterator[Segment]:
         """One segment a block; the segment set aside shows as the blocks cut from it and what is left."""
         held = self.live | self.waiting
-        found = [(block.address, block.size, id) for id, block in held.items() if block.size]
+        found = [(block.address, block.size, id) for id, block in held.items() if block and block.size]
         blocks: list[tuple[int, int, int | None]] = [*found]
         blocks += [(address, size, None) for size, free in self.cached.items() for address, _ in free]
         if self.aside is not None and self.aside[1]:

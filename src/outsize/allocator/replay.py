@@ -7,9 +7,9 @@ stops where memory runs out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from outsize.allocator.bfc import Bfc, BfcSettings
 from outsize.allocator.cuda import CudaCache
@@ -17,9 +17,10 @@ from outsize.allocator.driver import CudaDriver, Driver
 from outsize.allocator.exact import Exact
 from outsize.allocator.expandable import ExpandableCache
 from outsize.allocator.glibc import Glibc, GlibcSettings
+from outsize.allocator.model import Model
 from outsize.allocator.pinned import Pinned
 from outsize.allocator.settings import CudaSettings
-from outsize.core.allocation import EMPTY_CACHE, AllocationEvent, OutOfMemoryPoint, Replay, Sample, Segment
+from outsize.core.allocation import EMPTY_CACHE, AllocationEvent, OutOfMemoryPoint, Replay, Sample
 from outsize.core.errors import InputError
 from outsize.core.noun import Known
 
@@ -27,30 +28,7 @@ Settings = CudaSettings | BfcSettings | GlibcSettings
 Addresses = Iterable[tuple[int, int]]
 
 
-class Model(Protocol):
-    """What the loop asks of an allocator."""
-
-    driver: Driver
-    requested: int
-    allocated: int
-    active: int
-    reserved: int
-    reserved_peak: int
-    retries: int
-    guessed: bool
-
-    @property
-    def live(self) -> Mapping[int, Any]: ...
-    @property
-    def waiting(self) -> Mapping[int, Any]: ...
-    def malloc(self, id: int, requested: int, stream: int) -> bool: ...
-    def free(self, id: int) -> None: ...
-    def wait(self, id: int) -> None: ...
-    def release(self) -> None: ...
-    def segments(self) -> Iterator[Segment]: ...
-
-
-def _cuda(capacity: int | None, settings: CudaSettings, addresses: Addresses) -> Model:
+def _cuda(capacity: int | None, settings: CudaSettings, addresses: Addresses) -> Model[Any]:
     if settings.backend != "native":
         raise InputError(
             f"backend:{settings.backend} leaves allocation to the driver's own pool, whose rules are not published; "
@@ -67,14 +45,14 @@ def _cuda(capacity: int | None, settings: CudaSettings, addresses: Addresses) ->
     return kind(CudaDriver(capacity, addresses), settings, limit)
 
 
-def _expandable(capacity: int | None, settings: CudaSettings, addresses: Addresses) -> Model:
+def _expandable(capacity: int | None, settings: CudaSettings, addresses: Addresses) -> Model[Any]:
     return _cuda(capacity, replace(settings, expandable_segments=True), addresses)
 
 
 class _Kind(NamedTuple):
     """One row of the table of models."""
 
-    make: Callable[[int | None, Any, Addresses], Model]
+    make: Callable[[int | None, Any, Addresses], Model[Any]]
     settings: type[Any]
     known: Known
 
@@ -128,7 +106,7 @@ def replay(
 
 
 def _run(
-    model: Model, events: Iterable[AllocationEvent], samples: list[Sample] | None
+    model: Model[Any], events: Iterable[AllocationEvent], samples: list[Sample] | None
 ) -> tuple[int, Sample, int, OutOfMemoryPoint | None]:
     """The loop: count of events, peaks, where reserved peaked, where it failed."""
     malloc, free, live, waiting = model.malloc, model.free, model.live, model.waiting
@@ -170,7 +148,7 @@ def _bad_alloc(number: int, id: int, size: int) -> str:
     return f"event {number} allocates {id}, which is still allocated then"
 
 
-def _out_of_memory(model: Model, number: int, size: int) -> OutOfMemoryPoint:
+def _out_of_memory(model: Model[Any], number: int, size: int) -> OutOfMemoryPoint:
     capacity = model.driver.capacity
     return OutOfMemoryPoint(
         event=number,

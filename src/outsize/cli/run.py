@@ -6,7 +6,7 @@ import argparse
 import pathlib
 import sys
 
-from rich.console import Console
+from rich.text import Text
 
 from outsize import report
 from outsize.core.errors import InputError
@@ -48,7 +48,6 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             report.show(diagnosis, as_json=True)
         else:
-            console = Console(stderr=True, width=None if sys.stderr.isatty() else 100, highlight=False)
-            console.print("\noutsize: why memory ran out", style="bold")
-            console.print(report.renderable(diagnosis))
+            report.show(Text("\noutsize: why memory ran out", style="bold"), stderr=True)
+            report.show(diagnosis, stderr=True)
     return status

@@ -85,12 +85,56 @@ class Evidence(Noun):
     """A sentence with its numbers."""
 
 
+class CauseName(enum.StrEnum):
+    """Every reason for which memory runs out."""
+
+    IMPOSSIBLE = "impossible request"
+    """More bytes than any machine can address."""
+    WARNING = "warning only"
+    """An allocator's remark that ends nothing."""
+    BROADCAST = "broadcast explosion"
+    """Two long vectors made a matrix."""
+    LARGER_THAN_DEVICE = "request larger than the device"
+    LARGER_THAN_MACHINE = "request larger than the machine"
+    LARGER_THAN_LIMIT = "request larger than the limit"
+    FRAGMENTATION = "fragmentation"
+    """Enough is unused, but not in one piece."""
+    MEMORY_FRACTION = "memory fraction"
+    """A cap that the program set itself."""
+    OTHER_PROCESS = "other process"
+    """Somebody else holds the device."""
+    OTHER_ALLOCATIONS = "other allocations"
+    """This process holds it, outside the framework's allocator."""
+    GRAPH_POOLS = "CUDA graph pools"
+    """CUDA graphs keep what they captured."""
+    REFUSED = "refused though free"
+    """More was free than was asked for."""
+    PREALLOCATION = "preallocation"
+    """The framework takes the whole device at start, and could not."""
+    SHARED_MEMORY = "shared memory"
+    """`/dev/shm` is full."""
+    LIMIT = "limit"
+    """A container, a job or the program's own setting allows no more."""
+    ADDRESS_SPACE = "address space"
+    """`ulimit -v` allows no more."""
+    MACHINE = "machine out of memory"
+    """RAM and swap are full."""
+    KILLED = "killed"
+    """SIGKILL without a word."""
+    LEAK = "leak"
+    """What should be let go is kept."""
+    ALREADY_FULL = "memory already full"
+    """The request that came last is too small to be the reason."""
+    TRUE_NEED = "true need"
+    """The program holds what it needs, and needs more than there is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause(Noun):
     """Why it ran out."""
 
-    name: str
-    """Short name: `true need`, `fragmentation`, `other process`, `limit`, ..."""
+    name: CauseName
+    """Which of the causes."""
     text: str
     """One sentence for the user, with numbers."""
     certain: bool

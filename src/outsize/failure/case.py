@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from outsize.core.errors import InputError
-from outsize.core.failure import Cause, Exactness, Failure, Remedy
+from outsize.core.failure import Cause, CauseName, Exactness, Failure, Remedy
 from outsize.core.memory import Limit, Reading
 from outsize.core.noun import Known
 from outsize.core.spec import Spec
+from outsize.failure.framework import ALLOCATOR_SETTINGS, BITWISE, VARIABLES, Framework, framework
 
 CONTEXT = 3 * 2**29
 """Bytes that a CUDA context, its libraries and a desktop may hold beside an allocator before we speak of another process."""
 SMALL = 64 * 2**20
 """A request below this many bytes is never the whole story."""
 
-_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _EXPANDABLE = re.compile(
     r"(?<!try setting )(?<!try setting `)PYTORCH_(?:CUDA_|"
     r"HIP_)?ALLOC_CONF\W{1,8}expandable_segments:True",
@@ -36,33 +36,6 @@ DMESG = (
     "there settles it"
 )
 """What decides where a message does not."""
-
-BITWISE, ROUNDING, APPROXIMATE = Exactness.BITWISE, Exactness.ROUNDING, Exactness.APPROXIMATE
-
-
-_HOST_FRAMEWORKS = {
-    "c++",
-    "python",
-    "java",
-    "node",
-    "go",
-    "openblas",
-    "julia",
-    "windows",
-    "postgres",
-    "duckdb",
-    "matlab",
-    "pandas",
-    "lambda",
-    "notebook",
-    "trino",
-    "bigquery",
-    "clickhouse",
-    "elasticsearch",
-    "php",
-    "mongodb",
-}
-"""Programs that name no device and use none but RAM."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +62,11 @@ class Case:
     def format(self) -> str:
         """Which wording it was."""
         return str(self.failure.extra.get("format", ""))
+
+    @property
+    def framework(self) -> Framework:
+        """What is known of who failed."""
+        return framework(self.failure.framework)
 
     @cached_property
     def spec(self) -> Spec | None:
@@ -131,6 +109,12 @@ class Case:
         return max(0, self.need - self.failure.free_bytes)
 
     @cached_property
+    def unused(self) -> int | None:
+        """Bytes of the allocator's limit that are not in use."""
+        limit, used = self.failure.limit_bytes, self.failure.allocated_bytes
+        return None if limit is None or used is None else limit - used
+
+    @cached_property
     def mine(self) -> int | None:
         """Bytes this process held of the device, context included."""
         said = self.extra("process_in_use_bytes")
@@ -160,7 +144,7 @@ class Case:
     @cached_property
     def expandable(self) -> bool:
         """True where expandable segments were already on."""
-        spoken = any("expandable_segments:true" in self.settings.get(name, "").lower() for name in _SETTINGS)
+        spoken = any("expandable_segments:true" in self.settings.get(name, "").lower() for name in ALLOCATOR_SETTINGS)
         return spoken or _EXPANDABLE.search(self.text) is not None
 
     @cached_property
@@ -178,7 +162,7 @@ class Case:
             return self.failure.device == "cpu"
         if self.failure.framework == "jax":  # names no device; where there is no GPU it was RAM
             return self.reading is not None and not self.reading.devices
-        return self.failure.framework in _HOST_FRAMEWORKS or self.format == "errno12"
+        return self.framework.host or self.format == "errno12"
 
     @property
     def on_torch_gpu(self) -> bool:
@@ -189,15 +173,7 @@ class Case:
 
 def process_settings() -> dict[str, str]:
     """The allocator settings of this very process."""
-    names = (
-        *_SETTINGS,
-        "TF_FORCE_GPU_ALLOW_GROWTH",
-        "TF_GPU_ALLOCATOR",
-        "XLA_PYTHON_CLIENT_PREALLOCATE",
-        "XLA_PYTHON_CLIENT_MEM_FRACTION",
-        "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
-    )
-    return {name: os.environ[name] for name in names if name in os.environ}
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 def pair_of_long_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
@@ -208,7 +184,7 @@ def pair_of_long_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
     return long[0], long[1]
 
 
-def make_cause(name: str, text: str, certain: bool = True, decide: str = "") -> Cause:
+def make_cause(name: CauseName, text: str, certain: bool = True, decide: str = "") -> Cause:
     """A cause; `decide` belongs to one that is not certain."""
     return Cause(name=name, text=text, certain=certain, decide=decide)
 

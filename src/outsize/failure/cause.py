@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outsize.core.failure import Cause
+from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
 from outsize.failure.case import NVIDIA_SMI, SMALL, Case, make_cause
 from outsize.failure.cause_device import (
@@ -45,7 +45,7 @@ def impossible(case: Case) -> Cause | None:
     if asked is None or asked <= 2**57:
         return None
     return make_cause(
-        "impossible request",
+        CauseName.IMPOSSIBLE,
         f"{asked:,} bytes were asked for, more than any machine can address: a length wrapped below zero, "
         f"overflowed, or "
         "was read from corrupt or misaligned data. More memory will not help.",
@@ -57,7 +57,7 @@ def warning_only(case: Case) -> Cause | None:
     if not case.failure.extra.get("not_a_failure"):
         return None
     return make_cause(
-        "warning only",
+        CauseName.WARNING,
         f"This is a remark of the allocator about a request of {said(case.need)}, not a failure: the program goes on. "
         "If it died later, the message that counts comes after this one.",
     )
@@ -70,7 +70,7 @@ def larger_than_device(case: Case) -> Cause | None:
         return None
     if total is not None and need > total and case.failure.framework not in {"ray"}:
         return make_cause(
-            "request larger than the device",
+            CauseName.LARGER_THAN_DEVICE,
             f"One request of {said(need)} is larger than all of {place_of(case)} ({said(total)}): nothing that "
             f"frees memory can help, "
             "the tensor itself has to become smaller or be worked on in pieces.",
@@ -81,14 +81,14 @@ def larger_than_device(case: Case) -> Cause | None:
         and need > (case.reading.host.total or 2**63) + case.reading.swap_total
     ):
         return make_cause(
-            "request larger than the machine",
+            CauseName.LARGER_THAN_MACHINE,
             f"One request of {said(need)} is larger than all the RAM and swap here "
             f"({said((case.reading.host.total or 0) + case.reading.swap_total)}): "
             "it has to become smaller or be worked on in pieces.",
         )
     if limit is not None and need > limit and case.format not in {"tpu-hbm"} and limit < 2**57:
         return make_cause(
-            "request larger than the limit",
+            CauseName.LARGER_THAN_LIMIT,
             f"One request of {said(need)} is larger than the whole limit of {said(limit)}.",
         )
     return None
@@ -100,7 +100,7 @@ def true_need(case: Case) -> Cause | None:
     if need is not None and free is not None and held is not None:
         small = f" The {said(need)} asked for last are only the straw." if need < 0.05 * held else ""
         return make_cause(
-            "true need",
+            CauseName.TRUE_NEED,
             f"PyTorch's live tensors take {said(case.failure.allocated_bytes)} of "
             f"{said(case.failure.total_bytes)} and {said(need)} more do not fit: "
             f"{said(max(0, need - free - (case.slack or 0)))} are missing even if all its unused cache counted.{small}"
@@ -110,7 +110,7 @@ def true_need(case: Case) -> Cause | None:
         )
     if need is not None and free is not None:
         return make_cause(
-            "true need",
+            CauseName.TRUE_NEED,
             f"{said(need)} were asked for and {said(free)} could be had: {said(max(0, need - free))} are missing.",
             certain=False,
             decide="how much the process itself holds: `outsize run` or `outsize.guard()` says",
@@ -129,7 +129,10 @@ def unsaid(case: Case) -> Cause | None:
     else:
         hint = "the rest of the message, `nvidia-smi`, or `outsize.guard()` around the line"
     return make_cause(
-        "true need", f"{need} from {where}; the message does not say what held the rest.", certain=False, decide=hint
+        CauseName.TRUE_NEED,
+        f"{need} from {where}; the message does not say what held the rest.",
+        certain=False,
+        decide=hint,
     )
 
 
@@ -175,7 +178,7 @@ def find_causes(case: Case) -> tuple[Cause, ...]:
             break
     first, *rest = found
     rest += [cause for cause in (outer_product(case),) if cause is not None]
-    if first.name == "memory already full" or (not first.certain and first.name != "broadcast explosion"):
+    if first.name == CauseName.ALREADY_FULL or (not first.certain and first.name != CauseName.BROADCAST):
         rest += [other for other in _usual_suspects(case) if other.name not in {cause.name for cause in found}]
     return (first, *rest)
 
@@ -184,11 +187,13 @@ def _usual_suspects(case: Case) -> list[Cause]:
     """What else it is, as a rule, where the numbers leave it open."""
     suspects = []
     if case.failure.framework in {"tensorflow", "jax"} and (case.failure.device or "").startswith("cuda"):
-        suspects.append(make_cause("other process", "Another process holds part of the card.", False, NVIDIA_SMI))
+        suspects.append(
+            make_cause(CauseName.OTHER_PROCESS, "Another process holds part of the card.", False, NVIDIA_SMI)
+        )
     if case.on_host or case.failure.extra.get("signal") == "Killed":
         suspects.append(
             make_cause(
-                "limit",
+                CauseName.LIMIT,
                 "A container, a job or `ulimit` allows less than the machine has.",
                 False,
                 "`outsize memory` inside that container or job",
@@ -198,7 +203,7 @@ def _usual_suspects(case: Case) -> list[Cause]:
         grown = f" It grew by {said(case.growth)} in its last minute." if case.growth else ""
         suspects.append(
             make_cause(
-                "leak",
+                CauseName.LEAK,
                 f"Something keeps what it should let go, step after step.{grown}",
                 False,
                 "memory after each step: flat is need, rising is a leak (`outsize run`)",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outsize.core.failure import Cause
+from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
 from outsize.failure.case import NVIDIA_SMI, Case, make_cause
 
@@ -23,7 +23,7 @@ def fragmentation(case: Case) -> Cause | None:
         return None
     worth = slack >= 0.05 * total if total else slack >= 4 * need
     return make_cause(
-        "fragmentation",
+        CauseName.FRAGMENTATION,
         f"{said(need)} were asked for while PyTorch held {said(slack)} it did not use and {said(room)} more could "
         f"be had: enough, but cut "
         "into pieces between tensors that are still alive, none of them long enough.",
@@ -42,7 +42,7 @@ def bfc_fragmentation(case: Case) -> Cause | None:
     if limit - used < need:
         return None
     return make_cause(
-        "fragmentation",
+        CauseName.FRAGMENTATION,
         f"{said(need)} were asked for while {said(limit - used)} of the pool's {said(limit)} were not in use"
         + ("" if largest is None or largest >= need else f", the largest free piece being {said(largest)}")
         + ": enough, but cut into pieces.",
@@ -60,7 +60,7 @@ def fraction(case: Case) -> Cause | None:
         return None
     also = "" if free is None or free < need else f", though {said(free)} of the card were free"
     return make_cause(
-        "memory fraction",
+        CauseName.MEMORY_FRACTION,
         f"PyTorch was allowed {said(limit)} of the card and held {said(case.held)}; {said(need)} more would pass "
         f"that limit{also}. "
         "The limit is `set_per_process_memory_fraction`, not the card.",
@@ -76,12 +76,12 @@ def watermark(case: Case) -> Cause | None:
     other = case.extra("other_allocations_bytes") or 0
     if other > held:
         return make_cause(
-            "other allocations",
+            CauseName.OTHER_ALLOCATIONS,
             f"Of the {said(limit)} allowed, {said(other)} are held outside PyTorch (Metal, other libraries) and "
             f"{said(held)} by it.",
         )
     return make_cause(
-        "true need", f"PyTorch holds {said(held)} of the {said(limit)} that its watermark allows on this Mac."
+        CauseName.TRUE_NEED, f"PyTorch holds {said(held)} of the {said(limit)} that its watermark allows on this Mac."
     )
 
 
@@ -94,7 +94,7 @@ def other_process(case: Case) -> Cause | None:
         names = ", ".join(f"pid {pid} {said(size)}" for pid, size in case.strangers[:3])
         mine = case.mine or 0
         return make_cause(
-            "other process",
+            CauseName.OTHER_PROCESS,
             f"Other processes hold {said(others)} of the card ({names}); this one holds {said(mine)}. {said(gap)} "
             f"were missing: "
             "without them it would have fitted.",
@@ -103,7 +103,7 @@ def other_process(case: Case) -> Cause | None:
         )
     if others >= gap and case.mine is not None and others > 0.1 * (case.failure.total_bytes or 0):
         return make_cause(
-            "other process",
+            CauseName.OTHER_PROCESS,
             f"{said(others)} of the card are held by nobody this message names: this process holds "
             f"{said(case.mine)} of "
             f"{said(case.failure.total_bytes)} and {said(case.failure.free_bytes)} were free. Another process, "
@@ -121,7 +121,7 @@ def graph_pools(case: Case) -> Cause | None:
     if private is None or gap is None or private < max(gap, 0.1 * (case.failure.allocated_bytes or 0)):
         return None
     return make_cause(
-        "CUDA graph pools",
+        CauseName.GRAPH_POOLS,
         f"{said(private)} sit in the private pools of CUDA graphs, which no other allocation may use and which "
         f"stay until the graphs "
         f"are destroyed; {said(gap)} were missing.",
@@ -137,14 +137,14 @@ def refused_though_free(case: Case) -> Cause | None:
         return None
     if case.format == "snapshot":
         return make_cause(
-            "memory fraction",
+            CauseName.MEMORY_FRACTION,
             f"{said(need)} were refused while the driver still had {said(free)}: PyTorch did not ask it, because "
             f"`set_per_process_memory_fraction` allows little more than the {said(case.held)} it held.",
             certain=False,
             decide="the exception's text: it then says how much was 'allowed'",
         )
     return make_cause(
-        "refused though free",
+        CauseName.REFUSED,
         f"{said(need)} were refused while {said(free)} were free when the message was made. Something freed "
         f"memory in between (another "
         "process, a worker that died), or the driver could not map it (a limit on host memory or address space, "
@@ -160,7 +160,7 @@ def tpu(case: Case) -> Cause | None:
     if case.failure.framework != "jax" or used is None or limit is None:
         return None
     return make_cause(
-        "true need",
+        CauseName.TRUE_NEED,
         f"The compiled program needs {said(used)} of {said(limit)}: {said(used - limit)} too much, before a step "
         f"has run.",
     )
@@ -174,7 +174,7 @@ def kv_cache(case: Case) -> Cause | None:
     if case.format == "vllm-startup" and need is not None and free is not None:
         held = (case.failure.total_bytes or 0) - free
         return make_cause(
-            "other process",
+            CauseName.OTHER_PROCESS,
             f"vLLM wants {said(need)} of the card at start and {said(free)} are free: {said(held)} are already "
             f"held by something else.",
             certain=False,
@@ -182,12 +182,12 @@ def kv_cache(case: Case) -> Cause | None:
         )
     if need is not None and free is not None:
         return make_cause(
-            "true need",
+            CauseName.TRUE_NEED,
             f"One request of the longest length needs a KV cache of {said(need)}; after the weights {said(free)} "
             f"are left.",
         )
     return make_cause(
-        "true need",
+        CauseName.TRUE_NEED,
         "The weights and the profiled activations leave no room for the KV cache.",
         certain=False,
         decide="the lines of vLLM's start: weights, peak activation, memory left for the KV cache",
@@ -200,7 +200,7 @@ def prealloc(case: Case) -> Cause | None:
         return None
     size = f" ({said(case.need)})" if case.need else ""
     return make_cause(
-        "preallocation",
+        CauseName.PREALLOCATION,
         f"TensorFlow takes nearly the whole card when it starts{size} and the driver refused: another process, "
         f"often another "
         "TensorFlow or a notebook kernel, already holds part of it. It then tries smaller pieces, so this alone "

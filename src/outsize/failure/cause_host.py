@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outsize.core.failure import Cause
+from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
 from outsize.failure.case import DMESG, SMALL, Case, make_cause, pair_of_long_axes
 
@@ -19,7 +19,7 @@ def broadcast(case: Case) -> Cause | None:
         return None
     if first == second:
         return make_cause(
-            "broadcast explosion",
+            CauseName.BROADCAST,
             f"The shape {shape} has the axis {first:,} twice: an array of shape ({first:,}, 1) met one of shape "
             f"({first:,},) "
             f"and broadcasting made {said(need)} of them. The two arrays themselves are small.",
@@ -38,7 +38,7 @@ def outer_product(case: Case) -> Cause | None:
     if pair is None or pair[0] == pair[1] or need is None or limit is None or need < 8 * limit:
         return None
     return make_cause(
-        "broadcast explosion",
+        CauseName.BROADCAST,
         f"{pair[0]:,} x {pair[1]:,} may be every element of one long array against every element of another.",
         certain=False,
         decide="print the shapes of the operands and see whether every pair was meant",
@@ -52,7 +52,7 @@ def shared_memory(case: Case) -> Cause | None:
     shm = case.reading.shm if case.reading else None
     now = f" It has {said(shm.total)} here, {said(shm.available)} of it free now." if shm else ""
     return make_cause(
-        "shared memory",
+        CauseName.SHARED_MEMORY,
         "/dev/shm is full: DataLoader workers hand their batches over through it, and a page that cannot be had "
         "there is a bus error, "
         f"not an exception. Containers get 64 MiB unless told otherwise.{now}",
@@ -64,32 +64,18 @@ def shared_memory(case: Case) -> Cause | None:
 def container_kill(case: Case) -> Cause | None:
     """Killed by a limit: cgroup, pod, job, worker."""
     failure = case.failure
-    if failure.framework in _LIMITERS or failure.extra.get("scope") == "cgroup":
+    if case.framework.killer or failure.extra.get("scope") == "cgroup":
         cap = "" if failure.limit_bytes is None else f" of {said(failure.limit_bytes)}"
         used = case.extra("anon_rss_bytes")
         who = "The process" if failure.process is None else f"{failure.process} (pid {failure.pid})"
         held = "" if used is None else f" when it held {said(used)}"
         return make_cause(
-            "limit",
+            CauseName.LIMIT,
             f"{who} was killed by the memory limit{cap} of its "
-            f"{_LIMITERS.get(failure.framework, 'container or control group')}{held}; "
+            f"{case.framework.killer or 'container or control group'}{held}; "
             "the machine itself may have had memory left.",
         )
     return None
-
-
-_LIMITERS = {
-    "kubernetes": "pod (resources.limits.memory)",
-    "slurm": "Slurm job (--mem)",
-    "pbs": "PBS job",
-    "lsf": "LSF job",
-    "dask": "Dask worker (memory_limit)",
-    "spark": "executor's container (executor memory + overhead)",
-    "docker": "container (docker run --memory)",
-    "lambda": "Lambda function (memory size)",
-    "cloud": "cloud service",
-    "heroku": "dyno",
-}
 
 
 def machine_kill(case: Case) -> Cause | None:
@@ -97,7 +83,7 @@ def machine_kill(case: Case) -> Cause | None:
     failure = case.failure
     if failure.framework == "systemd":
         return make_cause(
-            "machine out of memory",
+            CauseName.MACHINE,
             "systemd-oomd killed a whole unit because its processes "
             "stalled for memory "
             f"({failure.extra.get('pressure_pct', '-')} % of the time): RAM was full, swap was "
@@ -106,7 +92,7 @@ def machine_kill(case: Case) -> Cause | None:
     if failure.framework == "ray":
         used, total = case.extra("node_used_bytes"), failure.total_bytes
         return make_cause(
-            "machine out of memory",
+            CauseName.MACHINE,
             f"The node used {said(used)} of {said(total)} and Ray killed a "
             f"worker before the kernel would: "
             "the tasks running side by side need more than the node has.",
@@ -121,7 +107,7 @@ def machine_kill(case: Case) -> Cause | None:
             f"at fault."
         )
         return make_cause(
-            "machine out of memory",
+            CauseName.MACHINE,
             f"RAM and swap of the whole machine were full and the kernel "
             f"killed {failure.process or 'a process'}"
             + (f", which held {said(held)}." if held is not None else ".")
@@ -135,7 +121,7 @@ def signal(case: Case) -> Cause | None:
     if case.failure.extra.get("signal") != "Killed":
         return None
     return make_cause(
-        "killed",
+        CauseName.KILLED,
         "The process was ended by SIGKILL without a word. The kernel does that when RAM or a container's limit is "
         "full; so does "
         "anyone with `kill -9`, a scheduler or a time limit.",
@@ -149,7 +135,7 @@ def rlimit(case: Case) -> Cause | None:
     limit = case.biting
     if not case.on_host or limit is None:
         return None
-    name = "address space" if limit.name.startswith("ulimit") else "limit"
+    name = CauseName.ADDRESS_SPACE if limit.name.startswith("ulimit") else CauseName.LIMIT
     return make_cause(
         name,
         f"{limit.name} allows {said(limit.bytes)} and {said(limit.used)} of it are taken: {said(case.need)} more "
@@ -162,30 +148,17 @@ def heap(case: Case) -> Cause | None:
     """Runtimes with their own heap, and programs that keep themselves to a limit."""
     if case.failure.framework in {"java", "node"}:
         return make_cause(
-            "limit",
+            CauseName.LIMIT,
             "The runtime's own heap is full; it is capped at start (-Xmx, --max-old-space-size), whatever the machine has.",
         )
-    setting = _SETTINGS.get(case.failure.framework)
-    if setting is None:
+    if not case.framework.setting:
         return None
     cap = "" if case.failure.limit_bytes is None else f" of {said(case.failure.limit_bytes)}"
     return make_cause(
-        "limit",
-        f"{case.failure.framework} keeps itself to a limit{cap} ({setting}) and has reached it, whatever the machine has.",
+        CauseName.LIMIT,
+        f"{case.failure.framework} keeps itself to a limit{cap} ({case.framework.setting}) and has reached it, "
+        "whatever the machine has.",
     )
-
-
-_SETTINGS = {
-    "duckdb": "memory_limit",
-    "clickhouse": "max_memory_usage",
-    "elasticsearch": "indices.breaker.total.limit",
-    "php": "memory_limit",
-    "mongodb": "100 MB a stage without allowDiskUse",
-    "trino": "query.max-memory",
-    "datafusion": "the session's memory pool",
-    "bigquery": "the memory of a query's slots",
-}
-"""Programs whose messages speak of a limit of their own -> what sets it."""
 
 
 def small_request(case: Case) -> Cause | None:
@@ -198,7 +171,7 @@ def small_request(case: Case) -> Cause | None:
     what = f"The tensor {case.spec} is" if case.spec is not None else "The request was"
     where = "RAM (or the limit on it)" if case.on_host else "the device"
     return make_cause(
-        "memory already full",
+        CauseName.ALREADY_FULL,
         f"{what} {need:,} bytes ({said(need)}) and cannot by itself exhaust anything: {where} was already full of "
         f"what the "
         "program, or others, hold. This was only the request that came last.",

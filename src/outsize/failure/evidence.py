@@ -96,7 +96,7 @@ def _machine(case: Case) -> Iterator[Evidence]:
         holds = "" if case.format == "dead child" else f", this process holds {said(reading.rss)}"
         yield Evidence(
             kind="machine",
-            text=f"now: {said(host.available)} of {said(host.total)} RAM available{holds}{said(reading.rss)}{biting}",
+            text=f"now: {said(host.available)} of {said(host.total)} RAM available{holds}{biting}",
         )
     if case.failure.device is not None and case.failure.device.startswith(("cuda", "hip")):
         index = int(case.failure.device.partition(":")[2] or 0)

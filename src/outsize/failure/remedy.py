@@ -10,62 +10,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from outsize.core.failure import Cause, Remedy
-from outsize.failure.case import Case
+from outsize.core.failure import Cause, CauseName, Remedy
+from outsize.core.noun import Known
+from outsize.failure.case import Case, make_remedy
 from outsize.failure.remedy_device import (
     expandable,
     fewer_graphs,
     fit_training,
-    growth,
-    jax_room,
-    library_handle,
     raise_fraction,
-    serving,
-    smaller_batch,
+    shorter_requests,
     steady_sizes,
     stop_others,
-    tf_async,
-    watermark,
 )
 from outsize.failure.remedy_host import less_in_ram, lift_ulimit, more_shm, raise_limit
 from outsize.failure.remedy_tensor import check_length, pairwise_in_blocks, reshape_operands, smaller_tensor
 
 Maker = Callable[[Case], Iterator[Remedy]]
 
-REMEDIES: dict[str, tuple[Maker, ...]] = {
-    "impossible request": (check_length,),
-    "warning only": (),
-    "broadcast explosion": (reshape_operands, pairwise_in_blocks),
-    "request larger than the device": (smaller_tensor, fit_training, serving),
-    "request larger than the machine": (smaller_tensor, less_in_ram),
-    "request larger than the limit": (smaller_tensor, raise_fraction, raise_limit),
-    "fragmentation": (expandable, steady_sizes, tf_async),
-    "memory fraction": (raise_fraction, fit_training),
-    "other process": (stop_others, growth, serving),
-    "other allocations": (watermark,),
-    "CUDA graph pools": (fewer_graphs, fit_training),
-    "refused though free": (stop_others,),
-    "preallocation": (growth,),
-    "shared memory": (more_shm,),
-    "limit": (raise_limit, less_in_ram),
-    "machine out of memory": (less_in_ram,),
-    "address space": (lift_ulimit, smaller_tensor),
-    "killed": (less_in_ram,),
-    "leak": (less_in_ram,),
-    "memory already full": (smaller_batch, jax_room, less_in_ram),
-    "true need": (
-        smaller_tensor,
-        expandable,
-        fit_training,
-        smaller_batch,
-        watermark,
-        growth,
-        serving,
-        library_handle,
-        less_in_ram,
-    ),
+REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
+    CauseName.IMPOSSIBLE: (check_length,),
+    CauseName.WARNING: (),
+    CauseName.BROADCAST: (reshape_operands, pairwise_in_blocks),
+    CauseName.LARGER_THAN_DEVICE: (smaller_tensor, fit_training, shorter_requests),
+    CauseName.LARGER_THAN_MACHINE: (smaller_tensor, less_in_ram),
+    CauseName.LARGER_THAN_LIMIT: (smaller_tensor, raise_fraction, raise_limit),
+    CauseName.FRAGMENTATION: (expandable, steady_sizes),
+    CauseName.MEMORY_FRACTION: (raise_fraction, fit_training),
+    CauseName.OTHER_PROCESS: (stop_others, shorter_requests),
+    CauseName.OTHER_ALLOCATIONS: (),
+    CauseName.GRAPH_POOLS: (fewer_graphs, fit_training),
+    CauseName.REFUSED: (stop_others,),
+    CauseName.PREALLOCATION: (),
+    CauseName.SHARED_MEMORY: (more_shm,),
+    CauseName.LIMIT: (raise_limit, less_in_ram),
+    CauseName.MACHINE: (less_in_ram,),
+    CauseName.ADDRESS_SPACE: (lift_ulimit, smaller_tensor),
+    CauseName.KILLED: (less_in_ram,),
+    CauseName.LEAK: (less_in_ram,),
+    CauseName.ALREADY_FULL: (less_in_ram,),
+    CauseName.TRUE_NEED: (smaller_tensor, expandable, fit_training, shorter_requests, less_in_ram),
 }
-"""Cause -> the remedies worth trying."""
+"""Cause -> the remedies worth trying; what the framework itself offers comes before those for any program on a host."""
 
 _DEVICE_ONLY = {expandable, steady_sizes, fewer_graphs, fit_training, raise_fraction}
 _HOST_ONLY = {less_in_ram, lift_ulimit}
@@ -73,15 +58,40 @@ _HOST_ONLY = {less_in_ram, lift_ulimit}
 
 def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
     """Every remedy that can help, most bytes first; those whose bytes cannot be told keep the order of the table."""
-    on_device = not case.on_host and (case.failure.device or "") not in ("", "cpu")
     found: dict[str, Remedy] = {}
-    for cause in causes[: 1 if causes[0].name == "broadcast explosion" else 2]:
-        for maker in REMEDIES.get(cause.name, ()):
-            if (maker in _HOST_ONLY and on_device) or (maker is watermark and case.failure.device != "mps"):
-                continue
-            if maker in _DEVICE_ONLY and case.on_host:
-                continue
-            for remedy in maker(case):
-                if remedy.saves is None or remedy.saves > 0:
-                    found.setdefault(remedy.name, remedy)
+    for cause in causes[: 1 if causes[0].name == CauseName.BROADCAST else 2]:
+        for remedy in _remedies(case, cause.name):
+            if remedy.saves is None or remedy.saves > 0:
+                found.setdefault(remedy.name, remedy)
     return tuple(sorted(found.values(), key=lambda remedy: -(remedy.saves or 0)))
+
+
+def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
+    """What the table has for one cause."""
+    on_device = not case.on_host and (case.failure.device or "") not in ("", "cpu")
+    makers = [maker for maker in REMEDIES[cause] if maker not in (_DEVICE_ONLY if case.on_host else ())]
+    for maker in makers:
+        if maker not in _HOST_ONLY:
+            yield from maker(case)
+    yield from _advice(case, cause)
+    for maker in makers:
+        if maker in _HOST_ONLY and not on_device:
+            yield from maker(case)
+
+
+def _advice(case: Case, cause: CauseName) -> Iterator[Remedy]:
+    """What the framework that failed offers, where it is not on already."""
+    place = (case.failure.device or ("cpu" if case.on_host else "cuda")).partition(":")[0]
+    for row in case.framework.advice:
+        value = case.settings.get(row.variable)
+        if (
+            cause in row.causes
+            and row.place in ("", place)
+            and (not row.formats or case.format in row.formats)
+            and row.process in ("", case.failure.process)
+            and (value is None or (row.done and value.lower() != row.done))
+        ):
+            gives = getattr(case, row.gives) if row.gives else None
+            yield make_remedy(
+                row.name, gives, row.how, row.costs, row.exactness, Known.BOUND if row.gives else Known.ESTIMATE
+            )

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from outsize.core.failure import Remedy
 from outsize.core.noun import Known
 from outsize.core.units import format_bytes as said
-from outsize.failure.case import APPROXIMATE, ROUNDING, Case, make_remedy
+from outsize.failure.case import Case, make_remedy
+from outsize.failure.framework import APPROXIMATE, ROUNDING
 
 
 def expandable(case: Case) -> Iterator[Remedy]:
@@ -33,18 +34,6 @@ def steady_sizes(case: Case) -> Iterator[Remedy]:
             "DataLoader(..., collate_fn=pad_to_a_multiple_of_512)   # the longest batch first",
             "some padding",
             ROUNDING,
-        )
-
-
-def tf_async(case: Case) -> Iterator[Remedy]:
-    """CUDA's own pool under TensorFlow."""
-    if case.failure.framework == "tensorflow" and "TF_GPU_ALLOCATOR" not in case.settings:
-        unused = _minus(case.failure.limit_bytes, case.failure.allocated_bytes)
-        yield make_remedy(
-            "let CUDA's own pool serve TensorFlow",
-            unused,
-            "TF_GPU_ALLOCATOR=cuda_malloc_async python train.py",
-            known=Known.BOUND,
         )
 
 
@@ -131,113 +120,21 @@ def fit_training(case: Case) -> Iterator[Remedy]:
     )
 
 
-def growth(case: Case) -> Iterator[Remedy]:
-    """TensorFlow takes the card at start."""
-    on = case.settings.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() == "true"
-    if case.failure.framework == "tensorflow" and not on:
-        yield make_remedy(
-            "let TensorFlow, this one and any other on the card, take memory as it needs it",
-            None,
-            "TF_FORCE_GPU_ALLOW_GROWTH=true python train.py",
-        )
-
-
-def jax_room(case: Case) -> Iterator[Remedy]:
-    """What JAX leaves unused of the card, and what it keeps."""
-    if case.failure.framework != "jax":
+def shorter_requests(case: Case) -> Iterator[Remedy]:
+    """vLLM's cache for one request."""
+    if case.failure.framework != "vllm":
         return
-    on_gpu = (case.failure.device or "cuda").startswith("cuda") and not case.on_host
-    if on_gpu and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in case.settings:
-        yield make_remedy(
-            "let JAX have more than its 75 % of the card",
-            None,
-            "XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 python train.py",
-            "leaves less to others",
-        )
+    length = case.failure.extra.get("max_model_len")
+    if length is None and case.need and case.failure.free_bytes and case.failure.extra.get("max_seq_len"):
+        length = int(case.failure.extra["max_seq_len"] * case.failure.free_bytes / case.need) // 16 * 16
     yield make_remedy(
-        "recompute instead of keeping",
-        None,
-        "loss = jax.checkpoint(loss)   # and donate_argnums for the old state",
-        "about a third more time",
-        ROUNDING,
+        "serve shorter requests", case.gap, f"--max-model-len {length or 8192}", "shorter context", known=Known.BOUND
     )
-
-
-def smaller_batch(case: Case) -> Iterator[Remedy]:
-    """What TensorFlow's own training loop offers."""
-    if case.failure.framework == "tensorflow" and case.failure.device != "cpu":
-        yield make_remedy(
-            "halve the batch: activations are half as large, weights and their state stay",
-            None,
-            "model.fit(x, y, batch_size=16)   # half of yours",
-            "noisier gradients, or the time of two passes",
-            APPROXIMATE,
-        )
-
-
-def watermark(case: Case) -> Iterator[Remedy]:
-    """Apple's unified memory."""
-    if case.settings.get("PYTORCH_MPS_HIGH_WATERMARK_RATIO") != "0.0":
-        yield make_remedy(
-            "lift PyTorch's watermark",
-            None,
-            "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 python train.py",
-            "macOS may swap, or stop the machine",
-        )
-
-
-def serving(case: Case) -> Iterator[Remedy]:
-    """vLLM and llama.cpp have their own levers."""
-    if case.failure.framework == "vllm":
-        length = case.failure.extra.get("max_model_len")
-        if length is None and case.need and case.failure.free_bytes and case.failure.extra.get("max_seq_len"):
-            length = int(case.failure.extra["max_seq_len"] * case.failure.free_bytes / case.need) // 16 * 16
-        yield make_remedy(
-            "serve shorter requests",
-            _minus(case.need, case.failure.free_bytes),
-            f"--max-model-len {length or 8192}",
-            "shorter context",
-            known=Known.BOUND,
-        )
-        yield make_remedy(
-            "keep the KV cache in 8 bits",
-            None if case.need is None else case.need // 2,
-            "--kv-cache-dtype fp8",
-            "slightly other logits",
-            APPROXIMATE,
-        )
-        yield make_remedy("give vLLM more of the card", None, "--gpu-memory-utilization 0.95", "leaves less to others")
-    if case.failure.framework in {"ggml", "metal", "ollama"}:
-        yield make_remedy(
-            "a smaller KV cache",
-            None,
-            "-c 4096 --cache-type-k q8_0 --cache-type-v q8_0",
-            "shorter context, slightly other logits",
-            APPROXIMATE,
-        )
-        yield make_remedy("keep some layers in RAM", None, "-ngl 20   # lower until it fits", "slower")
-    if case.failure.framework == "tensorrt":
-        yield make_remedy(
-            "less workspace", None, "trtexec --memPoolSize=workspace:1024", "perhaps slower tactics", ROUNDING
-        )
-    if case.failure.framework == "onnxruntime":
-        yield make_remedy(
-            "let the arena grow only as asked",
-            None,
-            '("CUDAExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})',
-        )
-
-
-def library_handle(case: Case) -> Iterator[Remedy]:
-    """cuBLAS, NCCL and kin allocate outside the framework's cache."""
-    if case.format in {"library", "library-host", "nccl"}:
-        yield make_remedy(
-            "leave room outside PyTorch for library handles",
-            None,
-            "torch.cuda.set_per_process_memory_fraction(0.95)",
-            "5 % of the card",
-        )
-
-
-def _minus(first: int | None, second: int | None) -> int | None:
-    return None if first is None or second is None else first - second
+    yield make_remedy(
+        "keep the KV cache in 8 bits",
+        None if case.need is None else case.need // 2,
+        "--kv-cache-dtype fp8",
+        "slightly other logits",
+        APPROXIMATE,
+    )
+    yield make_remedy("give vLLM more of the card", None, "--gpu-memory-utilization 0.95", "leaves less to others")

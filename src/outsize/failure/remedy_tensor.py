@@ -8,7 +8,8 @@ from outsize.core.failure import Remedy
 from outsize.core.noun import Known
 from outsize.core.spec import Spec
 from outsize.core.units import format_bytes as said
-from outsize.failure.case import APPROXIMATE, BITWISE, ROUNDING, Case, make_remedy, pair_of_long_axes
+from outsize.failure.case import Case, make_remedy, pair_of_long_axes
+from outsize.failure.framework import APPROXIMATE, BITWISE, ROUNDING
 
 _NARROWER = {
     "float64": "float32",
@@ -39,7 +40,7 @@ def smaller_tensor(case: Case) -> Iterator[Remedy]:
         yield make_remedy(
             f"{narrow} instead of {spec.dtype.name}: {said(spec.bytes)} -> {said(after.bytes)}",
             spec.bytes - after.bytes,
-            _cast(case, narrow),
+            case.framework.cast.format(dtype=narrow),
             "values must fit" if integer else "fewer digits",
             BITWISE if integer else APPROXIMATE,
             Known.EXACT,
@@ -49,7 +50,7 @@ def smaller_tensor(case: Case) -> Iterator[Remedy]:
         yield make_remedy(
             f"float16 instead of {spec.dtype.name}: {said(spec.bytes)} -> {said(after.bytes)}",
             spec.bytes - after.bytes,
-            _cast(case, "float16"),
+            case.framework.cast.format(dtype="float16"),
             "3 digits, largest value 65504",
             APPROXIMATE,
             Known.EXACT,
@@ -102,27 +103,14 @@ def _in_pieces(case: Case, spec: Spec) -> Iterator[Remedy]:
     part[axis] = -(-length // pieces)
     after = Spec.of(part, spec.dtype)
     slices = ":, " * axis + f"start:start + {part[axis]}"
-    how = {
-        "tensorflow": f"for start in range(0, {length}, {part[axis]}):\n    part = x[{slices}]",
-        "pytorch": f"for part in x.split({part[axis]}, dim={axis}): ...",
-    }
+    how = case.framework.split.format(axis=axis, axis_length=length, length=part[axis], pieces=pieces, slices=slices)
     name = "half of" if pieces == 2 else f"1/{pieces} of"
     yield make_remedy(
         f"{name} axis {axis} at a time: {length} -> {part[axis]}",
         spec.bytes - after.bytes,
-        how.get(case.failure.framework, f"for part in np.array_split(x, {pieces}, axis={axis}): ..."),
+        how,
         f"{pieces} passes",
         known=Known.EXACT,
-    )
-
-
-def _cast(case: Case, dtype: str) -> str:
-    calls = {
-        "tensorflow": f"tf.cast(x, tf.{dtype})   # keras: mixed_precision.set_global_policy('mixed_float16')",
-        "pytorch": f"x = x.to(torch.{dtype})",
-    }
-    return calls.get(
-        case.failure.framework, f"np.empty(shape, dtype=np.{dtype})   # at creation: x.astype() holds both"
     )
 
 

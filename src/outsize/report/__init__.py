@@ -48,9 +48,9 @@ def draw(noun: Any, skin: Literal["text", "html"]) -> str | None:
     drawn = renderable(noun)
     if drawn is None:
         return None
-    console = Console(
-        file=io.StringIO(), width=_width(), record=skin == "html", color_system="truecolor" if skin == "html" else None,
-        legacy_windows=False, markup=False, highlight=False,
+    console = _console(
+        file=io.StringIO(), record=skin == "html", color_system="truecolor" if skin == "html" else None,
+        legacy_windows=False,
     )  # fmt: skip
     console.print(drawn)
     if skin == "html":
@@ -64,13 +64,13 @@ def to_json(noun: Any) -> str:
     return json.dumps(to_plain(noun), indent=2, allow_nan=False, ensure_ascii=False)
 
 
-def show(noun: Any, as_json: bool = False) -> None:
-    """Print a noun (or anything rich can print) to standard output, in colour where that is a terminal."""
+def show(noun: Any, as_json: bool = False, *, stderr: bool = False) -> None:
+    """Print a noun (or anything rich can print) to standard output or standard error, in colour where that is a terminal."""
     if as_json:
         sys.stdout.write(to_json(noun) + "\n")
         return
     drawn = renderable(noun)
-    Console(width=_width(), highlight=False, markup=False).print(noun if drawn is None else drawn)
+    _console(stderr=stderr).print(noun if drawn is None else drawn)
 
 
 def show_verbs(verbs: Mapping[str, str]) -> None:
@@ -92,5 +92,9 @@ def show_stop(number: int, stops: int, command: str, why: str, answers: Sequence
     show(Text())
 
 
-def _width() -> int:
-    return min(120, shutil.get_terminal_size((100, 24)).columns) if sys.stdout.isatty() else 100
+def _console(stderr: bool = False, **rest: Any) -> Console:
+    """A console that prints where it is told to. In a notebook rich would show what is printed as a cell's output instead,
+    and leave the text empty: what a notebook shows of a noun is its own `_repr_html_`, once."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = min(120, shutil.get_terminal_size((100, 24)).columns) if stream.isatty() else 100
+    return Console(stderr=stderr, width=width, force_jupyter=False, markup=False, highlight=False, **rest)

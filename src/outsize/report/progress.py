@@ -59,4 +59,4 @@ def _columns(unit: str) -> list[ProgressColumn]:
 
 def terminal_listener() -> Listener | None:
     """A bar where standard error is a terminal, else nobody."""
-    return Bar(Console(stderr=True)) if sys.stderr is not None and sys.stderr.isatty() else None
+    return Bar(Console(stderr=True, force_jupyter=False)) if sys.stderr is not None and sys.stderr.isatty() else None

@@ -102,33 +102,33 @@ def _loosen(template: str) -> str:
     return _LITERAL_SPACE.sub(lambda match: match.group(1) or " ?", template)
 
 
-_ESCAPED = re.compile(r"(?:\\.|\{[^}]*\})[?*+]?")
-_NESTED = re.compile(r"(?:\([^()]*\)|\[[^\]]*\])[?*+]?")
+_ESCAPED = re.compile(r"(?:\\.|\[(?:\\.|[^\]\\])*\]|\{[^}]*\})[?*+]?")
+_NESTED = re.compile(r"\([^()]*\)[?*+]?")
 _SINGLE = re.compile(r".[?*+]|[.^$]")
 
 
-def _literal(template: str) -> str:
-    """The longest piece of text that every match must hold, in lower case without spaces; empty where there is none."""
+def _literals(template: str) -> tuple[str, ...]:
+    """Text of which every match holds one piece, in lower case without spaces; an empty piece where nothing is sure."""
     rest, before = _ESCAPED.sub("\x00", template), ""
     while before != rest:
         before, rest = rest, _NESTED.sub("\x00", rest)
-    if "|" in rest:
-        return ""
-    return max(("".join(piece.lower().split()) for piece in _SINGLE.sub("\x00", rest).split("\x00")), key=len)
+    return tuple(
+        max(("".join(piece.lower().split()) for piece in _SINGLE.sub("\x00", way).split("\x00")), key=len)
+        for way in rest.split("|")
+    )
 
 
 class Pattern:
     """A compiled template."""
 
-    __slots__ = ("_regex", "constants", "holes", "literal")
+    __slots__ = ("_literals", "_regex", "constants", "holes")
 
     def __init__(self, template: str, **constants: Any) -> None:
         self.constants = constants
         """Fields that this pattern settles by being there at all, such as `device="cpu"`."""
         self.holes: dict[str, Kind] = {}
         """Hole -> what stands in it."""
-        self.literal = _literal(template)
-        """Text without which there is no match: asking for it costs next to nothing."""
+        self._literals = _literals(template)
         pieces, end = [], 0
         for hole in _HOLE.finditer(template):
             kind = hole.group(2) or _DEFAULT_KINDS.get(hole.group(1), "size")
@@ -140,6 +140,10 @@ class Pattern:
             end = hole.end()
         pieces.append(_loosen(template[end:]))
         self._regex = re.compile("".join(pieces), re.IGNORECASE | re.MULTILINE)
+
+    def may_be_in(self, key: str) -> bool:
+        """False where no match is possible: asking for a plain piece of text costs next to nothing."""
+        return any(literal in key for literal in self._literals)
 
     def find(self, text: str, start: int = 0, end: int | None = None) -> re.Match[str] | None:
         """The first place in `text[start:end]`."""
@@ -171,8 +175,6 @@ class Format:
     """Label of the format."""
     framework: str
     """Who says it."""
-    key: str | tuple[str, ...]
-    """Lower-case text without spaces, one of which must be there: tells in a microsecond that a format is not meant."""
     anchor: Pattern
     """What makes a text a message of this format. Its holes are read first."""
     clauses: tuple[Pattern, ...] = ()
@@ -180,7 +182,7 @@ class Format:
     each: Mapping[str, Pattern] = field(default_factory=dict)
     """Name in `extra` -> a part that may come many times."""
     device: str | None = None
-    """Device where the message does not say more; an `index` is added to it."""
+    """Device where the message does not say more, None for the framework's own; an `index` is added to it."""
     whole: bool = False
     """Clauses may also stand before the anchor."""
     fills: tuple[str, ...] = ()
@@ -196,7 +198,6 @@ class Format:
 def form(
     name: str,
     framework: str,
-    key: str | tuple[str, ...],
     anchor: str,
     *clauses: str | Pattern,
     each: Mapping[str, str] | None = None,
@@ -207,7 +208,6 @@ def form(
     return Format(
         name=name,
         framework=framework,
-        key=key,
         anchor=Pattern(anchor),
         clauses=tuple(clause if isinstance(clause, Pattern) else Pattern(clause) for clause in clauses),
         each={title: Pattern(part) for title, part in (each or {}).items()},

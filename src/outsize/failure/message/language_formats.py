@@ -4,267 +4,95 @@ from __future__ import annotations
 
 from outsize.failure.message.grammar import Format, form
 
+# Rows of tables: name, framework, anchor, further parts.
+# fmt: off
+
 LANGUAGES: list[Format] = [
-    form("julia", "julia", "outofmemoryerror()", r"OutOfMemoryError\(\)"),
-    form(
-        "r",
-        "r",
-        (
-            "cannotallocatevector",
-            "cannotallocatememoryblock",
-            "vectormemory",
-            "memoryexhausted(limit",
-            "reachedtotalallocation",
-        ),
-        r"cannot allocate (?:vector|memory block|buffer) of (?:size|length) {requested}|"
-        r"vector memory (?:limit of {limit} reached|exhausted)|"
-        r"cannot allocate (?:vector|memory block) of (?:size|length)|"
-        r"memory exhausted \(limit reached|Reached total allocation of",
-        r"cannot allocate (?:vector|memory block|buffer) of (?:size|length) {requested}",
-        r"vector memory limit of {limit} reached",
-        r"Reached total allocation of {limit}",
-        device="cpu",
-        whole=True,
-    ),
-    form(
-        "rust",
-        "rust",
-        "memoryallocationof",
-        r"memory allocation of (?:{requested:count}|\w{1,8}) bytes failed",
-        device="cpu",
-    ),
-    form(
-        "java-native",
-        "java",
-        ("nativememoryallocation", "os::commit_memory", "forthejavaruntime"),
-        r"Native memory allocation \((?:mmap|malloc)\) failed to (?:map|allocate)|"
-        r"insufficient memory for the Java Runtime Environment|"
-        r"os::commit_memory\(0x[0-9a-f]{1,16}, [0-9]{1,20}, [0-9]\) failed",
-        r"failed to (?:map|allocate) {requested:count} bytes",
-        r"os::commit_memory\(0x[0-9a-f]{1,16}, {requested:count},",
-    ),
-    form(
-        "java-direct",
-        "java",
-        "directmemory",
-        r"failed to allocate {requested:count} byte\(s\) of direct memory \(used: {allocated:count}, max: "
-        r"{limit:count}\)",
-    ),
-    form("spark", "spark", "unabletoacquire", r"Unable to acquire {requested:count} bytes of memory, got {free:count}"),
-    form(
-        "java",
-        "java",
-        "outofmemoryerror",
-        r"java\.lang\.OutOfMemoryError|OutOfMemoryError: (?:Java heap space|GC overhead limit exceeded|"
-        r"Requested array size|"
-        r"Metaspace|Direct buffer memory|Compressed class space|PermGen)",
-        r"Failed to allocate (?:a )?{requested}",
-        unless="unable to create (?:new )?native thread",
-    ),
-    form(
-        "node",
-        "node",
-        ("javascriptheapoutofmemory", "reachedheaplimit", "fatalprocessoutofmemory"),
-        r"JavaScript heap out of memory|Reached heap limit|(?<!::)Fatal process out of memory",
-    ),
-    form(
-        "array-buffer",
-        "javascript",
-        ("arraybufferallocationfailed", "webassembly.memory():couldnot"),
-        r"Array buffer allocation failed|WebAssembly\.Memory\(\): could not allocate memory",
-        device="cpu",
-    ),
-    form(
-        "go",
-        "go",
-        ("runtime:outofmemory", "runtime:cannotallocate"),
-        r"fatal error: (?:runtime: )?(?:out of memory|cannot allocate memory)|runtime: out of memory|"
-        r"runtime: cannot allocate",
-        r"cannot allocate {requested:count}-byte block \({allocated:count} in use\)",
-    ),
-    form(
-        "openblas",
-        "openblas",
-        "openblas",
-        r"OpenBLAS ?(?:error|warning)?:? ?(?:Memory allocation|malloc)[^\n]{0,40}?failed|"
-        r"OpenBLAS[^\n]{0,40}allocat[^\n]{0,40}fail",
-    ),
-    form(
-        "opencv",
-        "opencv",
-        "insufficientmemory",
-        r"\(-4:Insufficient memory\) Failed to allocate {requested:count} bytes",
-        device="cpu",
-    ),
-    form("opencv-gpu", "opencv", "gpuapicall", r"\(-217:Gpu API call\) out of memory", device="cuda"),
-    form(
-        "duckdb",
-        "duckdb",
-        ("outofmemoryerror:failed", "outofmemoryerror:could", "outofmemoryexception"),
-        r"(?:failed to|could not) (?:allocate|pin) (?:data|block) of size {requested} ?\({allocated}/{limit} used\)",
-        device="cpu",
-    ),
-    form(
-        "elasticsearch",
-        "elasticsearch",
-        "circuitbreakingexception",
-        r"CircuitBreakingException[^\n]{0,40}Data too large",
-        r"larger than the limit of \[{limit:count}/",
-    ),
-    form(
-        "clickhouse",
-        "clickhouse",
-        "attempttoallocatechunk",
-        r"Memory limit [^\n]{0,60}exceeded: would use {would_use_bytes}",
-        r"attempt to allocate chunk of {requested:count} bytes",
-        r"maximum: {limit}",
-    ),
-    form(
-        "redis",
-        "redis",
-        ("zmalloc:", "oomcommandnotallowed"),
-        r"zmalloc: Out of memory|OOM command not allowed when used memory",
-        r"trying to allocate {requested:count} bytes",
-        device="cpu",
-    ),
-    form(
-        "php",
-        "php",
-        "allowedmemorysize",
-        r"Allowed memory size of (?:{limit:count} )?bytes exhausted",
-        r"tried to allocate {requested:count} bytes",
-    ),
-    form("ruby", "ruby", "nomemoryerror", r"\bNoMemoryError\b"),
-    form("dotnet", "dotnet", "outofmemoryexception", r"\bOutOfMemoryException\b"),
-    form("stata", "stata", "refusestoprovidememory", r"op\. sys\. refuses to provide memory"),
-    form(
-        "erlang",
-        "erlang",
-        "_alloc:cannotallocate",
-        r"\w{1,12}_alloc: Cannot (?:re)?allocate {requested:count} bytes of memory",
-    ),
-    form(
-        "compiler",
-        "compiler",
-        ("killedsignalterminatedprogram", "terminatedwithsignal9"),
-        r"Killed signal terminated program {process:word}|\b(?:ld|cc1\w{0,8}|lto\w{0,8}) terminated with signal 9\b",
-        extra={"signal": "Killed"},
-    ),
-    form(
-        "compiler-memory",
-        "compiler",
-        ("memoryexhausted", "afteratotalof"),
-        r"(?:final link failed|virtual memory):? ?(?:memory )?exhausted|"
-        r"out of memory allocating {requested:count} bytes after a total of",
-    ),
-    form(
-        "matlab",
-        "matlab",
-        "arraysize",
-        r"Requested {dims:word} \({requested}\) array exceeds maximum array size preference \({limit}\)",
-        device="cpu",
-    ),
-    form("matlab-help", "matlab", "helpmemory", r"Out of memory\. ?Type [\"']?help memory", device="cpu"),
-    form(
-        "matlab-gpu",
-        "matlab",
-        "outofmemoryondevice",
-        r"\bOut of memory on device\. ?To view more detail",
-        device="cuda",
-    ),
-    form(
-        "fortran",
-        "fortran",
-        ("errorallocating", "forrtl:severe(41)"),
-        r"\bError allocating {requested:count} bytes(?! of)|forrtl: severe \(41\): insufficient virtual memory",
-        device="cpu",
-    ),
-    form("perl", "perl", "outofmemoryinperl", r"Out of memory in perl:", device="cpu"),
-    form(
-        "mysql",
-        "mysql",
-        "restartserverandtryagain",
-        r"Out of memory; restart server and try again(?: \(needed {requested:count} bytes\))?",
-        device="cpu",
-    ),
-    form(
-        "datafusion",
-        "datafusion",
-        "resourcesexhausted:failedtoallocateadditional",
-        r"Resources exhausted: Failed to allocate additional (?:{requested:count} bytes|[0-9.]{1,12} [KMGT]i?B)",
-        r"allocate additional {requested} for",
-        r"with {allocated:count} bytes already",
-        device="cpu",
-    ),
-    form(
-        "trino",
-        "trino",
-        "queryexceeded",
-        r"Query exceeded (?:per-node|distributed) (?:total |user )?memory limit of {limit}",
-        r"Allocated: {allocated}",
-    ),
-    form("bigquery", "bigquery", "intheallottedmemory", r"query could not be executed in the allotted memory"),
-    form("mongodb", "mongodb", "exceededmemorylimitof", r"Sort exceeded memory limit of {limit:count} bytes"),
-    form("postgres", "postgres", "failedonrequestofsize", r"Failed on request of size {requested:count}", device="cpu"),
+    form("julia", "julia", r"OutOfMemoryError\(\)"),
+    form("r", "r", r"cannot allocate (?:vector|memory block|buffer) of (?:size|length) {requested}|"
+         r"vector memory (?:limit of {limit} reached|exhausted)|"
+         r"cannot allocate (?:vector|memory block) of (?:size|length)|"
+         r"memory exhausted \(limit reached|Reached total allocation of",
+         r"cannot allocate (?:vector|memory block|buffer) of (?:size|length) {requested}",
+         r"vector memory limit of {limit} reached", r"Reached total allocation of {limit}", whole=True),
+    form("rust", "rust", r"memory allocation of (?:{requested:count}|\w{1,8}) bytes failed"),
+    form("java-native", "java", r"Native memory allocation \((?:mmap|malloc)\) failed to (?:map|allocate)|"
+         r"insufficient memory for the Java Runtime Environment|"
+         r"os::commit_memory\(0x[0-9a-f]{1,16}, [0-9]{1,20}, [0-9]\) failed",
+         r"failed to (?:map|allocate) {requested:count} bytes",
+         r"os::commit_memory\(0x[0-9a-f]{1,16}, {requested:count},"),
+    form("java-direct", "java",
+         r"failed to allocate {requested:count} byte\(s\) of direct memory \(used: {allocated:count}, max: "
+         r"{limit:count}\)"),
+    form("spark", "spark", r"Unable to acquire {requested:count} bytes of memory, got {free:count}"),
+    form("java", "java",
+         r"java\.lang\.OutOfMemoryError|OutOfMemoryError: (?:Java heap space|GC overhead limit exceeded|"
+         r"Requested array size|" r"Metaspace|Direct buffer memory|Compressed class space|PermGen)",
+         r"Failed to allocate (?:a )?{requested}", unless="unable to create (?:new )?native thread"),
+    form("node", "node", r"JavaScript heap out of memory|Reached heap limit|(?<!::)Fatal process out of memory"),
+    form("array-buffer", "javascript",
+         r"Array buffer allocation failed|WebAssembly\.Memory\(\): could not allocate memory"),
+    form("go", "go", r"fatal error: (?:runtime: )?(?:out of memory|cannot allocate memory)|runtime: out of memory|"
+         r"runtime: cannot allocate", r"cannot allocate {requested:count}-byte block \({allocated:count} in use\)"),
+    form("openblas", "openblas", r"OpenBLAS ?(?:error|warning)?:? ?(?:Memory allocation|malloc)[^\n]{0,40}?failed|"
+         r"OpenBLAS[^\n]{0,40}allocat[^\n]{0,40}fail"),
+    form("opencv", "opencv", r"\(-4:Insufficient memory\) Failed to allocate {requested:count} bytes", device="cpu"),
+    form("opencv-gpu", "opencv", r"\(-217:Gpu API call\) out of memory", device="cuda"),
+    form("duckdb", "duckdb",
+         r"(?:failed to|could not) (?:allocate|pin) (?:data|block) of size {requested} ?\({allocated}/{limit} used\)"),
+    form("elasticsearch", "elasticsearch", r"CircuitBreakingException[^\n]{0,40}Data too large",
+         r"larger than the limit of \[{limit:count}/"),
+    form("clickhouse", "clickhouse", r"Memory limit [^\n]{0,60}exceeded: would use {would_use_bytes}",
+         r"attempt to allocate chunk of {requested:count} bytes", r"maximum: {limit}"),
+    form("redis", "redis", r"zmalloc: Out of memory|OOM command not allowed when used memory",
+         r"trying to allocate {requested:count} bytes"),
+    form("php", "php", r"Allowed memory size of (?:{limit:count} )?bytes exhausted",
+         r"tried to allocate {requested:count} bytes"),
+    form("ruby", "ruby", r"\bNoMemoryError\b"),
+    form("dotnet", "dotnet", r"\bOutOfMemoryException\b"),
+    form("stata", "stata", r"op\. sys\. refuses to provide memory"),
+    form("erlang", "erlang", r"\w{1,12}_alloc: Cannot (?:re)?allocate {requested:count} bytes of memory"),
+    form("compiler", "compiler",
+         r"Killed signal terminated program {process:word}|\b(?:ld|cc1\w{0,8}|lto\w{0,8}) terminated with signal 9\b",
+         extra={"signal": "Killed"}),
+    form("compiler-memory", "compiler", r"(?:final link failed|virtual memory):? ?(?:memory )?exhausted|"
+         r"out of memory allocating {requested:count} bytes after a total of"),
+    form("matlab", "matlab",
+         r"Requested {dims:word} \({requested}\) array exceeds maximum array size preference \({limit}\)",
+         device="cpu"),
+    form("matlab-help", "matlab", r"Out of memory\. ?Type [\"']?help memory", device="cpu"),
+    form("matlab-gpu", "matlab", r"\bOut of memory on device\. ?To view more detail", device="cuda"),
+    form("fortran", "fortran",
+         r"\bError allocating {requested:count} bytes(?! of)|forrtl: severe \(41\): insufficient virtual memory"),
+    form("perl", "perl", r"Out of memory in perl:"),
+    form("mysql", "mysql", r"Out of memory; restart server and try again(?: \(needed {requested:count} bytes\))?"),
+    form("datafusion", "datafusion",
+         r"Resources exhausted: Failed to allocate additional (?:{requested:count} bytes|[0-9.]{1,12} [KMGT]i?B)",
+         r"allocate additional {requested} for", r"with {allocated:count} bytes already"),
+    form("trino", "trino", r"Query exceeded (?:per-node|distributed) (?:total |user )?memory limit of {limit}",
+         r"Allocated: {allocated}"),
+    form("bigquery", "bigquery", r"query could not be executed in the allotted memory"),
+    form("mongodb", "mongodb", r"Sort exceeded memory limit of {limit:count} bytes"),
+    form("postgres", "postgres", r"Failed on request of size {requested:count}"),
 ]
 
 BARE: list[Format] = [
-    form(
-        "windows-1455",
-        "windows",
-        ("1455", "pagingfile", "memoryresourcesareavailable"),
-        r"\[WinError 1455\]|os error 1455|paging file is too small|Not enough memory resources are available",
-    ),
-    form(
-        "bad-alloc",
-        "c++",
-        ("std::bad_alloc", "bad_array_new_length", "badallocation"),
-        r"std::bad_alloc|: bad allocation",
-    ),
-    form(
-        "errno12",
-        "linux",
-        ("errno12", "cannotallocatememory", "oserror:[errno12", "enomem"),
-        r"\[?Errno 12\]?:? ?(?:Cannot allocate memory|Not enough space)|"
-        r"fork(?:: retry)?: (?:Resource temporarily unavailable: )?Cannot allocate memory|"
-        r"(?:mmap|malloc|calloc|realloc|vfork|clone|sbrk|mlock|allocation|"
-        r"error)\(?\)?[^\n]{0,60}?: ?Cannot allocate memory|"
-        r"\bENOMEM\b|Cannot allocate memory",
-        r"mmap(?:\(|ing )? ?{requested:count} bytes",
-        unless=r"static TLS block|write\+execute",
-        whole=True,
-    ),
-    form(
-        "macos",
-        "macos",
-        ("mmap(size=", "vm_map(size=", "can'tallocateregion"),
-        r"\b(?:mach_vm_map|mmap)\(size=(?:{requested:count}\b)?[^)\n]{0,60}\) failed \(error code=(?:3|12)\)|"
-        r"malloc: [^\n]{0,40}can't allocate region",
-        device="cpu",
-    ),
-    form(
-        "coreutils",
-        "linux",
-        "memoryexhausted",
-        r"\b(?:sort|[ef]?grep|sed|diff|tar|m4|ld): memory exhausted\b",
-        device="cpu",
-    ),
-    form(
-        "python",
-        "python",
-        "memoryerror",
-        r"^(?:[\w.]{1,80}: )?(?:builtins\.)?MemoryError ?(?:$|: ?$|\(\)$|: std::bad_alloc)",
-        lines=True,
-    ),
-    form(
-        "python-said",
-        "python",
-        "memoryerror",
-        r"(?:^|[\s'\"`(])MemoryError: ?[^\s{]",
-        r"(?:allocate|allocating) {requested:count} bytes",
-        r"(?:allocate|allocating) {requested}",
-        unless=r"static TLS block|write\+execute",
-        lines=True,
-    ),
+    form("windows-1455", "windows",
+         r"\[WinError 1455\]|os error 1455|paging file is too small|Not enough memory resources are available"),
+    form("bad-alloc", "c++", r"std::bad_alloc|: bad allocation"),
+    form("errno12", "linux", r"\[?Errno 12\]?:? ?(?:Cannot allocate memory|Not enough space)|"
+         r"fork(?:: retry)?: (?:Resource temporarily unavailable: )?Cannot allocate memory|"
+         r"(?:mmap|malloc|calloc|realloc|vfork|clone|sbrk|mlock|allocation|"
+         r"error)\(?\)?[^\n]{0,60}?: ?Cannot allocate memory|" r"\bENOMEM\b|Cannot allocate memory",
+         r"mmap(?:\(|ing )? ?{requested:count} bytes", unless=r"static TLS block|write\+execute", whole=True),
+    form("macos", "macos",
+         r"\b(?:mach_vm_map|mmap)\(size=(?:{requested:count}\b)?[^)\n]{0,60}\) failed \(error code=(?:3|12)\)|"
+         r"malloc: [^\n]{0,40}can't allocate region"),
+    form("coreutils", "linux", r"\b(?:sort|[ef]?grep|sed|diff|tar|m4|ld): memory exhausted\b", device="cpu"),
+    form("python", "python", r"^(?:[\w.]{1,80}: )?(?:builtins\.)?MemoryError ?(?:$|: ?$|\(\)$|: std::bad_alloc)",
+         lines=True),
+    form("python-said", "python", r"(?:^|[\s'\"`(])MemoryError: ?[^\s{]",
+         r"(?:allocate|allocating) {requested:count} bytes", r"(?:allocate|allocating) {requested}",
+         unless=r"static TLS block|write\+execute", lines=True),
 ]
 """Words that say no more than that it failed; asked last."""

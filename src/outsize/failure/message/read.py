@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outsize.core.failure import Failure
+from outsize.failure.framework import framework
 from outsize.failure.message import engine_formats, language_formats, system_formats, tensor_formats, torch_formats
 from outsize.failure.message.clean import Cleaned, clean
 from outsize.failure.message.grammar import SIZED, Format, Pattern, is_dtype
@@ -49,7 +50,7 @@ _ADDRESSABLE = 2**57
 def read(text: str) -> Failure | None:
     """What the message says, or None where it is not an out-of-memory failure."""
     views = clean(text)
-    found = [format_ for format_ in FORMATS if _has_key(format_, views.key)]
+    found = [format_ for format_ in FORMATS if format_.anchor.may_be_in(views.key)]
     for format_ in found:
         fields = _best(format_, views)
         if fields is None:
@@ -61,19 +62,13 @@ def read(text: str) -> Failure | None:
     return None
 
 
-def _has_key(format_: Format, text: str) -> bool:
-    return format_.key in text if isinstance(format_.key, str) else any(key in text for key in format_.key)
-
-
 def _best(format_: Format, text: Cleaned) -> dict[str, Any] | None:
     """The fields of the view in which the format says most, of the likelier view where two say as much;
     None where its anchor is missing or it is a lookalike."""
     views = (text.lines, *text.views) if format_.lines else text.views
     if format_.unless is not None and any(format_.unless.find(view) is not None for view in text.views):
         return None
-    if format_.anchor.literal not in text.key:
-        return None
-    clauses = [clause for clause in format_.clauses if clause.literal in text.key]
+    clauses = [clause for clause in format_.clauses if clause.may_be_in(text.key)]
     readings = [fields for view in views if (fields := _fields(format_, clauses, view)) is not None]
     return max(readings, key=_worth, default=None)
 
@@ -127,7 +122,8 @@ def _failure(format_: Format, fields: dict[str, Any]) -> Failure:
 
 
 def _device(format_: Format, fields: dict[str, Any]) -> str | None:
-    index, base = fields.get("index"), fields.get("base", format_.device)
+    index = fields.get("index")
+    base = fields.get("base") or format_.device or framework(format_.framework).device
     if base is None and index is not None:
         base = "cuda"
     return base if index is None or base in (None, "cpu", "mps", "vulkan", "metal", "tpu") else f"{base}:{index}"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from outsize.failure.message.grammar import Format, Pattern, form
 
+# Rows of tables: name, framework, anchor, further parts.
+# fmt: off
+
 _VM = (
     "total-vm:{total_vm_bytes:kb}kB",
     "anon-rss:{anon_rss_bytes:kb}kB",
@@ -24,365 +27,127 @@ _KILL = (
 )
 
 KERNEL: list[Format] = [
-    form(
-        "memcg",
-        "linux",
-        ("memorycgroupoutofmemory", "constraint_memcg", "killedasaresultoflimit"),
-        r"Memory cgroup out of memory|CONSTRAINT_MEMCG|killed as a result of limit of",
-        *_KILL,
-        whole=True,
-        extra={"scope": "cgroup"},
-    ),
-    form(
-        "oom-killer",
-        "linux",
-        ("outofmemory:kill", "oom-kill", "oom_kill", "killedprocess"),
-        r"Out of memory(?: \([^)\n]{1,40}\))?: Kill(?:ed)? process|invoked oom-killer|oom-kill:constraint|"
-        r"Killed process (?:pid=)?{pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\),? total-vm",
-        *_KILL,
-        whole=True,
-        extra={"scope": "machine"},
-    ),
-    form(
-        "reaper",
-        "linux",
-        "oom_reaper",
-        r"oom_reaper: reaped process {pid:int} \({process:name}\)",
-        extra={"scope": "machine"},
-    ),
-    form(
-        "oomd",
-        "systemd",
-        ("memorypressurefor", "systemd-oomd", "duetomemoryused"),
-        r"Killed (?=[/.])[^ \n]{1,200}(?: \([^)\n]{1,40}\))? due to memory (?:pressure|used)|systemd-oomd killed|"
-        r"due to memory pressure for",
-        r"being {pressure_pct:float}% > {pressure_limit_pct:float}%",
-        r"killed {processes_killed:int} process",
-        r"memory used \({used_bytes:count}\) / total \({total:count}\)",
-        whole=True,
-    ),
-    form(
-        "systemd",
-        "systemd",
-        ("oom-kill", "theoomkiller"),
-        r"killed by the OOM killer|Failed with result 'oom-kill'|result 'oom-kill'",
-    ),
-    form(
-        "earlyoom",
-        "earlyoom",
-        "sendingsig",
-        r"sending SIG(?:TERM|KILL) to process {pid:int} uid [0-9]{1,8} [\"']?{process:word}",
-    ),
+    form("memcg", "linux", r"Memory cgroup out of memory|CONSTRAINT_MEMCG|killed as a result of limit of", *_KILL,
+         whole=True, extra={"scope": "cgroup"}),
+    form("oom-killer", "linux",
+         r"Out of memory(?: \([^)\n]{1,40}\))?: Kill(?:ed)? process|invoked oom-killer|oom-kill:constraint|"
+         r"Killed process (?:pid=)?{pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\),? total-vm", *_KILL,
+         whole=True, extra={"scope": "machine"}),
+    form("reaper", "linux", r"oom_reaper: reaped process {pid:int} \({process:name}\)", extra={"scope": "machine"}),
+    form("oomd", "systemd",
+         r"Killed (?=[/.])[^ \n]{1,200}(?: \([^)\n]{1,40}\))? due to memory (?:pressure|used)|systemd-oomd killed|"
+         r"due to memory pressure for", r"being {pressure_pct:float}% > {pressure_limit_pct:float}%",
+         r"killed {processes_killed:int} process", r"memory used \({used_bytes:count}\) / total \({total:count}\)",
+         whole=True),
+    form("systemd", "systemd", r"killed by the OOM killer|Failed with result 'oom-kill'|result 'oom-kill'"),
+    form("earlyoom", "earlyoom", r"sending SIG(?:TERM|KILL) to process {pid:int} uid [0-9]{1,8} [\"']?{process:word}"),
 ]
 
 CLUSTER: list[Format] = [
-    form(
-        "ray",
-        "ray",
-        ("memoryusagethreshold", "runninglowonmemory"),
-        r"exceeds the memory usage threshold of|due to the node running low on memory",
-        r"name={process:task}, pid={pid:int}, memory used={task_used_bytes}",
-        r"pid={pid:int}, memory used",
-        r"(?:task|actor|worker) \([^)\n]{0,200}name={process:task}",
-        r"was {node_used_bytes} ?/ ?{total} \(",
-        r"was {node_used_bytes} ?/ ?{total}",
-        r"threshold of {threshold_fraction:float}",
-        whole=True,
-    ),
-    form(
-        "ray-low",
-        "ray",
-        "systemmemorylowatnode",
-        r"System memory low at node",
-        r"Used memory \({node_used_bytes}\) / total capacity \({total}\)",
-        r"exceeds threshold {threshold_fraction:float}",
-    ),
-    form(
-        "ray-old",
-        "ray",
-        "ofthememoryonnode",
-        r"More than {threshold_pct:int}% of the memory on node {node:word} is used \({used:float} / {total} ?\)",
-    ),
-    form(
-        "ray-summary",
-        "ray",
-        "duetomemorypressure(oom)",
-        r"(?:{workers_killed:int} )?Workers (?:\(tasks / actors\) |\.\.\. ?)?killed due to memory pressure \(OOM\)",
-        r"IP: {node_ip:word}\)",
-    ),
-    form(
-        "ray-store",
-        "ray",
-        "storebecauseitisfull",
-        r"object store because it is full",
-        r"Object size is {requested:count} bytes",
-    ),
-    form(
-        "ray-store-name",
-        "ray",
-        "objectstorefullerror",
-        r"ObjectStoreFullError",
-        r"Object size is {requested:count} bytes",
-    ),
-    form(
-        "dask-nanny",
-        "dask",
-        "memorybudget",
-        r"exceeded {threshold_pct:int}% memory budget",
-        r"\(pid={pid:int}\)",
-        r"Worker memory limit: {limit}",
-        whole=True,
-    ),
-    form(
-        "dask-pause",
-        "dask",
-        ("pausingworker",),
-        r"Worker is at [0-9.]{1,6}% memory usage\. ?Pausing worker",
-        r"Process memory: {process_bytes}",
-        r"Worker memory limit: {limit}",
-        extra={"not_a_failure": True},
-    ),
-    form(
-        "yarn",
-        "spark",
-        ("memorylimits", "physicalmemory"),
-        r"(?:exceeding|beyond)(?: the)?(?: 'PHYSICAL'| 'VIRTUAL')? ?(?:physical |virtual )?memory limits?",
-        r"{used_bytes} of {limit} physical memory used",
-        r"{used_bytes} of {limit} virtual memory used",
-        r"\[pid={pid:int}",
-        whole=True,
-    ),
-    form(
-        "spark-executor",
-        "spark",
-        ("possiblecontaineroom", "executorlostfailure"),
-        r"SIGKILL, possible container OOM|ExecutorLostFailure[^\n]{0,400}?(?:exit status|exit code)(?: is)?:? 137\b",
-        extra={"signal": "Killed"},
-    ),
-    form(
-        "spark-broadcast", "spark", "buildandbroadcastthetable", r"Not enough memory to build and broadcast the table"
-    ),
-    form(
-        "spark-result",
-        "spark",
-        "maxresultsize",
-        r"\({requested}\) is bigger than spark\.driver\.maxResultSize ?\({limit}\)",
-    ),
-    form(
-        "slurm-limit",
-        "slurm",
-        ("exceededmemorylimit", "exceededvirtualmemorylimit", "jobmemorylimit", "stepmemorylimit"),
-        r"exceeded (?:virtual )?memory limit \({used_raw:int} > {limit_raw:int}\)|Exceeded (?:job|step) memory limit",
-        r"[Jj]ob {job_id:int} exceeded",
-    ),
-    form(
-        "slurm",
-        "slurm",
-        ("oom-killevent", "oom_killevent", "oomkillevent", "out-of-memoryhandler", "outofmemoryhandler", "srun:error"),
-        r"Detected (?:an? |[0-9]{1,9} )?oom[-_ ]kill event|oom[-_ ]kill event(?:\(s\))? (?:in |detected)|"
-        r"cgroup out[- ]of[- ]memory handler|srun: error: [^\n]{1,80}: Out Of Memory",
-        r"(?:StepId=|in step ){step_id:word}",
-        Pattern(r"\b{pid:int} Killed {1,40}(?:\S{1,120}/)?{process:word}"),
-        whole=True,
-    ),
-    form(
-        "slurm-state",
-        "slurm",
-        ("out_of_memory", "out_of_me+"),
-        r"(?:State:? ?|\b)OUT_OF_ME(?:MORY\b|\+)",
-        unless=r"CUDA_ERROR_OUT_OF_MEMORY|RESULT_ERROR_OUT_OF|VK_ERROR",
-    ),
-    form(
-        "pbs", "pbs", ("pbs:jobkilled", "jobkilled:mem"), r"job killed: (?:v?mem) {used_bytes} exceeded limit {limit}"
-    ),
-    form("lsf", "lsf", "term_memlimit", "TERM_MEMLIMIT"),
-    form(
-        "cloud",
-        "cloud",
-        "memorylimitof",
-        r"Memory limit of {limit} exceeded with {used_bytes} used|Exceeded (?:hard|soft) memory limit of",
-    ),
-    form(
-        "lambda",
-        "lambda",
-        "runtimeexitedwitherror:signal:killed",
-        r"Runtime exited with error: signal: killed",
-        r"Memory Size: {limit}",
-        r"Max Memory Used: {used_bytes}",
-        whole=True,
-    ),
-    form(
-        "notebook",
-        "notebook",
-        ("usingallavailableram", "allocatemorememorythanisavailable"),
-        r"session crashed after using all available RAM|notebook tried to allocate more memory than is available",
-    ),
-    form("heroku", "heroku", "memoryquota", r"Error R1[45] \(Memory quota"),
-    form(
-        "kubernetes-evicted",
-        "kubernetes",
-        "lowonresource:memory",
-        r"The node was low on resource: memory",
-        r"Container {process:word} was using {used_bytes}",
-        r"available: {free}",
-    ),
-    form(
-        "kubernetes-system",
-        "kubernetes",
-        "systemoomencountered",
-        r"System OOM encountered, victim process: {process:word}, pid: {pid:int}",
-    ),
-    form(
-        "docker",
-        "docker",
-        'oomkilled":true',
-        r"OOMKilled\": ?true\b",
-        r"ExitCode\": ?{exit_code:int}",
-        r"\bMemory\": ?(?!0\b){limit:count}",
-        *_KILL,
-        whole=True,
-    ),
-    form(
-        "kubernetes",
-        "kubernetes",
-        "oomkilled",
-        r"OOMKilled\b(?![\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:false|0)\b)",
-        r"exit ?code[\"']?[:=]? ?{exit_code:int}",
-        r"Restart ?Count[\"']?: ?{restart_count:int}",
-        r"limits?[\"']?:\W{0,12}(?:cpu[\"']?: ?[\"']?[0-9.]{1,8}m?\W{0,6})?memory[\"']?: ?[\"']?{limit}",
-        *_KILL,
-        whole=True,
-    ),
+    form("ray", "ray", r"exceeds the memory usage threshold of|due to the node running low on memory",
+         r"name={process:task}, pid={pid:int}, memory used={task_used_bytes}", r"pid={pid:int}, memory used",
+         r"(?:task|actor|worker) \([^)\n]{0,200}name={process:task}", r"was {node_used_bytes} ?/ ?{total} \(",
+         r"was {node_used_bytes} ?/ ?{total}", r"threshold of {threshold_fraction:float}", whole=True),
+    form("ray-low", "ray", r"System memory low at node",
+         r"Used memory \({node_used_bytes}\) / total capacity \({total}\)",
+         r"exceeds threshold {threshold_fraction:float}"),
+    form("ray-old", "ray",
+         r"More than {threshold_pct:int}% of the memory on node {node:word} is used \({used:float} / {total} ?\)"),
+    form("ray-summary", "ray",
+         r"(?:{workers_killed:int} )?Workers (?:\(tasks / actors\) |\.\.\. ?)?killed due to memory pressure \(OOM\)",
+         r"IP: {node_ip:word}\)"),
+    form("ray-store", "ray", r"object store because it is full", r"Object size is {requested:count} bytes"),
+    form("ray-store-name", "ray", r"ObjectStoreFullError", r"Object size is {requested:count} bytes"),
+    form("dask-nanny", "dask", r"exceeded {threshold_pct:int}% memory budget", r"\(pid={pid:int}\)",
+         r"Worker memory limit: {limit}", whole=True),
+    form("dask-pause", "dask", r"Worker is at [0-9.]{1,6}% memory usage\. ?Pausing worker",
+         r"Process memory: {process_bytes}", r"Worker memory limit: {limit}", extra={"not_a_failure": True}),
+    form("yarn", "spark",
+         r"(?:exceeding|beyond)(?: the)?(?: 'PHYSICAL'| 'VIRTUAL')? ?(?:physical |virtual )?memory limits?",
+         r"{used_bytes} of {limit} physical memory used", r"{used_bytes} of {limit} virtual memory used",
+         r"\[pid={pid:int}", whole=True),
+    form("spark-executor", "spark",
+         r"SIGKILL, possible container OOM|ExecutorLostFailure[^\n]{0,400}?(?:exit status|exit code)(?: is)?:? 137\b",
+         extra={"signal": "Killed"}),
+    form("spark-broadcast", "spark", r"Not enough memory to build and broadcast the table"),
+    form("spark-result", "spark", r"\({requested}\) is bigger than spark\.driver\.maxResultSize ?\({limit}\)"),
+    form("slurm-limit", "slurm",
+         r"exceeded (?:virtual )?memory limit \({used_raw:int} > {limit_raw:int}\)|Exceeded (?:job|step) memory limit",
+         r"[Jj]ob {job_id:int} exceeded"),
+    form("slurm", "slurm",
+         r"Detected (?:an? |[0-9]{1,9} )?oom[-_ ]kill event|oom[-_ ]kill event(?:\(s\))? (?:in |detected)|"
+         r"cgroup out[- ]of[- ]memory handler|srun: error: [^\n]{1,80}: Out Of Memory",
+         r"(?:StepId=|in step ){step_id:word}", Pattern(r"\b{pid:int} Killed {1,40}(?:\S{1,120}/)?{process:word}"),
+         whole=True),
+    form("slurm-state", "slurm", r"(?:State:? ?|\b)OUT_OF_ME(?:MORY\b|\+)",
+         unless=r"CUDA_ERROR_OUT_OF_MEMORY|RESULT_ERROR_OUT_OF|VK_ERROR"),
+    form("pbs", "pbs", r"job killed: (?:v?mem) {used_bytes} exceeded limit {limit}"),
+    form("lsf", "lsf", "TERM_MEMLIMIT"),
+    form("cloud", "cloud",
+         r"Memory limit of {limit} exceeded with {used_bytes} used|Exceeded (?:hard|soft) memory limit of"),
+    form("lambda", "lambda", r"Runtime exited with error: signal: killed", r"Memory Size: {limit}",
+         r"Max Memory Used: {used_bytes}", whole=True),
+    form("notebook", "notebook",
+         r"session crashed after using all available RAM|notebook tried to allocate more memory than is available"),
+    form("heroku", "heroku", r"Error R1[45] \(Memory quota"),
+    form("kubernetes-evicted", "kubernetes", r"The node was low on resource: memory",
+         r"Container {process:word} was using {used_bytes}", r"available: {free}"),
+    form("kubernetes-system", "kubernetes", r"System OOM encountered, victim process: {process:word}, pid: {pid:int}"),
+    form("docker", "docker", r"OOMKilled\": ?true\b", r"ExitCode\": ?{exit_code:int}",
+         r"\bMemory\": ?(?!0\b){limit:count}", *_KILL, whole=True),
+    form("kubernetes", "kubernetes", r"OOMKilled\b(?![\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:false|0)\b)",
+         r"exit ?code[\"']?[:=]? ?{exit_code:int}", r"Restart ?Count[\"']?: ?{restart_count:int}",
+         r"limits?[\"']?:\W{0,12}(?:cpu[\"']?: ?[\"']?[0-9.]{1,8}m?\W{0,6})?memory[\"']?: ?[\"']?{limit}", *_KILL,
+         whole=True),
 ]
 
 EXITS: list[Format] = [
-    form(
-        "elastic",
-        "pytorch",
-        ("exitcode:-9", "(sigkill)"),
-        r"exit ?code ?: ?-9\b|Signal 9 \(SIGKILL\) received by",
-        r"\(pid: {pid:int}\)",
-        r"received by PID {pid:int}",
-        extra={"signal": "Killed"},
-    ),
-    form(
-        "shell-killed",
-        "linux",
-        "killed",
-        r"^(?:[^\n:]{0,120}: )?(?:line [0-9]{1,7}: )?{pid:int} Killed\b {0,40}(?:\(core dumped\) "
-        r")?(?:[\"']?(?:\S{1,120}/)?{process:word})?",
-        lines=True,
-        extra={"signal": "Killed"},
-    ),
-    form(
-        "killed",
-        "linux",
-        "killed",
-        r"^(?:\[[0-9]\][+-]? ?)?(?:zsh: killed|Killed)(?:: 9)?(?: {1,40}(?!by\b)[\w./-]{1,120}[^\n]{0,200})?$|"
-        r"^(?:[\w./ -]{1,80}: )?Killed(?:: 9)?$",
-        lines=True,
-        extra={"signal": "Killed"},
-    ),
-    form(
-        "joblib",
-        "python",
-        "sigkill(-9)",
-        r"exit codes of the workers are \{[^}\n]{0,80}SIGKILL\(-9\)",
-        extra={"signal": "Killed"},
-    ),
-    form(
-        "exit-9",
-        "linux",
-        "-9",
-        r"(?:exit(?:ed)?(?: with)?[ _]?(?:code|status)|return ?code|\brc)\W{0,4}-9\b",
-        extra={"signal": "Killed"},
-    ),
-    form(
-        "sigkill",
-        "linux",
-        ("sigkill", "status=9/kill"),
-        r"(?:died with|terminated (?:by|with)|killed by|received|by) (?:<Signals\.)?(?:signal )?(?:9 )?\(?SIGKILL|"
-        r"\(signal: 9, SIGKILL|signal 9 \(SIGKILL\)|return code Negsignal\.SIGKILL|was sent SIGKILL!|code=killed, status=9/KILL",
-        r"(?:process|pid)\W{1,3}{pid:int}",
-        extra={"signal": "Killed"},
-    ),
-    form(
-        "exit-137",
-        "linux",
-        "137",
-        r"returned a non-zero code: 137\b|"
-        r"exit(?:ed)?[ _]?(?:with )?(?:non-zero )?(?:code|status|value)?[\"']?:? ?(?:with )?(?:code|status|of|is|"
-        r"=)? ?[:=(]? ?137\b|\(137\)|code 137\b|exit code:[^\n0-9]{1,60}: 137\b|\brc ?= ?137\b|status 137\b",
-        extra={"exit_code": 137, "signal": "Killed"},
-    ),
-    form(
-        "bus-error",
-        "linux",
-        "buserror",
-        r"(?:^|[:\s])Bus error(?: \(core dumped\))?",
-        r"\b{pid:int} Bus error",
-        extra={"signal": "Bus error"},
-        lines=True,
-    ),
+    form("elastic", "pytorch", r"exit ?code ?: ?-9\b|Signal 9 \(SIGKILL\) received by", r"\(pid: {pid:int}\)",
+         r"received by PID {pid:int}", extra={"signal": "Killed"}),
+    form("shell-killed", "linux",
+         r"^(?:[^\n:]{0,120}: )?(?:line [0-9]{1,7}: )?{pid:int} Killed\b {0,40}(?:\(core dumped\) "
+         r")?(?:[\"']?(?:\S{1,120}/)?{process:word})?", lines=True, extra={"signal": "Killed"}),
+    form("killed", "linux",
+         r"^(?:\[[0-9]\][+-]? ?)?(?:zsh: killed|Killed)(?:: 9)?(?: {1,40}(?!by\b)[\w./-]{1,120}[^\n]{0,200})?$|"
+         r"^(?:[\w./ -]{1,80}: )?Killed(?:: 9)?$", lines=True, extra={"signal": "Killed"}),
+    form("joblib", "python", r"exit codes of the workers are \{[^}\n]{0,80}SIGKILL\(-9\)", extra={"signal": "Killed"}),
+    form("exit-9", "linux", r"(?:exit(?:ed)?(?: with)?[ _]?(?:code|status)|return ?code|\brc)\W{0,4}-9\b",
+         extra={"signal": "Killed"}),
+    form("sigkill", "linux",
+         r"(?:died with|terminated (?:by|with)|killed by|received|by) (?:<Signals\.)?(?:signal )?(?:9 )?\(?SIGKILL|"
+         r"\(signal: 9, SIGKILL|signal 9 \(SIGKILL\)|return code Negsignal\.SIGKILL|was sent SIGKILL!|code=killed, status=9/KILL",
+         r"(?:process|pid)\W{1,3}{pid:int}", extra={"signal": "Killed"}),
+    form("exit-137", "linux", r"returned a non-zero code: 137\b|"
+         r"exit(?:ed)?[ _]?(?:with )?(?:non-zero )?(?:code|status|value)?[\"']?:? ?(?:with )?(?:code|status|of|is|"
+         r"=)? ?[:=(]? ?137\b|\(137\)|code 137\b|exit code:[^\n0-9]{1,60}: 137\b|\brc ?= ?137\b|status 137\b",
+         extra={"exit_code": 137, "signal": "Killed"}),
+    form("bus-error", "linux", r"(?:^|[:\s])Bus error(?: \(core dumped\))?", r"\b{pid:int} Bus error",
+         extra={"signal": "Bus error"}, lines=True),
 ]
 """Ends that memory most often explains though each can have other causes; asked last."""
 
 NAMES: list[Format] = [
-    form(
-        "cuda-name",
-        "cuda",
-        (
-            "cuda_error_out_of_memory",
-            "cudaerrormemoryallocation",
-            "cudaerroroutofmemory",
-            "cudamalloc",
-            "cumemalloc",
-            "cudahostalloc",
-            "cumemcreate",
-            "cudasuccess",
-        ),
-        r"(?<!case\s)CUDA_ERROR_OUT_OF_MEMORY|== ?cudaSuccess[^\n]{0,80}?out of memory|cudaErrorMemoryAllocation|(?:cudaMalloc|"
-        r"cuMem\w{1,20}|cudaHostAlloc|cudaMallocHost)[^\n]{0,60}?(?:out of memory|failed)",
-        r"(?:allocate|alloc|size|requested)[ =:]{1,3}{requested:count} bytes",
-        r"(?:allocate|allocating) {requested}",
-        r"device ordinal {index}\b",
-        r"(?:GPU|device) ?{index}\b",
-        device="cuda",
-        whole=True,
-    ),
-    form("opencl", "opencl", "cl_mem_object_allocation_failure", "CL_MEM_OBJECT_ALLOCATION_FAILURE"),
+    form("cuda-name", "cuda",
+         r"(?<!case\s)CUDA_ERROR_OUT_OF_MEMORY|== ?cudaSuccess[^\n]{0,80}?out of memory|cudaErrorMemoryAllocation|(?:cudaMalloc|"
+         r"cuMem\w{1,20}|cudaHostAlloc|cudaMallocHost)[^\n]{0,60}?(?:out of memory|failed)",
+         r"(?:allocate|alloc|size|requested)[ =:]{1,3}{requested:count} bytes",
+         r"(?:allocate|allocating) {requested}", r"device ordinal {index}\b", r"(?:GPU|device) ?{index}\b", whole=True),
+    form("opencl", "opencl", "CL_MEM_OBJECT_ALLOCATION_FAILURE"),
 ]
 """Names of errors of a driver, whoever prints them."""
 
 _OUT_OF_MEMORY = "out of (?:host |system |device |gpu |video )?memory"
 
 WORDS: list[Format] = [
-    form(
-        "said",
-        "unknown",
-        (
-            "outofmemory",
-            "outofhostmemory",
-            "outofsystemmemory",
-            "outofdevicememory",
-            "outofgpumemory",
-            "outofvideomemory",
-        ),
-        rf"(?:\berror\b|exception|fatal|failed|failure|abort\w{{0,3}}|panic\w{{0,3}}|"
-        rf"Error:)[^\n.]{{0,60}}?\b{_OUT_OF_MEMORY}\b|"
-        rf"(?<![a-z,]\n)^(?:[\w ./\[\]-]{{1,60}}: |System is )?{_OUT_OF_MEMORY}(?: ?[.!:]| ?$)",
-        r"(?:allocate|allocating|requested) {requested:count} bytes",
-        r"(?:allocate|allocating|requested) {requested}",
-        lines=True,
-        unless=r"(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|can|if|until|no)\b[^\n.]{0,40}\bout of memory|"
-        r"native thread",
-    ),
-    form(
-        "insufficient",
-        "unknown",
-        ("notenoughmemory", "insufficientmemory", "cannotallocate", "failedtoallocate"),
-        r"(?:error|exception|fatal|failed)\b[^\n.]{0,60}?(?:not enough memory|insufficient memory)|"
-        r"(?:cannot|could not|failed to|unable to) allocate (?:memory )?(?:of )?{requested:size}",
-    ),
+    form("said", "unknown", rf"(?:\berror\b|exception|fatal|failed|failure|abort\w{{0,3}}|panic\w{{0,3}}|"
+         rf"Error:)[^\n.]{{0,60}}?\b{_OUT_OF_MEMORY}\b|"
+         rf"(?<![a-z,]\n)^(?:[\w ./\[\]-]{{1,60}}: |System is )?{_OUT_OF_MEMORY}(?: ?[.!:]| ?$)",
+         r"(?:allocate|allocating|requested) {requested:count} bytes",
+         r"(?:allocate|allocating|requested) {requested}", lines=True,
+         unless=r"(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|can|if|until|no)\b[^\n.]{0,40}\bout of memory|"
+         r"native thread"),
+    form("insufficient", "unknown",
+         r"(?:error|exception|fatal|failed)\b[^\n.]{0,60}?(?:not enough memory|insufficient memory)|"
+         r"(?:cannot|could not|failed to|unable to) allocate (?:memory )?(?:of )?{requested:size}"),
 ]
 """Words that anybody may use; asked when nothing else was found."""

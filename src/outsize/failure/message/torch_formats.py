@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from outsize.failure.message.grammar import Format, Pattern, form
 
+# Rows of tables: name, framework, anchor, further parts.
+# fmt: off
+
 _CACHING = (
     "Tried to allocate {requested}",
     r"GPU {index} has a total capaci?ty of {total}",
@@ -46,203 +49,68 @@ _WORKER_CLAUSES = (
 )
 
 FORMATS: list[Format] = [
-    form(
-        "mps",
-        "pytorch",
-        "mpsbackendoutofmemory",
-        "MPS backend out of memory",
-        r"(?:MPS |\()allocated:? {allocated}",
-        "other allocations: {other_allocations_bytes}",
-        r"\bmax(?: allowed)?:? {limit}",
-        "Tried to allocate {requested}",
-        Pattern("on private pool", pool="private"),
-        Pattern("on shared pool", pool="shared"),
-        device="mps",
-    ),
-    form("mps-buffer", "pytorch", "invalidbuffersize", "Invalid buffer size: {requested}", device="mps"),
-    form(
-        "cuda-async",
-        "pytorch",
-        "wouldexceedallowedmemory",
-        r"Allocation on device(?: {index})? would exceed allowed memory",
-        r"Currently allocated ?:? ?{allocated}",
-        r"Requested ?:? ?{requested}",
-        r"Device limit ?: ?{total}",
-        r"Free \(according to CUDA\): ?{free}",
-        r"PyTorch limit \(set by user-supplied memory fraction\) ?: ?{limit}",
-        device="cuda",
-    ),
-    form(
-        "cuda",
-        "pytorch",
-        "cudaoutofmemory",
-        r"CUDA out of memory\. ?Tried to allocate",
-        *_CACHING,
-        each=_PROCESSES,
-        device="cuda",
-    ),
-    form("hip", "pytorch", "hipoutofmemory", r"HIP out of memory", *_CACHING, each=_PROCESSES, device="hip"),
-    form("xpu", "pytorch", "xpuoutofmemory", r"XPU out of memory", *_CACHING, each=_PROCESSES, device="xpu"),
-    form(
-        "xpu-block",
-        "pytorch",
-        "cannotallocatememoryblock",
-        r"platform can not allocate memory block with size larger than {limit}",
-        *_CACHING,
-        device="xpu",
-    ),
-    form("npu", "pytorch", "npuoutofmemory", r"NPU out of memory", r"\(NPU {index};", *_CACHING, device="npu"),
-    form("mtia", "pytorch", "mtiaoutofmemory", r"MTIA out of memory", *_CACHING, device="mtia"),
-    form("cuda-1eb", "pytorch", "morethan1eb", "Tried to allocate more than 1EB memory", device="cuda"),
-    form(
-        "cuda-elided",
-        "pytorch",
-        "triedtoallocate",
-        r"Tried to allocate {requested}\.? ?\(?(?:GPU|HIP|device) {index}[; ]",
-        *_CACHING,
-        each=_PROCESSES,
-        device="cuda",
-        whole=True,
-    ),
-    form(
-        "cuda-elided-clauses",
-        "pytorch",
-        ("totalcapac", "reservedbypytorch", "allocatedbypytorch"),
-        r"GPU {index} has a total capaci?ty of {total}|GPU [0-9]{1,4}; [0-9.]{1,16} [KMGT]iB total capacity|"
-        r"is allocated by PyTorch, (?:with|and) [0-9]",
-        *_CACHING,
-        each=_PROCESSES,
-        device="cuda",
-        whole=True,
-    ),
-    form(
-        "cpu",
-        "pytorch",
-        ("youtriedtoallocate", "defaultcpuallocator"),
-        r"DefaultCPUAllocator: ?(?:can't allocate memory|not enough memory)|"
-        r"(?:not enough memory|can't allocate memory): you tried to allocate",
-        "you tried to allocate {requested:count} bytes",
-        "you tried to allocate {requested}",
-        "you tried to allocate {requested:count}",
-        device="cpu",
-    ),
-    form(
-        "cpu-posix",
-        "pytorch",
-        "posix_memalign",
-        r"posix_memalign failed|alloc_cpu\.cpp:[0-9]{1,5}\] (?:err|data|ptr)",
-        device="cpu",
-    ),
-    form(
-        "loader-killed",
-        "pytorch",
-        "bysignal:killed",
-        rf"{_WORKER}(?:is )?killed by signal: Killed",
-        *_WORKER_CLAUSES,
-        extra={"signal": "Killed"},
-    ),
-    form(
-        "loader-bus",
-        "pytorch",
-        "buserror",
-        rf"{_WORKER}(?:is )?killed by signal: Bus error|Unexpected bus error encountered in worker",
-        *_WORKER_CLAUSES,
-        extra={"signal": "Bus error"},
-    ),
-    form(
-        "shm",
-        "pytorch",
-        ("sharedmemory(shm)", "</torch_", "torch_", "/dev/shm"),
-        r"unable to (?:write to|resize|mmap|allocate shared memory\(shm\) for|open)[^:\n]{0,200}?(?:torch_\w{1,60}|"
-        r"shm)[^:\n]{0,120}: ?"
-        r"(?:No space left on device|Cannot allocate memory|Success)|unable to allocate shared memory ?\(shm\)|"
-        r"insufficient shared memory \(shm\)|unable to write to file </?torch_[\w-]{1,80}>|"
-        r"No space left on device[^\n]{0,80}/dev/shm|/dev/shm[^\n]{0,80}No space left on device",
-        r"mmap {requested:count} bytes",
-        r"resize[^\n]{0,120} to {requested:count} bytes",
-        extra={"shared_memory": True},
-    ),
-    form("library-host", "pytorch", "host_allocation_failed", r"CUDNN_STATUS_\w{0,40}HOST_ALLOCATION_FAILED"),
-    form(
-        "library",
-        "pytorch",
-        (
-            "alloc_failed",
-            "allocation_failed",
-            "memory_error",
-            "allocfailed",
-            "cublasfailure3",
-            "erroroutofmemoryatline",
-        ),
-        _LIBRARY,
-        r"GPU[ =]{index}\b",
-        r"\bcuda:{index}\b",
-        r"device ordinal {index}\b",
-        device="cuda",
-    ),
-    form(
-        "nccl",
-        "nccl",
-        ("cudafailure", "cudacalloc", "ncclunhandledcudaerror", "failedtocudamalloc", "failedtocudahost"),
-        r"Cuda failure (?:2 )?'out of memory\b|Failed to CUDA (?:calloc|malloc|"
-        r"host alloc)(?: async)? {requested:count} bytes",
-        r"Failed to CUDA (?:calloc|malloc|host alloc)(?: async)? {requested:count} bytes",
-        device="cuda",
-    ),
-    form(
-        "runtime-2",
-        "pytorch",
-        ("cudaruntimeerror(2)", "error=2:outofmemory"),
-        r"cuda runtime error \(2\) ?: ?out of memory|error=2 ?: ?out of memory",
-        device="cuda",
-    ),
-    form(
-        "runtime-hip",
-        "pytorch",
-        "hip",
-        r"hipErrorOutOfMemory|hipErrorMemoryAllocation|HIP (?:driver |runtime )?(?:error:|"
-        r"failed with error) ?out of memory",
-        r"(?:failed to|could not) allocate {requested:count} bytes",
-        r"(?:failed to|could not) allocate {requested}",
-        device="hip",
-    ),
-    form(
-        "allocation-on-device",
-        "pytorch",
-        "outofmemoryerror:allocationondevice",
-        r"OutOfMemoryError: Allocation on device(?: {index}\b)?",
-        device="cuda",
-    ),
-    form(
-        "xpu-native",
-        "pytorch",
-        ("out_of_device_memory", "out_of_host_memory", "pi_error_out_of_resources"),
-        r"(?:UR_RESULT_ERROR|PI_ERROR|ZE_RESULT_ERROR)_OUT_OF_(?:DEVICE_MEMORY|HOST_MEMORY|RESOURCES)",
-        device="xpu",
-    ),
+    form("mps", "pytorch", "MPS backend out of memory", r"(?:MPS |\()allocated:? {allocated}",
+         "other allocations: {other_allocations_bytes}", r"\bmax(?: allowed)?:? {limit}",
+         "Tried to allocate {requested}", Pattern("on private pool", pool="private"),
+         Pattern("on shared pool", pool="shared"), device="mps"),
+    form("mps-buffer", "pytorch", "Invalid buffer size: {requested}", device="mps"),
+    form("cuda-async", "pytorch", r"Allocation on device(?: {index})? would exceed allowed memory",
+         r"Currently allocated ?:? ?{allocated}", r"Requested ?:? ?{requested}", r"Device limit ?: ?{total}",
+         r"Free \(according to CUDA\): ?{free}",
+         r"PyTorch limit \(set by user-supplied memory fraction\) ?: ?{limit}", device="cuda"),
+    form("cuda", "pytorch", r"CUDA out of memory\. ?Tried to allocate", *_CACHING, each=_PROCESSES, device="cuda"),
+    form("hip", "pytorch", r"HIP out of memory", *_CACHING, each=_PROCESSES, device="hip"),
+    form("xpu", "pytorch", r"XPU out of memory", *_CACHING, each=_PROCESSES, device="xpu"),
+    form("xpu-block", "pytorch", r"platform can not allocate memory block with size larger than {limit}", *_CACHING,
+         device="xpu"),
+    form("npu", "pytorch", r"NPU out of memory", r"\(NPU {index};", *_CACHING, device="npu"),
+    form("mtia", "pytorch", r"MTIA out of memory", *_CACHING, device="mtia"),
+    form("cuda-1eb", "pytorch", "Tried to allocate more than 1EB memory", device="cuda"),
+    form("cuda-elided", "pytorch", r"Tried to allocate {requested}\.? ?\(?(?:GPU|HIP|device) {index}[; ]", *_CACHING,
+         each=_PROCESSES, device="cuda", whole=True),
+    form("cuda-elided-clauses", "pytorch",
+         r"GPU {index} has a total capaci?ty of {total}|GPU [0-9]{1,4}; [0-9.]{1,16} [KMGT]iB total capacity|"
+         r"is allocated by PyTorch, (?:with|and) [0-9]", *_CACHING, each=_PROCESSES, device="cuda", whole=True),
+    form("cpu", "pytorch", r"DefaultCPUAllocator: ?(?:can't allocate memory|not enough memory)|"
+         r"(?:not enough memory|can't allocate memory): you tried to allocate",
+         "you tried to allocate {requested:count} bytes", "you tried to allocate {requested}",
+         "you tried to allocate {requested:count}", device="cpu"),
+    form("cpu-posix", "pytorch", r"posix_memalign failed|alloc_cpu\.cpp:[0-9]{1,5}\] (?:err|data|ptr)", device="cpu"),
+    form("loader-killed", "pytorch", rf"{_WORKER}(?:is )?killed by signal: Killed", *_WORKER_CLAUSES,
+         extra={"signal": "Killed"}),
+    form("loader-bus", "pytorch",
+         rf"{_WORKER}(?:is )?killed by signal: Bus error|Unexpected bus error encountered in worker",
+         *_WORKER_CLAUSES, extra={"signal": "Bus error"}),
+    form("shm", "pytorch",
+         r"unable to (?:write to|resize|mmap|allocate shared memory\(shm\) for|open)[^:\n]{0,200}?(?:torch_\w{1,60}|"
+         r"shm)[^:\n]{0,120}: ?"
+         r"(?:No space left on device|Cannot allocate memory|Success)|unable to allocate shared memory ?\(shm\)|"
+         r"insufficient shared memory \(shm\)|unable to write to file </?torch_[\w-]{1,80}>|"
+         r"No space left on device[^\n]{0,80}/dev/shm|/dev/shm[^\n]{0,80}No space left on device",
+         r"mmap {requested:count} bytes", r"resize[^\n]{0,120} to {requested:count} bytes",
+         extra={"shared_memory": True}),
+    form("library-host", "pytorch", r"CUDNN_STATUS_\w{0,40}HOST_ALLOCATION_FAILED"),
+    form("library", "pytorch", _LIBRARY, r"GPU[ =]{index}\b", r"\bcuda:{index}\b", r"device ordinal {index}\b",
+         device="cuda"),
+    form("nccl", "nccl", r"Cuda failure (?:2 )?'out of memory\b|Failed to CUDA (?:calloc|malloc|"
+         r"host alloc)(?: async)? {requested:count} bytes",
+         r"Failed to CUDA (?:calloc|malloc|host alloc)(?: async)? {requested:count} bytes"),
+    form("runtime-2", "pytorch", r"cuda runtime error \(2\) ?: ?out of memory|error=2 ?: ?out of memory",
+         device="cuda"),
+    form("runtime-hip", "pytorch", r"hipErrorOutOfMemory|hipErrorMemoryAllocation|HIP (?:driver |runtime )?(?:error:|"
+         r"failed with error) ?out of memory", r"(?:failed to|could not) allocate {requested:count} bytes",
+         r"(?:failed to|could not) allocate {requested}", device="hip"),
+    form("allocation-on-device", "pytorch", r"OutOfMemoryError: Allocation on device(?: {index}\b)?", device="cuda"),
+    form("xpu-native", "pytorch",
+         r"(?:UR_RESULT_ERROR|PI_ERROR|ZE_RESULT_ERROR)_OUT_OF_(?:DEVICE_MEMORY|HOST_MEMORY|RESOURCES)", device="xpu"),
 ]
 
 LAST: list[Format] = [
-    form(
-        "cuda-bare",
-        "pytorch",
-        "outofmemory",
-        r"CUDA\b[ _:]{0,2}(?:runtime |driver )?(?:failed with )?(?:error|"
-        r"failure)?(?: 2)?(?: at [^\n]{1,100}?)?[^\w\n]{0,4}2?[^\w\n]{0,4}(?:is |"
-        r"ran )?out of memory(?= ?[.:!?,;)\"'`*<\n\]|/-]| ?$| in cu| current device| CUDA kernel| \w{0,12}=)",
-        r"current device: {index}\b",
-        *_CACHING,
-        device="cuda",
-        lines=True,
-    ),
-    form(
-        "torch-name",
-        "pytorch",
-        "outofmemoryerror",
-        r"torch(?:\.cuda)?\.OutOfMemoryError: ?\S",
-        r"Tried to allocate {requested}",
-        *_CACHING,
-        device="cuda",
-    ),
+    form("cuda-bare", "pytorch", r"CUDA\b[ _:]{0,2}(?:runtime |driver )?(?:failed with )?(?:error|"
+         r"failure)?(?: 2)?(?: at [^\n]{1,100}?)?[^\w\n]{0,4}2?[^\w\n]{0,4}(?:is |"
+         r"ran )?out of memory(?= ?[.:!?,;)\"'`*<\n\]|/-]| ?$| in cu| current device| CUDA kernel| \w{0,12}=)",
+         r"current device: {index}\b", *_CACHING, device="cuda", lines=True),
+    form("torch-name", "pytorch", r"torch(?:\.cuda)?\.OutOfMemoryError: ?\S", r"Tried to allocate {requested}",
+         *_CACHING, device="cuda"),
 ]
 """Bare forms, asked only when nothing more telling was found."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import outsize.allocator as allocator
 from outsize.core.allocation import AllocationEvent
 from outsize.core.errors import InputError
-from outsize.core.failure import Cause, Diagnosis, Evidence, Failure
+from outsize.core.failure import Cause, CauseName, Diagnosis, Evidence, Failure
 from outsize.core.footprint import Moment
 from outsize.core.memory import Part
 from outsize.core.noun import Known
@@ -194,7 +194,7 @@ def _compare(diagnosis: Diagnosis, before: Mapping[str, Any], after: Any, device
         text=f"between the two snapshots the bytes in use {'grew' if total >= 0 else 'shrank'} by {said(abs(total))}",
     )
     leak = Cause(
-        name="leak",
+        name=CauseName.LEAK,
         certain=False,
         text=f"{said(grown[0][0])} more are held by {grown[0][1]} than before."
         if grown

@@ -1,0 +1,92 @@
+"""What every model of an allocator keeps: its counters, the blocks in use, and those that another stream still uses.
+
+A model adds where a block comes from (`malloc`) and where it goes (`free`); `hold` and `let_go` count for it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+from outsize.allocator.driver import Driver
+from outsize.core.allocation import Segment
+
+
+class Held(Protocol):
+    """A block in use."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def requested(self) -> int: ...
+
+
+B = TypeVar("B", bound=Held)
+
+
+class Model(ABC, Generic[B]):
+    """An allocator on one device."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.requested = self.allocated = self.active = self.reserved = self.reserved_peak = self.retries = 0
+        self.guessed = False
+        """True where a choice hung on addresses that are not known."""
+        self.live: dict[int, B | None] = {}
+        """Blocks in use; None for one of no bytes."""
+        self.waiting: dict[int, B | None] = {}
+        """Blocks that the program has freed and another stream still uses."""
+
+    @abstractmethod
+    def malloc(self, id: int, requested: int, stream: int) -> bool:
+        """Hand out a block; False where memory ran out."""
+
+    @abstractmethod
+    def free(self, id: int) -> None:
+        """Take a block back."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give the cache back (`empty_cache`)."""
+
+    @abstractmethod
+    def segments(self) -> Iterator[Segment]:
+        """What is held of the system, by address."""
+
+    def wait(self, id: int) -> None:
+        """The program freed a block that another stream still uses: it is active until `free` is called for it."""
+        block = self.waiting[id] = self.live.pop(id)
+        if block is not None:
+            self.allocated -= block.size
+
+    def hold(self, id: int, block: B) -> bool:
+        """Count a block that is handed out; True, for `malloc` to return."""
+        self.live[id] = block
+        size = block.size
+        self.requested += block.requested
+        self.allocated += size
+        self.active += size
+        return True
+
+    def let_go(self, id: int) -> B | None:
+        """The block that is freed, no longer counted."""
+        block = self.live.pop(id, None)
+        if block is not None:
+            self.allocated -= block.size
+        elif id in self.waiting:
+            block = self.waiting.pop(id)
+        if block is not None:
+            self.requested -= block.requested
+            self.active -= block.size
+        return block
+
+    def reserve(self, bytes: int) -> None:
+        """Count bytes that came from the system."""
+        self.reserved += bytes
+        self.reserved_peak = max(self.reserved_peak, self.reserved)
+
+    def give_to_system(self, address: int, bytes: int) -> None:
+        """Return bytes to the system."""
+        self.driver.give(address, bytes)
+        self.reserved -= bytes
