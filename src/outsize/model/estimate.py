@@ -24,6 +24,7 @@ from outsize.core.noun import Known
 from outsize.core.units import parse_bytes
 from outsize.model import constants, course, given, growth, host, loading
 from outsize.model.course import Course
+from outsize.model.torch_port.parts import require_torch
 from outsize.model.trace import Tracer
 
 DEFAULT_CARD = "H200"
@@ -50,6 +51,7 @@ def estimate(
     `build(batch, seq)`, and it also says how it grows with the sequence. `loader` is the DataLoader that will feed the step: what
     its workers, prefetched batches and pinned copies take on the host is counted.
     """
+    require_torch()
     chosen = None if card is None else find_card(card)
     capacity = _capacity(chosen, budget)
     label = _label(device)
