@@ -6,7 +6,7 @@ import pytest
 
 import outsize.core
 from outsize.core.errors import BudgetError, InputError, OutOfMemory, OutsizeError, StoreError
-from outsize.core.memory import HOST, Allowance
+from outsize.core.memory import HOST, Allowance, Pool
 from outsize.core.noun import Known, Noun
 from outsize.core.plan import Peak, Plan, Step
 from outsize.core.units import GiB, MiB
@@ -39,6 +39,16 @@ def plan(peak: int, budget: int) -> Plan:
 def test_a_plan_inside_its_budget_lets_itself_run():
     plan(GiB, GiB).check()
     assert plan(GiB, GiB).fits
+
+
+def test_the_peak_of_a_plan_is_that_of_the_pool_whose_budget_comes_first_unless_another_is_named():
+    card = Pool(kind="device", index=1)
+    peaks = (Peak(pool=HOST, bytes=3 * GiB, known=Known.EXACT), Peak(pool=card, bytes=GiB, known=Known.EXACT))
+    budgets = (Allowance(pool=card, bytes=2 * GiB, reason="set by you"), Allowance(pool=HOST, bytes=8 * GiB, reason=""))
+    found = Plan(name="a step", steps=(Step(name="forward", peaks=peaks),), budgets=budgets, smallest=None)
+    assert found.pool == card
+    assert (found.peak(), found.peak(card), found.peak(HOST)) == (GiB, GiB, 3 * GiB)
+    assert plan(GiB, GiB).peak() == plan(GiB, GiB).peak(HOST) == GiB
 
 
 def test_a_plan_over_its_budget_refuses_itself_with_the_culprit_and_the_smallest_budget():

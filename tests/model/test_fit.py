@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 import outsize
+from outsize.core.memory import HOST, Allowance, Pool
 from outsize.core.units import parse_bytes
+from outsize.model.fitting import fit as verb
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run.runner import Runner, Work
@@ -64,6 +66,17 @@ def test_measured_is_at_most_projected_is_at_most_the_budget_and_training_is_the
     assert fitted.measured <= fitted.plan.peak() <= budget
     fitted.undo()
     assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-5
+
+
+def test_the_peak_of_a_plan_for_a_card_is_the_cards_as_is_what_was_measured(monkeypatch):
+    card = Allowance(pool=Pool(kind="device", index=0), bytes=2**30, reason="set by you")
+    monkeypatch.setattr(verb, "_allowance", lambda budget, model: card)
+    model, batch = nets.Language(), nets.make_tokens()
+    optimizer = torch.optim.AdamW(model.parameters())
+    fitted = outsize.fit(model, nets.language_loss, optimizer, batch)
+    fitted.step(batch)
+    assert 0 < fitted.measured <= fitted.plan.peak() == fitted.plan.peak(card.pool) <= card.bytes
+    assert fitted.plan.peak(HOST) == 0
 
 
 def test_the_plan_says_phases_remedies_price_and_neighbours_before_the_first_step():

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import outsize
+from outsize.core.memory import HOST, Pool
 from outsize.model.fitting import without_weights
 from outsize.model.fitting.move.mover import CardLane, PlainLane
 from outsize.model.fitting.move.pinned_blocks import State, Weights
@@ -501,6 +502,9 @@ def test_a_plan_for_a_card_needs_no_card():
     )
     assert found.plan.fits and 12 * sum(p.numel() for p in model.parameters()) > 4 * wanted
     assert math.isfinite(found.plan.slow_down)
+    assert found.plan.pool == Pool(kind="device", index=0) and 0 < found.plan.peak() <= 4 * wanted < found.plan.peak(
+        HOST
+    )
     with pytest.raises(outsize.InputError, match="over"):
         found.step(batch)
 

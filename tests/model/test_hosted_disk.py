@@ -19,7 +19,7 @@ from torch import nn
 
 import outsize
 from outsize.array.store.io.file import AlignedFile
-from outsize.core.memory import DISK
+from outsize.core.memory import DISK, HOST
 from outsize.model.fitting.move.mover import PlainLane
 from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.run.out_of_memory import give_back_heap
@@ -112,7 +112,7 @@ def fit_short(model, optimizer, batch, short, **more):
     whole = outsize.fit(
         model, wide_loss, optimizer, batch, device="cpu", budget="48MiB", host="64GiB", dry_run=True, **more
     )
-    host = whole.plan.peak() - short
+    host = whole.plan.peak(HOST) - short
     return outsize.fit(model, wide_loss, optimizer, batch, device="cpu", budget="48MiB", host=host, **more)
 
 
@@ -408,7 +408,7 @@ def test_a_model_that_was_never_in_memory_is_trained_and_run_from_disk(tmp_path)
         fitted.undo()
     model.eval()
     arguments = (model, None, None, batch[0])
-    whole = outsize.fit(*arguments, device="cpu", budget="16MiB", host="64GiB", dry_run=True).plan.peak()
+    whole = outsize.fit(*arguments, device="cpu", budget="16MiB", host="64GiB", dry_run=True).plan.peak(HOST)
     fitted = outsize.fit(*arguments, device="cpu", budget="16MiB", host=whole - 40 * MIB)
     assert set(fitted.choice.disk) == {"weights"}
     for _ in range(2):
@@ -499,7 +499,7 @@ loss = lambda model, batch: model(batch).square().mean()
 fitted = outsize.fit(model, loss, optimizer, batch, device="cpu", budget="64MiB", host=HOST)
 values = [float(fitted.step(batch)) for _ in range(4)]
 print(json.dumps({
-    "values": values, "projected": fitted.plan.peak(), "measured": read("VmHWM"),
+    "values": values, "projected": fitted.plan.peak(outsize.core.memory.HOST), "measured": read("VmHWM"),
     "weights": sum(4 * p.numel() for p in model.parameters()), "disk": fitted.plan.peak(outsize.core.memory.DISK),
 }))
 """
@@ -509,7 +509,7 @@ print(json.dumps({
 def test_weights_and_state_larger_than_the_limit_of_the_process_are_trained(tmp_path, clip):
     host, layers = 680 * MIB, 64
     code = (
-        LARGER_THAN_MEMORY.replace("HOST", str(host))
+        LARGER_THAN_MEMORY.replace("host=HOST", f"host={host}")
         .replace("LAYERS", str(layers))
         .replace("host=", f"clip={clip}, host=")
     )

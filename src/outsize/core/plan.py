@@ -83,7 +83,7 @@ class Step(Noun):
         """Bytes moved over the floor: 1.0 is optimal."""
         return None if not self.floor else (self.read + self.written) / self.floor
 
-    def peak(self, pool: Pool = HOST) -> int:
+    def peak(self, pool: Pool) -> int:
         """Projected peak in a pool in bytes."""
         return max((peak.bytes for peak in self.peaks if peak.pool == pool), default=0)
 
@@ -120,8 +120,14 @@ class Plan(Noun):
         """Bytes written to disk in all."""
         return sum(step.written for step in self.steps)
 
-    def peak(self, pool: Pool = HOST) -> int:
-        """Projected peak in a pool in bytes."""
+    @property
+    def pool(self) -> Pool:
+        """The pool that the plan is about, whose budget comes first: the card's for a step on a card."""
+        return self.budgets[0].pool if self.budgets else HOST
+
+    def peak(self, pool: Pool | None = None) -> int:
+        """Projected peak in bytes, in the pool that the plan is about unless another is named."""
+        pool = pool or self.pool
         return max((step.peak(pool) for step in self.steps), default=0)
 
     @property

@@ -24,7 +24,7 @@ def draw(plan: Plan) -> RenderableType:
         if step.levels:
             lines.append(Padding(_levels(step), (0, 0, 0, 5)))
     lines += [Padding(note, (0, 0, 0, 2)) for note in plan.notes]
-    worst = max(plan.steps, key=lambda step: step.peak(), default=None)
+    worst = max(plan.steps, key=lambda step: step.peak(HOST), default=None)
     if worst is not None and worst.parts:
         held = ", ".join(f"{part.name} {format_bytes(part.bytes)} ({part.known})" for part in worst.parts)
         lines.append(Padding(f"held at the peak, in '{worst.name}': {held}", (0, 0, 0, 2)))

@@ -28,6 +28,7 @@ from outsize.model.estimation import loaders as loading
 from outsize.model.estimation import margins as constants
 from outsize.model.estimation import replayed_steps as course
 from outsize.model.estimation.replayed_steps import Course
+from outsize.model.torch_port.parts import require_torch
 from outsize.model.tracing import contentless as given
 from outsize.model.tracing.tracer import Tracer
 
@@ -55,6 +56,7 @@ def estimate(
     `build(batch, seq)`, and it also says how it grows with the sequence. `loader` is the DataLoader that will feed the step: what
     its workers, prefetched batches and pinned copies take on the host is counted.
     """
+    require_torch()
     chosen = None if card is None else find_card(card)
     capacity = _capacity(chosen, budget)
     label = _label(device)

@@ -41,6 +41,7 @@ from outsize.model.fitting.run.expandable_segments import let_grow
 from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.run.runner import Runner, Work
 from outsize.model.fitting.user_errors import in_users_code, say
+from outsize.model.torch_port.parts import require_torch
 from outsize.model.torch_port.patches import without_autocast
 
 TRIED = 3
@@ -98,6 +99,7 @@ def fit(
     the host's; what that does not hold goes to a file in the scratch folder. `weights`: the model is on the meta device, and
     its weights are read from this file for inference.
     """
+    require_torch()
     check_words(model, loss, optimizer, allow, without, own_step, clip, scaler)
     if device is not None or weights is not None or host is not None:
         return fit_hosted(

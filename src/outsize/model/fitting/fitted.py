@@ -199,8 +199,7 @@ class Fitted(Guarded[Runner]):
     def _relax(self, allowed: int, batch: Any) -> None:
         """The steps held less than projected: a faster plan may have room."""
         assert self.measured is not None
-        pool = self.plan.budgets[0].pool
-        projected = self.plan.peak(pool)
+        projected = self.plan.peak()
         if not self.plan.remedies or self.measured >= ROOMY * projected:
             return
         plan, choice = self._plan_again(allowed * projected // max(1, self.measured), batch)
@@ -247,7 +246,7 @@ class Fitted(Guarded[Runner]):
             with contextlib.suppress(OutOfMemory):  # what it has at home may have no room now
                 self._take(replace(plan, notes=(*plan.notes, said)), choice)
                 return
-        most = min(self.plan.peak(self.plan.budgets[0].pool), self.plan.budgets[0].bytes)
+        most = min(self.plan.peak(), self.plan.budgets[0].bytes)
         with contextlib.suppress(OutOfMemory):  # weights without room at home cannot be compared, and are not
             self._now.bring_weights()
         plan, choice = self._replan(int(most * TIGHTER[self._work.device]), None)

@@ -173,7 +173,7 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
 
     def _own_up(self) -> None:
         """A step held more than projected, though not more than allowed: from now on the plan says what it held."""
-        pool, held = self.plan.budgets[0].pool, self.measured
+        pool, held = self.plan.pool, self.measured
         projected = self.plan.peak(pool)
         if held is None or held <= projected:
             return
@@ -186,7 +186,7 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
         )  # fmt: skip
 
     def _tighten(self, failure: str) -> None:
-        pool = self.plan.budgets[0].pool
+        pool = self.plan.pool
         held = self.plan.peak(pool)
         try:
             self._go_tighter(failure)

@@ -100,5 +100,5 @@ class HostedFitted(Guarded[HostedRunner]):
 
     def _go_tighter(self, failure: str) -> None:
         self.gather()
-        goal = int(self.plan.peak(self.plan.budgets[0].pool) * TIGHTER)
+        goal = int(self.plan.peak() * TIGHTER)
         self.plan, self.choice, self._runner = self._tighter(goal, self._now)

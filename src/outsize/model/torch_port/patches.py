@@ -28,7 +28,7 @@ def replaced(rows: list[Row]) -> Iterator[None]:
         yield
 
 
-def wrapping_backward(mode: Callable[[], Any]) -> Any:
+def wrapping_backward(mode: Callable[[], Any]) -> contextlib.AbstractContextManager[None]:
     """Every backward pass in the block runs under a mode."""
     import torch
 
@@ -41,7 +41,7 @@ def wrapping_backward(mode: Callable[[], Any]) -> Any:
     return replaced([(torch.autograd, "_engine_run_backward", run_backward)])
 
 
-def on_autocast_end(clear: Callable[[], None]) -> Any:
+def on_autocast_end(clear: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
     """`clear` is called where torch forgets what autocast has cast."""
     import torch
 
@@ -54,7 +54,7 @@ def on_autocast_end(clear: Callable[[], None]) -> Any:
     return replaced([(torch, "clear_autocast_cache", clear_all)])
 
 
-def without_autocast() -> Any:
+def without_autocast() -> contextlib.AbstractContextManager[None]:
     """Autocast that user code turns on does nothing."""
     kind = part("amp.autocast_mode.autocast")
     enter = kind.__enter__
@@ -67,11 +67,18 @@ def without_autocast() -> Any:
     return replaced([(kind, "__enter__", entered)])
 
 
-def copying_tensors(copy: Callable[[Any, dict[int, Any]], Any]) -> Any:
+def copying_tensors(copy: Callable[[Any, dict[int, Any]], Any]) -> contextlib.AbstractContextManager[None]:
     """`copy.deepcopy` makes copies of tensors by this function."""
     import torch
 
     return replaced([(owner, "__deepcopy__", copy) for owner in (torch.Tensor, torch.nn.Parameter)])
+
+
+def registering_parameters(register: Callable[[Any, str, Any], None]) -> contextlib.AbstractContextManager[None]:
+    """Modules register their parameters by this function."""
+    import torch
+
+    return replaced([(torch.nn.Module, "register_parameter", register)])
 
 
 @contextlib.contextmanager

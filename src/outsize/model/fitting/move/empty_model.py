@@ -7,12 +7,12 @@ file has those that a module computes for itself.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
+from outsize.model.torch_port.patches import registering_parameters
 
-@contextlib.contextmanager
-def without_weights() -> Iterator[None]:
+
+def without_weights() -> contextlib.AbstractContextManager[None]:
     """`with without_weights(): model = Model(config)`."""
     import torch
 
@@ -23,8 +23,4 @@ def without_weights() -> Iterator[None]:
             parameter = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
         register(module, name, parameter)
 
-    torch.nn.Module.register_parameter = on_meta
-    try:
-        yield
-    finally:
-        torch.nn.Module.register_parameter = register
+    return registering_parameters(on_meta)
