@@ -411,7 +411,8 @@ def part_train(out, device, host_budget=64 * GiB, card_budget=8 * GiB):
     row = {
         "part": "train", "parameters": count, "layers": layers, "budget": budget, "host_budget": host_budget,
         "fit_seconds": took, "measured": fitted.measured, "projected": fitted.plan.peak(fitted.plan.budgets[0].pool),
-        "host_projected": fitted.plan.peak(outsize.core.memory.HOST), "predicted_seconds": fitted.plan.seconds, "choice": str(fitted.choice),
+        "host_projected": fitted.plan.peak(outsize.core.memory.HOST), "predicted_seconds": fitted.plan.seconds,
+        "choice": str(fitted.choice),
     }  # fmt: skip
     write(out, row)
     for kind, amp, more, steps in (("fp32", False, 1, 2), ("bf16 autocast", True, 1, 2), ("bf16 autocast", True, 2, 2)):

@@ -23,7 +23,7 @@ from outsize.model.fitting.move import evicted as parcels
 from outsize.model.fitting.move.stores import IN_FLIGHT, NoStore
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.foreign_tensors import look_beside
-from outsize.model.fitting.plan.projection import Ends, Projection, kept_by, peaks_of, play_steps
+from outsize.model.fitting.plan.projection import Ends, Projection, kept_by
 from outsize.model.fitting.run.optimizer_step import state_of
 from outsize.model.fitting.run.out_of_memory import is_out_of_memory
 from outsize.model.fitting.run.runner import Runner, Work
@@ -39,6 +39,7 @@ from outsize.model.torch_port.objects import (
 from outsize.model.tracing.known_values import KEEP_ELEMENTS
 from outsize.model.tracing.ledger import Held
 from outsize.model.tracing.operators import look_up
+from outsize.model.tracing.replay import peaks_of, split_steps
 from outsize.model.tracing.result_shapes import Shapes
 from outsize.model.tracing.tracer import Tracer
 
@@ -229,7 +230,7 @@ def _own(work: Work, batch: Any) -> list[Any]:
 def _tell(
     watch: Watch, label: str, away: int, state: int, given: int, inference: bool, beside: int
 ) -> Projection:  # fmt: skip
-    moves, again = play_steps(watch.ledger, label, watch.marks, beside)
+    moves, again = split_steps(watch.ledger, label, watch.marks, beside)
     card = label != "cpu"
     names = set(watch.names.values())
     kept, stays, gives = ({}, {}, {}) if inference else kept_by(watch.ledger, label, watch.marks, names, watch.ends)

@@ -24,12 +24,12 @@ from outsize.model.fitting.move.visits import NoSource, Visits
 from outsize.model.fitting.plan.dry_run import Twin, Watch, bring_state, label_of, twin_of
 from outsize.model.fitting.plan.foreign_tensors import NOTHING, Beside
 from outsize.model.fitting.plan.hosted_choice import HostedChoice
-from outsize.model.fitting.plan.projection import peaks_of, play_steps
 from outsize.model.fitting.run.hosted_runner import HostedRunner
 from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.runner import Work
 from outsize.model.torch_port.dispatch import dispatch_mode, leaves_of
 from outsize.model.torch_port.objects import buffer_table, storage_key
+from outsize.model.tracing.replay import peaks_of, split_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +174,7 @@ class HostedStage:
 
     def _peaks(self, watch: Watch, beside: int) -> dict[str, int]:
         """Peak of each phase over several steps: what a card's allocator hands out and reserves, or a CPU's storages."""
-        moves, again = play_steps(watch.ledger, self.label, watch.marks, beside)
+        moves, again = split_steps(watch.ledger, self.label, watch.marks, beside)
         return peaks_of(moves, again, self.label != "cpu")
 
 
