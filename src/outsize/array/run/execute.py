@@ -30,8 +30,6 @@ from outsize.engine.heap import lean_heap, trim_heap
 from outsize.engine.pool import MemoryPool
 from outsize.engine.threads import run_work
 
-_KEPT = 64 << 20
-"""Bytes up to which results of finished passes are put aside in the journal."""
 _PREFIX = "outsize-scratch-"
 ARRAY_PREFIX = "outsize-array-"
 """How files of arrays in scratch begin; then comes the process that made them."""
@@ -110,7 +108,11 @@ def _run_stop(
         stop.work.end()
         pool.give(beside)
     report.finish()
-    if journal is not None and stop.places and all(isinstance(p, Kept) and p.nbytes <= _KEPT for _, p in stop.places):
+    if (
+        journal is not None
+        and stop.places
+        and all(isinstance(p, Kept) and p.nbytes <= trip.tuning.journaled_result for _, p in stop.places)
+    ):
         for index, (_, place) in enumerate(stop.places):
             assert isinstance(place, Kept)
             journal.keep(f"{number}-{index}", place.array)

@@ -26,15 +26,13 @@ from outsize.array.store.formats.memory import MemorySink
 from outsize.array.store.io.partial import JOURNAL, hold, partial_path
 from outsize.array.store.io.view import Seen
 from outsize.array.store.keys import split_key
+from outsize.array.tuning import current
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.events import Listener
 from outsize.core.memory import HOST, Allowance, Budget
 from outsize.core.plan import Plan
 from outsize.core.units import format_bytes, parse_bytes
 from outsize.engine.pool import make_buffer
-
-JOURNALED = 32 << 20
-"""Bytes of output from which a save keeps a journal; less is done again in a moment."""
 
 _MOST = 2**63 - 1
 """Bytes that an address, or an offset in a file, can count."""
@@ -165,10 +163,13 @@ def _save(
     from outsize.array.store.registry import create_sink
 
     given, reason = resolve_budget(budget)
-    left = node.nbytes >= JOURNALED and Journal.header(partial_path(split_key(path, None)[0]) + JOURNAL) is not None
+    tuning = current()
+    left = (
+        node.nbytes >= tuning.journaled and Journal.header(partial_path(split_key(path, None)[0]) + JOURNAL) is not None
+    )
     resume = resume and left  # without its journal nobody knows what an unfinished output is of
     sink = create_sink(path, node.shape, node.dtype, resume=resume, **options)
-    journal = Journal(sink.partial + JOURNAL) if sink.partial and node.nbytes >= JOURNALED else None
+    journal = Journal(sink.partial + JOURNAL, tuning) if sink.partial and node.nbytes >= tuning.journaled else None
     if journal is not None and budget is None and resume:
         given = _earlier_budget(journal, given)
     try:
