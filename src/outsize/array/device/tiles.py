@@ -25,8 +25,8 @@ from outsize.array.device.transfer.pipeline import lies_in, sendable
 from outsize.array.device.transfer.staging import Crew, Muster
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, Source
+from outsize.array.plan.prepare import resolve_budget
 from outsize.array.plan.tiling import Box, Grid, balance, center, grow, page_box, read_seconds
-from outsize.array.run.results import resolve_budget
 from outsize.array.store.base import Block, Region, Sink, region_shape, round_up
 from outsize.array.store.formats.memory import MemoryStore
 from outsize.array.tuning import current
@@ -65,7 +65,7 @@ class Tiles:
         self.device: Device | None = None if level is None else level.device
         self._check_dtype()
         self.slots = prefetch + 1
-        given = resolve_budget(budget)[0].host or 0
+        given = resolve_budget(budget).host or 0
         room = None if level is None else level.room
         self._near = self._lying()
         """The array, where tiles are sent from where they lie: nothing of it is written back."""

@@ -45,17 +45,20 @@ class Journal:
             return found if isinstance(found, dict) else None
         return None
 
-    def begin(self, digest: str, budget: int) -> bool:
-        """Take up the earlier journal if it is of the same work, else start a new one; True where one was taken up."""
+    def is_of(self, digest: str) -> bool:
+        """True where an earlier run left the journal of this work."""
         found = self.header(self.folder)
-        if found is not None and found.get("digest") == digest:
+        return found is not None and found.get("digest") == digest
+
+    def begin(self, digest: str, budget: int) -> None:
+        """Take up the earlier journal if it is of the same work, else start a new one."""
+        if self.is_of(digest):
             self._replay()
-            return True
+            return
         self.remove()
         os.makedirs(self.folder)
         with open(self._log, "w") as log:
             log.write(json.dumps({"digest": digest, "budget": budget}) + "\n")
-        return False
 
     def _replay(self) -> None:
         with open(self._log) as log:
