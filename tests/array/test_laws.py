@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 import outsize
 import outsize.array as xp
-from outsize.array.plan.tiling import Grid, balance
+from outsize.array.passes.tiling import Grid, balance
 
 QUICK = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

@@ -159,7 +159,7 @@ class Array:
 
         >>> for tile in x.tiles(device="cuda"): my_kernel(tile)
         """
-        from outsize.array.device.tiles import Tiles
+        from outsize.array.run.tiles import Tiles
 
         return Tiles(self.node, device, prefetch, budget, write, shape)
 

@@ -26,7 +26,7 @@ from outsize.array.kernels.fused import compile_program
 from outsize.array.passes.base import Manner, Pass, inside
 from outsize.array.passes.map import MapPass
 from outsize.array.passes.reduction import ReducePass
-from outsize.array.plan.tiling import Box
+from outsize.array.passes.tiling import Box
 from outsize.array.store.base import Block, Region, Sink, Store, region_shape
 from outsize.array.store.formats.memory import MemorySink
 from outsize.array.tuning import Tuning

@@ -28,7 +28,7 @@ from outsize.array.graph.node import Node
 from outsize.array.kernels.blas import NOTHING, Packing
 from outsize.array.passes.base import Manner
 from outsize.array.passes.product import ContractPass, grouped
-from outsize.array.plan.tiling import Box
+from outsize.array.passes.tiling import Box
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape
 from outsize.array.store.formats.memory import MemorySink
 from outsize.array.tuning import Tuning

@@ -23,7 +23,7 @@ from outsize.array.graph.node import Node, Range
 from outsize.array.graph.rearrange import make_affine
 from outsize.array.passes.base import Manner
 from outsize.array.passes.map import MapPass, _State
-from outsize.array.plan.tiling import Box
+from outsize.array.passes.tiling import Box
 from outsize.array.store.base import Block, Region, Store, region_shape
 from outsize.array.tuning import current
 from outsize.engine.pool import make_buffer

@@ -17,7 +17,7 @@ from typing import Any
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
 from outsize.array.kernels.blas import NOTHING
-from outsize.array.plan.tiling import Box, Grid
+from outsize.array.passes.tiling import Box, Grid
 from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape
 from outsize.array.tuning import Tuning
 from outsize.core.memory import HOST, Part

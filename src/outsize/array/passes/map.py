@@ -15,7 +15,7 @@ from outsize.array.graph.barrier import Lane
 from outsize.array.graph.frame import Frame, phantom
 from outsize.array.graph.node import Node, walk
 from outsize.array.passes.base import Manner, Pass, inside, split
-from outsize.array.plan.tiling import (
+from outsize.array.passes.tiling import (
     Box,
     Grid,
     balance,

@@ -24,7 +24,7 @@ from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
 from outsize.array.kernels.blas import Packing, find_symbol, multiply_add, packing, takes
 from outsize.array.passes.base import Manner, Pass, split, traffic
-from outsize.array.plan.tiling import Box, Grid, balance, center, grow, read_seconds, write_seconds
+from outsize.array.passes.tiling import Box, Grid, balance, center, grow, read_seconds, write_seconds
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.tuning import Tuning
 from outsize.engine.pool import cores

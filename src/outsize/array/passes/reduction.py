@@ -19,7 +19,7 @@ from outsize.array.kernels.accumulators import FINISH, KINDS, Accumulator, ArgEx
 from outsize.array.kernels.fused import load_leaves, run_program
 from outsize.array.kernels.ranks import Rule
 from outsize.array.passes.base import Manner, Pass, inside
-from outsize.array.plan.tiling import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds
+from outsize.array.passes.tiling import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.tuning import Tuning
 

@@ -16,7 +16,7 @@ from outsize.array.graph.barrier import Scan
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
 from outsize.array.passes.base import Manner, Pass, inside, split
-from outsize.array.plan.tiling import (
+from outsize.array.passes.tiling import (
     Box,
     Grid,
     balance,

@@ -25,8 +25,8 @@ from outsize.array.device.transfer.pipeline import lies_in, sendable
 from outsize.array.device.transfer.staging import Crew, Muster
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, Source
+from outsize.array.passes.tiling import Box, Grid, balance, center, grow, page_box, read_seconds
 from outsize.array.plan.prepare import resolve_budget
-from outsize.array.plan.tiling import Box, Grid, balance, center, grow, page_box, read_seconds
 from outsize.array.store.base import Block, Region, Sink, region_shape, round_up
 from outsize.array.store.formats.memory import MemoryStore
 from outsize.array.tuning import current
