@@ -5,9 +5,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import pytest
-
-from outsize.array.device import passes as device_passes
 from outsize.array.device.base import Shuttle
 from outsize.array.device.fake import FakeDevice
 
@@ -67,16 +64,5 @@ class Carded(FakeDevice):
         return _QuickShuttle(self.runtime, 0, slab)
 
 
-def make_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many chunks and pieces although arrays are small, and no host memory outside the plan."""
-    monkeypatch.setattr(device_passes, "CHUNK", 1 << 12)
-    monkeypatch.setattr(device_passes, "SLOT", 1 << 12)
-    monkeypatch.setattr("outsize.array.device.transfer.staging.PIECE", 512)
-    monkeypatch.setattr("outsize.array.device.transfer.staging._PAUSE", 0)  # a pretended device works while it is asked
-    monkeypatch.setattr("outsize.array.passes.map.SMALL", 0)
-    monkeypatch.setattr("outsize.array.passes.reduction.SMALL", 0)
-    monkeypatch.setattr("outsize.array.graph.frame.spill", _foreseen_too_little)
-
-
-def _foreseen_too_little(size: int) -> Any:
-    raise AssertionError(f"{size} bytes more than the plan foresaw")
+TINY = {"device_chunk": 1 << 12, "device_slot": 1 << 12, "stage_piece": 512, "stage_pause": 0, "small": 0}
+"""Many chunks and pieces although arrays are small; a pretended device works while it is asked."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +83,12 @@ def test_a_card_that_others_fill_gives_less_and_says_who(monkeypatch: pytest.Mon
             (outsize.open(A) * 2).compute(device=device)
 
 
-def test_auto_comes_back_to_the_processor_where_the_card_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_comes_back_to_the_processor_where_the_card_is_full(
+    monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]
+) -> None:
     device = FakeDevice(ArrayKernels(np), limit=1 << 20)
     monkeypatch.setattr(choose, "_find", lambda name: device)
-    monkeypatch.setattr("outsize.array.device.placement._MOMENT", 0)
-    monkeypatch.setattr("outsize.array.device.placement._MARGIN", 0)
+    tune(device_moment=0, device_margin=0)
 
     def full(size: int, tf32: bool) -> None:
         raise OutOfMemory("the card is full")

@@ -7,12 +7,13 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from fakes import Carded, Runtime, make_tiny
+from fakes import TINY, Carded, Runtime
 from hypothesis import HealthCheck, given, settings
 
 import outsize
@@ -30,8 +31,8 @@ QUICK = settings(
 
 
 @pytest.fixture(autouse=True)
-def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_tiny(monkeypatch)
+def tiny_pieces(tune: Callable[..., None]) -> None:
+    tune(**TINY)
 
 
 @QUICK
@@ -67,8 +68,8 @@ def hasty(shuttle: Shuttle) -> Shuttle:
     return shuttle
 
 
-def test_hands_copy_and_workers_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "_HANDS", 3)
+def test_hands_copy_and_workers_do_not(monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]) -> None:
+    tune(stage_threads=3)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     copying: set[str] = set()
     move = crew.fill
@@ -219,8 +220,8 @@ def test_the_interpreter_changes_hands_quickly_while_a_crew_is_at_work_and_as_be
     assert sys.getswitchinterval() == before
 
 
-def test_events_are_made_once_a_piece_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "_HANDS", 3)
+def test_events_are_made_once_a_piece_and_ended(monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]) -> None:
+    tune(stage_threads=3)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     a = np.arange(200000, dtype=np.int64)
     device = Carded(ArrayKernels(np), limit=1 << 18)
@@ -341,10 +342,8 @@ def test_loads_of_several_workers_arrive_whole(hands: int, spare: int, counts: l
     device.open(sum(8 * count for count in counts) + 8)
     arrays = [np.random.default_rng(seed + n).integers(0, 1 << 60, count) for n, count in enumerate(counts)]
     places = np.cumsum([0, *(array.nbytes for array in arrays)]).tolist()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crew, "_SPARE", spare)
-        carriers = Crew(device, Muster(hands, 512))
-        carriers.start()
+    carriers = Crew(device, Muster(hands, 512, spare))
+    carriers.start()
     workers = [
         threading.Thread(target=carriers.carry, args=([(array, place)],))
         for array, place in zip(arrays, places, strict=False)

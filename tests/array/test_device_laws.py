@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,8 @@ from hypothesis.extra import numpy as hnp
 
 import outsize
 import outsize.array as xp
-from outsize.array.device import blocked_product as product
-from outsize.array.device import passes as device_passes
 from outsize.array.device.array_kernels import ArrayKernels
 from outsize.array.device.fake import FakeDevice
-from outsize.array.plan import tiling as tiles
 from outsize.core.errors import BudgetError
 from outsize.engine.pinned import lock_memory
 
@@ -36,28 +34,16 @@ DEVICE = st.sampled_from([24 << 10, 64 << 10, 1 << 22])
 
 
 @pytest.fixture(autouse=True)
-def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny_pieces(tune: Callable[..., None]) -> None:
     """Many chunks, slices, strips and panels although arrays are small."""
-    monkeypatch.setattr(device_passes, "CHUNK", 1 << 12)
-    monkeypatch.setattr(device_passes, "SLOT", 1 << 11)
-    monkeypatch.setattr("outsize.array.device.transfer.staging.PIECE", 512)
-    monkeypatch.setattr("outsize.array.device.lower.SLICE", 40)
-    monkeypatch.setattr(torch_kernels, "_FEW", 2)
-    monkeypatch.setattr("outsize.array.passes.map.SMALL", 0)
-    monkeypatch.setattr("outsize.array.passes.reduction.SMALL", 0)
-    monkeypatch.setattr(product, "_STRIP_BYTES", 64)
-    monkeypatch.setattr(tiles, "LEAST", 64)
-    monkeypatch.setattr("outsize.array.graph.frame.spill", foreseen_too_little)
-
-
-def foreseen_too_little(size: int) -> Any:
-    """Stands in for host memory outside the plan."""
-    raise AssertionError(f"{size} bytes more than the plan foresaw")
+    tune(
+        device_chunk=1 << 12, device_slot=1 << 11, stage_piece=512, device_slice=40, small=0, device_strip=64, least_box=64
+    )  # fmt: skip
 
 
 @st.composite
 def devices(draw: Any) -> FakeDevice:
-    kernels = draw(st.sampled_from([torch_kernels.TorchKernels("cpu"), ArrayKernels(np)]))
+    kernels = draw(st.sampled_from([torch_kernels.TorchKernels("cpu", few=2), ArrayKernels(np)]))
     return FakeDevice(kernels, limit=draw(DEVICE), seed=draw(SEEDS), in_place=draw(st.booleans()))
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from fakes import Carded, make_tiny
+from fakes import TINY, Carded
 from hypothesis import HealthCheck, given, settings
 
 import outsize
@@ -32,8 +33,8 @@ DTYPES = st.sampled_from(["u1", "i4", "i8", "f4", "f8", ">f4", ">i8"])
 
 
 @pytest.fixture(autouse=True)
-def tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_tiny(monkeypatch)
+def tiny_pieces(tune: Callable[..., None]) -> None:
+    tune(**TINY)
 
 
 @st.composite
@@ -178,7 +179,9 @@ def test_memory_that_is_unlocked_after_the_plan_is_sent_all_the_same(monkeypatch
         assert outsize.open(a).sum().compute(device=device) == a.sum()
 
 
-def test_locked_memory_in_many_short_rows_is_packed_by_hands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_memory_in_many_short_rows_is_packed_by_hands(
+    monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]
+) -> None:
     """Two of three in both inner axes: a copy for every pair of rows would be a call for sixteen bytes."""
     kernels = ArrayKernels(np)
     device, whole, calls = Partly(kernels, limit=1 << 20), np.arange(90000, dtype=np.int32).reshape(-1, 3, 3), [0]
@@ -189,16 +192,17 @@ def test_locked_memory_in_many_short_rows_is_packed_by_hands(monkeypatch: pytest
         upload(*args)
 
     monkeypatch.setattr(kernels, "upload", counted)
-    monkeypatch.setattr(crew, "PIECE", 4096)
+    tune(stage_piece=4096)
     for part in (outsize.open(whole[:, :2, :2]), outsize.open(whole)[:, :2, :2]):
         with outsize.budget(device=device.size):
             assert part.sum().compute("64MiB", device=device) == whole[:, :2, :2].sum()
     assert calls[0] < 1000
 
 
-def test_locked_memory_in_long_rows_is_sent_from_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outsize.array.device.transfer.pipeline._PART", 256)
-    monkeypatch.setattr("outsize.array.device.transfer.pipeline._ROW", 256)
+def test_locked_memory_in_long_rows_is_sent_from_where_it_lies(
+    monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]
+) -> None:
+    tune(direct_part=256, direct_row=256)
     monkeypatch.setattr(crew, "fill", lambda *args: pytest.fail("a hand copied"))
     device, whole = Partly(ArrayKernels(np), limit=1 << 20), np.arange(64000, dtype=np.int32).reshape(10, 80, 80)
     device.locked = (whole,)

@@ -1,4 +1,4 @@
-"""The engine by itself: the pool blocks at its budget, tiles are folded in order, an error of one worker stops all."""
+"""The engine by itself: the pool refuses what is over its budget, tiles are folded in order, an error of one worker stops all."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ from typing import Any
 
 import pytest
 
-from outsize.core.errors import BudgetError
+from outsize.array.graph.frame import Frame
+from outsize.core.errors import BudgetError, OutOfMemory
 from outsize.engine.pool import MemoryPool, make_buffer, round_to_pages
 from outsize.engine.threads import run_work
 
 
-def test_a_pool_makes_a_request_wait_until_there_is_room() -> None:
+def test_a_pool_refuses_what_it_has_no_room_for_until_some_is_given_back() -> None:
     pool = MemoryPool(100)
     pool.take(80)
-    got = []
-    waiting = threading.Thread(target=lambda: got.append(pool.take(60)))
-    waiting.start()
-    time.sleep(0.05)
-    assert not got
+    with pytest.raises(BudgetError, match="of which 80 B are taken"):
+        pool.take(60)
     pool.give(80)
-    waiting.join(5)
-    assert len(got) == 1 and pool.peak == 80
+    assert pool.take(60).nbytes == 60 and pool.peak == 80
+
+
+def test_a_chunk_that_needs_more_than_its_plan_foresaw_is_an_error() -> None:
+    frame = Frame(make_buffer(8192), {})
+    frame.bytes(4096)
+    with pytest.raises(OutOfMemory, match=r"its plan foresaw 8\.00 KiB"):
+        frame.bytes(8192)
 
 
 def test_a_request_larger_than_the_budget_is_refused_at_once() -> None:

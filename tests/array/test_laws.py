@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 import outsize
 import outsize.array as xp
-from outsize.array.graph import frame
-from outsize.array.kernels import fused as fuse
-from outsize.array.passes import base as pass_base
-from outsize.array.plan import tiling as tiles
+from outsize.array.passes.tiling import Grid, balance
 
 QUICK = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -30,15 +28,10 @@ BUDGETS = st.sampled_from([1 << 14, 1 << 17, 1 << 20, 1 << 26])
 
 
 @pytest.fixture(autouse=True)
-def tiny_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny_tiles(monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]) -> None:
     """Force the streaming path: chunks of a few elements, slices of a few elements."""
-    monkeypatch.setattr(pass_base, "CHUNK", 1 << 13)
-    monkeypatch.setattr("outsize.array.passes.map.SMALL", 0)
-    monkeypatch.setattr("outsize.array.passes.reduction.SMALL", 0)
-    monkeypatch.setattr(tiles, "LEAST", 64)
-    monkeypatch.setattr(fuse, "SLICE_BYTES", 64)
-    monkeypatch.setattr(frame, "spill", foreseen_too_little)
     monkeypatch.setattr(xp.Array, "compute", compute_or_take_its_word)
+    tune(chunk=1 << 13, small=0, least_box=64, slice=64)
 
 
 _compute = xp.Array.compute
@@ -51,11 +44,6 @@ def compute_or_take_its_word(array: xp.Array, budget: int | str | None = None) -
     except outsize.BudgetError as error:
         assert error.smallest is not None and isinstance(budget, int) and error.smallest > budget
         return _compute(array, error.smallest)
-
-
-def foreseen_too_little(size: int) -> Any:
-    """Stands in for memory outside the plan."""
-    raise AssertionError(f"{size} bytes more than the plan foresaw")
 
 
 def values(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
@@ -286,7 +274,7 @@ def test_a_plan_fits_its_budget_or_refuses_with_one_that_works(
 @given(hnp.array_shapes(min_dims=0, max_dims=5, min_side=1, max_side=30), st.data())
 def test_tiles_cover_a_shape_exactly_once(shape: tuple[int, ...], data: Any) -> None:
     box = tuple(data.draw(st.integers(1, n)) for n in shape)
-    grid = tiles.Grid(shape, tiles.balance(shape, box, (1,) * len(shape)))
+    grid = Grid(shape, balance(shape, box, (1,) * len(shape)))
     seen = np.zeros(shape, int)
     for region in grid:
         seen[tuple(slice(*span) for span in region)] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,10 @@ from outsize.array.api import empty as fresh
 from outsize.array.api import order_statistics as ranks
 from outsize.array.api import sets
 from outsize.array.api import sorting as order
-from outsize.array.graph import external_sort as external
-from outsize.array.graph import filter
+from outsize.array.graph.external_sort import Merged
 from outsize.array.kernels import ranks as select
 from outsize.array.passes import reduction
 from outsize.array.passes.map import MapPass
-from outsize.array.run import results as work
 
 QUICK = settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -33,16 +32,15 @@ SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=40)
 
 
 @pytest.fixture(autouse=True)
-def long_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_lanes(monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]) -> None:
     """Lanes of a few elements are already long, and large arrays are small."""
     monkeypatch.setattr(ranks, "_SHORT", 64)
     monkeypatch.setattr(ranks, "_LARGE", 512)
     monkeypatch.setattr(select, "PIECE", 7)
     monkeypatch.setattr(order, "_SHORT", 64)
-    monkeypatch.setattr(external, "GRAIN", 64)
-    monkeypatch.setattr(filter, "BLOCK", 16)
     monkeypatch.setattr(sets, "_PIECE", 32)
     monkeypatch.setattr(fresh, "_SMALL", 64)
+    tune(sort_grain=64, filter_block=16)
 
 
 def values(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
@@ -174,9 +172,9 @@ def test_searches_equal_numpy(
 
 
 def test_an_interrupted_sort_goes_on_with_the_ranges_that_are_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(work, "JOURNALED", 1)
+    tune(journaled=1)
     a = values("f8", (60_000,), 1)
     x, budget = on_disk(a, tmp_path), 1 << 20
     merged: list[Any] = []
@@ -184,7 +182,7 @@ def test_an_interrupted_sort_goes_on_with_the_ranges_that_are_missing(
 
     def closed(self: Any, tile: Any, state: Any) -> None:
         close(self, tile, state)
-        if isinstance(self.node, external.Merged):
+        if isinstance(self.node, Merged):
             merged.append(tile)
             if len(merged) == stop_at:
                 raise KeyboardInterrupt

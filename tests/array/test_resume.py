@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from outsize.array.run import execute as runner
 from outsize.array.run import results as work
 from outsize.array.run.convert import convert
 from outsize.array.run.journal import Journal
-from outsize.array.store.formats.npy import create_npy
+from outsize.array.store.formats.npy import describe_npy
 from outsize.array.store.io.partial import JOURNAL, partial_path
 from outsize.engine.pool import make_buffer
 
@@ -87,10 +88,10 @@ def check_finished(
 
 @pytest.mark.parametrize("suffix", [".npy", ".h5", ".zarr"])
 def test_a_kill_between_the_renaming_and_the_end_of_the_journal_does_not_leave_a_journal_for_the_next_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, tune: Callable[..., None]
 ) -> None:
     pytest.importorskip({".h5": "h5py", ".zarr": "zarr"}.get(suffix, "numpy"))
-    monkeypatch.setattr(work, "JOURNALED", 0)
+    tune(journaled=0)
     x = xp.asarray(np.random.default_rng(0).random((500, 64)))
     with monkeypatch.context() as patch:
         patch.setattr(work.Journal, "remove", lambda self: None)
@@ -102,9 +103,9 @@ def test_a_kill_between_the_renaming_and_the_end_of_the_journal_does_not_leave_a
 
 
 def test_a_reduction_that_was_finished_before_the_kill_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tune: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(work, "JOURNALED", 0)
+    tune(journaled=0)
     x = np.random.default_rng(1).random((3000, 64), dtype="float32")
     np.save(tmp_path / "x.npy", x)
     opened = outsize.open(tmp_path / "x.npy")
@@ -130,10 +131,9 @@ def test_a_reduction_that_was_finished_before_the_kill_is_not_read_again(
 
 
 def test_a_budget_that_is_too_small_does_not_cost_what_an_earlier_run_has_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tune: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(work, "JOURNALED", 0)
-    monkeypatch.setattr("outsize.array.run.journal._EVERY", 0.0)
+    tune(journaled=0, sync_every=0.0)
     x = np.random.default_rng(1).random((3000, 64), dtype="float32")
     np.save(tmp_path / "x.npy", x)
     doubled = outsize.open(tmp_path / "x.npy") * 2
@@ -154,8 +154,8 @@ def test_a_budget_that_is_too_small_does_not_cost_what_an_earlier_run_has_finish
     assert np.array_equal(np.load(tmp_path / "z.npy"), x * 2)
 
 
-def test_a_changed_input_is_not_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "JOURNALED", 0)
+def test_a_changed_input_is_not_taken_up(tmp_path: Path, tune: Callable[..., None]) -> None:
+    tune(journaled=0)
     np.save(tmp_path / "x.npy", np.zeros((2000, 64), "float32"))
 
     def interrupt(event: object) -> None:
@@ -184,10 +184,10 @@ def test_an_output_over_its_input_is_refused_and_the_input_untouched(tmp_path: P
 @pytest.mark.parametrize("journaled", [0, 1 << 40])
 @pytest.mark.parametrize("suffix", [".npy", ".h5", ".zarr"])
 def test_a_second_save_to_one_target_is_told_who_writes_it_and_the_first_ends_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, journaled: int
+    tmp_path: Path, suffix: str, journaled: int, tune: Callable[..., None]
 ) -> None:
     pytest.importorskip({".h5": "h5py", ".zarr": "zarr"}.get(suffix, "numpy"))
-    monkeypatch.setattr(work, "JOURNALED", journaled)
+    tune(journaled=journaled)
     np.save(tmp_path / "x.npy", np.arange(20_000.0).reshape(200, 100))
     target = tmp_path / f"y{suffix}"
     x = outsize.open(tmp_path / "x.npy")
@@ -271,7 +271,8 @@ def test_results_too_large_to_keep_go_to_scratch_and_leave_none(tmp_path: Path) 
 
 def _leave_unfinished(path: Path, shape: tuple[int, ...], dtype: str) -> None:
     """What a kill leaves: half of every row written, the pages at the cut waiting, a journal that speaks of it."""
-    sink = create_npy(str(path), shape, np.dtype(dtype))
+    sink = describe_npy(str(path), shape, np.dtype(dtype))
+    sink.create()
     region = ((0, shape[0]), (0, shape[1] // 2))
     block = sink.lay(region, make_buffer(sink.room(region)))
     block[...] = 3
@@ -283,9 +284,9 @@ def _leave_unfinished(path: Path, shape: tuple[int, ...], dtype: str) -> None:
 
 @pytest.mark.parametrize("earlier", ["float32", "int32"])
 def test_what_a_killed_save_of_other_work_left_does_not_come_into_this_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: str
+    tmp_path: Path, earlier: str, tune: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(work, "JOURNALED", 0)
+    tune(journaled=0)
     x = np.random.default_rng(3).random((6, 10_000), dtype="float32")
     _leave_unfinished(tmp_path / "y.npy", x.shape, earlier)
     (outsize.open(x) * 2).save(tmp_path / "y.npy")

@@ -8,9 +8,13 @@ import sys
 from outsize import report
 from outsize.array import Array, open
 from outsize.array.api.expression import evaluate
+from outsize.array.run.results import plan_compute
 from outsize.core.errors import InputError, OutsizeError
 from outsize.machine import budget
 from outsize.report.progress import terminal_listener
+
+_PRINTED = 10_000
+"""Elements of a result that is printed at most; a larger one needs --out."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(result: Array, args: argparse.Namespace) -> int:
     where = {"device": args.device, "tf32": args.tf32}
-    plan = result.plan(args.budget, **where)
+    if args.plan or (args.out and args.json):
+        saves = args.out or result.size > _PRINTED
+        plan = result.plan(args.budget, args.out, **where) if saves else plan_compute(result.node, args.budget, **where)
     if args.plan:
         report.show(plan, args.json)
         return 0 if plan.fits else 1
@@ -71,7 +77,7 @@ def _show(result: Array, args: argparse.Namespace) -> int:
         saved = result.save(args.out, budget=args.budget, progress=terminal_listener() or False, **where)
         report.show(plan, args.json) if args.json else sys.stdout.write(f"{saved!r}\n")
         return 0
-    if result.size > 10_000:
+    if result.size > _PRINTED:
         raise InputError(f"the result has {result.size} elements: give --out FILE")
     value = result.compute(args.budget, **where)
     sys.stdout.write(f"{report.to_json(value.tolist())}\n" if args.json else f"{value}\n")

@@ -1,7 +1,7 @@
 """One pool of memory a run: buffers that begin on a page, and never more of them than the budget.
 
 Buffers are anonymous maps, in huge pages where the kernel has them: fewer faults, and cheaper to pin for direct I/O. A
-request that does not fit waits until another buffer is given back.
+request that does not fit is an error: a plan counts every buffer before the run, so nothing has to wait for another.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ class MemoryPool:
         self.peak = 0
         """Most bytes that were."""
         self._taken = 0
-        self._change = threading.Condition()
+        self._lock = threading.Lock()
 
     def take(self, size: int) -> npt.NDArray[np.uint8]:
-        """A buffer of `size` bytes; waits while the budget is taken."""
+        """A buffer of `size` bytes; a `BudgetError` where the budget has no room for it."""
         self.count(size)
         return make_buffer(size)
 
     def count(self, size: int) -> None:
         """Count bytes that someone else allocates."""
-        if size > self.budget:
-            raise BudgetError(
-                f"{format_bytes(size)} were asked of a pool of {format_bytes(self.budget)}",
-                needed=size, budget=self.budget,
-            )  # fmt: skip
-        with self._change:
-            self._change.wait_for(lambda: self._taken + size <= self.budget)
-            self._taken += size
+        with self._lock:
+            needed = self._taken + size
+            if needed > self.budget:
+                raise BudgetError(
+                    f"{format_bytes(size)} were asked of a pool of {format_bytes(self.budget)}, of which "
+                    f"{format_bytes(self._taken)} are taken: the plan foresaw less than the work takes",
+                    needed=needed, budget=self.budget,
+                )  # fmt: skip
+            self._taken = needed
             self.peak = max(self.peak, self._taken)
 
     def give(self, size: int) -> None:
         """Give back bytes; the buffer itself is freed with its last view."""
-        with self._change:
+        with self._lock:
             self._taken -= size
-            self._change.notify_all()
 
 
 def cores() -> int:

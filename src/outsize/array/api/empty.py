@@ -11,8 +11,9 @@ import numpy as np
 from outsize.array.api.lazy import Array
 from outsize.array.graph import build as make
 from outsize.array.graph.node import Node
+from outsize.array.plan.prepare import resolve_budget
 from outsize.array.run.execute import ARRAY_PREFIX
-from outsize.array.run.results import compute_node, resolve_budget, save_node
+from outsize.array.run.results import compute_node, save_node
 from outsize.array.store.formats.memory import MemoryStore
 from outsize.array.store.registry import as_numpy, create_sink, open_store
 from outsize.core.errors import BudgetError
@@ -42,7 +43,7 @@ def empty(
         size *= length
     if path is not None:
         return _in_file(os.fspath(path), lengths, element)
-    budget = resolve_budget(None)[0]
+    budget = resolve_budget(None)
     if size <= (budget.host or 0) // 2 or pinned:
         return _in_memory(lengths, element, size, budget.host or 0, pinned)
     name = _scratch_file(budget.scratch)
@@ -56,7 +57,7 @@ def settle(node: Node) -> Node:
     it."""
     if node.nbytes <= _SMALL:
         return make.constant(compute_node(node, None, default_listener()))
-    name = _scratch_file(resolve_budget(None)[0].scratch)
+    name = _scratch_file(resolve_budget(None).scratch)
     made = make.source(save_node(node, name, None, default_listener(), resume=False))
     weakref.finalize(made, _remove, name)
     return made

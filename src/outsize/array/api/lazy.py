@@ -112,9 +112,12 @@ class Array:
 
     # What can be done with it
 
-    def plan(self, budget: int | str | None = None, *, device: Any = None, tf32: bool = False) -> Plan:
-        """What writing it would read, write and hold, before any of it runs."""
-        return plan_node(self.node, budget, device=device, tf32=tf32)
+    def plan(
+        self, budget: int | str | None = None, path: str | os.PathLike[str] | None = None, *, device: Any = None,
+        tf32: bool = False, **options: Any,
+    ) -> Plan:  # fmt: skip
+        """What `save(path)` would read, write and hold, before any of it runs; without a path, to a .npy file."""
+        return plan_node(self.node, budget, path, device=device, tf32=tf32, **options)
 
     def compute(
         self, budget: int | str | None = None, progress: Listener | None = None, *, device: Any = None,
@@ -156,7 +159,7 @@ class Array:
 
         >>> for tile in x.tiles(device="cuda"): my_kernel(tile)
         """
-        from outsize.array.device.tiles import Tiles
+        from outsize.array.run.tiles import Tiles
 
         return Tiles(self.node, device, prefetch, budget, write, shape)
 

@@ -20,11 +20,10 @@ import numpy as np
 from outsize.array.device.base import Device, Event, Lane, Rates, padded
 from outsize.array.device.transfer.matrices import Porter
 from outsize.array.store.base import Block
+from outsize.array.tuning import Tuning
 
 _STRIPS = 8
 """Strips in which a block of C is worked on."""
-_STRIP_BYTES = 8 << 20
-"""Strips of C shorter than this are not worth their copies."""
 _KEPT = ((3, 6), (3, 4), (2, 4), (2, 2), (1, 1))
 """Panels of B and strips of A on the device at once, from generous to bare."""
 _PANELS = (64, 256, 1024, 2048, 4096, 8192)
@@ -116,11 +115,20 @@ class Blocks:
 
 @functools.lru_cache(maxsize=256)
 def choose_blocks(
-    m: int, n: int, k: int, item: int, wide: int, room: int, line: int, rates_key: tuple[float, float, float, float]
+    m: int,
+    n: int,
+    k: int,
+    item: int,
+    wide: int,
+    room: int,
+    line: int,
+    rates_key: tuple[float, float, float, float],
+    shortest: int = Tuning().device_strip,
 ) -> Blocks | None:
     """The cut that takes the least time inside `room` bytes; of equally good ones the smallest. None where none fits.
 
-    `line` is the most bytes that a row may have (a piece of page-locked memory has to hold it)."""
+    `line` is the most bytes that a row may have (a piece of page-locked memory has to hold it), `shortest` the fewest of a
+    strip of C."""
     rates = Rates(*rates_key[:3], flops={}, source="")
     found: list[tuple[float, int, Blocks]] = []
     deep = [step for step in _PANELS if step < min(k, line // item + 1)] + [k] * (k <= min(_PANELS[-1], line // item))
@@ -131,7 +139,7 @@ def choose_blocks(
                 continue
             if found and rows * columns * wide * _SMALL < room:
                 break
-            strip = _strip(rows, columns * wide)
+            strip = _strip(rows, columns * wide, shortest)
             for panel in deep:
                 blocks = Blocks(rows, columns, panel, strip, panels, strips, item, wide)
                 if blocks.held <= room:
@@ -144,9 +152,9 @@ def choose_blocks(
     return min((row for row in found if row[0] <= best * _NEAR), key=lambda row: row[1])[2]
 
 
-def _strip(rows: int, row_bytes: int) -> int:
+def _strip(rows: int, row_bytes: int, shortest: int) -> int:
     """Rows of a strip: few strips where the block is small, whole multiples of what kernels like where it is large."""
-    count = max(1, min(_STRIPS, rows * row_bytes // _STRIP_BYTES))
+    count = max(1, min(_STRIPS, rows * row_bytes // shortest))
     step = -(-rows // count)
     return min(rows, -(-step // 128) * 128) if step > 512 else step
 

@@ -7,7 +7,6 @@ of it and are shared by all chunks, since kernels run one after another.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +17,6 @@ from outsize.array.device.base import Device, Kernels, array_bytes, padded
 from outsize.array.graph.elementwise import Operation
 from outsize.array.graph.node import Fill
 from outsize.array.kernels.fused import Index, Instruction, Program, cut_slices
-
-SLICE = 1 << 26
-"""Elements of a register at most: longer kernels gain nothing."""
 
 
 class Refused(Exception):
@@ -203,16 +199,6 @@ def _pick(leaf: Any, index: Index) -> Any:
     return leaf[tuple(slice(0, 1) if n == 1 else part for n, part in zip(leaf.shape, index, strict=True))]
 
 
-def slice_elements(room: int, bytes_each: int, beside: int = 0) -> int:
+def slice_elements(room: int, most: int, bytes_each: int, beside: int = 0) -> int:
     """Elements of a slice whose registers, and what lies beside them, take a third of the room at most."""
-    return max(256, min(SLICE, (room // 3 - beside) // max(1, bytes_each)))
-
-
-def leaf_bytes(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[Any]]) -> int:
-    """Bytes of the leaves of a chunk on the device."""
-    return sum(array_bytes(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=True))
-
-
-def elements_of(shape: tuple[int, ...]) -> int:
-    """Number of elements."""
-    return math.prod(shape)
+    return max(256, min(most, (room // 3 - beside) // max(1, bytes_each)))

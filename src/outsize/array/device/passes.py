@@ -26,32 +26,23 @@ from outsize.array.kernels.fused import compile_program
 from outsize.array.passes.base import Manner, Pass, inside
 from outsize.array.passes.map import MapPass
 from outsize.array.passes.reduction import ReducePass
-from outsize.array.plan.tiling import Box
+from outsize.array.passes.tiling import Box
 from outsize.array.store.base import Block, Region, Sink, Store, region_shape
 from outsize.array.store.formats.memory import MemorySink
+from outsize.array.tuning import Tuning
 from outsize.core.plan import Level as PlanLevel
 from outsize.core.units import format_bytes
 from outsize.engine.pool import cores
 
-CHUNK = 64 << 20
-"""Bytes of a worker's page-locked memory at its most generous."""
-SLOT = 256 << 20
-"""Bytes of a slot beyond which longer copies gain nothing."""
-_WORKERS = 12
-"""Threads that read at most: enough to keep a disk at its best."""
-_SENDING = 2e-4
-"""Seconds of the interpreter that a chunk costs."""
 _NOTHING = np.empty(0, np.uint8)
-_SLOTS = 4
-"""Chunks on the device at once: one arriving, one computed, one leaving, one ready."""
 
 
-def device_manners(workers: int, room: int) -> list[Manner]:
+def device_manners(workers: int, chunk: int, room: int) -> list[Manner]:
     """From generous to bare, as of any pass, with the long copies a link wants."""
     few = max(2, workers // 2)
-    rows = [(workers, CHUNK), (workers, CHUNK // 2), (few, CHUNK // 2), (few, CHUNK // 8), (2, CHUNK // 16)]
-    rows += [(2, CHUNK // 64), (1, CHUNK // 256), (1, room // 3), (1, room // 12)]
-    return [*(Manner(count, chunk) for count, chunk in rows), Manner(1, 0, bare=True)]
+    rows = [(workers, chunk), (workers, chunk // 2), (few, chunk // 2), (few, chunk // 8), (2, chunk // 16)]
+    rows += [(2, chunk // 64), (1, chunk // 256), (1, room // 3), (1, room // 12)]
+    return [*(Manner(count, each) for count, each in rows), Manner(1, 0, bare=True)]
 
 
 class OnDevice(Pass):
@@ -82,7 +73,7 @@ class OnDevice(Pass):
         for root in roots:
             if id(root) in self.chains:
                 continue
-            chain = lower(compile_program(root, bindings), self.level.device.kernels)
+            chain = lower(compile_program(root, bindings, self.tuning.slice), self.level.device.kernels)
             self.chains[id(root)] = chain
             for leaf, moved in zip(chain.program.leaves, chain.moved, strict=True):
                 if moved and not any(leaf is known for known in self.leaves):
@@ -96,19 +87,20 @@ class OnDevice(Pass):
     def _slice(self) -> int:
         """Elements of a slice: few long ones, since every kernel needs the interpreter."""
         each, room = sum(chain.registers(1 << 12) for chain in self.chains.values()) >> 12, self.level.room
-        apart = slice_elements(room, each + self.wide, padded(self.results * self.wide))
-        return max(apart, slice_elements(room, each + 2 * self.wide))
+        most = self.tuning.device_slice
+        apart = slice_elements(room, most, each + self.wide, padded(self.results * self.wide))
+        return max(apart, slice_elements(room, most, each + 2 * self.wide))
 
     def manners(self, room: int) -> list[Manner]:
-        return device_manners(max(2, min(_WORKERS, cores())), room)
+        return device_manners(max(2, min(self.tuning.device_workers, cores())), self.tuning.device_chunk, room)
 
     def holds(self, frame: Frame, buffer: int) -> bool:
         room = (self.level.room - self.scratch()) // self.device_slots
-        return super().holds(frame, buffer) and frame.device <= min(room, SLOT)
+        return super().holds(frame, buffer) and frame.device <= min(room, self.tuning.device_slot)
 
     def shape_up(self, manner: Manner, room: int) -> bool:
         self.elements = 256 if manner.bare else self._slice()
-        self.device_slots = min(_SLOTS, manner.workers)
+        self.device_slots = min(self.tuning.device_slots, manner.workers)
         self._engage(manner, room)
         done = super().shape_up(manner, room - self.shared_bytes)  # type: ignore[safe-super]
         if not done:
@@ -122,18 +114,18 @@ class OnDevice(Pass):
         found = self._settled()
         self.known = {key: direct for key, direct in found.items() if direct is not None}
         some = 0 if manner.bare else room
-        self.muster = Muster() if all(found.values()) else Muster.of(some, alone=manner.workers == 1)
+        self.muster = Muster() if all(found.values()) else Muster.of(some, self.tuning, alone=manner.workers == 1)
         self.shared_bytes = self.muster.nbytes
 
     def _settled(self) -> dict[int, bool | None]:
-        return {id(leaf): settled(leaf, self.bindings, self.level.device) for leaf in self.leaves}
+        return {id(leaf): settled(leaf, self.bindings, self.level.device, self.tuning) for leaf in self.leaves}
 
     def size(self, room: int) -> bool:
         return super().size(self.level.lockable(room)) and self.device_peak <= self.level.room
 
     def _seconds(self, box: Box) -> float:
         """Disk time, and what sending a chunk costs whatever its size."""
-        return super()._seconds(box) + _SENDING  # type: ignore[misc, no-any-return]
+        return super()._seconds(box) + self.tuning.send_seconds  # type: ignore[misc, no-any-return]
 
     @property
     def device_peak(self) -> int:  # type: ignore[override]
@@ -143,7 +135,7 @@ class OnDevice(Pass):
     def begin(self) -> None:
         """Before the first chunk; the device is open."""
         device = self.level.device
-        crew = Crew(device, self.muster) if self.muster.hands else None
+        crew = Crew(device, self.muster, self.tuning.stage_pause) if self.muster.hands else None
         self.pipeline = Pipeline(device, self.scratch(), self.slot_device_bytes, self.device_slots, crew)
         if crew is not None:
             crew.start()
@@ -176,7 +168,8 @@ class OnDevice(Pass):
         operations = sum(len(chain.steps) for chain in self.chains.values()) + 1
         touched = 2 * operations * into
         rows = (
-            ("disk", self.reads() + self.writes(), self.floor(), DISK_RATE), ("link in", into, self.least_in(), rates.link_in),
+            ("disk", self.reads() + self.writes(), self.floor(), self.tuning.disk_rate),
+            ("link in", into, self.least_in(), rates.link_in),
             ("link out", out, out, rates.link_out), ("device memory", touched, into + out, rates.memory),
         )  # fmt: skip
         return tuple(PlanLevel(name=name, amount=n, floor=floor, rate=rate) for name, n, floor, rate in rows)
@@ -200,10 +193,6 @@ class OnDevice(Pass):
         )
 
 
-DISK_RATE = 4e9
-"""Bytes a second of a plain NVMe disk, as tiles are chosen by."""
-
-
 def _exact(leaf: Node, region: Region) -> int:
     shape = region_shape(region)
     return (
@@ -215,10 +204,10 @@ def _exact(leaf: Node, region: Region) -> int:
 class DeviceMapPass(OnDevice, MapPass):
     """Makes an elementwise chain into a sink."""
 
-    def __init__(self, node: Node, sink: Sink, bindings: Mapping[Node, Store], level: Level) -> None:
+    def __init__(self, node: Node, sink: Sink, bindings: Mapping[Node, Store], tuning: Tuning, level: Level) -> None:
         if not isinstance(node, Elementwise) or node in bindings:
             raise Trivial(f"{node.label()} only moves elements: the processor does that without crossing the link")
-        super().__init__(node, sink, bindings)
+        super().__init__(node, sink, bindings, tuning)
         self.level = level
         self._gather([node], bindings)
         self.arrives = isinstance(sink, MemorySink) and level.device.reaches(sink.array)
@@ -283,8 +272,10 @@ def _dtype_there(accumulator: Accumulator) -> np.dtype[Any]:
 class DeviceReducePass(OnDevice, ReducePass):
     """Makes reductions."""
 
-    def __init__(self, outputs: Sequence[tuple[Reduce, Sink]], bindings: Mapping[Node, Store], level: Level) -> None:
-        super().__init__(outputs, bindings)
+    def __init__(
+        self, outputs: Sequence[tuple[Reduce, Sink]], bindings: Mapping[Node, Store], tuning: Tuning, level: Level
+    ) -> None:
+        super().__init__(outputs, bindings, tuning)
         self.level = level
         for source, accumulator in self.accumulators:
             self._check(source, accumulator)
@@ -312,7 +303,7 @@ class DeviceReducePass(OnDevice, ReducePass):
 
     def manners(self, room: int) -> list[Manner]:
         if all(direct is False for direct in self._settled().values()):  # workers neither read nor copy
-            return device_manners(_SLOTS, room)
+            return device_manners(self.tuning.device_slots, self.tuning.device_chunk, room)
         return super().manners(room)
 
     def _one_axis(self, accumulator: Accumulator) -> bool:

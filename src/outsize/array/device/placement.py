@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outsize.array.device.lower import Refused, Trivial
-from outsize.array.device.passes import DISK_RATE, DeviceMapPass, DeviceReducePass, OnDevice
+from outsize.array.device.passes import DeviceMapPass, DeviceReducePass, OnDevice
 from outsize.array.device.product_pass import DeviceContractPass
 from outsize.array.device.transfer.pipeline import Level
 from outsize.array.graph.barrier import Contract, Lane, Reduce, Scan, Select, Settled
@@ -18,32 +18,25 @@ from outsize.array.graph.external_sort import Merged, Runs
 from outsize.array.graph.node import Node, Source, walk
 from outsize.array.passes.base import Pass
 from outsize.array.store.base import Sink, Store
+from outsize.array.tuning import Tuning
 from outsize.core.errors import InputError
 from outsize.engine.pool import cores
 
-_CORE_BYTES = 6e9
-"""Bytes a second that a core of the processor brings through one plain operation of a fused chain."""
-_CORE_SLOW_BYTES = 1e9
-"""The same through a function such as exp or tanh."""
 _CORE_FLOPS = {"f": 6e10, "d": 3e10, "F": 3e10, "D": 1.5e10}
 """Operations a second of a core in a product."""
 _SLOW = frozenset(
     ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "power",
      "arcsin", "arccos", "arctan", "arctan2", "hypot", "logaddexp")
 )  # fmt: skip
-_MARGIN = 1.25
-"""The processor must be slower by this much."""
-_MOMENT = 0.1
-"""Seconds of the processor that are not worth a device."""
 
 
 def make_twin(
-    outputs: Sequence[tuple[Node, Sink]], bindings: Mapping[Node, Store], level: Level, notes: list[str]
+    outputs: Sequence[tuple[Node, Sink]], bindings: Mapping[Node, Store], tuning: Tuning, level: Level, notes: list[str]
 ) -> Pass | None:
     """The pass on the device, or None with a note: refused by an `InputError` where the user named the device."""
     node, sink = outputs[0]
     try:
-        made = _make(node, sink, outputs, bindings, level)
+        made = _make(node, sink, outputs, bindings, tuning, level)
     except Refused as refusal:
         if level.strict and not isinstance(refusal, Trivial):
             raise InputError(
@@ -60,44 +53,49 @@ def make_twin(
 
 
 def _make(
-    node: Node, sink: Sink, outputs: Sequence[tuple[Node, Sink]], bindings: Mapping[Node, Store], level: Level
+    node: Node,
+    sink: Sink,
+    outputs: Sequence[tuple[Node, Sink]],
+    bindings: Mapping[Node, Store],
+    tuning: Tuning,
+    level: Level,
 ) -> OnDevice | DeviceContractPass:
     if isinstance(node, Runs | Merged) or any(isinstance(made, Select) for made, _ in outputs):
         raise Refused("it has no rule for a device")
     if isinstance(node, Reduce):
-        return DeviceReducePass(outputs, bindings, level)  # type: ignore[arg-type]
+        return DeviceReducePass(outputs, bindings, tuning, level)  # type: ignore[arg-type]
     if isinstance(node, Contract):
-        return DeviceContractPass(node, sink, bindings, level)
+        return DeviceContractPass(node, sink, bindings, tuning, level)
     if isinstance(node, Scan | Lane):
         raise Refused("it has no rule for a device")
     if isinstance(node, Settled):
         raise Trivial("it only moves elements")
-    return DeviceMapPass(node, sink, bindings, level)
+    return DeviceMapPass(node, sink, bindings, tuning, level)
 
 
 def _does_not_pay(work: OnDevice | DeviceContractPass) -> str | None:
     rates = work.level.device.rates()
     sent = sum(leaf.nbytes for leaf in work.leaves)
     back = sum(node.nbytes for node, _ in work.outputs)
-    disk = sum(_from_disk(leaf) for leaf in work.leaves) / DISK_RATE
+    disk = sum(_from_disk(leaf) for leaf in work.leaves) / work.tuning.disk_rate
     there = max(sent / rates.link_in, back / rates.link_out, disk)
     if isinstance(work, DeviceContractPass):
         there = max(there, work.flops / rates.product(work.node.dtype.char, work.level.tf32)[1])
         here = work.flops / (cores() * _CORE_FLOPS.get(work.node.dtype.char, 1e10))
     else:
-        here = sum(_chain_seconds(chain.program, sent) for chain in work.chains.values()) / cores()
-    if max(here, disk) < _MOMENT:
+        here = sum(_chain_seconds(chain.program, sent, work.tuning) for chain in work.chains.values()) / cores()
+    if max(here, disk) < work.tuning.device_moment:
         return f"the processor needs about {max(here, disk) * 1000:.1f} ms"
-    if max(here, disk) < _MARGIN * there:
+    if max(here, disk) < work.tuning.device_margin * there:
         what = "the disk binds both" if disk >= there * 0.99 else f"the link alone takes {there:.2f} s"
         return f"{what}, the processor about {max(here, disk):.2f} s"
     return None
 
 
-def _chain_seconds(program: Any, sent: int) -> float:
+def _chain_seconds(program: Any, sent: int, tuning: Tuning) -> float:
     """Seconds of one core for a chain and one reduction over it."""
     names = [instruction.operation.name for instruction in program.instructions]
-    return sum(sent / (_CORE_SLOW_BYTES if name in _SLOW else _CORE_BYTES) for name in (*names, "fold"))
+    return sum(sent / (tuning.core_slow_bytes if name in _SLOW else tuning.core_bytes) for name in (*names, "fold"))
 
 
 def _from_disk(leaf: Node) -> int:

@@ -19,7 +19,6 @@ import numpy as np
 
 from outsize.array.device.blocked_product import Blocks, choose_blocks, link_floor, stream_product
 from outsize.array.device.lower import Refused, Trivial
-from outsize.array.device.passes import DISK_RATE
 from outsize.array.device.transfer.matrices import Porter
 from outsize.array.device.transfer.pipeline import Level, lies_in, settled
 from outsize.array.device.transfer.staging import Crew, Muster
@@ -29,23 +28,14 @@ from outsize.array.graph.node import Node
 from outsize.array.kernels.blas import NOTHING, Packing
 from outsize.array.passes.base import Manner
 from outsize.array.passes.product import ContractPass, grouped
-from outsize.array.plan.tiling import Box
+from outsize.array.passes.tiling import Box
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape
 from outsize.array.store.formats.memory import MemorySink
+from outsize.array.tuning import Tuning
 from outsize.core.plan import Level as PlanLevel
 from outsize.core.units import format_bytes
 from outsize.engine.pinned import lock_memory
 from outsize.engine.pool import cores, round_to_pages
-
-_RING = 1 << 30
-"""Bytes of page-locked pieces at most through which C comes back where the device does not reach its place: a few strips, so
-that nothing waits for one to be emptied."""
-_PIECES = 32
-"""Pieces of them."""
-_THREADS = 8
-"""Threads that empty them at most."""
-_BARE = 32
-"""Edge of the smallest blocks."""
 
 Payload = tuple[Block, Block, bool, bool]
 
@@ -55,10 +45,12 @@ class DeviceContractPass(ContractPass):
 
     locks = (True, True)
 
-    def __init__(self, node: Contract, sink: Sink, bindings: Mapping[Node, Store], level: Level) -> None:
+    def __init__(
+        self, node: Contract, sink: Sink, bindings: Mapping[Node, Store], tuning: Tuning, level: Level
+    ) -> None:
         if node.dtype.newbyteorder("=").char not in "efdFD":
             raise Refused(f"products of {node.dtype.name} are the processor's")
-        super().__init__(node, sink, bindings)
+        super().__init__(node, sink, bindings, tuning)
         if math.prod(self.lengths) == 0:
             raise Trivial("nothing is summed")
         self.level, self.leaves = level, list(node.inputs)
@@ -79,7 +71,7 @@ class DeviceContractPass(ContractPass):
 
     def _staged(self) -> bool:
         """True where a part of an operand may lie so that the device cannot take it by itself."""
-        return not all(settled(child, self.bindings, self.level.device) for child in self.node.inputs)
+        return not all(settled(child, self.bindings, self.level.device, self.tuning) for child in self.node.inputs)
 
     def _comes_back(self) -> bool:
         """True where C goes to a place that the device does not reach."""
@@ -104,9 +96,11 @@ class DeviceContractPass(ContractPass):
     def shape_up(self, manner: Manner, room: int) -> bool:
         some, back = 0 if manner.bare else room, self._comes_back()
         needed = self._staged() or back  # C is sent too, where it is added to
-        self.muster = Muster.of(some, alone=manner.workers == 1) if needed else Muster()
-        self._pieces = 0 if not back else 2 if manner.bare else _PIECES
-        self.piece = 0 if not back else max(4096, min(_RING, some // 8) // self._pieces // 4096 * 4096)
+        self.muster = Muster.of(some, self.tuning, alone=manner.workers == 1) if needed else Muster()
+        self._pieces = 0 if not back else 2 if manner.bare else self.tuning.return_pieces
+        self.piece = (
+            0 if not back else max(4096, min(self.tuning.return_ring, some // 8) // self._pieces // 4096 * 4096)
+        )
         self.shared_bytes = self.muster.nbytes + round_to_pages(self._pieces * self.piece)
         done = super().shape_up(manner, room - self.shared_bytes)
         if done and self.workers > 1 and len(self.grid) > 1 and self.peak + self.slot_bytes <= room:
@@ -129,8 +123,13 @@ class DeviceContractPass(ContractPass):
         flops = rates.product(self.working.char, self.level.tf32)[1]
         line = self.piece or 1 << 40
         key = (rates.link_in, rates.link_out, rates.memory, flops)
-        found = None if manner.bare else choose_blocks(m, n, k, item, wide, self.level.room, line, key)
-        least = Blocks(min(m, _BARE), min(n, _BARE), min(k, _BARE), min(m, _BARE), 1, 1, item, wide)
+        found = (
+            None
+            if manner.bare
+            else choose_blocks(m, n, k, item, wide, self.level.room, line, key, self.tuning.device_strip)
+        )
+        edge = self.tuning.edge
+        least = Blocks(min(m, edge), min(n, edge), min(k, edge), min(m, edge), 1, 1, item, wide)
         return found or least
 
     @property
@@ -164,10 +163,10 @@ class DeviceContractPass(ContractPass):
         ring = self._open.enter_context(lock_memory(self._pieces * self.piece)).array
         self._ring = [ring[n * self.piece : (n + 1) * self.piece] for n in range(self._pieces)]
         if self.muster.hands:
-            self._crew = Crew(self.level.device, self.muster)
+            self._crew = Crew(self.level.device, self.muster, self.tuning.stage_pause)
             self._open.callback(self._crew.close)
             self._crew.start()
-        threads = max(1, min(_THREADS, cores()))
+        threads = max(1, min(self.tuning.return_threads, cores()))
         self._threads = self._open.enter_context(ThreadPoolExecutor(threads, "outsize-porter"))
         # one thread for all products: libraries keep a workspace for every thread
         self._conductor = self._open.enter_context(ThreadPoolExecutor(1, "outsize-product"))
@@ -237,7 +236,8 @@ class DeviceContractPass(ContractPass):
                      * self._matrix(r)[0] for r, number in self.kinds())  # fmt: skip
         flops = rates.product(self.working.char, self.level.tf32)[1]
         rows = (
-            ("disk", self.reads() + self.writes(), self.floor(), DISK_RATE), ("link in", self.link_in(), least, rates.link_in),
+            ("disk", self.reads() + self.writes(), self.floor(), self.tuning.disk_rate),
+            ("link in", self.link_in(), least, rates.link_in),
             ("link out", self.link_out(), result, rates.link_out),
             ("device memory", 2 * panels * wide + self.link_in(), result, rates.memory),
             ("arithmetic", self.flops, self.flops, flops * (4 if self.node.dtype.kind == "c" else 1)),

@@ -94,8 +94,6 @@ _SPECIAL: dict[str, tuple[Callable[..., None], str]] = {
 }  # fmt: skip
 """Operations that are more than one function with `out=`."""
 
-_FEW = 15
-"""Elements that torch's kernels reduce without memory of their own."""
 _REDUCE = {"minimum": torch.amin, "maximum": torch.amax}
 _COMBINE = {"add": torch.add, "multiply": torch.mul, "minimum": torch.minimum, "maximum": torch.maximum}
 
@@ -106,8 +104,9 @@ class TorchKernels(Kernels):
     name = "torch"
     dtypes = frozenset(_DTYPES)
 
-    def __init__(self, device: str) -> None:
-        self.device = torch.device(device)
+    def __init__(self, device: str, few: int = 15) -> None:
+        self.device, self.few = torch.device(device), few
+        """`few`: elements that torch's kernels reduce without memory of their own."""
 
     def reserve(self, size: int) -> Any:
         return torch.empty(size, dtype=torch.uint8, device=self.device)
@@ -167,7 +166,7 @@ class TorchKernels(Kernels):
         if not kept or kept[-1] < max(axis for axis in axes):
             return value
         for axis in axes:
-            while (length := value.shape[axis]) > 1 and math.prod(value.shape[a] for a in axes) > _FEW:
+            while (length := value.shape[axis]) > 1 and math.prod(value.shape[a] for a in axes) > self.few:
                 first = -(-length // 2)
                 self.combine(kind, value.narrow(axis, 0, length - first), value.narrow(axis, first, length - first))
                 value = value.narrow(axis, 0, first)

@@ -23,24 +23,23 @@ from outsize.array.graph.node import Node, Range
 from outsize.array.graph.rearrange import make_affine
 from outsize.array.passes.base import Manner
 from outsize.array.passes.map import MapPass, _State
-from outsize.array.plan.tiling import Box
+from outsize.array.passes.tiling import Box
 from outsize.array.store.base import Block, Region, Store, region_shape
+from outsize.array.tuning import current
 from outsize.engine.pool import make_buffer
 
 if TYPE_CHECKING:
     from outsize.array.graph.frame import Frame
 
-GRAIN = 128 << 10
-"""Bytes: a run is the geometric mean of this and the lane, so that runs and what tells them apart grow alike."""
 _ROUND = 4096
 """Elements: long runs are whole multiples of this, so that they begin on pages."""
 _AT_WORK = 2
 """Lanes whose runs are told apart at a time."""
 
 
-def run_length(length: int, itemsize: int) -> int:
+def run_length(length: int, itemsize: int, grain: int) -> int:
     """Elements of a run of a lane."""
-    run = max(1, math.isqrt(length * itemsize * GRAIN) // itemsize)
+    run = max(1, math.isqrt(length * itemsize * grain) // itemsize)
     return min(length, -(-run // _ROUND) * _ROUND if run > 4 * _ROUND else run)
 
 
@@ -278,7 +277,7 @@ def sort_lanes(node: Node, *, carried: Node | None = None) -> Node:
     """Lanes along the last axis, sorted; or whole numbers that were beside their elements, in the order that sorts
     them."""
     dtype = node.dtype if carried is None else pair(node.dtype)
-    run = run_length(node.shape[-1], dtype.itemsize)
+    run = run_length(node.shape[-1], dtype.itemsize, current().sort_grain)
     inputs = (node,) if carried is None else (node, carried)
     runs = Runs(shape=node.shape, dtype=dtype, inputs=inputs, run=run)
     return Merged(shape=node.shape, dtype=dtype if carried is None else np.dtype(np.int64), inputs=(runs,))

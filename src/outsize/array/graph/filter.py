@@ -18,13 +18,11 @@ from outsize.array.graph.frame import phantom
 from outsize.array.graph.node import Node
 from outsize.array.run.results import compute_node
 from outsize.array.store.base import Block, Region, region_shape
+from outsize.array.tuning import current
 from outsize.core.events import default_listener
 
 if TYPE_CHECKING:
     from outsize.array.graph.frame import Frame
-
-BLOCK = 1 << 16
-"""Elements of a mask that are counted together."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -102,14 +100,17 @@ class Filtered(Node):
 
 def count(mask: Node) -> Block:
     """How many are true before each block of a flat mask, and in all; this pass runs now."""
-    number = -(-mask.shape[0] // BLOCK)
-    tally = Tally(shape=(number,), dtype=np.dtype(np.int64), inputs=(mask,), block=BLOCK)
+    block = current().filter_block
+    number = -(-mask.shape[0] // block)
+    tally = Tally(shape=(number,), dtype=np.dtype(np.int64), inputs=(mask,), block=block)
     return np.concatenate([[0], np.cumsum(compute_node(tally, None, default_listener()))]).astype(np.int64)
 
 
 def keep(values: Node, mask: Node, ends: Block) -> Node:
     """The flat values where the flat mask, counted before, is true."""
-    return Filtered(shape=(int(ends[-1]),), dtype=values.dtype, inputs=(mask, values), ends=ends, block=BLOCK)
+    return Filtered(
+        shape=(int(ends[-1]),), dtype=values.dtype, inputs=(mask, values), ends=ends, block=current().filter_block
+    )
 
 
 def flat_mask(node: Node) -> Node:

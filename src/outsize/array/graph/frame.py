@@ -16,7 +16,10 @@ from outsize.array.graph.node import Node
 from outsize.array.kernels.blas import NOTHING, Packing
 from outsize.array.kernels.copies import copy_block
 from outsize.array.kernels.fused import Program, compile_program
-from outsize.array.store.base import ALIGNMENT, Block, Buffer, Region, Store, region_shape, round_up
+from outsize.array.store.base import Block, Buffer, Region, Store, region_shape, round_up
+from outsize.array.tuning import Tuning, current
+from outsize.core.errors import OutOfMemory
+from outsize.core.units import format_bytes
 
 _EMPTY = np.empty(0, np.uint8)
 
@@ -24,7 +27,8 @@ _EMPTY = np.empty(0, np.uint8)
 class Frame:
     """A stack of memory; dry where `buffer` is None."""
 
-    def __init__(self, buffer: Buffer | None, bindings: Mapping[Node, Store]) -> None:
+    def __init__(self, buffer: Buffer | None, bindings: Mapping[Node, Store], tuning: Tuning | None = None) -> None:
+        self.tuning = tuning or current()
         self.buffer = buffer
         self.dry = buffer is None
         self.bindings = bindings
@@ -68,7 +72,10 @@ class Frame:
         if self.buffer is None:
             return _EMPTY
         if self.position > self.buffer.nbytes:
-            return spill(size)
+            raise OutOfMemory(
+                f"a chunk needs {format_bytes(self.position)} of memory and its plan foresaw {format_bytes(self.buffer.nbytes)}: "
+                "this is a mistake in Outsize; please report it with the expression"
+            )
         return self.buffer[start : start + size]
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
@@ -96,7 +103,7 @@ class Frame:
         key = (id(node), region, None if out is None else (out.dtype, out.strides))
         found = self._supposed.get(key)
         if found is None:  # once a region: joins of joins of joins would double the work at every level
-            trial = Frame(None, self.bindings)
+            trial = Frame(None, self.bindings, self.tuning)
             trial.loose, trial._supposed, trial._programs = True, self._supposed, self._programs
             trial.evaluate(node, region, out)
             found = self._supposed[key] = trial.peak, trial.outside, trial.packing
@@ -125,7 +132,7 @@ class Frame:
         """The fused program of a node, compiled once."""
         found = self._programs.get(id(node))
         if found is None:
-            found = self._programs[id(node)] = compile_program(node, self.bindings)
+            found = self._programs[id(node)] = compile_program(node, self.bindings, self.tuning.slice)
         return found
 
     def evaluate(self, node: Node, region: Region, out: Block | None = None) -> Block:
@@ -142,11 +149,6 @@ class Frame:
             self.copy(out, block)
             return out
         return block
-
-
-def spill(size: int) -> Buffer:
-    """Memory outside the buffer, where a dry run foresaw too little; tests make this an error."""
-    return np.empty(size + ALIGNMENT, np.uint8)[:size]
 
 
 def phantom(shape: tuple[int, ...], dtype: np.dtype[Any], order: tuple[int, ...] | None = None) -> Block:

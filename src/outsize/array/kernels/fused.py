@@ -22,9 +22,6 @@ from outsize.array.store.base import Block, Region, Store, region_shape
 if TYPE_CHECKING:
     from outsize.array.graph.frame import Frame
 
-SLICE_BYTES = 1 << 20
-"""Bytes of a register's slice: a few of them stay in a core's caches, and each is long enough that threads seldom meet at
-the interpreter's lock (128 KiB slices spent most of their time there, 512 KiB ones a third more than these)."""
 _SMALL = 1 << 15
 """Elements of a block that is not worth turning."""
 
@@ -60,10 +57,12 @@ class Program:
     """dtype of the result."""
     result: int
     """Register of the result before it was renamed to the output; -1 where the result is leaf 0 itself."""
+    slice_bytes: int
+    """Bytes of a register's slice."""
 
     def slice_elements(self) -> int:
         """How many elements go through at a time."""
-        return SLICE_BYTES // max((dtype.itemsize for dtype in self.registers), default=4)
+        return self.slice_bytes // max((dtype.itemsize for dtype in self.registers), default=4)
 
     def scratch(self, shape: tuple[int, ...]) -> int:
         """Bytes of all registers for a block of this shape."""
@@ -85,7 +84,7 @@ def _padded(size: int) -> int:
     return -(-size // 64) * 64
 
 
-def compile_program(root: Node, bindings: Mapping[Node, Store]) -> Program:
+def compile_program(root: Node, bindings: Mapping[Node, Store], slice_bytes: int) -> Program:
     """The elementwise nodes that end in `root` and have its shape, as a program over what they read."""
     inside: list[Elementwise] = []
     leaves: list[Node] = []
@@ -104,10 +103,10 @@ def compile_program(root: Node, bindings: Mapping[Node, Store]) -> Program:
         inside.append(node)
 
     visit(root)
-    return _assign_registers(inside, leaves, root)
+    return _assign_registers(inside, leaves, root, slice_bytes)
 
 
-def _assign_registers(inside: list[Elementwise], leaves: list[Node], root: Node) -> Program:
+def _assign_registers(inside: list[Elementwise], leaves: list[Node], root: Node, slice_bytes: int) -> Program:
     last_use = {id(arg): step for step, node in enumerate(inside) for arg in node.args}
     leaf_number = {id(leaf): number for number, leaf in enumerate(leaves)}
     where: dict[int, int] = {}
@@ -137,7 +136,7 @@ def _assign_registers(inside: list[Elementwise], leaves: list[Node], root: Node)
         where[id(node)] = target
         instructions.append(Instruction(node.operation, tuple(args), target))
     result = where.get(id(root), -1)
-    return Program(tuple(leaves), tuple(instructions), tuple(registers), root.dtype, result)
+    return Program(tuple(leaves), tuple(instructions), tuple(registers), root.dtype, result, slice_bytes)
 
 
 def evaluate_fused(root: Node, region: Region, frame: Frame, out: Block | None) -> Block:

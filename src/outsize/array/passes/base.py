@@ -17,17 +17,13 @@ from typing import Any
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
 from outsize.array.kernels.blas import NOTHING
-from outsize.array.plan.tiling import Box, Grid
+from outsize.array.passes.tiling import Box, Grid
 from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape
+from outsize.array.tuning import Tuning
 from outsize.core.memory import HOST, Part
 from outsize.core.noun import Known
 from outsize.core.plan import Level, Peak, Step
 from outsize.engine.pool import cores, round_to_pages
-
-CHUNK = 16 << 20
-"""Bytes of a worker's buffer at its most generous: transfers this long lose nothing to their latency."""
-SMALL = 2 << 20
-"""Work that fits in this runs in one piece on the calling thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +38,13 @@ class Manner:
     """True for the barest: smallest tiles, one of everything."""
 
 
-def manners(room: int = 0) -> list[Manner]:
+def manners(chunk: int, room: int = 0) -> list[Manner]:
     """From generous to bare; the last but one splits what there is."""
     most = max(2, min(8, cores() + 2))
-    rows = [(most, CHUNK), (most, CHUNK // 2), (most, CHUNK // 4), (2, CHUNK // 4), (2, CHUNK // 16), (1, CHUNK // 16)]
-    rows += [(1, CHUNK // 64), (1, room // 3), (1, room // 12)]
-    return [*(Manner(workers, chunk) for workers, chunk in rows), Manner(1, 0, bare=True)]
+    rows = [(most, chunk), (most, chunk // 2), (most, chunk // 4), (2, chunk // 4), (2, chunk // 16), (1, chunk // 16)]
+    rows += [(1, chunk // 64), (1, room // 3), (1, room // 12)]
+    return [*(Manner(workers, each) for workers, each in rows), Manner(1, 0, bare=True)]
 
-
-_SHARES = (1.0, 0.8, 0.6, 0.4)
-"""Shares of the room to aim at: boxes are chosen by one in the middle, and those at the edges may need a little
-more."""
-
-_LITTLE_MORE = 1.25
-"""Reads up to this much of the sources' bytes are as good as reading them once."""
 
 Progress = Callable[[int], None]
 """Called with the bytes that were moved."""
@@ -79,9 +68,10 @@ class Pass(abc.ABC):
     packed_before = 0
     """What BLAS has taken in earlier passes, and keeps."""
 
-    def __init__(self, outputs: tuple[tuple[Node, Sink], ...], bindings: Mapping[Node, Store]) -> None:
+    def __init__(self, outputs: tuple[tuple[Node, Sink], ...], bindings: Mapping[Node, Store], tuning: Tuning) -> None:
         self.outputs = outputs
         self.bindings = bindings
+        self.tuning = tuning
         self.workers = self.slots = 1
         self.worker_bytes = self.slot_bytes = self.outside_bytes = 0
         self.grid = Grid((), ())
@@ -129,13 +119,13 @@ class Pass(abc.ABC):
         reads the least. False, with the barest chosen, where none fits."""
         fitting: list[tuple[int, int, Manner, float]] = []
         for manner in self.manners(max(room, 0)):
-            for share in (1.0,) if manner.bare else _SHARES:
+            for share in (1.0,) if manner.bare else self.tuning.shares:
                 if not self.shape_up(manner, int(room * share)):
                     break
                 if self.peak > room:
                     continue
                 reads = 0 if self.rereads else self.reads()
-                if reads <= _LITTLE_MORE * self._sources():
+                if reads <= self.tuning.reread * self._sources():
                     return True
                 fitting.append((reads, len(fitting), manner, share))
                 break
@@ -151,7 +141,7 @@ class Pass(abc.ABC):
 
     def manners(self, room: int) -> list[Manner]:
         """What `size` tries."""
-        return manners(room)
+        return manners(self.tuning.chunk, room)
 
     def holds(self, frame: Frame, buffer: int) -> bool:
         """True where a chunk that was measured fits a worker's buffer."""
@@ -169,7 +159,7 @@ class Pass(abc.ABC):
 
     def smallest(self) -> int:
         """Peak of the barest manner."""
-        self.shape_up(manners()[-1], 0)
+        self.shape_up(self.manners(0)[-1], 0)
         return self.peak
 
     def floor(self) -> int | None:
@@ -210,7 +200,7 @@ class Pass(abc.ABC):
 
     def frame(self) -> Frame:
         """A dry frame."""
-        return Frame(None, self.bindings)
+        return Frame(None, self.bindings, self.tuning)
 
     def step(self, resident: tuple[Part, ...]) -> Step:
         """This pass as a step of a plan; `resident` is what else is held meanwhile."""
@@ -241,7 +231,7 @@ class Pass(abc.ABC):
 
     def context(self, buffer: Buffer) -> Frame:
         """A frame on a worker's buffer."""
-        return Frame(buffer, self.bindings)
+        return Frame(buffer, self.bindings, self.tuning)
 
     @abc.abstractmethod
     def chunks(self, tile: Region) -> Iterator[Region]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from outsize.array.graph.barrier import Lane
 from outsize.array.graph.frame import Frame, phantom
 from outsize.array.graph.node import Node, walk
-from outsize.array.passes.base import SMALL, Manner, Pass, inside, split
-from outsize.array.plan.tiling import (
+from outsize.array.passes.base import Manner, Pass, inside, split
+from outsize.array.passes.tiling import (
     Box,
     Grid,
     balance,
@@ -27,9 +27,7 @@ from outsize.array.plan.tiling import (
     write_seconds,
 )
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape
-
-_LARGEST = 256 << 20
-"""Bytes of a tile beyond which longer runs save nothing that fresh memory does not cost."""
+from outsize.array.tuning import Tuning
 
 
 @dataclass(slots=True)
@@ -41,8 +39,8 @@ class _State:
 class MapPass(Pass):
     """Makes one node into one sink."""
 
-    def __init__(self, node: Node, sink: Sink, bindings: Mapping[Node, Store]) -> None:
-        super().__init__(((node, sink),), bindings)
+    def __init__(self, node: Node, sink: Sink, bindings: Mapping[Node, Store], tuning: Tuning) -> None:
+        super().__init__(((node, sink),), bindings, tuning)
         self.node, self.sink = node, sink
         self.chunk: Box = ()
         self._probes: dict[Region, Frame] = {}
@@ -90,7 +88,9 @@ class MapPass(Pass):
             if self._slot(least) > allowed:
                 continue
             slots = number
-            tile, starved = grow(shape, least, self._seconds, self._slot_fits(allowed), self._bytes, _LARGEST)
+            tile, starved = grow(
+                shape, least, self._seconds, self._slot_fits(allowed), self._bytes, self.tuning, self.tuning.largest
+            )
             if not starved:
                 break
         if tile is None:
@@ -112,17 +112,17 @@ class MapPass(Pass):
         return cut == [first]
 
     def _light(self, whole: Box, room: int) -> bool:
-        if self.node.nbytes > SMALL or math.prod(self.node.shape) == 0:
+        if self.node.nbytes > self.tuning.small or math.prod(self.node.shape) == 0:
             return math.prod(self.node.shape) == 0
         frame = self.probe(center(self.node.shape, whole))
-        return self.holds(frame, min(room, 4 * SMALL) - self._slot(whole))
+        return self.holds(frame, min(room, 4 * self.tuning.small) - self._slot(whole))
 
     def _bytes(self, box: Box) -> int:
         return math.prod(box) * self.node.dtype.itemsize
 
     def _seconds(self, box: Box) -> float:
         region = center(self.node.shape, box)
-        return read_seconds(self.probe(region).reads) + write_seconds(self.sink, region)
+        return read_seconds(self.probe(region).reads, self.tuning) + write_seconds(self.sink, region, self.tuning)
 
     def _choose_chunk(self, tile: Box, least: Box, buffer: int) -> Box:
         """The part of a tile that one worker reads at once."""
@@ -133,7 +133,11 @@ class MapPass(Pass):
 
         if fits(tile):
             return tile
-        box, _ = grow(tile, least, lambda b: read_seconds(self.probe(center(shape, b)).reads), fits, self._bytes)
+
+        def seconds(box: Box) -> float:
+            return read_seconds(self.probe(center(shape, box)).reads, self.tuning)
+
+        box, _ = grow(tile, least, seconds, fits, self._bytes, self.tuning)
         return balance(tile, box, least)
 
     def _settle(self, manner: Manner, tile: Box, chunk: Box, slots: int) -> bool:

@@ -22,16 +22,12 @@ import numpy as np
 from outsize.array.graph.barrier import Contract
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
-from outsize.array.kernels.blas import STRIP_BYTES, Packing, find_symbol, multiply_add, packing, takes
+from outsize.array.kernels.blas import Packing, find_symbol, multiply_add, packing, takes
 from outsize.array.passes.base import Manner, Pass, split, traffic
-from outsize.array.plan.tiling import Box, Grid, balance, center, grow, read_seconds, write_seconds
+from outsize.array.passes.tiling import Box, Grid, balance, center, grow, read_seconds, write_seconds
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
+from outsize.array.tuning import Tuning
 from outsize.engine.pool import cores
-
-_LONG = 1 << 16
-"""Terms of a sum from which float32 is accumulated in float64."""
-_SMALL_C = 16 << 20
-"""Bytes of a C that is small enough for that."""
 
 
 @dataclass(slots=True)
@@ -49,8 +45,8 @@ class ContractPass(Pass):
     ordered = True
     rereads = True
 
-    def __init__(self, node: Contract, sink: Sink, bindings: Mapping[Node, Store]) -> None:
-        super().__init__(((node, sink),), bindings)
+    def __init__(self, node: Contract, sink: Sink, bindings: Mapping[Node, Store], tuning: Tuning) -> None:
+        super().__init__(((node, sink),), bindings, tuning)
         self.node, self.sink = node, sink
         a, b = node.inputs
         self.batch = node.batch
@@ -63,7 +59,7 @@ class ContractPass(Pass):
         self.panel: Box = ()
         self.left_stays = False
         """True where a tile keeps its whole rows of A."""
-        self.strip = STRIP_BYTES
+        self.strip = tuning.strip
         """Bytes of A's rows that BLAS copies at once."""
         self._cores = 1
         self._probes: dict[tuple[Region, bool, int], Frame] = {}
@@ -81,7 +77,11 @@ class ContractPass(Pass):
         dtype = self.node.dtype
         if dtype.char == "e":
             return np.dtype(np.float32)
-        if dtype.char in "fF" and math.prod(self.lengths) > _LONG and self.node.nbytes <= _SMALL_C:
+        if (
+            dtype.char in "fF"
+            and math.prod(self.lengths) > self.tuning.long_sum
+            and self.node.nbytes <= self.tuning.small_result
+        ):
             return np.dtype(np.float64 if dtype.char == "f" else np.complex128)
         return dtype.newbyteorder("=")
 
@@ -119,7 +119,7 @@ class ContractPass(Pass):
         if found is None:
             frame = self._dry(center(self.domain, box))
             found = self._measured[box, self.left_stays] = (
-                frame.peak, frame.outside, read_seconds(frame.reads, _HIDDEN),
+                frame.peak, frame.outside, read_seconds(frame.reads, self.tuning, self.tuning.hidden_transfer),
             )  # fmt: skip
         return found
 
@@ -191,8 +191,8 @@ class ContractPass(Pass):
         least = (*(max(1, min(g, n)) for g, n in zip(self.sink.granule, self.node.shape, strict=True)),
                  *(1 for _ in self.lengths))  # fmt: skip
         self.left_stays = False
-        self.strip = max(_STRIP, min(STRIP_BYTES, room // 4))
-        self._cores = max(1, min(cores(), room // _THREAD_ROOM))
+        self.strip = max(self.tuning.shortest_strip, min(self.tuning.strip, room // 4))
+        self._cores = max(1, min(cores(), room // self.tuning.thread_room))
         if manner.bare:
             return self._settle(1, tuple(map(max, least, self._smallest_box())))
         workers = min(2, manner.workers)
@@ -207,7 +207,7 @@ class ContractPass(Pass):
         if self._plain() and len(self.lengths) == 1:
             box, self.left_stays = self._search(least, room, held)
         else:
-            box, _ = grow(self.domain, least, self._seconds, lambda b: held(b) <= room, held)
+            box, _ = grow(self.domain, least, self._seconds, lambda b: held(b) <= room, held, self.tuning)
         return self._settle(workers, balance(self.domain, box, least))
 
     def _smallest_box(self) -> Box:
@@ -218,7 +218,7 @@ class ContractPass(Pass):
             (self.batch + self.m, self.n),
             (len(self.node.shape), len(self.lengths)),
         ):
-            edge = _EDGE
+            edge = self.tuning.edge
             for axis in reversed(range(first, first + count)):
                 box[axis] = max(1, min(edge, self.domain[axis]))
                 edge = max(1, edge // box[axis])
@@ -229,14 +229,14 @@ class ContractPass(Pass):
         split_at = len(self.node.shape)
         region = center(self.domain, box)
         panels = math.prod(-(-n // max(1, k)) for n, k in zip(self.lengths, box[split_at:], strict=True))
-        write = write_seconds(self.sink, region[:split_at]) / max(panels, 1)
-        return self._measure(box)[2] + write + _CALL_SECONDS
+        write = write_seconds(self.sink, region[:split_at], self.tuning) / max(panels, 1)
+        return self._measure(box)[2] + write + self.tuning.panel_seconds
 
     def _search(self, least: Box, room: int, held: Callable[[Box], int]) -> tuple[Box, bool]:
         """The best of even cuts of C and of panels in powers of two, with A streaming or staying; of equally good ones the
         smallest."""
         m, n, k = self.domain
-        if held(self.domain) <= min(room, _LIGHT):
+        if held(self.domain) <= min(room, self.tuning.whole_product):
             return self.domain, False
         panels = [step for step in (16, 64, 256, 1024, 2048, 4096, 8192) if step < k] + [k]
         found = [(math.inf, 0, least, False)]
@@ -246,7 +246,8 @@ class ContractPass(Pass):
                 continue
             tiles = -(-m // rows) * -(-n // columns)
             tile = center(self.node.shape, (rows, columns))
-            once = tiles * read_seconds(self._probe_left(tile).reads, _HIDDEN) if stays else 0.0
+            hidden = self.tuning.hidden_transfer
+            once = tiles * read_seconds(self._probe_left(tile).reads, self.tuning, hidden) if stays else 0.0
             for panel in panels:
                 box = (rows, columns, panel)
                 size = held(box)
@@ -254,7 +255,7 @@ class ContractPass(Pass):
                     break
                 found.append((once + self._seconds(box) * tiles * -(-k // panel), size, box, stays))
         best = min(found)[0]
-        return min((size, box, stays) for cost, size, box, stays in found if cost <= best * _NEAR)[1:]
+        return min((size, box, stays) for cost, size, box, stays in found if cost <= best * self.tuning.as_good)[1:]
 
     def _settle(self, workers: int, box: Box) -> bool:
         split_at = len(self.node.shape)
@@ -315,7 +316,7 @@ class ContractPass(Pass):
             size = math.prod(region_shape(tile)) * self.working.itemsize
             total = np.ndarray(region_shape(tile), self.working, more.data)
             more = more[round_up(size) :]
-        left = self._load_left(tile, Frame(more, self.bindings)) if self.left_stays else None
+        left = self._load_left(tile, Frame(more, self.bindings, self.tuning)) if self.left_stays else None
         return _State(total, out, rest, left)
 
     def load(self, tile: Region, chunk: Region, state: _State, frame: Frame) -> tuple[Block, Block] | None:
@@ -352,22 +353,8 @@ class ContractPass(Pass):
         return (f"{stays}, panels of {self.panel} stream; BLAS on {self._cores} cores",)
 
 
-_HIDDEN = 25e-6
-"""Seconds that a transfer costs while BLAS is at work: its latency is hidden, its system call is not."""
-_STRIP = 256 << 10
-"""Bytes of the shortest strips that are given to BLAS."""
-_THREAD_ROOM = 4 << 20
-"""Bytes of room for every thread of BLAS, which takes up to half of it."""
 _PROBES = 16
 """Panels whose dry runs are kept: those of one choice."""
-_LIGHT = 16 << 20
-"""Bytes of a product that is done in one piece."""
-_NEAR = 1.03
-"""Costs within this of the best are as good."""
-_EDGE = 32
-"""Edge of the smallest blocks that are multiplied."""
-_CALL_SECONDS = 2e-4
-"""What a panel costs whatever its size; keeps panels from becoming slivers when data is in memory."""
 
 
 def _cuts(length: int, grain: int) -> list[int]:

@@ -18,16 +18,10 @@ from outsize.array.graph.node import Node
 from outsize.array.kernels.accumulators import FINISH, KINDS, Accumulator, ArgExtreme, States, make_accumulator, outside
 from outsize.array.kernels.fused import load_leaves, run_program
 from outsize.array.kernels.ranks import Rule
-from outsize.array.passes.base import SMALL, Manner, Pass, inside
-from outsize.array.plan.tiling import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds
+from outsize.array.passes.base import Manner, Pass, inside
+from outsize.array.passes.tiling import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
-
-_LARGEST = 256 << 20
-"""Bytes of a chunk of what takes no buffer: enough for every worker, and each ends soon where the work is interrupted."""
-_AHEAD = 16
-"""Partials that may wait for their turn."""
-_LIGHT = 1 << 16
-"""Bytes of a partial that is light enough to wait."""
+from outsize.array.tuning import Tuning
 
 
 @dataclass(slots=True)
@@ -42,8 +36,8 @@ class ReducePass(Pass):
 
     ordered = True
 
-    def __init__(self, outputs: Sequence[tuple[Reduce, Sink]], bindings: Mapping[Node, Store]) -> None:
-        super().__init__(tuple(outputs), bindings)
+    def __init__(self, outputs: Sequence[tuple[Reduce, Sink]], bindings: Mapping[Node, Store], tuning: Tuning) -> None:
+        super().__init__(tuple(outputs), bindings, tuning)
         self.nodes = [node for node, _ in outputs]
         self.domain = self.nodes[0].inputs[0].shape
         self.chunk: Box = ()
@@ -175,7 +169,7 @@ class ReducePass(Pass):
             return self._settle(manner, tile, page, 1)
         whole = tuple(max(1, n) for n in domain)
         size = math.prod(domain) * max((s.dtype.itemsize for s, _ in self.accumulators), default=1)
-        if size <= SMALL:
+        if size <= self.tuning.small:
             frame = self.probe(center(domain, whole))
             if self.holds(frame, room - self._state_bytes(whole)):
                 return self._settle(Manner(1, 0), whole, whole, 1)
@@ -190,7 +184,13 @@ class ReducePass(Pass):
         if self._state_bytes(tile) > allowed // slots:
             return False
         chunk, _ = grow(
-            domain, tuple(1 for _ in domain), self._seconds, self._chunk_fits(buffer, tile), self._bytes, _LARGEST
+            domain,
+            tuple(1 for _ in domain),
+            self._seconds,
+            self._chunk_fits(buffer, tile),
+            self._bytes,
+            self.tuning,
+            self.tuning.largest,
         )
         slots = min(slots, max(1, len(Grid(domain, tile))))
         return self._settle(manner, tile, balance(tile, chunk, tuple(1 for _ in domain)), slots)
@@ -212,7 +212,7 @@ class ReducePass(Pass):
         return fits
 
     def _seconds(self, box: Box) -> float:
-        return read_seconds(self.probe(center(self.domain, box)).reads)
+        return read_seconds(self.probe(center(self.domain, box)).reads, self.tuning)
 
     def _bytes(self, box: Box) -> int:
         return math.prod(box) * max(source.dtype.itemsize for source, _ in self.accumulators)
@@ -225,7 +225,7 @@ class ReducePass(Pass):
         partial = sum(
             math.prod(acc.kept(chunk)) * dtype.itemsize for _, acc in self.accumulators for dtype in acc.dtypes()
         )
-        self.ahead = _AHEAD if partial <= _LIGHT and self.workers > 1 else 0
+        self.ahead = self.tuning.ahead if partial <= self.tuning.light_partial and self.workers > 1 else 0
         frame.outside += self.ahead * partial
         self.take_stock(frame, self._state_bytes(tile))
         return True

@@ -16,7 +16,7 @@ from outsize.array.graph.barrier import Scan
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
 from outsize.array.passes.base import Manner, Pass, inside, split
-from outsize.array.plan.tiling import (
+from outsize.array.passes.tiling import (
     Box,
     Grid,
     balance,
@@ -28,6 +28,7 @@ from outsize.array.plan.tiling import (
     write_seconds,
 )
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
+from outsize.array.tuning import Tuning
 
 
 @dataclass(slots=True)
@@ -43,8 +44,8 @@ class ScanPass(Pass):
 
     ordered = True
 
-    def __init__(self, node: Scan, sink: Sink, bindings: Mapping[Node, Store]) -> None:
-        super().__init__(((node, sink),), bindings)
+    def __init__(self, node: Scan, sink: Sink, bindings: Mapping[Node, Store], tuning: Tuning) -> None:
+        super().__init__(((node, sink),), bindings, tuning)
         self.node, self.sink = node, sink
         self.chunk: Box = ()
         self._probes: dict[Region, Frame] = {}
@@ -91,9 +92,9 @@ class ScanPass(Pass):
 
         def seconds(box: Box) -> float:
             region = center(shape, box)
-            return read_seconds(self.probe(region).reads) + write_seconds(self.sink, region)
+            return read_seconds(self.probe(region).reads, self.tuning) + write_seconds(self.sink, region, self.tuning)
 
-        chunk, _ = grow(shape, least, seconds, fits, lambda box: math.prod(box) * self.node.dtype.itemsize)
+        chunk, _ = grow(shape, least, seconds, fits, lambda box: math.prod(box) * self.node.dtype.itemsize, self.tuning)
         return self._settle(manner, balance(shape, chunk, least))
 
     def _settle(self, manner: Manner, chunk: Box) -> bool:

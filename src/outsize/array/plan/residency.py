@@ -114,12 +114,3 @@ class Turned(Seen):
         kept = [t for t in self.targets if t is not None]
         view = view.transpose([kept.index(t) for t in sorted(kept)])
         return view[(*(slice(None) if axis in kept else None for axis in range(len(self.sink.shape))), ...)]
-
-
-class Sketch(FlatSink):
-    """A .npy file that nobody has asked to write yet: for plans without a target."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self.shape, self.dtype, self.name, self.partial = shape, dtype, "output", "sketch"
-        self.layout = FlatLayout(shape, dtype, 4096)
-        self.granule = tuple(min(length, 1) for length in shape)

@@ -26,18 +26,13 @@ from outsize.array.passes.scan import ScanPass
 from outsize.array.plan.residency import Kept, Scratch, Turned
 from outsize.array.store.base import Sink, Store
 from outsize.array.store.formats.memory import MemorySink
+from outsize.array.tuning import Tuning, current
 from outsize.core.memory import DISK, HOST, PINNED, Allowance, Budget, Part
 from outsize.core.noun import Known
 from outsize.core.plan import Peak, Plan, Step
 
 if TYPE_CHECKING:
     from outsize.array.device.transfer.pipeline import Level
-
-_TINY = 1 << 16
-"""Bytes of a result that always stays in memory."""
-_WORTH_KEEPING = 1 << 30
-"""Bytes of sources that are read into memory for several passes: beyond this, fresh memory costs more than a second
-read."""
 
 
 @dataclass(slots=True)
@@ -62,6 +57,7 @@ class Itinerary:
 
     stops: list[Stop] = field(default_factory=list)
     bindings: dict[Node, Store] = field(default_factory=dict)
+    tuning: Tuning = field(default_factory=current)
     final: Sink | None = None
     """Where the wanted node goes."""
     smallest: int = 0
@@ -78,12 +74,13 @@ def make_plan(
     """The itinerary and its plan; the plan may not fit, which `plan.check()` says."""
     host = budget.host or 0
     chosen: Itinerary | None = None
+    tiny = current().tiny_result
     for share in (3, 8, 0):
-        trip = _lay_out(root, sink, host // share if share else _TINY, keep_sources=share == 3, level=level)
+        trip = _lay_out(root, sink, host // share if share else tiny, keep_sources=share == 3, level=level)
         if all(stop.work.size(host - _held(stop)) for stop in _in_turn(trip)):
             chosen = trip
             break
-    bare = _lay_out(root, sink, _TINY, keep_sources=False, level=level)
+    bare = _lay_out(root, sink, tiny, keep_sources=False, level=level)
     smallest = max((stop.work.smallest() + _held(stop) for stop in _in_turn(bare)), default=0)
     least = max((stop.work.device_peak for stop in bare.stops), default=0)
     if chosen is None:
@@ -139,9 +136,9 @@ def _lay_out(root: Node, sink: Sink, keep: int, *, keep_sources: bool, level: Le
     digests: dict[int, str] = {}
     structure(root, digests)
     nodes = walk(root)
-    groups = _group(nodes, digests, root)
+    groups = _group(nodes, digests, trip.tuning.tiny_result * 64)
     if keep_sources:
-        _keep_sources(trip, nodes, groups, root, min(keep, _WORTH_KEEPING))
+        _keep_sources(trip, nodes, groups, root, min(keep, trip.tuning.kept_sources))
     target, turned = _see_through(root, sink)
     for group in groups:
         _add_barrier(trip, group, target, turned, keep, nodes, digests)
@@ -169,7 +166,7 @@ def _see_through(root: Node, sink: Sink) -> tuple[Node | None, Sink]:
     return below, Turned(sink, below.shape, targets)
 
 
-def _group(nodes: list[Node], digests: dict[int, str], root: Node) -> list[list[Node]]:
+def _group(nodes: list[Node], digests: dict[int, str], small: int) -> list[list[Node]]:
     """Barriers in the order they run; reductions that ride together share a group."""
     level: dict[int, int] = {}
     seen: dict[str, Node] = {}
@@ -181,7 +178,7 @@ def _group(nodes: list[Node], digests: dict[int, str], root: Node) -> list[list[
             continue
         seen[digests[id(node)]] = node
         key: tuple[object, ...] = (level[id(node)], id(node))
-        if isinstance(node, Reduce) and node.nbytes <= _TINY * 64:
+        if isinstance(node, Reduce) and node.nbytes <= small:
             key = (level[id(node)], "reduce", node.inputs[0].shape, _sources(node))
         elif isinstance(node, Reduce):
             key = (level[id(node)], "reduce", node.inputs[0].shape, _sources(node), node.axes)
@@ -213,7 +210,7 @@ def _keep_sources(trip: Itinerary, nodes: list[Node], groups: list[list[Node]], 
         if isinstance(node, Source) and users.get(id(node.store), 0) > 1 and 0 < node.nbytes <= keep:
             keep -= node.nbytes
             place = Kept(node.shape, node.dtype, node.store.name)
-            trip.stops.append(Stop(MapPass(node, place, trip.bindings.copy()), [(node, place)]))
+            trip.stops.append(Stop(MapPass(node, place, trip.bindings.copy(), trip.tuning), [(node, place)]))
             trip.bindings[node] = place.store()
 
 
@@ -228,7 +225,7 @@ def _add_barrier(
         if node is target:
             outputs.append((node, turned))
             continue
-        stays = node.nbytes <= _TINY or held + node.nbytes <= keep
+        stays = node.nbytes <= trip.tuning.tiny_result or held + node.nbytes <= keep
         place = (Kept if stays else Scratch)(node.shape, node.dtype, node.label())
         held += node.nbytes if stays else 0
         outputs.append((node, place))
@@ -245,19 +242,19 @@ def _make_pass(outputs: list[tuple[Node, Sink]], trip: Itinerary) -> Pass:
     if trip.level is not None and all(math.prod(made.shape) for made, _ in outputs):
         from outsize.array.device.placement import make_twin
 
-        twin = make_twin(outputs, bindings, trip.level, trip.notes)
+        twin = make_twin(outputs, bindings, trip.tuning, trip.level, trip.notes)
         if twin is not None:
             return twin
     if isinstance(node, Reduce):
-        return ReducePass(outputs, bindings)  # type: ignore[arg-type]
+        return ReducePass(outputs, bindings, trip.tuning)  # type: ignore[arg-type]
     if isinstance(node, Contract):
-        return ContractPass(node, sink, bindings)
+        return ContractPass(node, sink, bindings, trip.tuning)
     if isinstance(node, Scan):
-        return ScanPass(node, sink, bindings)
+        return ScanPass(node, sink, bindings, trip.tuning)
     if isinstance(node, Runs):
-        return RunsPass(node, sink, bindings)
+        return RunsPass(node, sink, bindings, trip.tuning)
     assert isinstance(node, Lane | Settled | Merged) or not node.barrier, node
-    return MapPass(node, sink, bindings)
+    return MapPass(node, sink, bindings, trip.tuning)
 
 
 def _reads_of(work: Pass, bound: Iterable[Node]) -> set[Node]:

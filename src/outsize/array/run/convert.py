@@ -18,18 +18,16 @@ import numpy as np
 
 from outsize.array.graph.node import Source
 from outsize.array.kernels.precision import MeasuredStore
-from outsize.array.plan.schedule import make_plan
-from outsize.array.run.execute import run_itinerary
-from outsize.array.run.results import resolve_budget
+from outsize.array.plan.prepare import Prepared, prepare, run_prepared
+from outsize.array.run.execute import run_schedule
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store
 from outsize.array.store.io.chunks import choose_chunks
 from outsize.array.store.io.partial import hold
 from outsize.array.store.keys import split_key
-from outsize.array.store.registry import as_numpy, create_sink, is_bfloat16, open_store
+from outsize.array.store.registry import as_numpy, describe_sink, is_bfloat16, open_store
 from outsize.core.conversion import Conversion, Precision
 from outsize.core.errors import InputError
 from outsize.core.events import Listener
-from outsize.core.memory import Budget
 from outsize.core.units import KiB
 
 _GRANULE = 32 * KiB
@@ -54,19 +52,15 @@ def convert(
     wanted = np.dtype(np.float32) if narrow else _as_dtype(dtype, store)
     _check_kinds(store, wanted)
     measured = MeasuredStore(store, wanted, bfloat16=narrow)
-    allowed, reason = resolve_budget(budget)
     if target is not None:
         _check_target(os.fspath(target), store)
     with contextlib.nullcontext() if target is None else hold(split_key(os.fspath(target), None)[0]):
-        sink = Nowhere(store.shape, wanted) if target is None else create_sink(
+        sink = Nowhere(store.shape, wanted) if target is None else describe_sink(
             target, store.shape, "bfloat16" if narrow else wanted, chunks=chunks, compress=compress
         )  # fmt: skip
-        try:
-            _run(measured, sink, allowed, reason, listener)
-            sink.commit().close()
-        except BaseException:
-            sink.abort()
-            raise
+        root = Source(shape=measured.shape, dtype=measured.dtype, store=measured)
+        prepared = prepare(root, sink, budget, name=f"convert {measured.name}")
+        run_prepared(prepared, lambda work: _run(work, listener))
     store.close()
     elements = math.prod(store.shape)
     name = "bfloat16" if narrow else wanted.name
@@ -75,16 +69,19 @@ def convert(
         source=store.name, target=None if target is None else os.fspath(target), shape=store.shape,
         dtype_before=getattr(store, "narrow", store.dtype.name), dtype_after=name,
         bytes_before=elements * (store.dtype.itemsize if not hasattr(store, "narrow") else _narrow_size(store)),
-        bytes_after=elements * (2 if narrow else wanted.itemsize), precision=cost, budget=allowed.host or 0,
+        bytes_after=elements * (2 if narrow else wanted.itemsize), precision=cost, budget=prepared.budget.host or 0,
         seconds=time.perf_counter() - began, notes=tuple(_notes(cost, name)),
     )  # fmt: skip
 
 
-def _run(measured: MeasuredStore, sink: Sink, budget: Budget, reason: str, listener: Listener | None) -> None:
-    root = Source(shape=measured.shape, dtype=measured.dtype, store=measured)
-    trip, plan = make_plan(root, sink, budget, f"convert {measured.name}", reason)
-    plan.check()
-    run_itinerary(trip, plan, budget.host or 0, budget.scratch, listener, None)
+def _run(prepared: Prepared, listener: Listener | None) -> None:
+    prepared.sink.create()
+    try:
+        run_schedule(prepared, listener)
+        prepared.sink.commit().close()
+    except BaseException:
+        prepared.sink.abort()
+        raise
 
 
 def _as_dtype(dtype: Any, store: Store) -> np.dtype[Any]:

@@ -20,6 +20,7 @@ import numpy as np
 from outsize.array.graph.node import Node, Source, structure, walk
 from outsize.array.kernels.blas import blas_threads
 from outsize.array.passes.base import Pass
+from outsize.array.plan.prepare import Prepared
 from outsize.array.plan.residency import Kept, Scratch
 from outsize.array.plan.schedule import Itinerary, Stop
 from outsize.array.run.journal import Journal
@@ -30,19 +31,21 @@ from outsize.engine.heap import lean_heap, trim_heap
 from outsize.engine.pool import MemoryPool
 from outsize.engine.threads import run_work
 
-_KEPT = 64 << 20
-"""Bytes up to which results of finished passes are put aside in the journal."""
 _PREFIX = "outsize-scratch-"
 ARRAY_PREFIX = "outsize-array-"
 """How files of arrays in scratch begin; then comes the process that made them."""
 
 
-def run_itinerary(
-    trip: Itinerary, plan: Plan, budget: int, scratch: str, listener: Listener | None, journal: Journal | None
-) -> None:
+def run_schedule(prepared: Prepared, listener: Listener | None = None, journal: Journal | None = None) -> None:
     """Run every pass; what the journal says is finished is left out."""
-    pool = MemoryPool(max(budget, plan.peak()))
-    with _scratch_folder(trip, scratch) as folder, np.errstate(all="ignore"), lean_heap(), _device(trip):
+    trip, plan = prepared.schedule, prepared.plan
+    pool = MemoryPool(max(prepared.budget.host or 0, plan.peak()))
+    with (
+        _scratch_folder(trip, prepared.budget.scratch) as folder,
+        np.errstate(all="ignore"),
+        lean_heap(),
+        _device(trip),
+    ):
         try:
             for number, stop in enumerate(trip.stops):
                 if number:
@@ -110,7 +113,11 @@ def _run_stop(
         stop.work.end()
         pool.give(beside)
     report.finish()
-    if journal is not None and stop.places and all(isinstance(p, Kept) and p.nbytes <= _KEPT for _, p in stop.places):
+    if (
+        journal is not None
+        and stop.places
+        and all(isinstance(p, Kept) and p.nbytes <= trip.tuning.journaled_result for _, p in stop.places)
+    ):
         for index, (_, place) in enumerate(stop.places):
             assert isinstance(place, Kept)
             journal.keep(f"{number}-{index}", place.array)
@@ -237,7 +244,7 @@ def clean_scratch(parent: str) -> None:
                 shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else os.unlink(path)
 
 
-def digest_of(root: Node, trip: Itinerary, plan: Plan) -> str:
+def digest_of(root: Node, plan: Plan) -> str:
     """What tells this work from other work: graph, sources as they are now, tiles."""
     known: dict[int, str] = {}
     for node in walk(root):

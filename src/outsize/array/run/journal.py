@@ -20,22 +20,18 @@ from typing import Any
 import numpy as np
 
 from outsize.array.store.base import Block
-
-_EVERY = 0.25
-"""Seconds between syncs, at the least."""
-_SHARE = 20
-"""Syncs may take one part in so many of the time."""
+from outsize.array.tuning import Tuning
 
 
 class Journal:
     """The journal of one save."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, tuning: Tuning = Tuning()) -> None:  # noqa: B008  (it is frozen)
+        self.folder, self._tuning = folder, tuning
         self._log = os.path.join(folder, "log")
         self._lock = threading.Lock()
         self._pending: list[str] = []
-        self._next = time.monotonic() + _EVERY
+        self._next = time.monotonic() + tuning.sync_every
         self.done: dict[int, set[int]] = {}
         """Pass -> its tiles that are finished."""
         self.kept: set[str] = set()
@@ -49,17 +45,20 @@ class Journal:
             return found if isinstance(found, dict) else None
         return None
 
-    def begin(self, digest: str, budget: int) -> bool:
-        """Take up the earlier journal if it is of the same work, else start a new one; True where one was taken up."""
+    def is_of(self, digest: str) -> bool:
+        """True where an earlier run left the journal of this work."""
         found = self.header(self.folder)
-        if found is not None and found.get("digest") == digest:
+        return found is not None and found.get("digest") == digest
+
+    def begin(self, digest: str, budget: int) -> None:
+        """Take up the earlier journal if it is of the same work, else start a new one."""
+        if self.is_of(digest):
             self._replay()
-            return True
+            return
         self.remove()
         os.makedirs(self.folder)
         with open(self._log, "w") as log:
             log.write(json.dumps({"digest": digest, "budget": budget}) + "\n")
-        return False
 
     def _replay(self) -> None:
         with open(self._log) as log:
@@ -84,7 +83,7 @@ class Journal:
         self._append(pending)
         with self._lock:
             end = time.monotonic()
-            self._next = end + max(_EVERY, _SHARE * (end - begin))
+            self._next = end + max(self._tuning.sync_every, self._tuning.sync_share * (end - begin))
 
     def keep(self, name: str, block: Block) -> None:
         """Put a result aside."""

@@ -1,106 +1,58 @@
-"""From a node to its result: plan it, run it into a file, into memory, or into a region of an open store.
+"""From a node to its result: into a file, into memory, or into a region of an open store.
 
-In: a node, a target, a budget. Out: a `Plan`, a store, or a NumPy array. The budget is what was given here, else what
-`outsize.budget` set, else 80 % of what is available. With a device, passes run there where they can (`device/twin.py`);
-`auto` comes back to the processor where the device's budget does not suffice.
+In: a node, a target, a budget. Out: a `Plan`, a store, or a NumPy array. Every verb prepares its work first (`prepare`)
+and runs what it prepared, so that `plan_node` shows what `save_node` and `compute_node` do.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import warnings
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from outsize.array.graph.node import Node, Source, walk
-from outsize.array.plan.residency import Kept, Sketch
-from outsize.array.plan.schedule import Itinerary, make_plan
-from outsize.array.run.execute import digest_of, run_itinerary
+from outsize.array.plan.prepare import Prepared, prepare, resolve_budget, run_prepared, title
+from outsize.array.plan.residency import Kept
+from outsize.array.run.execute import digest_of, run_schedule
 from outsize.array.run.journal import Journal
 from outsize.array.store.base import Block, Region, Sink, Store
 from outsize.array.store.formats.memory import MemorySink
-from outsize.array.store.io.partial import JOURNAL, hold, partial_path
+from outsize.array.store.io.partial import JOURNAL, hold
 from outsize.array.store.io.view import Seen
 from outsize.array.store.keys import split_key
-from outsize.core.errors import BudgetError, InputError, OutOfMemory
+from outsize.array.store.registry import describe_sink
+from outsize.array.tuning import current
+from outsize.core.errors import BudgetError, InputError
 from outsize.core.events import Listener
 from outsize.core.memory import HOST, Allowance, Budget
 from outsize.core.plan import Plan
-from outsize.core.units import format_bytes, parse_bytes
+from outsize.core.units import format_bytes
 from outsize.engine.pool import make_buffer
-
-JOURNALED = 32 << 20
-"""Bytes of output from which a save keeps a journal; less is done again in a moment."""
-
-_MOST = 2**63 - 1
-"""Bytes that an address, or an offset in a file, can count."""
-
-
-def resolve_budget(budget: int | str | Budget | None) -> tuple[Budget, str]:
-    """The budget that holds, and why it is this one."""
-    if isinstance(budget, Budget):
-        return budget, _reason(budget)
-    from outsize.machine import current_budget
-
-    current = current_budget()
-    if budget is None:
-        return current, _reason(current)
-    others = tuple(a for a in current.allowances if a.pool != HOST)
-    asked = Allowance(pool=HOST, bytes=parse_bytes(budget), reason="asked for")
-    return Budget(allowances=(asked, *others), scratch=current.scratch), "asked for"
-
-
-def _reason(budget: Budget) -> str:
-    return next((a.reason for a in budget.allowances if a.pool == HOST), "")
-
-
-Result = TypeVar("Result")
-Planner = Callable[[Node, Sink, Budget, str, str], tuple[Itinerary, Plan]]
-"""`make_plan` with the device already said."""
-
-
-def _on(device: Any, tf32: bool, work: Callable[[Planner], Result]) -> Result:
-    """Do some work with a device; under `auto`, on the processor where the device has too little memory for it."""
-    if device is None and not tf32:
-        return work(make_plan)
-    from outsize.array.device.target import find_level
-
-    level, notes = find_level(device, tf32)
-    try:
-        return work(_planner(level, notes))
-    except (BudgetError, OutOfMemory) as error:
-        plan = getattr(error, "plan", None)
-        if level is None or level.strict or (plan is not None and plan.peak() > (plan.budgets[0].bytes)):
-            raise
-        note = f"on the processor: {error}"
-    warnings.warn(note, stacklevel=4)
-    return work(_planner(None, (note,)))
-
-
-def _planner(level: Any, notes: tuple[str, ...]) -> Planner:
-    def planner(node: Node, sink: Sink, budget: Budget, name: str, reason: str) -> tuple[Itinerary, Plan]:
-        trip, plan = make_plan(node, sink, budget, name, reason, level)
-        return trip, replace(plan, notes=(*notes, *plan.notes))
-
-    return planner
 
 
 def plan_node(
-    node: Node, budget: Any = None, name: str | None = None, *, device: Any = None, tf32: bool = False
-) -> Plan:
-    """The plan of writing a node to a .npy file."""
-    refuse_endless(node)
-    given, reason = resolve_budget(budget)
-    sketch = Sketch(node.shape, node.dtype)
-    return _on(device, tf32, lambda planner: planner(node, sketch, given, name or _title(node), reason)[1])
+    node: Node, budget: Any = None, path: str | os.PathLike[str] | None = None, *, device: Any = None, tf32: bool = False,
+    **options: Any,
+) -> Plan:  # fmt: skip
+    """The plan of saving a node to a path; without one, to a .npy file. Nothing is created."""
+    sink = describe_sink("output.npy" if path is None else path, node.shape, node.dtype, **options)
+    name = None if path is None else _saving(path)
+    return prepare(node, sink, budget, device, tf32=tf32, name=name).plan
 
 
-def _title(node: Node) -> str:
-    return f"{node.label()} {node.dtype}{list(node.shape)}"
+def _saving(path: str | os.PathLike[str]) -> str:
+    return f"save {os.path.basename(os.fspath(path))}"
+
+
+def plan_compute(node: Node, budget: Any = None, *, device: Any = None, tf32: bool = False) -> Plan:
+    """The plan of `compute_node`."""
+    return _prepare_compute(node, budget, device, tf32).plan
+
+
+def _prepare_compute(node: Node, budget: Any, device: Any, tf32: bool) -> Prepared:
+    sink = Kept(node.shape, node.dtype, "result")
+    return prepare(node, sink, budget, device, tf32=tf32, name=f"compute {title(node)}")
 
 
 def compute_node(
@@ -108,31 +60,26 @@ def compute_node(
     out: Block | None = None,
 ) -> Block:  # fmt: skip
     """The node as a NumPy array: a new one, or `out`."""
-    return _on(device, tf32, lambda planner: _compute(node, budget, listener, planner, out))
-
-
-def _compute(node: Node, budget: Any, listener: Listener | None, planner: Planner, out: Block | None) -> Block:
-    refuse_endless(node)
-    given, reason = resolve_budget(budget)
     if out is not None:
-        return _compute_into(node, given, reason, listener, planner, out)
-    sink = Kept(node.shape, node.dtype, "result")
-    trip, plan = planner(node, sink, given, f"compute {_title(node)}", reason)
-    if sink.nbytes > (given.host or 0):
+        return _compute_into(node, budget, listener, device, tf32, out)
+    prepared = _prepare_compute(node, budget, device, tf32)
+    sink, plan, host = prepared.sink, prepared.plan, prepared.budget.host or 0
+    assert isinstance(sink, Kept)
+    if sink.nbytes > host:
         raise BudgetError(
-            f"the result alone is {format_bytes(sink.nbytes)} and the budget {format_bytes(given.host)}: "
-            f"write it to disk with .save(path), or give compute(budget=...) at least {format_bytes(trip.smallest)}",
-            needed=plan.peak(), budget=given.host, smallest=trip.smallest, culprit="the result", plan=plan,
+            f"the result alone is {format_bytes(sink.nbytes)} and the budget {format_bytes(host)}: "
+            f"write it to disk with .save(path), or give compute(budget=...) at least {format_bytes(plan.smallest or 0)}",
+            needed=plan.peak(), budget=host, smallest=plan.smallest, culprit="the result", plan=plan,
         )  # fmt: skip
     plan.check()
     sink.begin(make_buffer(sink.nbytes))
-    run_itinerary(trip, plan, given.host or 0, given.scratch, listener, None)
+    run_prepared(prepared, lambda work: run_schedule(work, listener))
     return sink.array
 
 
 def _compute_into(
-    node: Node, given: Budget, reason: str, listener: Listener | None, planner: Planner, out: Block
-) -> Block:
+    node: Node, budget: Any, listener: Listener | None, device: Any, tf32: bool, out: Block
+) -> Block:  # fmt: skip
     """Into an array of the caller's, whose memory is not ours to count."""
     if out.shape != node.shape or out.dtype != node.dtype:
         raise InputError(f"out is {out.dtype}{list(out.shape)}, the result {node.dtype}{list(node.shape)}")
@@ -140,9 +87,8 @@ def _compute_into(
         if isinstance(source, Source) and source.store.resident and np.may_share_memory(to_numpy(source), out):
             raise InputError("out shares memory with an input: it would be read after it is written")
     sink = MemorySink(out, "out", counted=False)
-    trip, plan = planner(node, sink, given, f"compute {_title(node)}", reason)
-    plan.check()
-    run_itinerary(trip, plan, given.host or 0, given.scratch, listener, None)
+    prepared = prepare(node, sink, budget, device, tf32=tf32, name=f"compute {title(node)}")
+    run_prepared(prepared, lambda work: run_schedule(work, listener))
     return out
 
 
@@ -154,45 +100,40 @@ def save_node(
     path = os.fspath(path)
     target = split_key(path, None)[0]
     refuse_overlap(node, target)
-    refuse_endless(node)
     with hold(target):
-        return _on(device, tf32, lambda planner: _save(node, path, budget, listener, planner, resume, options))
+        sink = describe_sink(path, node.shape, node.dtype, **options)
+        given = resolve_budget(budget)
+        if budget is None and resume and _is_journaled(node):
+            given = _earlier_budget(sink, given)
+        prepared = prepare(node, sink, given, device, tf32=tf32, name=_saving(path))
+        return run_prepared(prepared, lambda work: _save(work, listener, resume))
 
 
-def _save(
-    node: Node, path: str, budget: Any, listener: Listener | None, planner: Planner, resume: bool, options: Any
-) -> Store:
-    from outsize.array.store.registry import create_sink
+def _is_journaled(node: Node) -> bool:
+    """True where an output is large enough to be taken up after a kill."""
+    return node.nbytes >= current().journaled
 
-    given, reason = resolve_budget(budget)
-    left = node.nbytes >= JOURNALED and Journal.header(partial_path(split_key(path, None)[0]) + JOURNAL) is not None
-    resume = resume and left  # without its journal nobody knows what an unfinished output is of
-    sink = create_sink(path, node.shape, node.dtype, resume=resume, **options)
-    journal = Journal(sink.partial + JOURNAL) if sink.partial and node.nbytes >= JOURNALED else None
-    if journal is not None and budget is None and resume:
-        given = _earlier_budget(journal, given)
-    try:
-        trip, plan = planner(node, sink, given, f"save {os.path.basename(path)}", reason)
-        plan.check()
-    except (BudgetError, InputError):
-        if not resume:  # what an earlier run has finished waits for a budget that suffices
-            _abandon(sink, journal)
-        raise
-    if journal is not None:
+
+def _save(prepared: Prepared, listener: Listener | None, resume: bool) -> Store:
+    sink, digest, journal = prepared.sink, digest_of(prepared.node, prepared.plan), None
+    if _is_journaled(prepared.node):
+        journal = Journal(sink.partial + JOURNAL, prepared.schedule.tuning)
+        resume = resume and journal.is_of(digest)  # without its journal nobody knows what an unfinished output is of
         if not resume:
             journal.remove()
-        taken_up = journal.begin(digest_of(node, trip, plan), given.host or 0)
-        if resume and not taken_up:  # of other work: pages that wait beside it must not come into this one
-            _abandon(sink, journal)
-            return _save(node, path, budget, listener, planner, False, options)
+    sink.create(resume=resume and journal is not None)
+    if journal is not None:
+        journal.begin(digest, prepared.budget.host or 0)
     try:
-        run_itinerary(trip, plan, given.host or 0, given.scratch, listener, journal)
+        run_schedule(prepared, listener, journal)
     except KeyboardInterrupt:
         if journal is None:
-            _abandon(sink, journal)
+            sink.abort()
         raise
     except BaseException:
-        _abandon(sink, journal)
+        sink.abort()
+        if journal is not None:
+            journal.remove()
         raise
     store = sink.commit()
     if journal is not None:
@@ -200,15 +141,9 @@ def _save(
     return store
 
 
-def _abandon(sink: Sink, journal: Journal | None) -> None:
-    sink.abort()
-    if journal is not None:
-        journal.remove()
-
-
-def _earlier_budget(journal: Journal, given: Budget) -> Budget:
+def _earlier_budget(sink: Sink, given: Budget) -> Budget:
     """Take the budget of an interrupted run where it is not larger than ours, so that its tiles fit ours."""
-    header = Journal.header(journal.folder)
+    header = Journal.header(sink.partial + JOURNAL)
     earlier = header.get("budget") if header else None
     if not isinstance(earlier, int) or earlier > (given.host or 0):
         return given
@@ -221,15 +156,13 @@ def _earlier_budget(journal: Journal, given: Budget) -> Budget:
 
 def update_node(node: Node, store: Store, region: Region, budget: Any = None) -> None:
     """Write a node into a region of an open store, in place."""
-    given, reason = resolve_budget(budget)
     sink = _Part(store.update(), region)
     if any(isinstance(n, Source) and (n.store is store or set(n.store.paths) & set(store.paths)) for n in walk(node)):
         raise InputError(
             f"{store.name} is both read and written by this assignment: save the values to another file first"
         )
-    trip, plan = make_plan(node, sink, given, f"write into {store.name}", reason)
-    plan.check()
-    run_itinerary(trip, plan, given.host or 0, given.scratch, None, None)
+    prepared = prepare(node, sink, budget, name=f"write into {store.name}")
+    run_prepared(prepared, run_schedule)
     sink.commit()
 
 
@@ -244,16 +177,6 @@ class _Part(Seen):
 
     def _under(self, region: Region) -> Region:
         return tuple((a + start, b + start) for (a, b), (start, _) in zip(region, self.region, strict=True))
-
-
-def refuse_endless(node: Node) -> None:
-    """An `InputError` where the whole result has more bytes than any memory or file counts."""
-    size = math.prod(max(1, length) for length in node.shape) * node.dtype.itemsize
-    if size > _MOST:
-        raise InputError(
-            f"{_title(node)} would be {format_bytes(size)}, and no memory or file has more than {format_bytes(_MOST)}: "
-            "reduce it, or take a part of it"
-        )
 
 
 def refuse_overlap(node: Node, path: str) -> None:

@@ -107,7 +107,9 @@ class Store(abc.ABC):
 
 
 class Sink(abc.ABC):
-    """An array that is being written: beside its target, and renamed to it by `commit`."""
+    """An array that is to be written: beside its target, and renamed to it by `commit`.
+
+    A new sink only describes the output, which is enough to plan with; `create` makes it."""
 
     name: str
     """The target's path."""
@@ -121,6 +123,9 @@ class Sink(abc.ABC):
     """Path of the unfinished output: the same for the same target, so that a resumed run finds it."""
     order: tuple[int, ...] | None = None
     """Axes from the slowest to the fastest in the file; None is C order."""
+
+    def create(self, *, resume: bool = False) -> None:  # noqa: B027  (what lies in memory is there already)
+        """Make the unfinished output; with `resume` take up the one that an earlier run left, if it is the same."""
 
     @abc.abstractmethod
     def extent(self, region: Region) -> int:

@@ -33,8 +33,6 @@ class Options(NamedTuple):
     """Shape of the chunks of an output."""
     compress: bool = True
     """Compress the chunks of an output where the format can."""
-    resume: bool = False
-    """Go on with the unfinished output of an earlier run."""
 
 
 class Format(NamedTuple):
@@ -50,8 +48,8 @@ class Format(NamedTuple):
     """Opens it for reading, or for writing in place."""
     in_place: bool = False
     """True where `r+` is understood."""
-    create: Callable[[str, tuple[int, ...], np.dtype[Any], Options], Sink] | None = None
-    """Begins an output, None where the format is only read."""
+    describe: Callable[[str, tuple[int, ...], np.dtype[Any], Options], Sink] | None = None
+    """Describes an output, None where the format is only read."""
     bfloat16: bool = False
     """True where an output may be of bfloat16, which NumPy does not have: its blocks are float32."""
     keyed: bool = False
@@ -66,10 +64,10 @@ def _open_npy(path: str, options: Options) -> Store:
     return open_npy(path, options.mode)
 
 
-def _create_npy(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options) -> Sink:
-    from outsize.array.store.formats.npy import create_npy
+def _describe_npy(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options) -> Sink:
+    from outsize.array.store.formats.npy import describe_npy
 
-    return create_npy(path, shape, dtype, resume=options.resume)
+    return describe_npy(path, shape, dtype)
 
 
 def _open_npz(path: str, options: Options) -> Store:
@@ -96,10 +94,10 @@ def _open_hdf5(path: str, options: Options) -> Store:
     return open_hdf5(path, options.key, options.mode)
 
 
-def _create_hdf5(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options) -> Sink:
-    from outsize.array.store.formats.hdf5 import create_hdf5
+def _describe_hdf5(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options) -> Sink:
+    from outsize.array.store.formats.hdf5 import describe_hdf5
 
-    return create_hdf5(path, shape, dtype, key=options.key, chunks=options.chunks, resume=options.resume)
+    return describe_hdf5(path, shape, dtype, key=options.key, chunks=options.chunks)
 
 
 def _open_safetensors(path: str, options: Options) -> Store:
@@ -108,10 +106,10 @@ def _open_safetensors(path: str, options: Options) -> Store:
     return open_safetensors(path, options.key, options.mode)
 
 
-def _create_safetensors(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options) -> Sink:
-    from outsize.array.store.formats.safetensors import create_safetensors
+def _describe_safetensors(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options) -> Sink:
+    from outsize.array.store.formats.safetensors import describe_safetensors
 
-    return create_safetensors(path, shape, dtype, key=options.key, resume=options.resume)
+    return describe_safetensors(path, shape, dtype, key=options.key)
 
 
 def _open_zarr(path: str, options: Options) -> Store:
@@ -120,10 +118,10 @@ def _open_zarr(path: str, options: Options) -> Store:
     return ZarrStore(path, key=options.key, mode=options.mode, missing=options.missing)  # type: ignore[arg-type]
 
 
-def _create_zarr(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options) -> Sink:
+def _describe_zarr(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options) -> Sink:
     from outsize.array.store.formats.zarr import ZarrSink
 
-    return ZarrSink(path, shape, dtype, chunks=options.chunks, compress=options.compress, resume=options.resume)
+    return ZarrSink(path, shape, dtype, chunks=options.chunks, compress=options.compress)
 
 
 def _open_blocks(path: str, options: Options) -> Store:
@@ -138,10 +136,10 @@ def _raw_needs_more(path: str, options: Options) -> Store:
     )
 
 
-def _create_raw(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options) -> Sink:
-    from outsize.array.store.formats.raw import create_raw
+def _describe_raw(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options) -> Sink:
+    from outsize.array.store.formats.raw import describe_raw
 
-    return create_raw(path, shape, dtype, resume=options.resume)
+    return describe_raw(path, shape, dtype)
 
 
 def _is_zip_with(ending: str) -> Callable[[str, bytes, int], bool]:
@@ -182,15 +180,15 @@ def _never(path: str, head: bytes, size: int) -> bool:
 
 
 FORMATS = (
-    Format("zarr", (".zarr",), _is_zarr, _open_zarr, True, _create_zarr, keyed=True, chunked=True),
+    Format("zarr", (".zarr",), _is_zarr, _open_zarr, True, _describe_zarr, keyed=True, chunked=True),
     Format("folder of .npy blocks", (), _is_blocks, _open_blocks),
-    Format(".npy", (".npy",), lambda path, head, size: head[:6] == b"\x93NUMPY", _open_npy, True, _create_npy),
-    Format("HDF5", (".h5", ".hdf5", ".he5"), _is_hdf5, _open_hdf5, True, _create_hdf5, keyed=True, chunked=True),
+    Format(".npy", (".npy",), lambda path, head, size: head[:6] == b"\x93NUMPY", _open_npy, True, _describe_npy),
+    Format("HDF5", (".h5", ".hdf5", ".he5"), _is_hdf5, _open_hdf5, True, _describe_hdf5, keyed=True, chunked=True),
     Format(".npz", (".npz",), _is_zip_with(".npy"), _open_npz, keyed=True),
     Format("torch", (".pt", ".pth"), _is_zip_with(".pkl"), _open_torch, keyed=True),
     Format("old torch", (), _is_old_torch, _open_old_torch, keyed=True),
-    Format("safetensors", (".safetensors",), _is_safetensors, _open_safetensors, True, _create_safetensors, True, keyed=True),
-    Format("raw binary", (".bin", ".raw", ".dat"), _never, _raw_needs_more, True, _create_raw),
+    Format("safetensors", (".safetensors",), _is_safetensors, _open_safetensors, True, _describe_safetensors, True, keyed=True),
+    Format("raw binary", (".bin", ".raw", ".dat"), _never, _raw_needs_more, True, _describe_raw),
 )  # fmt: skip
 """Every format, in the order in which a file is tried."""
 
@@ -269,16 +267,23 @@ def _find_format(path: str) -> Format:
     )
 
 
-def create_sink(
+def create_sink(path: str | os.PathLike[str], shape: Any, dtype: Any, *, resume: bool = False, **options: Any) -> Sink:
+    """Begin an output; nothing stands under the final name before `commit`. Options are those of `describe_sink`."""
+    sink = describe_sink(path, shape, dtype, **options)
+    sink.create(resume=resume)
+    return sink
+
+
+def describe_sink(
     path: str | os.PathLike[str], shape: Any, dtype: Any, *, chunks: Any = None, key: str | None = None,
-    compress: bool = True, resume: bool = False,
+    compress: bool = True,
 ) -> Sink:  # fmt: skip
-    """Begin an output in the format of the path's suffix; nothing stands under the final name before `commit`."""
+    """An output in the format of the path's suffix, which nothing has been made of yet."""
     target, key = split_key(os.fspath(path), key)
     suffix = os.path.splitext(target.rstrip("/"))[1].lower()
-    row = next((row for row in FORMATS if suffix in row.suffixes and row.create is not None), None)
-    if row is None or row.create is None:
-        known = ", ".join(suffix for row in FORMATS if row.create is not None for suffix in row.suffixes)
+    row = next((row for row in FORMATS if suffix in row.suffixes and row.describe is not None), None)
+    if row is None or row.describe is None:
+        known = ", ".join(suffix for row in FORMATS if row.describe is not None for suffix in row.suffixes)
         raise InputError(f"cannot write {target}: the name must end in one of {known}")
     if chunks is not None and not row.chunked:
         raise InputError(f"{target} ({row.name}) has no chunks: leave chunks= out, or write zarr or HDF5")
@@ -288,10 +293,10 @@ def create_sink(
         raise InputError(f"{target} is a folder: it is not overwritten by a file")
     if key is not None and os.path.isfile(target):
         _check_alone(target, key)
-    options = Options(key=key, chunks=None if chunks is None else parse_shape(chunks), compress=compress, resume=resume)
+    options = Options(key=key, chunks=None if chunks is None else parse_shape(chunks), compress=compress)
     if row.bfloat16 and is_bfloat16(dtype):
-        return row.create(target, parse_shape(shape), "bfloat16", options)  # type: ignore[arg-type]
-    return row.create(target, parse_shape(shape), as_numpy(dtype), options)
+        return row.describe(target, parse_shape(shape), "bfloat16", options)  # type: ignore[arg-type]
+    return row.describe(target, parse_shape(shape), as_numpy(dtype), options)
 
 
 def _check_alone(target: str, key: str) -> None:

@@ -26,11 +26,7 @@ from outsize.array.graph.node import Node, Source
 from outsize.array.store.base import Block, Region, Store, region_shape
 from outsize.array.store.formats.flat import FlatStore
 from outsize.array.store.formats.memory import MemoryStore
-
-_PART = 64 << 10
-"""Bytes of a copy that is worth a call; what would cross in shorter ones is packed by hands."""
-_ROW = 512
-"""Bytes of a row that are worth the time which the link takes for each."""
+from outsize.array.tuning import Tuning
 
 
 @dataclass(slots=True)
@@ -89,7 +85,7 @@ def pack(block: Block, frame: Frame, device: Device, *, direct: bool | None = No
     turned = block.transpose(order)
     back = tuple(int(axis) for axis in np.argsort(order))
     if direct is None:
-        direct = _plain(turned) and _long(turned) and (lies_in(turned, frame) or device.reaches(turned))
+        direct = _plain(turned) and _long(turned, frame.tuning) and (lies_in(turned, frame) or device.reaches(turned))
     return Parcel(turned, back, not direct)
 
 
@@ -108,13 +104,13 @@ def _plain(block: Block) -> bool:
     return bool(block.dtype.isnative) and positive
 
 
-def _long(block: Block) -> bool:
+def _long(block: Block, tuning: Tuning) -> bool:
     """True where the rows of a block, and its parts that can be sent at once, are few or long: each costs its time."""
     parts, part = 1, block
     while (found := rows_of(part)) is None:
         parts, part = parts * part.shape[0], part[0]
     width, rows, _ = found
-    return (rows == 1 or width >= _ROW) and (parts == 1 or block.nbytes >= parts * _PART)
+    return (rows == 1 or width >= tuning.direct_row) and (parts == 1 or block.nbytes >= parts * tuning.direct_part)
 
 
 def straight_parts(target: Any, block: Block) -> Iterator[tuple[Any, Block]]:
@@ -141,7 +137,7 @@ def load(leaf: Node, region: Region, frame: Frame, device: Device, direct: bool 
     return pack(block[(*lead, ...)], frame, device, direct=False if frame.dry else direct)
 
 
-def settled(leaf: Node, bindings: Mapping[Node, Store], device: Device) -> bool | None:
+def settled(leaf: Node, bindings: Mapping[Node, Store], device: Device, tuning: Tuning) -> bool | None:
     """Before anything is read: True where every block of a leaf can be sent from where it lies, False where none can, None
     where that shows when it is made."""
     store = store_of(leaf, bindings)
@@ -152,7 +148,7 @@ def settled(leaf: Node, bindings: Mapping[Node, Store], device: Device) -> bool 
     if not device.reaches(store.array):
         return False
     whole = store.array.transpose(_by_pitch(store.array))
-    return True if sendable(whole) and _long(whole) else None
+    return True if sendable(whole) and _long(whole, tuning) else None
 
 
 def store_of(leaf: Node, bindings: Mapping[Node, Store]) -> Store | None:

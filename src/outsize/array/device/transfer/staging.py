@@ -27,23 +27,11 @@ import numpy as np
 from outsize.array.device.base import Device, Shuttle
 from outsize.array.kernels.copies import copy_block
 from outsize.array.store.base import Block
+from outsize.array.tuning import Tuning
 from outsize.engine.pinned import lock_memory
 from outsize.engine.pool import cores, round_to_pages
 from outsize.engine.threads import Threads
 
-PIECE = 6 << 20
-"""Bytes of a piece: long enough for the link and for the interpreter, which every piece needs, and short enough that all
-pieces together stay in a processor's last cache, so that staging costs its memory one read and no write."""
-
-_HANDS = 10
-"""Hands at most. Eleven to fourteen are no faster on sixteen processors, and half as fast where others keep five of these
-busy: a thread that holds the interpreter must not wait for a processor."""
-_SPARE = 10
-"""Pieces that are under way to the device while every hand fills one."""
-_PAUSE = 5e-5
-"""Seconds between two questions whether a piece has arrived."""
-_SHARE = 8
-"""The part of the host's room that their pieces may take, at most: one in so many."""
 _PAGE = 4096
 _TURN = 1e-4
 """Seconds that a thread may keep the interpreter while hands want it. Python's own 5 ms are the time of a whole chunk on the
@@ -58,19 +46,22 @@ class Muster:
     """Threads."""
     piece: int = 0
     """Bytes of each of their pieces."""
+    spare: int = Tuning().stage_spare
+    """Pieces that are under way while every hand fills one, at most."""
 
     @classmethod
-    def of(cls, room: int, *, alone: bool = False) -> Muster:
+    def of(cls, room: int, tuning: Tuning, *, alone: bool = False) -> Muster:
         """As many hands as there are processors for and pieces as long as is of use, in a part of the host's room; `alone`: one
         hand."""
-        hands = 1 if alone else min(_HANDS, cores())
-        pieces = cls(hands).pieces
-        return cls(hands, min(PIECE, max(_PAGE, room // (_SHARE * pieces) // _PAGE * _PAGE)))
+        hands = 1 if alone else min(tuning.stage_threads, cores())
+        pieces = cls(hands, spare=tuning.stage_spare).pieces
+        piece = max(_PAGE, room // (tuning.stage_share * pieces) // _PAGE * _PAGE)
+        return cls(hands, min(tuning.stage_piece, piece), tuning.stage_spare)
 
     @property
     def pieces(self) -> int:
         """Pieces of all hands."""
-        return self.hands + min(self.hands, _SPARE)
+        return self.hands + min(self.hands, self.spare)
 
     @property
     def nbytes(self) -> int:
@@ -140,8 +131,8 @@ _numbers = itertools.count()
 class _Dock:
     """Where a crew hands on: jobs to hands, filled pieces to the sender, and pieces that have arrived back to hands."""
 
-    def __init__(self, device: Device, muster: Muster) -> None:
-        self.memory, self.hands = lock_memory(muster.nbytes), muster.hands
+    def __init__(self, device: Device, muster: Muster, pause: float) -> None:
+        self.memory, self.hands, self.pause = lock_memory(muster.nbytes), muster.hands, pause
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         """None: a hand goes home."""
         self.filled: queue.SimpleQueue[tuple[_Place, _Job] | None] = queue.SimpleQueue()
@@ -163,8 +154,8 @@ class Crew:
 
     One that nobody closed, since Ctrl-C came in between, is dismissed as it is forgotten: its threads do not hold it."""
 
-    def __init__(self, device: Device, muster: Muster) -> None:
-        self._dock, self._piece, self._number = _Dock(device, muster), muster.piece, next(_numbers)
+    def __init__(self, device: Device, muster: Muster, pause: float = Tuning().stage_pause) -> None:
+        self._dock, self._piece, self._number = _Dock(device, muster, pause), muster.piece, next(_numbers)
         lives = [functools.partial(_send, self._dock), *[functools.partial(_fill, self._dock)] * muster.hands]
         self._threads = Threads("outsize-hand", lives)
         self._dismiss = weakref.finalize(self, self._dock.dismiss, self._number)
@@ -237,7 +228,7 @@ def _send(dock: _Dock) -> None:
         except (
             queue.Empty
         ):  # asked, with pauses: a `get` with so short a timeout may wait for ever, in Python up to 3.12
-            time.sleep(_PAUSE)
+            time.sleep(dock.pause)
             continue
         if item is None:
             hands -= 1

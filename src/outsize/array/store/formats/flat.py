@@ -217,7 +217,7 @@ def most_extent(size: int) -> int:
 
 
 class FlatSink(Sink):
-    """A flat array that is being written into `partial`, whose first bytes are a header made by the caller."""
+    """A flat array that is to be written into `partial`, whose first bytes are a header made by the caller."""
 
     edges: Edges | None = None
     """Pages that wait for their other half; None where nothing says when the last one has come."""
@@ -229,18 +229,20 @@ class FlatSink(Sink):
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         header: bytes,
-        *,
-        resume: bool = False,
     ) -> None:
         self.name, self.partial, self.shape, self.dtype = target, partial, shape, dtype
         self.layout = FlatLayout(shape, dtype, len(header))
         self.granule = tuple(min(length, 1) for length in shape)
-        self.file = AlignedFile(partial, writable=True, create=True)
-        total = len(header) + self.layout.nbytes
+        self._header = header
+
+    def create(self, *, resume: bool = False) -> None:
+        """Make the file, with all its space and its header."""
+        header, total = self._header, len(self._header) + self.layout.nbytes
+        self.file = AlignedFile(self.partial, writable=True, create=True)
         resume = resume and self.file.size == total and self._begins_with(header)
         if not resume:
-            forget_earlier(partial)
-        self.edges = Edges(partial + EDGES)
+            forget_earlier(self.partial)
+        self.edges = Edges(self.partial + EDGES)
         if resume:
             return
         try:

@@ -158,25 +158,21 @@ class Hdf5Store(Store):
         self._file.close()
 
 
-def create_hdf5(
-    path: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, key: str | None = None,
-    chunks: tuple[int, ...] | None = None, resume: bool = False,
+def describe_hdf5(
+    path: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, key: str | None = None, chunks: tuple[int, ...] | None = None
 ) -> Sink:  # fmt: skip
-    """Begin a file of one dataset, called `key`."""
+    """A file of one dataset, called `key`, that is to be written."""
     if chunks is not None and (len(chunks) != len(shape) or any(length < 1 for length in chunks)):
         raise InputError(f"chunks {chunks} do not suit shape {shape}: give one length of 1 or more for each axis")
     if not shape or 0 in shape:  # HDF5 cuts neither into chunks
         chunks = None
     draft = _Draft(path, shape, np.dtype(dtype), key or _DEFAULT_KEY, chunks)
-    if not (resume and draft.matches()):
-        forget_earlier(draft.partial)
-        draft.make()
-    offset = draft.flat_offset()
+    offset = draft.expected_offset()
     return H5pySink(draft) if offset is None else FlatHdf5Sink(draft, offset)
 
 
 class _Draft:
-    """The unfinished file: one dataset that has all its space and no values yet."""
+    """The unfinished file: one dataset that has all its space and no values yet; made by `take_up`."""
 
     def __init__(
         self, path: str, shape: tuple[int, ...], dtype: np.dtype[Any], key: str, chunks: tuple[int, ...] | None
@@ -200,19 +196,40 @@ class _Draft:
         except StoreError:
             return False
 
+    def take_up(self, resume: bool) -> None:
+        """Make the file, unless an earlier run's is wanted and is the same."""
+        if not (resume and self.matches()):
+            forget_earlier(self.partial)
+            self.make()
+
+    def add_dataset(self, file: Any, shape: tuple[int, ...]) -> Any:
+        """The dataset with its blocks reserved, so that writing values later changes nothing but values."""
+        h5py = load_h5py()
+        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+        properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+        properties.set_obj_track_times(False)
+        return file.create_dataset(self.key, shape, self.dtype, chunks=self.chunks, dcpl=properties)
+
+    def expected_offset(self) -> int | None:
+        """What `flat_offset` will say, before there is a file: that of a smaller dataset in memory, which HDF5 places alike."""
+        if self.chunks is not None:
+            return None
+        h5py, size, least = load_h5py(), math.prod(self.shape) * self.dtype.itemsize, _ALIGNED["alignment_threshold"]
+        short = (*(1 for _ in self.shape[1:]), -(-least // self.dtype.itemsize))
+        options = {"driver": "core", "backing_store": False, "libver": "earliest", **_ALIGNED}
+        with _told(self.path), h5py.File("sketch", "w", **options) as file:
+            return _flat_offset(h5py, self.add_dataset(file, short if size >= least else self.shape))
+
     def make(self) -> None:
-        """Create it with its blocks reserved, so that writing values later changes nothing but values."""
+        """Create it."""
         h5py = load_h5py()
         self.remove()
         try:
             with naming(self.path):
                 handle = AlignedFile(self.partial, writable=True, create=True)
             with _told(self.path), h5py.File(self.partial, "w", libver="earliest", **_ALIGNED) as file:
-                properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-                properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-                properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-                properties.set_obj_track_times(False)
-                file.create_dataset(self.key, self.shape, self.dtype, chunks=self.chunks, dcpl=properties)
+                self.add_dataset(file, self.shape)
             handle.allocate(handle.size)
             handle.sync()
             handle.close()
@@ -232,18 +249,22 @@ class _Draft:
 
 
 class FlatHdf5Sink(FlatSink):
-    """A contiguous dataset that is being written, directly at its offset."""
+    """A contiguous dataset that is to be written, directly at its offset."""
 
     def __init__(self, draft: _Draft, offset: int) -> None:
         self.name, self.partial, self.shape, self.dtype = draft.path, draft.partial, draft.shape, draft.dtype
-        self.key = draft.key
+        self._draft = draft
         self.layout = FlatLayout(draft.shape, draft.dtype, offset)
         self.granule = tuple(min(length, 1) for length in draft.shape)
-        self.file = AlignedFile(draft.partial, writable=True)
+
+    def create(self, *, resume: bool = False) -> None:
+        self._draft.take_up(resume)
+        assert self._draft.flat_offset() == self.layout.offset
+        self.file = AlignedFile(self.partial, writable=True)
 
     def reopen(self) -> Store:
         """The finished file."""
-        return open_hdf5(self.name, self.key)
+        return open_hdf5(self.name, self._draft.key)
 
 
 class H5pySink(Sink):
@@ -253,8 +274,11 @@ class H5pySink(Sink):
         self.name, self.shape, self.dtype, self.partial = draft.path, draft.shape, draft.dtype, draft.partial
         self.granule = draft.chunks or tuple(max(1, length) for length in draft.shape)
         self._draft = draft
-        self._file = draft.open("r+")
-        self._dataset = self._file[draft.key]
+
+    def create(self, *, resume: bool = False) -> None:
+        self._draft.take_up(resume)
+        self._file = self._draft.open("r+")
+        self._dataset = self._file[self._draft.key]
 
     def extent(self, region: Region) -> int:
         return round_up(math.prod(self.granule) * self.dtype.itemsize) + _CONSTANT

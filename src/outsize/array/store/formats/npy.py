@@ -77,13 +77,13 @@ def make_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 
 
 class NpySink(FlatSink):
-    """A .npy file that is being written."""
+    """A .npy file that is to be written."""
 
     def reopen(self) -> Store:
         """The finished file."""
         return open_npy(self.name)
 
 
-def create_npy(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, resume: bool = False) -> NpySink:
-    """Begin a .npy file, or with `resume` go on with the unfinished one of an earlier run."""
-    return NpySink(path, partial_path(path), shape, dtype, make_header(shape, dtype), resume=resume)
+def describe_npy(path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NpySink:
+    """A .npy file that is to be written."""
+    return NpySink(path, partial_path(path), shape, dtype, make_header(shape, dtype))

@@ -33,6 +33,6 @@ def open_raw(path: str, shape: Any, dtype: Any, *, offset: int = 0, order: str =
     return FlatStore(file, parse_shape(axes), element, offset, fortran=order == "F")
 
 
-def create_raw(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, resume: bool = False) -> FlatSink:
-    """Begin a raw file."""
-    return FlatSink(path, partial_path(path), shape, dtype, b"", resume=resume)
+def describe_raw(path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> FlatSink:
+    """A raw file that is to be written."""
+    return FlatSink(path, partial_path(path), shape, dtype, b"")

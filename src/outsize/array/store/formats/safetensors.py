@@ -122,6 +122,9 @@ class Bfloat16Sink(Sink):
         self.dtype = np.dtype(np.float32)
         self._bits = bits
 
+    def create(self, *, resume: bool = False) -> None:
+        self._bits.create(resume=resume)
+
     def extent(self, region: Region) -> int:
         """The block again in float32, its bits in uint16, and what writing those takes."""
         size = math.prod(region_shape(region))
@@ -155,21 +158,17 @@ class Bfloat16Sink(Sink):
         self._bits.abort()
 
 
-def create_safetensors(
-    path: str, shape: tuple[int, ...], dtype: Any, *, key: str | None = None, resume: bool = False
-) -> Sink:
-    """Begin a safetensors file of one tensor, called `key`; `dtype` may be "bfloat16"."""
+def describe_safetensors(path: str, shape: tuple[int, ...], dtype: Any, *, key: str | None = None) -> Sink:
+    """A safetensors file of one tensor, called `key`, that is to be written; `dtype` may be "bfloat16"."""
     name = parse_dtype(dtype).name
     if name == "bfloat16":
-        return Bfloat16Sink(_create(path, shape, np.dtype(np.uint16), "BF16", key, resume))
+        return Bfloat16Sink(_describe(path, shape, np.dtype(np.uint16), "BF16", key))
     if name not in _CODES:
         raise InputError(f"safetensors cannot hold {name}: it has bfloat16, {', '.join(_CODES)}")
-    return _create(path, shape, np.dtype(dtype), _CODES[name], key, resume)
+    return _describe(path, shape, np.dtype(dtype), _CODES[name], key)
 
 
-def _create(
-    path: str, shape: tuple[int, ...], dtype: np.dtype[Any], code: str, key: str | None, resume: bool
-) -> SafetensorsSink:
+def _describe(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], code: str, key: str | None) -> SafetensorsSink:
     key = key or _DEFAULT_KEY
     little = dtype.newbyteorder("<")
     nbytes = math.prod(shape) * little.itemsize
@@ -177,6 +176,6 @@ def _create(
     text = json.dumps(row, separators=(",", ":"), ensure_ascii=False).encode()
     length = round_up(8 + len(text), ALIGNMENT) - 8
     header = struct.pack("<Q", length) + text.ljust(length, b" ")
-    sink = SafetensorsSink(path, partial_path(path), shape, little, header, resume=resume)
+    sink = SafetensorsSink(path, partial_path(path), shape, little, header)
     sink.key = key
     return sink

@@ -233,8 +233,9 @@ def _most_encoded(size: int) -> int:
 class _ZarrWriter(Sink):
     """Writes into an open zarr array, chunk by chunk, by zarr-python."""
 
-    def __init__(self, array: Any, folder: str) -> None:
-        self._array, self._folder = array, folder
+    def __init__(self, folder: str) -> None:
+        self._array: Any = None
+        self._folder = folder
         self._edge, self._lock = threading.Lock(), threading.Lock()
         self._written: set[str] = set()
         self._chunk_bytes = math.prod(self.granule) * self.dtype.itemsize
@@ -280,7 +281,7 @@ class ZarrSink(_ZarrWriter):
 
     def __init__(
         self, path: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, chunks: tuple[int, ...] | None = None,
-        compress: bool = True, resume: bool = False,
+        compress: bool = True,
     ) -> None:  # fmt: skip
         if os.path.lexists(path) and not is_zarr(path) and not (os.path.isdir(path) and not os.listdir(path)):
             raise InputError(
@@ -290,8 +291,11 @@ class ZarrSink(_ZarrWriter):
         self.granule = (
             choose_chunks(shape, self.dtype.itemsize, _CHUNK_TARGET) if chunks is None else _check_chunks(chunks, shape)
         )
-        self.partial = partial_path(path)
-        super().__init__((self._reopen() if resume else None) or self._create(compress), self.partial)
+        self.partial, self._compress = partial_path(path), compress
+        super().__init__(self.partial)
+
+    def create(self, *, resume: bool = False) -> None:
+        self._array = (self._reopen() if resume else None) or self._create()
 
     def _reopen(self) -> Any:
         """The array an interrupted run left, None where there is none or it is another one."""
@@ -302,7 +306,7 @@ class ZarrSink(_ZarrWriter):
         same = (tuple(array.shape), np.dtype(array.dtype), tuple(array.chunks))
         return array if same == (self.shape, self.dtype, self.granule) else None
 
-    def _create(self, compress: bool) -> Any:
+    def _create(self) -> Any:
         zarr = load_zarr()
         forget_earlier(self.partial)
         shutil.rmtree(self.partial, ignore_errors=True)
@@ -310,7 +314,7 @@ class ZarrSink(_ZarrWriter):
             with naming(self.name):
                 return zarr.create_array(
                     self.partial, shape=self.shape, dtype=self.dtype, chunks=self.granule,
-                    compressors="auto" if compress else None, config=_EVERY_CHUNK,
+                    compressors="auto" if self._compress else None, config=_EVERY_CHUNK,
                 )  # fmt: skip
         except (TypeError, ValueError) as error:
             self.abort()
@@ -336,7 +340,8 @@ class _InPlaceZarr(_ZarrWriter):
         self.name = self.partial = store.name
         self.shape, self.dtype = store.shape, store.dtype
         self.granule = store._shard
-        super().__init__(store._array, store._folder)
+        super().__init__(store._folder)
+        self._array = store._array
 
     def commit(self) -> Store:
         self.sync()

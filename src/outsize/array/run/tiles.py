@@ -20,22 +20,19 @@ from typing import Any
 import numpy as np
 
 from outsize.array.device.base import Device, Event, array_bytes
-from outsize.array.device.passes import SLOT
 from outsize.array.device.target import find_level
 from outsize.array.device.transfer.pipeline import lies_in, sendable
 from outsize.array.device.transfer.staging import Crew, Muster
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, Source
-from outsize.array.plan.tiling import Box, Grid, balance, center, grow, page_box, read_seconds
-from outsize.array.run.results import resolve_budget
+from outsize.array.passes.tiling import Box, Grid, balance, center, grow, page_box, read_seconds
+from outsize.array.plan.prepare import resolve_budget
 from outsize.array.store.base import Block, Region, Sink, region_shape, round_up
 from outsize.array.store.formats.memory import MemoryStore
+from outsize.array.tuning import current
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.units import format_bytes
 from outsize.engine.pinned import Pinned, lock_memory
-
-_SENDING = 2e-4
-"""Seconds that a tile costs whatever its size."""
 
 
 @dataclass(slots=True)
@@ -61,19 +58,19 @@ class Tiles:
     ) -> None:
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise InputError(f"prefetch is a number of tiles, not {prefetch!r}")
-        self.node, self.write = node, write
+        self.node, self.write, self.tuning = node, write, current()
         self._crew: Crew | None = None
         self.sink = _target(node) if write else None
         level, _ = find_level(device)
         self.device: Device | None = None if level is None else level.device
         self._check_dtype()
         self.slots = prefetch + 1
-        given = resolve_budget(budget)[0].host or 0
+        given = resolve_budget(budget).host or 0
         room = None if level is None else level.room
         self._near = self._lying()
         """The array, where tiles are sent from where they lie: nothing of it is written back."""
         reached = self._near is None or self.device is None or self.device.reaches(self._near)
-        self._muster = Muster() if reached else Muster.of(given)
+        self._muster = Muster() if reached else Muster.of(given, self.tuning)
         """The hands that carry tiles which the device does not reach by itself."""
         self.grid = Grid(node.shape, self._choose(given, room) if shape is None else _clip(shape, node.shape))
         self.host_bytes = max((self._host(region) for region, _ in self.grid.kinds()), default=0)
@@ -116,7 +113,7 @@ class Tiles:
         return sendable(self._near[tuple(slice(*span) for span in region)])
 
     def _probe(self, region: Region) -> Frame:
-        frame = Frame(None, {})
+        frame = Frame(None, {}, self.tuning)
         frame.evaluate(self.node, region, None)
         if not self._straight(region):
             frame.array(region_shape(region), self._dtype)
@@ -130,7 +127,8 @@ class Tiles:
     def _choose(self, host: int, room: int | None) -> Box:
         shape = self.node.shape
         least = page_box(shape, tuple(1 for _ in shape), None, self._dtype.itemsize)
-        most = min(SLOT, (room if room is not None else SLOT * self.slots) // self.slots)
+        slot = self.tuning.device_slot
+        most = slot if room is None else min(slot, room // self.slots)
 
         def fits(box: Box) -> bool:
             region = center(shape, box)
@@ -139,9 +137,9 @@ class Tiles:
             )
 
         def seconds(box: Box) -> float:
-            return read_seconds(self._probe(center(shape, box)).reads) + _SENDING
+            return read_seconds(self._probe(center(shape, box)).reads, self.tuning) + self.tuning.send_seconds
 
-        box, _ = grow(shape, least, seconds, fits, lambda b: math.prod(b) * self._dtype.itemsize)
+        box, _ = grow(shape, least, seconds, fits, lambda b: math.prod(b) * self._dtype.itemsize, self.tuning)
         return balance(shape, box, least)
 
     def __len__(self) -> int:
@@ -153,7 +151,7 @@ class Tiles:
             if self.device is not None:
                 self.device.open(max(1, self.device_bytes * self.slots))
             if self._muster.hands and self.device is not None:
-                self._crew = Crew(self.device, self._muster)
+                self._crew = Crew(self.device, self._muster, self.tuning.stage_pause)
                 self._crew.start()
             yield from self._walk(locked)
         finally:
@@ -174,7 +172,7 @@ class Tiles:
         with ThreadPoolExecutor(max(1, self.slots), "outsize-tiles") as crew:
             for number in range(min(self.slots, len(self.grid))):
                 locked.append(lock_memory(self.host_bytes))
-                slot = _Slot(Frame(locked[-1].array, {}), number * self.device_bytes)
+                slot = _Slot(Frame(locked[-1].array, {}, self.tuning), number * self.device_bytes)
                 slots.append(crew.submit(self._fill, slot, next(regions)))
             while slots:
                 slot = slots.popleft().result()

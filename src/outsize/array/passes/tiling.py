@@ -14,18 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from outsize.array.store.base import Region, Sink, Store, region_shape
+from outsize.array.tuning import Tuning
 
 Box = tuple[int, ...]
 
 _PAGE = 4096
-
-_BYTES_A_SECOND = 4e9
-_SECONDS_A_TRANSFER = 40e-6
-"""A plain NVMe disk: what a byte and what a transfer costs. Only their ratio matters here."""
-_WORTH_IT = 0.98
-"""A doubling has to bring the cost below this share."""
-LEAST = 8 << 20
-"""Bytes up to which a box grows even if nothing is saved: Python's own cost a tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +90,16 @@ def center(shape: tuple[int, ...], box: Box) -> Region:
     return tuple((start, min(length, start + step)) for start, step, length in zip(starts, box, shape, strict=True))
 
 
-def read_seconds(reads: Iterable[tuple[Store, Region]], transfer: float = _SECONDS_A_TRANSFER) -> float:
+def read_seconds(reads: Iterable[tuple[Store, Region]], tuning: Tuning, transfer: float | None = None) -> float:
     """Disk time of some reads."""
-    return sum(store.traffic(r) / _BYTES_A_SECOND + store.seeks(r) * transfer for store, r in reads)
+    each = tuning.transfer if transfer is None else transfer
+    return sum(store.traffic(r) / tuning.disk_rate + store.seeks(r) * each for store, r in reads)
 
 
-def write_seconds(sink: Sink, region: Region) -> float:
+def write_seconds(sink: Sink, region: Region, tuning: Tuning) -> float:
     """Disk time of a write."""
     bytes_ = sink.traffic(region)
-    return bytes_ / _BYTES_A_SECOND + (sink.seeks(region) * _SECONDS_A_TRANSFER if bytes_ else 0)
+    return bytes_ / tuning.disk_rate + (sink.seeks(region) * tuning.transfer if bytes_ else 0)
 
 
 def grow(
@@ -114,6 +108,7 @@ def grow(
     seconds: Callable[[Box], float],
     fits: Callable[[Box], bool],
     size: Callable[[Box], int],
+    tuning: Tuning,
     most: int | None = None,
 ) -> tuple[Box, bool]:
     """(the best box, whether it stopped for want of memory). `seconds` is what a box costs, `size` its bytes."""
@@ -139,7 +134,7 @@ def grow(
         if not options:
             return (_stretch(box, last, shape[last], fits) if starved else box), starved
         best = min(options, key=lambda option: (option[0], -option[1]))
-        if best[0] > cost * _WORTH_IT and size(best[2]) > LEAST:
+        if best[0] > cost * tuning.worth_it and size(best[2]) > tuning.least_box:
             return box, False
         cost, last, box = best
 

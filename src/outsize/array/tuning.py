@@ -1,0 +1,165 @@
+"""Every number that the array room may be tuned by: one frozen value.
+
+`prepare` takes the tuning that is in use and hands it on to the passes, the frames and the device, so that a plan and its
+run have the same. Nothing else reads it while work runs. Tests give another one with `with use(replace(Tuning(), ...))`.
+This module stands below all others of the room, since kernels need it as well as planners.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Sizes are in bytes and times in seconds, where nothing else is said."""
+
+    # Passes on the host
+
+    chunk: int = 16 << 20
+    """A worker's buffer at its most generous: transfers this long lose nothing to their latency."""
+    small: int = 2 << 20
+    """Work that fits in this runs in one piece on the calling thread."""
+    largest: int = 256 << 20
+    """A tile of a map, or a chunk of a reduction that takes no buffer, is at most this large. Longer runs save nothing that
+    fresh memory does not cost, and shorter chunks end sooner where the work is interrupted."""
+    shares: tuple[float, ...] = (1.0, 0.8, 0.6, 0.4)
+    """Shares of the room to aim at. Boxes are chosen by one in the middle; those at the edges may need a little more."""
+    reread: float = 1.25
+    """Reads up to this many times the sources' bytes are as good as reading them once."""
+    ahead: int = 16
+    """Partial results of a reduction that may wait for their turn."""
+    light_partial: int = 1 << 16
+    """A partial result up to this size may wait."""
+    slice: int = 1 << 20
+    """A register's slice: a few of them stay in a core's caches, and each is long enough that threads seldom meet at the
+    interpreter's lock (128 KiB slices spent most of their time there, 512 KiB ones a third more than these)."""
+
+    # Matrix products on the host
+
+    long_sum: int = 1 << 16
+    """Terms of a sum from which float32 is accumulated in float64."""
+    small_result: int = 16 << 20
+    """A result of a product that is small enough for that."""
+    hidden_transfer: float = 25e-6
+    """What a transfer costs while BLAS is at work: its latency is hidden, its system call is not."""
+    strip: int = 32 << 20
+    """Rows that BLAS gets at once, where the budget is large: longer strips are no faster."""
+    shortest_strip: int = 256 << 10
+    """The shortest strips that BLAS gets."""
+    thread_room: int = 4 << 20
+    """Room for every thread of BLAS, which takes up to half of it."""
+    whole_product: int = 16 << 20
+    """A product up to this size is done in one piece."""
+    as_good: float = 1.03
+    """Cuts of a product that cost up to this many times the best one's time are as good."""
+    edge: int = 32
+    """Elements along the edge of the smallest blocks that are multiplied."""
+    panel_seconds: float = 2e-4
+    """What a panel costs whatever its size. It keeps panels from becoming slivers when data is in memory."""
+
+    # Tiles
+
+    disk_rate: float = 4e9
+    """Bytes a second of a plain NVMe disk. Only the ratio to `transfer` matters for the choice of tiles."""
+    transfer: float = 40e-6
+    """What a transfer of that disk costs whatever its size."""
+    worth_it: float = 0.98
+    """A box is doubled only where that brings its cost below this share."""
+    least_box: int = 8 << 20
+    """A box grows up to this even if nothing is saved: a tile has a cost of its own in Python."""
+
+    # Schedules and runs
+
+    tiny_result: int = 1 << 16
+    """A result up to this size always stays in memory."""
+    kept_sources: int = 1 << 30
+    """Sources up to this size are read into memory for several passes: beyond it, fresh memory costs more than a second
+    read."""
+    journaled: int = 32 << 20
+    """An output from this size on keeps a journal; a smaller one is done again in a moment."""
+    journaled_result: int = 64 << 20
+    """Results of finished passes up to this size are put aside in the journal."""
+    sync_every: float = 0.25
+    """Time between two syncs, at the least."""
+    sync_share: int = 20
+    """Syncs may take one part in so many of the time."""
+
+    # Sorting and filtering
+
+    sort_grain: int = 128 << 10
+    """A sorted run is the geometric mean of this and the lane, so that runs and what tells them apart grow alike."""
+    filter_block: int = 1 << 16
+    """Elements of a mask that are counted together."""
+
+    # Passes on a device
+
+    device_chunk: int = 64 << 20
+    """A worker's page-locked memory at its most generous."""
+    device_slot: int = 256 << 20
+    """A slot on the device beyond which longer copies gain nothing."""
+    device_slots: int = 4
+    """Chunks on the device at once: one arriving, one computed, one leaving, one ready."""
+    device_workers: int = 12
+    """Threads that read at most: enough to keep a disk at its best."""
+    device_slice: int = 1 << 26
+    """Elements of a register on the device at most: longer kernels gain nothing."""
+    send_seconds: float = 2e-4
+    """Time of the interpreter that sending a chunk costs whatever its size."""
+    device_strip: int = 8 << 20
+    """Strips of a product's result shorter than this are not worth their copies."""
+    return_ring: int = 1 << 30
+    """Page-locked memory at most through which a product's result comes back where the device does not reach its place: a
+    few strips, so that nothing waits for one to be emptied."""
+    return_pieces: int = 32
+    """Pieces of that memory."""
+    return_threads: int = 8
+    """Threads that empty them at most."""
+    stage_piece: int = 6 << 20
+    """A piece of staging memory: long enough for the link and for the interpreter, which every piece needs, and short enough
+    that all pieces together stay in a processor's last cache, so that staging costs its memory one read and no write."""
+    stage_threads: int = 10
+    """Staging threads at most. Eleven to fourteen are no faster on sixteen processors, and half as fast where others keep
+    five of these busy: a thread that holds the interpreter must not wait for a processor."""
+    stage_spare: int = 10
+    """Pieces that are under way to the device while every thread fills one, at most."""
+    stage_share: int = 8
+    """Staging takes at most one part in so many of the host's room."""
+    stage_pause: float = 5e-5
+    """Time between two questions whether a piece has arrived."""
+    direct_part: int = 64 << 10
+    """A copy that is worth a call; what would cross in shorter ones is staged."""
+    direct_row: int = 512
+    """A row that is worth the time which the link takes for each."""
+
+    # Whether a device pays
+
+    core_bytes: float = 6e9
+    """Bytes a second that a core of the processor brings through one plain operation of a fused chain."""
+    core_slow_bytes: float = 1e9
+    """The same through a function such as exp or tanh."""
+    device_margin: float = 1.25
+    """The processor must be slower than the device by this factor."""
+    device_moment: float = 0.1
+    """Work that takes the processor less time than this is not worth a device."""
+
+
+_in_use: contextvars.ContextVar[Tuning] = contextvars.ContextVar("tuning", default=Tuning())  # noqa: B039  (it is frozen)
+
+
+def current() -> Tuning:
+    """The tuning in use."""
+    return _in_use.get()
+
+
+@contextlib.contextmanager
+def use(tuning: Tuning) -> Iterator[Tuning]:
+    """Another tuning for whatever is planned meanwhile."""
+    token = _in_use.set(tuning)
+    try:
+        yield tuning
+    finally:
+        _in_use.reset(token)
