@@ -26,6 +26,7 @@ import numpy as np
 from outsize.array.api.lazy import Array
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, Source, walk
+from outsize.array.graph.settle import settle
 from outsize.array.store.base import Block, Buffer, Region, Store, region_shape, whole
 from outsize.array.store.registry import open_store
 from outsize.core.errors import BudgetError, InputError
@@ -335,7 +336,7 @@ class LazyRows(Store):
     """Rows of an array that is computed as it is read: slices, casts and elementwise work on stored arrays."""
 
     def __init__(self, node: Node) -> None:
-        for inner in walk(node):
+        for inner in walk(settle(node)):
             if inner.barrier:
                 raise InputError(
                     f"rows of an array with a '{inner.label()}' in it would be computed anew for every batch: "

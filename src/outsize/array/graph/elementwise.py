@@ -7,7 +7,7 @@ Python scalars included) is never imitated.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,7 +90,7 @@ class Elementwise(Node):
 
     operation: Operation
     """What is done."""
-    args: tuple[Node | Scalar, ...]
+    args: tuple[Node | Scalar, ...] = field(repr=False)
     """Operands in order."""
 
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
@@ -103,6 +103,10 @@ class Elementwise(Node):
 
     def label(self) -> str:
         return self.operation.name
+
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        left = iter(inputs)
+        return replace(self, inputs=inputs, args=tuple(a if isinstance(a, Scalar) else next(left) for a in self.args))
 
 
 def make_elementwise(op: Operation, args: tuple[Node | Scalar, ...], dtype: Any = None) -> Elementwise:

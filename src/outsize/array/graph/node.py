@@ -13,7 +13,7 @@ import abc
 import hashlib
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,6 +79,10 @@ class Node(abc.ABC):
         """A few words for plans and messages."""
         return type(self).__name__.lower()
 
+    def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
+        """The same operation on other nodes of the same shapes and dtypes."""
+        return replace(self, inputs=inputs)
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Source(Node):
@@ -138,13 +142,12 @@ class Range(Node):
 
 def structure(node: Node, known: dict[int, str]) -> str:
     """A digest of a graph: equal for equal work on the same stores."""
-    found = known.get(id(node))
-    if found is None:
-        parts = [type(node).__name__, str(node.shape), node.dtype.str, repr(node.detail())]
-        parts += [structure(child, known) for child in node.inputs]
-        found = hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
-        known[id(node)] = found
-    return found
+    for each in walk(node):
+        if id(each) not in known:
+            parts = [type(each).__name__, str(each.shape), each.dtype.str, repr(each.detail())]
+            parts += [known[id(child)] for child in each.inputs]
+            known[id(each)] = hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+    return known[id(node)]
 
 
 def walk(root: Node) -> list[Node]:

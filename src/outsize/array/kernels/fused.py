@@ -89,20 +89,19 @@ def compile_program(root: Node, bindings: Mapping[Node, Store], slice_bytes: int
     inside: list[Elementwise] = []
     leaves: list[Node] = []
     seen: set[int] = set()
-
-    def visit(node: Node) -> None:
-        if id(node) in seen:
-            return
-        seen.add(id(node))
-        if not isinstance(node, Elementwise) or node in bindings or node.shape != root.shape:
-            leaves.append(node)
-            return
-        for arg in node.args:
-            if isinstance(arg, Node):
-                visit(arg)
-        inside.append(node)
-
-    visit(root)
+    stack = [(root, False)]
+    while stack:
+        node, done = stack.pop()
+        if done:
+            assert isinstance(node, Elementwise)
+            inside.append(node)
+        elif id(node) not in seen:
+            seen.add(id(node))
+            if not isinstance(node, Elementwise) or node in bindings or node.shape != root.shape:
+                leaves.append(node)
+                continue
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(node.inputs))
     return _assign_registers(inside, leaves, root, slice_bytes)
 
 

@@ -18,6 +18,7 @@ from outsize.array.graph.barrier import Contract, Lane, Reduce, Scan, Settled
 from outsize.array.graph.external_sort import Merged, Runs, RunsPass
 from outsize.array.graph.node import Node, Source, structure, walk
 from outsize.array.graph.rearrange import Affine
+from outsize.array.graph.settle import settle
 from outsize.array.passes.base import Pass
 from outsize.array.passes.map import MapPass
 from outsize.array.passes.product import ContractPass
@@ -72,7 +73,7 @@ def make_plan(
     root: Node, sink: Sink, budget: Budget, name: str, reason: str, level: Level | None = None
 ) -> tuple[Itinerary, Plan]:
     """The itinerary and its plan; the plan may not fit, which `plan.check()` says."""
-    host = budget.host or 0
+    host, root = budget.host or 0, settle(root)
     chosen: Itinerary | None = None
     tiny = current().tiny_result
     for share in (3, 8, 0):
@@ -189,9 +190,13 @@ def _group(nodes: list[Node], digests: dict[int, str], small: int) -> list[list[
 def _sources(node: Node) -> frozenset[int]:
     """The stores that are read below a node, down to the next barrier."""
     found: set[int] = set()
+    seen: set[int] = set()
     stack = list(node.inputs)
     while stack:
         child = stack.pop()
+        if id(child) in seen:
+            continue
+        seen.add(id(child))
         if isinstance(child, Source) and not child.store.resident:
             found.add(id(child.store))
         if not child.barrier:
