@@ -24,7 +24,7 @@ from outsize.core.noun import Known
 from outsize.core.units import parse_bytes
 from outsize.model import constants, course, given, growth, host, loading
 from outsize.model.course import Course
-from outsize.model.torch_port.parts import require_torch
+from outsize.model.torch_port.parts import find_ours, require_torch
 from outsize.model.trace import Tracer
 
 DEFAULT_CARD = "H200"
@@ -212,10 +212,13 @@ def _label(device: str) -> str:
     return "cpu" if kind == "cpu" else f"cuda:{index or 0}"
 
 
-def _explained(error: Exception, name: str) -> InputError:
-    """The user's own line in front of what went wrong."""
+def _explained(error: Exception, name: str) -> OutsizeError:
+    """The user's own line in front of what went wrong; an error that is ours without it."""
     import torch
 
+    ours = find_ours(error)
+    if ours is not None:
+        return ours
     inside = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside)]
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
