@@ -126,6 +126,23 @@ def test_the_error_for_a_missing_part_names_no_line_of_the_user(monkeypatch):
     assert "test_torch_port" not in str(caught.value) and torch.__version__ in str(caught.value)
 
 
+@pytest.mark.parametrize("verb", ["estimate", "fit"])
+def test_a_call_of_torch_that_reaches_for_a_real_card_is_not_the_users_mistake(verb):
+    def reach(*args):
+        if torch.cuda.is_available():
+            raise RuntimeError("Found no NVIDIA driver on your system. Please check")
+        return nn.functional.linear(*args).sum()
+
+    model, batch = nn.Linear(4, 4), torch.ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(outsize.OutsizeError, match=r"^Outsize does not know this part of torch 2.*Found no") as caught:
+        if verb == "estimate":
+            outsize.estimate(lambda x: reach(x, model.weight, model.bias), batch)
+        else:
+            outsize.fit(model, lambda m, x: reach(x, m.weight, m.bias), optimizer, batch, budget="1GiB", dry_run=True)
+    assert not isinstance(caught.value, outsize.InputError)
+
+
 @pytest.mark.parametrize("version", ["2.3.1", "1.13.0+cu117"])
 def test_a_torch_that_is_too_old_is_refused_by_every_verb(monkeypatch, version):
     monkeypatch.setattr(torch, "__version__", version)

@@ -28,7 +28,7 @@ from outsize.model.estimation import loaders as loading
 from outsize.model.estimation import margins as constants
 from outsize.model.estimation import replayed_steps as course
 from outsize.model.estimation.replayed_steps import Course
-from outsize.model.torch_port.parts import require_torch
+from outsize.model.torch_port.parts import find_ours, require_torch
 from outsize.model.tracing import contentless as given
 from outsize.model.tracing.tracer import Tracer
 
@@ -217,10 +217,13 @@ def _label(device: str) -> str:
     return "cpu" if kind == "cpu" else f"cuda:{index or 0}"
 
 
-def _explained(error: Exception, name: str) -> InputError:
-    """The user's own line in front of what went wrong."""
+def _explained(error: Exception, name: str) -> OutsizeError:
+    """The user's own line in front of what went wrong; an error that is ours without it."""
     import torch
 
+    ours = find_ours(error)
+    if ours is not None:
+        return ours
     inside = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(inside)]
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""

@@ -9,19 +9,22 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
-from outsize.model.torch_port.parts import attribute, has_part, part
+from outsize.model.torch_port.parts import attribute, has_part, missing, part
 
 # tensors and storages
 
 
 def key_of(storage: Any) -> int:
-    """The address of a storage: two tensors with one memory have the same."""
-    return int(attribute(storage, "_cdata"))
+    """The address of a storage: two tensors with one memory have the same. Asked several times for every operator."""
+    try:
+        return storage._cdata  # type: ignore[no-any-return]
+    except AttributeError:
+        raise missing("UntypedStorage._cdata") from None
 
 
 def storage_key(tensor: Any) -> int:
     """The address of a tensor's storage."""
-    return int(attribute(tensor.untyped_storage(), "_cdata"))
+    return key_of(tensor.untyped_storage())
 
 
 def holders_of(key: int) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import importlib
 import re
+import traceback
+from pathlib import Path
 from typing import Any
 
 from outsize.core.errors import OutsizeError
@@ -18,6 +20,12 @@ FLOOR = "2.4"
 
 NEWEST = "2.15"
 """The newest torch that was tried; the table of docs/torch.md says how."""
+
+PACKAGE = Path(__file__).parent.parent.parent
+"""Where the package is."""
+
+DRIVER = ("NVIDIA driver", "not compiled with CUDA", "Cannot access accelerator device")
+"""What torch says where it looks for a card and there is none."""
 
 
 @functools.cache
@@ -61,6 +69,26 @@ def missing(what: str) -> OutsizeError:
 
     return OutsizeError(
         f"torch {torch.__version__} has no {what}, which Outsize needs: Outsize works with torch {FLOOR} to {NEWEST}"
+    )
+
+
+def find_ours(error: BaseException) -> OutsizeError | None:
+    """An error under a pretended card as ours, where torch reached for a real one or our code for what torch does not have.
+
+    None where the error is the user's.
+    """
+    import torch
+
+    text = str(error).splitlines()[0] if str(error) else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = Path(frames[-1].filename) if frames else Path()
+    in_ours = isinstance(error, AttributeError | ImportError | NameError) and where.is_relative_to(PACKAGE)
+    if not in_ours and not any(words in text for words in DRIVER):
+        return None
+    place = f"{where.name}:{frames[-1].lineno}" if frames else "an unknown place"
+    return OutsizeError(
+        f"Outsize does not know this part of torch {torch.__version__} ({place}: {type(error).__name__}: {text}): it works with "
+        f"torch {FLOOR} to {NEWEST}, and docs/torch.md says what was tried"
     )
 
 

@@ -11,9 +11,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from outsize.core.errors import OutsizeError
 from outsize.model.kernels.attention import attend
 from outsize.model.kernels.recurrent import flatten
 from outsize.model.torch_port.dispatch import parse_to
+from outsize.model.torch_port.parts import find_ours
 from outsize.model.torch_port.patches import (
     checkpoints_compared_by,
     inner_functions_seen,
@@ -219,7 +221,13 @@ def pretend(tracer: Tracer, capability: tuple[int, int], total: int) -> Iterator
     rows += inner_functions_seen()
     rows.append(scripting_undisturbed(rows))
     with checkpoints_compared_by(_shape_and_dtype), replaced(rows):
-        yield
+        try:
+            yield
+        except Exception as error:
+            ours = None if isinstance(error, OutsizeError) else find_ours(error)
+            if ours is None:
+                raise
+            raise ours from error
 
 
 def _shape_and_dtype(value: Any) -> dict[str, Any]:
