@@ -8,6 +8,7 @@ import pytest
 import outsize
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import effort  # noqa: F401  chooses the normal profile; --hypothesis-profile=long comes after it
 
 
 @pytest.fixture(autouse=True)

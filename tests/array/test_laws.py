@@ -10,7 +10,8 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from effort import examples
+from hypothesis import HealthCheck, example, given
 from hypothesis.extra import numpy as hnp
 
 import outsize
@@ -20,9 +21,7 @@ from outsize.array.kernels import fused as fuse
 from outsize.array.passes import base as pass_base
 from outsize.array.plan import tiling as tiles
 
-QUICK = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+QUICK = examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=9)
 DTYPES = st.sampled_from(["?", "i1", "i4", "u2", "u8", "f2", "f4", "f8", "c8", "c16", ">f4", ">i8"])
 FLOATS = st.sampled_from(["f4", "f8", "c8", ">f4"])

@@ -12,8 +12,9 @@ import lanes
 import networks as nets
 import pytest
 import torch
+from effort import examples
 from hosting import NETS, OPTIMIZERS, open_runner
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -44,7 +45,7 @@ def assert_same(model, optimizer, twin, plain, rtol=1e-5, atol=1e-6):
                 assert torch.allclose(mine["state"][key][name], value, rtol=10 * rtol, atol=atol), (key, name)
 
 
-@settings(max_examples=16, deadline=None, phases=PHASES)
+@examples(16, phases=PHASES)
 @given(
     net=st.sampled_from(list(NETS)), optimizer=st.sampled_from(list(OPTIMIZERS)), inputs=st.booleans(),
     update=st.sampled_from(["card", "kept"]), limit=st.sampled_from([1, 4_000, 20_000, 60_000, 1 << 40]),
