@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 
+import cgroup
 import numpy as np
 import pytest
-from arena import run_limited
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -204,6 +205,6 @@ from outsize.array.run.convert import convert
 done = convert("x.npy", "{target}", "float16", budget="48MiB")
 assert done.precision.exact and done.precision.elements == 50_000_000
 """
-    outcome = run_limited(code, 160 << 20, cwd=str(tmp_path))
+    outcome = cgroup.run([sys.executable, "-c", code], 160 << 20, cwd=str(tmp_path))
     assert not outcome.killed and outcome.status == 0, outcome.stderr
     assert open_store(tmp_path / target).dtype == np.float16

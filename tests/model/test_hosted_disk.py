@@ -6,8 +6,9 @@ import json
 import os
 import random
 import signal
+import sys
 
-import arena
+import cgroup
 import lanes
 import networks as nets
 import pytest
@@ -514,7 +515,7 @@ def test_weights_and_state_larger_than_the_limit_of_the_process_are_trained(tmp_
         .replace("LAYERS", str(layers))
         .replace("host=", f"clip={clip}, host=")
     )
-    done = arena.run_limited(code, host, cwd=str(tmp_path))
+    done = cgroup.run([sys.executable, "-c", code], host, cwd=str(tmp_path))
     assert done.status == 0, done.stderr
     assert not done.killed
     found = json.loads(done.stdout)
