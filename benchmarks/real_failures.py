@@ -10,6 +10,7 @@ a control group and the full `/dev/shm` need root; where they cannot be made the
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -20,7 +21,9 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-GROUPS = pathlib.Path("/sys/fs/cgroup/memory")
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "tests"))
+
+import cgroup
 
 
 @dataclass
@@ -81,7 +84,7 @@ if __name__ == "__main__":
 """
 
 
-def find_cases(tensorflow: str | None) -> list[Case]:
+def find_cases(tensorflow: str | None, group: cgroup.Group | None) -> list[Case]:
     cases = [
         Case(
             "numpy",
@@ -107,11 +110,8 @@ def find_cases(tensorflow: str | None) -> list[Case]:
         cases.insert(
             4, Case("jax on the CPU", JAX, "request larger than the machine", ("586.55 GiB",), python=tensorflow)
         )
-    if os.geteuid() == 0 and (GROUPS / "memory.limit_in_bytes").exists():
-        folder = GROUPS / "outsize-real-failures"
-        folder.mkdir(exist_ok=True)
-        (folder / "memory.limit_in_bytes").write_text(str(600 * 2**20))
-        enter = f"echo $BASHPID > {folder}/cgroup.procs;"
+    if group:
+        enter = f"echo $BASHPID > {group.procs};"
         cases.append(Case("control group", GROW, "limit", ("600.00 MiB", "in load", "at its peak"), before=enter))
     if os.geteuid() == 0:
         mount = "mount -t tmpfs -o size=32m tmpfs /dev/shm;"
@@ -168,8 +168,11 @@ def main() -> int:
     parser.add_argument("result", nargs="?")
     args = parser.parse_args()
     pieces, right = [], 0
-    cases = find_cases(args.tensorflow)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        group = None
+        with contextlib.suppress(cgroup.Unavailable):
+            group = stack.enter_context(cgroup.limited(600 * 2**20))
+        cases = find_cases(args.tensorflow, group)
         for case in cases:
             ok, text = run_case(case, pathlib.Path(folder))
             right += ok

@@ -2,7 +2,8 @@
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 
 from outsize.allocator import MODELS, BfcSettings, CudaSettings, replay
 from outsize.core.allocation import EMPTY_CACHE, AllocationEvent
@@ -116,7 +117,7 @@ def test_a_limit_holds_up_to_the_last_page(allocator, choices, limit, threshold)
 
 @pytest.mark.parametrize("allocator", MODELS)
 @given(choices=CHOICES)
-@settings(max_examples=20)
+@examples(20)
 def test_the_same_events_give_the_same_replay(allocator, choices):
     events, _ = make_events(choices)
     assert replay(events, allocator, samples=True) == replay(iter(events), allocator, samples=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 
+import cgroup
 import numpy as np
 import pytest
-from arena import run_limited
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from stores import arrays, read
@@ -57,7 +59,7 @@ def plain_cost(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
     return cost | {"rms": (squares / kept) ** 0.5 if kept else 0.0}
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(data=st.data())
 def test_the_cost_is_what_its_definition_says_for_any_two_types(data: st.DataObject) -> None:
     before = data.draw(
@@ -101,7 +103,7 @@ def test_f16_is_float16_as_everywhere(tmp_path: Path) -> None:
     assert np.load(tmp_path / "y.npy").dtype == np.float16
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(data=st.data())
 def test_converted_files_hold_what_numpys_astype_gives(data: st.DataObject) -> None:
     values = data.draw(arrays(["int16", "int64", "float32", "float64"]))
@@ -203,6 +205,6 @@ from outsize.array.run.convert import convert
 done = convert("x.npy", "{target}", "float16", budget="48MiB")
 assert done.precision.exact and done.precision.elements == 50_000_000
 """
-    outcome = run_limited(code, 160 << 20, cwd=str(tmp_path))
+    outcome = cgroup.run([sys.executable, "-c", code], 160 << 20, cwd=str(tmp_path))
     assert not outcome.killed and outcome.status == 0, outcome.stderr
     assert open_store(tmp_path / target).dtype == np.float16

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from stores import peak_of, write
 
@@ -21,7 +22,7 @@ def numbered(rows: int, width: int = 3) -> np.ndarray:
     return np.arange(rows * width, dtype=np.float32).reshape(rows, width)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     rows=st.integers(0, 200), size=st.integers(1, 40), shuffle=st.booleans(), seed=st.integers(0, 9),
     window=st.none() | st.integers(1, 250) | st.just("all"), shards=st.integers(1, 4), stretch=st.integers(1, 60),

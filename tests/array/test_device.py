@@ -10,7 +10,8 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from effort import examples
+from hypothesis import HealthCheck, given
 
 import outsize
 import outsize.array as xp
@@ -169,7 +170,7 @@ def test_dlpack_shares_memory_both_ways() -> None:
     np.testing.assert_array_equal(np.from_dlpack(outsize.open(mine) * 2), mine * 2)
 
 
-TILES = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+TILES = examples(25, suppress_health_check=list(HealthCheck))
 
 
 @TILES

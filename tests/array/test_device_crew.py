@@ -13,8 +13,9 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from effort import examples
 from fakes import TINY, Carded, Runtime
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
 import outsize
 from outsize.array.device.array_kernels import ArrayKernels
@@ -25,9 +26,7 @@ from outsize.array.device.transfer.staging import Crew, Muster, fill, pieces
 
 torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
 
-QUICK = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+QUICK = examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @pytest.fixture(autouse=True)

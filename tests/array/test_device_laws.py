@@ -11,7 +11,8 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from effort import examples
+from hypothesis import HealthCheck, given
 from hypothesis.extra import numpy as hnp
 
 import outsize
@@ -23,9 +24,7 @@ from outsize.engine.pinned import lock_memory
 
 torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
 
-QUICK = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+QUICK = examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=12)
 DTYPES = st.sampled_from(["?", "i1", "u1", "i4", "i8", "f2", "f4", "f8", ">f4", ">i4"])
 SEEDS = st.integers(0, 999)

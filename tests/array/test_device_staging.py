@@ -13,8 +13,9 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from effort import examples
 from fakes import TINY, Carded
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
 import outsize
 import outsize.array as xp
@@ -26,9 +27,7 @@ from outsize.core.errors import BudgetError
 
 torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
 
-QUICK = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+QUICK = examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 DTYPES = st.sampled_from(["u1", "i4", "i8", "f4", "f8", ">f4", ">i8"])
 
 

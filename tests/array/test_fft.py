@@ -6,7 +6,8 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import outsize
@@ -31,7 +32,7 @@ def check(found, expected):
     np.testing.assert_allclose(found, expected, rtol=0, atol=precise * max(size, 1e-12))
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(
     name=st.sampled_from(NAMES),
     dtype=st.sampled_from(DTYPES),
@@ -56,7 +57,7 @@ def test_one_axis_as_numpy_has_it_also_where_lanes_are_cut(name, dtype, shape, n
     check(found, getattr(np.fft, name)(x, n, axis, norm))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     name=st.sampled_from(("fftn", "ifftn", "rfftn", "irfftn")),
     shape=st.lists(st.integers(2, 12), min_size=2, max_size=3).map(tuple),

@@ -11,16 +11,15 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from effort import examples
+from hypothesis import HealthCheck, example, given
 from hypothesis.extra import numpy as hnp
 
 import outsize
 import outsize.array as xp
 from outsize.array.passes.tiling import Grid, balance
 
-QUICK = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+QUICK = examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 SHAPES = hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=9)
 DTYPES = st.sampled_from(["?", "i1", "i4", "u2", "u8", "f2", "f4", "f8", "c8", "c16", ">f4", ">i8"])
 FLOATS = st.sampled_from(["f4", "f8", "c8", ">f4"])

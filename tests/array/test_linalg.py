@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_fft import drawn as numbers
 
@@ -26,7 +27,7 @@ def near(found, expected, dtype):
     np.testing.assert_allclose(found, expected, rtol=precise, atol=precise * (1 + np.abs(expected).max(initial=0)))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(stack=STACKS, rows=st.integers(1, 5), columns=st.integers(1, 5), dtype=st.sampled_from(DTYPES), data=st.data())
 def test_what_streams(stack, rows, columns, dtype, data):
     x = drawn((*stack, rows, columns), dtype)
@@ -52,7 +53,7 @@ def test_what_streams(stack, rows, columns, dtype, data):
         )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     stack=STACKS,
     n=st.integers(1, 5),
@@ -81,7 +82,7 @@ def test_square_matrices(stack, n, dtype, power, columns):
     near(ours.solve(lazy, outsize.open(vector)).compute(), np.linalg.solve(x, vector), dtype)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     stack=STACKS, rows=st.integers(1, 6), columns=st.integers(1, 6), dtype=st.sampled_from(DTYPES), whole=st.booleans()
 )

@@ -10,7 +10,8 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from effort import examples
+from hypothesis import HealthCheck, given
 from hypothesis.extra import numpy as hnp
 from test_laws import BUDGETS, DTYPES, on_disk, same, tiny_tiles  # noqa: F401
 
@@ -25,9 +26,7 @@ from outsize.array.kernels import ranks as select
 from outsize.array.passes import reduction
 from outsize.array.passes.map import MapPass
 
-QUICK = settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+QUICK = examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=40)
 
 
@@ -135,7 +134,7 @@ def test_lanes_sorted_in_runs_equal_numpy(
     same(xp.sort(x, axis=axis, descending=descending).compute(budget), np.take_along_axis(a, want, axis))
 
 
-@settings(QUICK, max_examples=12)
+@examples(12, suppress_health_check=QUICK.suppress_health_check)
 @given(hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=9), DTYPES, st.integers(0, 99), BUDGETS)
 def test_sets_equal_numpy(tmp_path: Path, shape: tuple[int, ...], dtype: str, seed: int, budget: int) -> None:
     a = values(dtype, shape, seed)

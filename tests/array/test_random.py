@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import outsize
@@ -35,7 +36,7 @@ def by_place(node, place):
     return (word >> 64 - bits) / 2**bits
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     law=st.sampled_from(sorted(LAWS)),
     shape=st.lists(st.integers(0, 9), max_size=4).map(tuple),
@@ -56,7 +57,7 @@ def test_every_region_has_the_numbers_of_its_places(law, shape, seed, data):
     np.testing.assert_array_equal(wide, block)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     law=st.sampled_from(sorted(LAWS)),
     rows=st.integers(1, 400),

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from effort import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import outsize
@@ -19,7 +20,7 @@ from outsize.array.graph.node import rearrange
 SHAPES = [(24, 10), (4, 6, 10), (24, 2, 5), (2, 12, 2, 5), (240,), (6, 4, 10), (8, 3, 10, 1), (24, 5, 2)]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(SHAPES),
     st.sampled_from(SHAPES),

@@ -4,7 +4,8 @@ import inspect
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -12,7 +13,7 @@ import outsize
 import outsize.array as xp
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_masks_over_any_number_of_leading_axes_choose_as_in_numpy(data):
     array = data.draw(hnp.arrays(np.int32, hnp.array_shapes(max_dims=4, max_side=5)))

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from stores import arrays, make_buffer, peak_of, read, regions, select, write
 
@@ -26,7 +27,7 @@ from outsize.core.errors import InputError, StoreError
 # safetensors
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(data=st.data())
 def test_safetensors_written_by_its_own_library_is_read_in_any_region(data: st.DataObject) -> None:
     numpy_io = pytest.importorskip("safetensors.numpy")
@@ -124,7 +125,7 @@ def test_a_file_of_ten_thousand_tensors_lists_only_some(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(data=st.data())
 def test_a_member_of_an_npz_is_read_in_any_region(save: Any, data: st.DataObject) -> None:
     values = np.asarray(data.draw(arrays()), order=data.draw(st.sampled_from("CF")))
@@ -222,7 +223,7 @@ def test_a_zip_bomb_costs_no_more_than_what_is_asked_of_it(tmp_path: Path) -> No
 # a folder of blocks
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(data=st.data())
 def test_blocks_of_a_folder_are_one_array_along_axis_0_in_natural_order(data: st.DataObject) -> None:
     values = data.draw(arrays(min_dims=1))
@@ -237,7 +238,7 @@ def test_blocks_of_a_folder_are_one_array_along_axis_0_in_natural_order(data: st
         np.testing.assert_array_equal(read(store, region), select(values, region))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(data=st.data())
 def test_blocks_called_by_their_place_are_a_grid(data: st.DataObject) -> None:
     values = data.draw(arrays(["int16"], min_dims=2, max_dims=3))

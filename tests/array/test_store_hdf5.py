@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from stores import arrays, chunk_shapes, peak_of, read, regions, select, write
 
@@ -21,7 +22,7 @@ from outsize.core.errors import InputError, StoreError
 h5py = pytest.importorskip("h5py")
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(data=st.data())
 def test_any_region_of_any_layout_is_what_h5py_wrote(data: st.DataObject) -> None:
     values = data.draw(arrays(["bool", "int16", "float32", ">f8", "complex64", "uint64"]))
@@ -100,7 +101,7 @@ def test_a_truncated_file_is_one_store_error(keep: float, tmp_path: Path) -> Non
     assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)  # the library is in C: the same damage on every run
+@examples(60, derandomize=True)  # the library is in C: the same damage on every run
 @given(data=st.data())
 def test_damaged_bytes_give_values_or_an_error_of_ours(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:

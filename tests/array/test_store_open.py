@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from stores import arrays, chunk_shapes, read, regions, select, write
 
@@ -19,7 +20,7 @@ WRITTEN = [".npy", ".bin", ".zarr", ".h5", ".safetensors"]
 
 
 @pytest.mark.parametrize("suffix", WRITTEN)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(data=st.data())
 def test_what_a_sink_wrote_is_what_its_store_reads_in_any_region(suffix: str, data: st.DataObject) -> None:
     values = data.draw(arrays())

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from stores import read
 
@@ -56,7 +57,7 @@ VIEWS = [
 
 
 @pytest.mark.parametrize("view", range(len(VIEWS)))
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(data=st.data())
 def test_views_are_read_through_their_strides(view: int, data: st.DataObject) -> None:
     import tempfile
@@ -175,7 +176,7 @@ def test_a_hand_written_tensor_inside_its_storage_is_read(tmp_path: Path) -> Non
         open_store(hostile(tmp_path, rebuild(b"", 0, (2, 2), (2, 1))))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.data())
 def test_damaged_files_give_a_store_error_and_nothing_else(data: st.DataObject) -> None:
     import tempfile
@@ -193,7 +194,7 @@ def test_damaged_files_give_a_store_error_and_nothing_else(data: st.DataObject) 
             read(open_store(path, key="a"))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.binary(max_size=60))
 def test_any_bytes_as_a_pickle_give_a_value_or_an_error_of_ours(data: bytes) -> None:
     from outsize.array.store.formats.torchfile import _Bad, walk_pickle

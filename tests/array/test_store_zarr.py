@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from stores import arrays, chunk_shapes, make_buffer, peak_of, read, regions, select, write
 
@@ -52,7 +53,7 @@ def make(path: Any, values: np.ndarray, chunks: tuple[int, ...], **options: Any)
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-@settings(max_examples=6, deadline=None)
+@examples(6)
 @given(data=st.data())
 def test_any_region_of_any_coding_is_what_zarr_wrote(coding: str, data: st.DataObject) -> None:
     values = data.draw(arrays(["float32", "int32"], min_dims=2, max_dims=2, min_side=1))
@@ -63,7 +64,7 @@ def test_any_region_of_any_coding_is_what_zarr_wrote(coding: str, data: st.DataO
         np.testing.assert_array_equal(read(store, region), select(values, region))
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(data=st.data())
 def test_shards_and_other_byte_orders_are_read(data: st.DataObject) -> None:
     values = np.arange(12 * 8, dtype="f4").reshape(12, 8)
@@ -203,7 +204,7 @@ def test_unaligned_regions_written_by_many_threads_lose_nothing(tmp_path: Path) 
     np.testing.assert_array_equal(read(sink.commit()), values)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(shape=st.lists(st.integers(0, 10**7), max_size=5), itemsize=st.sampled_from([1, 2, 4, 8, 16]))
 def test_chosen_chunks_are_inside_the_target(shape: list[int], itemsize: int) -> None:
     chunks = choose_chunks(tuple(shape), itemsize, 8 * 2**20)

@@ -7,8 +7,9 @@ import textwrap
 
 import hypothesis.strategies as st
 import pytest
+from effort import examples
 from failure_messages import LOOKALIKES, MESSAGES, V2, WRAPPED
-from hypothesis import given, settings
+from hypothesis import given
 
 import outsize
 from outsize.failure.message import read
@@ -107,7 +108,7 @@ def test_a_length_no_machine_can_have_is_called_impossible():
     assert diagnosis.failure.extra["impossible"] == ("requested_bytes",)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.sampled_from([row[1] for row in MESSAGES]), st.data())
 def test_no_mutation_raises_or_slips_an_absurd_number_through(text, data):
     start = data.draw(st.integers(0, len(text)))
@@ -116,7 +117,7 @@ def test_no_mutation_raises_or_slips_an_absurd_number_through(text, data):
     check_no_absurd_number(text[:start] + junk + text[end:])
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.text(max_size=400))
 def test_any_text_can_be_explained(text):
     check_no_absurd_number(text)

@@ -2,11 +2,11 @@
 
 import json
 import os
-import pathlib
 import subprocess
 import sys
 import textwrap
 
+import cgroup
 import pytest
 
 from outsize.core.footprint import Moment
@@ -14,7 +14,6 @@ from outsize.failure.explain import explain
 from outsize.failure.run import Watched, _tell_story, _user_line, build_command, growth_by_line
 from outsize.monitor import read_tree
 
-GROUPS = pathlib.Path("/sys/fs/cgroup/memory")
 GROW = """
 import time
 import numpy as np
@@ -156,17 +155,12 @@ def test_a_tree_counts_its_children():
 
 @pytest.fixture
 def group():
-    if os.geteuid() != 0 or not (GROUPS / "memory.limit_in_bytes").exists():
-        pytest.skip("no control group can be made here: needs root and cgroup v1 at /sys/fs/cgroup/memory")
-    folder = GROUPS / f"outsize-test-run-{os.getpid()}"
-    folder.mkdir()
-    (folder / "memory.limit_in_bytes").write_text(str(400 * 2**20))
-    yield folder
-    folder.rmdir()
+    with cgroup.limited(400 * 2**20) as made:
+        yield made
 
 
 def test_a_kill_by_a_control_group_tells_limit_peak_and_growing_line(tmp_path, group):
-    answer = run(tmp_path, GROW, before=f"echo $BASHPID > {group}/cgroup.procs;", options=("--report", "why.json"))
+    answer = run(tmp_path, GROW, before=f"echo $BASHPID > {group.procs};", options=("--report", "why.json"))
     assert answer.returncode == 137
     why = json.loads((tmp_path / "why.json").read_text())
     assert (why["cause"]["name"], why["cause"]["certain"], why["failure"]["limit_bytes"]) == (

@@ -6,7 +6,8 @@ import struct
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 
 import outsize
 from outsize.failure.snapshot.load import load_snapshot
@@ -199,7 +200,7 @@ def test_one_list_repeated_a_million_times_does_not_stand_still(tmp_path):
         outsize.explain(write(tmp_path / "bomb.pickle", {"segments": [segment] * 100_000}))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(data=st.data())
 def test_damaged_snapshots_are_refused_or_read_but_never_crash(tmp_path_factory, data):
     good = pickle.dumps(make_snapshot(segments=2))

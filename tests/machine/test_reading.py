@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from arena import run_limited
+from cgroup import run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -127,7 +127,7 @@ def test_this_machine_reads_without_a_fake():
 
 
 def test_inside_a_real_container_the_limit_is_seen_and_said_to_bite():
-    outcome = run_limited("import outsize; print(outsize.memory())", 700 * MiB)
+    outcome = run([sys.executable, "-c", "import outsize; print(outsize.memory())"], 700 * MiB)
     assert outcome.status == 0, outcome.stderr
     ram = next(line for line in outcome.stdout.splitlines() if line.startswith("RAM"))
     assert ram.rstrip().endswith("container: 700.00 MiB")

@@ -12,7 +12,8 @@ import networks as nets
 import pytest
 import streams as pretended
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from effort import examples
+from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 from torch.nn import functional
 
@@ -144,10 +145,7 @@ SAVED = {
 }
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture],
-    phases=[Phase.generate],
-)  # fmt: skip
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture], phases=[Phase.generate])
 @given(
     choice=st.sampled_from(CHOICES),
     names=st.lists(st.sampled_from(sorted(SAVED)), min_size=1, max_size=3),

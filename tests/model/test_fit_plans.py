@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from effort import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -79,7 +80,7 @@ def works():
     }
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @example(make=make_convolutions, device="cpu", percent=42)
 @given(
     make=st.sampled_from((make_recurrent, make_convolutions)),

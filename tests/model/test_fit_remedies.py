@@ -9,7 +9,8 @@ from collections import namedtuple
 import networks as nets
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -52,7 +53,7 @@ def choose(names, blocks, everything):
     return Choice(**changes)
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(
     kind=st.sampled_from(["language", "group", "batch", "patches"]), dropout=st.sampled_from([0.0, 0.2]), shared=st.booleans(),
     rows=st.integers(2, 5), seed=st.integers(0, 2**16),
@@ -304,7 +305,7 @@ def test_a_step_that_slices_is_traced_for_two_slices_and_holds_as_much_as_for_al
     assert peaks == sorted(peaks, reverse=True)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(rows=st.integers(3, 9), slices=st.integers(2, 3), first=st.integers(1, 9), seed=st.integers(0, 2**16))
 def test_a_larger_first_slice_trains_like_the_whole_batch_and_other_batches_are_cut_no_larger_than_the_later_ones(
     tmp_path_factory, rows, slices, first, seed

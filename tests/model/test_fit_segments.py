@@ -6,7 +6,8 @@ import itertools
 import networks as nets
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outsize.core.errors import OutOfMemory
@@ -59,7 +60,7 @@ def planned():
     return dataclasses.replace(facts, growable=True), stage
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(percent=st.integers(60, 110), limited=st.booleans())
 def test_a_plan_has_growing_segments_where_it_would_fit_at_best_by_clearing_caches(planned, percent, limited):
     facts, stage = planned

@@ -5,7 +5,8 @@ import copy
 import networks as nets
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -70,7 +71,7 @@ def test_a_sequence_that_cannot_be_sliced_computes_spans_again_and_trains_the_sa
     assert "forward" not in model["features"].__dict__
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(widths=st.lists(st.integers(1, 9), min_size=1, max_size=3), chosen=st.data())
 def test_any_spans_give_the_plain_gradients(widths, chosen):
     torch.manual_seed(0)

@@ -7,7 +7,8 @@ import networks as nets
 import pytest
 import streams as pretended
 import torch
-from hypothesis import HealthCheck, given, settings
+from effort import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -66,7 +67,7 @@ def as_on_a_card(monkeypatch, seed):
     monkeypatch.setattr(runner, "Streamer", lambda units, parcels, ahead: streamer(units, parcels, True))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     choice=choices(),
     seed=st.integers(0, 99),
@@ -149,7 +150,7 @@ def held_and_projected(monkeypatch, kind, choice, seed, eager, room):
     return max(held), projected
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     choice=choices(),
     seed=st.integers(0, 99),
@@ -169,7 +170,7 @@ def test_memory_that_torch_frees_when_it_finds_a_copy_ended_would_not_be(monkeyp
     assert held > 1.2 * projected
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     acts=st.lists(
         st.tuples(st.sampled_from(("put", "begin", "finish", "land", "drop")), st.integers(0, 9)), max_size=40

@@ -11,8 +11,9 @@ import lanes
 import networks as nets
 import pytest
 import torch
+from effort import examples
 from hosting import NETS, OPTIMIZERS, open_runner
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -35,7 +36,7 @@ def seeded():
     torch.manual_seed(0)
 
 
-@settings(max_examples=16, deadline=None, phases=PHASES)
+@examples(16, phases=PHASES)
 @given(
     net=st.sampled_from(list(NETS)), optimizer=st.sampled_from(list(OPTIMIZERS)), inputs=st.booleans(),
     update=st.sampled_from(["card", "host", "kept"]), limit=st.sampled_from([1, 4_000, 20_000, 60_000, HUGE]),
@@ -76,7 +77,7 @@ def test_a_hosted_step_is_the_plain_step_whatever_the_copies_do(
     runner.close()
 
 
-@settings(max_examples=6, deadline=None, phases=PHASES)
+@examples(6, phases=PHASES)
 @given(net=st.sampled_from(["language", "patches", "vision"]), pieces=st.integers(2, 5), rows=st.integers(2, 7))
 def test_rows_in_pieces_give_the_same_gradients(net, pieces, rows):
     make, loss, data = NETS[net]
@@ -93,7 +94,7 @@ def test_rows_in_pieces_give_the_same_gradients(net, pieces, rows):
     assert nets.worst_difference([found[id(p)] for p in model.parameters()], expected) < 1e-12
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(sizes=st.lists(st.integers(1, 4000), min_size=1, max_size=40), seed=st.integers(0, 9))
 def test_a_ring_never_gives_away_what_is_in_use_and_waits_for_all_it_replaces(sizes, seed):
     ring = Ring(PlainMover(torch.device("cpu")), 8192)

@@ -6,14 +6,16 @@ import json
 import os
 import random
 import signal
+import sys
 
-import arena
+import cgroup
 import lanes
 import networks as nets
 import pytest
 import torch
+from effort import examples
 from hosting import NETS, OPTIMIZERS, open_runner
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -44,7 +46,7 @@ def assert_same(model, optimizer, twin, plain, rtol=1e-5, atol=1e-6):
                 assert torch.allclose(mine["state"][key][name], value, rtol=10 * rtol, atol=atol), (key, name)
 
 
-@settings(max_examples=16, deadline=None, phases=PHASES)
+@examples(16, phases=PHASES)
 @given(
     net=st.sampled_from(list(NETS)), optimizer=st.sampled_from(list(OPTIMIZERS)), inputs=st.booleans(),
     update=st.sampled_from(["card", "kept"]), limit=st.sampled_from([1, 4_000, 20_000, 60_000, 1 << 40]),
@@ -513,7 +515,7 @@ def test_weights_and_state_larger_than_the_limit_of_the_process_are_trained(tmp_
         .replace("LAYERS", str(layers))
         .replace("host=", f"clip={clip}, host=")
     )
-    done = arena.run_limited(code, host, cwd=str(tmp_path))
+    done = cgroup.run([sys.executable, "-c", code], host, cwd=str(tmp_path))
     assert done.status == 0, done.stderr
     assert not done.killed
     found = json.loads(done.stdout)

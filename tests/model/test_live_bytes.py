@@ -3,7 +3,8 @@
 import weakref
 
 import pytest
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -126,7 +127,7 @@ def run(names, width, batch, optimizer, rounds, clip):
         solver.zero_grad()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     names=st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=8),
     width=st.sampled_from([4, 8, 12]),

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outsize.allocator import CudaSettings, PhaseEvent, replay
@@ -74,7 +75,7 @@ def test_views_and_writes_in_place_stay_what_they_are():
 SIZES = st.integers(1, 60).map(lambda n: n * 700_000)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     kept=st.lists(SIZES, max_size=4), sizes=st.lists(SIZES, min_size=1, max_size=25), order=st.randoms(use_true_random=False),
     part=st.floats(0.5, 1.2), expandable=st.booleans(),
