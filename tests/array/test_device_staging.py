@@ -168,13 +168,13 @@ def test_a_single_number_in_locked_memory_needs_no_hands(tmp_path: Any) -> None:
 def test_memory_that_is_unlocked_after_the_plan_is_sent_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     device, a = Partly(ArrayKernels(np), limit=1 << 18), np.arange(20000.0)
     device.locked = (a,)
-    begin = device_passes.OnDevice.begin
+    opened = device_passes.OnDevice.opened
 
-    def unlocked(self: Any) -> None:
+    def unlocked(self: Any, sized: Any) -> Any:
         device.locked = ()
-        begin(self)
+        return opened(self, sized)
 
-    monkeypatch.setattr(device_passes.OnDevice, "begin", unlocked)
+    monkeypatch.setattr(device_passes.OnDevice, "opened", unlocked)
     with outsize.budget(device=device.size):
         assert outsize.open(a).sum().compute(device=device) == a.sum()
 

@@ -30,7 +30,7 @@ _SLOW = frozenset(
 )  # fmt: skip
 
 
-def make_twin(
+def pass_on_device(
     outputs: Sequence[tuple[Node, Sink]], bindings: Mapping[Node, Store], tuning: Tuning, level: Level, notes: list[str]
 ) -> Pass | None:
     """The pass on the device, or None with a note: refused by an `InputError` where the user named the device."""

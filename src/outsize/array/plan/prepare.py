@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from outsize.array.device.target import find_level
 from outsize.array.device.transfer.pipeline import Level
 from outsize.array.graph.node import Node
-from outsize.array.plan.schedule import Itinerary, make_plan
+from outsize.array.plan.schedule import Schedule, make_plan
 from outsize.array.store.base import Sink
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.memory import HOST, Allowance, Budget
@@ -42,7 +42,7 @@ class Prepared:
     """What may be held."""
     plan: Plan
     """What it reads, writes and holds; it may not fit, which `plan.check()` says."""
-    schedule: Itinerary
+    schedule: Schedule
     """The passes of the plan."""
     device: Level | None
     """The device that takes part."""

@@ -28,7 +28,6 @@ from outsize.core.events import Listener
 from outsize.core.memory import HOST, Allowance, Budget
 from outsize.core.plan import Plan
 from outsize.core.units import format_bytes
-from outsize.engine.pool import make_buffer
 
 
 def plan_node(
@@ -72,7 +71,7 @@ def compute_node(
             needed=plan.peak(), budget=host, smallest=plan.smallest, culprit="the result", plan=plan,
         )  # fmt: skip
     plan.check()
-    sink.begin(make_buffer(sink.nbytes))
+    sink.create()
     run_prepared(prepared, lambda work: run_schedule(work, listener))
     return sink.array
 
