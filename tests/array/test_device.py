@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 
 import outsize
 import outsize.array as xp
-from outsize.array.device import target as choose
+from outsize.array.device import find as choose
 from outsize.array.device.array_kernels import ArrayKernels
 from outsize.array.device.base import Rates, rows_of
 from outsize.array.device.blocked_product import choose_blocks

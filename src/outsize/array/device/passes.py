@@ -17,8 +17,8 @@ import numpy as np
 
 from outsize.array.device.base import array_bytes, padded
 from outsize.array.device.lower import DeviceRegisters, Lowered, Refused, Trivial, lower, slice_elements
-from outsize.array.device.transfer.pipeline import Level, Parcel, Pipeline, load, parcel_bytes, settled
-from outsize.array.device.transfer.staging import Crew, Muster
+from outsize.array.device.transfer.pipeline import DeviceBudget, Parcel, Pipeline, load, parcel_bytes, settled
+from outsize.array.device.transfer.staging import Stager, Staging
 from outsize.array.graph.barrier import Reduce
 from outsize.array.graph.compile import compile_program
 from outsize.array.graph.elementwise import Elementwise
@@ -33,7 +33,7 @@ from outsize.array.passes.tiling import Box
 from outsize.array.store.base import Block, Region, Sink, Store, region_shape
 from outsize.array.store.formats.memory import MemorySink
 from outsize.array.tuning import Tuning
-from outsize.core.plan import Level as PlanLevel
+from outsize.core.plan import Level
 from outsize.core.units import format_bytes
 from outsize.engine.pool import cores
 
@@ -58,11 +58,11 @@ class SizedOnDevice(Sized):
     """Bytes of the device for each."""
     elements: int
     """Elements of a register."""
-    muster: Muster
-    """The hands that carry what the device does not reach."""
+    staging: Staging
+    """The staging threads that carry what the device does not reach."""
     known: Mapping[int, bool]
     """id of a leaf -> whether it is sent from where it lies, where that is settled: the run holds to it, since there may be no
-    hands, and does not ask about every block."""
+    staging threads, and does not ask about every block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Opened:
 class OnDevice(Pass):
     """What passes on a device share: slots and registers there, counted before they are used."""
 
-    level: Level
+    device_budget: DeviceBudget
     chains: dict[int, Lowered]
     """id of an input -> its chain."""
     leaves: list[Node]
@@ -94,7 +94,7 @@ class OnDevice(Pass):
         for root in roots:
             if id(root) in self.chains:
                 continue
-            chain = lower(compile_program(root, bindings, self.tuning.slice), self.level.device.kernels)
+            chain = lower(compile_program(root, bindings, self.tuning.slice), self.device_budget.device.kernels)
             self.chains[id(root)] = chain
             for leaf, moved in zip(chain.program.leaves, chain.moved, strict=True):
                 if moved and not any(leaf is known for known in self.leaves):
@@ -107,13 +107,13 @@ class OnDevice(Pass):
 
     def _slice(self) -> int:
         """Elements of a slice: few long ones, since every kernel needs the interpreter."""
-        each, room = sum(chain.registers(1 << 12) for chain in self.chains.values()) >> 12, self.level.room
+        each, room = sum(chain.registers(1 << 12) for chain in self.chains.values()) >> 12, self.device_budget.room
         most = self.tuning.device_slice
         apart = slice_elements(room, most, each + self.wide, padded(self.results * self.wide))
         return max(apart, slice_elements(room, most, each + 2 * self.wide))
 
     def limit(self, room: Room) -> tuple[Room, int]:
-        return replace(room, host=self.level.lockable(room.host)), self.level.room
+        return replace(room, host=self.device_budget.lockable(room.host)), self.device_budget.room
 
     def efforts(self, room: int) -> list[Effort]:
         return device_efforts(max(2, min(self.tuning.device_workers, cores())), self.tuning.device_chunk, room)
@@ -121,23 +121,23 @@ class OnDevice(Pass):
     def fit(self, effort: Effort, room: Room, there: int = ANY) -> SizedOnDevice | None:
         elements = 256 if effort.bare else self._slice()
         slots = min(self.tuning.device_slots, effort.workers)
-        there = min((self.level.room - self.scratch(elements)) // slots, self.tuning.device_slot)
+        there = min((self.device_budget.room - self.scratch(elements)) // slots, self.tuning.device_slot)
         settled, some = self._settled(), 0 if effort.bare else room.host
-        muster = Muster() if all(settled.values()) else Muster.of(some, self.tuning, alone=effort.workers == 1)
-        found = super().fit(effort, replace(room, host=room.host - muster.nbytes), there)  # type: ignore[safe-super]
+        staging = Staging() if all(settled.values()) else Staging.choose(some, self.tuning, alone=effort.workers == 1)
+        found = super().fit(effort, replace(room, host=room.host - staging.nbytes), there)  # type: ignore[safe-super]
         if found is None:
             return None
         slots = min(slots, found.workers)
         each = max((self.probe(r).device for r, _ in self.kinds(found.grid, found.chunk)), default=0)
         sized = found.extended(
-            SizedOnDevice, shared_bytes=muster.nbytes, device_bytes=self.scratch(elements) + slots * each, device_slots=slots,
-            device_slot_bytes=each, elements=elements, muster=muster,
+            SizedOnDevice, shared_bytes=staging.nbytes, device_bytes=self.scratch(elements) + slots * each, device_slots=slots,
+            device_slot_bytes=each, elements=elements, staging=staging,
             known={key: direct for key, direct in settled.items() if direct is not None},
         )  # fmt: skip
-        return sized if effort.bare or sized.device_bytes <= self.level.room else None
+        return sized if effort.bare or sized.device_bytes <= self.device_budget.room else None
 
     def _settled(self) -> dict[int, bool | None]:
-        return {id(leaf): settled(leaf, self.bindings, self.level.device, self.tuning) for leaf in self.leaves}
+        return {id(leaf): settled(leaf, self.bindings, self.device_budget.device, self.tuning) for leaf in self.leaves}
 
     def _seconds(self, box: Box) -> float:
         """Disk time, and what sending a chunk costs whatever its size."""
@@ -146,21 +146,21 @@ class OnDevice(Pass):
     @contextlib.contextmanager
     def opened(self, sized: SizedOnDevice) -> Iterator[Opened]:
         """The device is open; every array on it is let go of at the end, so that its memory goes back with the run."""
-        device = self.level.device
-        crew = Crew(device, sized.muster, self.tuning.stage_pause) if sized.muster.hands else None
-        pipeline = Pipeline(device, self.scratch(sized.elements), sized.device_slot_bytes, sized.device_slots, crew)
+        device = self.device_budget.device
+        stager = Stager(device, sized.staging, self.tuning.stage_pause) if sized.staging.threads else None
+        pipeline = Pipeline(device, self.scratch(sized.elements), sized.device_slot_bytes, sized.device_slots, stager)
         try:
-            if crew is not None:
-                crew.start()
+            if stager is not None:
+                stager.start()
             registers = {key: DeviceRegisters(chain, device, 0, sized.elements) for key, chain in self.chains.items()}
             yield Opened(pipeline, registers)
         finally:
-            if crew is not None:
-                crew.close()
+            if stager is not None:
+                stager.close()
 
     def send(self, region: Region, frame: Frame, known: Mapping[int, bool]) -> list[Parcel]:
         """Every leaf's block of a region."""
-        return [load(leaf, region, frame, self.level.device, known.get(id(leaf))) for leaf in self.leaves]
+        return [load(leaf, region, frame, self.device_budget.device, known.get(id(leaf))) for leaf in self.leaves]
 
     def arrays_of(self, chain: Lowered, arrays: list[Any]) -> list[Any]:
         """What was sent, in the order of a chain's leaves."""
@@ -168,8 +168,8 @@ class OnDevice(Pass):
         return [arrays[numbers[id(leaf)]] if moved else None
                 for leaf, moved in zip(chain.program.leaves, chain.moved, strict=True)]  # fmt: skip
 
-    def levels(self, sized: Any) -> tuple[PlanLevel, ...]:
-        rates = self.level.device.rates()
+    def levels(self, sized: Any) -> tuple[Level, ...]:
+        rates = self.device_budget.device.rates()
         chunks = self.kinds(sized.grid, sized.chunk)
         into = sum(n * sum(_exact(leaf, region) for leaf in self.leaves) for region, n in chunks)
         out = sum(node.nbytes for node, _ in self.outputs)
@@ -180,17 +180,17 @@ class OnDevice(Pass):
             ("link in", into, once, rates.link_in), ("link out", out, out, rates.link_out),
             ("device memory", touched, into + out, rates.memory),
         )  # fmt: skip
-        return tuple(PlanLevel(name=name, amount=n, floor=floor, rate=rate) for name, n, floor, rate in rows)
+        return tuple(Level(name=name, amount=n, floor=floor, rate=rate) for name, n, floor, rate in rows)
 
     def notes(self, sized: Any) -> tuple[str, ...]:
         each = sized.device_slot_bytes
         direct = all(self.probe(region).peak < each // 2 for region, _ in self.kinds(sized.grid, sized.chunk))
-        direct = direct and each > 0 and not sized.muster.hands
+        direct = direct and each > 0 and not sized.staging.threads
         way = "sent from where it lies" if direct else "through page-locked memory"
-        way += f" by {sized.muster.hands} hands" if sized.muster.hands else ""
+        way += f" by {sized.staging.threads} staging threads" if sized.staging.threads else ""
         return (
             *super().notes(sized),
-            f"on {self.level.device.name}: {sized.device_slots} slots of {format_bytes(each)}, {way}",
+            f"on {self.device_budget.device.name}: {sized.device_slots} slots of {format_bytes(each)}, {way}",
         )
 
 
@@ -205,13 +205,15 @@ def _exact(leaf: Node, region: Region) -> int:
 class DeviceMapPass(OnDevice, MapPass):
     """Makes an elementwise chain into a sink."""
 
-    def __init__(self, node: Node, sink: Sink, bindings: Mapping[Node, Store], tuning: Tuning, level: Level) -> None:
+    def __init__(
+        self, node: Node, sink: Sink, bindings: Mapping[Node, Store], tuning: Tuning, device_budget: DeviceBudget
+    ) -> None:
         if not isinstance(node, Elementwise) or node in bindings:
             raise Trivial(f"{node.label()} only moves elements: the processor does that without crossing the link")
         super().__init__(node, sink, bindings, tuning)
-        self.level = level
+        self.device_budget = device_budget
         self._gather([node], bindings)
-        self.arrives = isinstance(sink, MemorySink) and level.device.reaches(sink.array)
+        self.arrives = isinstance(sink, MemorySink) and device_budget.device.reaches(sink.array)
         """True where results can be brought straight to their place."""
 
     def probe(self, region: Region) -> Frame:
@@ -240,7 +242,7 @@ class DeviceMapPass(OnDevice, MapPass):
         chain, registers = self.chains[id(self.node)], job.opened.registers[id(self.node)]
 
         def work(arrays: list[Any], place: int) -> Iterable[tuple[Block, Any]]:
-            out = self.level.device.view(place, shape, landing.dtype)
+            out = self.device_budget.device.view(place, shape, landing.dtype)
             ins = self.arrays_of(chain, arrays)
             for index, part in cut_slices(shape, registers.elements):
                 registers.value(ins, index, part, out[index] if index else out)
@@ -251,7 +253,7 @@ class DeviceMapPass(OnDevice, MapPass):
             frame.copy(target, landing)
 
 
-_TWINS = {
+_DEVICE_KINDS = {
     "add": "add",
     "multiply": "multiply",
     "minimum": "minimum",
@@ -265,18 +267,22 @@ _TWINS = {
 def _dtype_there(accumulator: Accumulator) -> np.dtype[Any]:
     """dtype in which a device accumulates: integers wrap alike with and without sign, truths are bytes."""
     working = accumulator.working.newbyteorder("=")
-    twins: dict[str, np.dtype[Any]] = {"?": np.dtype(np.uint8), "L": np.dtype(np.int64)}
-    return twins.get(working.char, working)
+    others: dict[str, np.dtype[Any]] = {"?": np.dtype(np.uint8), "L": np.dtype(np.int64)}
+    return others.get(working.char, working)
 
 
 class DeviceReducePass(OnDevice, ReducePass):
     """Makes reductions."""
 
     def __init__(
-        self, outputs: Sequence[tuple[Reduce, Sink]], bindings: Mapping[Node, Store], tuning: Tuning, level: Level
+        self,
+        outputs: Sequence[tuple[Reduce, Sink]],
+        bindings: Mapping[Node, Store],
+        tuning: Tuning,
+        device_budget: DeviceBudget,
     ) -> None:
         super().__init__(outputs, bindings, tuning)
-        self.level = level
+        self.device_budget = device_budget
         for source, accumulator in self.accumulators:
             self._check(source, accumulator)
         self._gather([source for source, _ in self.accumulators], bindings)
@@ -284,7 +290,7 @@ class DeviceReducePass(OnDevice, ReducePass):
         self.results = max(math.prod(accumulator.kept(self.domain)) for _, accumulator in self.accumulators)
 
     def _check(self, source: Node, accumulator: Accumulator) -> None:
-        kernels = self.level.device.kernels
+        kernels = self.device_budget.device.kernels
         if math.prod(self.domain) == 0 or not accumulator.axes:
             raise Trivial("nothing is reduced")
         if not isinstance(accumulator, Fold | Moments):
@@ -351,16 +357,16 @@ class DeviceReducePass(OnDevice, ReducePass):
             ins = self.arrays_of(chain, arrays)
             dtype = _dtype_there(accumulator)
             kept = accumulator.kept(shape)
-            total = self.level.device.view(place, kept, dtype)
+            total = self.device_budget.device.view(place, kept, dtype)
             place += array_bytes(kept, dtype)
             if isinstance(accumulator, Fold):
                 self._fold(registers[id(source)], accumulator, ins, shape, total, None)
                 returns.append((partials[number][0].view(dtype), total))
                 continue
-            squares = self.level.device.view(place, kept, dtype)
+            squares = self.device_budget.device.view(place, kept, dtype)
             place += array_bytes(kept, dtype)
             self._fold(registers[id(source)], accumulator, ins, shape, total, None)
-            self.level.device.kernels.divide(total, self._count(accumulator, shape))
+            self.device_budget.device.kernels.divide(total, self._count(accumulator, shape))
             self._fold(registers[id(source)], accumulator, ins, shape, squares, total)
             returns += [(partials[number][1], total), (partials[number][2], squares)]
         return returns
@@ -370,7 +376,7 @@ class DeviceReducePass(OnDevice, ReducePass):
         mean: Any,
     ) -> None:  # fmt: skip
         """Reduce slice by slice into `total`; squares of deviations where a mean is given."""
-        kernels, device, elements = self.level.device.kernels, self.level.device, registers.elements
+        kernels, device, elements = self.device_budget.device.kernels, self.device_budget.device, registers.elements
         kind = accumulator.kind if isinstance(accumulator, Fold) else "add"
         dtype, axes = _dtype_there(accumulator), accumulator.axes
         base = max(chain.registers(elements) for chain in self.chains.values())
@@ -386,13 +392,13 @@ class DeviceReducePass(OnDevice, ReducePass):
             else:
                 kernels.cast(wide, value)
             if all(index[axis].start == 0 for axis in axes):
-                self._reduce_slice(_TWINS[kind], total[places], wide, axes)
+                self._reduce_slice(_DEVICE_KINDS[kind], total[places], wide, axes)
                 continue
             reduced = device.view(base + padded(elements * dtype.itemsize), accumulator.kept(part), dtype)
-            self._reduce_slice(_TWINS[kind], reduced, wide, axes)
-            kernels.combine(_TWINS[kind], total[places], reduced)
+            self._reduce_slice(_DEVICE_KINDS[kind], reduced, wide, axes)
+            kernels.combine(_DEVICE_KINDS[kind], total[places], reduced)
 
     def _reduce_slice(self, kind: str, out: Any, value: Any, axes: tuple[int, ...]) -> None:
         if kind == "multiply" and len(axes) > 1:  # over everything: one long axis
             out, value, axes = out.reshape(1), value.reshape(-1), (0,)
-        self.level.device.kernels.reduce(kind, out, value, axes)
+        self.device_budget.device.kernels.reduce(kind, out, value, axes)

@@ -20,9 +20,9 @@ import numpy as np
 
 from outsize.array.device.blocked_product import Blocks, choose_blocks, link_floor, stream_product
 from outsize.array.device.lower import Refused, Trivial
-from outsize.array.device.transfer.matrices import Porter
-from outsize.array.device.transfer.pipeline import Level, lies_in, settled
-from outsize.array.device.transfer.staging import Crew, Muster
+from outsize.array.device.transfer.matrices import MatrixCopies
+from outsize.array.device.transfer.pipeline import DeviceBudget, lies_in, settled
+from outsize.array.device.transfer.staging import Stager, Staging
 from outsize.array.graph.barrier import Contract
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
@@ -33,7 +33,7 @@ from outsize.array.passes.tiling import Box
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape
 from outsize.array.store.formats.memory import MemorySink
 from outsize.array.tuning import Tuning
-from outsize.core.plan import Level as PlanLevel
+from outsize.core.plan import Level
 from outsize.core.units import format_bytes
 from outsize.engine.pinned import lock_memory
 from outsize.engine.pool import cores, round_to_pages
@@ -43,8 +43,8 @@ from outsize.engine.pool import cores, round_to_pages
 class SizedDeviceProduct(SizedProduct):
     """A product with its sizes on host and device."""
 
-    muster: Muster
-    """The hands that carry what the device does not reach."""
+    staging: Staging
+    """The staging threads that carry what the device does not reach."""
     piece: int
     """Bytes of a piece of page-locked memory through which C comes back."""
     pieces: int
@@ -59,7 +59,7 @@ class Opened:
 
     ring: list[Buffer]
     """Page-locked pieces through which C comes back."""
-    crew: Crew | None
+    stager: Stager | None
     """Takes operands to the device."""
     threads: ThreadPoolExecutor
     """Empty the pieces."""
@@ -75,18 +75,18 @@ class DeviceContractPass(ContractPass):
     locks = (True, True)
 
     def __init__(
-        self, node: Contract, sink: Sink, bindings: Mapping[Node, Store], tuning: Tuning, level: Level
+        self, node: Contract, sink: Sink, bindings: Mapping[Node, Store], tuning: Tuning, device_budget: DeviceBudget
     ) -> None:
         if node.dtype.newbyteorder("=").char not in "efdFD":
             raise Refused(f"products of {node.dtype.name} are the processor's")
         super().__init__(node, sink, bindings, tuning)
         if math.prod(self.lengths) == 0:
             raise Trivial("nothing is summed")
-        self.level, self.leaves = level, list(node.inputs)
+        self.device_budget, self.leaves = device_budget, list(node.inputs)
         self._lands = self.plain() and isinstance(sink, MemorySink) and self.working == sink.dtype
         """True where C is accumulated in the result's own memory."""
-        reached = [settled(child, bindings, level.device, tuning) for child in node.inputs]
-        self._comes_back = self._lands and not level.device.reaches(sink.array)  # type: ignore[attr-defined]
+        reached = [settled(child, bindings, device_budget.device, tuning) for child in node.inputs]
+        self._comes_back = self._lands and not device_budget.device.reaches(sink.array)  # type: ignore[attr-defined]
         """True where C goes to a place that the device does not reach."""
         self._staged = self._comes_back or not all(reached)
         """True where a part of an operand may lie so that the device cannot take it by itself; C is sent too, where it is
@@ -100,7 +100,7 @@ class DeviceContractPass(ContractPass):
 
     def _operand(self, child: Node, region: Region, axes: tuple[int, int, int], frame: Frame) -> Block:
         block = super()._operand(child, region, axes, frame)
-        if self._staged:  # hands take matrices of any layout
+        if self._staged:  # staging threads take matrices of any layout
             return block
         if any(
             stride == block.itemsize or n == 1 for stride, n in zip(block.strides[-2:], block.shape[-2:], strict=True)
@@ -115,25 +115,25 @@ class DeviceContractPass(ContractPass):
         return NOTHING
 
     def limit(self, room: Room) -> tuple[Room, int]:
-        return replace(room, host=self.level.lockable(room.host)), self.level.room
+        return replace(room, host=self.device_budget.lockable(room.host)), self.device_budget.room
 
     def fit(self, effort: Effort, room: Room, there: int = ANY) -> SizedDeviceProduct | None:
         some, back = 0 if effort.bare else room.host, self._comes_back
-        muster = Muster.of(some, self.tuning, alone=effort.workers == 1) if self._staged else Muster()
+        staging = Staging.choose(some, self.tuning, alone=effort.workers == 1) if self._staged else Staging()
         pieces = 0 if not back else 2 if effort.bare else self.tuning.return_pieces
         piece = 0 if not back else max(4096, min(self.tuning.return_ring, some // 8) // pieces // 4096 * 4096)
-        shared = muster.nbytes + round_to_pages(pieces * piece)
+        shared = staging.nbytes + round_to_pages(pieces * piece)
         found = super().fit(effort, replace(room, host=room.host - shared))
         if found is None:
             return None
         blocks = self._cut(found, piece, effort.bare)
         sized = found.extended(
             SizedDeviceProduct, shared_bytes=shared, device_bytes=max((cut.held for cut in blocks.values()), default=0),
-            muster=muster, piece=piece, pieces=pieces, blocks=blocks,
+            staging=staging, piece=piece, pieces=pieces, blocks=blocks,
         )  # fmt: skip
         if sized.workers > 1 and len(sized.grid) > 1 and sized.peak + sized.slot_bytes <= room.host:
             sized = replace(sized, slots=2)  # a tile is written while the next one is made
-        return sized if effort.bare or sized.device_bytes <= self.level.room else None
+        return sized if effort.bare or sized.device_bytes <= self.device_budget.room else None
 
     def _cut(self, sized: SizedProduct, piece: int, bare: bool) -> dict[tuple[int, int, int], Blocks]:
         """Blocks for every kind of tile and panel."""
@@ -145,11 +145,11 @@ class DeviceContractPass(ContractPass):
 
     def _blocks(self, m: int, n: int, k: int, piece: int, bare: bool) -> Blocks:
         item, wide, edge = self._item, self.working.itemsize, self.tuning.edge
-        rates = self.level.device.rates()
-        flops = rates.product(self.working.char, self.level.tf32)[1]
+        rates = self.device_budget.device.rates()
+        flops = rates.product(self.working.char, self.device_budget.tf32)[1]
         key = (rates.link_in, rates.link_out, rates.memory, flops)
         line, shortest = piece or 1 << 40, self.tuning.device_strip
-        found = None if bare else choose_blocks(m, n, k, item, wide, self.level.room, line, key, shortest)
+        found = None if bare else choose_blocks(m, n, k, item, wide, self.device_budget.room, line, key, shortest)
         return found or Blocks(min(m, edge), min(n, edge), min(k, edge), min(m, edge), 1, 1, item, wide)
 
     @property
@@ -161,13 +161,13 @@ class DeviceContractPass(ContractPass):
         split_at = len(self.node.shape)
         m, n = grouped(box[:split_at], (self.batch, self.m, self.n))[-2:]
         k, batch = math.prod(box[split_at:]), math.prod(box[: self.batch])
-        rates = self.level.device.rates()
-        edge = math.sqrt(self.level.room / 2 / self.working.itemsize) or 1
+        rates = self.device_budget.device.rates()
+        edge = math.sqrt(self.device_budget.room / 2 / self.working.itemsize) or 1
         sent = k * (m * math.ceil(n / edge) + n * math.ceil(m / edge)) * self._item
         whole = all(step >= length for step, length in zip(box[split_at:], self.lengths, strict=True))
         crossed = m * n * self.working.itemsize
         link = max((sent + (0 if whole else crossed)) / rates.link_in, crossed / rates.link_out)
-        flops = rates.product(self.working.char, self.level.tf32)[1]
+        flops = rates.product(self.working.char, self.device_budget.tf32)[1]
         return max(super()._seconds(box, stays), batch * link, batch * 2.0 * m * n * k / flops)
 
     @contextlib.contextmanager
@@ -176,15 +176,15 @@ class DeviceContractPass(ContractPass):
         with contextlib.ExitStack() as stack:
             memory = stack.enter_context(lock_memory(sized.pieces * sized.piece)).array
             ring = [memory[n * sized.piece : (n + 1) * sized.piece] for n in range(sized.pieces)]
-            crew = None
-            if sized.muster.hands:
-                crew = Crew(self.level.device, sized.muster, self.tuning.stage_pause)
-                stack.callback(crew.close)
-                crew.start()
+            stager = None
+            if sized.staging.threads:
+                stager = Stager(self.device_budget.device, sized.staging, self.tuning.stage_pause)
+                stack.callback(stager.close)
+                stager.start()
             count = max(1, min(self.tuning.return_threads, cores()))
-            threads = stack.enter_context(ThreadPoolExecutor(count, "outsize-porter"))
+            threads = stack.enter_context(ThreadPoolExecutor(count, "outsize-return"))
             conductor = stack.enter_context(ThreadPoolExecutor(1, "outsize-product"))
-            yield Opened(ring, crew, threads, conductor, threading.Lock())
+            yield Opened(ring, stager, threads, conductor, threading.Lock())
 
     def open(self, job: Job, tile: Region, slot: Buffer) -> Any:
         return self.lay_out(job, tile, slot)
@@ -192,14 +192,14 @@ class DeviceContractPass(ContractPass):
     def load(self, job: Job, tile: Region, chunk: Region, state: Any, frame: Frame) -> Any:
         frame.reset()
         a, b = self._load(tile, chunk, frame, state.left, False)
-        near = [lies_in(block, frame) or self.level.device.reaches(block) for block in (a, b)]
+        near = [lies_in(block, frame) or self.device_budget.device.reaches(block) for block in (a, b)]
         return a, b, state.left is not None or near[0], near[1]
 
     def fold(self, job: Job, tile: Region, chunk: Region, state: Any, payload: Any) -> None:
         *panels, near_a, near_b = payload
         total, a, b = self.matrices(state, *panels)
         blocks, opened = job.sized.blocks[(*total.shape[1:], a.shape[2])], job.opened
-        device = self.level.device
+        device = self.device_budget.device
         lands = not self._lands or device.reaches(state.total)
 
         def reaches(block: Block) -> bool:
@@ -210,9 +210,9 @@ class DeviceContractPass(ContractPass):
         with opened.alone:
             for i in range(total.shape[0]):
                 add = any(start > 0 for start, _ in chunk)
-                porter = Porter(device, opened.crew, opened.ring, opened.threads, reaches)
+                copies = MatrixCopies(device, opened.stager, opened.ring, opened.threads, reaches)
                 opened.conductor.submit(
-                    stream_product, device, porter, blocks, a[i], b[i], total[i], add=add, tf32=self.level.tf32
+                    stream_product, device, copies, blocks, a[i], b[i], total[i], add=add, tf32=self.device_budget.tf32
                 ).result()
         job.progress(total.size * a.shape[2])
 
@@ -235,16 +235,16 @@ class DeviceContractPass(ContractPass):
         m, n = grouped(shape[:split_at], (self.batch, self.m, self.n))[-2:]
         return math.prod(shape[:split_at]), m, n, math.prod(shape[split_at:]), math.prod(shape[: self.batch])
 
-    def levels(self, sized: Any) -> tuple[PlanLevel, ...]:
-        rates = self.level.device.rates()
+    def levels(self, sized: Any) -> tuple[Level, ...]:
+        rates = self.device_budget.device.rates()
         m, n = grouped(self.node.shape, (self.batch, self.m, self.n))[-2:]
         k, batch = math.prod(self.lengths), math.prod(self.node.shape[: self.batch])
         item, wide = self._item, self.working.itemsize
-        least = batch * link_floor(m, n, k, item, wide, self.level.room, add=False)
+        least = batch * link_floor(m, n, k, item, wide, self.device_budget.room, add=False)
         result, into = batch * m * n * wide, self._link_in(sized)
         panels = sum(number * -(-self._matrix(r)[3] // sized.blocks[self._matrix(r)[1:4]].panel)
                      * self._matrix(r)[0] for r, number in self.kinds(sized.grid, sized.chunk))  # fmt: skip
-        flops = rates.product(self.working.char, self.level.tf32)[1]
+        flops = rates.product(self.working.char, self.device_budget.tf32)[1]
         rows = (
             ("disk", self.reads(sized) + self.writes(), self.floor(sized), self.tuning.disk_rate),
             ("link in", into, least, rates.link_in),
@@ -252,16 +252,16 @@ class DeviceContractPass(ContractPass):
             ("device memory", 2 * panels * wide + into, result, rates.memory),
             ("arithmetic", self.flops, self.flops, flops * (4 if self.node.dtype.kind == "c" else 1)),
         )  # fmt: skip
-        return tuple(PlanLevel(name=name, amount=n, floor=floor, rate=rate) for name, n, floor, rate in rows)
+        return tuple(Level(name=name, amount=n, floor=floor, rate=rate) for name, n, floor, rate in rows)
 
     def notes(self, sized: Any) -> tuple[str, ...]:
         stays = "C tile and its rows of A stay" if sized.left_stays else "C tile stays"
-        rates = self.level.device.rates()
-        name, rate = rates.product(self.working.char, self.level.tf32)
+        rates = self.device_budget.device.rates()
+        name, rate = rates.product(self.working.char, self.device_budget.tf32)
         kind = {"f": "float32", "d": "float64", "tf32": "TF32", "F": "complex64", "D": "complex128"}.get(name, name)
         blocks = max(sized.blocks.values(), key=lambda found: found.held)
         return (
             f"in RAM: {stays}, panels of {sized.chunk} stream",
-            f"on {self.level.device.name}: {blocks.rows}x{blocks.columns} of C stay, panels of {blocks.panel} "
+            f"on {self.device_budget.device.name}: {blocks.rows}x{blocks.columns} of C stay, panels of {blocks.panel} "
             f"stream, {format_bytes(blocks.held)}; {kind} at {rate / 1e12:.0f} TFLOP/s ({rates.source})",
         )

@@ -1,7 +1,7 @@
 """The graph becomes passes, and the passes a plan that can be read before it runs.
 
 In: the node that is wanted, the sink for it, a budget. Out: a `Schedule` (sized passes in order, what each needs and
-leaves) and the `Plan` that shows it. Barriers are put in levels; reductions of one level that read the same data ride
+leaves) and the `Plan` that shows it. Barriers are put in ranks; reductions of one rank that read the same data ride
 on one read. Results stay in memory while they are a small share of the budget and go to scratch files otherwise; a
 source that several passes read is kept in memory where it fits. Where that makes the plan too large, it is made again
 with nothing kept.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from outsize.array.device.placement import pass_on_device
-from outsize.array.device.transfer.pipeline import Level
+from outsize.array.device.transfer.pipeline import DeviceBudget
 from outsize.array.graph.barrier import Contract, Lane, Reduce, Scan, Settled
 from outsize.array.graph.external_sort import Merged, Runs
 from outsize.array.graph.node import Node, Source, structure, walk
@@ -61,7 +61,7 @@ class Schedule:
     """In the order in which they run."""
     tuning: Tuning
     """What they were sized by."""
-    device: Level | None
+    device: DeviceBudget | None
     """The device that takes part."""
 
 
@@ -87,7 +87,7 @@ class _Layout:
 
     final: Sink
     tuning: Tuning
-    device: Level | None
+    device: DeviceBudget | None
     passes: list[_Unsized] = field(default_factory=list)
     bindings: dict[Node, Store] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -99,7 +99,7 @@ class _Layout:
 
 
 def make_plan(
-    root: Node, sink: Sink, budget: Budget, name: str, reason: str, device: Level | None = None
+    root: Node, sink: Sink, budget: Budget, name: str, reason: str, device: DeviceBudget | None = None
 ) -> tuple[Schedule, Plan]:
     """The schedule and its plan; the plan may not fit, which `plan.check()` says."""
     host, tuning = budget.host or 0, current()
@@ -147,7 +147,7 @@ def _size_all(
     return tuple(made), fits
 
 
-def _describe(one: ScheduledPass, device: Level | None) -> Step:
+def _describe(one: ScheduledPass, device: DeviceBudget | None) -> Step:
     step = one.sized.step(one.resident)
     peaks = list(step.peaks)
     if one.scratch:
@@ -161,7 +161,7 @@ def _describe(one: ScheduledPass, device: Level | None) -> Step:
 
 
 def _lay_out(
-    root: Node, sink: Sink, keep: int, keep_sources: bool, tuning: Tuning, device: Level | None
+    root: Node, sink: Sink, keep: int, keep_sources: bool, tuning: Tuning, device: DeviceBudget | None
 ) -> _Layout:  # fmt: skip
     layout = _Layout(sink, tuning, device)
     digests: dict[int, str] = {}
@@ -199,20 +199,20 @@ def _see_through(root: Node, sink: Sink) -> tuple[Node | None, Sink]:
 
 def _group(nodes: list[Node], digests: dict[int, str], small: int) -> list[list[Node]]:
     """Barriers in the order they run; reductions that ride together share a group."""
-    level: dict[int, int] = {}
+    rank: dict[int, int] = {}
     seen: dict[str, Node] = {}
     groups: dict[tuple[object, ...], list[Node]] = {}
     for node in nodes:
-        below = max((level[id(child)] for child in node.inputs), default=0)
-        level[id(node)] = below + 1 if node.barrier else below
+        below = max((rank[id(child)] for child in node.inputs), default=0)
+        rank[id(node)] = below + 1 if node.barrier else below
         if not node.barrier or digests[id(node)] in seen:
             continue
         seen[digests[id(node)]] = node
-        key: tuple[object, ...] = (level[id(node)], id(node))
+        key: tuple[object, ...] = (rank[id(node)], id(node))
         if isinstance(node, Reduce) and node.nbytes <= small:
-            key = (level[id(node)], "reduce", node.inputs[0].shape, _sources(node))
+            key = (rank[id(node)], "reduce", node.inputs[0].shape, _sources(node))
         elif isinstance(node, Reduce):
-            key = (level[id(node)], "reduce", node.inputs[0].shape, _sources(node), node.axes)
+            key = (rank[id(node)], "reduce", node.inputs[0].shape, _sources(node), node.axes)
         groups.setdefault(key, []).append(node)
     return [groups[key] for key in sorted(groups, key=lambda key: key[0])]  # type: ignore[arg-type, return-value]
 
@@ -269,7 +269,7 @@ def _add_barrier(
 
 
 def _make_pass(
-    outputs: list[tuple[Node, Sink]], bindings: Mapping[Node, Store], tuning: Tuning, device: Level | None,
+    outputs: list[tuple[Node, Sink]], bindings: Mapping[Node, Store], tuning: Tuning, device: DeviceBudget | None,
     notes: list[str],
 ) -> Pass:  # fmt: skip
     node, sink = outputs[0]
