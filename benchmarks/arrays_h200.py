@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -47,8 +48,8 @@ import outsize.array as xp
 from outsize.array.device import cuda as device_cuda
 from outsize.array.device import product_pass as device_contract
 from outsize.array.device import torch_kernels
-from outsize.array.device.transfer import staging as crew
 from outsize.array.run import results as array_work
+from outsize.array.tuning import current, use
 from outsize.engine.pinned import lock_array, lock_memory
 
 GIB = 1 << 30
@@ -164,7 +165,7 @@ def our_product(x, y, matrices, tf32, budget, **said):
     c[:: max(1, edge // 64)] = np.nan
     with outsize.budget(host="16GiB", device=budget), Watch() as watch:
         (x @ y).compute(device="cuda", tf32=tf32, out=c)
-    plan = LAST["make_plan"][1]
+    plan = LAST["prepare"].plan
     link = next(level.amount for level in plan.steps[-1].levels if level.name == "link in") / found["link_in"] / 1e9
     shares = {}
     for kind in ("", "_in_a_burst"):
@@ -274,8 +275,8 @@ def fill_plain(array, block):
     fill(block, 3, once)
     times = array.nbytes // block.nbytes
     pieces = array.reshape(times, -1)
-    with ThreadPoolExecutor(16) as crew:
-        list(crew.map(lambda i: np.copyto(pieces[i], block.reshape(-1)), range(times)))
+    with ThreadPoolExecutor(16) as workers:
+        list(workers.map(lambda i: np.copyto(pieces[i], block.reshape(-1)), range(times)))
     return once * times
 
 
@@ -292,10 +293,13 @@ def plain(arena, scale):
             work(x[:16384]).compute(device="cuda")
     say("2 plain", "copies of this array alone, before", **sustained(array, STATE["small"]))
     for way in STATE["ways"]:
+        tuning = current()
         if way:
-            crew._HANDS, crew.PIECE = int(way.split("x")[0]), int(way.split("x")[1]) << 20
-        reductions(f"2 plain {way}".strip(), x, array.nbytes, bound, budget, reference, array.size,
-                   now=lambda: staging_now(array, STATE["small"]))  # fmt: skip
+            threads, piece = (int(number) for number in way.split("x"))
+            tuning = dataclasses.replace(tuning, stage_threads=threads, stage_piece=piece << 20)
+        with use(tuning):
+            reductions(f"2 plain {way}".strip(), x, array.nbytes, bound, budget, reference, array.size,
+                       now=lambda: staging_now(array, STATE["small"]))  # fmt: skip
     with busy(STATE["beside"]):
         if STATE["beside"]:
             reductions(f"2 plain beside {STATE['beside']} busy processes", x, array.nbytes, bound, budget, reference, array.size,
@@ -447,7 +451,7 @@ def main():
     parser.add_argument("--size", type=int, default=64, help="GiB of the large array")
     parser.add_argument("--file", type=float, default=40, help="GB of the file")
     parser.add_argument(
-        "--ways", default="", help="of `plain`: hands and MiB of a piece, as 8x8,10x4; nothing: as it is"
+        "--ways", default="", help="of `plain`: staging threads and MiB of a piece, as 8x8,10x4; nothing: as it is"
     )
     parser.add_argument("--beside", type=int, default=0, help="`plain` once more, beside so many busy processes")
     parser.add_argument("--limit", type=float, default=420, help="seconds after which no further part is begun")
@@ -459,7 +463,7 @@ def main():
     RESULT.update(out=args.out, date=time.strftime("%Y-%m-%d"), card=torch.cuda.get_device_name(), torch=torch.__version__,
                   scale=args.scale, cores=len(os.sched_getaffinity(0)))  # fmt: skip
     torch.zeros(1, device="cuda")
-    for owner, name in ((array_work, "make_plan"), (device_cuda.TorchDevice, "open"), (device_cuda.TorchDevice, "close"),
+    for owner, name in ((array_work, "prepare"), (device_cuda.TorchDevice, "open"), (device_cuda.TorchDevice, "close"),
                         (device_contract, "stream_product")):  # fmt: skip
         clocked(owner, name)
     small = lock_memory(8 * GIB // args.scale)

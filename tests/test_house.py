@@ -75,9 +75,13 @@ def test_a_planted_upward_import_breaks_the_contract(tmp_path):
     (tmp_path / "src/outsize/core/planted.py").write_text(
         '"""Planted."""\nfrom outsize.machine import memory  # noqa\n'
     )
+    (tmp_path / "src/outsize/array/kernels/planted.py").write_text(
+        '"""Planted."""\nfrom typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from outsize.array.passes import base  # noqa\n'
+    )
     planted = lint_imports(tmp_path)
     assert planted.returncode != 0
     assert "outsize.core.planted -> outsize.machine" in planted.stdout
+    assert "outsize.array.kernels.planted -> outsize.array.passes.base" in planted.stdout
 
 
 def test_ci_runs_the_test_command_of_the_readme():

@@ -97,8 +97,8 @@ def main(work: str, folder: str, budget: str, warm: str = "small.npy") -> None:
 
         before_close = MapPass.close
 
-        def close(self: MapPass, tile: object, state: object) -> None:
-            before_close(self, tile, state)  # type: ignore[arg-type]
+        def close(self: MapPass, job: object, tile: object, state: object) -> None:
+            before_close(self, job, tile, state)  # type: ignore[arg-type]
             seen["tiles"] += 1
 
         MapPass.close = close  # type: ignore[method-assign]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from outsize.array.device.base import Shuttle
+from outsize.array.device.base import Copier
 from outsize.array.device.fake import FakeDevice
 
 
 class Runtime:
-    """The CUDA runtime's few calls on a pretended device's lane: copies come late, and asking is what makes time pass."""
+    """The CUDA runtime's few calls on a pretended device's stream: copies come late, and asking is what makes time pass."""
 
     def __init__(self, device: FakeDevice) -> None:
         self.device = device
@@ -57,11 +57,11 @@ class Carded(FakeDevice):
         super().open(size, tf32)
         self.runtime = Runtime(self)
 
-    def shuttle(self) -> Shuttle:
-        from outsize.array.device.cuda import _QuickShuttle
+    def copier(self) -> Copier:
+        from outsize.array.device.cuda import _QuickCopier
 
         slab = self.slab.data_ptr() if hasattr(self.slab, "data_ptr") else self.slab.ctypes.data
-        return _QuickShuttle(self.runtime, 0, slab)
+        return _QuickCopier(self.runtime, 0, slab)
 
 
 TINY = {"device_chunk": 1 << 12, "device_slot": 1 << 12, "stage_piece": 512, "stage_pause": 0, "small": 0}

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given
 
 import outsize
 import outsize.array as xp
-from outsize.array.device import target as choose
+from outsize.array.device import find as choose
 from outsize.array.device.array_kernels import ArrayKernels
 from outsize.array.device.base import Rates, rows_of
 from outsize.array.device.blocked_product import choose_blocks

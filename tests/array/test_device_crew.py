@@ -1,4 +1,4 @@
-"""The crew that carries plain memory: pieces are filled and sent in turn, failures are told, and nobody stays behind."""
+"""The stager that carries plain memory: pieces are filled and sent in turn, failures are told, and nobody stays behind."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given
 
 import outsize
 from outsize.array.device.array_kernels import ArrayKernels
-from outsize.array.device.base import Shuttle
+from outsize.array.device.base import Copier
 from outsize.array.device.fake import FakeDevice
-from outsize.array.device.transfer import staging as crew
-from outsize.array.device.transfer.staging import Crew, Muster, fill, pieces
+from outsize.array.device.transfer import staging as stager
+from outsize.array.device.transfer.staging import Stager, Staging, fill, pieces
 
 torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
 
@@ -51,48 +51,48 @@ def test_pieces_cover_a_block_once(count: int, limit: int, dtype: str, strided: 
 
 @pytest.mark.parametrize("kind", [FakeDevice, Carded])
 def test_a_ring_that_is_filled_too_early_spoils_the_result(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pretended lanes would show it: without the waiting, results differ from the processor's."""
+    """The pretended streams would show it: without the waiting, results differ from the processor's."""
     a = np.arange(20000, dtype=np.int64)
     device = kind(ArrayKernels(np), limit=1 << 18)
     with outsize.budget(device=device.size):
         assert outsize.open(a).sum().compute(device=device) == a.sum()
-        made = kind.shuttle
-        monkeypatch.setattr(kind, "shuttle", lambda self: hasty(made(self)))
+        made = kind.copier
+        monkeypatch.setattr(kind, "copier", lambda self: hasty(made(self)))
         assert outsize.open(a).sum().compute(device=device) != a.sum()
 
 
-def hasty(shuttle: Shuttle) -> Shuttle:
+def hasty(copier: Copier) -> Copier:
     """Has always arrived."""
-    shuttle.come = lambda: True  # type: ignore[method-assign]
-    return shuttle
+    copier.come = lambda: True  # type: ignore[method-assign]
+    return copier
 
 
 def test_hands_copy_and_workers_do_not(monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]) -> None:
     tune(stage_threads=3)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     copying: set[str] = set()
-    move = crew.fill
+    move = stager.fill
 
     def watched(*args: Any) -> None:
         copying.add(f"{threading.current_thread().name} {threading.get_ident()}")
         move(*args)
 
-    monkeypatch.setattr(crew, "fill", watched)
+    monkeypatch.setattr(stager, "fill", watched)
     a = np.arange(200000, dtype=np.int64)
     device = FakeDevice(ArrayKernels(np), limit=1 << 18)
     with outsize.budget(device=device.size):
         made = outsize.open(a).sum()
         plan = made.plan("64MiB", device=device)
         assert made.compute("64MiB", device=device) == a.sum()
-    assert len(copying) == 3 and all(name.startswith("outsize-hand") for name in copying)
-    assert any("4 slots" in note and "3 hands" in note for note in plan.steps[-1].notes)
+    assert len(copying) == 3 and all(name.startswith("outsize-staging") for name in copying)
+    assert any("4 slots" in note and "3 staging threads" in note for note in plan.steps[-1].notes)
     assert {part.name: part.bytes for part in plan.steps[-1].parts}["what workers share"] == 4096  # 3 x 2 x 512
-    assert not any(thread.name.startswith("outsize-hand") for thread in threading.enumerate())
+    assert not any(thread.name.startswith("outsize-staging") for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("kind", [FakeDevice, Carded])
 def test_a_hand_that_fails_is_told_and_all_hands_go(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, move = [0], crew.fill
+    calls, move = [0], stager.fill
 
     def failing(*args: Any) -> None:
         calls[0] += 1
@@ -100,13 +100,13 @@ def test_a_hand_that_fails_is_told_and_all_hands_go(kind: Any, monkeypatch: pyte
             raise RuntimeError("the memory is gone")
         move(*args)
 
-    monkeypatch.setattr(crew, "fill", failing)
+    monkeypatch.setattr(stager, "fill", failing)
     a = np.arange(200000, dtype=np.int64)
     device = kind(ArrayKernels(np), limit=1 << 18)
     with outsize.budget(device=device.size), pytest.raises(RuntimeError, match="the memory is gone"):
         outsize.open(a).sum().compute("64MiB", device=device)
-    assert not any(thread.name.startswith("outsize-hand") for thread in threading.enumerate())
-    monkeypatch.setattr(crew, "fill", move)
+    assert not any(thread.name.startswith("outsize-staging") for thread in threading.enumerate())
+    monkeypatch.setattr(stager, "fill", move)
     with outsize.budget(device=device.size):
         assert outsize.open(a).sum().compute("64MiB", device=device) == a.sum()
 
@@ -114,17 +114,17 @@ def test_a_hand_that_fails_is_told_and_all_hands_go(kind: Any, monkeypatch: pyte
 def test_a_hand_that_fails_puts_its_piece_back(monkeypatch: pytest.MonkeyPatch) -> None:
     device, a = FakeDevice(ArrayKernels(np), limit=1 << 18), np.arange(4096, dtype=np.int64)
     device.open(a.nbytes)
-    hands, move = Crew(device, Muster(2, 512)), crew.fill
+    hands, move = Stager(device, Staging(2, 512)), stager.fill
     hands.start()
 
     def failing(*args: Any) -> None:
         raise RuntimeError("the memory is gone")
 
-    monkeypatch.setattr(crew, "fill", failing)
+    monkeypatch.setattr(stager, "fill", failing)
     for _ in range(9):  # more often than there are pieces
         with pytest.raises(RuntimeError, match="the memory is gone"):
             hands.carry([(a, 0)])
-    monkeypatch.setattr(crew, "fill", move)
+    monkeypatch.setattr(stager, "fill", move)
     hands.carry([(a, 0)])
     device.record("in").wait()
     hands.close()
@@ -133,7 +133,7 @@ def test_a_hand_that_fails_puts_its_piece_back(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_hand_fills_the_piece_that_was_sent_longest_ago_whoever_sent_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """While one hand is held up, the other uses all the pieces that are left, in turn."""
-    device, a, move = FakeDevice(ArrayKernels(np), limit=1 << 18), np.arange(4096, dtype=np.int64), crew.fill
+    device, a, move = FakeDevice(ArrayKernels(np), limit=1 << 18), np.arange(4096, dtype=np.int64), stager.fill
     device.open(a.nbytes)
     filled: list[int] = []
     held, rest = threading.Event(), threading.Event()
@@ -149,8 +149,8 @@ def test_a_hand_fills_the_piece_that_was_sent_longest_ago_whoever_sent_it(monkey
             rest.set()
         move(address, length, source)
 
-    monkeypatch.setattr(crew, "fill", watched)
-    hands = Crew(device, Muster(2, 512))
+    monkeypatch.setattr(stager, "fill", watched)
+    hands = Stager(device, Staging(2, 512))
     hands.start()
     hands.carry([(a, 0)])
     device.record("in").wait()
@@ -162,7 +162,7 @@ def test_a_hand_fills_the_piece_that_was_sent_longest_ago_whoever_sent_it(monkey
 def test_the_pieces_of_a_crew_that_is_forgotten_at_work_last_as_long_as_its_hands(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device, a, move = FakeDevice(ArrayKernels(np), limit=1 << 18), np.arange(4096, dtype=np.int64), crew.fill
+    device, a, move = FakeDevice(ArrayKernels(np), limit=1 << 18), np.arange(4096, dtype=np.int64), stager.fill
     device.open(a.nbytes)
     begun, forgotten = threading.Event(), threading.Event()
 
@@ -171,11 +171,11 @@ def test_the_pieces_of_a_crew_that_is_forgotten_at_work_last_as_long_as_its_hand
         forgotten.wait(30)
         move(*args)
 
-    monkeypatch.setattr(crew, "fill", late)
-    hands = Crew(device, Muster(3, 4096))
+    monkeypatch.setattr(stager, "fill", late)
+    hands = Stager(device, Staging(3, 4096))
     hands.start()
     memory, threads = weakref.ref(hands._dock.memory), list(hands._threads._threads)
-    load = crew._Load([(a, 0)], 8)
+    load = stager._Load([(a, 0)], 8)
     for before, length, source in pieces(a, 4096):
         hands._dock.jobs.put((load, before, length, source))
     begun.wait(30)
@@ -199,17 +199,17 @@ def test_a_crew_whose_threads_cannot_start_leaves_nothing(monkeypatch: pytest.Mo
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", few)
-    hands, before = Crew(device, Muster(4, 4096)), sys.getswitchinterval()
+    hands, before = Stager(device, Staging(4, 4096)), sys.getswitchinterval()
     with pytest.raises(RuntimeError, match="can't start"):
         hands.start()
     hands.close()
     assert sys.getswitchinterval() == before
-    assert not any(thread.name.startswith("outsize-hand") for thread in threading.enumerate())
+    assert not any(thread.name.startswith("outsize-staging") for thread in threading.enumerate())
 
 
 def test_the_interpreter_changes_hands_quickly_while_a_crew_is_at_work_and_as_before_afterwards() -> None:
     device, before = FakeDevice(ArrayKernels(np), limit=1 << 18), sys.getswitchinterval()
-    first, second = Crew(device, Muster(1, 4096)), Crew(device, Muster(1, 4096))
+    first, second = Stager(device, Staging(1, 4096)), Stager(device, Staging(1, 4096))
     first.start()
     second.start()
     assert sys.getswitchinterval() < before
@@ -251,7 +251,7 @@ def test_ctrl_c_leaves_no_hand_and_the_interpreter_as_it_was(when: str, monkeypa
     a, calls = np.arange(200000, dtype=np.int64), [0]
 
     def interrupted(self: threading.Thread, timeout: float | None = None) -> None:
-        calls[0] += self.name == "outsize-hand" or when == "at work"
+        calls[0] += self.name == "outsize-staging" or when == "at work"
         if calls[0] == 1:
             calls[0] += 1
             raise KeyboardInterrupt
@@ -264,7 +264,7 @@ def test_ctrl_c_leaves_no_hand_and_the_interpreter_as_it_was(when: str, monkeypa
     assert sys.getswitchinterval() == before
 
 
-@pytest.mark.parametrize("name", ["outsize-hand", "outsize"])
+@pytest.mark.parametrize("name", ["outsize-staging", "outsize"])
 def test_ctrl_c_while_a_thread_is_being_started_is_told_as_such(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a thread has a number already and cannot be waited for yet."""
     device, before, start = FakeDevice(ArrayKernels(np), limit=1 << 18), sys.getswitchinterval(), threading.Thread.start
@@ -285,7 +285,7 @@ def test_ctrl_c_while_a_thread_is_being_started_is_told_as_such(name: str, monke
 
 def test_a_crew_that_nobody_closed_goes_as_it_is_forgotten() -> None:
     device, before = FakeDevice(ArrayKernels(np), limit=1 << 18), sys.getswitchinterval()
-    hands = Crew(device, Muster(3, 4096))
+    hands = Stager(device, Staging(3, 4096))
     hands.start()
     threads = list(hands._threads._threads)
     del hands
@@ -295,7 +295,7 @@ def test_a_crew_that_nobody_closed_goes_as_it_is_forgotten() -> None:
     assert not any(thread.is_alive() for thread in threads) and sys.getswitchinterval() == before
 
 
-class Refusing(Shuttle):
+class Refusing(Copier):
     """Fails once, at its n-th call of one kind."""
 
     def __init__(self, device: Any, what: str, at: int) -> None:
@@ -322,14 +322,14 @@ def test_a_device_that_refuses_a_piece_is_told_and_nobody_waits_for_ever(
     what: str, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, a = FakeDevice(ArrayKernels(np), limit=1 << 18), np.arange(8192, dtype=np.int64)
-    monkeypatch.setattr(device, "shuttle", lambda: Refusing(device, what, at))
+    monkeypatch.setattr(device, "copier", lambda: Refusing(device, what, at))
     device.open(a.nbytes)
-    hands = Crew(device, Muster(2, 512))
+    hands = Stager(device, Staging(2, 512))
     hands.start()
     with pytest.raises(RuntimeError, match="fallen off"):
         hands.carry([(a, 0)])
     hands.close()
-    assert not any(thread.name.startswith("outsize-hand") for thread in threading.enumerate())
+    assert not any(thread.name.startswith("outsize-staging") for thread in threading.enumerate())
 
 
 @QUICK
@@ -341,7 +341,7 @@ def test_loads_of_several_workers_arrive_whole(hands: int, spare: int, counts: l
     device.open(sum(8 * count for count in counts) + 8)
     arrays = [np.random.default_rng(seed + n).integers(0, 1 << 60, count) for n, count in enumerate(counts)]
     places = np.cumsum([0, *(array.nbytes for array in arrays)]).tolist()
-    carriers = Crew(device, Muster(hands, 512, spare))
+    carriers = Stager(device, Staging(hands, 512, spare))
     carriers.start()
     workers = [
         threading.Thread(target=carriers.carry, args=([(array, place)],))

@@ -79,7 +79,7 @@ def test_results_for_a_callers_columns_stay_inside_the_plan() -> None:
 def test_a_copy_back_that_fails_ends_a_product() -> None:
     class Failing(torch_kernels.TorchKernels):  # type: ignore[misc, name-defined]
         def download(self, block: Any, source: Any) -> None:
-            if threading.current_thread().name.startswith("outsize-porter"):
+            if threading.current_thread().name.startswith("outsize-return"):
                 raise RuntimeError("the link is gone")
             super().download(block, source)
 
@@ -90,11 +90,11 @@ def test_a_copy_back_that_fails_ends_a_product() -> None:
 
 
 def test_waiting_for_a_card_that_has_failed_is_an_error() -> None:
-    from outsize.array.device.cuda import _QuickShuttle
+    from outsize.array.device.cuda import _QuickCopier
 
     class Runtime:
         def __getattr__(self, name: str) -> Callable[..., int]:
             return lambda *args: 700 if name == "cudaEventQuery" else 0
 
-    error = outcome(_QuickShuttle(Runtime(), 0, 0).wait)
+    error = outcome(_QuickCopier(Runtime(), 0, 0).wait)
     assert isinstance(error, RuntimeError) and "700" in str(error)

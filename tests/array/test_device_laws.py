@@ -1,4 +1,4 @@
-"""On the pretended device: every result equals NumPy's, whatever the shapes, budgets and the order in which lanes run."""
+"""On the pretended device: every result equals NumPy's, whatever the shapes, budgets and the order in which streams run."""
 
 from __future__ import annotations
 

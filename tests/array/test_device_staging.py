@@ -1,5 +1,5 @@
-"""Memory that the device does not reach: it crosses piece by piece through page-locked rings, in any order of lanes, by so
-many hands at once and no more, inside the plan."""
+"""Memory that the device does not reach: it crosses piece by piece through page-locked rings, in any order of streams, by so
+many threads at once and no more, inside the plan."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import outsize.array as xp
 from outsize.array.device import passes as device_passes
 from outsize.array.device.array_kernels import ArrayKernels
 from outsize.array.device.fake import FakeDevice
-from outsize.array.device.transfer import staging as crew
+from outsize.array.device.transfer import staging as stager
 from outsize.core.errors import BudgetError
 
 torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
@@ -95,13 +95,13 @@ def test_tiles_of_memory_that_the_device_does_not_reach_are_carried_by_hands(
     seen = np.zeros(a.shape, a.dtype.newbyteorder("="))
     with outsize.budget(device=device.size):
         tiles = outsize.open(a).tiles(device, prefetch, "1MiB", shape=(9, 13))
-        assert tiles.host_bytes == 0 and tiles._muster.hands > 0
+        assert tiles.host_bytes == 0 and tiles._staging.threads > 0
         for tile in tiles:
             (low, high), (left, right) = tiles.region
             seen[low:high, left:right] = tile.numpy()
             tile.zero_()
     np.testing.assert_array_equal(seen, a)
-    assert not any(thread.name.startswith("outsize-hand") for thread in threading.enumerate())
+    assert not any(thread.name.startswith("outsize-staging") for thread in threading.enumerate())
 
 
 def test_tiles_whose_hands_have_no_room_name_a_budget_that_works() -> None:
@@ -122,7 +122,7 @@ def test_a_loop_over_tiles_that_is_left_early_lets_the_hands_go() -> None:
             assert float(tile[0, 0]) == 0.0
             break
     gc.collect()
-    assert not any(thread.name.startswith("outsize-hand") for thread in threading.enumerate())
+    assert not any(thread.name.startswith("outsize-staging") for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("place", ["new", "given", "file"])
@@ -167,13 +167,13 @@ def test_a_single_number_in_locked_memory_needs_no_hands(tmp_path: Any) -> None:
 def test_memory_that_is_unlocked_after_the_plan_is_sent_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     device, a = Partly(ArrayKernels(np), limit=1 << 18), np.arange(20000.0)
     device.locked = (a,)
-    begin = device_passes.OnDevice.begin
+    opened = device_passes.OnDevice.opened
 
-    def unlocked(self: Any) -> None:
+    def unlocked(self: Any, sized: Any) -> Any:
         device.locked = ()
-        begin(self)
+        return opened(self, sized)
 
-    monkeypatch.setattr(device_passes.OnDevice, "begin", unlocked)
+    monkeypatch.setattr(device_passes.OnDevice, "opened", unlocked)
     with outsize.budget(device=device.size):
         assert outsize.open(a).sum().compute(device=device) == a.sum()
 
@@ -202,7 +202,7 @@ def test_locked_memory_in_long_rows_is_sent_from_where_it_lies(
     monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]
 ) -> None:
     tune(direct_part=256, direct_row=256)
-    monkeypatch.setattr(crew, "fill", lambda *args: pytest.fail("a hand copied"))
+    monkeypatch.setattr(stager, "fill", lambda *args: pytest.fail("a thread copied"))
     device, whole = Partly(ArrayKernels(np), limit=1 << 20), np.arange(64000, dtype=np.int32).reshape(10, 80, 80)
     device.locked = (whole,)
     part = whole[:, 5:70, 3:76]

@@ -179,8 +179,8 @@ def test_an_interrupted_sort_goes_on_with_the_ranges_that_are_missing(
     merged: list[Any] = []
     close, stop_at = MapPass.close, 4
 
-    def closed(self: Any, tile: Any, state: Any) -> None:
-        close(self, tile, state)
+    def closed(self: Any, job: Any, tile: Any, state: Any) -> None:
+        close(self, job, tile, state)
         if isinstance(self.node, Merged):
             merged.append(tile)
             if len(merged) == stop_at:

@@ -16,8 +16,8 @@ import numpy as np
 
 from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import Operation, Scalar, operation
-from outsize.array.graph.filter import masked
 from outsize.array.graph.node import Node, Source
+from outsize.array.run.count import masked
 from outsize.array.run.results import compute_node, plan_node, save_node, to_numpy, update_node
 from outsize.array.store.base import Block
 from outsize.core.errors import InputError

@@ -15,8 +15,9 @@ from outsize.array.api.manipulation import concat, stack
 from outsize.array.api.sorting import argsort, sort
 from outsize.array.graph import build as make
 from outsize.array.graph.external_sort import sort_lanes
-from outsize.array.graph.filter import Search, count, flat_mask, keep
+from outsize.array.graph.filter import Search, flat_mask, keep
 from outsize.array.graph.node import Node, Range
+from outsize.array.run.count import count
 from outsize.core.errors import InputError
 
 _PIECE = 1 << 18

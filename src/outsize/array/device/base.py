@@ -1,6 +1,6 @@
-"""What the array engine asks of a device: memory reserved once, lanes of work in order, and a few kernels.
+"""What the array engine asks of a device: memory reserved once, streams of work in order, and a few kernels.
 
-A lane is a queue whose work runs in order: `in` copies to the device, `work` computes, `out` copies back; `side` is for
+A stream is a queue whose work runs in order: `in` copies to the device, `work` computes, `out` copies back; `side` is for
 kernels that may run beside those of `work`. Lanes run at the same time; an event recorded on one can be followed by
 another, and waited for by a thread of the host. Nothing else orders them. All memory is one reserved stretch of bytes,
 out of which the passes cut arrays, so that what a device holds is known to the byte before it runs. The kernels
@@ -23,8 +23,8 @@ from outsize.array.store.base import Block
 from outsize.core.errors import OutOfMemory
 from outsize.core.memory import Pool
 
-Lane = Literal["in", "work", "side", "out"]
-LANES: tuple[Lane, ...] = ("in", "work", "side", "out")
+Stream = Literal["in", "work", "side", "out"]
+STREAMS: tuple[Stream, ...] = ("in", "work", "side", "out")
 
 ALIGNMENT = 512
 """Bytes: arrays on a device begin at multiples of this, as its own allocators place them."""
@@ -66,7 +66,7 @@ class Rates:
 
 
 class Event(Protocol):
-    """A moment in a lane."""
+    """A moment in a stream."""
 
     def come(self) -> bool:
         """True where it has come."""
@@ -75,7 +75,7 @@ class Event(Protocol):
         """Block this thread until it has come."""
 
 
-class Shuttle:
+class Copier:
     """Takes bytes of page-locked memory to a device, one stretch at a time, again and again."""
 
     def __init__(self, device: Device) -> None:
@@ -83,7 +83,7 @@ class Shuttle:
         self._last: Event | None = None
 
     def send(self, address: int, size: int, offset: int) -> None:
-        """Copy bytes at an address of the host to an offset of the reserved memory, on the lane `in`."""
+        """Copy bytes at an address of the host to an offset of the reserved memory, on the stream `in`."""
         device, block = self._device, np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
         target = device.view(offset, (size,), block.dtype)
         device.submit("in", lambda: device.kernels.upload(target, block))
@@ -200,7 +200,7 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def open(self, size: int, tf32: bool | None = None) -> None:
-        """Reserve memory and make the lanes ready; `OutOfMemory` where it cannot be had.
+        """Reserve memory and make the streams ready; `OutOfMemory` where it cannot be had.
 
         `tf32` says how products of float32 are done from here on; None leaves that as the program has set it."""
 
@@ -209,16 +209,16 @@ class Device(abc.ABC):
         """Wait for everything and give the memory back."""
 
     @abc.abstractmethod
-    def submit(self, lane: Lane, work: Callable[[], None]) -> None:
-        """Put work at the end of a lane."""
+    def submit(self, stream: Stream, work: Callable[[], None]) -> None:
+        """Put work at the end of a stream."""
 
     @abc.abstractmethod
-    def record(self, lane: Lane) -> Event:
-        """The moment when all that was submitted to a lane so far is done."""
+    def record(self, stream: Stream) -> Event:
+        """The moment when all that was submitted to a stream so far is done."""
 
     @abc.abstractmethod
-    def follow(self, lane: Lane, event: Event) -> None:
-        """What is submitted to the lane from now on runs after the event."""
+    def follow(self, stream: Stream, event: Event) -> None:
+        """What is submitted to the stream from now on runs after the event."""
 
     def meet(self, event: Any) -> None:
         """Let what the user does from now on come after an event."""
@@ -228,9 +228,9 @@ class Device(abc.ABC):
         """The moment when all that the user has begun so far is done."""
         return self.record("work")
 
-    def shuttle(self) -> Shuttle:
+    def copier(self) -> Copier:
         """One that carries to the memory that is reserved now."""
-        return Shuttle(self)
+        return Copier(self)
 
     def view(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """An array inside the reserved memory."""

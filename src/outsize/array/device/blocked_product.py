@@ -3,7 +3,7 @@
 In: matrices on the host (any size, row by row or column by column), a number of bytes on the device. Out: C = A @ B, or
 C + A @ B, on the host. The block of C is chosen so that the link's time hides under the arithmetic's: a square block of
 c x c needs 2/c words an operation, and panels are deep enough that C is seldom read and written and that rows of A are
-sent in long runs. Copies in, products and copies out run on three lanes. A block is worked on in strips of rows: panels
+sent in long runs. Copies in, products and copies out run on three streams. A block is worked on in strips of rows: panels
 of B stay for all strips, strips of A come and go. The last panels of a block are multiplied strip by strip, so that
 strips leave one after another while others are still worked on, and the next block begins where the first has left.
 """
@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.device.base import Device, Event, Lane, Rates, padded
-from outsize.array.device.transfer.matrices import Porter
+from outsize.array.device.base import Device, Event, Rates, Stream, padded
+from outsize.array.device.transfer.matrices import MatrixCopies
 from outsize.array.store.base import Block
 from outsize.array.tuning import Tuning
 
@@ -188,7 +188,7 @@ class _Sent:
     array: Any
     arrived: Event
     place: _Place
-    followed: set[Lane] = field(default_factory=set)
+    followed: set[Stream] = field(default_factory=set)
     """Lanes that wait for it already."""
 
 
@@ -196,16 +196,16 @@ class _Product:
     """One product under way."""
 
     def __init__(
-        self, device: Device, porter: Porter, blocks: Blocks, dtype: np.dtype[Any], add: bool, tf32: bool
+        self, device: Device, copies: MatrixCopies, blocks: Blocks, dtype: np.dtype[Any], add: bool, tf32: bool
     ) -> None:
-        self.device, self.porter, self.blocks = device, porter, blocks
+        self.device, self.copies, self.blocks = device, copies, blocks
         self.dtype, self.add, self.tf32 = dtype, add, tf32
         start = blocks.block_bytes
         self._panels = [_Place(start + i * blocks.panel_bytes) for i in range(blocks.panels)]
         start += blocks.panels * blocks.panel_bytes
         self._strips = [_Place(start + i * blocks.strip_bytes) for i in range(blocks.strips)]
         self._casts = start + blocks.strips * blocks.strip_bytes
-        self._lanes: tuple[Lane, ...] = ("work", "side") if blocks.item == blocks.wide else ("work",)
+        self._order: tuple[Stream, ...] = ("work", "side") if blocks.item == blocks.wide else ("work",)
         """Strips in turn: the last wave of one product leaves room for the first of the next."""
         self._drained: list[Event] = []
         self._shape: tuple[int, ...] = ()
@@ -223,17 +223,17 @@ class _Product:
             panel = self._send(b[depths[depth]], self._panels)
             for number, strip in enumerate(strips):
                 self._multiply(kept, c, a, panel, strip, depths[depth], number, begins=depth == 0)
-            self._done(panel, *self._lanes)
+            self._done(panel, *self._order)
         first = len(depths) == tail
         panels = [self._send(b[span], self._panels) for span in depths[-tail:]]
         for number, strip in enumerate(strips):
             for panel, span in zip(panels, depths[-tail:], strict=True):
                 self._multiply(kept, c, a, panel, strip, span, number, begins=first and span.start == 0)
-            self.device.follow("out", self.device.record(self._lanes[number % len(self._lanes)]))
-            self.porter.fetch(c[strip], kept[strip])
+            self.device.follow("out", self.device.record(self._order[number % len(self._order)]))
+            self.copies.fetch(c[strip], kept[strip])
             drained.append(self.device.record("out"))
         for panel in panels:
-            self._done(panel, *self._lanes)
+            self._done(panel, *self._order)
         self._drained, self._shape = drained, c.shape
 
     def _send(self, block: Block, places: list[_Place]) -> _Sent:
@@ -241,31 +241,31 @@ class _Product:
         places.append(place)
         for event in place.free:
             self.device.follow("in", event)
-        array = self.porter.send(block, place.offset)
+        array = self.copies.send(block, place.offset)
         return _Sent(array, self.device.record("in"), place)
 
-    def _done(self, sent: _Sent, *lanes: Lane) -> None:
-        sent.place.free = [self.device.record(lane) for lane in lanes]
+    def _done(self, sent: _Sent, *streams: Stream) -> None:
+        sent.place.free = [self.device.record(stream) for stream in streams]
 
     def _multiply(
         self, kept: Any, c: Block, a: Block, panel: _Sent, strip: slice, span: slice, number: int, *, begins: bool
     ) -> None:
         """A strip of A times a panel of B, into its strip of C; `begins` where it is the strip's first."""
-        device, lane = self.device, self._lanes[number % len(self._lanes)]
+        device, stream = self.device, self._order[number % len(self._order)]
         left = self._send(a[strip, span], self._strips)
         if begins:
             for event in self._drained[number : number + 1] if self._shape == c.shape else self._drained:
-                device.follow("in" if self.add else lane, event)
+                device.follow("in" if self.add else stream, event)
             if self.add:
-                self.porter.send(c[strip], strip.start * c.shape[1] * self.dtype.itemsize)
-                device.follow(lane, device.record("in"))
-        if lane not in panel.followed:
-            device.follow(lane, panel.arrived)
-            panel.followed.add(lane)
-        device.follow(lane, left.arrived)
+                self.copies.send(c[strip], strip.start * c.shape[1] * self.dtype.itemsize)
+                device.follow(stream, device.record("in"))
+        if stream not in panel.followed:
+            device.follow(stream, panel.arrived)
+            panel.followed.add(stream)
+        device.follow(stream, left.arrived)
         add = self.add or not begins
-        device.submit(lane, functools.partial(self._call, kept[strip], left.array, panel.array, add))
-        self._done(left, lane)
+        device.submit(stream, functools.partial(self._call, kept[strip], left.array, panel.array, add))
+        self._done(left, stream)
 
     def _call(self, c: Any, a: Any, b: Any, add: bool) -> None:
         if self.blocks.item != self.blocks.wide:
@@ -279,14 +279,14 @@ class _Product:
 
 
 def stream_product(
-    device: Device, porter: Porter, blocks: Blocks, a: Block, b: Block, c: Block, *, add: bool, tf32: bool
+    device: Device, copies: MatrixCopies, blocks: Blocks, a: Block, b: Block, c: Block, *, add: bool, tf32: bool
 ) -> None:
     """c = a @ b (or c + a @ b), c's memory on the host included, by the time this returns."""
-    product = _Product(device, porter, blocks, c.dtype, add, tf32)
+    product = _Product(device, copies, blocks, c.dtype, add, tf32)
     for low, left in itertools.product(range(0, c.shape[0], blocks.rows), range(0, c.shape[1], blocks.columns)):
         rows, columns = slice(low, low + blocks.rows), slice(left, left + blocks.columns)
         product.block(a[rows], b[:, columns], c[rows, columns])
-    porter.finish()
+    copies.finish()
 
 
 def link_floor(m: int, n: int, k: int, item: int, wide: int, room: int, add: bool) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from outsize.array.device.base import LANES, Device, Event, Lane, Rates, Shuttle
+from outsize.array.device.base import STREAMS, Copier, Device, Event, Rates, Stream
 from outsize.array.device.torch_kernels import TO_DEVICE, TorchKernels, cuda_runtime, precision
 from outsize.array.store.base import Block
 from outsize.core.errors import OutOfMemory
@@ -101,7 +101,7 @@ class _QuickMoment:
         self._runtime.cudaEventDestroy(self._event)
 
 
-class _QuickShuttle(_QuickMoment, Shuttle):
+class _QuickCopier(_QuickMoment, Copier):
     """Through the runtime itself, with one event for all its copies: for many threads with small pieces."""
 
     def __init__(self, runtime: Any, stream: int, slab: int) -> None:
@@ -167,8 +167,8 @@ class TorchDevice(Device):
             raise self.told(error) or error from None
         self._address = self.slab.data_ptr()
         begun = torch.cuda.current_stream(self.index)
-        for lane in LANES:
-            _streams(self.index)[lane].wait_stream(begun)
+        for stream in STREAMS:
+            _streams(self.index)[stream].wait_stream(begun)
 
     def close(self) -> None:
         for stream in _streams(self.index).values():
@@ -179,8 +179,8 @@ class TorchDevice(Device):
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
-    def submit(self, lane: Lane, work: Callable[[], None]) -> None:
-        with torch.cuda.stream(_streams(self.index)[lane]):
+    def submit(self, stream: Stream, work: Callable[[], None]) -> None:
+        with torch.cuda.stream(_streams(self.index)[stream]):
             work()
 
     def meet(self, event: Any) -> None:
@@ -189,18 +189,18 @@ class TorchDevice(Device):
     def leave(self) -> Any:
         return self._moment(torch.cuda.current_stream(self.index))
 
-    def shuttle(self) -> Shuttle:
+    def copier(self) -> Copier:
         runtime = self._runtime()
         if runtime is None:
-            return super().shuttle()
+            return super().copier()
         with torch.cuda.device(self.index):  # an event belongs to the device on which it is made
-            return _QuickShuttle(runtime, _streams(self.index)["in"].cuda_stream, self._address)
+            return _QuickCopier(runtime, _streams(self.index)["in"].cuda_stream, self._address)
 
-    def record(self, lane: Lane) -> Event:
-        return self._moment(_streams(self.index)[lane])
+    def record(self, stream: Stream) -> Event:
+        return self._moment(_streams(self.index)[stream])
 
-    def follow(self, lane: Lane, event: Any) -> None:
-        event.delay(_streams(self.index)[lane])
+    def follow(self, stream: Stream, event: Any) -> None:
+        event.delay(_streams(self.index)[stream])
 
     def _runtime(self) -> Any:
         """The CUDA runtime for quick calls, None where there is none: a thread's plain calls go to the first device."""
@@ -219,8 +219,8 @@ class TorchDevice(Device):
 
 
 @functools.cache
-def _streams(index: int) -> dict[Lane, Any]:
-    return {lane: torch.cuda.Stream(index) for lane in LANES}
+def _streams(index: int) -> dict[Stream, Any]:
+    return {stream: torch.cuda.Stream(index) for stream in STREAMS}
 
 
 def _holders(index: int) -> str:

@@ -1,4 +1,4 @@
-"""CUDA devices through CuPy, for programs that have CuPy and no torch: the same lanes and memory, CuPy's kernels."""
+"""CUDA devices through CuPy, for programs that have CuPy and no torch: the same streams and memory, CuPy's kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import cupy
 
 from outsize.array.device.array_kernels import ArrayKernels
-from outsize.array.device.base import LANES, Device, Event, Lane, Rates
+from outsize.array.device.base import STREAMS, Device, Event, Rates, Stream
 from outsize.array.store.base import Block
 from outsize.core.errors import OutOfMemory
 from outsize.core.memory import Pool
@@ -74,18 +74,18 @@ class CupyDevice(Device):
         self._views.clear()
         cupy.get_default_memory_pool().free_all_blocks()
 
-    def submit(self, lane: Lane, work: Callable[[], None]) -> None:
-        with cupy.cuda.Device(self.index), _streams(self.index)[lane]:
+    def submit(self, stream: Stream, work: Callable[[], None]) -> None:
+        with cupy.cuda.Device(self.index), _streams(self.index)[stream]:
             work()
 
-    def record(self, lane: Lane) -> Event:
-        return _Moment(_streams(self.index)[lane])
+    def record(self, stream: Stream) -> Event:
+        return _Moment(_streams(self.index)[stream])
 
-    def follow(self, lane: Lane, event: Any) -> None:
-        _streams(self.index)[lane].wait_event(event.event)
+    def follow(self, stream: Stream, event: Any) -> None:
+        _streams(self.index)[stream].wait_event(event.event)
 
 
 @functools.cache
-def _streams(index: int) -> dict[Lane, Any]:
+def _streams(index: int) -> dict[Stream, Any]:
     with cupy.cuda.Device(index):
-        return {lane: cupy.cuda.Stream(non_blocking=True) for lane in LANES}
+        return {stream: cupy.cuda.Stream(non_blocking=True) for stream in STREAMS}

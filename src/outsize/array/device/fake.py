@@ -1,6 +1,6 @@
-"""A pretended device on the processor: a hard limit in bytes, and lanes whose work runs late and in any allowed order.
+"""A pretended device on the processor: a hard limit in bytes, and streams whose work runs late and in any allowed order.
 
-Work is only put down when it is submitted; it runs when somebody waits for an event, lane by lane in an order drawn
+Work is only put down when it is submitted; it runs when somebody waits for an event, stream by stream in an order drawn
 from a seed that keeps to the events and to nothing else. So a copy that nobody waited for reads memory that has been
 used again, a kernel that does not follow its copy reads rubbish, and the results show it: what passes here for many
 seeds does not depend on luck on a real card.
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.device.base import LANES, Device, Event, Kernels, Lane, Rates
+from outsize.array.device.base import STREAMS, Device, Event, Kernels, Rates, Stream
 from outsize.array.store.base import Block
 from outsize.core.errors import OutOfMemory
 from outsize.core.memory import Pool
@@ -24,7 +24,7 @@ from outsize.core.units import format_bytes
 
 
 class FakeEvent:
-    """A moment in a pretended lane."""
+    """A moment in a pretended stream."""
 
     def __init__(self, device: FakeDevice) -> None:
         self._device = device
@@ -35,7 +35,7 @@ class FakeEvent:
         return self._device.run_some(self)
 
     def wait(self) -> None:
-        """Run lanes, in any allowed order, until it has come."""
+        """Run streams, in any allowed order, until it has come."""
         self._device.run_until(self)
 
 
@@ -52,7 +52,7 @@ class FakeDevice(Device):
         """Most bytes that were reserved at once."""
         self._random = random.Random(seed)
         self._lock = threading.RLock()
-        self._queues: dict[Lane, deque[Callable[[], None] | FakeEvent | tuple[FakeEvent]]] = {}
+        self._queues: dict[Stream, deque[Callable[[], None] | FakeEvent | tuple[FakeEvent]]] = {}
 
     def available(self) -> tuple[int, str]:
         return self.size, "the pretended device's limit"
@@ -69,27 +69,27 @@ class FakeDevice(Device):
             raise OutOfMemory(f"{self.name} has {format_bytes(self.size)} and {format_bytes(size)} were asked for")
         self.most = max(self.most, size)
         self.slab = self.kernels.reserve(size)
-        self._queues = {lane: deque() for lane in LANES}
+        self._queues = {stream: deque() for stream in STREAMS}
 
     def close(self) -> None:
         with self._lock:  # what nobody has waited for was given up with the run
-            self._queues = {lane: deque() for lane in LANES}
+            self._queues = {stream: deque() for stream in STREAMS}
         self.slab = None
         self._views.clear()
 
-    def submit(self, lane: Lane, work: Callable[[], None]) -> None:
+    def submit(self, stream: Stream, work: Callable[[], None]) -> None:
         with self._lock:
-            self._queues[lane].append(work)
+            self._queues[stream].append(work)
 
-    def record(self, lane: Lane) -> Event:
+    def record(self, stream: Stream) -> Event:
         event = FakeEvent(self)
         with self._lock:
-            self._queues[lane].append(event)
+            self._queues[stream].append(event)
         return event
 
-    def follow(self, lane: Lane, event: Any) -> None:
+    def follow(self, stream: Stream, event: Any) -> None:
         with self._lock:
-            self._queues[lane].append((event,))
+            self._queues[stream].append((event,))
 
     def run_until(self, event: FakeEvent) -> None:
         """Run single pieces of work until the event has come."""
@@ -106,7 +106,7 @@ class FakeDevice(Device):
             return come
 
     def _step(self) -> None:
-        ready = [lane for lane, queue in self._queues.items() if queue and not _blocked(queue[0])]
+        ready = [stream for stream, queue in self._queues.items() if queue and not _blocked(queue[0])]
         item = self._queues[self._random.choice(ready)].popleft()
         if isinstance(item, FakeEvent):
             item.done = True

@@ -1,22 +1,22 @@
 """A fused chain in a device's terms: the same program, every operand in the dtype of NumPy's own loop.
 
-In: a `fuse.Program`. Out: steps whose functions the device's library has, or the reason why it cannot be had. What a
+In: a `Program`. Out: the same program with functions of the device's library, or the reason why it cannot be had. What a
 chunk takes on the device is counted here: its leaves and its result stay while it is worked on; registers hold a slice
 of it and are shared by all chunks, since kernels run one after another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from outsize.array.device.base import Device, Kernels, array_bytes, padded
+from outsize.array.device.base import Device, Kernels, padded
 from outsize.array.graph.elementwise import Operation
 from outsize.array.graph.node import Fill
-from outsize.array.kernels.fused import Index, Instruction, Program, cut_slices
+from outsize.array.kernels.fused import Index, Instruction, Program, run_slice
 
 
 class Refused(Exception):
@@ -28,43 +28,23 @@ class Trivial(Refused):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One instruction."""
-
-    call: Callable[..., None]
-    """f(out, *operands)."""
-    args: tuple[tuple[str, Any], ...]
-    """("leaf", n), ("register", n) or ("scalar", the library's number)."""
-    casts: tuple[np.dtype[Any] | None, ...]
-    """The dtype each operand is brought to first, None where it has it."""
-    target: int
-    """Register of the result."""
-
-
-@dataclass(frozen=True, slots=True)
 class Lowered:
     """A chain that a device can run."""
 
     program: Program
-    """What was lowered."""
-    steps: tuple[Step, ...]
-    """In order."""
+    """The chain, in the functions of the device's library."""
     moved: tuple[bool, ...]
     """Per leaf: True where its block is sent to the device; a filled array is a number there."""
 
-    @property
-    def widest(self) -> int:
-        """Bytes of an element of the widest operand or register."""
-        sizes = [dtype.itemsize for dtype in self.program.registers]
-        sizes += [dtype.itemsize for step in self.steps for dtype in step.casts if dtype is not None]
-        return max(sizes, default=1)
-
     def registers(self, elements: int) -> int:
         """Bytes of all registers and casts for slices of this many elements."""
-        held = sum(padded(elements * dtype.itemsize) for dtype in self.program.registers)
-        casts = max((sum(padded(elements * d.itemsize) for d in step.casts if d is not None) for step in self.steps),
-                    default=0)  # fmt: skip
-        return held + casts
+        casts = max((_bytes(step.casts, elements) for step in self.program.instructions), default=0)
+        return _bytes(self.program.registers, elements) + casts
+
+
+def _bytes(dtypes: Sequence[np.dtype[Any] | None], elements: int) -> int:
+    """Bytes of one array of so many elements of each dtype."""
+    return sum(padded(elements * dtype.itemsize) for dtype in dtypes if dtype is not None)
 
 
 def lower(program: Program, kernels: Kernels) -> Lowered:
@@ -75,7 +55,7 @@ def lower(program: Program, kernels: Kernels) -> Lowered:
     if not any(moved):
         raise Trivial("nothing is read: what is computed from numbers alone need not cross the link")
     steps = tuple(_lower_step(instruction, program, kernels) for instruction in program.instructions)
-    return Lowered(program, steps, moved)
+    return Lowered(replace(program, instructions=steps), moved)
 
 
 def _check(dtype: np.dtype[Any], kernels: Kernels) -> None:
@@ -83,7 +63,7 @@ def _check(dtype: np.dtype[Any], kernels: Kernels) -> None:
         raise Refused(f"{kernels.name} does not compute with {dtype.name} on a device")
 
 
-def _lower_step(instruction: Instruction, program: Program, kernels: Kernels) -> Step:
+def _lower_step(instruction: Instruction, program: Program, kernels: Kernels) -> Instruction:
     operation, given = instruction.operation, []
     for kind, value in instruction.args:
         if kind == "leaf":
@@ -114,7 +94,7 @@ def _lower_step(instruction: Instruction, program: Program, kernels: Kernels) ->
         casts.append(None if have.newbyteorder("=") == dtype else dtype)
     if all(kind == "scalar" for kind, _ in args):
         raise Trivial(f"'{operation.name}' of numbers alone is done at once by the processor")
-    return Step(call, tuple(args), tuple(casts), instruction.target)
+    return replace(instruction, args=tuple(args), call=call, casts=tuple(casts))
 
 
 def _loop(operation: Operation, given: list[Any], result: np.dtype[Any]) -> list[np.dtype[Any]]:
@@ -146,52 +126,39 @@ def _holds(dtype: np.dtype[Any], value: int) -> bool:
     return bool(np.iinfo(dtype).min <= value <= np.iinfo(dtype).max)
 
 
-class Runner:
-    """Runs a lowered chain over blocks on a device, a slice at a time."""
+class DeviceRegisters:
+    """Registers of a chain in the memory of a device, from `base` on, for slices of so many elements."""
 
     def __init__(self, lowered: Lowered, device: Device, base: int, elements: int) -> None:
-        self.lowered, self.device, self.elements = lowered, device, elements
-        self._views: dict[tuple[int, ...], tuple[list[Any], int]] = {}
+        self.program, self.device, self.elements = lowered.program, device, elements
+        self.cast = device.kernels.cast
         self._base = base
-
-    def slices(self, shape: tuple[int, ...]) -> Iterator[tuple[Index, tuple[int, ...]]]:
-        """Slices that cover a chunk."""
-        return cut_slices(shape, self.elements)
+        self._views: dict[tuple[int, ...], list[Any]] = {}
+        self._spare = base + _bytes(self.program.registers, elements)
 
     def value(self, leaves: Sequence[Any], index: Index, shape: tuple[int, ...], out: Any = None) -> Any:
-        """The chain's value on a slice: in `out` where that is given, else in a register (or a leaf itself)."""
-        program = self.lowered.program
+        """The chain's value on a slice of what was sent."""
         ins = [None if leaf is None else _pick(leaf, index) for leaf in leaves]
-        if program.result < 0:
-            if out is not None:
-                self.device.kernels.cast(out, ins[0])
-            return ins[0] if out is None else out
-        registers, spare = self._registers(shape)
-        if out is not None:
-            registers = list(registers)
-            registers[program.result] = out
-        for step in self.lowered.steps:
-            place, args = spare, []
-            for (kind, value), cast in zip(step.args, step.casts, strict=True):
-                given = value if kind == "scalar" else ins[value] if kind == "leaf" else registers[value]
-                if cast is not None:
-                    wide = self.device.view(place, tuple(given.shape), cast)
-                    place += array_bytes(tuple(given.shape), cast)
-                    self.device.kernels.cast(wide, given)
-                    given = wide
-                args.append(given)
-            step.call(registers[step.target], *args)
-        return registers[program.result]
+        return run_slice(self.program, ins, self, shape, out, True)
 
-    def _registers(self, shape: tuple[int, ...]) -> tuple[list[Any], int]:
+    def at(self, shape: tuple[int, ...]) -> list[Any]:
+        """All registers as arrays of this shape."""
         found = self._views.get(shape)
         if found is None:
-            place, views = self._base, []
-            for dtype in self.lowered.program.registers:
-                views.append(self.device.view(place, shape, dtype.newbyteorder("=")))
+            place, found = self._base, []
+            for dtype in self.program.registers:
+                found.append(self.device.view(place, shape, dtype.newbyteorder("=")))
                 place += padded(self.elements * dtype.itemsize)
-            found = self._views[shape] = views, place
+            self._views[shape] = found
         return found
+
+    def widen(self, value: Any, casts: Sequence[np.dtype[Any] | None], number: int) -> Any:
+        """The operand of this number, in its dtype of an instruction's casts."""
+        place, dtype = self._spare + _bytes(casts[:number], self.elements), casts[number]
+        assert dtype is not None
+        wide = self.device.view(place, tuple(value.shape), dtype)
+        self.cast(wide, value)
+        return wide
 
 
 def _pick(leaf: Any, index: Index) -> Any:

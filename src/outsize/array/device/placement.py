@@ -12,7 +12,7 @@ from typing import Any
 from outsize.array.device.lower import Refused, Trivial
 from outsize.array.device.passes import DeviceMapPass, DeviceReducePass, OnDevice
 from outsize.array.device.product_pass import DeviceContractPass
-from outsize.array.device.transfer.pipeline import Level
+from outsize.array.device.transfer.pipeline import DeviceBudget
 from outsize.array.graph.barrier import Contract, Lane, Reduce, Scan, Select, Settled
 from outsize.array.graph.external_sort import Merged, Runs
 from outsize.array.graph.node import Node, Source, walk
@@ -30,21 +30,26 @@ _SLOW = frozenset(
 )  # fmt: skip
 
 
-def make_twin(
-    outputs: Sequence[tuple[Node, Sink]], bindings: Mapping[Node, Store], tuning: Tuning, level: Level, notes: list[str]
+def pass_on_device(
+    outputs: Sequence[tuple[Node, Sink]],
+    bindings: Mapping[Node, Store],
+    tuning: Tuning,
+    device_budget: DeviceBudget,
+    notes: list[str],
 ) -> Pass | None:
     """The pass on the device, or None with a note: refused by an `InputError` where the user named the device."""
     node, sink = outputs[0]
     try:
-        made = _make(node, sink, outputs, bindings, tuning, level)
+        made = _make(node, sink, outputs, bindings, tuning, device_budget)
     except Refused as refusal:
-        if level.strict and not isinstance(refusal, Trivial):
+        if device_budget.strict and not isinstance(refusal, Trivial):
             raise InputError(
-                f"{node.label()} cannot run on {level.device.name}: {refusal}; use device='auto' to let the processor do it"
+                f"{node.label()} cannot run on {device_budget.device.name}: {refusal}; "
+                "use device='auto' to let the processor do it"
             ) from None
         notes.append(f"{node.label()} stays on the processor: {refusal}")
         return None
-    if not level.strict:
+    if not device_budget.strict:
         why = _does_not_pay(made)
         if why is not None:
             notes.append(f"{made.label()} stays on the processor: {why}")
@@ -58,29 +63,29 @@ def _make(
     outputs: Sequence[tuple[Node, Sink]],
     bindings: Mapping[Node, Store],
     tuning: Tuning,
-    level: Level,
+    device_budget: DeviceBudget,
 ) -> OnDevice | DeviceContractPass:
     if isinstance(node, Runs | Merged) or any(isinstance(made, Select) for made, _ in outputs):
         raise Refused("it has no rule for a device")
     if isinstance(node, Reduce):
-        return DeviceReducePass(outputs, bindings, tuning, level)  # type: ignore[arg-type]
+        return DeviceReducePass(outputs, bindings, tuning, device_budget)  # type: ignore[arg-type]
     if isinstance(node, Contract):
-        return DeviceContractPass(node, sink, bindings, tuning, level)
+        return DeviceContractPass(node, sink, bindings, tuning, device_budget)
     if isinstance(node, Scan | Lane):
         raise Refused("it has no rule for a device")
     if isinstance(node, Settled):
         raise Trivial("it only moves elements")
-    return DeviceMapPass(node, sink, bindings, tuning, level)
+    return DeviceMapPass(node, sink, bindings, tuning, device_budget)
 
 
 def _does_not_pay(work: OnDevice | DeviceContractPass) -> str | None:
-    rates = work.level.device.rates()
+    rates = work.device_budget.device.rates()
     sent = sum(leaf.nbytes for leaf in work.leaves)
     back = sum(node.nbytes for node, _ in work.outputs)
     disk = sum(_from_disk(leaf) for leaf in work.leaves) / work.tuning.disk_rate
     there = max(sent / rates.link_in, back / rates.link_out, disk)
     if isinstance(work, DeviceContractPass):
-        there = max(there, work.flops / rates.product(work.node.dtype.char, work.level.tf32)[1])
+        there = max(there, work.flops / rates.product(work.node.dtype.char, work.device_budget.tf32)[1])
         here = work.flops / (cores() * _CORE_FLOPS.get(work.node.dtype.char, 1e10))
     else:
         here = sum(_chain_seconds(chain.program, sent, work.tuning) for chain in work.chains.values()) / cores()

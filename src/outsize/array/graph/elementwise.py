@@ -94,9 +94,7 @@ class Elementwise(Node):
     """Operands in order."""
 
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
-        from outsize.array.kernels.fused import evaluate_fused
-
-        return evaluate_fused(self, region, frame, out)
+        return frame.evaluate_chain(self, region, out)
 
     def detail(self) -> tuple[Any, ...]:
         return (self.operation.name, tuple(repr(a.value) if isinstance(a, Scalar) else "" for a in self.args))

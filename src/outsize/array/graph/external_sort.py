@@ -21,9 +21,6 @@ from outsize.array.graph.barrier import Barrier
 from outsize.array.graph.frame import phantom
 from outsize.array.graph.node import Node, Range
 from outsize.array.graph.rearrange import make_affine
-from outsize.array.passes.base import Manner
-from outsize.array.passes.map import MapPass, _State
-from outsize.array.passes.tiling import Box
 from outsize.array.store.base import Block, Region, Store, region_shape
 from outsize.array.tuning import current
 from outsize.engine.pool import make_buffer
@@ -102,23 +99,6 @@ class Runs(Barrier):
 
     def label(self) -> str:
         return "sorted runs"
-
-
-class RunsPass(MapPass):
-    """One run is one tile."""
-
-    node: Runs
-
-    def shape_up(self, manner: Manner, room: int) -> bool:
-        box: Box = (*(1 for _ in self.node.shape[:-1]), self.node.run)
-        return self._settle(manner, box, box, manner.workers)
-
-    def load(self, tile: Region, chunk: Region, state: _State, frame: Frame) -> None:
-        super().load(tile, chunk, state, frame)
-        store = getattr(self.sink, "reader", None)
-        if store is not None:
-            kept = state.block.reshape(-1)[:: self.node.step]
-            index_of(store, self.node).keep(tile, (kept["value"] if self.node.dtype.names else kept).copy())
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -16,10 +16,8 @@ from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import Scalar, operation
 from outsize.array.graph.frame import phantom
 from outsize.array.graph.node import Node
-from outsize.array.run.results import compute_node
 from outsize.array.store.base import Block, Region, region_shape
 from outsize.array.tuning import current
-from outsize.core.events import default_listener
 
 if TYPE_CHECKING:
     from outsize.array.graph.frame import Frame
@@ -98,19 +96,16 @@ class Filtered(Node):
         return "filter"
 
 
-def count(mask: Node) -> Block:
-    """How many are true before each block of a flat mask, and in all; this pass runs now."""
+def tally(mask: Node) -> Node:
+    """How many elements of each block of a flat mask are true."""
     block = current().filter_block
-    number = -(-mask.shape[0] // block)
-    tally = Tally(shape=(number,), dtype=np.dtype(np.int64), inputs=(mask,), block=block)
-    return np.concatenate([[0], np.cumsum(compute_node(tally, None, default_listener()))]).astype(np.int64)
+    return Tally(shape=(-(-mask.shape[0] // block),), dtype=np.dtype(np.int64), inputs=(mask,), block=block)
 
 
 def keep(values: Node, mask: Node, ends: Block) -> Node:
     """The flat values where the flat mask, counted before, is true."""
-    return Filtered(
-        shape=(int(ends[-1]),), dtype=values.dtype, inputs=(mask, values), ends=ends, block=current().filter_block
-    )
+    block = current().filter_block
+    return Filtered(shape=(int(ends[-1]),), dtype=values.dtype, inputs=(mask, values), ends=ends, block=block)
 
 
 def flat_mask(node: Node) -> Node:
@@ -118,12 +113,6 @@ def flat_mask(node: Node) -> Node:
     if node.dtype.kind != "b":
         node = make.apply(operation(np.not_equal), node, Scalar(0))
     return make.reshape(node, (-1,))
-
-
-def masked(node: Node, mask: Node) -> Node:
-    """The elements where a mask of the same shape is true, flat; they are counted now."""
-    flat = flat_mask(mask)
-    return keep(make.reshape(node, (-1,)), flat, count(flat))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

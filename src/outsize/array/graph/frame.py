@@ -7,21 +7,26 @@ learns its exact peak and its reads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from outsize.array.graph.compile import compile_program
+from outsize.array.graph.elementwise import broadcast_region
 from outsize.array.graph.node import Node
 from outsize.array.kernels.blas import NOTHING, Packing
 from outsize.array.kernels.copies import copy_block
-from outsize.array.kernels.fused import Program, compile_program
+from outsize.array.kernels.fused import Program, lies_across, natural_order, run_program
 from outsize.array.store.base import Block, Buffer, Region, Store, region_shape, round_up
 from outsize.array.tuning import Tuning, current
 from outsize.core.errors import OutOfMemory
 from outsize.core.units import format_bytes
 
 _EMPTY = np.empty(0, np.uint8)
+_SMALL = 1 << 15
+"""Elements of a block that is not worth turning."""
 
 
 class Frame:
@@ -134,6 +139,32 @@ class Frame:
         if found is None:
             found = self._programs[id(node)] = compile_program(node, self.bindings, self.tuning.slice)
         return found
+
+    def evaluate_chain(self, root: Node, region: Region, out: Block | None) -> Block:
+        """The block of an elementwise node, by its fused program."""
+        program = self.program(root)
+        shape = region_shape(region)
+        blocks = self.load_leaves(program, region)
+        order = natural_order(blocks, shape)
+        target = out
+        if target is None or (lies_across(target, order, shape) and math.prod(shape) > _SMALL):
+            turned = self.array(tuple(shape[axis] for axis in order), root.dtype)
+            target = turned.transpose(tuple(np.argsort(order))) if order else turned
+        scratch = self.bytes(program.scratch(shape))
+        if not self.dry:
+            run_program(program, blocks, shape, target, scratch, ())
+        if out is not None and target is not out:
+            self.copy(out, target)
+            return out
+        return target
+
+    def load_leaves(self, program: Program, region: Region) -> list[Block]:
+        """The blocks that a program reads for a region, each with all axes of the result."""
+        blocks = []
+        for leaf in program.leaves:
+            block = self.evaluate(leaf, broadcast_region(region, leaf.shape))
+            blocks.append(block[(None,) * (len(region) - block.ndim)] if block.ndim < len(region) else block)
+        return blocks
 
     def evaluate(self, node: Node, region: Region, out: Block | None = None) -> Block:
         """The block of a node's region, made once however many users it has; in `out` where that is given."""

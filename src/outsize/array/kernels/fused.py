@@ -1,29 +1,24 @@
 """A chain of elementwise operations as one program that runs over a block in slices that stay in the cache.
 
-In: the elementwise nodes above the blocks they read. Out: the result in a given block, or slice by slice to whoever
-consumes it (a reduction). RAM is touched once a chain, not once an operation: each slice goes through all instructions
-while it is in the second-level cache, in a few registers that are reused as soon as their value is dead.
+In: a program (`graph/compile.py` makes it of nodes) and the blocks it reads. Out: the result in a given block, or slice by
+slice to whoever consumes it (a reduction). RAM is touched once a chain, not once an operation: each slice goes through all
+instructions while it is in the second-level cache, in a few registers that are reused as soon as their value is dead.
+
+`run_slice` is the only interpreter of programs. Where the registers lie is its caller's: in a worker's buffer here, on a
+device in `device/lower.py`, which also puts the functions of the device's library into the instructions.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from outsize.array.graph.elementwise import Elementwise, Operation, Scalar, broadcast_region
-from outsize.array.graph.node import Node
-from outsize.array.store.base import Block, Region, Store, region_shape
-
-if TYPE_CHECKING:
-    from outsize.array.graph.frame import Frame
-
-_SMALL = 1 << 15
-"""Elements of a block that is not worth turning."""
+from outsize.array.store.base import Block
 
 _OUT = -1
 """The register that stands for the result's own memory."""
@@ -35,20 +30,24 @@ Index = tuple[slice, ...]
 class Instruction:
     """One operation on registers."""
 
-    operation: Operation
-    """What is done."""
+    operation: Any
+    """What is done: an operation of the graph."""
     args: tuple[tuple[str, Any], ...]
     """("leaf", number), ("register", number) or ("scalar", value)."""
     target: int
     """Register of the result."""
+    call: Callable[..., Any]
+    """call(out, *operands): does it."""
+    casts: tuple[np.dtype[Any] | None, ...] = ()
+    """The dtype each operand is brought to first, None where it has it; () where `call` takes any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """A fused chain."""
 
-    leaves: tuple[Node, ...]
-    """What it reads."""
+    leaves: tuple[Any, ...]
+    """What it reads: nodes of the graph."""
     instructions: tuple[Instruction, ...]
     """In order."""
     registers: tuple[np.dtype[Any], ...]
@@ -80,90 +79,21 @@ class Consumer(Protocol):
         """One slice."""
 
 
+class Registers(Protocol):
+    """Where the values of a program lie on their way."""
+
+    def at(self, shape: tuple[int, ...]) -> list[Any]:
+        """All registers as arrays of this shape."""
+
+    def cast(self, out: Any, value: Any) -> None:
+        """out[...] = value, whatever the dtypes."""
+
+    def widen(self, value: Any, casts: Sequence[np.dtype[Any] | None], number: int) -> Any:
+        """The operand of this number, in its dtype of an instruction's casts."""
+
+
 def _padded(size: int) -> int:
     return -(-size // 64) * 64
-
-
-def compile_program(root: Node, bindings: Mapping[Node, Store], slice_bytes: int) -> Program:
-    """The elementwise nodes that end in `root` and have its shape, as a program over what they read."""
-    inside: list[Elementwise] = []
-    leaves: list[Node] = []
-    seen: set[int] = set()
-    stack = [(root, False)]
-    while stack:
-        node, done = stack.pop()
-        if done:
-            assert isinstance(node, Elementwise)
-            inside.append(node)
-        elif id(node) not in seen:
-            seen.add(id(node))
-            if not isinstance(node, Elementwise) or node in bindings or node.shape != root.shape:
-                leaves.append(node)
-                continue
-            stack.append((node, True))
-            stack.extend((child, False) for child in reversed(node.inputs))
-    return _assign_registers(inside, leaves, root, slice_bytes)
-
-
-def _assign_registers(inside: list[Elementwise], leaves: list[Node], root: Node, slice_bytes: int) -> Program:
-    last_use = {id(arg): step for step, node in enumerate(inside) for arg in node.args}
-    leaf_number = {id(leaf): number for number, leaf in enumerate(leaves)}
-    where: dict[int, int] = {}
-    registers: list[np.dtype[Any]] = []
-    free: list[int] = []
-    instructions = []
-    for step, node in enumerate(inside):
-        args: list[tuple[str, Any]] = []
-        for arg in node.args:
-            if isinstance(arg, Scalar):
-                args.append(("scalar", arg.value))
-            elif id(arg) in leaf_number:
-                args.append(("leaf", leaf_number[id(arg)]))
-            else:
-                args.append(("register", where[id(arg)]))
-        dying = {where[id(a)] for a in node.args if id(a) in where and last_use[id(a)] == step}
-        if node.operation.in_place:
-            free += sorted(dying)
-        target = next((r for r in free if registers[r] == node.dtype), None)
-        if target is None:
-            target = len(registers)
-            registers.append(node.dtype)
-        else:
-            free.remove(target)
-        if not node.operation.in_place:
-            free += sorted(dying)
-        where[id(node)] = target
-        instructions.append(Instruction(node.operation, tuple(args), target))
-    result = where.get(id(root), -1)
-    return Program(tuple(leaves), tuple(instructions), tuple(registers), root.dtype, result, slice_bytes)
-
-
-def evaluate_fused(root: Node, region: Region, frame: Frame, out: Block | None) -> Block:
-    """The block of an elementwise node."""
-    program = frame.program(root)
-    shape = region_shape(region)
-    blocks = load_leaves(program, region, frame)
-    order = _natural_order(blocks, shape)
-    target = out
-    if target is None or (_fast_axis(target) != _fast_axis_of(order, shape) and math.prod(shape) > _SMALL):
-        turned = frame.array(tuple(shape[axis] for axis in order), root.dtype)
-        target = turned.transpose(tuple(np.argsort(order))) if order else turned
-    scratch = frame.bytes(program.scratch(shape))
-    if not frame.dry:
-        run_program(program, blocks, shape, target, scratch, ())
-    if out is not None and target is not out:
-        frame.copy(out, target)
-        return out
-    return target
-
-
-def load_leaves(program: Program, region: Region, frame: Frame) -> list[Block]:
-    """The blocks that a program reads for a region, each with all axes of the result."""
-    blocks = []
-    for leaf in program.leaves:
-        block = frame.evaluate(leaf, broadcast_region(region, leaf.shape))
-        blocks.append(block[(None,) * (len(region) - block.ndim)] if block.ndim < len(region) else block)
-    return blocks
 
 
 def run_program(
@@ -177,14 +107,14 @@ def run_program(
     if flat is not None:
         views, target, extent, order = *flat, None
     else:
-        order = _natural_order(blocks, shape)
+        order = natural_order(blocks, shape)
         views = [block.transpose(order) for block in blocks]
         target = None if out is None else out.transpose(order)
         extent = tuple(shape[axis] for axis in order)
     for consumer in consumers:
         consumer.begin(order, extent)
     single = [tuple(length == 1 for length in view.shape) for view in views]
-    registers = _Registers(program, scratch)
+    registers = _HostRegisters(program, scratch)
     elements = program.slice_elements()
     if flat is not None and program.result < 0 and consumers and all(getattr(c, "whole", False) for c in consumers):
         elements = math.prod(extent)  # nothing is computed on the way, so nothing has to stay in cache
@@ -194,36 +124,51 @@ def run_program(
             for view, ones in zip(views, single, strict=True)
         ]
         place = None if target is None else target[index]
-        value = _run_slice(program, ins, registers.at(slice_shape), place)
+        value = run_slice(program, ins, registers, slice_shape, place, target is None or target.dtype == program.dtype)
         for consumer in consumers:
             consumer.take(value, index)
 
 
-def _run_slice(program: Program, ins: list[Block], registers: list[Block], place: Block | None) -> Block:
+def run_slice(
+    program: Program, ins: Sequence[Any], registers: Registers, shape: tuple[int, ...], out: Any, direct: bool
+) -> Any:
+    """The program's value on a slice: in `out` where that is given, else in a register (or a leaf itself). `direct` says that
+    `out` has the dtype of the result, and so can be its register."""
     if program.result < 0:
-        if place is not None:
-            np.copyto(place, ins[0], casting="unsafe")
-        return ins[0]
-    if place is not None and place.dtype == program.dtype:
-        registers = list(registers)
-        registers[program.result], place = place, None
+        if out is not None:
+            registers.cast(out, ins[0])
+        return ins[0] if out is None else out
+    made = registers.at(shape)
+    if out is not None and direct:
+        made = list(made)
+        made[program.result] = out
     for step in program.instructions:
         args = [
-            ins[value] if kind == "leaf" else registers[value] if kind == "register" else value
-            for kind, value in step.args
+            ins[value] if kind == "leaf" else made[value] if kind == "register" else value for kind, value in step.args
         ]
-        step.operation.apply(registers[step.target], *args)
-    if place is not None:  # of another dtype: what the chain's own wraps, rounds or cuts off is part of its result
-        np.copyto(place, registers[program.result], casting="unsafe")
-    return registers[program.result]
+        for number, dtype in enumerate(step.casts):
+            if dtype is not None:
+                args[number] = registers.widen(args[number], step.casts, number)
+        step.call(made[step.target], *args)
+    if out is not None and not direct:  # what the chain's own dtype wraps, rounds or cuts off is part of its result
+        registers.cast(out, made[program.result])
+    return made[program.result]
 
 
-class _Registers:
-    """Views of the registers for each slice shape; all slices but the last of an axis share one."""
+class _HostRegisters:
+    """Registers in a worker's buffer; all slices but the last of an axis share one shape."""
 
     def __init__(self, program: Program, scratch: Any) -> None:
         self._program, self._scratch = program, scratch
         self._views: dict[tuple[int, ...], list[Block]] = {}
+
+    def cast(self, out: Block, value: Block) -> None:
+        """A cast as of `astype`."""
+        np.copyto(out, value, casting="unsafe")
+
+    def widen(self, value: Any, casts: Sequence[np.dtype[Any] | None], number: int) -> Any:
+        """Never asked for: NumPy's functions take operands of any dtype."""
+        raise AssertionError(casts)
 
     def at(self, shape: tuple[int, ...]) -> list[Block]:
         """The registers as blocks of this shape."""
@@ -268,7 +213,7 @@ def _flattened(
     return [block.reshape(-1) for block in blocks], target, (math.prod(shape),)
 
 
-def _natural_order(blocks: Sequence[Block], shape: tuple[int, ...]) -> tuple[int, ...]:
+def natural_order(blocks: Sequence[Block], shape: tuple[int, ...]) -> tuple[int, ...]:
     """Axes from slow to fast as the first block of full shape lies in memory."""
     for block in blocks:
         if (
@@ -280,10 +225,8 @@ def _natural_order(blocks: Sequence[Block], shape: tuple[int, ...]) -> tuple[int
     return tuple(range(len(shape)))
 
 
-def _fast_axis(block: Block) -> int | None:
+def lies_across(block: Block, order: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """True where the fastest axis of a block is another than that of axes in this order."""
     candidates = [a for a in range(block.ndim) if block.shape[a] > 1]
-    return min(candidates, key=lambda a: abs(block.strides[a]), default=None)
-
-
-def _fast_axis_of(order: tuple[int, ...], shape: tuple[int, ...]) -> int | None:
-    return next((axis for axis in reversed(order) if shape[axis] > 1), None)
+    fastest = min(candidates, key=lambda a: abs(block.strides[a]), default=None)
+    return fastest != next((axis for axis in reversed(order) if shape[axis] > 1), None)

@@ -1,22 +1,24 @@
-"""What all passes share: how they are sized, and what they tell the plan.
+"""What all passes share: a pass says what is made, a sized pass how, and a job what exists while it runs.
 
-In: nodes to make, where to put them, stores that earlier passes left, a budget. A pass is sized by trying a list of
-manners, from generous (many workers, large buffers) to the barest (one worker, one granule), and taking the first
-whose exact peak is inside the budget. The barest one's peak is the smallest budget that works.
+In: nodes to make, the sinks they go to, the stores that earlier passes leave, a room in bytes. `size` tries a list of
+efforts, from generous (many workers, large buffers) to the barest (one worker, one granule), and takes the first whose
+exact peak is inside the room. The barest one's peak is the smallest budget that works. Out: a `Sized`, a frozen value that
+the plan describes and the run obeys. A `Pass` does not change after it was made: it has the rules by which its kind is
+sized and computed, and what they need of the run comes in as a `Job`.
 """
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
-from outsize.array.kernels.blas import NOTHING
 from outsize.array.passes.tiling import Box, Grid
 from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape
 from outsize.array.tuning import Tuning
@@ -25,10 +27,19 @@ from outsize.core.noun import Known
 from outsize.core.plan import Level, Peak, Step
 from outsize.engine.pool import cores, round_to_pages
 
+Progress = Callable[[int], None]
+"""Called with the bytes that were moved."""
+
+ANY = 1 << 62
+"""Bytes of a device, where none takes part."""
+
+
+Kind = TypeVar("Kind", bound="Sized")
+
 
 @dataclass(frozen=True, slots=True)
-class Manner:
-    """How generously a pass is run."""
+class Effort:
+    """How generously a pass is sized."""
 
     workers: int
     """Threads."""
@@ -38,211 +49,234 @@ class Manner:
     """True for the barest: smallest tiles, one of everything."""
 
 
-def manners(chunk: int, room: int = 0) -> list[Manner]:
-    """From generous to bare; the last but one splits what there is."""
-    most = max(2, min(8, cores() + 2))
-    rows = [(most, chunk), (most, chunk // 2), (most, chunk // 4), (2, chunk // 4), (2, chunk // 16), (1, chunk // 16)]
-    rows += [(1, chunk // 64), (1, room // 3), (1, room // 12)]
-    return [*(Manner(workers, each) for workers, each in rows), Manner(1, 0, bare=True)]
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a pass may hold."""
+
+    host: int
+    """Bytes of host memory."""
+    packed: int = 0
+    """Bytes of it that BLAS has taken in earlier passes, and keeps."""
 
 
-Progress = Callable[[int], None]
-"""Called with the bytes that were moved."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """A pass with all its sizes."""
+
+    work: Pass
+    """The pass."""
+    grid: Grid
+    """Its tiles."""
+    chunk: Box
+    """The part of a tile that one worker makes at once."""
+    workers: int
+    """Threads."""
+    slots: int
+    """Tiles in flight."""
+    worker_bytes: int
+    """Buffer of a worker."""
+    slot_bytes: int
+    """Buffer of a tile."""
+    outside_bytes: int
+    """What a worker's calls may allocate by themselves."""
+    packed: int
+    """What BLAS's own buffers take at the end of the pass."""
+    threads: int
+    """Threads of BLAS."""
+    ahead: int = 0
+    """Loaded chunks that may wait for their turn outside their worker's buffer."""
+    shared_bytes: int = 0
+    """Host memory that all workers take together."""
+    device_bytes: int = 0
+    """Bytes that it reserves on a device."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes of host memory that it holds by itself."""
+        slots, buffers = self.slots * self.slot_bytes, self.workers * self.worker_bytes
+        return slots + buffers + self.workers * self.outside_bytes + self.shared_bytes + self.packed
+
+    @property
+    def locked(self) -> int:
+        """Bytes of it that are page-locked."""
+        buffers, slots = self.workers * self.worker_bytes, self.slots * self.slot_bytes
+        return buffers * self.work.locks[0] + slots * self.work.locks[1] + self.shared_bytes
+
+    def extended(self, kind: type[Kind], **more: Any) -> Kind:
+        """The same with more sizes, or others."""
+        return kind(**{field.name: getattr(self, field.name) for field in fields(self)} | more)
+
+    def step(self, resident: tuple[Part, ...]) -> Step:
+        """This pass as a step of a plan; `resident` is what else is held meanwhile."""
+        rows = (
+            (f"{self.slots} tiles of the output", self.slots * self.slot_bytes, Known.EXACT),
+            (f"{self.workers} workers' buffers", self.workers * self.worker_bytes, Known.EXACT),
+            ("what workers share", self.shared_bytes, Known.EXACT),
+            ("temporaries of calls", self.workers * self.outside_bytes, Known.BOUND),
+            ("buffers of BLAS", self.packed, Known.BOUND),
+        )
+        parts = (*(Part(name=name, bytes=size, known=known) for name, size, known in rows), *resident)
+        held, work = self.peak + sum(part.bytes for part in resident), self.work
+        return Step(
+            name=work.label(), peaks=(Peak(pool=HOST, bytes=held, known=Known.BOUND),),
+            parts=tuple(part for part in parts if part.bytes), read=work.reads(self), written=work.writes(),
+            floor=work.floor(self), tiles=max(1, len(self.grid)), tile=self.grid.box, notes=work.notes(self),
+            levels=work.levels(self),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A sized pass while it runs."""
+
+    sized: Any
+    """The `Sized` of the pass's kind."""
+    sinks: tuple[Any, ...]
+    """Where its outputs go, in their order: as they exist now."""
+    bindings: Mapping[Node, Store]
+    """What earlier passes left: as it exists now."""
+    progress: Progress
+    """Told what was moved."""
+    opened: Any = None
+    """What `Pass.opened` gave."""
+
+    @property
+    def sink(self) -> Any:
+        """Where the only output goes."""
+        return self.sinks[0]
 
 
 class Pass(abc.ABC):
-    """One pass. After `size` it can be described and run."""
+    """One kind of pass over one set of nodes."""
 
     ordered = False
-    ahead = 0
+    """True where the chunks of a tile are folded in order, one at a time."""
     rereads = False
     """True where reading sources again and again is the nature of the work, so that it is no reason to look further."""
     locks = (False, False)
     """Whether workers' buffers and slots are page-locked, for a device to copy by itself."""
-    device_peak = 0
-    """Bytes it reserves on a device."""
-    shared_bytes = 0
-    """Host memory that it takes for all workers together, from `begin` to `end`."""
-    packing = NOTHING
-    """What BLAS takes in it for its own buffers, a call and a thread."""
-    packed_before = 0
-    """What BLAS has taken in earlier passes, and keeps."""
 
-    def __init__(self, outputs: tuple[tuple[Node, Sink], ...], bindings: Mapping[Node, Store], tuning: Tuning) -> None:
+    def __init__(
+        self, outputs: tuple[tuple[Node, Sink], ...], bindings: Mapping[Node, Store], tuning: Tuning
+    ) -> None:  # fmt: skip
         self.outputs = outputs
+        """(node, the description of the sink that it goes to)."""
         self.bindings = bindings
+        """Descriptions of what earlier passes leave."""
         self.tuning = tuning
-        self.workers = self.slots = 1
-        self.worker_bytes = self.slot_bytes = self.outside_bytes = 0
-        self.grid = Grid((), ())
-        self.chunk: Box = ()
-        self.progress: Progress = lambda moved: None
 
     @abc.abstractmethod
     def label(self) -> str:
         """What it does, in a few words."""
 
-    @abc.abstractmethod
-    def shape_up(self, manner: Manner, room: int) -> bool:
-        """Choose tiles and chunks for this manner inside `room` bytes; False where it does not fit."""
-
-    @property
-    def peak(self) -> int:
-        """Bytes it holds by itself."""
-        slots, buffers = self.slots * self.slot_bytes, self.workers * self.worker_bytes
-        return slots + buffers + self.workers * self.outside_bytes + self.shared_bytes + self.packed
-
-    @property
-    def threads(self) -> int:
-        """Threads of BLAS: the cores that workers leave."""
-        return max(1, cores() // self.workers)
-
-    @property
-    def packed(self) -> int:
-        """What BLAS's own buffers take at the end of the pass."""
-        return max(self.packed_before, self.packing.total(self.workers, self.threads))
-
-    @property
-    def locked(self) -> int:
-        """Bytes of them that are page-locked."""
-        buffers, slots = self.workers * self.worker_bytes, self.slots * self.slot_bytes
-        return buffers * self.locks[0] + slots * self.locks[1] + self.shared_bytes
-
-    def take_stock(self, frame: Frame, slot: int) -> None:
-        """Fix the sizes of buffers, rounded as the pool rounds them."""
-        self.worker_bytes, self.outside_bytes = round_to_pages(frame.peak), frame.outside
-        self.packing = frame.packing
-        self.slot_bytes = round_to_pages(slot)
-
-    def size(self, room: int) -> bool:
-        """Find the most generous manner that fits and reads little more than once; else, of those that fit, the one that
-        reads the least. False, with the barest chosen, where none fits."""
-        fitting: list[tuple[int, int, Manner, float]] = []
-        for manner in self.manners(max(room, 0)):
-            for share in (1.0,) if manner.bare else self.tuning.shares:
-                if not self.shape_up(manner, int(room * share)):
-                    break
-                if self.peak > room:
-                    continue
-                reads = 0 if self.rereads else self.reads()
-                if reads <= self.tuning.reread * self._sources():
-                    return True
-                fitting.append((reads, len(fitting), manner, share))
-                break
-        if fitting:
-            _, _, manner, share = min(fitting, key=lambda row: row[:2])
-            self.shape_up(manner, int(room * share))
-        return bool(fitting)
-
-    def _sources(self) -> int:
-        """Bytes of every source, once."""
-        stores = {id(store): store for store, _ in self.probe_all().reads}
-        return sum(math.prod(store.shape) * store.dtype.itemsize for store in stores.values())
-
-    def manners(self, room: int) -> list[Manner]:
-        """What `size` tries."""
-        return manners(self.tuning.chunk, room)
-
-    def holds(self, frame: Frame, buffer: int) -> bool:
-        """True where a chunk that was measured fits a worker's buffer."""
-        return frame.peak + frame.outside + frame.packing.total(1, 1) <= buffer
-
-    def begin(self) -> None:  # noqa: B027  (most passes need nothing)
-        """Before the first tile."""
-
-    def end(self) -> None:  # noqa: B027  (most passes leave nothing)
-        """After the last tile, or an error."""
-
-    def levels(self) -> tuple[Level, ...]:
-        """Traffic per level of the machine, where a device takes part."""
-        return ()
-
-    def smallest(self) -> int:
-        """Peak of the barest manner."""
-        self.shape_up(self.manners(0)[-1], 0)
-        return self.peak
-
-    def floor(self) -> int | None:
-        """Fewest bytes any schedule could move: every source once, the output once."""
-        return min(self._sources(), self.reads()) + self.writes()
-
-    def writes(self) -> int:
-        """Bytes that it will write."""
-        return sum(sink.traffic(tuple((0, n) for n in sink.shape)) for _, sink in self.outputs)
+    # How it is sized
 
     @abc.abstractmethod
-    def volume(self) -> int:
-        """What the calls of `progress` add up to."""
+    def fit(self, effort: Effort, room: Room, there: int = ANY) -> Any:
+        """Its `Sized` for this effort, in tiles and chunks that aim at the room; None where they cannot. A chunk may take
+        `there` bytes of a device."""
+
+    def limit(self, room: Room) -> tuple[Room, int]:
+        """What of a room it may take, and how many bytes of a device."""
+        return room, ANY
+
+    def efforts(self, room: int) -> list[Effort]:
+        """What `size` tries, from generous to bare; the last but one splits what there is."""
+        most, chunk = max(2, min(8, cores() + 2)), self.tuning.chunk
+        rows = [(most, chunk), (most, chunk // 2), (most, chunk // 4), (2, chunk // 4), (2, chunk // 16)]
+        rows += [(1, chunk // 16), (1, chunk // 64), (1, room // 3), (1, room // 12)]
+        return [*(Effort(workers, each) for workers, each in rows), BARE]
+
+    def settle(self, grid: Grid, chunk: Box, workers: int, slots: int, slot: int, room: Room, **more: Any) -> Sized:
+        """The sizes that tiles and chunks lead to: one chunk of each kind is measured."""
+        threads = max(1, cores() // workers)
+        frame = self.probe_all(grid, chunk)
+        return Sized(
+            work=self, grid=grid, chunk=chunk, workers=workers, slots=slots, worker_bytes=round_to_pages(frame.peak),
+            slot_bytes=round_to_pages(slot), outside_bytes=frame.outside + more.pop("waiting", 0), threads=threads,
+            packed=max(room.packed, frame.packing.total(workers, threads)), **more,
+        )  # fmt: skip
+
+    def holds(self, frame: Frame, buffer: int, there: int) -> bool:
+        """True where a chunk that was measured fits a worker's buffer, and its place on a device."""
+        return frame.peak + frame.outside + frame.packing.total(1, 1) <= buffer and frame.device <= there
 
     @abc.abstractmethod
     def probe(self, region: Region) -> Frame:
         """A dry run of one chunk."""
 
-    def kinds(self) -> Iterator[tuple[Region, int]]:
+    def kinds(self, grid: Grid, chunk: Box) -> Iterator[tuple[Region, int]]:
         """One chunk of each kind and how many there are."""
-        for tile, number in self.grid.kinds():
-            for chunk, times in Grid(region_shape(tile), self.chunk).kinds():
-                yield tuple((a + s, b + s) for (a, b), (s, _) in zip(chunk, tile, strict=True)), number * times
+        for tile, number in grid.kinds():
+            for part, times in Grid(region_shape(tile), chunk).kinds():
+                yield tuple((a + s, b + s) for (a, b), (s, _) in zip(part, tile, strict=True)), number * times
 
-    def probe_all(self) -> Frame:
+    def probe_all(self, grid: Grid, chunk: Box) -> Frame:
         """A dry frame that has seen one chunk of each kind."""
         total = self.frame()
-        for region, _ in self.kinds():
+        for region, _ in self.kinds(grid, chunk):
             frame = self.probe(region)
             total.peak, total.outside = max(total.peak, frame.peak), max(total.outside, frame.outside)
             total.reads += frame.reads
             total.pack(frame.packing)
         return total
 
-    def reads(self) -> int:
-        """Bytes that it will read, for the chosen tiles."""
-        return sum(traffic(self.probe(region)) * number for region, number in self.kinds())
-
     def frame(self) -> Frame:
         """A dry frame."""
         return Frame(None, self.bindings, self.tuning)
 
-    def step(self, resident: tuple[Part, ...]) -> Step:
-        """This pass as a step of a plan; `resident` is what else is held meanwhile."""
-        parts = [Part(name=f"{self.slots} tiles of the output", bytes=self.slots * self.slot_bytes, known=Known.EXACT)]
-        parts.append(
-            Part(name=f"{self.workers} workers' buffers", bytes=self.workers * self.worker_bytes, known=Known.EXACT)
-        )
-        parts.append(Part(name="what workers share", bytes=self.shared_bytes, known=Known.EXACT))
-        parts.append(Part(name="temporaries of calls", bytes=self.workers * self.outside_bytes, known=Known.BOUND))
-        parts.append(Part(name="buffers of BLAS", bytes=self.packed, known=Known.BOUND))
-        parts += resident
-        held = self.peak + sum(part.bytes for part in resident)
-        return Step(
-            name=self.label(), peaks=(Peak(pool=HOST, bytes=held, known=Known.BOUND),),
-            parts=tuple(part for part in parts if part.bytes), read=self.reads(), written=self.writes(), floor=self.floor(),
-            tiles=max(1, len(self.grid)), tile=self.grid.box, notes=self.notes(), levels=self.levels(),
-        )  # fmt: skip
+    # What the plan says of it
 
-    def notes(self) -> tuple[str, ...]:
+    def sources(self, sized: Sized) -> int:
+        """Bytes of every source, once."""
+        stores = {id(store): store for store, _ in self.probe_all(sized.grid, sized.chunk).reads}
+        return sum(math.prod(store.shape) * store.dtype.itemsize for store in stores.values())
+
+    def reads(self, sized: Any) -> int:
+        """Bytes that it will read."""
+        return sum(traffic(self.probe(region)) * number for region, number in self.kinds(sized.grid, sized.chunk))
+
+    def writes(self) -> int:
+        """Bytes that it will write."""
+        return sum(sink.traffic(tuple((0, n) for n in sink.shape)) for _, sink in self.outputs)
+
+    def floor(self, sized: Any) -> int | None:
+        """Fewest bytes any schedule could move: every source once, the output once."""
+        return min(self.sources(sized), self.reads(sized)) + self.writes()
+
+    def levels(self, sized: Any) -> tuple[Level, ...]:
+        """Traffic per level of the machine, where a device takes part."""
+        return ()
+
+    def notes(self, sized: Any) -> tuple[str, ...]:
         """Choices worth knowing."""
         return ()
 
-    # What the engine calls
+    # What the run calls
 
-    def tiles(self) -> Iterable[Region]:
-        """Tiles in order."""
-        return self.grid
-
-    def context(self, buffer: Buffer) -> Frame:
-        """A frame on a worker's buffer."""
-        return Frame(buffer, self.bindings, self.tuning)
+    @contextlib.contextmanager
+    def opened(self, sized: Any) -> Iterator[Any]:
+        """What the whole pass needs besides buffers, from before its first tile to after its last one."""
+        yield None
 
     @abc.abstractmethod
-    def chunks(self, tile: Region) -> Iterator[Region]:
+    def volume(self) -> int:
+        """What the calls of `progress` add up to."""
+
+    def tiles(self, sized: Sized) -> Iterable[Region]:
+        """Tiles in order."""
+        return sized.grid
+
+    @abc.abstractmethod
+    def chunks(self, job: Job, tile: Region) -> Iterator[Region]:
         """Chunks of a tile."""
 
     @abc.abstractmethod
-    def open(self, tile: Region, slot: Buffer) -> Any:
+    def open(self, job: Job, tile: Region, slot: Buffer) -> Any:
         """The state of a tile."""
 
     @abc.abstractmethod
-    def load(self, tile: Region, chunk: Region, state: Any, frame: Frame) -> Any:
+    def load(self, job: Job, tile: Region, chunk: Region, state: Any, frame: Frame) -> Any:
         """Read and compute a chunk."""
 
     def detach(self, payload: Any) -> Any:
@@ -250,20 +284,52 @@ class Pass(abc.ABC):
         return payload
 
     @abc.abstractmethod
-    def fold(self, tile: Region, chunk: Region, state: Any, payload: Any) -> None:
+    def fold(self, job: Job, tile: Region, chunk: Region, state: Any, payload: Any) -> None:
         """Bring it into the state."""
 
-    def pieces(self, tile: Region, state: Any) -> Iterable[Region]:
+    def pieces(self, job: Job, tile: Region, state: Any) -> Iterable[Region]:
         """Parts of the tile that may be written at once; none where closing it writes it."""
         return ()
 
-    def write(self, tile: Region, state: Any, piece: Region) -> None:
+    def write(self, job: Job, tile: Region, state: Any, piece: Region) -> None:
         """Write a part of the tile."""
         raise AssertionError(piece)
 
     @abc.abstractmethod
-    def close(self, tile: Region, state: Any) -> None:
+    def close(self, job: Job, tile: Region, state: Any) -> None:
         """Write what is not written yet, and tell of it."""
+
+
+BARE = Effort(1, 0, bare=True)
+"""The barest effort."""
+
+
+def size(work: Pass, room: Room) -> tuple[Sized, bool]:
+    """The most generous sizes that fit the room and read little more than once; else, of those that fit, the ones that
+    read the least. False, with the barest, where none fit."""
+    room, there = work.limit(room)
+    fitting: list[tuple[int, int, Sized]] = []
+    for effort in work.efforts(max(room.host, 0)):
+        for share in (1.0,) if effort.bare else work.tuning.shares:
+            sized = work.fit(effort, replace(room, host=int(room.host * share)))
+            if sized is None:
+                break
+            if sized.peak > room.host or sized.device_bytes > there:
+                continue
+            reads = 0 if work.rereads else work.reads(sized)
+            if reads <= work.tuning.reread * work.sources(sized):
+                return sized, True
+            fitting.append((reads, len(fitting), sized))
+            break
+    if fitting:
+        return min(fitting, key=lambda row: row[:2])[2], True
+    return size_barely(work, room.packed), False
+
+
+def size_barely(work: Pass, packed: int) -> Sized:
+    """The smallest sizes there are."""
+    sized: Sized = work.fit(BARE, Room(0, packed))
+    return sized
 
 
 def traffic(frame: Frame) -> int:

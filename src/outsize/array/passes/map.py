@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from outsize.array.graph.barrier import Lane
 from outsize.array.graph.frame import Frame, phantom
 from outsize.array.graph.node import Node, walk
-from outsize.array.passes.base import Manner, Pass, inside, split
+from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, inside, split
 from outsize.array.passes.tiling import (
     Box,
     Grid,
@@ -31,7 +32,9 @@ from outsize.array.tuning import Tuning
 
 
 @dataclass(slots=True)
-class _State:
+class State:
+    """A tile under way."""
+
     block: Block
     scratch: Buffer
 
@@ -42,7 +45,6 @@ class MapPass(Pass):
     def __init__(self, node: Node, sink: Sink, bindings: Mapping[Node, Store], tuning: Tuning) -> None:
         super().__init__(((node, sink),), bindings, tuning)
         self.node, self.sink = node, sink
-        self.chunk: Box = ()
         self._probes: dict[Region, Frame] = {}
 
     def label(self) -> str:
@@ -71,20 +73,20 @@ class MapPass(Pass):
         region = center(self.node.shape, box)
         return self.sink.room(region) + self.sink.extent(region)
 
-    def shape_up(self, manner: Manner, room: int) -> bool:
+    def fit(self, effort: Effort, room: Room, there: int = ANY) -> Sized | None:
         shape, least = self.node.shape, self._smallest_box()
-        if manner.bare:
-            return self._settle(manner, least, least, 1)
+        if effort.bare:
+            return self._settle(least, least, 1, 1, room)
         whole = tuple(max(1, length) for length in shape)
-        if self._light(whole, room):
-            return self._settle(Manner(1, 0), whole, whole, 1)
+        if self._light(whole, room.host, there):
+            return self._settle(whole, whole, 1, 1, room)
         one = self.probe(center(shape, least))
-        buffer = max(manner.chunk, one.peak + one.outside + one.packing.total(1, 1))
+        buffer = max(effort.chunk, one.peak + one.outside + one.packing.total(1, 1))
         if self.node.greedy:  # lanes across a file's rows are read many at a time, or the file is read many times
-            buffer = max(buffer, room // (2 * manner.workers))
+            buffer = max(buffer, room.host // (2 * effort.workers))
         slots, tile = 0, None
-        for number in sorted({manner.workers, min(2, manner.workers)}, reverse=True):  # fewer slots, larger tiles
-            allowed = (room - manner.workers * buffer) // number
+        for number in sorted({effort.workers, min(2, effort.workers)}, reverse=True):  # fewer slots, larger tiles
+            allowed = (room.host - effort.workers * buffer) // number
             if self._slot(least) > allowed:
                 continue
             slots = number
@@ -94,12 +96,12 @@ class MapPass(Pass):
             if not starved:
                 break
         if tile is None:
-            return False
+            return None
         tile = balance(shape, tile, least)
-        chunk = self._choose_chunk(tile, least, buffer)
-        if chunk != tile and math.prod(tile) * self.node.dtype.itemsize <= 2 * manner.chunk:
+        chunk = self._choose_chunk(tile, least, buffer, there)
+        if chunk != tile and math.prod(tile) * self.node.dtype.itemsize <= 2 * effort.chunk:
             tile = chunk if self._slot(chunk) >= self._slot(tile) // 4 and self._aligned(chunk, tile) else tile
-        return self._settle(manner, tile, chunk, min(slots, max(1, len(Grid(shape, tile)))))
+        return self._settle(tile, chunk, effort.workers, min(slots, max(1, len(Grid(shape, tile)))), room)
 
     def _slot_fits(self, allowed: int) -> Callable[[Box], bool]:
         return lambda box: self._slot(box) <= allowed
@@ -111,11 +113,11 @@ class MapPass(Pass):
         first = next((axis for axis in order if tile[axis] > 1), None)
         return cut == [first]
 
-    def _light(self, whole: Box, room: int) -> bool:
+    def _light(self, whole: Box, room: int, there: int) -> bool:
         if self.node.nbytes > self.tuning.small or math.prod(self.node.shape) == 0:
             return math.prod(self.node.shape) == 0
         frame = self.probe(center(self.node.shape, whole))
-        return self.holds(frame, min(room, 4 * self.tuning.small) - self._slot(whole))
+        return self.holds(frame, min(room, 4 * self.tuning.small) - self._slot(whole), there)
 
     def _bytes(self, box: Box) -> int:
         return math.prod(box) * self.node.dtype.itemsize
@@ -124,12 +126,12 @@ class MapPass(Pass):
         region = center(self.node.shape, box)
         return read_seconds(self.probe(region).reads, self.tuning) + write_seconds(self.sink, region, self.tuning)
 
-    def _choose_chunk(self, tile: Box, least: Box, buffer: int) -> Box:
+    def _choose_chunk(self, tile: Box, least: Box, buffer: int, there: int) -> Box:
         """The part of a tile that one worker reads at once."""
         shape = self.node.shape
 
         def fits(box: Box) -> bool:
-            return self.holds(self.probe(center(shape, box)), buffer)
+            return self.holds(self.probe(center(shape, box)), buffer, there)
 
         if fits(tile):
             return tile
@@ -140,47 +142,43 @@ class MapPass(Pass):
         box, _ = grow(tile, least, seconds, fits, self._bytes, self.tuning)
         return balance(tile, box, least)
 
-    def _settle(self, manner: Manner, tile: Box, chunk: Box, slots: int) -> bool:
-        self.grid, self.chunk = Grid(self.node.shape, tile), chunk
-        self.workers, self.slots = min(manner.workers, self._pieces()), slots
-        frame = self.probe_all()
-        kinds = [region for region, _ in self.grid.kinds()] or [tuple((0, 0) for _ in tile)]
-        self.take_stock(frame, max(self.sink.room(region) + self.sink.extent(region) for region in kinds))
-        return True
-
-    def _pieces(self) -> int:
-        return max(1, sum(n * len(Grid(region_shape(r), self.chunk)) for r, n in self.grid.kinds()))
+    def _settle(self, tile: Box, chunk: Box, workers: int, slots: int, room: Room) -> Sized:
+        grid = Grid(self.node.shape, tile)
+        pieces = sum(n * len(Grid(region_shape(r), chunk)) for r, n in grid.kinds())
+        kinds = [region for region, _ in grid.kinds()] or [tuple((0, 0) for _ in tile)]
+        slot = max(self.sink.room(region) + self.sink.extent(region) for region in kinds)
+        return self.settle(grid, chunk, max(1, min(workers, pieces)), slots, slot, room)
 
     def volume(self) -> int:
         return self.node.nbytes
 
-    def chunks(self, tile: Region) -> Iterator[Region]:
-        return inner_grid(tile, self.chunk)
+    def chunks(self, job: Job, tile: Region) -> Iterator[Region]:
+        return inner_grid(tile, job.sized.chunk)
 
-    def open(self, tile: Region, slot: Buffer) -> _State:
-        room = self.sink.room(tile)
+    def open(self, job: Job, tile: Region, slot: Buffer) -> State:
+        room = job.sink.room(tile)
         place, scratch = split(slot, room, slot.nbytes - room)
-        return _State(self.sink.lay(tile, place), scratch)
+        return State(job.sink.lay(tile, place), scratch)
 
-    def load(self, tile: Region, chunk: Region, state: _State, frame: Frame) -> None:
+    def load(self, job: Job, tile: Region, chunk: Region, state: State, frame: Frame) -> None:
         frame.reset()
         target = state.block[inside(chunk, tile)] if tile else state.block
         block = self.node.evaluate(chunk, frame, target)
         if block is not target:
             frame.copy(target, block)
 
-    def fold(self, tile: Region, chunk: Region, state: _State, payload: None) -> None:
+    def fold(self, job: Job, tile: Region, chunk: Region, state: State, payload: None) -> None:
         """Nothing: chunks are evaluated into their place."""
 
-    def pieces(self, tile: Region, state: _State) -> Iterable[Region]:
-        return self.sink.pieces(tile)
+    def pieces(self, job: Job, tile: Region, state: State) -> Iterable[Region]:
+        return list(job.sink.pieces(tile))
 
-    def write(self, tile: Region, state: _State, piece: Region) -> None:
-        self.sink.write(piece, state.block[inside(piece, tile)] if tile else state.block, state.scratch)
+    def write(self, job: Job, tile: Region, state: State, piece: Region) -> None:
+        job.sink.write(piece, state.block[inside(piece, tile)] if tile else state.block, state.scratch)
 
-    def close(self, tile: Region, state: _State) -> None:
-        self.progress(state.block.nbytes)
+    def close(self, job: Job, tile: Region, state: State) -> None:
+        job.progress(state.block.nbytes)
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self, sized: Any) -> tuple[str, ...]:
         functions = sorted({node.label() for node in walk(self.node) if node.label().startswith("map_")})
         return tuple(f"{name} is trusted to keep to its declared memory" for name in functions)

@@ -23,11 +23,11 @@ from outsize.array.graph.barrier import Contract
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
 from outsize.array.kernels.blas import Packing, find_symbol, multiply_add, packing, takes
-from outsize.array.passes.base import Manner, Pass, split, traffic
+from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, split, traffic
 from outsize.array.passes.tiling import Box, Grid, balance, center, grow, read_seconds, write_seconds
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.tuning import Tuning
-from outsize.engine.pool import cores
+from outsize.engine.pool import cores, round_to_pages
 
 
 @dataclass(slots=True)
@@ -37,6 +37,16 @@ class _State:
     scratch: Buffer
     left: Block | None
     """The tile's whole rows of A, where they stay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizedProduct(Sized):
+    """A product with its sizes; its chunks are the panels."""
+
+    left_stays: bool
+    """True where a tile keeps its whole rows of A."""
+    strip: int
+    """Bytes of A's rows that BLAS copies at once."""
 
 
 class ContractPass(Pass):
@@ -56,32 +66,14 @@ class ContractPass(Pass):
         """Lengths of the axes summed over."""
         self.domain = (*node.shape, *self.lengths)
         self.working = self._working()
-        self.panel: Box = ()
-        self.left_stays = False
-        """True where a tile keeps its whole rows of A."""
-        self.strip = tuning.strip
-        """Bytes of A's rows that BLAS copies at once."""
-        self._cores = 1
-        self._probes: dict[tuple[Region, bool, int], Frame] = {}
         self._measured: dict[tuple[Box, bool], tuple[int, int, float]] = {}
-
-    @property
-    def threads(self) -> int:
-        return self._cores
-
-    @property
-    def packed(self) -> int:
-        return max(self.packed_before, self.packing.total(1, self._cores))  # one worker multiplies
 
     def _working(self) -> np.dtype[Any]:
         dtype = self.node.dtype
         if dtype.char == "e":
             return np.dtype(np.float32)
-        if (
-            dtype.char in "fF"
-            and math.prod(self.lengths) > self.tuning.long_sum
-            and self.node.nbytes <= self.tuning.small_result
-        ):
+        long = math.prod(self.lengths) > self.tuning.long_sum and self.node.nbytes <= self.tuning.small_result
+        if dtype.char in "fF" and long:
             return np.dtype(np.float64 if dtype.char == "f" else np.complex128)
         return dtype.newbyteorder("=")
 
@@ -94,46 +86,36 @@ class ContractPass(Pass):
         n = tile[self.batch + self.m :]
         return (*batch, *m, *panel), (*batch, *panel, *n)
 
-    def probe(self, region: Region) -> Frame:
-        """A dry run of one panel; the region covers C's axes and those summed over."""
-        found = self._probes.get((region, self.left_stays, self.strip))
-        if found is None:
-            while len(self._probes) >= _PROBES:
-                del self._probes[next(iter(self._probes))]
-            found = self._dry(region)
-            found.reserve(self._added(region_shape(region)))
-            found.pack(self._packing(region_shape(region)))
-            self._probes[region, self.left_stays, self.strip] = found
-        return found
-
-    def _dry(self, region: Region) -> Frame:
-        """A dry run of reading one panel."""
-        frame, split_at = self.frame(), len(self.node.shape)
-        self._load(region[:split_at], region[split_at:], frame, None)
+    def probe(self, region: Region, stays: bool = False, strip: int = 0) -> Frame:
+        """A dry run of one panel; the region covers C's axes and those summed over. A is left out where it stays."""
+        frame, split_at, shape = self.frame(), len(self.node.shape), region_shape(region)
+        self._load(region[:split_at], region[split_at:], frame, None, stays)
+        frame.reserve(self._added(shape, strip))
+        frame.pack(self._packing(shape, strip))
         return frame
 
-    def _measure(self, box: Box) -> tuple[int, int, float]:
+    def _measure(self, box: Box, stays: bool) -> tuple[int, int, float]:
         """(buffer, memory outside of it, seconds) of reading a panel; three numbers, since a search looks at thousands of
         panels and their frames would be megabytes."""
-        found = self._measured.get((box, self.left_stays))
+        found = self._measured.get((box, stays))
         if found is None:
-            frame = self._dry(center(self.domain, box))
-            found = self._measured[box, self.left_stays] = (
-                frame.peak, frame.outside, read_seconds(frame.reads, self.tuning, self.tuning.hidden_transfer),
-            )  # fmt: skip
+            frame, split_at, region = self.frame(), len(self.node.shape), center(self.domain, box)
+            self._load(region[:split_at], region[split_at:], frame, None, stays)
+            seconds = read_seconds(frame.reads, self.tuning, self.tuning.hidden_transfer)
+            found = self._measured[box, stays] = frame.peak, frame.outside, seconds
         return found
 
-    def _added(self, box: Box) -> int:
+    def _added(self, box: Box, strip: int) -> int:
         """Bytes of products that are made to be added, where BLAS cannot add them itself."""
         if find_symbol("cblas_sgemm") and self.node.dtype.char in "fd" and self.working == self.node.dtype:
             return 0
-        return 2 * min(self.strip, math.prod(box[self.batch : len(self.node.shape)]) * self.working.itemsize)
+        return 2 * min(strip, math.prod(box[self.batch : len(self.node.shape)]) * self.working.itemsize)
 
-    def _packing(self, box: Box) -> Packing:
+    def _packing(self, box: Box, strip: int) -> Packing:
         """What BLAS takes to multiply a panel."""
         middle, end = self.batch + self.m, len(self.node.shape)
         rows, columns, depth = (math.prod(part) for part in (box[self.batch : middle], box[middle:end], box[end:]))
-        return packing(rows, columns, depth, self._element, self.strip)
+        return packing(rows, columns, depth, self._element, strip)
 
     @property
     def _element(self) -> np.dtype[Any]:
@@ -146,12 +128,14 @@ class ContractPass(Pass):
         self._load_left(tile, frame)
         return frame
 
-    def _load(self, tile: Region, panel: Region, frame: Frame, left: Block | None) -> tuple[Block, Block]:
+    def _load(
+        self, tile: Region, panel: Region, frame: Frame, left: Block | None, stays: bool
+    ) -> tuple[Block, Block]:  # fmt: skip
         a_region, b_region = self._regions(tile, panel)
         if left is not None:
             (start, stop) = panel[0]
             a = left[:, start:stop]
-        elif self.left_stays:  # a dry run: A is counted with the tile
+        elif stays:  # a dry run: A is counted with the tile
             a = np.empty((0, 0), self.node.dtype)
         else:
             a = self._operand(self.node.inputs[0], a_region, (self.batch, self.m, self.node.summed), frame)
@@ -172,43 +156,40 @@ class ContractPass(Pass):
             block = packed
         return block.reshape(shape)
 
-    def _slot(self, tile: Box) -> int:
+    def _slot(self, tile: Box, stays: bool) -> int:
         region = center(self.node.shape, tile)
         size = self.sink.room(region) + self.sink.extent(region)
-        if self.working != self.sink.dtype or not self._plain():
+        if self.working != self.sink.dtype or not self.plain():
             size += round_up(math.prod(tile) * self.working.itemsize)
-        return size + (self._left_bytes(region) if self.left_stays else 0)
+        return size + (self._probe_left(region).peak if stays else 0)
 
-    def _left_bytes(self, tile: Region) -> int:
-        return self._probe_left(tile).peak
-
-    def _plain(self) -> bool:
+    def plain(self) -> bool:
         """True where the sink's own block can be the accumulator: one matrix, rows as BLAS likes them."""
         return self.batch == 0 and self.m == 1 and self.n == 1 and self.sink.order in (None, (0, 1))
 
-    def shape_up(self, manner: Manner, room: int) -> bool:
+    def fit(self, effort: Effort, room: Room, there: int = ANY) -> SizedProduct | None:
         split_at = len(self.node.shape)
         least = (*(max(1, min(g, n)) for g, n in zip(self.sink.granule, self.node.shape, strict=True)),
                  *(1 for _ in self.lengths))  # fmt: skip
-        self.left_stays = False
-        self.strip = max(self.tuning.shortest_strip, min(self.tuning.strip, room // 4))
-        self._cores = max(1, min(cores(), room // self.tuning.thread_room))
-        if manner.bare:
-            return self._settle(1, tuple(map(max, least, self._smallest_box())))
-        workers = min(2, manner.workers)
+        strip = max(self.tuning.shortest_strip, min(self.tuning.strip, room.host // 4))
+        threads = max(1, min(cores(), room.host // self.tuning.thread_room))
+        if effort.bare:
+            return self._settle(1, tuple(map(max, least, self._smallest_box())), False, strip, threads, room)
+        workers = min(2, effort.workers)
 
-        def held(box: Box) -> int:
-            peak, outside, _ = self._measure(box)
-            packed = max(self.packed_before, self._packing(box).total(1, self._cores))
-            return self._slot(box[:split_at]) + workers * (peak + max(outside, self._added(box))) + packed
+        def held(box: Box, stays: bool = False) -> int:
+            peak, outside, _ = self._measure(box, stays)
+            packed = max(room.packed, self._packing(box, strip).total(1, threads))
+            return self._slot(box[:split_at], stays) + workers * (peak + max(outside, self._added(box, strip))) + packed
 
-        if held(least) > room:
-            return False
-        if self._plain() and len(self.lengths) == 1:
-            box, self.left_stays = self._search(least, room, held)
+        if held(least) > room.host:
+            return None
+        stays = False
+        if self.plain() and len(self.lengths) == 1:
+            box, stays = self._search(least, room.host, held)
         else:
-            box, _ = grow(self.domain, least, self._seconds, lambda b: held(b) <= room, held, self.tuning)
-        return self._settle(workers, balance(self.domain, box, least))
+            box, _ = grow(self.domain, least, self._seconds, lambda b: held(b) <= room.host, held, self.tuning)
+        return self._settle(workers, balance(self.domain, box, least), stays, strip, threads, room)
 
     def _smallest_box(self) -> Box:
         """One matrix, whose edges are a few elements long whatever number of axes they are made of."""
@@ -224,137 +205,145 @@ class ContractPass(Pass):
                 edge = max(1, edge // box[axis])
         return tuple(box)
 
-    def _seconds(self, box: Box) -> float:
+    def _seconds(self, box: Box, stays: bool = False) -> float:
         """Disk time of one panel and of its share of C."""
         split_at = len(self.node.shape)
         region = center(self.domain, box)
         panels = math.prod(-(-n // max(1, k)) for n, k in zip(self.lengths, box[split_at:], strict=True))
         write = write_seconds(self.sink, region[:split_at], self.tuning) / max(panels, 1)
-        return self._measure(box)[2] + write + self.tuning.panel_seconds
+        return self._measure(box, stays)[2] + write + self.tuning.panel_seconds
 
-    def _search(self, least: Box, room: int, held: Callable[[Box], int]) -> tuple[Box, bool]:
+    def _search(self, least: Box, room: int, held: Callable[[Box, bool], int]) -> tuple[Box, bool]:
         """The best of even cuts of C and of panels in powers of two, with A streaming or staying; of equally good ones the
         smallest."""
         m, n, k = self.domain
-        if held(self.domain) <= min(room, self.tuning.whole_product):
+        if held(self.domain, False) <= min(room, self.tuning.whole_product):
             return self.domain, False
         panels = [step for step in (16, 64, 256, 1024, 2048, 4096, 8192) if step < k] + [k]
         found = [(math.inf, 0, least, False)]
+        hidden = self.tuning.hidden_transfer
         for rows, columns, stays in itertools.product(_cuts(m, least[0]), _cuts(n, least[1]), (False, True)):
-            self.left_stays = stays
             if rows * (columns + k * stays) * self.working.itemsize > room:
                 continue
             tiles = -(-m // rows) * -(-n // columns)
             tile = center(self.node.shape, (rows, columns))
-            hidden = self.tuning.hidden_transfer
             once = tiles * read_seconds(self._probe_left(tile).reads, self.tuning, hidden) if stays else 0.0
             for panel in panels:
                 box = (rows, columns, panel)
-                size = held(box)
+                size = held(box, stays)
                 if size > room:
                     break
-                found.append((once + self._seconds(box) * tiles * -(-k // panel), size, box, stays))
+                found.append((once + self._seconds(box, stays) * tiles * -(-k // panel), size, box, stays))
         best = min(found)[0]
-        return min((size, box, stays) for cost, size, box, stays in found if cost <= best * self.tuning.as_good)[1:]
+        good = best * self.tuning.as_good
+        return min((size, box, stays) for cost, size, box, stays in found if cost <= good)[1:]
 
-    def _settle(self, workers: int, box: Box) -> bool:
+    def _settle(self, workers: int, box: Box, stays: bool, strip: int, threads: int, room: Room) -> SizedProduct:
         split_at = len(self.node.shape)
-        self.grid, self.panel = Grid(self.node.shape, box[:split_at]), box[split_at:]
-        self.slots, self.workers = 1, min(workers, max(1, math.prod(Grid(self.domain, box).counts)))
-        frame = self.probe_all()
-        self.take_stock(frame, max((self._slot(region_shape(r)) for r, _ in self.grid.kinds()), default=0))
-        return True
+        grid, panel = Grid(self.node.shape, box[:split_at]), box[split_at:]
+        frame = self.frame()
+        for region, _ in self.kinds(grid, panel):
+            seen = self.probe(region, stays, strip)
+            frame.peak, frame.outside = max(frame.peak, seen.peak), max(frame.outside, seen.outside)
+            frame.pack(seen.packing)
+        slot = max((self._slot(region_shape(r), stays) for r, _ in grid.kinds()), default=0)
+        return SizedProduct(
+            work=self, grid=grid, chunk=panel, workers=min(workers, max(1, math.prod(Grid(self.domain, box).counts))),
+            slots=1, worker_bytes=round_to_pages(frame.peak), slot_bytes=round_to_pages(slot),
+            outside_bytes=frame.outside, packed=max(room.packed, frame.packing.total(1, threads)),  # one worker multiplies
+            threads=threads, left_stays=stays, strip=strip,
+        )  # fmt: skip
 
-    def kinds(self) -> Iterator[tuple[Region, int]]:
-        for tile, number in self.grid.kinds():
-            for panel, times in Grid(self.lengths, self.panel).kinds():
+    def kinds(self, grid: Grid, chunk: Box) -> Iterator[tuple[Region, int]]:
+        for tile, number in grid.kinds():
+            for panel, times in Grid(self.lengths, chunk).kinds():
                 yield (*tile, *panel), number * times
 
-    def probe_all(self) -> Frame:
-        total = super().probe_all()
-        for tile, _ in self.grid.kinds() if self.left_stays else ():
-            total.reads += self._probe_left(tile).reads
-        return total
+    def _reads(self, sized: SizedProduct) -> Iterator[tuple[Frame, int]]:
+        """A dry frame of each kind of read, and how many there are."""
+        for region, number in self.kinds(sized.grid, sized.chunk):
+            yield self.probe(region, sized.left_stays, sized.strip), number
+        for tile, number in sized.grid.kinds() if sized.left_stays else ():
+            yield self._probe_left(tile), number
 
-    def reads(self) -> int:
-        rows = ((self._probe_left(tile), number) for tile, number in self.grid.kinds() if self.left_stays)
-        return super().reads() + sum(traffic(frame) * number for frame, number in rows)
+    def sources(self, sized: Any) -> int:
+        stores = {id(store): store for frame, _ in self._reads(sized) for store, _ in frame.reads}
+        return sum(math.prod(store.shape) * store.dtype.itemsize for store in stores.values())
+
+    def reads(self, sized: Any) -> int:
+        return sum(traffic(frame) * number for frame, number in self._reads(sized))
 
     def volume(self) -> int:
         return math.prod(self.node.shape) * max(1, math.prod(self.lengths))
 
-    def floor(self) -> int | None:
+    def floor(self, sized: Any) -> int | None:
         """2mnk/sqrt(S) words and C once; never less than reading A and B once."""
         size = self.node.dtype.itemsize
-        least = super().floor() or 0
-        if self._sources() == 0:
+        least = super().floor(sized) or 0
+        if self.sources(sized) == 0:
             return least
-        words = max(1, self.peak // size)
+        words = max(1, sized.peak // size)
         m = math.prod(self.node.shape[self.batch : self.batch + self.m])
         n = math.prod(self.node.shape[self.batch + self.m :])
         work = 2 * math.prod(self.node.shape[: self.batch]) * m * n * math.prod(self.lengths)
         return max(least, int(work / math.sqrt(words)) * size + self.writes())
 
-    def chunks(self, tile: Region) -> Iterator[Region]:
+    def chunks(self, job: Job, tile: Region) -> Iterator[Region]:
         if math.prod(self.lengths) == 0:
             return iter([tuple((0, 0) for _ in self.lengths)])
-        return iter(Grid(self.lengths, self.panel))
+        return iter(Grid(self.lengths, job.sized.chunk))
 
-    def open(self, tile: Region, slot: Buffer) -> _State:
-        state = self.lay_out(tile, slot)
+    def open(self, job: Job, tile: Region, slot: Buffer) -> _State:
+        state = self.lay_out(job, tile, slot)
         state.total[...] = 0
         return state
 
-    def lay_out(self, tile: Region, slot: Buffer) -> _State:
+    def lay_out(self, job: Job, tile: Region, slot: Buffer) -> _State:
         """The state of a tile in its slot, C not yet written."""
-        room = self.sink.room(tile)
-        scratch = self.sink.extent(tile)
+        room = job.sink.room(tile)
+        scratch = job.sink.extent(tile)
         place, rest, more = split(slot, room, scratch, slot.nbytes - room - scratch)
-        out = self.sink.lay(tile, place)
+        out = job.sink.lay(tile, place)
         total = out
-        if self.working != self.sink.dtype or not self._plain():
+        if self.working != self.sink.dtype or not self.plain():
             size = math.prod(region_shape(tile)) * self.working.itemsize
             total = np.ndarray(region_shape(tile), self.working, more.data)
             more = more[round_up(size) :]
-        left = self._load_left(tile, Frame(more, self.bindings, self.tuning)) if self.left_stays else None
+        left = self._load_left(tile, Frame(more, job.bindings, self.tuning)) if job.sized.left_stays else None
         return _State(total, out, rest, left)
 
-    def load(self, tile: Region, chunk: Region, state: _State, frame: Frame) -> tuple[Block, Block] | None:
+    def load(self, job: Job, tile: Region, chunk: Region, state: _State, frame: Frame) -> Any:
         if math.prod(region_shape(chunk)) == 0:
             return None
         frame.reset()
-        return self._load(tile, chunk, frame, state.left)
+        return self._load(tile, chunk, frame, state.left, False)
 
-    def fold(self, tile: Region, chunk: Region, state: _State, payload: tuple[Block, Block] | None) -> None:
+    def matrices(self, state: _State, a: Block, b: Block) -> tuple[Block, Block, Block]:
+        """C and its panels, each as a batch of matrices."""
+        c = state.total
+        total = c if self.plain() else c.reshape(grouped(c.shape, (self.batch, self.m, self.n)))
+        total, a, b = (block[None] if block.ndim == 2 else block for block in (total, a, b))
+        return total, a, b
+
+    def fold(self, job: Job, tile: Region, chunk: Region, state: _State, payload: Any) -> None:
         if payload is None:
             return
-        a, b = payload
-        total = (
-            state.total
-            if self._plain()
-            else state.total.reshape(grouped(state.total.shape, (self.batch, self.m, self.n)))
-        )
-        total = total[None] if total.ndim == 2 else total
-        a, b = (block[None] if block.ndim == 2 else block for block in (a, b))
+        total, a, b = self.matrices(state, *payload)
         for i in range(total.shape[0]):
             if total.dtype.kind == "b":
                 total[i] |= a[i] @ b[i]
             else:
-                multiply_add(a[i], b[i], total[i], self.strip)
-        self.progress(total.size * a.shape[2])
+                multiply_add(a[i], b[i], total[i], job.sized.strip)
+        job.progress(total.size * a.shape[2])
 
-    def close(self, tile: Region, state: _State) -> None:
+    def close(self, job: Job, tile: Region, state: _State) -> None:
         if state.out is not state.total:
             np.copyto(state.out, state.total, casting="unsafe")
-        self.sink.write(tile, state.out, state.scratch)
+        job.sink.write(tile, state.out, state.scratch)
 
-    def notes(self) -> tuple[str, ...]:
-        stays = "C tile and its rows of A stay" if self.left_stays else "C tile stays"
-        return (f"{stays}, panels of {self.panel} stream; BLAS on {self._cores} cores",)
-
-
-_PROBES = 16
-"""Panels whose dry runs are kept: those of one choice."""
+    def notes(self, sized: Any) -> tuple[str, ...]:
+        stays = "C tile and its rows of A stay" if sized.left_stays else "C tile stays"
+        return (f"{stays}, panels of {sized.chunk} stream; BLAS on {sized.threads} cores",)
 
 
 def _cuts(length: int, grain: int) -> list[int]:

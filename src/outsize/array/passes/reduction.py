@@ -16,9 +16,9 @@ from outsize.array.graph.barrier import Reduce, Select
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
 from outsize.array.kernels.accumulators import FINISH, KINDS, Accumulator, ArgExtreme, States, make_accumulator, outside
-from outsize.array.kernels.fused import load_leaves, run_program
+from outsize.array.kernels.fused import run_program
 from outsize.array.kernels.ranks import Rule
-from outsize.array.passes.base import Manner, Pass, inside
+from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, inside
 from outsize.array.passes.tiling import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.tuning import Tuning
@@ -40,7 +40,6 @@ class ReducePass(Pass):
         super().__init__(tuple(outputs), bindings, tuning)
         self.nodes = [node for node, _ in outputs]
         self.domain = self.nodes[0].inputs[0].shape
-        self.chunk: Box = ()
         self.accumulators: list[tuple[Node, Accumulator]] = []
         self.others: dict[int, tuple[Node, ...]] = {}
         self.used: list[int] = []
@@ -89,8 +88,8 @@ class ReducePass(Pass):
             self._probes[region] = found
         return found
 
-    def _evaluate(self, region: Region, frame: Frame) -> dict[int, States]:
-        """The partials of a chunk; each input's slices feed all its accumulators."""
+    def _evaluate(self, region: Region, frame: Frame, job: Job | None = None) -> dict[int, States]:
+        """The partials of a chunk; each input's slices feed all its accumulators. A dry frame only counts, without a job."""
         shape = region_shape(region)
         partials: dict[int, States] = {}
         groups: dict[int, list[int]] = {}
@@ -125,7 +124,7 @@ class ReducePass(Pass):
     ) -> int:
         program = frame.program(source)
         shape = region_shape(region)
-        blocks = load_leaves(program, region, frame)
+        blocks = frame.load_leaves(program, region)
         scratch = frame.bytes(program.scratch(shape))
         if frame.dry:
             return min(program.slice_elements(), math.prod(shape))
@@ -160,40 +159,40 @@ class ReducePass(Pass):
         region = center(node.shape, kept)
         return sink.room(region) + sink.extent(region) + 2 * math.prod(kept) * 16
 
-    def shape_up(self, manner: Manner, room: int) -> bool:
+    def fit(self, effort: Effort, room: Room, there: int = ANY) -> Sized | None:
         domain = self.domain
         ones = tuple(1 if axis in self.free else max(1, n) for axis, n in enumerate(domain))
         page = page_box(domain, tuple(1 for _ in domain), None, self._bytes(tuple(1 for _ in domain)))
-        if manner.bare:
+        if effort.bare:
             tile = tuple(max(one, step) for one, step in zip(ones, page, strict=True))
-            return self._settle(manner, tile, page, 1)
+            return self._settle(tile, page, 1, 1, room)
         whole = tuple(max(1, n) for n in domain)
         size = math.prod(domain) * max((s.dtype.itemsize for s, _ in self.accumulators), default=1)
         if size <= self.tuning.small:
             frame = self.probe(center(domain, whole))
-            if self.holds(frame, room - self._state_bytes(whole)):
-                return self._settle(Manner(1, 0), whole, whole, 1)
+            if self.holds(frame, room.host - self._state_bytes(whole), there):
+                return self._settle(whole, whole, 1, 1, room)
         one = self.probe(center(domain, page))  # where a table is most of it, single elements would spare nothing
-        buffer = max(manner.chunk, one.peak + one.outside)
-        allowed = room - manner.workers * buffer
+        buffer = max(effort.chunk, one.peak + one.outside)
+        allowed = room.host - effort.workers * buffer
         slots = 1
         tile = whole
         if self.free and self._state_bytes(whole) > min(allowed // 2, 4 * buffer):
-            slots = min(2, manner.workers)
+            slots = min(2, effort.workers)
             tile = self._choose_tile(ones, min(allowed // slots, 2 * buffer))
         if self._state_bytes(tile) > allowed // slots:
-            return False
+            return None
         chunk, _ = grow(
             domain,
             tuple(1 for _ in domain),
             self._seconds,
-            self._chunk_fits(buffer, tile),
+            self._chunk_fits(buffer, tile, there),
             self._bytes,
             self.tuning,
             self.tuning.largest,
         )
         slots = min(slots, max(1, len(Grid(domain, tile))))
-        return self._settle(manner, tile, balance(tile, chunk, tuple(1 for _ in domain)), slots)
+        return self._settle(tile, balance(tile, chunk, tuple(1 for _ in domain)), effort.workers, slots, room)
 
     def _choose_tile(self, ones: Box, allowed: int) -> Box:
         """Cut the kept axes, slowest first, until the state fits."""
@@ -203,11 +202,11 @@ class ReducePass(Pass):
                 tile[axis] = -(-tile[axis] // 2)
         return balance(self.domain, tuple(tile), tuple(1 for _ in tile))
 
-    def _chunk_fits(self, buffer: int, tile: Box) -> Any:
+    def _chunk_fits(self, buffer: int, tile: Box, there: int) -> Any:
         def fits(box: Box) -> bool:
             if any(step > length for step, length in zip(box, tile, strict=True)):
                 return False
-            return self.holds(self.probe(center(self.domain, box)), buffer)
+            return self.holds(self.probe(center(self.domain, box)), buffer, there)
 
         return fits
 
@@ -217,39 +216,36 @@ class ReducePass(Pass):
     def _bytes(self, box: Box) -> int:
         return math.prod(box) * max(source.dtype.itemsize for source, _ in self.accumulators)
 
-    def _settle(self, manner: Manner, tile: Box, chunk: Box, slots: int) -> bool:
-        self.grid, self.chunk, self.slots = Grid(self.domain, tile), chunk, slots
-        pieces = sum(n * len(Grid(region_shape(r), chunk)) for r, n in self.grid.kinds())
-        self.workers = max(1, min(manner.workers, pieces))
-        frame = self.probe_all()
+    def _settle(self, tile: Box, chunk: Box, workers: int, slots: int, room: Room) -> Sized:
+        grid = Grid(self.domain, tile)
+        workers = max(1, min(workers, sum(n * len(Grid(region_shape(r), chunk)) for r, n in grid.kinds())))
         partial = sum(
             math.prod(acc.kept(chunk)) * dtype.itemsize for _, acc in self.accumulators for dtype in acc.dtypes()
         )
-        self.ahead = self.tuning.ahead if partial <= self.tuning.light_partial and self.workers > 1 else 0
-        frame.outside += self.ahead * partial
-        self.take_stock(frame, self._state_bytes(tile))
-        return True
+        ahead = self.tuning.ahead if partial <= self.tuning.light_partial and workers > 1 else 0
+        slot = self._state_bytes(tile)
+        return self.settle(grid, chunk, workers, slots, slot, room, ahead=ahead, waiting=ahead * partial)
 
     def volume(self) -> int:
         return self._bytes(self.domain)
 
-    def tiles(self) -> Iterator[Region]:
+    def tiles(self, sized: Sized) -> Iterator[Region]:
         """At least one tile, also where the reduced axes are empty: the result is then the identity."""
         if math.prod(self.domain) == 0:
-            counts = [1 if axis not in self.free else n for axis, n in enumerate(self.grid.counts)]
+            counts = [1 if axis not in self.free else n for axis, n in enumerate(sized.grid.counts)]
             if math.prod(counts):
                 yield tuple((0, n) for n in self.domain)
             return
-        yield from self.grid
+        yield from sized.grid
 
-    def chunks(self, tile: Region) -> Iterator[Region]:
+    def chunks(self, job: Job, tile: Region) -> Iterator[Region]:
         if math.prod(region_shape(tile)) == 0:
             yield tile
             return
-        yield from inner_grid(tile, self.chunk)
+        yield from inner_grid(tile, job.sized.chunk)
 
-    def open(self, tile: Region, slot: Buffer) -> _State:
-        frame = Frame(slot, {})
+    def open(self, job: Job, tile: Region, slot: Buffer) -> _State:
+        frame = Frame(slot, {}, self.tuning)
         states: dict[int, States] = {}
         for number, (_, accumulator) in enumerate(self.accumulators):
             kept = accumulator.kept(region_shape(tile))
@@ -257,19 +253,18 @@ class ReducePass(Pass):
             accumulator.start(states[number])
         return _State(states, slot[frame.position :])
 
-    def load(self, tile: Region, chunk: Region, state: _State, frame: Frame) -> dict[int, States] | None:
+    def load(self, job: Job, tile: Region, chunk: Region, state: _State, frame: Frame) -> dict[int, States] | None:
         if math.prod(region_shape(chunk)) == 0:
             return None
         frame.reset()
-        partials = self._evaluate(chunk, frame)
-        return partials
+        return self._evaluate(chunk, frame, job)
 
     def detach(self, payload: dict[int, States] | None) -> dict[int, States] | None:
         if payload is None:
             return None
         return {number: [array.copy() for array in arrays] for number, arrays in payload.items()}
 
-    def fold(self, tile: Region, chunk: Region, state: _State, payload: dict[int, States] | None) -> None:
+    def fold(self, job: Job, tile: Region, chunk: Region, state: _State, payload: dict[int, States] | None) -> None:
         if payload is None:
             return
         shape = region_shape(chunk)
@@ -279,10 +274,10 @@ class ReducePass(Pass):
             )
             views = [array[(*place, ...)] for array in state.states[number]]
             accumulator.combine(views, payload[number], self._count(accumulator, shape))
-        self.progress(self._bytes(shape))
+        job.progress(self._bytes(shape))
 
-    def close(self, tile: Region, state: _State) -> None:
-        for (node, sink), number in zip(self.outputs, self.used, strict=True):
+    def close(self, job: Job, tile: Region, state: _State) -> None:
+        for (node, _), sink, number in zip(self.outputs, job.sinks, self.used, strict=True):
             assert isinstance(node, Reduce)
             region = tuple((0, node.shape[axis]) if axis in node.axes else span for axis, span in enumerate(tile))
             room = sink.room(region)

@@ -15,7 +15,7 @@ import numpy as np
 from outsize.array.graph.barrier import Scan
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
-from outsize.array.passes.base import Manner, Pass, inside, split
+from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, inside, split
 from outsize.array.passes.tiling import (
     Box,
     Grid,
@@ -47,7 +47,6 @@ class ScanPass(Pass):
     def __init__(self, node: Scan, sink: Sink, bindings: Mapping[Node, Store], tuning: Tuning) -> None:
         super().__init__(((node, sink),), bindings, tuning)
         self.node, self.sink = node, sink
-        self.chunk: Box = ()
         self._probes: dict[Region, Frame] = {}
 
     def label(self) -> str:
@@ -79,68 +78,69 @@ class ScanPass(Pass):
         carry = math.prod(self._kept(tile)) * self.node.working.itemsize
         return round_up(carry) + self.sink.room(region) + self.sink.extent(region)
 
-    def shape_up(self, manner: Manner, room: int) -> bool:
+    def fit(self, effort: Effort, room: Room, there: int = ANY) -> Sized:
         shape = self.node.shape
         least = tuple(max(1, min(g, n)) for g, n in zip(self.sink.granule, shape, strict=True))
         least = page_box(shape, least, self.sink.order, self.node.dtype.itemsize)
-        if manner.bare:
-            return self._settle(manner, least)
+        if effort.bare:
+            return self._settle(effort, least, room)
 
         def fits(box: Box) -> bool:
             frame = self.probe(center(shape, box))
-            return frame.peak + frame.outside <= max(manner.chunk, 0)
+            return frame.peak + frame.outside <= effort.chunk
 
         def seconds(box: Box) -> float:
             region = center(shape, box)
             return read_seconds(self.probe(region).reads, self.tuning) + write_seconds(self.sink, region, self.tuning)
 
-        chunk, _ = grow(shape, least, seconds, fits, lambda box: math.prod(box) * self.node.dtype.itemsize, self.tuning)
-        return self._settle(manner, balance(shape, chunk, least))
+        chunk, _ = grow(
+            shape, least, seconds, fits, lambda box: math.prod(box) * self.node.dtype.itemsize, self.tuning
+        )  # fmt: skip
+        return self._settle(effort, balance(shape, chunk, least), room)
 
-    def _settle(self, manner: Manner, chunk: Box) -> bool:
+    def _settle(self, effort: Effort, chunk: Box, room: Room) -> Sized:
         shape = self.node.shape
         tile = tuple(max(1, n) if axis == self.node.axis else chunk[axis] for axis, n in enumerate(shape))
-        self.grid, self.chunk = Grid(shape, tile), chunk
-        self.workers = min(manner.workers, max(1, len(Grid(shape, chunk))))
-        self.slots = min(self.workers, max(1, len(self.grid)))
-        frame = self.probe_all()
-        self.take_stock(frame, max(self._slot(tile, region_shape(r)) for r, _ in self.kinds()) if len(self.grid) else 0)
-        return True
+        grid = Grid(shape, tile)
+        workers = min(effort.workers, max(1, len(Grid(shape, chunk))))
+        slots = min(workers, max(1, len(grid)))
+        slot = max(self._slot(tile, region_shape(r)) for r, _ in self.kinds(grid, chunk)) if len(grid) else 0
+        return self.settle(grid, chunk, workers, slots, slot, room)
 
-    def kinds(self) -> Iterator[tuple[Region, int]]:
-        return Grid(self.node.shape, self.chunk).kinds()
+    def kinds(self, grid: Grid, chunk: Box) -> Iterator[tuple[Region, int]]:
+        return Grid(self.node.shape, chunk).kinds()
 
     def volume(self) -> int:
         return self.node.nbytes
 
-    def chunks(self, tile: Region) -> Iterator[Region]:
-        return inner_grid(tile, self.chunk)
+    def chunks(self, job: Job, tile: Region) -> Iterator[Region]:
+        return inner_grid(tile, job.sized.chunk)
 
-    def open(self, tile: Region, slot: Buffer) -> _State:
+    def open(self, job: Job, tile: Region, slot: Buffer) -> _State:
         kept = self._kept(region_shape(tile))
         size = round_up(math.prod(kept) * self.node.working.itemsize)
         carry, rest = split(slot, size, slot.nbytes - size)
         return _State(np.ndarray(kept, self.node.working, carry.data), False, rest, rest)
 
-    def load(self, tile: Region, chunk: Region, state: _State, frame: Frame) -> Block:
+    def load(self, job: Job, tile: Region, chunk: Region, state: _State, frame: Frame) -> Block:
         frame.reset()
         block = self._load(chunk, frame)
         self.node.ufunc.accumulate(block, axis=self.node.axis, out=block)
         return block
 
-    def fold(self, tile: Region, chunk: Region, state: _State, payload: Any) -> None:
+    def fold(self, job: Job, tile: Region, chunk: Region, state: _State, payload: Any) -> None:
         across = tuple(slice(0, 1) if axis == self.node.axis else part for axis, part in enumerate(inside(chunk, tile)))
         carry = state.carry[across]
         if chunk[self.node.axis][0] > 0:
             self.node.ufunc(payload, carry, out=payload)
         last = (slice(None),) * self.node.axis + (slice(-1, None),)
         carry[...] = payload[last]
-        room = self.sink.room(chunk)
+        room = job.sink.room(chunk)
         place, scratch = split(state.place, room, state.place.nbytes - room)
-        block = self.sink.lay(chunk, place)
+        block = job.sink.lay(chunk, place)
         np.copyto(block, payload, casting="unsafe")
-        self.sink.write(chunk, block, scratch)
-        self.progress(block.nbytes)
+        job.sink.write(chunk, block, scratch)
+        job.progress(block.nbytes)
 
-    def close(self, tile: Region, state: _State) -> None:
+    def close(self, job: Job, tile: Region, state: _State) -> None:
         """Nothing: chunks were written as they came."""

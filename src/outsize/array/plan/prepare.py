@@ -14,10 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from outsize.array.device.target import find_level
-from outsize.array.device.transfer.pipeline import Level
+from outsize.array.device.find import find_device
+from outsize.array.device.transfer.pipeline import DeviceBudget
 from outsize.array.graph.node import Node
-from outsize.array.plan.schedule import Itinerary, make_plan
+from outsize.array.plan.schedule import Schedule, make_plan
 from outsize.array.store.base import Sink
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.memory import HOST, Allowance, Budget
@@ -42,9 +42,9 @@ class Prepared:
     """What may be held."""
     plan: Plan
     """What it reads, writes and holds; it may not fit, which `plan.check()` says."""
-    schedule: Itinerary
+    schedule: Schedule
     """The passes of the plan."""
-    device: Level | None
+    device: DeviceBudget | None
     """The device that takes part."""
 
     def on_processor(self, why: Exception) -> Prepared:
@@ -58,15 +58,9 @@ def prepare(
     node: Node, sink: Sink, budget: Any = None, device: Any = None, *, tf32: bool = False, name: str | None = None
 ) -> Prepared:
     """Plan a node into a sink; `name` is what the plan calls it."""
-    size = math.prod(max(1, length) for length in node.shape) * node.dtype.itemsize
-    if size > _MOST:
-        raise InputError(
-            f"{title(node)} would be {format_bytes(size)}, and no memory or file has more than {format_bytes(_MOST)}: "
-            "reduce it, or take a part of it"
-        )
-    level, notes = (None, ()) if device is None and not tf32 else find_level(device, tf32)
-    prepared = _make(node, sink, resolve_budget(budget), level, notes, name or title(node))
-    if level is not None and not level.strict:
+    allowed, notes = (None, ()) if device is None and not tf32 else find_device(device, tf32)
+    prepared = _make(node, sink, resolve_budget(budget), allowed, notes, name or title(node))
+    if allowed is not None and not allowed.strict:
         try:
             prepared.plan.check()
         except BudgetError as error:
@@ -76,11 +70,11 @@ def prepare(
 
 
 def _make(
-    node: Node, sink: Sink, budget: Budget, level: Level | None, notes: tuple[str, ...], name: str
+    node: Node, sink: Sink, budget: Budget, allowed: DeviceBudget | None, notes: tuple[str, ...], name: str
 ) -> Prepared:  # fmt: skip
     reason = next((a.reason for a in budget.allowances if a.pool == HOST), "")
-    schedule, plan = make_plan(node, sink, budget, name, reason, level)
-    return Prepared(node, sink, budget, replace(plan, notes=(*notes, *plan.notes)), schedule, level)
+    schedule, plan = make_plan(node, sink, budget, name, reason, allowed)
+    return Prepared(node, sink, budget, replace(plan, notes=(*notes, *plan.notes)), schedule, allowed)
 
 
 def run_prepared(prepared: Prepared, run: Callable[[Prepared], Result]) -> Result:
@@ -94,6 +88,16 @@ def run_prepared(prepared: Prepared, run: Callable[[Prepared], Result]) -> Resul
         again = prepared.on_processor(error)
     again.plan.check()
     return run(again)
+
+
+def refuse_endless(node: Node) -> None:
+    """An `InputError` where the whole result has more bytes than any memory or file counts: no sink describes that."""
+    size = math.prod(max(1, length) for length in node.shape) * node.dtype.itemsize
+    if size > _MOST:
+        raise InputError(
+            f"{title(node)} would be {format_bytes(size)}, and no memory or file has more than {format_bytes(_MOST)}: "
+            "reduce it, or take a part of it"
+        )
 
 
 def title(node: Node) -> str:

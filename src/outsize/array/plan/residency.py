@@ -1,7 +1,7 @@
 """Where a pass may put its result besides a user's file: memory that stays, a scratch file, or a turned view of
 another sink.
 
-Each exists twice: as a sketch, enough to plan with, and for real, once the run reaches it.
+A plan has descriptions of them, which take no memory and no file. The run makes the real ones out of these.
 """
 
 from __future__ import annotations
@@ -17,21 +17,30 @@ from outsize.array.store.formats.flat import FlatLayout, FlatSink, FlatStore
 from outsize.array.store.formats.memory import MemorySink, MemoryStore
 from outsize.array.store.io.file import AlignedFile
 from outsize.array.store.io.view import Seen
+from outsize.engine.pool import make_buffer
 
 
 class Kept(MemorySink):
-    """A result that stays in memory until its last reader."""
+    """A result that stays in memory until its last reader; without memory of its own until `create` or `make`."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
         super().__init__(phantom(shape, dtype), name)
         self.order = None
         self.nbytes = self.array.nbytes
 
-    def begin(self, buffer: Buffer) -> None:
-        """From here on it is real."""
-        self.array = (
-            np.ndarray(self.shape, self.dtype, buffer.data) if buffer.nbytes else np.empty(self.shape, self.dtype)
-        )
+    def create(self, *, resume: bool = False) -> None:
+        """Memory that belongs to whoever takes the result."""
+        self._lie_in(make_buffer(self.nbytes))
+
+    def make(self, buffer: Buffer) -> Kept:
+        """One that lies in a buffer."""
+        made = Kept(self.shape, self.dtype, self.name)
+        made._lie_in(buffer)
+        return made
+
+    def _lie_in(self, buffer: Buffer) -> None:
+        some = buffer.nbytes > 0
+        self.array = np.ndarray(self.shape, self.dtype, buffer.data) if some else np.empty(self.shape, self.dtype)
 
     def store(self) -> Store:
         """What reads it."""
@@ -48,7 +57,7 @@ class ScratchStore(FlatStore):
 
 
 class Scratch(FlatSink):
-    """A result that is written to the scratch folder and removed after its last reader."""
+    """A result that is written to the scratch folder and removed after its last reader; without a file until `make`."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
         self.shape, self.dtype, self.name = shape, dtype, name
@@ -58,13 +67,14 @@ class Scratch(FlatSink):
         self.reader = ScratchStore(shape, dtype, name)
         self.nbytes = self.layout.nbytes
 
-    def begin(self, path: str) -> None:
-        """From here on it is real."""
-        self.partial = path
-        self.file = AlignedFile(path, writable=True, create=True)
-        self.file.allocate(self.nbytes)
-        self.reader.file = self.file
-        self.reader.paths = (path,)
+    def make(self, path: str) -> Scratch:
+        """One with a file."""
+        made = Scratch(self.shape, self.dtype, self.name)
+        made.partial = path
+        made.file = made.reader.file = AlignedFile(path, writable=True, create=True)
+        made.file.allocate(self.nbytes)
+        made.reader.paths = (path,)
+        return made
 
     def store(self) -> Store:
         """What reads it."""

@@ -1,7 +1,7 @@
 """The graph becomes passes, and the passes a plan that can be read before it runs.
 
-In: the node that is wanted, the sink for it, a budget. Out: an `Itinerary` (passes in order, what each needs and
-leaves) and the `Plan` that shows it. Barriers are put in levels; reductions of one level that read the same data ride
+In: the node that is wanted, the sink for it, a budget. Out: a `Schedule` (sized passes in order, what each needs and
+leaves) and the `Plan` that shows it. Barriers are put in ranks; reductions of one rank that read the same data ride
 on one read. Results stay in memory while they are a small share of the budget and go to scratch files otherwise; a
 source that several passes read is kept in memory where it fits. Where that makes the plan too large, it is made again
 with nothing kept.
@@ -10,19 +10,21 @@ with nothing kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
+from outsize.array.device.placement import pass_on_device
+from outsize.array.device.transfer.pipeline import DeviceBudget
 from outsize.array.graph.barrier import Contract, Lane, Reduce, Scan, Settled
-from outsize.array.graph.external_sort import Merged, Runs, RunsPass
+from outsize.array.graph.external_sort import Merged, Runs
 from outsize.array.graph.node import Node, Source, structure, walk
 from outsize.array.graph.rearrange import Affine
 from outsize.array.graph.settle import settle
-from outsize.array.passes.base import Pass
+from outsize.array.passes.base import Pass, Room, Sized, size, size_barely
 from outsize.array.passes.map import MapPass
 from outsize.array.passes.product import ContractPass
 from outsize.array.passes.reduction import ReducePass
+from outsize.array.passes.runs import RunsPass
 from outsize.array.passes.scan import ScanPass
 from outsize.array.plan.residency import Kept, Scratch, Turned
 from outsize.array.store.base import Sink, Store
@@ -32,121 +34,150 @@ from outsize.core.memory import DISK, HOST, PINNED, Allowance, Budget, Part
 from outsize.core.noun import Known
 from outsize.core.plan import Peak, Plan, Step
 
-if TYPE_CHECKING:
-    from outsize.array.device.transfer.pipeline import Level
+Places = tuple[tuple[Node, Kept | Scratch], ...]
+"""What a pass leaves behind for later passes."""
 
 
-@dataclass(slots=True)
-class Stop:
-    """One pass of an itinerary."""
+@dataclass(frozen=True, slots=True)
+class ScheduledPass:
+    """One pass of a schedule."""
 
-    work: Pass
-    """The pass."""
-    places: list[tuple[Node, Kept | Scratch]]
+    sized: Sized
+    """The pass and its sizes."""
+    places: Places
     """What it leaves behind for later passes."""
-    last_use: int = 0
+    last_use: int
     """Number of the last pass that reads what it leaves."""
-    resident: tuple[Part, ...] = ()
+    resident: tuple[Part, ...]
     """What is held in memory meanwhile besides the pass itself."""
-    scratch: int = 0
+    scratch: int
     """Bytes of scratch files that exist meanwhile."""
 
 
-@dataclass(slots=True)
-class Itinerary:
-    """Passes in order, and the bindings they share."""
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Sized passes in order."""
 
-    stops: list[Stop] = field(default_factory=list)
-    bindings: dict[Node, Store] = field(default_factory=dict)
-    tuning: Tuning = field(default_factory=current)
-    final: Sink | None = None
-    """Where the wanted node goes."""
-    smallest: int = 0
-    """Smallest budget in bytes that works."""
-    level: Level | None = None
+    passes: tuple[ScheduledPass, ...]
+    """In the order in which they run."""
+    tuning: Tuning
+    """What they were sized by."""
+    device: DeviceBudget | None
     """The device that takes part."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsized:
+    """One pass before it is sized."""
+
+    work: Pass
+    places: Places
+    last_use: int = 0
+    resident: tuple[Part, ...] = ()
+    scratch: int = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes of memory that are held meanwhile besides the pass itself."""
+        return sum(part.bytes for part in self.resident)
+
+
+@dataclass(slots=True)
+class _Layout:
+    """Passes as they are found, one after another."""
+
+    final: Sink
+    tuning: Tuning
+    device: DeviceBudget | None
+    passes: list[_Unsized] = field(default_factory=list)
+    bindings: dict[Node, Store] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    """Why passes run where they do."""
+
+    def add(self, outputs: list[tuple[Node, Sink]], places: Places) -> None:
+        """One more pass, which reads what those before it leave."""
+        work = _make_pass(outputs, dict(self.bindings), self.tuning, self.device, self.notes)
+        self.passes.append(_Unsized(work, places))
 
 
 def make_plan(
-    root: Node, sink: Sink, budget: Budget, name: str, reason: str, level: Level | None = None
-) -> tuple[Itinerary, Plan]:
-    """The itinerary and its plan; the plan may not fit, which `plan.check()` says."""
-    host, root = budget.host or 0, settle(root)
-    chosen: Itinerary | None = None
-    tiny = current().tiny_result
+    root: Node, sink: Sink, budget: Budget, name: str, reason: str, device: DeviceBudget | None = None
+) -> tuple[Schedule, Plan]:
+    """The schedule and its plan; the plan may not fit, which `plan.check()` says."""
+    host, tuning, root = budget.host or 0, current(), settle(root)
+    tiny = tuning.tiny_result
     for share in (3, 8, 0):
-        trip = _lay_out(root, sink, host // share if share else tiny, keep_sources=share == 3, level=level)
-        if all(stop.work.size(host - _held(stop)) for stop in _in_turn(trip)):
-            chosen = trip
+        layout = _lay_out(root, sink, host // share if share else tiny, share == 3, tuning, device)
+        passes, fits = _size_all(layout, size, host, give_up=True)
+        if fits:
             break
-    bare = _lay_out(root, sink, tiny, keep_sources=False, level=level)
-    smallest = max((stop.work.smallest() + _held(stop) for stop in _in_turn(bare)), default=0)
-    least = max((stop.work.device_peak for stop in bare.stops), default=0)
-    if chosen is None:
-        chosen = bare
-        if host < smallest:  # else all stay bare: what BLAS took generously in one pass, a later one lacks
-            for stop in _in_turn(chosen):
-                stop.work.size(host - _held(stop))
-    chosen.smallest = smallest
+    bare = _lay_out(root, sink, tiny, False, tuning, device)
+    barest, _ = _size_all(bare, lambda work, room: (size_barely(work, room.packed), True), host)
+    smallest = max((one.sized.peak + sum(part.bytes for part in one.resident) for one in barest), default=0)
+    least = max((one.sized.device_bytes for one in barest), default=0)
+    if not fits:  # what BLAS took generously in one pass, a later one may lack: then all stay bare
+        layout, passes = bare, barest if host >= smallest else _size_all(bare, size, host)[0]
+    schedule = Schedule(passes, tuning, device)
     allowances = [Allowance(pool=HOST, bytes=host, reason=reason)]
-    if budget.disk is not None and any(stop.scratch for stop in chosen.stops):
+    if budget.disk is not None and any(one.scratch for one in passes):
         allowances.append(Allowance(pool=DISK, bytes=budget.disk, reason=f"scratch in {budget.scratch}"))
-    steps = tuple(_describe(stop, level) for stop in chosen.stops)
-    notes = tuple(dict.fromkeys(chosen.notes))
-    if level is None or not any(stop.work.device_peak for stop in chosen.stops):
-        return chosen, Plan(name=name, steps=steps, budgets=tuple(allowances), smallest=smallest, notes=notes)
-    allowances.append(Allowance(pool=level.device.pool, bytes=level.budget, reason=level.reason))
-    if level.pinned is not None:
-        allowances.append(Allowance(pool=PINNED, bytes=level.pinned, reason="set by you"))
-    return chosen, Plan(
-        name=name, steps=steps, budgets=tuple(allowances), smallest=smallest, notes=notes,
-        smallest_device=least + level.device.outside,
+    there = device is not None and any(one.sized.device_bytes for one in passes)
+    if device is not None and there:
+        allowances.append(Allowance(pool=device.device.pool, bytes=device.budget, reason=device.reason))
+        if device.pinned is not None:
+            allowances.append(Allowance(pool=PINNED, bytes=device.pinned, reason="set by you"))
+    return schedule, Plan(
+        name=name, steps=tuple(_describe(one, device) for one in passes), budgets=tuple(allowances), smallest=smallest,
+        notes=tuple(dict.fromkeys(layout.notes)),
+        smallest_device=least + device.device.outside if device is not None and there else None,
     )  # fmt: skip
 
 
-def _held(stop: Stop) -> int:
-    return sum(part.bytes for part in stop.resident)
+def _size_all(
+    layout: _Layout, sizing: Callable[[Pass, Room], tuple[Sized, bool]], host: int, *, give_up: bool = False
+) -> tuple[tuple[ScheduledPass, ...], bool]:
+    """All passes sized one after another, and whether all fit: each is told what BLAS keeps from those before it. `give_up`
+    stops at the first that does not."""
+    made: list[ScheduledPass] = []
+    packed, fits = 0, True
+    for one in layout.passes:
+        sized, fitted = sizing(one.work, Room(host - one.held, packed))
+        packed, fits = sized.packed, fits and fitted
+        made.append(ScheduledPass(sized, one.places, one.last_use, one.resident, one.scratch))
+        if give_up and not fits:
+            break
+    return tuple(made), fits
 
 
-def _in_turn(trip: Itinerary) -> Iterator[Stop]:
-    """Stops to be sized one after another: each is told what BLAS keeps from those before it."""
-    packed = 0
-    for stop in trip.stops:
-        stop.work.packed_before = packed
-        yield stop
-        packed = stop.work.packed
-
-
-def _describe(stop: Stop, level: Level | None) -> Step:
-    step = stop.work.step(stop.resident)
+def _describe(one: ScheduledPass, device: DeviceBudget | None) -> Step:
+    step = one.sized.step(one.resident)
     peaks = list(step.peaks)
-    if stop.scratch:
-        peaks.append(Peak(pool=DISK, bytes=stop.scratch, known=Known.EXACT))
-    if level is not None and stop.work.device_peak:
-        held = stop.work.device_peak + level.device.outside
-        peaks.append(Peak(pool=level.device.pool, bytes=held, known=Known.BOUND))
-        if level.pinned is not None:
-            peaks.append(Peak(pool=PINNED, bytes=stop.work.locked, known=Known.EXACT))
+    if one.scratch:
+        peaks.append(Peak(pool=DISK, bytes=one.scratch, known=Known.EXACT))
+    if device is not None and one.sized.device_bytes:
+        held = one.sized.device_bytes + device.device.outside
+        peaks.append(Peak(pool=device.device.pool, bytes=held, known=Known.BOUND))
+        if device.pinned is not None:
+            peaks.append(Peak(pool=PINNED, bytes=one.sized.locked, known=Known.EXACT))
     return replace(step, peaks=tuple(peaks))
 
 
-def _lay_out(root: Node, sink: Sink, keep: int, *, keep_sources: bool, level: Level | None) -> Itinerary:
-    trip = Itinerary(final=sink, level=level)
+def _lay_out(
+    root: Node, sink: Sink, keep: int, keep_sources: bool, tuning: Tuning, device: DeviceBudget | None
+) -> _Layout:  # fmt: skip
+    layout = _Layout(sink, tuning, device)
     digests: dict[int, str] = {}
     structure(root, digests)
     nodes = walk(root)
-    groups = _group(nodes, digests, trip.tuning.tiny_result * 64)
+    groups = _group(nodes, digests, tuning.tiny_result * 64)
     if keep_sources:
-        _keep_sources(trip, nodes, groups, root, min(keep, trip.tuning.kept_sources))
+        _keep_sources(layout, nodes, groups, root, min(keep, tuning.kept_sources))
     target, turned = _see_through(root, sink)
     for group in groups:
-        _add_barrier(trip, group, target, turned, keep, nodes, digests)
+        _add_barrier(layout, group, target, turned, keep, nodes, digests)
     if target is None:
-        trip.stops.append(Stop(_make_pass([(root, sink)], trip), []))
-    _fill_in_lifetimes(trip)
-    return trip
+        layout.add([(root, sink)], ())
+    _fill_in_lifetimes(layout)
+    return layout
 
 
 def _see_through(root: Node, sink: Sink) -> tuple[Node | None, Sink]:
@@ -169,20 +200,20 @@ def _see_through(root: Node, sink: Sink) -> tuple[Node | None, Sink]:
 
 def _group(nodes: list[Node], digests: dict[int, str], small: int) -> list[list[Node]]:
     """Barriers in the order they run; reductions that ride together share a group."""
-    level: dict[int, int] = {}
+    rank: dict[int, int] = {}
     seen: dict[str, Node] = {}
     groups: dict[tuple[object, ...], list[Node]] = {}
     for node in nodes:
-        below = max((level[id(child)] for child in node.inputs), default=0)
-        level[id(node)] = below + 1 if node.barrier else below
+        below = max((rank[id(child)] for child in node.inputs), default=0)
+        rank[id(node)] = below + 1 if node.barrier else below
         if not node.barrier or digests[id(node)] in seen:
             continue
         seen[digests[id(node)]] = node
-        key: tuple[object, ...] = (level[id(node)], id(node))
+        key: tuple[object, ...] = (rank[id(node)], id(node))
         if isinstance(node, Reduce) and node.nbytes <= small:
-            key = (level[id(node)], "reduce", node.inputs[0].shape, _sources(node))
+            key = (rank[id(node)], "reduce", node.inputs[0].shape, _sources(node))
         elif isinstance(node, Reduce):
-            key = (level[id(node)], "reduce", node.inputs[0].shape, _sources(node), node.axes)
+            key = (rank[id(node)], "reduce", node.inputs[0].shape, _sources(node), node.axes)
         groups.setdefault(key, []).append(node)
     return [groups[key] for key in sorted(groups, key=lambda key: key[0])]  # type: ignore[arg-type, return-value]
 
@@ -204,7 +235,7 @@ def _sources(node: Node) -> frozenset[int]:
     return frozenset(found)
 
 
-def _keep_sources(trip: Itinerary, nodes: list[Node], groups: list[list[Node]], root: Node, keep: int) -> None:
+def _keep_sources(layout: _Layout, nodes: list[Node], groups: list[list[Node]], root: Node, keep: int) -> None:
     """Read a source into memory first where several passes need it and it is small enough."""
     users: dict[int, int] = {}
     for members in [*groups, [root]]:
@@ -215,51 +246,52 @@ def _keep_sources(trip: Itinerary, nodes: list[Node], groups: list[list[Node]], 
         if isinstance(node, Source) and users.get(id(node.store), 0) > 1 and 0 < node.nbytes <= keep:
             keep -= node.nbytes
             place = Kept(node.shape, node.dtype, node.store.name)
-            trip.stops.append(Stop(MapPass(node, place, trip.bindings.copy(), trip.tuning), [(node, place)]))
-            trip.bindings[node] = place.store()
+            work = MapPass(node, place, dict(layout.bindings), layout.tuning)
+            layout.passes.append(_Unsized(work, ((node, place),)))
+            layout.bindings[node] = place.store()
 
 
 def _add_barrier(
-    trip: Itinerary, group: list[Node], target: Node | None, turned: Sink, keep: int, nodes: list[Node],
+    layout: _Layout, group: list[Node], target: Node | None, turned: Sink, keep: int, nodes: list[Node],
     digests: dict[int, str],
 ) -> None:  # fmt: skip
-    held = sum(place.nbytes for stop in trip.stops for _, place in stop.places if isinstance(place, Kept))
+    held = sum(place.nbytes for one in layout.passes for _, place in one.places if isinstance(place, Kept))
     outputs: list[tuple[Node, Sink]] = []
     places: list[tuple[Node, Kept | Scratch]] = []
     for node in group:
         if node is target:
             outputs.append((node, turned))
             continue
-        stays = node.nbytes <= trip.tuning.tiny_result or held + node.nbytes <= keep
+        stays = node.nbytes <= layout.tuning.tiny_result or held + node.nbytes <= keep
         place = (Kept if stays else Scratch)(node.shape, node.dtype, node.label())
         held += node.nbytes if stays else 0
         outputs.append((node, place))
         places.append((node, place))
-    trip.stops.append(Stop(_make_pass(outputs, trip), places))
+    layout.add(outputs, tuple(places))
     for node, place in places:
         store = place.store()  # one for all nodes that are the same: that is how the run knows them
-        trip.bindings.update({twin: store for twin in nodes if digests[id(twin)] == digests[id(node)]})
+        layout.bindings.update({same: store for same in nodes if digests[id(same)] == digests[id(node)]})
 
 
-def _make_pass(outputs: list[tuple[Node, Sink]], trip: Itinerary) -> Pass:
+def _make_pass(
+    outputs: list[tuple[Node, Sink]], bindings: Mapping[Node, Store], tuning: Tuning, device: DeviceBudget | None,
+    notes: list[str],
+) -> Pass:  # fmt: skip
     node, sink = outputs[0]
-    bindings = trip.bindings
-    if trip.level is not None and all(math.prod(made.shape) for made, _ in outputs):
-        from outsize.array.device.placement import make_twin
-
-        twin = make_twin(outputs, bindings, trip.tuning, trip.level, trip.notes)
-        if twin is not None:
-            return twin
+    if device is not None and all(math.prod(made.shape) for made, _ in outputs):
+        work = pass_on_device(outputs, bindings, tuning, device, notes)
+        if work is not None:
+            return work
     if isinstance(node, Reduce):
-        return ReducePass(outputs, bindings, trip.tuning)  # type: ignore[arg-type]
+        return ReducePass(outputs, bindings, tuning)  # type: ignore[arg-type]
     if isinstance(node, Contract):
-        return ContractPass(node, sink, bindings, trip.tuning)
+        return ContractPass(node, sink, bindings, tuning)
     if isinstance(node, Scan):
-        return ScanPass(node, sink, bindings, trip.tuning)
+        return ScanPass(node, sink, bindings, tuning)
     if isinstance(node, Runs):
-        return RunsPass(node, sink, bindings, trip.tuning)
+        return RunsPass(node, sink, bindings, tuning)
     assert isinstance(node, Lane | Settled | Merged) or not node.barrier, node
-    return MapPass(node, sink, bindings, trip.tuning)
+    return MapPass(node, sink, bindings, tuning)
 
 
 def _reads_of(work: Pass, bound: Iterable[Node]) -> set[Node]:
@@ -283,33 +315,28 @@ def _reads_of(work: Pass, bound: Iterable[Node]) -> set[Node]:
     return found
 
 
-def _fill_in_lifetimes(trip: Itinerary) -> None:
+def _fill_in_lifetimes(layout: _Layout) -> None:
     """When each result is last read, and so what is held beside every pass."""
+    passes = layout.passes
     made: dict[Node, int] = {}
-    for number, stop in enumerate(trip.stops):
-        for node, _ in stop.places:
-            for twin, store in trip.bindings.items():
-                if store is trip.bindings[node]:
-                    made[twin] = number
-            made[node] = number
-    for number, stop in enumerate(trip.stops):
-        stop.last_use = max(stop.last_use, number)
-        for node in _reads_of(stop.work, made):
+    for number, one in enumerate(passes):
+        for node, _ in one.places:
+            made.update({same: number for same, store in layout.bindings.items() if store is layout.bindings[node]})
+    last = list(range(len(passes)))
+    for number, one in enumerate(passes):
+        for node in _reads_of(one.work, made):
             if made[node] < number:
-                trip.stops[made[node]].last_use = max(trip.stops[made[node]].last_use, number)
-    for number, stop in enumerate(trip.stops):
-        parts, scratch = [], 0
-        for other_number, other in enumerate(trip.stops):
-            if not other_number <= number <= other.last_use:
-                continue
-            for _, place in other.places:
-                if isinstance(place, Kept):
-                    parts.append(Part(name=f"{place.name} kept", bytes=place.nbytes, known=Known.EXACT))
-                else:
-                    scratch += place.nbytes
-        for _, sink in stop.work.outputs:
+                last[made[node]] = max(last[made[node]], number)
+    for number, one in enumerate(passes):
+        held = [place for other, end in zip(passes[: number + 1], last, strict=False) if number <= end
+                for _, place in other.places]  # fmt: skip
+        parts = [Part(name=f"{place.name} kept", bytes=place.nbytes, known=Known.EXACT) for place in held
+                 if isinstance(place, Kept)]  # fmt: skip
+        for _, sink in one.work.outputs:
             under = sink.sink if isinstance(sink, Turned) else sink
-            if isinstance(under, MemorySink) and under is trip.final and under.counted:
-                size = math.prod(under.shape) * under.dtype.itemsize
-                parts.append(Part(name="the result", bytes=size, known=Known.EXACT))
-        stop.resident, stop.scratch = tuple(part for part in parts if part.bytes), scratch
+            if isinstance(under, MemorySink) and under is layout.final and under.counted:
+                result = math.prod(under.shape) * under.dtype.itemsize
+                parts.append(Part(name="the result", bytes=result, known=Known.EXACT))
+        scratch = sum(place.nbytes for place in held if isinstance(place, Scratch))
+        resident = tuple(part for part in parts if part.bytes)
+        passes[number] = replace(one, last_use=last[number], resident=resident, scratch=scratch)

@@ -1,7 +1,8 @@
-"""Runs an itinerary: each pass inside one pool, with events, a journal, and scratch that is removed after its last
+"""Runs a schedule: each pass inside one pool, with events, a journal, and scratch that is removed after its last
 reader.
 
-In: an `Itinerary` and its plan, already inside the budget. Out: the final sink, complete but not committed.
+In: what `prepare` made, inside the budget, and its sink, created. Out: the sink, complete but not committed. A schedule
+does not change: all that exists while it runs is the run's.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
+from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, Source, structure, walk
 from outsize.array.kernels.blas import blas_threads
-from outsize.array.passes.base import Pass
+from outsize.array.passes.base import Job, Pass
 from outsize.array.plan.prepare import Prepared
 from outsize.array.plan.residency import Kept, Scratch
-from outsize.array.plan.schedule import Itinerary, Stop
+from outsize.array.plan.schedule import Schedule
 from outsize.array.run.journal import Journal
-from outsize.array.store.base import Region
+from outsize.array.store.base import Buffer, Region, Sink, Store
 from outsize.core.events import Advanced, Finished, Listener, Started
 from outsize.core.plan import Plan
 from outsize.engine.heap import lean_heap, trim_heap
@@ -38,41 +40,38 @@ ARRAY_PREFIX = "outsize-array-"
 
 def run_schedule(prepared: Prepared, listener: Listener | None = None, journal: Journal | None = None) -> None:
     """Run every pass; what the journal says is finished is left out."""
-    trip, plan = prepared.schedule, prepared.plan
-    pool = MemoryPool(max(prepared.budget.host or 0, plan.peak()))
+    schedule = prepared.schedule
     with (
-        _scratch_folder(trip, prepared.budget.scratch) as folder,
+        _scratch_folder(schedule, prepared.budget.scratch) as folder,
         np.errstate(all="ignore"),
         lean_heap(),
-        _device(trip),
+        _device(schedule),
     ):
+        run = _Run(prepared, folder, listener, journal)
         try:
-            for number, stop in enumerate(trip.stops):
+            for number in range(len(schedule.passes)):
                 if number:
                     trim_heap()  # threads that have ended leave up to 1 MiB on their heaps
-                _run_stop(trip, number, stop, plan, pool, folder, listener, journal)
-                _drop_dead(trip, number, pool)
+                run.run_pass(number)
+                run.drop_dead(number)
         except BaseException:
-            if journal is not None and trip.final is not None:
+            if journal is not None:
                 with contextlib.suppress(Exception):
-                    journal.flush(trip.final.sync)
+                    journal.flush(prepared.sink.sync)
             raise
         finally:
-            for stop in trip.stops:
-                for _, place in stop.places:
-                    if isinstance(place, Scratch) and hasattr(place, "file"):
-                        place.end()
+            run.close()
 
 
 @contextlib.contextmanager
-def _device(trip: Itinerary) -> Iterator[None]:
+def _device(schedule: Schedule) -> Iterator[None]:
     """The device's memory, reserved once for all passes that use it."""
-    size = max((stop.work.device_peak for stop in trip.stops), default=0)
-    if trip.level is None or size == 0:
+    size = max((one.sized.device_bytes for one in schedule.passes), default=0)
+    if schedule.device is None or size == 0:
         yield
         return
-    device = trip.level.device
-    device.open(size, trip.level.tf32)
+    device = schedule.device.device
+    device.open(size, schedule.device.tf32)
     try:
         yield
     except Exception as error:
@@ -84,111 +83,149 @@ def _device(trip: Itinerary) -> Iterator[None]:
         device.close()
 
 
-def _run_stop(
-    trip: Itinerary, number: int, stop: Stop, plan: Plan, pool: MemoryPool, folder: str, listener: Listener | None,
-    journal: Journal | None,
-) -> None:  # fmt: skip
-    for index, (node, place) in enumerate(stop.places):
-        if isinstance(place, Kept):
-            place.begin(pool.take(place.nbytes))
-        else:
-            place.begin(os.path.join(folder, f"{number}-{index}.raw"))
-        sketched, made = trip.bindings[node], place.store()
-        trip.bindings.update({twin: made for twin, store in trip.bindings.items() if store is sketched})
-    if journal is not None and _restore(number, stop, journal):
-        return
-    step = plan.steps[number]
-    report = _Report(listener, step.name, stop.work, step.read + step.written)
-    done = journal.done.get(number, set()) if journal is not None and not stop.places else set()
-    report.start(number, len(plan.steps), len(done) / max(1, len(stop.work.grid)))
-    work = _Recorded(stop.work, journal if not stop.places else None, number, trip.final)
-    stop.work.progress = report.moved
-    beside = stop.work.shared_bytes + stop.work.packed
-    pool.count(beside)
-    try:
-        stop.work.begin()
-        with blas_threads(stop.work.threads):
-            run_work(work, (tile for tile in enumerate(stop.work.tiles()) if tile[0] not in done), pool)
-    finally:
-        stop.work.end()
-        pool.give(beside)
-    report.finish()
-    if (
-        journal is not None
-        and stop.places
-        and all(isinstance(p, Kept) and p.nbytes <= trip.tuning.journaled_result for _, p in stop.places)
-    ):
-        for index, (_, place) in enumerate(stop.places):
-            assert isinstance(place, Kept)
-            journal.keep(f"{number}-{index}", place.array)
-    elif journal is not None and trip.final is not None:
-        journal.flush(trip.final.sync)
+class _Run:
+    """What exists while a schedule runs: memory, results that were left, files, the journal."""
 
+    def __init__(
+        self, prepared: Prepared, folder: str, listener: Listener | None, journal: Journal | None
+    ) -> None:  # fmt: skip
+        self.passes, self.plan, self.final = prepared.schedule.passes, prepared.plan, prepared.sink
+        self.folder, self.listener, self.journal = folder, listener, journal
+        self.tuning = prepared.schedule.tuning
+        self.pool = MemoryPool(max(prepared.budget.host or 0, self.plan.peak()))
+        self.made: dict[Sink, Kept | Scratch] = {}
+        """Description of a place -> the place."""
+        self.stores: dict[Store, Store] = {}
+        """Description of what a pass left -> what reads it."""
 
-def _restore(number: int, stop: Stop, journal: Journal) -> bool:
-    """Bring back what an earlier run put aside; True where the whole pass need not run."""
-    names = [f"{number}-{index}" for index in range(len(stop.places))]
-    if not names or not all(name in journal.kept for name in names):
-        return False
-    for name, (_, place) in zip(names, stop.places, strict=True):
-        assert isinstance(place, Kept)
-        np.copyto(place.array, journal.load(name))
-    return True
+    def run_pass(self, number: int) -> None:
+        """One pass, unless the journal has its results."""
+        one, journal, step = self.passes[number], self.journal, self.plan.steps[number]
+        sized, work = one.sized, one.sized.work
+        self._make_places(number)
+        if journal is not None and self._restore(number):
+            return
+        report = _Report(self.listener, step.name, work, step.read + step.written)
+        done = journal.done.get(number, set()) if journal is not None and not one.places else set()
+        report.start(number, len(self.plan.steps), len(done) / max(1, len(sized.grid)))
+        sinks = tuple(self.made.get(sink, sink) for _, sink in work.outputs)
+        bindings = {node: self.stores[store] for node, store in work.bindings.items() if store in self.stores}
+        beside = sized.shared_bytes + sized.packed
+        self.pool.count(beside)
+        try:
+            with work.opened(sized) as opened, blas_threads(sized.threads):
+                job = Job(sized, sinks, bindings, report.moved, opened)
+                closed = None if journal is None or one.places else journal.noting(number, self.final.sync)
+                tiles = (tile for tile in enumerate(work.tiles(sized)) if tile[0] not in done)
+                run_work(_Work(work, job, closed), tiles, self.pool)
+        finally:
+            self.pool.give(beside)
+        report.finish()
+        self._keep(number)
 
-
-def _drop_dead(trip: Itinerary, number: int, pool: MemoryPool) -> None:
-    """Let go of what no later pass reads."""
-    for stop in trip.stops[: number + 1]:
-        if stop.last_use != number:
-            continue
-        for node, place in stop.places:
+    def _make_places(self, number: int) -> None:
+        """Memory and files for what a pass leaves."""
+        for index, (node, place) in enumerate(self.passes[number].places):
             if isinstance(place, Kept):
-                pool.give(place.nbytes)
+                made: Kept | Scratch = place.make(self.pool.take(place.nbytes))
             else:
-                place.end()
-            gone = trip.bindings.get(node)
-            for twin in [twin for twin, store in trip.bindings.items() if store is gone]:
-                del trip.bindings[twin]
+                made = place.make(os.path.join(self.folder, f"{number}-{index}.raw"))
+            self.made[place] = made
+            self.stores[self._described(node)] = made.store()
+
+    def _described(self, node: Node) -> Store:
+        """The description by which later passes know what is left of a node."""
+        return next(one.sized.work.bindings[node] for one in self.passes if node in one.sized.work.bindings)
+
+    def _restore(self, number: int) -> bool:
+        """Bring back what an earlier run put aside; True where the whole pass need not run."""
+        places, journal = self.passes[number].places, self.journal
+        assert journal is not None
+        names = [f"{number}-{index}" for index in range(len(places))]
+        if not names or not all(name in journal.kept for name in names):
+            return False
+        for name, (_, place) in zip(names, places, strict=True):
+            made = self.made[place]
+            assert isinstance(made, Kept)
+            np.copyto(made.array, journal.load(name))
+        return True
+
+    def _keep(self, number: int) -> None:
+        """Put small results of a finished pass aside, and bring what was written into the journal."""
+        places, journal = self.passes[number].places, self.journal
+        made = [self.made[place] for _, place in places]
+        if journal is None:
+            return
+        if made and all(isinstance(place, Kept) and place.nbytes <= self.tuning.journaled_result for place in made):
+            for index, place in enumerate(made):
+                assert isinstance(place, Kept)
+                journal.keep(f"{number}-{index}", place.array)
+        else:
+            journal.flush(self.final.sync)
+
+    def drop_dead(self, number: int) -> None:
+        """Let go of what no later pass reads."""
+        for one in self.passes[: number + 1]:
+            if one.last_use != number:
+                continue
+            for node, place in one.places:
+                del self.stores[self._described(node)]
+                self._end(place)
+
+    def _end(self, place: Kept | Scratch) -> None:
+        made = self.made.pop(place)
+        if isinstance(made, Kept):
+            self.pool.give(made.nbytes)
+        else:
+            made.end()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.stores.clear()
+        for place in list(self.made):
+            self._end(place)  # type: ignore[arg-type]
 
 
-class _Recorded:
-    """A pass whose tiles carry their numbers, and whose finished tiles go into the journal."""
+class _Work:
+    """A pass and its job as the threads see them: tiles carry their numbers, and finished ones are told of."""
 
-    def __init__(self, work: Pass, journal: Journal | None, number: int, final: Any) -> None:
-        self._work, self._journal, self._number, self._final = work, journal, number, final
-        self.workers, self.slots, self.ordered, self.ahead = work.workers, work.slots, work.ordered, work.ahead
+    def __init__(self, work: Pass, job: Job, closed: Callable[[int], None] | None) -> None:
+        sized = job.sized
+        self._work, self._job, self._closed = work, job, closed
+        self.workers, self.slots, self.ordered, self.ahead = sized.workers, sized.slots, work.ordered, sized.ahead
         self.locks = work.locks
         self.detach = work.detach
-        self.worker_bytes, self.slot_bytes, self.outside_bytes = work.worker_bytes, work.slot_bytes, work.outside_bytes
+        self.worker_bytes, self.slot_bytes = sized.worker_bytes, sized.slot_bytes
+        self.outside_bytes = sized.outside_bytes
 
     def chunks(self, tile: tuple[int, Region]) -> Iterator[Region]:
-        return self._work.chunks(tile[1])
+        return self._work.chunks(self._job, tile[1])
 
-    def context(self, buffer: Any) -> Any:
+    def context(self, buffer: Buffer) -> Frame:
         np.seterr(
             all="ignore"
         )  # a thread starts with NumPy's defaults: it would warn where the caller's call already did
-        return self._work.context(buffer)
+        return Frame(buffer, self._job.bindings, self._work.tuning)
 
-    def open(self, tile: tuple[int, Region], slot: Any) -> Any:
-        return self._work.open(tile[1], slot)
+    def open(self, tile: tuple[int, Region], slot: Buffer) -> Any:
+        return self._work.open(self._job, tile[1], slot)
 
-    def load(self, tile: tuple[int, Region], chunk: Region, state: Any, context: Any) -> Any:
-        return self._work.load(tile[1], chunk, state, context)
+    def load(self, tile: tuple[int, Region], chunk: Region, state: Any, context: Frame) -> Any:
+        return self._work.load(self._job, tile[1], chunk, state, context)
 
     def fold(self, tile: tuple[int, Region], chunk: Region, state: Any, payload: Any) -> None:
-        self._work.fold(tile[1], chunk, state, payload)
+        self._work.fold(self._job, tile[1], chunk, state, payload)
 
     def pieces(self, tile: tuple[int, Region], state: Any) -> Iterable[Region]:
-        return self._work.pieces(tile[1], state)
+        return self._work.pieces(self._job, tile[1], state)
 
     def write(self, tile: tuple[int, Region], state: Any, piece: Region) -> None:
-        self._work.write(tile[1], state, piece)
+        self._work.write(self._job, tile[1], state, piece)
 
     def close(self, tile: tuple[int, Region], state: Any) -> None:
-        self._work.close(tile[1], state)
-        if self._journal is not None:
-            self._journal.tile(self._number, tile[0], self._final.sync)
+        self._work.close(self._job, tile[1], state)
+        if self._closed is not None:
+            self._closed(tile[0])
 
 
 class _Report:
@@ -216,9 +253,9 @@ class _Report:
 
 
 @contextlib.contextmanager
-def _scratch_folder(trip: Itinerary, parent: str) -> Iterator[str]:
+def _scratch_folder(schedule: Schedule, parent: str) -> Iterator[str]:
     """A folder for scratch files, if any pass leaves one; folders of dead processes are removed first."""
-    if not any(isinstance(place, Scratch) for stop in trip.stops for _, place in stop.places):
+    if not any(isinstance(place, Scratch) for one in schedule.passes for _, place in one.places):
         clean_scratch(parent)
         yield ""
         return

@@ -85,6 +85,10 @@ class Journal:
             end = time.monotonic()
             self._next = end + max(self._tuning.sync_every, self._tuning.sync_share * (end - begin))
 
+    def noting(self, number: int, sync: Callable[[], None]) -> Callable[[int], None]:
+        """What is called with each finished tile of a pass."""
+        return lambda tile: self.tile(number, tile, sync)
+
     def keep(self, name: str, block: Block) -> None:
         """Put a result aside."""
         path = os.path.join(self.folder, name + ".npy")

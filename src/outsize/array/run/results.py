@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.graph.node import Node, Source, walk
-from outsize.array.plan.prepare import Prepared, prepare, resolve_budget, run_prepared, title
+from outsize.array.plan.prepare import Prepared, prepare, refuse_endless, resolve_budget, run_prepared, title
 from outsize.array.plan.residency import Kept
 from outsize.array.run.execute import digest_of, run_schedule
 from outsize.array.run.journal import Journal
@@ -28,7 +28,6 @@ from outsize.core.events import Listener
 from outsize.core.memory import HOST, Allowance, Budget
 from outsize.core.plan import Plan
 from outsize.core.units import format_bytes
-from outsize.engine.pool import make_buffer
 
 
 def plan_node(
@@ -36,6 +35,7 @@ def plan_node(
     **options: Any,
 ) -> Plan:  # fmt: skip
     """The plan of saving a node to a path; without one, to a .npy file. Nothing is created."""
+    refuse_endless(node)
     sink = describe_sink("output.npy" if path is None else path, node.shape, node.dtype, **options)
     name = None if path is None else _saving(path)
     return prepare(node, sink, budget, device, tf32=tf32, name=name).plan
@@ -51,6 +51,7 @@ def plan_compute(node: Node, budget: Any = None, *, device: Any = None, tf32: bo
 
 
 def _prepare_compute(node: Node, budget: Any, device: Any, tf32: bool) -> Prepared:
+    refuse_endless(node)
     sink = Kept(node.shape, node.dtype, "result")
     return prepare(node, sink, budget, device, tf32=tf32, name=f"compute {title(node)}")
 
@@ -72,7 +73,7 @@ def compute_node(
             needed=plan.peak(), budget=host, smallest=plan.smallest, culprit="the result", plan=plan,
         )  # fmt: skip
     plan.check()
-    sink.begin(make_buffer(sink.nbytes))
+    sink.create()
     run_prepared(prepared, lambda work: run_schedule(work, listener))
     return sink.array
 
@@ -100,6 +101,7 @@ def save_node(
     path = os.fspath(path)
     target = split_key(path, None)[0]
     refuse_overlap(node, target)
+    refuse_endless(node)
     with hold(target):
         sink = describe_sink(path, node.shape, node.dtype, **options)
         given = resolve_budget(budget)

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from outsize.array.device.base import Device, Event, array_bytes
-from outsize.array.device.target import find_level
+from outsize.array.device.find import find_device
 from outsize.array.device.transfer.pipeline import lies_in, sendable
-from outsize.array.device.transfer.staging import Crew, Muster
+from outsize.array.device.transfer.staging import Stager, Staging
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, Source
 from outsize.array.passes.tiling import Box, Grid, balance, center, grow, page_box, read_seconds
@@ -59,23 +59,23 @@ class Tiles:
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise InputError(f"prefetch is a number of tiles, not {prefetch!r}")
         self.node, self.write, self.tuning = node, write, current()
-        self._crew: Crew | None = None
+        self._stager: Stager | None = None
         self.sink = _target(node) if write else None
-        level, _ = find_level(device)
-        self.device: Device | None = None if level is None else level.device
+        device_budget, _ = find_device(device)
+        self.device: Device | None = None if device_budget is None else device_budget.device
         self._check_dtype()
         self.slots = prefetch + 1
         given = resolve_budget(budget).host or 0
-        room = None if level is None else level.room
+        room = None if device_budget is None else device_budget.room
         self._near = self._lying()
         """The array, where tiles are sent from where they lie: nothing of it is written back."""
         reached = self._near is None or self.device is None or self.device.reaches(self._near)
-        self._muster = Muster() if reached else Muster.of(given, self.tuning)
-        """The hands that carry tiles which the device does not reach by itself."""
+        self._staging = Staging() if reached else Staging.choose(given, self.tuning)
+        """The staging threads that carry tiles which the device does not reach by itself."""
         self.grid = Grid(node.shape, self._choose(given, room) if shape is None else _clip(shape, node.shape))
         self.host_bytes = max((self._host(region) for region, _ in self.grid.kinds()), default=0)
         self.device_bytes = max((array_bytes(region_shape(r), self._dtype) for r, _ in self.grid.kinds()), default=0)
-        smaller, pieces = "ask for smaller tiles or less prefetch", self._muster.nbytes
+        smaller, pieces = "ask for smaller tiles or less prefetch", self._staging.nbytes
         enough = smaller if self.host_bytes else f"give at least {pieces} bytes"
         for what, need, have, way in (
             ("host", self.host_bytes * self.slots + pieces, given, enough),
@@ -107,8 +107,8 @@ class Tiles:
         return store.array
 
     def _straight(self, region: Region) -> bool:
-        """True where a tile is sent from where it lies, by the device itself or by hands."""
-        if self._near is None or self._muster.hands:
+        """True where a tile is sent from where it lies, by the device itself or by staging threads."""
+        if self._near is None or self._staging.threads:
             return self._near is not None
         return sendable(self._near[tuple(slice(*span) for span in region)])
 
@@ -133,7 +133,7 @@ class Tiles:
         def fits(box: Box) -> bool:
             region = center(shape, box)
             return (
-                array_bytes(box, self._dtype) <= most and self._host(region) * self.slots <= host - self._muster.nbytes
+                array_bytes(box, self._dtype) <= most and self._host(region) * self.slots <= host - self._staging.nbytes
             )
 
         def seconds(box: Box) -> float:
@@ -150,14 +150,14 @@ class Tiles:
         try:
             if self.device is not None:
                 self.device.open(max(1, self.device_bytes * self.slots))
-            if self._muster.hands and self.device is not None:
-                self._crew = Crew(self.device, self._muster, self.tuning.stage_pause)
-                self._crew.start()
+            if self._staging.threads and self.device is not None:
+                self._stager = Stager(self.device, self._staging, self.tuning.stage_pause)
+                self._stager.start()
             yield from self._walk(locked)
         finally:
-            if self._crew is not None:
-                self._crew.close()
-                self._crew = None
+            if self._stager is not None:
+                self._stager.close()
+                self._stager = None
             if self.device is not None:
                 self.device.close()
             for memory in locked:
@@ -169,11 +169,11 @@ class Tiles:
         regions = iter(self.grid)
         slots: deque[Future[_Slot]] = deque()
         last: list[Future[None]] = []
-        with ThreadPoolExecutor(max(1, self.slots), "outsize-tiles") as crew:
+        with ThreadPoolExecutor(max(1, self.slots), "outsize-tiles") as stager:
             for number in range(min(self.slots, len(self.grid))):
                 locked.append(lock_memory(self.host_bytes))
                 slot = _Slot(Frame(locked[-1].array, {}, self.tuning), number * self.device_bytes)
-                slots.append(crew.submit(self._fill, slot, next(regions)))
+                slots.append(stager.submit(self._fill, slot, next(regions)))
             while slots:
                 slot = slots.popleft().result()
                 self.region = slot.region
@@ -181,9 +181,9 @@ class Tiles:
                 self._take_back(slot)
                 following = next(regions, None)
                 if following is not None:
-                    slots.append(crew.submit(self._turn, slot, following))
+                    slots.append(stager.submit(self._turn, slot, following))
                 else:
-                    last.append(crew.submit(self._write_back, slot))
+                    last.append(stager.submit(self._write_back, slot))
             for job in last:
                 job.result()
 
@@ -209,11 +209,13 @@ class Tiles:
         if self.device is None:
             return slot
         slot.tensor = self.device.view(slot.offset, shape, self._dtype)
-        with _SENDING_LOCK if self._crew is None else contextlib.nullcontext():  # hands take several tiles at once
+        with (
+            _SENDING_LOCK if self._stager is None else contextlib.nullcontext()
+        ):  # staging threads take several tiles at once
             if slot.freed is not None:
                 self.device.follow("in", slot.freed)
-            if self._crew is not None:
-                self._crew.carry([(block, slot.offset)])
+            if self._stager is not None:
+                self._stager.carry([(block, slot.offset)])
             else:
                 self.device.submit("in", lambda: self.device.kernels.upload(slot.tensor, block))  # type: ignore[union-attr]
             slot.arrived = self.device.record("in")

@@ -1,7 +1,7 @@
-"""Carries matrices between host and device: straight where the device reaches them; else hands take them there, and they
+"""Copies matrices between host and device: straight where the device reaches them. Else a stager takes them there, and they
 come back through page-locked pieces that other threads empty.
 
-The order of lanes is the caller's: what is sent after `follow` stays after it. Bringing back does not wait as long as
+The order of streams is the caller's: what is sent after `follow` stays after it. Bringing back does not wait as long as
 there are free pieces: a copy's event is awaited by the thread that empties its piece.
 """
 
@@ -14,24 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.device.base import LANES, Device, Event
+from outsize.array.device.base import STREAMS, Device, Event
 from outsize.array.device.transfer.pipeline import sendable
-from outsize.array.device.transfer.staging import Crew
+from outsize.array.device.transfer.staging import Stager
 from outsize.array.store.base import Block, Buffer
 
 
-class Porter:
-    """One product's carrier."""
+class MatrixCopies:
+    """The copies of one product."""
 
     def __init__(
         self,
         device: Device,
-        crew: Crew | None,
+        stager: Stager | None,
         pieces: list[Buffer],
         threads: ThreadPoolExecutor,
         reaches: Callable[[Block], bool],
     ) -> None:
-        self.device, self.crew, self.threads, self.reaches = device, crew, threads, reaches
+        self.device, self.stager, self.threads, self.reaches = device, stager, threads, reaches
         self._pieces: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
         for piece in pieces:
             self._pieces.put(piece)
@@ -46,8 +46,8 @@ class Porter:
         if sendable(source) and self.reaches(source):
             self.device.submit("in", lambda: self.device.kernels.upload(target, source))
         else:
-            assert self.crew is not None, "a matrix that the device does not reach, in a plan without hands"
-            self.crew.carry([(source, offset)])
+            assert self.stager is not None, "a matrix that the device does not reach, in a plan without staging threads"
+            self.stager.carry([(source, offset)])
         return self.device.kernels.turn(target, (1, 0)) if turned else target
 
     def fetch(self, block: Block, source: Any) -> None:
@@ -78,5 +78,5 @@ class Porter:
         for job in self._fetching:
             job.result()
         self._fetching.clear()
-        for lane in LANES:
-            self.device.record(lane).wait()
+        for stream in STREAMS:
+            self.device.record(stream).wait()

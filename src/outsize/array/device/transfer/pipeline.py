@@ -1,10 +1,10 @@
-"""Chunks through a device: host block -> slot on the device -> kernels -> host block, three lanes, nothing waited for in
+"""Chunks through a device: host block -> slot on the device -> kernels -> host block, three streams, nothing waited for in
 between.
 
 Workers of the engine read (or copy) their chunk into page-locked memory of their own and send it; while one worker's
 chunk is on the link, another's is computed and a third one's is read. Each takes one of a few slots of device memory
 for as long as its chunk is under way. Host memory that the device can reach by itself is sent from where it lies; other
-memory is taken there by a crew of hands, chunk after chunk.
+memory is taken there by a stager, chunk after chunk.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.device.base import LANES, Device, Event, array_bytes, rows_of, straight
-from outsize.array.device.transfer.staging import Crew
+from outsize.array.device.base import STREAMS, Device, Event, array_bytes, rows_of, straight
+from outsize.array.device.transfer.staging import Stager
 from outsize.array.graph.elementwise import broadcast_region
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, Source
@@ -30,7 +30,7 @@ from outsize.array.tuning import Tuning
 
 
 @dataclass(slots=True)
-class Level:
+class DeviceBudget:
     """A device as a plan sees it."""
 
     device: Device
@@ -65,7 +65,7 @@ class Parcel:
     back: tuple[int, ...]
     """Order that gives the original axes."""
     staged: bool
-    """True where the device does not reach it, so that hands must take it there."""
+    """True where the device does not reach it, so that staging threads must take it there."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -164,14 +164,14 @@ def parcel_bytes(leaf: Node, region: Region) -> int:
 class Pipeline:
     """Slots of a device, and the way of a chunk through them."""
 
-    def __init__(self, device: Device, base: int, slot_bytes: int, slots: int, crew: Crew | None) -> None:
-        self.device, self.crew = device, crew
+    def __init__(self, device: Device, base: int, slot_bytes: int, slots: int, stager: Stager | None) -> None:
+        self.device, self.stager = device, stager
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         """Where free slots begin."""
         for number in range(slots):
             self._free.put(base + number * slot_bytes)
-        self._turns = {lane: threading.Lock() for lane in LANES}
-        """What a chunk puts on a lane is not mixed with another's: none waits for more than was there before it."""
+        self._turns = {stream: threading.Lock() for stream in STREAMS}
+        """What a chunk puts on a stream is not mixed with another's: none waits for more than was there before it."""
 
     def run(
         self, parcels: Sequence[Parcel | None], work: Callable[[list[Any], int], Iterable[tuple[Block, Any]]]
@@ -203,8 +203,8 @@ class Pipeline:
             arrays.append(turned)
             place += array_bytes(parcel.block.shape, parcel.block.dtype)
         if carried:
-            assert self.crew is not None, "memory that the device does not reach, in a plan without hands"
-            self.crew.carry(carried)
+            assert self.stager is not None, "memory that the device does not reach, in a plan without staging threads"
+            self.stager.carry(carried)
         returns: list[tuple[Block, Any]] = []
 
         def upload() -> None:
@@ -219,7 +219,9 @@ class Pipeline:
             for block, array in returns:
                 device.kernels.download(block, array)
 
-        with self._turns["in"] if sends else contextlib.nullcontext():  # pieces of hands come between in any case
+        with (
+            self._turns["in"] if sends else contextlib.nullcontext()
+        ):  # pieces of staging threads come between in any case
             if sends:
                 device.submit("in", upload)
             arrived = device.record("in")

@@ -1,11 +1,12 @@
-"""A crew that takes plain memory to a device: hands that do nothing but fill page-locked pieces, and one who sends them.
+"""Takes plain memory to a device through page-locked memory, which the device can copy from by itself.
 
-A chunk is cut into jobs; whoever of the hands is free takes the next one and a free piece, fills it, and hands it to the
-sender, who gives it to the device's copy lane and, when it has arrived, back to the hands. Nobody waits for a chunk to be
-computed. They are apart from the workers, who do what a chunk needs in Python, and from one another for the same reason:
-after a copy a processor's caches are empty, so whatever Python or driver a copying thread does costs many times as much,
-with the interpreter held for that long. A hand asks for it once a piece; all calls of the driver are the sender's, and so
-is all asking whether copies have been made.
+In: blocks of host memory and where they go. Out: copies on the device's stream `in`. Staging threads do nothing but fill
+page-locked pieces, and one more thread, the sender, sends them. A block is cut into jobs. A staging thread takes the next
+job and a free piece, fills it, and gives it to the sender; the sender gives it to the device, and when the copy has been
+made the piece is free again. Nobody waits for a chunk to be computed. Staging threads are apart from the workers, who run
+Python, and from the sender for the same reason: after a copy a processor's caches are empty, so that Python or the driver
+costs a copying thread many times as much, and it holds the interpreter for that long. So a staging thread needs the
+interpreter once a piece, and all calls of the driver are the sender's.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from outsize.array.device.base import Device, Shuttle
+from outsize.array.device.base import Copier, Device
 from outsize.array.kernels.copies import copy_block
 from outsize.array.store.base import Block
 from outsize.array.tuning import Tuning
@@ -34,34 +35,34 @@ from outsize.engine.threads import Threads
 
 _PAGE = 4096
 _TURN = 1e-4
-"""Seconds that a thread may keep the interpreter while hands want it. Python's own 5 ms are the time of a whole chunk on the
-link: an H200 was given 34 to 45 GB/s of plain memory with those, and 52 with this."""
+"""Seconds that a thread may keep the interpreter while staging threads want it. Python's own 5 ms are the time of a
+whole chunk on the link: an H200 was given 34 to 45 GB/s of plain memory with those, and 52 with this."""
 
 
 @dataclass(frozen=True, slots=True)
-class Muster:
-    """A crew as a plan sees it."""
+class Staging:
+    """Staging as a plan sees it."""
 
-    hands: int = 0
+    threads: int = 0
     """Threads."""
     piece: int = 0
     """Bytes of each of their pieces."""
     spare: int = Tuning().stage_spare
-    """Pieces that are under way while every hand fills one, at most."""
+    """Pieces that are under way while every thread fills one, at most."""
 
     @classmethod
-    def of(cls, room: int, tuning: Tuning, *, alone: bool = False) -> Muster:
-        """As many hands as there are processors for and pieces as long as is of use, in a part of the host's room; `alone`: one
-        hand."""
-        hands = 1 if alone else min(tuning.stage_threads, cores())
-        pieces = cls(hands, spare=tuning.stage_spare).pieces
+    def choose(cls, room: int, tuning: Tuning, *, alone: bool = False) -> Staging:
+        """As many threads as there are processors for and pieces as long as is of use, in a part of the host's room; `alone`: one
+        thread."""
+        threads = 1 if alone else min(tuning.stage_threads, cores())
+        pieces = cls(threads, spare=tuning.stage_spare).pieces
         piece = max(_PAGE, room // (tuning.stage_share * pieces) // _PAGE * _PAGE)
-        return cls(hands, min(tuning.stage_piece, piece), tuning.stage_spare)
+        return cls(threads, min(tuning.stage_piece, piece), tuning.stage_spare)
 
     @property
     def pieces(self) -> int:
-        """Pieces of all hands."""
-        return self.hands + min(self.hands, self.spare)
+        """Pieces of all threads."""
+        return self.threads + min(self.threads, self.spare)
 
     @property
     def nbytes(self) -> int:
@@ -70,26 +71,26 @@ class Muster:
 
 
 class _Turns:
-    """Python's switch interval: short while a crew is at work, as the program had it otherwise."""
+    """Python's switch interval: short while a stager is at work, as the program had it otherwise."""
 
     def __init__(self) -> None:
         self._lock, self._before = threading.Lock(), 0.0
-        self._crews: set[int] = set()
+        self._stagers: set[int] = set()
 
-    def shorten(self, crew: int) -> None:
-        """A crew begins."""
+    def shorten(self, stager: int) -> None:
+        """A stager begins."""
         with self._lock:
-            if not self._crews:
+            if not self._stagers:
                 self._before = sys.getswitchinterval()
-            self._crews.add(crew)
+            self._stagers.add(stager)
             sys.setswitchinterval(min(_TURN, self._before))
 
-    def restore(self, crew: int) -> None:
-        """A crew ends, if it has begun."""
+    def restore(self, stager: int) -> None:
+        """A stager ends, if it has begun."""
         with self._lock:
-            if crew in self._crews:
-                self._crews.remove(crew)
-                if not self._crews:
+            if stager in self._stagers:
+                self._stagers.remove(stager)
+                if not self._stagers:
                     sys.setswitchinterval(self._before)
 
 
@@ -97,7 +98,7 @@ _turns = _Turns()
 
 
 class _Load:
-    """Blocks that the crew takes to the device together."""
+    """Blocks that the stager takes to the device together."""
 
     def __init__(self, blocks: Sequence[tuple[Block, int]], count: int) -> None:
         self.blocks = blocks
@@ -123,55 +124,55 @@ class _Load:
 
 _Job = tuple[_Load, int, int, int | Block]
 """What a piece is of, where it goes, its bytes in native order, its address or the part."""
-_Place = tuple[Shuttle, int]
+_Place = tuple[Copier, int]
 """What sends a piece, and the address of the piece."""
 _numbers = itertools.count()
 
 
-class _Dock:
-    """Where a crew hands on: jobs to hands, filled pieces to the sender, and pieces that have arrived back to hands."""
+class _Queues:
+    """The queues of a stager: jobs, filled pieces, and free ones."""
 
-    def __init__(self, device: Device, muster: Muster, pause: float) -> None:
-        self.memory, self.hands, self.pause = lock_memory(muster.nbytes), muster.hands, pause
+    def __init__(self, device: Device, staging: Staging, pause: float) -> None:
+        self.memory, self.threads, self.pause = lock_memory(staging.nbytes), staging.threads, pause
         self.jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        """None: a hand goes home."""
+        """None: a staging thread ends."""
         self.filled: queue.SimpleQueue[tuple[_Place, _Job] | None] = queue.SimpleQueue()
-        """None: a hand has gone."""
+        """None: a staging thread has ended."""
         self.free: queue.SimpleQueue[_Place] = queue.SimpleQueue()
         start = self.memory.array.ctypes.data
-        for number in range(muster.pieces):
-            self.free.put((device.shuttle(), start + number * muster.piece))
+        for number in range(staging.pieces):
+            self.free.put((device.copier(), start + number * staging.piece))
 
-    def dismiss(self, number: int) -> None:
-        """The crew goes home after what it has been given."""
-        for _ in range(self.hands):
+    def end(self, number: int) -> None:
+        """The threads end after what they have been given."""
+        for _ in range(self.threads):
             self.jobs.put(None)
         _turns.restore(number)
 
 
-class Crew:
-    """So many hands, one who sends, and their page-locked pieces, on a device whose memory is reserved.
+class Stager:
+    """Staging threads, the sender, and their page-locked pieces, on a device whose memory is reserved.
 
-    One that nobody closed, since Ctrl-C came in between, is dismissed as it is forgotten: its threads do not hold it."""
+    One that nobody closed, since Ctrl-C came in between, is ended as it is forgotten: its threads do not hold it."""
 
-    def __init__(self, device: Device, muster: Muster, pause: float = Tuning().stage_pause) -> None:
-        self._dock, self._piece, self._number = _Dock(device, muster, pause), muster.piece, next(_numbers)
-        lives = [functools.partial(_send, self._dock), *[functools.partial(_fill, self._dock)] * muster.hands]
-        self._threads = Threads("outsize-hand", lives)
-        self._dismiss = weakref.finalize(self, self._dock.dismiss, self._number)
+    def __init__(self, device: Device, staging: Staging, pause: float = Tuning().stage_pause) -> None:
+        self._queues, self._piece, self._number = _Queues(device, staging, pause), staging.piece, next(_numbers)
+        lives = [functools.partial(_send, self._queues), *[functools.partial(_fill, self._queues)] * staging.threads]
+        self._threads = Threads("outsize-staging", lives)
+        self._end = weakref.finalize(self, self._queues.end, self._number)
 
     def start(self) -> None:
         """Let them begin; `close` is due from here on, also where this fails."""
         _turns.shorten(self._number)
         try:
             self._threads.start()
-        except BaseException:  # the sender does not wait for hands that never came
-            for _ in range(self._dock.hands):
-                self._dock.filled.put(None)
+        except BaseException:  # the sender does not wait for threads that never came
+            for _ in range(self._queues.threads):
+                self._queues.filled.put(None)
             raise
 
     def carry(self, blocks: Sequence[tuple[Block, int]]) -> None:
-        """Send blocks to their offsets, on the lane `in`; the last pieces may still be under way when this returns."""
+        """Send blocks to their offsets, on the stream `in`; the last pieces may still be under way when this returns."""
         parts = [
             (offset + before, length, source)
             for block, offset in blocks
@@ -181,63 +182,63 @@ class Crew:
             return
         load = _Load(blocks, len(parts))
         for part in parts:
-            self._dock.jobs.put((load, *part))
+            self._queues.jobs.put((load, *part))
         load.wait()
 
     def close(self) -> None:
         """Wait for all of them; nothing is filled or sent any more."""
         try:
-            self._dismiss()
+            self._end()
             self._threads.wait()
-        except BaseException:  # Ctrl-C: hands that go on would fill and send memory that is somebody else's by then
+        except BaseException:  # Ctrl-C: threads that go on would fill and send memory that is somebody else's by then
             self._threads.wait()
             raise
         finally:
-            self._dock.memory.close()
+            self._queues.memory.close()
 
 
-def _fill(dock: _Dock) -> None:
-    """The life of a hand: it fills the piece that was sent longest ago."""
+def _fill(queues: _Queues) -> None:
+    """The life of a staging thread: it fills the piece that was sent longest ago."""
     np.seterr(all="ignore")
-    while (job := dock.jobs.get()) is not None:
+    while (job := queues.jobs.get()) is not None:
         load, _, length, source = job
-        place = dock.free.get()
+        place = queues.free.get()
         try:
             fill(place[1], length, source)
         except BaseException as error:
             load.error = load.error or error
-        dock.filled.put((place, job))
-    dock.filled.put(None)
+        queues.filled.put((place, job))
+    queues.filled.put(None)
 
 
-def _send(dock: _Dock) -> None:
+def _send(queues: _Queues) -> None:
     """The life of the sender: pieces are sent as they are filled, and are free again when their copies have been made."""
     under_way: collections.deque[_Place] = collections.deque()
     failed: BaseException | None = None
-    hands = dock.hands
-    while hands:
+    threads = queues.threads
+    while threads:
         while under_way:
             try:
                 if not under_way[0][0].come():
                     break
             except BaseException as failure:
                 failed = failure
-            dock.free.put(under_way.popleft())
+            queues.free.put(under_way.popleft())
         try:
-            item = dock.filled.get(block=not under_way)
+            item = queues.filled.get(block=not under_way)
         except (
             queue.Empty
         ):  # asked, with pauses: a `get` with so short a timeout may wait for ever, in Python up to 3.12
-            time.sleep(dock.pause)
+            time.sleep(queues.pause)
             continue
         if item is None:
-            hands -= 1
+            threads -= 1
             continue
-        (shuttle, address), (load, offset, length, _) = item
+        (copier, address), (load, offset, length, _) = item
         error = load.error or failed
         try:
             if error is None:
-                shuttle.send(address, length, offset)
+                copier.send(address, length, offset)
         except BaseException as refusal:
             error = refusal
         under_way.append(item[0])

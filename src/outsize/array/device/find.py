@@ -1,4 +1,4 @@
-"""From what a user calls a device to a `Level`: which device, how many bytes of it, and a clear word where it cannot be.
+"""From what a user calls a device to a `DeviceBudget`: which device, how many bytes of it, and a clear word where it cannot be.
 
 `cuda`, `cuda:1` and `cupy:0` name a device: what stands in the way is an error. `auto` takes the first CUDA device if
 there is one with room, and says why not otherwise. `fake` is the pretended device, for trying things without a card.
@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 from outsize.array.device.base import Device
-from outsize.array.device.transfer.pipeline import Level
+from outsize.array.device.transfer.pipeline import DeviceBudget
 from outsize.core.errors import InputError, OutOfMemory
 from outsize.core.units import format_bytes
 from outsize.machine.budget import SHARE, current_wishes
@@ -22,8 +22,8 @@ _FAKE_LIMIT = 64 << 20
 """Bytes of the pretended device where no budget is set."""
 
 
-def find_level(device: Any, tf32: bool = False) -> tuple[Level | None, tuple[str, ...]]:
-    """(the level, notes): None for the processor alone."""
+def find_device(device: Any, tf32: bool = False) -> tuple[DeviceBudget | None, tuple[str, ...]]:
+    """(the device_budget, notes): None for the processor alone."""
     if isinstance(device, Device):
         return _level(device, tf32, strict=True), ()
     name = "cpu" if device is None else str(device).lower()
@@ -35,13 +35,13 @@ def find_level(device: Any, tf32: bool = False) -> tuple[Level | None, tuple[str
         return _level(_find(name), tf32, strict=True), ()
     try:
         found = _find("cuda")
-        level = _level(found, tf32, strict=False)
+        device_budget = _level(found, tf32, strict=False)
     except (InputError, OutOfMemory) as error:
         return None, (_warn(f"on the processor: {str(error).partition(';')[0]}"),)
-    if level.room == 0:
+    if device_budget.room == 0:
         left, why = found.available()
         return None, (_warn(f"on the processor: {found.name} has {format_bytes(left)} left, {why}"),)
-    return level, ()
+    return device_budget, ()
 
 
 def _warn(note: str) -> str:
@@ -49,7 +49,7 @@ def _warn(note: str) -> str:
     return note
 
 
-def _level(device: Device, tf32: bool, *, strict: bool) -> Level:
+def _level(device: Device, tf32: bool, *, strict: bool) -> DeviceBudget:
     wishes = current_wishes()
     wish = wishes.device
     try:
@@ -66,7 +66,7 @@ def _level(device: Device, tf32: bool, *, strict: bool) -> Level:
         reason = f"{format_bytes(wish)} set by you, {format_bytes(left)} left{free}: {why}"
     else:
         budget, reason = wish, "set by you"
-    return Level(device, budget, reason, strict, tf32, wishes.pinned)
+    return DeviceBudget(device, budget, reason, strict, tf32, wishes.pinned)
 
 
 def _find(name: str) -> Device:
