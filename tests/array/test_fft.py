@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outsize
-from outsize.array.api import fft as ours
+from outsize.array import fft as ours
 
 NAMES = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 DTYPES = ("f4", "f8", "c8", "c16", "i4", ">f8")
@@ -122,7 +122,7 @@ def test_a_lane_larger_than_the_budget_is_transformed_inside_it(tmp_path, monkey
     monkeypatch.setattr(ours, "_WHOLE", 1 << 20)
     x = drawn(1 << 20, "f8")  # 16 MiB as complex numbers
     np.save(tmp_path / "x.npy", x)
-    y = outsize.array.api.fft.fft(outsize.open(tmp_path / "x.npy"))
+    y = outsize.array.fft.fft(outsize.open(tmp_path / "x.npy"))
     assert y.plan(budget="12MiB").peak() <= 12 << 20 < y.nbytes
     saved = y.save(tmp_path / "y.npy", budget="12MiB")
     check(saved.compute(budget="100MiB"), np.fft.fft(x))
@@ -133,7 +133,7 @@ def test_a_lane_larger_than_the_budget_is_transformed_inside_it(tmp_path, monkey
 ALONE = """
 import json, sys
 import numpy as np, outsize
-from outsize.array.api import fft
+from outsize.array import fft
 
 def status(name):
     with open("/proc/self/status") as lines:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outsize
-from outsize.array.api.random import Random, default_rng
 from outsize.array.graph.frame import Frame
+from outsize.array.random import Random, default_rng
 
 LAWS = {
     "random": lambda rng, size: rng.random(size),
@@ -116,7 +116,7 @@ def test_calls_and_seeds_draw_other_numbers_and_the_same_seed_the_same():
 
 
 def test_far_places_of_an_array_that_no_disk_holds_can_be_read():
-    x = outsize.array.api.random.default_rng(1).integers(0, 2**63 - 1, (2**40, 2**20))
+    x = outsize.array.random.default_rng(1).integers(0, 2**63 - 1, (2**40, 2**20))
     assert x.nbytes == 2**63
     np.testing.assert_array_equal(x[2**40 - 1, 2**20 - 3 :].compute(), x[2**40 - 2 :, 2**20 - 4 :].compute()[1, 1:])
 

@@ -12,6 +12,8 @@ from outsize.array.graph.elementwise import broadcast_shapes
 from outsize.array.graph.window import BOUNDARIES, Blocks, Window
 from outsize.core.errors import InputError
 
+__all__ = ["map_blocks", "map_overlap"]
+
 
 def map_blocks(function: Callable[..., Any], *arrays: Any, memory: float | None = None, dtype: Any = None) -> Array:
     """function(blocks) -> a block of the same shape, for blocks of any shape the plan likes.

@@ -16,6 +16,11 @@ from outsize.array.graph.node import Range
 from outsize.core.errors import InputError
 from outsize.core.spec import parse_shape
 
+__all__ = [
+    "arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "meshgrid", "ones", "ones_like",
+    "tril", "triu", "zeros", "zeros_like",
+]  # fmt: skip
+
 
 def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Array:
     """Zeros."""

@@ -11,6 +11,11 @@ from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import IMAG, REAL, WHERE, operation, rounding
 from outsize.core.errors import InputError
 
+__all__ = [
+    "asarray", "astype", "can_cast", "clip", "from_dlpack", "imag", "isclose", "isdtype", "real", "result_type",
+    "round", "where",
+]  # fmt: skip
+
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Array:
     """An array from anything that is one."""

@@ -52,7 +52,7 @@ def empty(
     return made
 
 
-def settle(node: Node) -> Node:
+def make_now(node: Node) -> Node:
     """The node made now, inside the current budget: in memory where it is small, else in a scratch file that goes with
     it."""
     if node.nbytes <= _SMALL:

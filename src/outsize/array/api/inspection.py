@@ -10,6 +10,8 @@ import numpy as np
 from outsize.array.api.lazy import Array
 from outsize.core.errors import InputError
 
+__all__ = ["finfo", "iinfo"]
+
 _KINDS = {
     "bool": ("bool",),
     "signed integer": ("int8", "int16", "int32", "int64"),

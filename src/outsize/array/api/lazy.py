@@ -319,7 +319,8 @@ class Array:
         part, name = function.__module__.removeprefix("numpy").removeprefix("."), function.__name__
         if not part and name in ("shape", "ndim"):
             return getattr(args[0], name)
-        ours = getattr(getattr(outsize.array, part, None) if part else outsize.array, name, None)
+        space = {"": outsize.array, "fft": outsize.array.fft, "linalg": outsize.array.linalg}.get(part)
+        ours = getattr(space, name) if space is not None and name in space.__all__ else None
         if ours is None:
             called = ".".join(word for word in ("np", part, name) if word)
             raise InputError(f"{called} has no out-of-core rule; call it on x.compute() if the array fits in memory")

@@ -15,6 +15,12 @@ from outsize.array.graph.rearrange import Concat, Wrap
 from outsize.core.errors import InputError
 from outsize.core.spec import parse_shape
 
+__all__ = [
+    "broadcast_arrays", "broadcast_to", "concat", "concatenate", "diff", "expand_dims", "flip", "matrix_transpose",
+    "moveaxis", "pad", "permute_dims", "repeat", "reshape", "roll", "squeeze", "stack", "swapaxes", "take", "tile",
+    "transpose", "unstack",
+]  # fmt: skip
+
 
 def reshape(x: Array, /, shape: Any, *, copy: bool | None = None) -> Array:
     """The same elements under another shape."""

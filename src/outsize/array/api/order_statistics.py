@@ -18,6 +18,8 @@ from outsize.array.kernels.ranks import Best, Counts, digits_of
 from outsize.array.store.base import Block
 from outsize.core.errors import InputError
 
+__all__ = ["median", "percentile", "quantile", "topk"]
+
 _SHORT = 1 << 20
 """Bytes of a lane up to which it is read whole; longer ones are gone through in reductions."""
 _LARGE = 32 << 20

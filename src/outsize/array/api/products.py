@@ -15,6 +15,8 @@ from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import operation
 from outsize.core.errors import InputError
 
+__all__ = ["cov", "dot", "einsum", "matmul", "norm", "outer", "tensordot", "vecdot", "vector_norm"]
+
 
 def matmul(x1: Any, x2: Any, /) -> Array:
     """x1 @ x2."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,43 +13,68 @@ from outsize.array.api.manipulation import concat
 from outsize.array.graph import build as make
 from outsize.core.errors import InputError
 
-
-def _reduction(name: str) -> Callable[..., Array]:
-    def function(x: Any, /, axis: Any = None, *, keepdims: bool = False, **options: Any) -> Array:
-        return getattr(asarray(x), name)(axis, keepdims=keepdims, **options)  # type: ignore[no-any-return]
-
-    function.__name__ = name
-    function.__doc__ = f"The method `Array.{name}` as a function."
-    return function
+__all__ = [
+    "all", "amax", "amin", "any", "argmax", "argmin", "count_nonzero", "cumprod", "cumsum", "cumulative_prod",
+    "cumulative_sum", "max", "mean", "min", "prod", "std", "sum", "var",
+]  # fmt: skip
 
 
-def _total(name: str) -> Callable[..., Array]:
-    def function(x: Any, /, axis: Any = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
-        return getattr(asarray(x), name)(axis, keepdims=keepdims, dtype=dtype)  # type: ignore[no-any-return]
-
-    function.__name__ = name
-    function.__doc__ = f"The method `Array.{name}` as a function."
-    return function
+def sum(x: Any, /, axis: Any = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
+    """Sum of elements; float32 does not drift."""
+    return asarray(x).sum(axis, dtype=dtype, keepdims=keepdims)
 
 
-sum, prod, mean = _total("sum"), _total("prod"), _reduction("mean")
-min, max, any, all = _reduction("min"), _reduction("max"), _reduction("any"), _reduction("all")
-argmin, argmax = _reduction("argmin"), _reduction("argmax")
+def prod(x: Any, /, axis: Any = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
+    """Product of elements."""
+    return asarray(x).prod(axis, dtype=dtype, keepdims=keepdims)
+
+
+def mean(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
+    """Arithmetic mean."""
+    return asarray(x).mean(axis, keepdims=keepdims)
+
+
+def min(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
+    """Smallest element."""
+    return asarray(x).min(axis, keepdims=keepdims)
+
+
+def max(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
+    """Largest element."""
+    return asarray(x).max(axis, keepdims=keepdims)
+
+
+def any(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
+    """True where any element is."""
+    return asarray(x).any(axis, keepdims=keepdims)
+
+
+def all(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
+    """True where all elements are."""
+    return asarray(x).all(axis, keepdims=keepdims)
+
+
+def argmin(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
+    """Index of the smallest element."""
+    return asarray(x).argmin(axis, keepdims=keepdims)
+
+
+def argmax(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
+    """Index of the largest element."""
+    return asarray(x).argmax(axis, keepdims=keepdims)
+
+
 amin, amax = min, max
 
 
-def _spread(name: str) -> Callable[..., Array]:
-    def function(
-        x: Array, /, axis: Any = None, *, correction: float = 0, ddof: float = 0, keepdims: bool = False
-    ) -> Array:
-        return Array(make.reduce(name, x.node, axis, keepdims, ddof=correction or ddof))
-
-    function.__name__ = name
-    function.__doc__ = f"The method `Array.{name}` as a function; `correction` is taken off the count."
-    return function
+def var(x: Any, /, axis: Any = None, *, correction: float = 0, ddof: float = 0, keepdims: bool = False) -> Array:
+    """Variance; `correction` (in NumPy `ddof`) is taken off the count."""
+    return asarray(x).var(axis, ddof=correction or ddof, keepdims=keepdims)
 
 
-var, std = _spread("var"), _spread("std")
+def std(x: Any, /, axis: Any = None, *, correction: float = 0, ddof: float = 0, keepdims: bool = False) -> Array:
+    """Standard deviation; `correction` (in NumPy `ddof`) is taken off the count."""
+    return asarray(x).std(axis, ddof=correction or ddof, keepdims=keepdims)
 
 
 def count_nonzero(x: Array, /, axis: Any = None, *, keepdims: bool = False) -> Array:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outsize.array.api.elementwise import asarray
-from outsize.array.api.empty import settle
+from outsize.array.api.empty import make_now
 from outsize.array.api.lazy import Array
 from outsize.array.api.manipulation import concat, stack
 from outsize.array.api.sorting import argsort, sort
@@ -19,6 +19,11 @@ from outsize.array.graph.filter import Search, flat_mask, keep
 from outsize.array.graph.node import Node, Range
 from outsize.array.run.count import count
 from outsize.core.errors import InputError
+
+__all__ = [
+    "argwhere", "nonzero", "searchsorted", "unique", "unique_all", "unique_counts", "unique_inverse",
+    "unique_values",
+]  # fmt: skip
 
 _PIECE = 1 << 18
 """Elements of a sorted array that are searched at a time."""
@@ -70,8 +75,8 @@ class _Sorted:
     def __init__(self, x: Any, equal_nan: bool, *, order: bool) -> None:
         flat = Array(make.reshape(asarray(x).node, (-1,)))
         self.length = flat.size
-        self.values = Array(settle(sort(flat).node))
-        self.order = Array(settle(argsort(flat).node)) if order else None
+        self.values = Array(make_now(sort(flat).node))
+        self.order = Array(make_now(argsort(flat).node)) if order else None
         self.first = _first(self.values, equal_nan)
         self.ends = count(self.first.node)
 
@@ -129,7 +134,7 @@ def unique_all(x: Any, /) -> _All:
 def unique(
     x: Any, /, return_index: bool = False, return_inverse: bool = False, return_counts: bool = False,
     axis: None = None, *, equal_nan: bool = True,
-) -> Any:  # fmt: skip
+) -> Array | tuple[Array, ...]:  # fmt: skip
     """NumPy's `unique` of all elements: NaNs are one unless `equal_nan=False`; the array, or a tuple with what is asked."""
     if axis is not None:
         raise InputError(f"unique is of all elements, not of the rows along axis {axis}: give it one column at a time")

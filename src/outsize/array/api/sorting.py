@@ -14,6 +14,8 @@ from outsize.array.graph import build as make
 from outsize.array.graph.external_sort import places, sort_lanes
 from outsize.array.store.base import Block
 
+__all__ = ["argsort", "sort"]
+
 _SHORT = 4 << 20
 """Bytes of a lane up to which it is sorted whole."""
 _LITTLE = 64 << 10

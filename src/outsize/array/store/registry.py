@@ -56,6 +56,10 @@ class Format(NamedTuple):
     """True where a file may hold several arrays."""
     chunked: bool = False
     """True where an output may have chunks."""
+    library: str = ""
+    """The package whose array objects are arrays in this format."""
+    wrap: Callable[[Any, Options], Store] | None = None
+    """Opens such an object where it lies."""
 
 
 def _open_npy(path: str, options: Options) -> Store:
@@ -94,6 +98,12 @@ def _open_hdf5(path: str, options: Options) -> Store:
     return open_hdf5(path, options.key, options.mode)
 
 
+def _wrap_hdf5(source: Any, options: Options) -> Store:
+    from outsize.array.store.formats.hdf5 import open_dataset
+
+    return open_dataset(source, options.mode)
+
+
 def _describe_hdf5(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options) -> Sink:
     from outsize.array.store.formats.hdf5 import describe_hdf5
 
@@ -116,6 +126,12 @@ def _open_zarr(path: str, options: Options) -> Store:
     from outsize.array.store.formats.zarr import ZarrStore
 
     return ZarrStore(path, key=options.key, mode=options.mode, missing=options.missing)  # type: ignore[arg-type]
+
+
+def _wrap_zarr(source: Any, options: Options) -> Store:
+    from outsize.array.store.formats.zarr import open_array
+
+    return open_array(source, options.mode, options.missing)  # type: ignore[arg-type]
 
 
 def _describe_zarr(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options) -> Sink:
@@ -180,10 +196,12 @@ def _never(path: str, head: bytes, size: int) -> bool:
 
 
 FORMATS = (
-    Format("zarr", (".zarr",), _is_zarr, _open_zarr, True, _describe_zarr, keyed=True, chunked=True),
+    Format("zarr", (".zarr",), _is_zarr, _open_zarr, True, _describe_zarr, keyed=True, chunked=True, library="zarr",
+           wrap=_wrap_zarr),
     Format("folder of .npy blocks", (), _is_blocks, _open_blocks),
     Format(".npy", (".npy",), lambda path, head, size: head[:6] == b"\x93NUMPY", _open_npy, True, _describe_npy),
-    Format("HDF5", (".h5", ".hdf5", ".he5"), _is_hdf5, _open_hdf5, True, _describe_hdf5, keyed=True, chunked=True),
+    Format("HDF5", (".h5", ".hdf5", ".he5"), _is_hdf5, _open_hdf5, True, _describe_hdf5, keyed=True, chunked=True,
+           library="h5py", wrap=_wrap_hdf5),
     Format(".npz", (".npz",), _is_zip_with(".npy"), _open_npz, keyed=True),
     Format("torch", (".pt", ".pth"), _is_zip_with(".pkl"), _open_torch, keyed=True),
     Format("old torch", (), _is_old_torch, _open_old_torch, keyed=True),
@@ -204,9 +222,7 @@ def open_store(
     if mode not in ("r", "r+"):
         raise InputError(f"mode is 'r' (read) or 'r+' (write in place), not {mode!r}")
     if not isinstance(source, str | os.PathLike):
-        from outsize.array.store.formats.foreign import open_memory
-
-        return open_memory(source, mode)
+        return _open_object(source, Options(mode=mode, missing=missing))
     path = os.fspath(source)
     if not os.path.lexists(path):
         path, key = split_key(path, key)
@@ -221,6 +237,15 @@ def open_store(
         writable = ", ".join(row.name for row in FORMATS if row.in_place)
         raise InputError(f"{path} ({found.name}) cannot be written in place; these can: {writable}")
     return found.open(path, Options(key=key, mode=mode, missing=missing))
+
+
+def _open_object(source: Any, options: Options) -> Store:
+    """An array object: in memory, or a library's handle on a file."""
+    from outsize.array.store.formats.foreign import open_memory
+
+    library = type(source).__module__.partition(".")[0]
+    row = next((row for row in FORMATS if row.library == library), None)
+    return open_memory(source, options.mode) if row is None or row.wrap is None else row.wrap(source, options)
 
 
 def _open_raw(path: str, shape: Any, dtype: Any, offset: int, order: str, mode: str) -> Store:

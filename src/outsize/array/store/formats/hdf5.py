@@ -66,6 +66,28 @@ def open_hdf5(path: str, key: str | None = None, mode: str = "r") -> Store:
     return FlatStore(AlignedFile(path, writable=mode == "r+"), shape, dtype, offset, name=name)
 
 
+def open_dataset(dataset: Any, mode: str = "r") -> Store:
+    """A dataset that the user has opened with h5py; their file stays open, and theirs to close."""
+    if not isinstance(dataset, load_h5py().Dataset):
+        raise InputError(f"cannot open a {type(dataset).__name__} of h5py: give one of its datasets, such as file['x']")
+    if not dataset:
+        raise InputError("the file of this h5py dataset is closed: open it again, or give its path")
+    h5py, file = load_h5py(), dataset.file
+    path, name = str(file.filename), f"{file.filename}::{dataset.name}"
+    if mode == "r+" and file.mode == "r":
+        raise InputError(f"{name} is open for reading only: open the file with h5py.File(path, 'r+')")
+    with _told(path):
+        _check(dataset, name, path)
+        if file.mode != "r":
+            file.flush()
+        offset = _flat_offset(h5py, dataset) if file.driver in ("sec2", "stdio") else None
+        if offset is None:
+            return Hdf5Store(path, name, file, dataset, borrowed=True)
+        return FlatStore(
+            AlignedFile(path, writable=mode == "r+"), tuple(dataset.shape), dataset.dtype, offset, name=name
+        )
+
+
 def _find(path: str, file: Any, key: str | None) -> str:
     if key is not None and hasattr(file.get(key), "shape"):
         return key
@@ -112,8 +134,9 @@ def _told(path: str) -> Iterator[None]:
 class Hdf5Store(Store):
     """A chunked, virtual, external or compact dataset, through h5py."""
 
-    def __init__(self, path: str, name: str, file: Any, dataset: Any) -> None:
+    def __init__(self, path: str, name: str, file: Any, dataset: Any, *, borrowed: bool = False) -> None:
         self.name, self.paths = name, (path,)
+        self._borrowed = borrowed
         self.shape, self.dtype = tuple(dataset.shape), dataset.dtype
         self._path, self._file, self._dataset = path, file, dataset
         self._chunk = tuple(dataset.chunks or (max(1, n) for n in self.shape))
@@ -121,6 +144,8 @@ class Hdf5Store(Store):
         filters = dataset.id.get_create_plist().get_nfilters() if dataset.chunks else 0
         chunk = math.prod(self._chunk) * self.dtype.itemsize
         self._held = _CONSTANT + (_FILTER_COPIES * chunk if filters else 0)
+        if borrowed and dataset.chunks:  # the cache that the user's file keeps
+            self._held += dataset.id.get_access_plist().get_chunk_cache()[1]
         self._chunk_bytes = chunk if dataset.chunks else 0
 
     def extent(self, region: Region) -> int:
@@ -155,7 +180,8 @@ class Hdf5Store(Store):
         return super().update() if self._file.mode == "r" else _InPlaceHdf5(self)
 
     def close(self) -> None:
-        self._file.close()
+        if not self._borrowed:
+            self._file.close()
 
 
 def describe_hdf5(

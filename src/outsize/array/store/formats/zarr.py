@@ -175,6 +175,19 @@ def _open_again(path: str, key: str | None, missing: Missing, mode: str) -> Zarr
     return ZarrStore(path, key=key, missing=missing, mode=mode)
 
 
+def open_array(array: Any, mode: str = "r", missing: Missing = "error") -> ZarrStore:
+    """An array that the user has opened with zarr-python, read from its folder."""
+    if not hasattr(array, "store_path") or not hasattr(array, "chunks"):
+        raise InputError(f"cannot open a {type(array).__name__} of zarr: give one of its arrays, such as group['x']")
+    root = getattr(array.store, "root", None)
+    if root is None or not os.path.isdir(root):
+        raise InputError(
+            f"this zarr array lies in a {type(array.store).__name__}, which Outsize does not read piece by piece: copy it into "
+            "a folder (zarr.save_array, or zarr.copy), and open that"
+        )
+    return ZarrStore(os.fspath(root), key=array.path or None, mode=mode, missing=missing)
+
+
 def _open_array(path: str, key: str | None, mode: str) -> Any:
     zarr = load_zarr()
     with _told(path, "its metadata"):

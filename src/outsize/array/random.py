@@ -1,4 +1,4 @@
-"""Random numbers that take no memory: `outsize.array.api.random.default_rng(7).normal(size=(10**6, 10**5))`.
+"""Random numbers that take no memory: `outsize.array.random.default_rng(7).normal(size=(10**6, 10**5))`.
 
 In: a seed, a shape. Out: a lazy array. Every number is a function of the seed, the number of the call and its own place in
 the array (Philox, a counter-based generator, in NumPy's implementation), so that tiles, budgets, workers and an
@@ -148,7 +148,7 @@ class Generator:
         self._turn = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"outsize.array.api.random.default_rng({self._seeds.entropy})"
+        return f"outsize.array.random.default_rng({self._seeds.entropy})"
 
     def _array(self, law: str, size: Any, dtype: Any, bounds: tuple[int, int] = (0, 0)) -> Array:
         shape = () if size is None else parse_shape((size,) if isinstance(size, int | np.integer) else size)
@@ -214,6 +214,6 @@ def _float(dtype: Any) -> np.dtype[Any]:
 def default_rng(seed: int | None = None) -> Generator:
     """A generator; without a seed one that nobody can foresee.
 
-    >>> noise = outsize.array.api.random.default_rng(7).normal(size=(1000, 1000))
+    >>> noise = outsize.array.random.default_rng(7).normal(size=(1000, 1000))
     """
     return Generator(seed)

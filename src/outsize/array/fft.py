@@ -1,4 +1,4 @@
-"""Fourier transforms of arrays larger than memory: `outsize.array.api.fft`, with the names of the array API standard.
+"""Fourier transforms of arrays larger than memory: `outsize.array.fft`, with the names of the array API standard.
 
 In: an array, an axis. Out: a lazy array. A lane of up to 16 MiB is transformed whole, by NumPy. A longer one, which may be
 larger than the budget, is seen as a matrix n1 x n2: its columns are transformed, multiplied by roots of unity, its rows

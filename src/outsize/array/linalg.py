@@ -1,4 +1,4 @@
-"""Linear algebra: `outsize.array.api.linalg`, with the names of the array API standard.
+"""Linear algebra: `outsize.array.linalg`, with the names of the array API standard.
 
 In: matrices in the last two axes, vectors in one. Out: lazy arrays. Norms, traces, products and powers stream like
 everything else. Decompositions, inverses and solutions are LAPACK's through NumPy, a whole matrix at a time: stacks of any
