@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outsize.model.kernels.moves import RESULT, Move
+from outsize.model.torch_port.dispatch import host_attention_takes_groups
 
 HOST_ROWS = ((768, 256), (192, 64), (0, 32))
 """Positions of the CPU's forward kernel at once: from so many on, so many; read in torch's FlashAttentionKernel.cpp."""
@@ -23,13 +24,21 @@ def fused_on_host(given: dict[str, Any]) -> bool:
     from torch.backends import cuda as flags
 
     q, k, v, mask = (given[name] for name in NAMES[:4])
-    if given["dropout_p"] or given["enable_gqa"] or not flags.flash_sdp_enabled():
+    if given["dropout_p"] or not flags.flash_sdp_enabled():
         return False
     if any(x.dim() != 4 or x.stride(-1) != 1 or 0 in x.shape or x.dtype != q.dtype for x in (q, k, v)):
         return False
-    if not q.dtype.is_floating_point or q.shape[-1] != v.shape[-1] or not q.shape[1] == k.shape[1] == v.shape[1]:
+    if not q.dtype.is_floating_point or q.shape[-1] != v.shape[-1] or not _heads_go_together(given):
         return False
     return mask is None or (mask.dim() in (2, 4) and mask.dtype in (q.dtype, torch.bool) and not mask.requires_grad)
+
+
+def _heads_go_together(given: dict[str, Any]) -> bool:
+    """True where every head of the queries has keys and values, its own or those of its group."""
+    q, k, v = (int(given[name].shape[1]) for name in NAMES[:3])
+    if given["enable_gqa"] and q != k:
+        return k == v and q % k == 0 and host_attention_takes_groups()
+    return q == k == v
 
 
 def host_moves(args: Any, results: list[Any]) -> Iterator[Move]:

@@ -17,6 +17,9 @@ from outsize.model.tracing.trace import Trace
 KEEP_ELEMENTS = 4096
 """Largest tensor whose contents are kept: indices and lengths are small, data is not."""
 
+KEEP_BYTES = 8 * KEEP_ELEMENTS
+"""Largest real storage whose contents are kept."""
+
 ZERO_ELEMENTS = 2**24
 """Most elements of an operator without a shape rule that is run on zeros."""
 
@@ -44,6 +47,13 @@ def shadow(tracer: Trace, tensor: Any) -> Any:
         with unseen():
             plain = torch.empty(0, dtype=tensor.dtype)
             return plain.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def keep(tracer: Trace, base: Any, storage: Any) -> None:
+    """Remember the contents of a small real storage, which `base` stands for; a copy, to let the real one go."""
+    if storage.nbytes() <= KEEP_BYTES:
+        with torch_off():
+            tracer.ledger.values[storage_key(base)] = storage.cpu().clone()
 
 
 def unseen() -> Any:

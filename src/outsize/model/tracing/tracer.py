@@ -150,8 +150,7 @@ class Tracer:
             with values.unseen():
                 base = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
             self.ledger.add(base, label_for(self, tensor.device), "given")
-            if tensor.device.type == "cpu" and tensor.numel() <= values.KEEP_ELEMENTS:
-                self.ledger.values[storage_key(base)] = storage.clone()  # to let the real one go
+            values.keep(self, base, storage)
             key = key_of(storage)  # the twin goes when the real one does
             found = self._twins[key] = (weakref.ref(storage, lambda _: self._twins.pop(key, None)), base)
         with values.unseen(), no_functions():
