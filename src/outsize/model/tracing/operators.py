@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from outsize.model.torch_port.dispatch import arguments_of, has_kernel, is_mutable
+from outsize.model.torch_port.flops import flop_rule
 from outsize.model.tracing.known_values import UNWRITTEN
 from outsize.model.tracing.rewrites import WHOLE
 
@@ -20,7 +21,6 @@ class Operator:
 
     def __init__(self, func: Any) -> None:
         import torch
-        from torch.utils.flop_counter import flop_registry
 
         self.func = func  # held, so that no other gets its number
         self.name = str(func)
@@ -32,7 +32,7 @@ class Operator:
         """False where nobody wrote what it gives, or chance did: the next step finds something else there."""
         self.mutable = is_mutable(func)
         self.view = bool(func.is_view)
-        self.flops = flop_registry.get(func.overloadpacket)
+        self.flops = flop_rule(func)
         """Counts what it computes, None where that is little."""
         self.by_shapes = self._by_shapes(func)
         """True for torch's own that make new tensors or write into their first arguments, and change no shape."""

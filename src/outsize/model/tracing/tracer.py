@@ -17,6 +17,7 @@ from outsize.model.kernels import attention
 from outsize.model.kernels.cpu import moves_of
 from outsize.model.kernels.cuda import MOVES, Scratch, Size, blocks_of
 from outsize.model.kernels.layouts import ON_CARD
+from outsize.model.kernels.moves import Move
 from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode, in_backward, no_functions
 from outsize.model.torch_port.objects import holders_of, key_of, storage_key
 from outsize.model.torch_port.patches import wrapping_backward
@@ -26,7 +27,7 @@ from outsize.model.tracing import rewrites
 from outsize.model.tracing.attribution import Owners
 from outsize.model.tracing.autocast import Autocast
 from outsize.model.tracing.fake_card import label_for, make_function_mode, pretend
-from outsize.model.tracing.ledger import Held, Ledger, Move
+from outsize.model.tracing.ledger import Held, Ledger
 from outsize.model.tracing.operators import Operator, look_up
 from outsize.model.tracing.result_shapes import Shapes
 
@@ -149,8 +150,7 @@ class Tracer:
             with values.unseen():
                 base = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
             self.ledger.add(base, label_for(self, tensor.device), "given")
-            if tensor.device.type == "cpu" and tensor.numel() <= values.KEEP_ELEMENTS:
-                self.ledger.values[storage_key(base)] = storage.clone()  # to let the real one go
+            values.keep(self, base, storage)
             key = key_of(storage)  # the twin goes when the real one does
             found = self._twins[key] = (weakref.ref(storage, lambda _: self._twins.pop(key, None)), base)
         with values.unseen(), no_functions():
@@ -321,7 +321,7 @@ class Tracer:
             real = func(*_replace(args, functools.partial(values.shadow, self)), **{**kwargs, **_on_cpu(kwargs)})
             if not isinstance(real, torch.Tensor | tuple):
                 return real
-            return _replace(real, lambda t: self._known_like(t, label))
+            return _replace(real, lambda t: self.known_like(t, label))
         try:
             shape = rewrites.SHAPES.get(name) or (ON_CARD.get(name) if label.startswith("cuda") else None)
             out = self.shapes.run(operator, args, kwargs) if shape is None else shape(func, args, kwargs)
@@ -336,7 +336,7 @@ class Tracer:
         self._follow(operator, args, kwargs, flat, out)
         return out
 
-    def _known_like(self, real: Any, label: str) -> Any:
+    def known_like(self, real: Any, label: str) -> Any:
         import torch
 
         twin = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")

@@ -1,0 +1,124 @@
+"""What a step reaches follows it to its device, host values are computed for real, and what is not known is said."""
+
+import dataclasses
+import functools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import outsize  # noqa: E402
+from outsize.model.torch_port.flops import flop_rule  # noqa: E402
+
+functional = torch.nn.functional
+
+
+def train(model, optimizer, batch):
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+    optimizer.step()
+
+
+class Grouped(torch.nn.Module):
+    """Attention in which two heads share keys and values."""
+
+    def __init__(self, heads=4, shared=2, width=64, whole=False):
+        super().__init__()
+        self.heads, self.shared, self.whole = heads, shared, whole
+        self.q = torch.nn.Linear(width, width)
+        self.kv = torch.nn.Linear(width, 2 * width // heads * shared)
+
+    def forward(self, x):
+        q = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = self.kv(x).unflatten(-1, (2 * self.shared, -1)).transpose(1, 2).chunk(2, 1)
+        if self.whole:
+            k, v = (t.repeat_interleave(self.heads // self.shared, 1) for t in (k, v))
+            return functional.scaled_dot_product_attention(q, k, v)
+        return functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def test_grouped_attention_is_counted_like_torch_counts_whole_heads():
+    q, k = torch.empty(2, 8, 16, 32, device="meta"), torch.empty(2, 2, 16, 32, device="meta")
+    for name, given in (
+        ("_scaled_dot_product_cudnn_attention", []),
+        ("_scaled_dot_product_cudnn_attention_backward", [q]),
+    ):
+        operator = getattr(torch.ops.aten, name).default
+        from torch.utils.flop_counter import flop_registry
+
+        theirs = flop_registry[operator.overloadpacket](*given, q, q, q, out_val=None)
+        rule = flop_rule(operator)
+        assert rule(*given, q, q, q, out_val=None) == rule(*given, q, k, k, out_val=None) == theirs
+
+
+def test_grouped_attention_on_the_cpu_takes_no_more_than_whole_heads():
+    def peak(**how):
+        model = Grouped(**how)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        found = outsize.estimate(train, model, optimizer, torch.rand(4, 256, 64), device="cpu")
+        return found.peak_requested.bytes
+
+    assert peak() <= peak(whole=True)
+
+
+def test_an_optimizer_that_has_stepped_is_taken_as_it_is():
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer, torch.rand(2, 8))
+    assert outsize.estimate(train, model, optimizer, torch.rand(2, 8)).peak_allocated.bytes > 0
+
+
+def test_a_captured_tensor_goes_along_with_to():
+    weight = torch.rand(16)
+
+    def build():
+        return torch.nn.Linear(16, 4).cuda(), torch.rand(8, 16, device="cuda")
+
+    def step(model, batch):
+        model(batch * weight.to(batch.device)).mean().backward()
+
+    assert outsize.estimate(step, build=build).peak_allocated.bytes > 0
+    model = torch.nn.Linear(16, 4)
+    fitted = outsize.fit(
+        model, lambda m, b: m(b * weight.to(b.device)).mean(), torch.optim.SGD(model.parameters(), lr=0.1),
+        torch.rand(8, 16), budget="1MiB",
+    )  # fmt: skip
+    assert fitted.plan.fits
+
+
+@dataclasses.dataclass
+class Graph:
+    """As a graph library keeps one: tensors in attributes."""
+
+    features: torch.Tensor
+    store: dict
+
+
+class Plain:
+    def __init__(self, tensor):
+        self.graph = Graph(tensor, {"mask": torch.ones(4)})
+        self.lock = open(__file__)  # noqa: SIM115
+
+
+SIZE = 4 << 20
+
+
+@pytest.mark.parametrize("kind", ["dataclass", "object", "closure", "partial"])
+def test_tensors_behind_objects_follow_the_step_to_its_device(kind):
+    x = torch.rand(1 << 20)
+    model = torch.nn.Linear(1, 1)
+    graph, plain = Graph(x, {"more": [torch.rand(2)]}), Plain(x)
+
+    def through_closure():
+        return x
+
+    steps = {
+        "dataclass": lambda m: m(graph.features[:, None]).mean().backward(),
+        "object": lambda m: m(plain.graph.features[:, None]).mean().backward(),
+        "closure": lambda m: m(through_closure()[:, None]).mean().backward(),
+        "partial": functools.partial(lambda m, g: m(g.features[:, None]).mean().backward(), g=graph),
+    }
+    found = outsize.estimate(steps[kind], model)
+    direct = outsize.estimate(lambda m, x: m(x[:, None]).mean().backward(), model, x)
+    assert SIZE <= direct.peak_allocated.bytes <= found.peak_allocated.bytes <= direct.peak_allocated.bytes + 4096
+    assert graph.features is x and plain.graph.features is x and x.device.type == "cpu"
