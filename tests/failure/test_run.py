@@ -10,8 +10,11 @@ import textwrap
 import pytest
 
 from outsize.core.footprint import Moment
+from outsize.failure.ending import _tell_story
 from outsize.failure.explain import explain
-from outsize.failure.run import Watched, _tell_story, _user_line, build_command, growth_by_line
+from outsize.failure.run import build_command
+from outsize.failure.stacks import user_line
+from outsize.failure.watched import Watched, growth_by_line
 from outsize.monitor import read_tree
 
 GROUPS = pathlib.Path("/sys/fs/cgroup/memory")
@@ -129,7 +132,7 @@ def test_the_growing_line_is_the_users_own():
         'Current thread 0x1 (most recent call first):\n  File "/x/site-packages/numpy/core.py", line 9 in ones\n'
         '  File "/home/me/train.py", line 7 in load\n  File "/home/me/train.py", line 20 in <module>\n'
     )
-    assert _user_line(stack) == "/home/me/train.py:7 in load"
+    assert user_line(stack) == "/home/me/train.py:7 in load"
 
 
 def test_growth_belongs_to_the_line_that_grew_while_it_was_watched():

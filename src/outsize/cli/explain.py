@@ -1,4 +1,4 @@
-"""`outsize explain log.txt`, `... | outsize explain -`, `outsize explain snapshot.pickle --after later.pickle`."""
+"""`outsize explain log.txt`, `outsize explain "CUDA out of memory..."`, `... | outsize explain -`, `outsize explain a.pickle`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _LARGEST_LOG = 2**30
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's own arguments."""
     parser.add_argument(
-        "file", nargs="?", metavar="FILE", help="a message, a log or a CUDA memory snapshot; - reads standard input"
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help="a log, a CUDA memory snapshot, or the message itself; - reads standard input",
     )
     parser.add_argument(
         "--after", metavar="SNAPSHOT", help="a later snapshot of the same program: what grew between the two"
@@ -46,5 +49,8 @@ def _explain(args: argparse.Namespace) -> Diagnosis:
     if path.is_dir():
         raise InputError(f"{path} is a folder: give the log, message or snapshot in it")
     if not path.exists():
-        raise InputError(f"no such file: {path}; to explain a text, pipe it in: echo '...' | outsize explain -")
+        diagnosis = explain(args.file, here=args.here)
+        if diagnosis.failure is None:
+            raise InputError(f"no such file, and no out-of-memory message either: {args.file}")
+        return diagnosis
     return explain(path, here=args.here, after=None if args.after is None else pathlib.Path(args.after))

@@ -56,6 +56,8 @@ class Framework:
     """Device where its messages do not name one."""
     host: bool = False
     """True where it names no device and uses none but RAM."""
+    python: bool = True
+    """False where no Python program can be behind it, so that nothing of Outsize can run it."""
     killer: str = ""
     """Whose limit it is that kills, and where that is set: for schedulers and containers."""
     setting: str = ""
@@ -97,6 +99,11 @@ _LIBRARY_ROOM = Advice(
     formats=("library", "library-host", "nccl"),
     causes=(NEED,),
 )
+
+_HOST_PROGRAMS = ("imagemagick", "gromacs", "r", "rust", "javascript", "redis", "fortran", "perl", "mysql")
+_CUDA_LIBRARIES = (
+    "cupy", "rmm", "thrust", "theano", "xgboost", "catboost", "faiss", "numba", "exllama", "mxnet", "nvdec", "cuda",
+)  # fmt: skip
 
 FRAMEWORKS: dict[str, Framework] = {
     "pytorch": Framework(
@@ -141,6 +148,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 how="model.fit(x, y, batch_size=16)   # half of yours",
                 costs="noisier gradients, or the time of two passes",
                 exactness=APPROXIMATE,
+                gives="half_of_batch",
                 place="cuda",
                 causes=(NEED, FULL),
             ),
@@ -178,45 +186,26 @@ FRAMEWORKS: dict[str, Framework] = {
     "arrow": Framework(device="cpu"),
     "hdf5": Framework(device="cpu", advice=_SMALLER_CHUNKS),
     "netcdf": Framework(device="cpu", advice=_SMALLER_CHUNKS),
-    **dict.fromkeys(
-        (
-            "gdal",
-            "imagemagick",
-            "gromacs",
-            "petsc",
-            "r",
-            "rust",
-            "javascript",
-            "redis",
-            "fortran",
-            "perl",
-            "mysql",
-            "macos",
-        ),
-        Framework(device="cpu"),
-    ),
-    **dict.fromkeys(
-        (
-            "cupy",
-            "rmm",
-            "thrust",
-            "theano",
-            "xgboost",
-            "catboost",
-            "faiss",
-            "numba",
-            "exllama",
-            "mxnet",
-            "nvdec",
-            "cuda",
-        ),
-        Framework(device="cuda"),
-    ),
+    **dict.fromkeys(_HOST_PROGRAMS, Framework(device="cpu", python=False)),
+    **dict.fromkeys(("gdal", "petsc", "macos"), Framework(device="cpu")),
+    **dict.fromkeys(("ruby", "dotnet", "stata", "erlang", "compiler"), Framework(python=False)),
+    **dict.fromkeys(_CUDA_LIBRARIES, Framework(device="cuda")),
+    "go": Framework(host=True, python=False),
     "mlx": Framework(device="metal"),
     "metal": Framework(device="metal", advice=_SMALLER_CACHE),
     "ggml": Framework(title="llama.cpp", advice=_SMALLER_CACHE),
     "ollama": Framework(device="cpu", advice=_SMALLER_CACHE),
     "vllm": Framework(title="vLLM"),
+    "sglang": Framework(
+        advice=(
+            Advice(
+                name="give the weights and the KV cache more of the card",
+                how="--mem-fraction-static 0.9",
+                costs="less is left for activations",
+                causes=_SERVING_CAUSES,
+            ),
+        ),
+    ),
     "tensorrt": Framework(
         device="cuda",
         advice=(
@@ -238,12 +227,14 @@ FRAMEWORKS: dict[str, Framework] = {
             ),
         ),
     ),
-    **dict.fromkeys(("c++", "python", "go", "openblas", "julia", "windows", "notebook"), Framework(host=True)),
-    "postgres": Framework(device="cpu", host=True),
+    **dict.fromkeys(("c++", "python", "openblas", "julia", "windows", "notebook"), Framework(host=True)),
+    "postgres": Framework(device="cpu", host=True, python=False),
     "java": Framework(
-        host=True, raising=("raise the heap", "java -Xmx8g ...   # Spark: --driver-memory 8g --executor-memory 8g")
+        host=True,
+        python=False,
+        raising=("raise the heap", "java -Xmx8g ...   # Spark: --driver-memory 8g --executor-memory 8g"),
     ),
-    "node": Framework(host=True, raising=("raise the heap", "NODE_OPTIONS=--max-old-space-size=8192")),
+    "node": Framework(host=True, python=False, raising=("raise the heap", "NODE_OPTIONS=--max-old-space-size=8192")),
     "duckdb": Framework(
         device="cpu",
         setting="memory_limit",
@@ -254,24 +245,31 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "clickhouse": Framework(
         host=True,
+        python=False,
         setting="max_memory_usage",
         raising=("raise the query's limit", "SET max_memory_usage = {bytes}"),
     ),
     "elasticsearch": Framework(
         host=True,
+        python=False,
         setting="indices.breaker.total.limit",
         raising=("raise the heap, of which the limit is a share", "ES_JAVA_OPTS='-Xms8g -Xmx8g'"),
     ),
     "php": Framework(
-        host=True, setting="memory_limit", raising=("raise PHP's limit", "memory_limit = {mib}M   # php.ini")
+        host=True,
+        python=False,
+        setting="memory_limit",
+        raising=("raise PHP's limit", "memory_limit = {mib}M   # php.ini"),
     ),
     "mongodb": Framework(
         host=True,
+        python=False,
         setting="100 MB a stage without allowDiskUse",
         raising=("let the stage spill", "db.c.aggregate([...], {{allowDiskUse: true}})"),
     ),
     "trino": Framework(
         host=True,
+        python=False,
         setting="query.max-memory",
         raising=(
             "raise the query's limit",
@@ -285,11 +283,12 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "bigquery": Framework(
         host=True,
+        python=False,
         setting="the memory of a query's slots",
         raising=("less at once", "drop ORDER BY and wide GROUP BY over everything, or cut the query in parts"),
     ),
     "matlab": Framework(
-        host=True, raising=("allow larger arrays", "Settings > MATLAB > Workspace > Maximum array size")
+        host=True, python=False, raising=("allow larger arrays", "Settings > MATLAB > Workspace > Maximum array size")
     ),
     "kubernetes": Framework(
         killer="pod (resources.limits.memory)",
