@@ -51,6 +51,9 @@ def _explain(args: argparse.Namespace) -> Diagnosis:
     if not path.exists():
         diagnosis = explain(args.file, here=args.here)
         if diagnosis.failure is None:
-            raise InputError(f"no such file, and no out-of-memory message either: {args.file}")
+            raise InputError(
+                f"no such file, and no out-of-memory message: {args.file}; to explain a long text, pipe it in: "
+                "... | outsize explain -"
+            )
         return diagnosis
     return explain(path, here=args.here, after=None if args.after is None else pathlib.Path(args.after))

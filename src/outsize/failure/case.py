@@ -19,6 +19,7 @@ from outsize.core.memory import Limit, Reading
 from outsize.core.noun import Known
 from outsize.core.spec import Spec
 from outsize.failure.framework import ALLOCATOR_SETTINGS, BITWISE, VARIABLES, Framework, framework
+from outsize.failure.message.clean import clean
 
 CONTEXT = 3 * 2**29
 """Bytes that a CUDA context, its libraries and a desktop may hold beside an allocator before we speak of another process."""
@@ -158,7 +159,7 @@ class Case:
     def expandable(self) -> bool:
         """True where expandable segments were already on."""
         spoken = any("expandable_segments:true" in self.settings.get(name, "").lower() for name in ALLOCATOR_SETTINGS)
-        return spoken or _EXPANDABLE.search(self.text) is not None
+        return spoken or _EXPANDABLE.search(clean(self.text).views[0]) is not None
 
     @cached_property
     def biting(self) -> Limit | None:
@@ -211,6 +212,17 @@ class Case:
         if self.failure.framework == "jax":  # names no device; where there is no GPU it was RAM
             return self.reading is not None and not self.reading.devices
         return self.framework.host or self.format == "errno12"
+
+    @property
+    def on_device(self) -> bool:
+        """True where a device's memory ran out, as far as is known."""
+        return not self.on_host and (self.failure.device is not None or self.framework.accelerated)
+
+    @property
+    def may_be_python(self) -> bool:
+        """False where the program is known not to be Python's, so that nothing of Outsize can run it."""
+        name = (self.failure.process or "python").lower()
+        return self.framework.python and any(word in name for word in ("python", "ray::", "jupyter", "pt_", "torchrun"))
 
     @property
     def on_torch(self) -> bool:

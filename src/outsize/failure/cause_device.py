@@ -17,16 +17,16 @@ def fragmentation(case: Case) -> Cause | None:
     if limit is not None and limit < 2**57 and case.held is not None:
         room = min(room if room is not None else 2**63, max(0, limit - case.held))
     total = case.failure.total_bytes
-    if room is None or room >= need or room + slack < need:
+    if (room or 0) >= need or (room or 0) + slack < need:
         return None
     if case.others is not None and case.others >= max(2 * slack, 0.1 * (total or 0)):
         return None
-    if slack < 0.05 * (total or (case.held or 0) + room):
+    if slack < 0.05 * (total or (case.held or 0) + (room or 0)):
         return None  # enough for this request, but the next one meets the same end
+    more = "" if room is None else f" and {said(room)} more could be had"
     return make_cause(
         CauseName.FRAGMENTATION,
-        f"{said(need)} were asked for while PyTorch held {said(slack)} it did not use and {said(room)} more could "
-        f"be had: enough, but cut "
+        f"{said(need)} were asked for while PyTorch held {said(slack)} it did not use{more}: enough, but cut "
         "into pieces between tensors that are still alive, none of them long enough.",
     )
 

@@ -23,7 +23,7 @@ from outsize.failure.remedy_device import (
     stop_others,
     train_smaller,
 )
-from outsize.failure.remedy_host import less_in_ram, lift_ulimit, more_shm, raise_limit
+from outsize.failure.remedy_host import add_swap, less_in_ram, lift_ulimit, more_shm, raise_limit
 from outsize.failure.remedy_tensor import check_length, pairwise_in_blocks, reshape_operands, smaller_tensor
 
 Maker = Callable[[Case], Iterator[Remedy]]
@@ -34,7 +34,7 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
     CauseName.BROADCAST: (reshape_operands, pairwise_in_blocks),
     CauseName.LARGER_THAN_DEVICE: (smaller_tensor, train_smaller, shorter_requests),
     CauseName.LARGER_THAN_MACHINE: (smaller_tensor, train_smaller, less_in_ram),
-    CauseName.LARGER_THAN_LIMIT: (smaller_tensor, raise_fraction, raise_limit),
+    CauseName.LARGER_THAN_LIMIT: (smaller_tensor, raise_fraction, raise_limit, train_smaller),
     CauseName.FRAGMENTATION: (expandable, steady_sizes),
     CauseName.MEMORY_FRACTION: (raise_fraction, train_smaller),
     CauseName.OTHER_PROCESS: (stop_others, shorter_requests),
@@ -44,29 +44,17 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
     CauseName.PREALLOCATION: (),
     CauseName.SHARED_MEMORY: (more_shm,),
     CauseName.LIMIT: (raise_limit, train_smaller, less_in_ram),
-    CauseName.MACHINE: (
-        train_smaller,
-        less_in_ram,
-    ),
+    CauseName.MACHINE: (train_smaller, less_in_ram, add_swap),
     CauseName.ADDRESS_SPACE: (lift_ulimit, smaller_tensor, train_smaller),
-    CauseName.KILLED: (
-        train_smaller,
-        less_in_ram,
-    ),
-    CauseName.LEAK: (
-        train_smaller,
-        less_in_ram,
-    ),
-    CauseName.ALREADY_FULL: (
-        train_smaller,
-        less_in_ram,
-    ),
+    CauseName.KILLED: (train_smaller, less_in_ram),
+    CauseName.LEAK: (train_smaller, less_in_ram),
+    CauseName.ALREADY_FULL: (train_smaller, less_in_ram),
     CauseName.TRUE_NEED: (smaller_tensor, expandable, train_smaller, shorter_requests, less_in_ram),
 }
 """Cause -> the remedies worth trying; what the framework itself offers comes before those for any program on a host."""
 
 _DEVICE_ONLY = {expandable, steady_sizes, fewer_graphs, raise_fraction}
-_HOST_ONLY = {less_in_ram, lift_ulimit}
+_HOST_ONLY = {less_in_ram, lift_ulimit, add_swap}
 
 
 def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
@@ -81,14 +69,13 @@ def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
 
 def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
     """What the table has for one cause."""
-    on_device = not case.on_host and (case.failure.device or "") not in ("", "cpu")
     makers = [maker for maker in REMEDIES[cause] if maker not in (_DEVICE_ONLY if case.on_host else ())]
     for maker in makers:
         if maker not in _HOST_ONLY:
             yield from maker(case)
     yield from _advice(case, cause)
     for maker in makers:
-        if maker in _HOST_ONLY and not on_device:
+        if maker in _HOST_ONLY and not case.on_device:
             yield from maker(case)
 
 

@@ -13,7 +13,7 @@ from outsize.failure.framework import APPROXIMATE, ROUNDING
 
 def expandable(case: Case) -> Iterator[Remedy]:
     """Segments that grow instead of many that do not fit together."""
-    if case.expandable or not case.on_torch_gpu or not case.slack or case.gap is None or case.slack < case.gap:
+    if case.expandable or not case.on_torch_gpu or not case.slack or case.slack < (case.gap or 0):
         return
     name = "PYTORCH_HIP_ALLOC_CONF" if (case.failure.device or "").startswith("hip") else "PYTORCH_CUDA_ALLOC_CONF"
     yield make_remedy(
@@ -47,10 +47,11 @@ def stop_others(case: Case) -> Iterator[Remedy]:
             "that process",
             known=Known.EXACT,
         )
+    tool = {"hip": "rocm-smi", "xpu": "xpu-smi ps", "npu": "npu-smi info"}.get(
+        (case.failure.device or "").partition(":")[0], "nvidia-smi"
+    )
     if not case.strangers:
-        yield make_remedy(
-            "end what else is on the card", case.others, "nvidia-smi  # then: kill PID", "those processes"
-        )
+        yield make_remedy("end what else is on the card", case.others, f"{tool}  # then: kill PID", "those processes")
     if (case.failure.device or "").startswith(("cuda", "hip")):
         index = (case.failure.device or "").partition(":")[2]
         other = "1" if index in ("", "0") else "0"

@@ -17,10 +17,13 @@ def raise_limit(case: Case) -> Iterator[Remedy]:
     if failure.framework == "openvino":  # the driver's largest buffer, which nobody raises
         return
     known = case.known_need
-    if limit is None and raising is None and not case.extra("anon_rss_bytes"):
+    in_group = case.failure.extra.get("scope") == "cgroup" or case.extra("anon_rss_bytes")
+    if limit is None and raising is None and not in_group:
         return
     most = case.reading.host.total if case.reading is not None else None
-    want = max(known or 0, limit or 0) * 3 // 2 or 16 * 2**30
+    want = max(known or 0, limit or 0) * 3 // 2
+    if limit is None and want < 2**28:  # what one small victim held says little about the limit
+        want = 16 * 2**30
     if most is not None and want > most:
         want = most
     if (limit is not None and want <= limit) or (known is not None and want < known):
@@ -50,6 +53,16 @@ def lift_ulimit(case: Case) -> Iterator[Remedy]:
         )
 
 
+def add_swap(case: Case) -> Iterator[Remedy]:
+    """A short peak then ends in slowness instead of a kill."""
+    yield make_remedy(
+        "add swap, so that a short peak is slow instead of deadly",
+        None,
+        "fallocate -l 16G /swapfile && chmod 600 /swapfile && mkswap /swapfile && swapon /swapfile",
+        "disk, and time while it is used",
+    )
+
+
 def more_shm(case: Case) -> Iterator[Remedy]:
     """Room for batches in flight."""
     shm = case.reading.shm if case.reading else None
@@ -76,7 +89,7 @@ def more_shm(case: Case) -> Iterator[Remedy]:
 
 def less_in_ram(case: Case) -> Iterator[Remedy]:
     """A process that holds too much of the host."""
-    if not case.framework.python or case.on_torch or case.failure.process == "DataLoader worker":
+    if not case.may_be_python or case.on_torch or case.failure.process == "DataLoader worker":
         return
     if not case.watched:
         yield make_remedy(

@@ -69,10 +69,10 @@ def _stream(case: Case, spec: Spec) -> Iterator[Remedy]:
     mib = budget // 2**20
     if not mib or case.on_torch:
         return
-    data = "" if case.on_host else "if it is data, not an activation, "
+    data = "if it is data, not an activation, " if case.framework.accelerated or not case.on_host else ""
     yield make_remedy(
         f"{data}stream it: {said(spec.bytes)} on disk, {mib} MiB in RAM",
-        spec.bytes - mib * 2**20 if case.on_host else None,
+        None if data else spec.bytes - mib * 2**20,
         f'x = outsize.open("x.npy")                       # nothing is loaded\ny = (x - x.mean(axis=0)) / '
         f"x.std(axis=0)        # any array expression\n"
         f'y.save("y.zarr", budget="{mib}MiB")',
