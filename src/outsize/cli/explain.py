@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import sys
 
@@ -46,9 +47,9 @@ def _explain(args: argparse.Namespace) -> Diagnosis:
             sys.stderr.write(_PASTE)
         return explain(sys.stdin.buffer.read(_LARGEST_LOG), here=args.here)
     path = pathlib.Path(args.file)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise InputError(f"{path} is a folder: give the log, message or snapshot in it")
-    if not path.exists():
+    if not os.path.exists(path):  # a message is too long for a name, which pathlib raises on
         diagnosis = explain(args.file, here=args.here)
         if diagnosis.failure is None:
             raise InputError(
