@@ -40,6 +40,11 @@ def test_a_text_that_is_no_failure_ends_with_1(tmp_path, capsys):
     assert "Not an out-of-memory failure" in capsys.readouterr().out
 
 
+def test_a_message_given_as_the_argument_is_explained(capsys):
+    assert main(["explain", FRAGMENTED]) == 0
+    assert "cause: fragmentation" in capsys.readouterr().out
+
+
 def test_a_missing_file_is_a_mistake_with_a_way_out(capsys):
     assert main(["explain", "nowhere.log"]) == 2
     assert "pipe it in" in capsys.readouterr().err

@@ -71,6 +71,33 @@ def test_pytorchs_own_advice_is_not_taken_for_a_setting():
     assert "expandable_segments:True" in hows(diagnosis)
 
 
+def test_pytorchs_advice_is_not_taken_for_a_setting_where_a_line_ends_in_it():
+    hint = "\n# If reserved but unallocated memory is large try setting\n# PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to"
+    assert "expandable_segments:True" in hows(outsize.explain("# " + FRAGMENTED + hint + " avoid fragmentation."))
+
+
+def test_a_small_victim_does_not_make_a_small_limit():
+    text = "Memory cgroup out of memory: Killed process 7 (python) total-vm:4000kB, anon-rss:392kB, file-rss:0kB"
+    assert "docker run --memory=16384m" in hows(outsize.explain(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 86.89GiB.", "jax.checkpoint"),
+        ("OpenBLAS error: Memory allocation still failed after 10 retries", "OPENBLAS_NUM_THREADS=1"),
+        ("Out of memory: Killed process 16498 (java) total-vm:9kB, anon-rss:8kB, file-rss:0kB", "swapon"),
+        ("DefaultCPUAllocator: not enough memory: you tried to allocate 12000000000 bytes.", "outsize.fit("),
+        ("XPU out of memory. Tried to allocate 192.00 MiB. GPU 3 has a total capacity of 31.89 GiB of which 13.22 GiB is free.",
+         "xpu-smi"),
+    ],
+)  # fmt: skip
+def test_advice_belongs_to_the_program_that_failed(text, how):
+    advice = hows(outsize.explain(text))
+    assert how in advice
+    assert "outsize.open" not in advice or how.startswith("OPENBLAS")
+
+
 def test_expandable_segments_are_not_offered_where_the_slack_is_smaller_than_the_gap():
     diagnosis = outsize.explain(V2)
     assert "expandable_segments" not in hows(diagnosis)

@@ -10,9 +10,12 @@ import cgroup
 import pytest
 
 from outsize.core.footprint import Moment
+from outsize.failure.ending import _tell_story
 from outsize.failure.explain import explain
-from outsize.failure.run import Watched, _tell_story, _user_line, build_command, growth_by_line
-from outsize.monitor import read_tree
+from outsize.failure.run import build_command
+from outsize.failure.stacks import user_line
+from outsize.failure.watched import Watched, growth_by_line
+from outsize.monitor import ProcessReading, TreeReading, read_tree
 
 GROW = """
 import time
@@ -128,7 +131,7 @@ def test_the_growing_line_is_the_users_own():
         'Current thread 0x1 (most recent call first):\n  File "/x/site-packages/numpy/core.py", line 9 in ones\n'
         '  File "/home/me/train.py", line 7 in load\n  File "/home/me/train.py", line 20 in <module>\n'
     )
-    assert _user_line(stack) == "/home/me/train.py:7 in load"
+    assert user_line(stack) == "/home/me/train.py:7 in load"
 
 
 def test_growth_belongs_to_the_line_that_grew_while_it_was_watched():
@@ -137,6 +140,32 @@ def test_growth_belongs_to_the_line_that_grew_while_it_was_watched():
     watched.lines.update({"a.py:3 in load": 40})
     assert growth_by_line(watched).most_common(1) == [("a.py:3 in load", 1000)]
     assert not growth_by_line(Watched(command=[], pid=1, began=0.0))
+
+
+def reading(pid, held, ended=None):
+    return ProcessReading(pid=pid, name="python", anonymous=held, shared=0, address_space=0, ended=ended)
+
+
+def note(watched, kills, *processes):
+    watched.note(TreeReading(time=0.0, processes=processes), kills)
+
+
+def test_the_process_that_ends_when_the_count_of_kills_rises_was_killed():
+    watched = Watched(command=[], pid=1, began=0.0, kills=7)
+    note(watched, 7, reading(1, 10), reading(2, 900), reading(3, 300), reading(4, 500))
+    note(watched, 7, reading(1, 10), reading(3, 300), reading(4, 500))  # 2 ended, and nobody was killed
+    note(watched, 8, reading(1, 10), reading(3, 400), reading(4, 500))  # killed, and still on its way
+    note(watched, 8, reading(1, 10), reading(3, 0, ended=-9), reading(4, 0, ended=0))
+    assert [process.pid for process in watched.killed] == [3]
+    assert (watched.killed[0].anonymous, watched.peak) == (400, 1710)
+
+
+def test_a_process_that_has_ended_holds_nothing_and_hides_nothing():
+    watched = Watched(command=[], pid=1, began=0.0)
+    note(watched, 0, reading(1, 500))
+    note(watched, 1, reading(1, 0, ended=-9))
+    assert watched.last.processes[0].anonymous == 500
+    assert len(watched.moments) == 1 and watched.killed[0].anonymous == 500
 
 
 def test_a_tree_counts_its_children():

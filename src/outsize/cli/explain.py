@@ -1,8 +1,9 @@
-"""`outsize explain log.txt`, `... | outsize explain -`, `outsize explain snapshot.pickle --after later.pickle`."""
+"""`outsize explain log.txt`, `outsize explain "CUDA out of memory..."`, `... | outsize explain -`, `outsize explain a.pickle`."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import sys
 
@@ -22,7 +23,10 @@ _LARGEST_LOG = 2**30
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's own arguments."""
     parser.add_argument(
-        "file", nargs="?", metavar="FILE", help="a message, a log or a CUDA memory snapshot; - reads standard input"
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help="a log, a CUDA memory snapshot, or the message itself; - reads standard input",
     )
     parser.add_argument(
         "--after", metavar="SNAPSHOT", help="a later snapshot of the same program: what grew between the two"
@@ -43,8 +47,14 @@ def _explain(args: argparse.Namespace) -> Diagnosis:
             sys.stderr.write(_PASTE)
         return explain(sys.stdin.buffer.read(_LARGEST_LOG), here=args.here)
     path = pathlib.Path(args.file)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise InputError(f"{path} is a folder: give the log, message or snapshot in it")
-    if not path.exists():
-        raise InputError(f"no such file: {path}; to explain a text, pipe it in: echo '...' | outsize explain -")
+    if not os.path.exists(path):  # a message is too long for a name, which pathlib raises on
+        diagnosis = explain(args.file, here=args.here)
+        if diagnosis.failure is None:
+            raise InputError(
+                f"no such file, and no out-of-memory message: {args.file}; to explain a long text, pipe it in: "
+                "... | outsize explain -"
+            )
+        return diagnosis
     return explain(path, here=args.here, after=None if args.after is None else pathlib.Path(args.after))

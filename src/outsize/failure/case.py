@@ -19,6 +19,7 @@ from outsize.core.memory import Limit, Reading
 from outsize.core.noun import Known
 from outsize.core.spec import Spec
 from outsize.failure.framework import ALLOCATOR_SETTINGS, BITWISE, VARIABLES, Framework, framework
+from outsize.failure.message.clean import clean
 
 CONTEXT = 3 * 2**29
 """Bytes that a CUDA context, its libraries and a desktop may hold beside an allocator before we speak of another process."""
@@ -52,6 +53,12 @@ class Case:
     """Bytes by which the process grew in its last minute, where it was watched."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Environment of the process, where it is known."""
+    watched: bool = False
+    """True where it ran under `outsize run`."""
+    peak: int | None = None
+    """The most bytes of RAM the program held, where it was watched."""
+    library: str | None = None
+    """The framework for tensors that the process had loaded, where that is known."""
 
     def extra(self, name: str) -> int | None:
         """A further byte count of the message that can be true."""
@@ -115,6 +122,13 @@ class Case:
         return None if limit is None or used is None else limit - used
 
     @cached_property
+    def half_of_batch(self) -> int | None:
+        """Bytes of the tensor that half the batch would not need; 0 where its first axis cannot be halved."""
+        if self.spec is None:
+            return None
+        return self.spec.bytes // 2 if self.spec.shape and self.spec.shape[0] > 1 else 0
+
+    @cached_property
     def mine(self) -> int | None:
         """Bytes this process held of the device, context included."""
         said = self.extra("process_in_use_bytes")
@@ -145,15 +159,50 @@ class Case:
     def expandable(self) -> bool:
         """True where expandable segments were already on."""
         spoken = any("expandable_segments:true" in self.settings.get(name, "").lower() for name in ALLOCATOR_SETTINGS)
-        return spoken or _EXPANDABLE.search(self.text) is not None
+        return spoken or _EXPANDABLE.search(clean(self.text).views[0]) is not None
 
     @cached_property
     def biting(self) -> Limit | None:
-        """The limit of this machine that the request meets first, below what RAM itself has left."""
-        if self.reading is None or self.need is None:
+        """The limit of this machine that the request meets first, below what RAM itself has left; where the size of the
+        request is not known, a `ulimit` that is as good as taken."""
+        limit = None if self.reading is None else self.reading.host.biting
+        if limit is None:
             return None
-        limit = self.reading.host.biting
-        return limit if limit is not None and limit.available < self.need else None
+        if self.need is None:
+            full = limit.name.startswith("ulimit") and limit.available < max(2 * SMALL, limit.bytes // 16)
+            return limit if full else None
+        return limit if limit.available < self.need else None
+
+    @cached_property
+    def outside(self) -> int | None:
+        """Bytes of the device that this process holds outside the framework's allocator: context, libraries."""
+        said = self.extra("process_in_use_bytes")
+        return None if said is None or self.held is None else max(0, said - self.held)
+
+    @cached_property
+    def known_need(self) -> int | None:
+        """Bytes of RAM that the program is known to have needed, all in all; None where nothing is known."""
+        if not self.on_host and self.failure.device is not None:
+            return None
+        told = [self.extra(name) for name in ("asked_bytes", "anon_rss_bytes", "usage_bytes", "used_bytes")]
+        told += [None if self.need is None else self.need + (self.reading.rss if self.reading else 0)]
+        return max((size for size in (*told, self.peak) if size is not None), default=None)
+
+    @cached_property
+    def host_room(self) -> int | None:
+        """Bytes of RAM that the program may have under every limit that is known; None where none is."""
+        told = [] if self.failure.device not in (None, "cpu") else [self.failure.limit_bytes]
+        if self.reading is not None:
+            told += [self.reading.host.total, *(limit.bytes for limit in self.reading.host.limits)]
+        return min((size for size in told if size), default=None)
+
+    @cached_property
+    def device_room(self) -> int | None:
+        """Bytes of the device that this process may have: under its limit, beside what others hold."""
+        room = self.failure.limit_bytes or self.failure.total_bytes
+        if room is None or self.failure.total_bytes is None or room >= 2**57:
+            return room if room is None or room < 2**57 else self.failure.total_bytes
+        return max(0, min(room, self.failure.total_bytes - (self.others or 0)))
 
     @property
     def on_host(self) -> bool:
@@ -163,6 +212,23 @@ class Case:
         if self.failure.framework == "jax":  # names no device; where there is no GPU it was RAM
             return self.reading is not None and not self.reading.devices
         return self.framework.host or self.format == "errno12"
+
+    @property
+    def on_device(self) -> bool:
+        """True where a device's memory ran out, as far as is known."""
+        return not self.on_host and (self.failure.device is not None or self.framework.accelerated)
+
+    @property
+    def may_be_python(self) -> bool:
+        """False where the program is known not to be Python's, so that nothing of Outsize can run it."""
+        name = (self.failure.process or "python").lower()
+        return self.framework.python and any(word in name for word in ("python", "ray::", "jupyter", "pt_", "torchrun"))
+
+    @property
+    def on_torch(self) -> bool:
+        """True where PyTorch computes, on whatever device, and not one of its loader's workers."""
+        pytorch = "pytorch" in (self.failure.framework, self.library)
+        return pytorch and self.failure.process != "DataLoader worker" and not self.failure.extra.get("shared_memory")
 
     @property
     def on_torch_gpu(self) -> bool:

@@ -19,6 +19,7 @@ from outsize.failure.cause_device import (
     graph_pools,
     kv_cache,
     other_process,
+    others_too,
     prealloc,
     refused_though_free,
     tpu,
@@ -97,14 +98,21 @@ def larger_than_device(case: Case) -> Cause | None:
 def true_need(case: Case) -> Cause | None:
     """The program holds what it asked for."""
     need, free, held = case.need, case.failure.free_bytes, case.held
+    if need is not None and free is not None and need <= free:
+        return None
     if need is not None and free is not None and held is not None:
-        small = f" The {said(need)} asked for last are only the straw." if need < 0.05 * held else ""
+        small = f" The {said(need)} asked for last only tipped it over." if need < 0.05 * held else ""
+        missing = max(0, need - free - (case.slack or 0))
+        counted = (
+            f"{said(missing)} are missing even if all its unused cache counted"
+            if missing
+            else f"only {said(case.slack)} of its cache were unused, and in pieces"
+        )
         return make_cause(
             CauseName.TRUE_NEED,
             f"PyTorch's live tensors take {said(case.failure.allocated_bytes)} of "
-            f"{said(case.failure.total_bytes)} and {said(need)} more do not fit: "
-            f"{said(max(0, need - free - (case.slack or 0)))} are missing even if all its unused cache counted.{small}"
-            if case.on_torch_gpu
+            f"{said(case.failure.total_bytes)} and {said(need)} more do not fit: {counted}.{small}"
+            if case.on_torch_gpu and case.failure.allocated_bytes is not None
             else f"{said(held)} are in use, {said(free)} free, and {said(need)} were asked for: "
             f"{said(max(0, need - free))} are missing.",
         )
@@ -113,7 +121,7 @@ def true_need(case: Case) -> Cause | None:
             CauseName.TRUE_NEED,
             f"{said(need)} were asked for and {said(free)} could be had: {said(max(0, need - free))} are missing.",
             certain=False,
-            decide="how much the process itself holds: `outsize run` or `outsize.guard()` says",
+            decide="how much the process itself holds: `outsize.guard()` says",
         )
     return None
 
@@ -125,7 +133,8 @@ def unsaid(case: Case) -> Cause | None:
     if case.failure.framework == "jax" or case.failure.framework == "tensorflow":
         hint = "the program's own buffers against the allocator's limit: the BFC dump or `memory_analysis()`"
     elif case.on_host:
-        hint = "`outsize memory` on that machine: RAM available, container limit, `ulimit -v`; or `outsize run`"
+        hint = "`outsize memory` on that machine: RAM available, container limit, `ulimit -v`"
+        hint += "" if case.watched else "; or `outsize run`"
     else:
         hint = "the rest of the message, `nvidia-smi`, or `outsize.guard()` around the line"
     return make_cause(
@@ -177,7 +186,11 @@ def find_causes(case: Case) -> tuple[Cause, ...]:
         if cause.certain:
             break
     first, *rest = found
-    rest += [cause for cause in (outer_product(case),) if cause is not None]
+    rest += [
+        cause
+        for cause in (outer_product(case), others_too(case))
+        if cause is not None and cause.name not in {other.name for other in found}
+    ]
     if first.name == CauseName.ALREADY_FULL or (not first.certain and first.name != CauseName.BROADCAST):
         rest += [other for other in _usual_suspects(case) if other.name not in {cause.name for cause in found}]
     return (first, *rest)
@@ -206,7 +219,7 @@ def _usual_suspects(case: Case) -> list[Cause]:
                 CauseName.LEAK,
                 f"Something keeps what it should let go, step after step.{grown}",
                 False,
-                "memory after each step: flat is need, rising is a leak (`outsize run`)",
+                "memory after each step: flat is need, rising is a leak" + ("" if case.watched else " (`outsize run`)"),
             )
         )
     return suspects

@@ -10,26 +10,24 @@ from outsize.failure.case import NVIDIA_SMI, Case, make_cause
 def fragmentation(case: Case) -> Cause | None:
     """Enough is unused, but not in one piece."""
     need, free, slack = case.need, case.failure.free_bytes, case.slack
-    if need is None or slack is None or not slack:
+    if need is None or not slack or not case.on_torch_gpu:
         return None
     room = None if free is None else free
     limit = case.failure.limit_bytes
     if limit is not None and limit < 2**57 and case.held is not None:
         room = min(room if room is not None else 2**63, max(0, limit - case.held))
     total = case.failure.total_bytes
-    if room is None or room >= need or room + slack < need:
+    if (room or 0) >= need or (room or 0) + slack < need:
         return None
     if case.others is not None and case.others >= max(2 * slack, 0.1 * (total or 0)):
         return None
-    worth = slack >= 0.05 * total if total else slack >= 4 * need
+    if slack < 0.05 * (total or (case.held or 0) + (room or 0)):
+        return None  # enough for this request, but the next one meets the same end
+    more = "" if room is None else f" and {said(room)} more could be had"
     return make_cause(
         CauseName.FRAGMENTATION,
-        f"{said(need)} were asked for while PyTorch held {said(slack)} it did not use and {said(room)} more could "
-        f"be had: enough, but cut "
+        f"{said(need)} were asked for while PyTorch held {said(slack)} it did not use{more}: enough, but cut "
         "into pieces between tensors that are still alive, none of them long enough.",
-        certain=worth,
-        decide=f"the {said(slack)} in pieces are all that mending this gives; if the steps after this one need "
-        f"more, it is true need",
     )
 
 
@@ -115,10 +113,28 @@ def other_process(case: Case) -> Cause | None:
     return None
 
 
+def others_too(case: Case) -> Cause | None:
+    """Other processes hold part of the card, whatever else is wrong."""
+    if not case.strangers or case.others is None or not case.gap:
+        return None
+    enough = "enough for this request" if case.others >= case.gap else f"of the {said(case.gap)} that were missing"
+    return make_cause(
+        CauseName.OTHER_PROCESS,
+        f"Other processes hold {said(case.others)} of the card: {enough}.",
+        certain=False,
+        decide=NVIDIA_SMI,
+    )
+
+
 def graph_pools(case: Case) -> Cause | None:
     """CUDA graphs keep what they captured."""
     private, gap = case.extra("private_pool_bytes"), case.gap
-    if private is None or gap is None or private < max(gap, 0.1 * (case.failure.allocated_bytes or 0)):
+    if (
+        not case.on_torch_gpu
+        or private is None
+        or not gap
+        or private < max(gap, 0.1 * (case.failure.allocated_bytes or 0))
+    ):
         return None
     return make_cause(
         CauseName.GRAPH_POOLS,

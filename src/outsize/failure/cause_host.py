@@ -67,8 +67,12 @@ def container_kill(case: Case) -> Cause | None:
     if case.framework.killer or failure.extra.get("scope") == "cgroup":
         cap = "" if failure.limit_bytes is None else f" of {said(failure.limit_bytes)}"
         used = case.extra("anon_rss_bytes")
-        who = "The process" if failure.process is None else f"{failure.process} (pid {failure.pid})"
-        held = "" if used is None else f" when it held {said(used)}"
+        asked = case.extra("asked_bytes")
+        who = (failure.process or "The process") + ("" if failure.pid is None else f" (pid {failure.pid})")
+        root = failure.extra.get("root_pid")
+        who += f", started by your program (pid {root})," if root not in (None, failure.pid) else ""
+        held = "" if not used else f" when it held {said(used)}"
+        held += f" and had asked for {said(asked)}" if asked else ""
         return make_cause(
             CauseName.LIMIT,
             f"{who} was killed by the memory limit{cap} of its "
@@ -135,12 +139,13 @@ def rlimit(case: Case) -> Cause | None:
     limit = case.biting
     if not case.on_host or limit is None:
         return None
-    name = CauseName.ADDRESS_SPACE if limit.name.startswith("ulimit") else CauseName.LIMIT
+    asked = "more does not go" if case.need is None else f"{said(case.need)} more do not go"
     return make_cause(
-        name,
-        f"{limit.name} allows {said(limit.bytes)} and {said(limit.used)} of it are taken: {said(case.need)} more "
-        f"do not go, "
+        CauseName.ADDRESS_SPACE if limit.name.startswith("ulimit") else CauseName.LIMIT,
+        f"{limit.name} allows {said(limit.bytes)} and {said(limit.used)} of it were taken: {asked}, "
         f"though the machine has {said(case.reading.host.total if case.reading else None)}.",
+        certain=case.need is not None,
+        decide=f"run it once after `{limit.name} unlimited`",
     )
 
 

@@ -41,12 +41,13 @@ def _messages(case: Case) -> Iterator[Evidence]:
     failure = case.failure
     if case.format == "dead child":
         ended = "SIGBUS" if failure.extra.get("signal") == "Bus error" else "SIGKILL"
-        held = case.extra("anon_rss_bytes")
+        held, asked = case.extra("anon_rss_bytes"), case.extra("asked_bytes")
         yield Evidence(
             kind="machine",
             text=f"{failure.process or 'the program'} (pid {failure.pid}) was ended by "
             f"{ended} without a word"
             + (f"; it held {said(held)} then" if held else "")
+            + (f" and had asked for {said(asked)}" if asked else "")
             + (f"; its limit was {said(failure.limit_bytes)}" if failure.limit_bytes else ""),
         )
         return
@@ -130,6 +131,13 @@ def _inferred(case: Case) -> Iterator[Evidence]:
             f"{'up to 1 MiB' if small else '1 to 10 MiB'} finds no room: the tensor is smaller",
         )
     if case.on_torch_gpu and case.slack is not None and case.gap:
+        share = "" if not failure.total_bytes else f" ({case.slack / failure.total_bytes:.1%} of the device)"
+        if case.slack >= case.gap and not case.expandable:
+            yield Evidence(
+                kind="inferred",
+                text=f"PyTorch held {said(case.slack)} in pieces without using them{share}: that is all expandable_segments "
+                "can give",
+            )
         if case.slack < case.gap:
             yield Evidence(
                 kind="inferred",
@@ -144,10 +152,18 @@ def _inferred(case: Case) -> Iterator[Evidence]:
             text="torch.cuda.empty_cache() would give nothing: PyTorch had released every whole cached block "
             "before it raised",
         )
-    if case.others and case.mine is not None and failure.total_bytes and case.others > 2**30:
+    if case.strangers:
+        names = ", ".join(f"pid {pid} {said(size)}" for pid, size in case.strangers)
+        yield Evidence(kind="inferred", text=f"other processes hold part of the device: {names}")
+    elif case.others:
         yield Evidence(
             kind="inferred",
             text=f"{said(case.others)} of {said(failure.total_bytes)} are neither free nor this process's",
+        )
+    if case.outside:
+        yield Evidence(
+            kind="inferred",
+            text=f"this process holds {said(case.outside)} outside PyTorch's allocator: the CUDA context and libraries",
         )
     if case.growth:
         yield Evidence(kind="inferred", text=f"the process grew by {said(case.growth)} in its last minute")

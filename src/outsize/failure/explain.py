@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.core.failure import Diagnosis, Failure
-from outsize.core.memory import Reading
 from outsize.failure.case import Case, process_settings
 from outsize.failure.cause import find_causes
 from outsize.failure.evidence import find_evidence
@@ -55,17 +55,7 @@ def explain(
 
 def explain_text(text: str, *, here: bool = False) -> Diagnosis:
     """The diagnosis of a message."""
-    failure = read(text)
-    if failure is None:
-        return NOTHING
-    return diagnose(
-        Case(
-            failure=failure,
-            text=text,
-            reading=_read_machine() if here else None,
-            settings=process_settings() if here else {},
-        )
-    )
+    return _diagnose_message(read(text), text, here)
 
 
 def explain_exception(error: BaseException, *, here: bool = True) -> Diagnosis:
@@ -75,17 +65,19 @@ def explain_exception(error: BaseException, *, here: bool = True) -> Diagnosis:
         if isinstance(ready, Diagnosis):
             return ready
         text = describe(link)
-        failure = _refine(read(text), link)
-        if failure is not None:
-            return diagnose(
-                Case(
-                    failure=failure,
-                    text=text,
-                    reading=_read_machine() if here else None,
-                    settings=process_settings() if here else {},
-                )
-            )
+        diagnosis = _diagnose_message(_refine(read(text), link), text, here)
+        if diagnosis.failure is not None:
+            return diagnosis
     return NOTHING
+
+
+def _diagnose_message(failure: Failure | None, text: str, here: bool) -> Diagnosis:
+    if failure is None:
+        return NOTHING
+    if not here:
+        return diagnose(Case(failure=failure, text=text))
+    watched = "OUTSIZE_RUN_FOLDER" in os.environ
+    return diagnose(Case(failure=failure, text=text, reading=memory(), settings=process_settings(), watched=watched))
 
 
 def diagnose(case: Case) -> Diagnosis:
@@ -135,10 +127,4 @@ def _refine(failure: Failure | None, error: BaseException) -> Failure | None:
     shape, dtype = getattr(error, "shape", None), getattr(error, "dtype", None)
     if failure is None or failure.framework != "numpy" or not isinstance(shape, tuple) or dtype is None:
         return failure
-    from dataclasses import replace
-
     return replace(failure, shape=tuple(int(axis) for axis in shape), dtype=str(dtype))
-
-
-def _read_machine() -> Reading:
-    return memory()

@@ -56,6 +56,10 @@ class Framework:
     """Device where its messages do not name one."""
     host: bool = False
     """True where it names no device and uses none but RAM."""
+    accelerated: bool = False
+    """True where it computes on a device unless a message says otherwise."""
+    python: bool = True
+    """False where no Python program can be behind it, so that nothing of Outsize can run it."""
     killer: str = ""
     """Whose limit it is that kills, and where that is set: for schedulers and containers."""
     setting: str = ""
@@ -98,6 +102,23 @@ _LIBRARY_ROOM = Advice(
     causes=(NEED,),
 )
 
+_HOST_PROGRAMS = ("imagemagick", "gromacs", "r", "rust", "javascript", "redis", "fortran", "perl", "mysql")
+_WHO_HOLDS = Advice(
+    name="see what holds the card before the program is blamed",
+    how="nvidia-smi   # other processes, and what this one holds before the call",
+    causes=(NEED, FULL),
+)
+_SMALLER_BATCH = Advice(
+    name="a smaller batch",
+    how="batch_size = 16   # half of yours",
+    costs="more steps",
+    exactness=ROUNDING,
+    causes=(NEED, FULL, CauseName.LARGER_THAN_DEVICE),
+)
+_CUDA_LIBRARIES = (
+    "thrust", "theano", "xgboost", "catboost", "faiss", "numba", "exllama", "nvdec", "cuda",
+)  # fmt: skip
+
 FRAMEWORKS: dict[str, Framework] = {
     "pytorch": Framework(
         title="PyTorch",
@@ -126,6 +147,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "nccl": Framework(title="NCCL", device="cuda", advice=(_LIBRARY_ROOM,)),
     "tensorflow": Framework(
         title="TensorFlow",
+        accelerated=True,
         split="for start in range(0, {axis_length}, {length}):\n    part = x[{slices}]",
         cast="tf.cast(x, tf.{dtype})   # keras: mixed_precision.set_global_policy('mixed_float16')",
         advice=(
@@ -141,7 +163,7 @@ FRAMEWORKS: dict[str, Framework] = {
                 how="model.fit(x, y, batch_size=16)   # half of yours",
                 costs="noisier gradients, or the time of two passes",
                 exactness=APPROXIMATE,
-                place="cuda",
+                gives="half_of_batch",
                 causes=(NEED, FULL),
             ),
             Advice(
@@ -149,12 +171,14 @@ FRAMEWORKS: dict[str, Framework] = {
                 how="TF_FORCE_GPU_ALLOW_GROWTH=true python train.py",
                 variable="TF_FORCE_GPU_ALLOW_GROWTH",
                 done="true",
+                place="cuda",
                 causes=(NEED, OTHERS, CauseName.PREALLOCATION),
             ),
         ),
     ),
     "jax": Framework(
         title="JAX",
+        accelerated=True,
         advice=(
             Advice(
                 name="let JAX have more than its 75 % of the card",
@@ -162,14 +186,21 @@ FRAMEWORKS: dict[str, Framework] = {
                 costs="leaves less to others",
                 variable="XLA_PYTHON_CLIENT_MEM_FRACTION",
                 place="cuda",
-                causes=(FULL,),
+                causes=(FULL, NEED),
             ),
             Advice(
                 name="recompute instead of keeping",
                 how="loss = jax.checkpoint(loss)   # and donate_argnums for the old state",
                 costs="about a third more time",
                 exactness=ROUNDING,
-                causes=(FULL,),
+                causes=(FULL, NEED, CauseName.LARGER_THAN_LIMIT),
+            ),
+            Advice(
+                name="a smaller batch, accumulated over several steps",
+                how="optax.MultiSteps(optimizer, every_k_schedule=2)   # and half the batch",
+                costs="the time of two passes",
+                exactness=ROUNDING,
+                causes=(FULL, NEED, CauseName.LARGER_THAN_LIMIT),
             ),
         ),
     ),
@@ -178,45 +209,66 @@ FRAMEWORKS: dict[str, Framework] = {
     "arrow": Framework(device="cpu"),
     "hdf5": Framework(device="cpu", advice=_SMALLER_CHUNKS),
     "netcdf": Framework(device="cpu", advice=_SMALLER_CHUNKS),
-    **dict.fromkeys(
-        (
-            "gdal",
-            "imagemagick",
-            "gromacs",
-            "petsc",
-            "r",
-            "rust",
-            "javascript",
-            "redis",
-            "fortran",
-            "perl",
-            "mysql",
-            "macos",
+    **dict.fromkeys(_HOST_PROGRAMS, Framework(device="cpu", python=False)),
+    **dict.fromkeys(("gdal", "petsc", "macos"), Framework(device="cpu")),
+    **dict.fromkeys(("ruby", "dotnet", "stata", "erlang", "compiler"), Framework(python=False)),
+    **dict.fromkeys(_CUDA_LIBRARIES, Framework(device="cuda", advice=(_WHO_HOLDS,))),
+    "cupy": Framework(
+        device="cuda",
+        advice=(
+            Advice(
+                name="let the card's memory overflow into RAM",
+                how="cupy.cuda.set_allocator(cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc)",
+                costs="slower once it overflows",
+                causes=(NEED, FULL),
+            ),
+            _WHO_HOLDS,
         ),
-        Framework(device="cpu"),
     ),
-    **dict.fromkeys(
-        (
-            "cupy",
-            "rmm",
-            "thrust",
-            "theano",
-            "xgboost",
-            "catboost",
-            "faiss",
-            "numba",
-            "exllama",
-            "mxnet",
-            "nvdec",
-            "cuda",
+    "rmm": Framework(
+        device="cuda",
+        advice=(
+            Advice(
+                name="let the card's memory overflow into RAM",
+                how="rmm.reinitialize(managed_memory=True)   # cudf: CUDF_SPILL=on",
+                costs="slower once it overflows",
+                causes=(NEED, FULL),
+            ),
+            _WHO_HOLDS,
         ),
-        Framework(device="cuda"),
     ),
+    "openblas": Framework(
+        host=True,
+        advice=(
+            Advice(
+                name="fewer threads: each has buffers of its own",
+                how="OPENBLAS_NUM_THREADS=1 python script.py",
+                costs="slower products of matrices",
+                variable="OPENBLAS_NUM_THREADS",
+                done="1",
+                causes=_HOST_CAUSES,
+            ),
+        ),
+    ),
+    "mxnet": Framework(device="cuda", advice=(_SMALLER_BATCH, _WHO_HOLDS)),
+    "paddle": Framework(accelerated=True, advice=(_SMALLER_BATCH, _WHO_HOLDS)),
+    "go": Framework(host=True, python=False),
     "mlx": Framework(device="metal"),
     "metal": Framework(device="metal", advice=_SMALLER_CACHE),
-    "ggml": Framework(title="llama.cpp", advice=_SMALLER_CACHE),
+    "ggml": Framework(accelerated=True, title="llama.cpp", advice=_SMALLER_CACHE),
     "ollama": Framework(device="cpu", advice=_SMALLER_CACHE),
-    "vllm": Framework(title="vLLM"),
+    "vllm": Framework(accelerated=True, title="vLLM"),
+    "sglang": Framework(
+        accelerated=True,
+        advice=(
+            Advice(
+                name="give the weights and the KV cache more of the card",
+                how="--mem-fraction-static 0.9",
+                costs="less is left for activations",
+                causes=_SERVING_CAUSES,
+            ),
+        ),
+    ),
     "tensorrt": Framework(
         device="cuda",
         advice=(
@@ -230,6 +282,7 @@ FRAMEWORKS: dict[str, Framework] = {
         ),
     ),
     "onnxruntime": Framework(
+        accelerated=True,
         advice=(
             Advice(
                 name="let the arena grow only as asked",
@@ -238,12 +291,14 @@ FRAMEWORKS: dict[str, Framework] = {
             ),
         ),
     ),
-    **dict.fromkeys(("c++", "python", "go", "openblas", "julia", "windows", "notebook"), Framework(host=True)),
-    "postgres": Framework(device="cpu", host=True),
+    **dict.fromkeys(("c++", "python", "julia", "windows", "notebook"), Framework(host=True)),
+    "postgres": Framework(device="cpu", host=True, python=False),
     "java": Framework(
-        host=True, raising=("raise the heap", "java -Xmx8g ...   # Spark: --driver-memory 8g --executor-memory 8g")
+        host=True,
+        python=False,
+        raising=("raise the heap", "java -Xmx8g ...   # Spark: --driver-memory 8g --executor-memory 8g"),
     ),
-    "node": Framework(host=True, raising=("raise the heap", "NODE_OPTIONS=--max-old-space-size=8192")),
+    "node": Framework(host=True, python=False, raising=("raise the heap", "NODE_OPTIONS=--max-old-space-size=8192")),
     "duckdb": Framework(
         device="cpu",
         setting="memory_limit",
@@ -254,24 +309,31 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "clickhouse": Framework(
         host=True,
+        python=False,
         setting="max_memory_usage",
         raising=("raise the query's limit", "SET max_memory_usage = {bytes}"),
     ),
     "elasticsearch": Framework(
         host=True,
+        python=False,
         setting="indices.breaker.total.limit",
         raising=("raise the heap, of which the limit is a share", "ES_JAVA_OPTS='-Xms8g -Xmx8g'"),
     ),
     "php": Framework(
-        host=True, setting="memory_limit", raising=("raise PHP's limit", "memory_limit = {mib}M   # php.ini")
+        host=True,
+        python=False,
+        setting="memory_limit",
+        raising=("raise PHP's limit", "memory_limit = {mib}M   # php.ini"),
     ),
     "mongodb": Framework(
         host=True,
+        python=False,
         setting="100 MB a stage without allowDiskUse",
         raising=("let the stage spill", "db.c.aggregate([...], {{allowDiskUse: true}})"),
     ),
     "trino": Framework(
         host=True,
+        python=False,
         setting="query.max-memory",
         raising=(
             "raise the query's limit",
@@ -285,11 +347,12 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "bigquery": Framework(
         host=True,
+        python=False,
         setting="the memory of a query's slots",
         raising=("less at once", "drop ORDER BY and wide GROUP BY over everything, or cut the query in parts"),
     ),
     "matlab": Framework(
-        host=True, raising=("allow larger arrays", "Settings > MATLAB > Workspace > Maximum array size")
+        host=True, python=False, raising=("allow larger arrays", "Settings > MATLAB > Workspace > Maximum array size")
     ),
     "kubernetes": Framework(
         killer="pod (resources.limits.memory)",

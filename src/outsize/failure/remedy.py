@@ -13,16 +13,17 @@ from collections.abc import Callable, Iterator
 from outsize.core.failure import Cause, CauseName, Remedy
 from outsize.core.noun import Known
 from outsize.failure.case import Case, make_remedy
+from outsize.failure.framework import framework
 from outsize.failure.remedy_device import (
     expandable,
     fewer_graphs,
-    fit_training,
     raise_fraction,
     shorter_requests,
     steady_sizes,
     stop_others,
+    train_smaller,
 )
-from outsize.failure.remedy_host import less_in_ram, lift_ulimit, more_shm, raise_limit
+from outsize.failure.remedy_host import add_swap, less_in_ram, lift_ulimit, more_shm, raise_limit
 from outsize.failure.remedy_tensor import check_length, pairwise_in_blocks, reshape_operands, smaller_tensor
 
 Maker = Callable[[Case], Iterator[Remedy]]
@@ -31,29 +32,29 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
     CauseName.IMPOSSIBLE: (check_length,),
     CauseName.WARNING: (),
     CauseName.BROADCAST: (reshape_operands, pairwise_in_blocks),
-    CauseName.LARGER_THAN_DEVICE: (smaller_tensor, fit_training, shorter_requests),
-    CauseName.LARGER_THAN_MACHINE: (smaller_tensor, less_in_ram),
-    CauseName.LARGER_THAN_LIMIT: (smaller_tensor, raise_fraction, raise_limit),
+    CauseName.LARGER_THAN_DEVICE: (smaller_tensor, train_smaller, shorter_requests),
+    CauseName.LARGER_THAN_MACHINE: (smaller_tensor, train_smaller, less_in_ram),
+    CauseName.LARGER_THAN_LIMIT: (smaller_tensor, raise_fraction, raise_limit, train_smaller),
     CauseName.FRAGMENTATION: (expandable, steady_sizes),
-    CauseName.MEMORY_FRACTION: (raise_fraction, fit_training),
+    CauseName.MEMORY_FRACTION: (raise_fraction, train_smaller),
     CauseName.OTHER_PROCESS: (stop_others, shorter_requests),
     CauseName.OTHER_ALLOCATIONS: (),
-    CauseName.GRAPH_POOLS: (fewer_graphs, fit_training),
+    CauseName.GRAPH_POOLS: (fewer_graphs, train_smaller),
     CauseName.REFUSED: (stop_others,),
     CauseName.PREALLOCATION: (),
     CauseName.SHARED_MEMORY: (more_shm,),
-    CauseName.LIMIT: (raise_limit, less_in_ram),
-    CauseName.MACHINE: (less_in_ram,),
-    CauseName.ADDRESS_SPACE: (lift_ulimit, smaller_tensor),
-    CauseName.KILLED: (less_in_ram,),
-    CauseName.LEAK: (less_in_ram,),
-    CauseName.ALREADY_FULL: (less_in_ram,),
-    CauseName.TRUE_NEED: (smaller_tensor, expandable, fit_training, shorter_requests, less_in_ram),
+    CauseName.LIMIT: (raise_limit, train_smaller, less_in_ram),
+    CauseName.MACHINE: (train_smaller, less_in_ram, add_swap),
+    CauseName.ADDRESS_SPACE: (lift_ulimit, smaller_tensor, train_smaller),
+    CauseName.KILLED: (train_smaller, less_in_ram),
+    CauseName.LEAK: (train_smaller, less_in_ram),
+    CauseName.ALREADY_FULL: (train_smaller, less_in_ram),
+    CauseName.TRUE_NEED: (smaller_tensor, expandable, train_smaller, shorter_requests, less_in_ram),
 }
 """Cause -> the remedies worth trying; what the framework itself offers comes before those for any program on a host."""
 
-_DEVICE_ONLY = {expandable, steady_sizes, fewer_graphs, fit_training, raise_fraction}
-_HOST_ONLY = {less_in_ram, lift_ulimit}
+_DEVICE_ONLY = {expandable, steady_sizes, fewer_graphs, raise_fraction}
+_HOST_ONLY = {less_in_ram, lift_ulimit, add_swap}
 
 
 def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
@@ -68,21 +69,21 @@ def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
 
 def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
     """What the table has for one cause."""
-    on_device = not case.on_host and (case.failure.device or "") not in ("", "cpu")
     makers = [maker for maker in REMEDIES[cause] if maker not in (_DEVICE_ONLY if case.on_host else ())]
     for maker in makers:
         if maker not in _HOST_ONLY:
             yield from maker(case)
     yield from _advice(case, cause)
     for maker in makers:
-        if maker in _HOST_ONLY and not on_device:
+        if maker in _HOST_ONLY and not case.on_device:
             yield from maker(case)
 
 
 def _advice(case: Case, cause: CauseName) -> Iterator[Remedy]:
-    """What the framework that failed offers, where it is not on already."""
+    """What the framework that failed, or that the process had loaded, offers, where it is not on already."""
     place = (case.failure.device or ("cpu" if case.on_host else "cuda")).partition(":")[0]
-    for row in case.framework.advice:
+    library = () if case.library is None else framework(case.library).advice
+    for row in (*case.framework.advice, *library):
         value = case.settings.get(row.variable)
         if (
             cause in row.causes

@@ -11,21 +11,31 @@ from outsize.failure.framework import CONTAINER, ROUNDING
 
 
 def raise_limit(case: Case) -> Iterator[Remedy]:
-    """More of what the machine has."""
-    failure = case.failure
+    """More of what the machine has, at least what is known to be needed, and not more than there is."""
+    failure, raising = case.failure, case.framework.raising
     limit = failure.limit_bytes or (case.biting.bytes if case.biting else None)
-    held = case.extra("anon_rss_bytes") or case.extra("usage_bytes") or case.need or limit
-    want = None if held is None else (max(held, limit or 0) * 3 // 2 + 2**20 - 1) // 2**20
-    mib = want or 16384
     if failure.framework == "openvino":  # the driver's largest buffer, which nobody raises
         return
-    raising = case.framework.raising
-    if limit is None and raising is None and not case.extra("anon_rss_bytes"):
+    known = case.known_need
+    in_group = case.failure.extra.get("scope") == "cgroup" or case.extra("anon_rss_bytes")
+    if limit is None and raising is None and not in_group:
         return
+    most = case.reading.host.total if case.reading is not None else None
+    want = max(known or 0, limit or 0) * 3 // 2
+    if limit is None and want < 2**28:  # what one small victim held says little about the limit
+        want = 16 * 2**30
+    if most is not None and want > most:
+        want = most
+    if (limit is not None and want <= limit) or (known is not None and want < known):
+        return
+    mib = -(-want // 2**20)
     name, how = raising or CONTAINER
-    gives = None if want is None or limit is None else want * 2**20 - limit
+    gives = None if limit is None else mib * 2**20 - limit
     yield make_remedy(
-        name, gives, how.format(mib=mib, bytes=mib << 20), "memory that others on the machine then do not have"
+        name,
+        gives,
+        how.format(mib=mib, bytes=mib << 20),
+        "memory that others on the machine then do not have",
     )
 
 
@@ -33,14 +43,24 @@ def lift_ulimit(case: Case) -> Iterator[Remedy]:
     """`ulimit -v` counts address space, not memory."""
     limit = case.biting
     if limit is not None and limit.name.startswith("ulimit"):
-        gives = None if case.reading is None else (case.reading.host.total or 0) - limit.bytes
+        gives = 0 if case.reading is None else (case.reading.host.total or 0) - limit.bytes
         yield make_remedy(
             "lift the limit on address space",
-            gives,
+            gives if gives > 0 else None,
             f"{limit.name} unlimited   # in the shell or job script",
             "a runaway process is then stopped by the machine only",
             known=Known.EXACT,
         )
+
+
+def add_swap(case: Case) -> Iterator[Remedy]:
+    """A short peak then ends in slowness instead of a kill."""
+    yield make_remedy(
+        "add swap, so that a short peak is slow instead of deadly",
+        None,
+        "fallocate -l 16G /swapfile && chmod 600 /swapfile && mkswap /swapfile && swapon /swapfile",
+        "disk, and time while it is used",
+    )
 
 
 def more_shm(case: Case) -> Iterator[Remedy]:
@@ -69,18 +89,21 @@ def more_shm(case: Case) -> Iterator[Remedy]:
 
 def less_in_ram(case: Case) -> Iterator[Remedy]:
     """A process that holds too much of the host."""
-    if case.growth is None and case.format != "dead child":
+    if not case.may_be_python or case.on_torch or case.failure.process == "DataLoader worker":
+        return
+    if not case.watched:
         yield make_remedy(
             "see who grows, with the line",
             None,
             "outsize run your_script.py   # peak, timeline and the growing line",
             "under 1 % of time",
         )
-    if case.spec is None or case.spec.bytes < 2**26:
+    if case.library is None and (case.spec is None or case.spec.bytes < 2**26):
+        mib = min(2**31, (case.host_room or 2**32) // 2) // 2**20
         yield make_remedy(
             "stream large arrays instead of holding them",
             None,
-            'outsize.open("x.npy")   # then .save("y.zarr", budget="2GiB")',
+            f'outsize.open("x.npy")   # then .save("y.zarr", budget="{mib}MiB")',
             "time to read and write the disk",
             ROUNDING,
         )

@@ -61,15 +61,18 @@ def _stream(case: Case, spec: Spec) -> Iterator[Remedy]:
     """Through a budget of RAM, from and to disk."""
     if not case.on_host and case.failure.framework not in {"numpy", "tensorflow", "pytorch"}:
         return
-    room = case.reading.host.available if case.reading else None
+    room = case.host_room if case.reading is None else case.reading.host.available
     disk = case.reading.disk.available if case.reading else None
     if disk is not None and spec.bytes > disk:
         return
-    budget = min(2**30, spec.bytes // 4) if room is None else max(2**26, min(room // 2, 2**30, spec.bytes // 4))
+    budget = min(2**30, spec.bytes // 4) if room is None else min(room // 2, 2**30, spec.bytes // 4)
     mib = budget // 2**20
+    if not mib or case.on_torch:
+        return
+    data = "if it is data, not an activation, " if case.framework.accelerated or not case.on_host else ""
     yield make_remedy(
-        f"stream it: {said(spec.bytes)} on disk, {mib} MiB in RAM",
-        spec.bytes - mib * 2**20,
+        f"{data}stream it: {said(spec.bytes)} on disk, {mib} MiB in RAM",
+        None if data else spec.bytes - mib * 2**20,
         f'x = outsize.open("x.npy")                       # nothing is loaded\ny = (x - x.mean(axis=0)) / '
         f"x.std(axis=0)        # any array expression\n"
         f'y.save("y.zarr", budget="{mib}MiB")',

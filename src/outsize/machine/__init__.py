@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from outsize.core.memory import Budget, Reading
 from outsize.machine.budget import budget, choose_budget, current_wishes
+from outsize.machine.cgroup import Counters, read_counters
 from outsize.machine.disk import default_scratch, read_disk
 from outsize.machine.host import read_host, read_overcommit, read_rss, read_shm, read_swap
 from outsize.machine.system import LiveSystem, System
 
-__all__ = ["budget", "current_budget", "memory", "use_system"]
+__all__ = ["budget", "count_kills", "current_budget", "memory", "use_system"]
 
 _system: System = LiveSystem()
 
@@ -35,6 +36,11 @@ def memory() -> Reading:
         swap_free=swap_free, overcommit=read_overcommit(system), rss=read_rss(system), oom_kills=kills,
         budget=choose_budget(wishes, (host, *devices, disk), disk.name), notes=notes,
     )  # fmt: skip
+
+
+def count_kills() -> Counters:
+    """What the kernel counts for our control group: its kills for memory, and the group's peak."""
+    return read_counters(_system)
 
 
 def current_budget(*, devices: bool = False) -> Budget:

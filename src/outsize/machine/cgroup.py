@@ -10,6 +10,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from outsize.core.memory import Limit
 from outsize.machine.system import System
@@ -29,18 +30,41 @@ class Layout:
     """What the names in memory.stat begin with."""
     kills: str
     """File that counts kills."""
+    peak: str
+    """File with the most that was taken, page cache included."""
 
 
 LAYOUTS = (
-    Layout(version=2, limit="memory.max", usage="memory.current", prefix="", kills="memory.events"),
+    Layout(version=2, limit="memory.max", usage="memory.current", prefix="", kills="memory.events", peak="memory.peak"),
     Layout(
         version=1,
         limit="memory.limit_in_bytes",
         usage="memory.usage_in_bytes",
         prefix="total_",
         kills="memory.oom_control",
+        peak="memory.max_usage_in_bytes",
     ),
 )
+
+
+class Counters(NamedTuple):
+    """What the kernel counts for our own control group."""
+
+    kills: int | None
+    """How often it has killed there for memory."""
+    peak: int | None
+    """The most bytes the group has held, page cache included."""
+
+
+def read_counters(system: System) -> Counters:
+    """Kills and peak of our own group, as far as it says."""
+    kills = peak = None
+    for layout in LAYOUTS:
+        folder = next(_groups(system, layout), None)
+        if folder is not None and kills is None:
+            kills = _numbers(system.read_text(f"{folder}/{layout.kills}")).get("oom_kill")
+            peak = _number(system.read_text(f"{folder}/{layout.peak}"))
+    return Counters(kills, peak)
 
 
 def read_cgroups(system: System) -> tuple[list[Limit], int | None]:

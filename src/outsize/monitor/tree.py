@@ -31,6 +31,12 @@ class ProcessReading(Noun):
     """Bytes of address space it has taken, what `ulimit -v` counts."""
     highest: int = 0
     """The most bytes of RAM it has held since it began, between readings too; the file pages it maps now are left out."""
+    files: int = 0
+    """Bytes of file pages it maps now."""
+    asked: int = 0
+    """Bytes of memory of its own that it has asked for, touched or not."""
+    ended: int | None = None
+    """How it ended, where it has and nobody has asked yet: its exit status, negative for a signal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +46,7 @@ class TreeReading(Noun):
     time: float
     """Seconds since the epoch."""
     processes: tuple[ProcessReading, ...]
-    """The root first."""
+    """The root first; those that have ended and were not waited for are among them."""
 
     derived: ClassVar[tuple[str, ...]] = ("bytes",)
 
@@ -79,7 +85,25 @@ def read_process(pid: int) -> ProcessReading | None:
         shared=_kib(table.get("RssShmem")),
         address_space=_kib(table.get("VmSize")),
         highest=_kib(table.get("VmHWM")) - _kib(table.get("RssFile")),
+        files=_kib(table.get("RssFile")),
+        asked=_kib(table.get("VmData")),
+        ended=_exit_status(pid) if table.get("State", "")[:1] in ("Z", "X") else None,
     )
+
+
+def _exit_status(pid: int) -> int:
+    """Exit status of a process that has ended and was not waited for; 0 where the kernel does not say."""
+    words = (_read(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    return os.waitstatus_to_exitcode(int(words[49])) if len(words) > 49 else 0
+
+
+_LIBRARIES = {"libtorch": "pytorch", "tensorflow_framework": "tensorflow", "xla_extension": "jax", "libjax": "jax"}
+
+
+def read_library(pid: int) -> str | None:
+    """The framework for tensors that a process has loaded, None where it has none or may not be looked at."""
+    maps = _read(f"/proc/{pid}/maps") or ""
+    return next((name for file, name in _LIBRARIES.items() if file in maps), None)
 
 
 def read_address_limit(pid: int) -> int | None:

@@ -1,9 +1,9 @@
 """Loaded by Python at the start of a program under `outsize run`, before its first line. Standard library only.
 
-Does two things and nothing while the program runs: an uncaught exception's last lines are written to a file for the parent,
-and SIGURG (which means nothing to programs that do not ask for it) makes `faulthandler` write the current stack to
-another, in C, without the interpreter's help, so that the parent learns which line is growing. A `sitecustomize` of the
-user's own is loaded as if this one were not there.
+Does two things and nothing while the program runs. An uncaught exception, those that led to it, and the memory this process
+had then are written to a file for the parent. SIGURG, which means nothing to programs that do not ask for it, makes
+`faulthandler` write the current stack to another file, in C, without the interpreter's help, so that the parent learns which
+line is growing. A `sitecustomize` of the user's own is loaded as if this one were not there.
 """
 
 import importlib.machinery
@@ -31,12 +31,39 @@ def _write_stacks(folder: str) -> None:
     faulthandler.register(signal.SIGURG, file=file, all_threads=False, chain=False)
 
 
+def _memory() -> "list[str]":
+    """`name bytes` lines: what this process has, and the limits on it."""
+    import resource
+
+    lines = []
+    for name in ("AS", "DATA"):
+        soft = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
+        lines += [f"{name} {soft}"] if soft != resource.RLIM_INFINITY else []
+    with open("/proc/self/status") as status:
+        for words in map(str.split, status):
+            if words and words[0] in ("VmPeak:", "VmData:", "RssAnon:"):
+                lines.append(f"{words[0][:-1]} {int(words[1]) * 1024}")
+    return lines
+
+
+def _chain(error: "BaseException | None") -> "list[str]":
+    """The exception and those that led to it, the last first."""
+    lines: list[str] = []
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        kind = type(error)
+        lines.append(f"{kind.__module__}.{kind.__qualname__}: {error}".removeprefix("builtins."))
+        error = error.__cause__ or error.__context__
+    return lines
+
+
 def _write_the_last_error(folder: str) -> None:
     before = sys.excepthook
 
     def hook(kind, error, trace):  # type: ignore[no-untyped-def]
         try:
-            text = f"{kind.__module__}.{kind.__qualname__}: {error}".removeprefix("builtins.")
+            text = "\n".join([*_memory(), "", *_chain(error)])
             where = trace
             while where is not None and where.tb_next is not None:
                 where = where.tb_next

@@ -90,6 +90,8 @@ FORMATS: list[Format] = [
          r"mmap {requested:count} bytes", r"resize[^\n]{0,120} to {requested:count} bytes",
          extra={"shared_memory": True}),
     form("library-host", "pytorch", r"CUDNN_STATUS_\w{0,40}HOST_ALLOCATION_FAILED"),
+    form("library-handle", "tensorflow", rf"(?:failed to create|could not create) cu\w{{2,8}} handle: ?{_LIBRARY}",
+         r"device ordinal {index}\b", device="cuda"),
     form("library", "pytorch", _LIBRARY, r"GPU[ =]{index}\b", r"\bcuda:{index}\b", r"device ordinal {index}\b",
          device="cuda"),
     form("nccl", "nccl", r"Cuda failure (?:2 )?'out of memory\b|Failed to CUDA (?:calloc|malloc|"
