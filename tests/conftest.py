@@ -1,5 +1,6 @@
 """Makes the helpers beside this file importable, and keeps every test's scratch and budget to itself."""
 
+import gc
 import pathlib
 import sys
 
@@ -9,6 +10,14 @@ import outsize
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import effort  # noqa: F401  chooses the normal profile; --hypothesis-profile=long comes after it
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections():
+    """Steps and failures collect garbage again and again: what was there before the module is not looked through each time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
