@@ -1,5 +1,6 @@
 """Makes the helpers beside this file importable, and keeps every test's scratch and budget to itself."""
 
+import gc
 import pathlib
 import signal
 import sys
@@ -13,6 +14,14 @@ import effort  # noqa: F401  chooses the normal profile; --hypothesis-profile=lo
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """A shell without job control starts background jobs with SIGINT ignored, and their children inherit that."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_collections():
+    """Steps and failures collect garbage again and again: what was there before the module is not looked through each time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

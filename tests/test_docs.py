@@ -29,6 +29,17 @@ def run_outsize(line: str, folder: pathlib.Path) -> None:
     assert answer.returncode == expected, f"{line}\n{answer.stdout}\n{answer.stderr}"
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Two processes run tests on two cores: more threads only wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_examples_of_this_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from effort import examples
+from effort import examples, long
 from hypothesis import HealthCheck, given
 from hypothesis.extra import numpy as hnp
 from test_laws import BUDGETS, DTYPES, on_disk, same, tiny_tiles  # noqa: F401
@@ -215,7 +215,7 @@ def test_what_cannot_be_done_says_the_next_move(tmp_path: Path) -> None:
 
 
 def test_counting_many_ranks_takes_chunks_of_a_page_at_the_smallest_budget(tmp_path: Path) -> None:
-    a = values("u8", (39, 39, 39), 98)
+    a = values("u8", (39, 39, 39 if long() else 9), 98)
     asked = xp.quantile(on_disk(a, tmp_path), np.linspace(0.01, 0.99, 12), axis=1, keepdims=True)
     smallest = asked.plan(16384).smallest
     assert smallest is not None

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import forks
 import numpy as np
 import pytest
+from effort import long
 
 import outsize
 import outsize.array as xp
@@ -26,16 +28,7 @@ from outsize.array.store.io.partial import JOURNAL, partial_path
 from outsize.engine.pool import make_buffer
 
 CHILD = Path(__file__).with_name("child.py")
-KILLS = 50
-
-
-def start(folder: Path, work: str, budget: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(CHILD), work, str(folder), budget],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+KILLS = 25 if long() else 8
 
 
 @pytest.mark.parametrize("work,budget", [("slow", "4MiB"), ("slow-turned", "4MiB")])
@@ -49,9 +42,9 @@ def test_kills_at_random_moments_are_taken_up_without_doing_finished_tiles_again
     target = tmp_path / f"out-{work}.npy"
     started = tmp_path / "started"
     kills = resumed = waited = 0
-    while kills < KILLS // 2:
+    while kills < KILLS:
         started.unlink(missing_ok=True)
-        child = start(tmp_path, work, budget)
+        child = forks.start(CHILD, work, tmp_path, budget)
         began = time.monotonic()
         while not started.exists() and child.poll() is None and time.monotonic() - began < 20:
             time.sleep(0.005)
@@ -63,16 +56,14 @@ def test_kills_at_random_moments_are_taken_up_without_doing_finished_tiles_again
             waited += any(p.name.endswith(".edges") and p.stat().st_size for p in tmp_path.iterdir())
             continue
         resumed += check_finished(child, target, wanted)
-    resumed += check_finished(start(tmp_path, work, budget), target, wanted)
+    resumed += check_finished(forks.start(CHILD, work, tmp_path, budget), target, wanted)
     assert resumed >= 1
     assert waited or work == "slow"  # a transposition leaves halves of pages behind
     started.unlink()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.npy"]
 
 
-def check_finished(
-    child: subprocess.Popen[str], target: Path, wanted: np.ndarray[tuple[int, int], np.dtype[np.float32]]
-) -> int:
+def check_finished(child: forks.Child, target: Path, wanted: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> int:
     """The result is right, nothing is left beside it, and no finished tile was done again; 1 if it had been taken
     up."""
     out, err = child.communicate()

@@ -7,6 +7,7 @@ import warnings
 import networks as nets
 import pytest
 import torch
+from effort import points
 from torch import nn
 
 import outsize
@@ -515,7 +516,7 @@ def test_an_out_of_memory_at_any_point_of_a_step_loses_nothing():
     made = outsize.fit(
         base, nets.language_loss, torch.optim.SGD(base.parameters(), 0.1), batch, budget="1GiB", allow="distribution"
     )
-    for run in range(100):
+    for run in points(range(100), 30):
         choice = CHOICES[run % len(CHOICES)]
         finals = []
         for planted in (False, True):

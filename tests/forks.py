@@ -1,0 +1,128 @@
+"""Fresh processes without the time of their imports: forks of a server that has imported them and done nothing else.
+
+`start(program, *arguments)` runs a script or a piece of code as `python program ...` would, in a fork of its own. It counts as
+fresh where growth is measured from its own start: the kernel sets the peak of a fork to what it holds then. It is not for
+proofs about imports, the command line, a control group (what was imported is charged to the server) or the C library's
+settings: those take real processes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+IMPORTED = ("numpy", "outsize.array", "outsize.array.run.execute")
+
+
+class Child:
+    """A forked process, with the part of `subprocess.Popen` that tests use."""
+
+    def __init__(self, program: str | Path, arguments: tuple[str, ...]) -> None:
+        self._out, self._err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
+        reply, write = os.pipe()
+        given = {
+            "program": str(program),
+            "arguments": arguments,
+            "folder": os.getcwd(),
+            "environment": dict(os.environ),
+        }
+        fds = [self._out.fileno(), self._err.fileno(), write]
+        socket.send_fds(_server(), [json.dumps(given).encode()], fds)
+        os.close(write)
+        self._reply = os.fdopen(reply)
+        self.pid = int(self._reply.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit status, None as long as it runs."""
+        if self.returncode is None and select.select([self._reply], [], [], 0)[0]:
+            self.returncode = int(self._reply.readline())
+        return self.returncode
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def communicate(self) -> tuple[str, str]:
+        """Wait for its end; what it printed and what it complained of."""
+        if self.returncode is None:
+            self.returncode = int(self._reply.readline())
+        texts = []
+        for file in (self._out, self._err):
+            file.seek(0)
+            texts.append(file.read())
+            file.close()
+        self._reply.close()
+        return texts[0], texts[1]
+
+
+def start(program: str | Path, *arguments: str | Path) -> Child:
+    """Run a script (a path) or code (a text) in a fork."""
+    return Child(program, tuple(map(str, arguments)))
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """The server of this process, which ends with it: when the other end of the pair is closed."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    theirs.close()
+    atexit.register(process.wait)
+    atexit.register(ours.close)  # runs first
+    return ours
+
+
+def _serve(control: socket.socket) -> None:
+    """Fork a watcher for every request; the watcher forks the process and tells its number and its exit status."""
+    while True:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:  # watchers that have ended
+                pass
+        request, fds, _, _ = socket.recv_fds(control, 1 << 20, 3)
+        if not request:
+            return
+        if not os.fork():
+            break
+        for fd in fds:
+            os.close(fd)
+    control.close()
+    out, err, reply = fds
+    if pid := os.fork():
+        os.write(reply, f"{pid}\n".encode())
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.write(reply, f"{status}\n".encode())
+        os._exit(0)
+    os.close(reply)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    _run(**json.loads(request))
+
+
+def _run(program: str, arguments: list[str], folder: str, environment: dict[str, str]) -> None:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    script = "\n" not in program
+    sys.argv = [program if script else "-c", *arguments]
+    if script:
+        runpy.run_path(program, run_name="__main__")
+    else:
+        exec(compile(program, "<code>", "exec"), {"__name__": "__main__"})
+
+
+if __name__ == "__main__":
+    for name in IMPORTED:
+        __import__(name)
+    _serve(socket.socket(fileno=int(sys.argv[1])))
