@@ -122,3 +122,91 @@ def test_tensors_behind_objects_follow_the_step_to_its_device(kind):
     direct = outsize.estimate(lambda m, x: m(x[:, None]).mean().backward(), model, x)
     assert SIZE <= direct.peak_allocated.bytes <= found.peak_allocated.bytes <= direct.peak_allocated.bytes + 4096
     assert graph.features is x and plain.graph.features is x and x.device.type == "cpu"
+
+
+def test_a_batch_drawn_on_the_host_has_its_real_shape(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    numpy.arange(5000, dtype=numpy.uint16).tofile(tmp_path / "train.bin")
+    data = numpy.memmap(tmp_path / "train.bin", dtype=numpy.uint16, mode="r")
+    shapes = []
+
+    def get_batch(size=4, block=256):
+        ix = torch.randint(len(data) - block, (size,))
+        x = torch.stack([torch.from_numpy((data[i : i + block]).astype(numpy.int64)) for i in ix])
+        y = torch.stack([torch.from_numpy((data[i + 1 : i + 1 + block]).astype(numpy.int64)) for i in ix])
+        shapes.append(x.shape)
+        return x.pin_memory().to("cuda", non_blocking=True), y.pin_memory().to("cuda", non_blocking=True)
+
+    def build():
+        model = torch.nn.Sequential(torch.nn.Embedding(5000, 8), torch.nn.Linear(8, 5000)).cuda()
+        return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(model, optimizer):
+        x, y = get_batch()
+        functional.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    found = outsize.estimate(step, build=build, budget="8GiB")
+    assert set(shapes) == {(4, 256)} and found.fits and not found.notes
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def cut(steps):
+    """A step whose size hangs on a number that only a card would know."""
+
+    def build():
+        return torch.nn.Linear(8, 8).cuda(), torch.rand(64, 8, device="cuda")
+
+    def step(model, batch):
+        count = int(torch.randint(1, 64, (1,), device="cuda"))
+        model(batch[:count]).mean().backward()
+
+    return outsize.estimate(step, build=build, budget="8GiB", steps=steps)
+
+
+def test_what_hangs_on_a_guess_may_fit():
+    found = cut(3)
+    assert found.fits is None and any("test_estimate_trust.py" in guess for guess in found.guesses)
+    assert "may fit" in str(found)
+
+
+def test_steps_whose_drawn_sizes_differ_may_fit():
+    torch.manual_seed(0)
+
+    def step(model, batch):
+        model(batch[: int(torch.randint(1, 64, (1,)))]).mean().backward()
+
+    def build():
+        return torch.nn.Linear(8, 8).cuda(), torch.rand(64, 8, device="cuda")
+
+    assert outsize.estimate(step, build=build, budget="8GiB").fits is None
+
+
+def test_a_piece_cut_by_an_unknown_number_is_refused_where_nothing_is_left():
+    def step(model, batch):
+        count = int(torch.randint(1, 64, (1,), device="cuda"))
+        model(batch[count + 100 :]).mean().backward()
+
+    def build():
+        return torch.nn.Linear(8, 8).cuda(), torch.rand(64, 8, device="cuda")
+
+    with pytest.raises(outsize.InputError, match=r"test_estimate_trust\.py"):
+        outsize.estimate(step, build=build)
+
+
+def test_a_step_without_tensors_of_torch_is_refused():
+    with pytest.raises(outsize.InputError, match=r"no tensor of PyTorch"):
+        outsize.estimate(lambda: sum(range(10)))
+
+
+def test_weights_on_the_card_and_data_on_the_host_name_the_line():
+    def step(model):
+        model(torch.rand(4, 8)).mean().backward()
+
+    with pytest.raises(outsize.InputError, match=r"host and on cuda:0 at .*test_estimate_trust\.py"):
+        outsize.estimate(step, build=lambda: torch.nn.Linear(8, 8).cuda())
+    given = outsize.estimate(step, torch.nn.Linear(8, 8))
+    assert any("as if it had been moved" in note for note in given.notes)

@@ -17,6 +17,9 @@ from outsize.model.tracing.trace import Trace
 KEEP_ELEMENTS = 4096
 """Largest tensor whose contents are kept: indices and lengths are small, data is not."""
 
+DRAWN_ELEMENTS = 2**20
+"""Most whole numbers that are drawn for real at once: an order of samples is longer than a batch."""
+
 KEEP_BYTES = 8 * KEEP_ELEMENTS
 """Largest real storage whose contents are kept."""
 
@@ -71,7 +74,8 @@ def item(tracer: Trace, tensor: Any) -> Any:
         return known.item()
     held = tracer.ledger.of(tensor)
     source = held.op if held is not None else ""
-    tracer.note_value("a value read on the host", held)
+    whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
+    tracer.note_value("a value read on the host", held, guess=whole)
     if tensor.dtype == torch.bool:
         return "all" in source or "eq" in source or "isfinite" in source
     if tensor.dtype.is_floating_point:  # what is left out by chance (a layer, a path) is there
@@ -86,7 +90,7 @@ def real(tracer: Trace, tensor: Any, what: str) -> Any:
     known = shadow(tracer, tensor)
     if known is not None:
         return known
-    tracer.note_value(f"contents read by {what}()", tracer.ledger.of(tensor))
+    tracer.note_value(f"contents read by {what}()", tracer.ledger.of(tensor), guess=not tensor.is_floating_point())
     with torch_off():
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
@@ -104,7 +108,7 @@ def run_on_zeros(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
         except (NotImplementedError, RuntimeError):
             return None
         out = map_tensors(lambda t: torch.empty_like(t, device="meta"), real)
-    tracer.note_value(f"the result of {func}, run on zeros for its shape,", None)
+    tracer.note_value(f"the result of {func}, run on zeros for its shape,", None, guess=True)
     return out
 
 
@@ -144,7 +148,9 @@ def _repeat(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
     size = kwargs.get("output_size")
     if size is None:
-        tracer.note_value("the length after repeat_interleave, taken as one each", tracer.ledger.of(args[0]))
+        tracer.note_value(
+            "the length after repeat_interleave, taken as one each", tracer.ledger.of(args[0]), guess=True
+        )
     return torch.empty(size or args[0].numel(), dtype=torch.int64, device="meta")
 
 
@@ -154,7 +160,7 @@ def _bincount(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
     bins = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
     if not bins:
-        tracer.note_value("the largest value, taken as the number of values", tracer.ledger.of(args[0]))
+        tracer.note_value("the largest value, taken as the number of values", tracer.ledger.of(args[0]), guess=True)
     whole = weights is None or not weights.dtype.is_floating_point
     dtype = (torch.int64 if weights is None else torch.float64) if whole else weights.dtype
     return torch.empty(bins or args[0].numel(), dtype=dtype, device="meta")

@@ -17,7 +17,7 @@ from outsize.model.tracing.rewrites import WHOLE
 class Operator:
     """One overload."""
 
-    __slots__ = ("base", "by_shapes", "decomposes", "flops", "func", "known", "mutable", "name", "view")
+    __slots__ = ("base", "by_shapes", "decomposes", "draws", "flops", "func", "known", "mutable", "name", "view")
 
     def __init__(self, func: Any) -> None:
         import torch
@@ -30,6 +30,8 @@ class Operator:
         """Made of others; reaches the dispatcher whole only where autograd is off altogether."""
         self.known = torch.Tag.nondeterministic_seeded not in func.tags and not self.base.startswith(UNWRITTEN)
         """False where nobody wrote what it gives, or chance did: the next step finds something else there."""
+        self.draws = torch.Tag.nondeterministic_seeded in func.tags
+        """Draws numbers at random."""
         self.mutable = is_mutable(func)
         self.view = bool(func.is_view)
         self.flops = flop_rule(func)
