@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from outsize.array.device.base import array_bytes, padded
+from outsize.array.device.budget import DeviceBudget
 from outsize.array.device.lower import DeviceRegisters, Lowered, Refused, Trivial, lower, slice_elements
-from outsize.array.device.transfer.pipeline import DeviceBudget, Parcel, Pipeline, load, parcel_bytes, settled
+from outsize.array.device.transfer.pipeline import Parcel, Pipeline, load, parcel_bytes, settled
 from outsize.array.device.transfer.staging import Stager, Staging
 from outsize.array.graph.barrier import Reduce
 from outsize.array.graph.compile import compile_program

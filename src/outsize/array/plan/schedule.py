@@ -13,8 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from outsize.array.device.placement import pass_on_device
-from outsize.array.device.transfer.pipeline import DeviceBudget
+from outsize.array.device.budget import DeviceBudget
 from outsize.array.graph.barrier import Contract, Lane, Reduce, Scan, Settled
 from outsize.array.graph.external_sort import Merged, Runs
 from outsize.array.graph.node import Node, Source, structure, walk
@@ -283,6 +282,8 @@ def _make_pass(
 ) -> Pass:  # fmt: skip
     node, sink = outputs[0]
     if device is not None and all(math.prod(made.shape) for made, _ in outputs):
+        from outsize.array.device.placement import pass_on_device
+
         work = pass_on_device(outputs, bindings, tuning, device, notes)
         if work is not None:
             return work
