@@ -228,9 +228,13 @@ def _group(nodes: list[Node], digests: dict[int, str], small: int) -> list[list[
 def _sources(node: Node) -> frozenset[int]:
     """The stores that are read below a node, down to the next barrier."""
     found: set[int] = set()
+    seen: set[int] = set()
     stack = list(node.inputs)
     while stack:
         child = stack.pop()
+        if id(child) in seen:
+            continue
+        seen.add(id(child))
         if isinstance(child, Source) and not child.store.resident:
             found.add(id(child.store))
         if not child.barrier:
