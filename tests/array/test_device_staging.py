@@ -22,7 +22,7 @@ import outsize.array as xp
 from outsize.array.device import passes as device_passes
 from outsize.array.device.array_kernels import ArrayKernels
 from outsize.array.device.fake import FakeDevice
-from outsize.array.device.transfer import staging as stager
+from outsize.array.device.transfer import staging
 from outsize.core.errors import BudgetError
 
 torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
@@ -87,7 +87,7 @@ def test_staged_results_equal_the_processors(
     st.integers(1, 60), st.integers(1, 60), st.sampled_from(["u1", "f4", ">f4", "i8"]), st.sampled_from(sorted(LAYOUTS)),
     st.integers(0, 3), st.integers(0, 999), st.sampled_from([FakeDevice, Carded]),
 )  # fmt: skip
-def test_tiles_of_memory_that_the_device_does_not_reach_are_carried_by_hands(
+def test_tiles_of_memory_that_the_device_does_not_reach_are_staged(
     rows: int, columns: int, dtype: str, layout: str, prefetch: int, seed: int, kind: Any
 ) -> None:
     a = LAYOUTS[layout](np.random.default_rng(rows).integers(0, 99, (rows, columns)).astype(dtype))
@@ -104,7 +104,7 @@ def test_tiles_of_memory_that_the_device_does_not_reach_are_carried_by_hands(
     assert not any(thread.name.startswith("outsize-staging") for thread in threading.enumerate())
 
 
-def test_tiles_whose_hands_have_no_room_name_a_budget_that_works() -> None:
+def test_tiles_whose_staging_has_no_room_name_a_budget_that_works() -> None:
     a = np.ones((200, 200), np.float32)
     device = FakeDevice(torch_kernels.TorchKernels("cpu"), limit=1 << 18)
     with outsize.budget(device=device.size):
@@ -114,7 +114,7 @@ def test_tiles_whose_hands_have_no_room_name_a_budget_that_works() -> None:
         assert sum(float(tile.sum()) for tile in tiles) == a.size
 
 
-def test_a_loop_over_tiles_that_is_left_early_lets_the_hands_go() -> None:
+def test_a_loop_over_tiles_that_is_left_early_ends_the_staging_threads() -> None:
     a = np.arange(40000.0).reshape(200, 200)
     device = FakeDevice(torch_kernels.TorchKernels("cpu"), limit=1 << 18)
     with outsize.budget(device=device.size):
@@ -126,7 +126,7 @@ def test_a_loop_over_tiles_that_is_left_early_lets_the_hands_go() -> None:
 
 
 @pytest.mark.parametrize("place", ["new", "given", "file"])
-def test_products_of_plain_memory_are_carried_by_hands_and_come_back_through_pieces(place: str, tmp_path: Any) -> None:
+def test_products_of_plain_memory_are_staged_and_come_back_through_pieces(place: str, tmp_path: Any) -> None:
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(150, 90)), rng.normal(size=(90, 170))
     device = FakeDevice(ArrayKernels(np), limit=1 << 17)
@@ -155,7 +155,7 @@ class Partly(FakeDevice):
         return any(a <= low and high <= b for a, b in map(np.lib.array_utils.byte_bounds, self.locked))
 
 
-def test_a_single_number_in_locked_memory_needs_no_hands(tmp_path: Any) -> None:
+def test_a_single_number_in_locked_memory_needs_no_staging(tmp_path: Any) -> None:
     device, one = Partly(ArrayKernels(np), limit=1 << 18), np.full((), 7.0)
     device.locked = (one,)
     np.save(tmp_path / "x.npy", np.arange(5000.0))
@@ -178,9 +178,7 @@ def test_memory_that_is_unlocked_after_the_plan_is_sent_all_the_same(monkeypatch
         assert outsize.open(a).sum().compute(device=device) == a.sum()
 
 
-def test_locked_memory_in_many_short_rows_is_packed_by_hands(
-    monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]
-) -> None:
+def test_locked_memory_in_many_short_rows_is_staged(monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]) -> None:
     """Two of three in both inner axes: a copy for every pair of rows would be a call for sixteen bytes."""
     kernels = ArrayKernels(np)
     device, whole, calls = Partly(kernels, limit=1 << 20), np.arange(90000, dtype=np.int32).reshape(-1, 3, 3), [0]
@@ -202,7 +200,7 @@ def test_locked_memory_in_long_rows_is_sent_from_where_it_lies(
     monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]
 ) -> None:
     tune(direct_part=256, direct_row=256)
-    monkeypatch.setattr(stager, "fill", lambda *args: pytest.fail("a thread copied"))
+    monkeypatch.setattr(staging, "fill", lambda *args: pytest.fail("a thread copied"))
     device, whole = Partly(ArrayKernels(np), limit=1 << 20), np.arange(64000, dtype=np.int32).reshape(10, 80, 80)
     device.locked = (whole,)
     part = whole[:, 5:70, 3:76]
@@ -233,7 +231,7 @@ def test_products_of_matrices_of_any_layout_are_foreseen_and_equal_the_processor
         np.testing.assert_allclose(made.compute(host, device=device), made.compute(host), rtol=1e-5, atol=1e-3)
 
 
-def test_locked_matrices_side_by_side_are_sent_without_hands_or_an_error() -> None:
+def test_locked_matrices_side_by_side_are_sent_without_staging_or_an_error() -> None:
     """Their batch is the fastest axis: no row of one lies in one stretch, and no part of it can be sent as it lies."""
     whole = np.random.default_rng(0).normal(size=(50, 400, 2))
     device = Partly(ArrayKernels(np), limit=24 << 10)

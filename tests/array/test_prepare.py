@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ import pytest
 
 import outsize
 import outsize.array as xp
+from outsize.array.device.find import make_fake
+from outsize.array.plan.prepare import prepare
+from outsize.array.run.execute import run_schedule
 from outsize.array.run.results import plan_compute
+from outsize.array.store.formats.memory import MemorySink
 from outsize.cli import main
 from outsize.core.events import Started
 
@@ -92,3 +97,24 @@ def test_a_plan_of_compute_holds_the_result() -> None:
     plan = plan_compute((x + 1).node, "64MiB")
     assert any(part.name == "the result" and part.bytes == 512 * 512 * 8 for step in plan.steps for part in step.parts)
     assert xp.sum(x).plan().fits
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_schedule_runs_again_and_nothing_of_it_changes(on_device: bool, tmp_path: Path) -> None:
+    a = np.random.default_rng(0).normal(size=(300, 200))
+    np.save(tmp_path / "in.npy", a)
+    x = outsize.open(tmp_path / "in.npy")
+    out = np.empty((300, 300))
+    z = ((x - x.mean(axis=0)) / x.std(axis=0)) @ x.T
+    prepared = prepare(z.node, MemorySink(out, counted=False), "2MiB", make_fake(1 << 20) if on_device else None)
+    assert any(one.sized.device_bytes for one in prepared.schedule.passes) == on_device
+    fields = [dict(vars(one.sized.work)) for one in prepared.schedule.passes]
+    for _ in range(2):
+        out[...] = 0
+        run_schedule(prepared)
+        np.testing.assert_allclose(out, ((a - a.mean(axis=0)) / a.std(axis=0)) @ a.T, rtol=1e-9)
+    for one, before in zip(prepared.schedule.passes, fields, strict=True):
+        after = vars(one.sized.work)
+        assert after.keys() == before.keys() and all(after[name] is before[name] for name in before)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            one.sized.workers = 7  # type: ignore[misc]

@@ -10,7 +10,7 @@ import warnings
 from typing import Any
 
 from outsize.array.device.base import Device
-from outsize.array.device.transfer.pipeline import DeviceBudget
+from outsize.array.device.budget import DeviceBudget
 from outsize.core.errors import InputError, OutOfMemory
 from outsize.core.units import format_bytes
 from outsize.machine.budget import SHARE, current_wishes

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from outsize.array.device.base import array_bytes, padded
+from outsize.array.device.budget import DeviceBudget
 from outsize.array.device.lower import DeviceRegisters, Lowered, Refused, Trivial, lower, slice_elements
-from outsize.array.device.transfer.pipeline import DeviceBudget, Parcel, Pipeline, load, parcel_bytes, settled
+from outsize.array.device.transfer.pipeline import Parcel, Pipeline, load, parcel_bytes, settled
 from outsize.array.device.transfer.staging import Stager, Staging
 from outsize.array.graph.barrier import Reduce
 from outsize.array.graph.compile import compile_program
@@ -149,12 +150,13 @@ class OnDevice(Pass):
         device = self.device_budget.device
         stager = Stager(device, sized.staging, self.tuning.stage_pause) if sized.staging.threads else None
         pipeline = Pipeline(device, self.scratch(sized.elements), sized.device_slot_bytes, sized.device_slots, stager)
+        registers = {key: DeviceRegisters(chain, device, 0, sized.elements) for key, chain in self.chains.items()}
         try:
             if stager is not None:
                 stager.start()
-            registers = {key: DeviceRegisters(chain, device, 0, sized.elements) for key, chain in self.chains.items()}
             yield Opened(pipeline, registers)
         finally:
+            registers.clear()  # an error's traceback would keep arrays on the device alive
             if stager is not None:
                 stager.close()
 
@@ -216,16 +218,12 @@ class DeviceMapPass(OnDevice, MapPass):
         self.arrives = isinstance(sink, MemorySink) and device_budget.device.reaches(sink.array)
         """True where results can be brought straight to their place."""
 
-    def probe(self, region: Region) -> Frame:
-        found = self._probes.get(region)
-        if found is None:
-            found = self._probes[region] = self.frame()
-            self.send(region, found, {})
-            if not self.arrives or not self._lands(self.sink.lay(region, _NOTHING)):
-                found.array(region_shape(region), self.node.dtype)
-            sent = sum(parcel_bytes(leaf, region) for leaf in self.leaves)
-            found.device = sent + array_bytes(region_shape(region), self.node.dtype)
-        return found
+    def measure(self, region: Region, frame: Frame) -> None:
+        self.send(region, frame, {})
+        if not self.arrives or not self._lands(self.sink.lay(region, _NOTHING)):
+            frame.array(region_shape(region), self.node.dtype)
+        sent = sum(parcel_bytes(leaf, region) for leaf in self.leaves)
+        frame.device = sent + array_bytes(region_shape(region), self.node.dtype)
 
     def _lands(self, target: Block) -> bool:
         """True where a chunk can be brought straight to this place."""
@@ -314,13 +312,6 @@ class DeviceReducePass(OnDevice, ReducePass):
 
     def _one_axis(self, accumulator: Accumulator) -> bool:
         return accumulator.flat or len(accumulator.axes) == 1
-
-    def probe(self, region: Region) -> Frame:
-        found = self._probes.get(region)
-        if found is None:
-            found = self._probes[region] = self.frame()
-            self._evaluate(region, found)
-        return found
 
     def _evaluate(self, region: Region, frame: Frame, job: Job | None = None) -> dict[int, States]:
         shape = region_shape(region)

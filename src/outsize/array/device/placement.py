@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from outsize.array.device.budget import DeviceBudget
 from outsize.array.device.lower import Refused, Trivial
 from outsize.array.device.passes import DeviceMapPass, DeviceReducePass, OnDevice
 from outsize.array.device.product_pass import DeviceContractPass
-from outsize.array.device.transfer.pipeline import DeviceBudget
 from outsize.array.graph.barrier import Contract, Lane, Reduce, Scan, Select, Settled
 from outsize.array.graph.external_sort import Merged, Runs
 from outsize.array.graph.node import Node, Source, walk

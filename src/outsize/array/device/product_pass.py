@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from outsize.array.device.blocked_product import Blocks, choose_blocks, link_floor, stream_product
+from outsize.array.device.budget import DeviceBudget
 from outsize.array.device.lower import Refused, Trivial
 from outsize.array.device.transfer.matrices import MatrixCopies
-from outsize.array.device.transfer.pipeline import DeviceBudget, lies_in, settled
+from outsize.array.device.transfer.pipeline import lies_in, settled
 from outsize.array.device.transfer.staging import Stager, Staging
 from outsize.array.graph.barrier import Contract
 from outsize.array.graph.frame import Frame

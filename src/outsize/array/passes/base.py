@@ -164,6 +164,7 @@ class Pass(abc.ABC):
         self.bindings = bindings
         """Descriptions of what earlier passes leave."""
         self.tuning = tuning
+        self._probes: dict[Region, Frame] = {}
 
     @abc.abstractmethod
     def label(self) -> str:
@@ -202,8 +203,16 @@ class Pass(abc.ABC):
         return frame.peak + frame.outside + frame.packing.total(1, 1) <= buffer and frame.device <= there
 
     @abc.abstractmethod
-    def probe(self, region: Region) -> Frame:
+    def measure(self, region: Region, frame: Frame) -> None:
         """A dry run of one chunk."""
+
+    def probe(self, region: Region) -> Frame:
+        """A dry frame that has seen one chunk; each is measured once."""
+        found = self._probes.get(region)
+        if found is None:
+            found = self._probes[region] = self.frame()
+            self.measure(region, found)
+        return found
 
     def kinds(self, grid: Grid, chunk: Box) -> Iterator[tuple[Region, int]]:
         """One chunk of each kind and how many there are."""

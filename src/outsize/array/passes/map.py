@@ -45,21 +45,12 @@ class MapPass(Pass):
     def __init__(self, node: Node, sink: Sink, bindings: Mapping[Node, Store], tuning: Tuning) -> None:
         super().__init__(((node, sink),), bindings, tuning)
         self.node, self.sink = node, sink
-        self._probes: dict[Region, Frame] = {}
 
     def label(self) -> str:
         return f"write {self.node.label()}" if self.sink.partial else f"compute {self.node.label()}"
 
-    def probe(self, region: Region) -> Frame:
-        """A dry run of one chunk."""
-        found = self._probes.get(region)
-        if found is None:
-            found = self.frame()
-            shape = region_shape(region)
-            block = self.node.evaluate(region, found, phantom(shape, self.node.dtype, self.sink.order))
-            del block
-            self._probes[region] = found
-        return found
+    def measure(self, region: Region, frame: Frame) -> None:
+        self.node.evaluate(region, frame, phantom(region_shape(region), self.node.dtype, self.sink.order))
 
     def _smallest_box(self) -> Box:
         """One granule of the sink, or a page; whole lanes where the node must not be cut."""

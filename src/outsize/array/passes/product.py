@@ -86,10 +86,15 @@ class ContractPass(Pass):
         n = tile[self.batch + self.m :]
         return (*batch, *m, *panel), (*batch, *panel, *n)
 
-    def probe(self, region: Region, stays: bool = False, strip: int = 0) -> Frame:
-        """A dry run of one panel; the region covers C's axes and those summed over. A is left out where it stays."""
-        frame, split_at, shape = self.frame(), len(self.node.shape), region_shape(region)
+    def measure(self, region: Region, frame: Frame, stays: bool = False) -> None:
+        """The region covers C's axes and those summed over. A is left out where it stays."""
+        split_at = len(self.node.shape)
         self._load(region[:split_at], region[split_at:], frame, None, stays)
+
+    def _panel(self, region: Region, stays: bool, strip: int) -> Frame:
+        """A dry frame that has read and multiplied a panel."""
+        frame, shape = self.frame(), region_shape(region)
+        self.measure(region, frame, stays)
         frame.reserve(self._added(shape, strip))
         frame.pack(self._packing(shape, strip))
         return frame
@@ -99,8 +104,8 @@ class ContractPass(Pass):
         panels and their frames would be megabytes."""
         found = self._measured.get((box, stays))
         if found is None:
-            frame, split_at, region = self.frame(), len(self.node.shape), center(self.domain, box)
-            self._load(region[:split_at], region[split_at:], frame, None, stays)
+            frame = self.frame()
+            self.measure(center(self.domain, box), frame, stays)
             seconds = read_seconds(frame.reads, self.tuning, self.tuning.hidden_transfer)
             found = self._measured[box, stays] = frame.peak, frame.outside, seconds
         return found
@@ -243,7 +248,7 @@ class ContractPass(Pass):
         grid, panel = Grid(self.node.shape, box[:split_at]), box[split_at:]
         frame = self.frame()
         for region, _ in self.kinds(grid, panel):
-            seen = self.probe(region, stays, strip)
+            seen = self._panel(region, stays, strip)
             frame.peak, frame.outside = max(frame.peak, seen.peak), max(frame.outside, seen.outside)
             frame.pack(seen.packing)
         slot = max((self._slot(region_shape(r), stays) for r, _ in grid.kinds()), default=0)
@@ -262,7 +267,7 @@ class ContractPass(Pass):
     def _reads(self, sized: SizedProduct) -> Iterator[tuple[Frame, int]]:
         """A dry frame of each kind of read, and how many there are."""
         for region, number in self.kinds(sized.grid, sized.chunk):
-            yield self.probe(region, sized.left_stays, sized.strip), number
+            yield self._panel(region, sized.left_stays, sized.strip), number
         for tile, number in sized.grid.kinds() if sized.left_stays else ():
             yield self._probe_left(tile), number
 

@@ -48,7 +48,6 @@ class ReducePass(Pass):
         reduced = set().union(*axes) if len(axes) == 1 else set(range(len(self.domain)))
         self.free = tuple(axis for axis in range(len(self.domain)) if axis not in reduced)
         """Axes along which tiles may be cut."""
-        self._probes: dict[Region, Frame] = {}
 
     def _number_accumulators(self) -> None:
         plain = [node for node in self.nodes if not isinstance(node, Select)]
@@ -79,14 +78,8 @@ class ReducePass(Pass):
         names = sorted({node.name for node in self.nodes})
         return f"{' and '.join(names)} of {self.nodes[0].inputs[0].label()}"
 
-    def probe(self, region: Region) -> Frame:
-        """A dry run of one chunk."""
-        found = self._probes.get(region)
-        if found is None:
-            found = self.frame()
-            self._evaluate(region, found)
-            self._probes[region] = found
-        return found
+    def measure(self, region: Region, frame: Frame) -> None:
+        self._evaluate(region, frame)
 
     def _evaluate(self, region: Region, frame: Frame, job: Job | None = None) -> dict[int, States]:
         """The partials of a chunk; each input's slices feed all its accumulators. A dry frame only counts, without a job."""

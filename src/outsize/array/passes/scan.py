@@ -47,21 +47,14 @@ class ScanPass(Pass):
     def __init__(self, node: Scan, sink: Sink, bindings: Mapping[Node, Store], tuning: Tuning) -> None:
         super().__init__(((node, sink),), bindings, tuning)
         self.node, self.sink = node, sink
-        self._probes: dict[Region, Frame] = {}
 
     def label(self) -> str:
         return self.node.label()
 
-    def probe(self, region: Region) -> Frame:
-        """A dry run of one chunk."""
-        found = self._probes.get(region)
-        if found is None:
-            found = self.frame()
-            self._load(region, found)
-            kept = math.prod(self._kept(region_shape(region))) * self.node.working.itemsize
-            found.reserve(found.outside + 2 * kept)
-            self._probes[region] = found
-        return found
+    def measure(self, region: Region, frame: Frame) -> None:
+        self._load(region, frame)
+        kept = math.prod(self._kept(region_shape(region))) * self.node.working.itemsize
+        frame.reserve(frame.outside + 2 * kept)
 
     def _load(self, region: Region, frame: Frame) -> Block:
         block = frame.array(region_shape(region), self.node.working)

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from outsize.array.device.find import find_device
-from outsize.array.device.transfer.pipeline import DeviceBudget
+from outsize.array.device.budget import DeviceBudget
 from outsize.array.graph.node import Node
 from outsize.array.plan.schedule import Schedule, make_plan
 from outsize.array.store.base import Sink
@@ -58,7 +57,12 @@ def prepare(
     node: Node, sink: Sink, budget: Any = None, device: Any = None, *, tf32: bool = False, name: str | None = None
 ) -> Prepared:
     """Plan a node into a sink; `name` is what the plan calls it."""
-    allowed, notes = (None, ()) if device is None and not tf32 else find_device(device, tf32)
+    allowed: DeviceBudget | None = None
+    notes: tuple[str, ...] = ()
+    if device is not None or tf32:
+        from outsize.array.device.find import find_device
+
+        allowed, notes = find_device(device, tf32)
     prepared = _make(node, sink, resolve_budget(budget), allowed, notes, name or title(node))
     if allowed is not None and not allowed.strict:
         try:

@@ -13,8 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from outsize.array.device.placement import pass_on_device
-from outsize.array.device.transfer.pipeline import DeviceBudget
+from outsize.array.device.budget import DeviceBudget
 from outsize.array.graph.barrier import Contract, Lane, Reduce, Scan, Settled
 from outsize.array.graph.external_sort import Merged, Runs
 from outsize.array.graph.node import Node, Source, structure, walk
@@ -34,8 +33,17 @@ from outsize.core.memory import DISK, HOST, PINNED, Allowance, Budget, Part
 from outsize.core.noun import Known
 from outsize.core.plan import Peak, Plan, Step
 
-Places = tuple[tuple[Node, Kept | Scratch], ...]
-"""What a pass leaves behind for later passes."""
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a pass leaves behind for later passes: descriptions, of which the run makes the real ones."""
+
+    node: Node
+    """What is left."""
+    sink: Kept | Scratch
+    """Where it is written to."""
+    store: Store
+    """What later passes read, under all nodes that are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,7 @@ class ScheduledPass:
 
     sized: Sized
     """The pass and its sizes."""
-    places: Places
+    places: tuple[Place, ...]
     """What it leaves behind for later passes."""
     last_use: int
     """Number of the last pass that reads what it leaves."""
@@ -71,7 +79,7 @@ class _Unsized:
     """One pass before it is sized."""
 
     work: Pass
-    places: Places
+    places: tuple[Place, ...]
     last_use: int = 0
     resident: tuple[Part, ...] = ()
     scratch: int = 0
@@ -93,7 +101,7 @@ class _Layout:
     bindings: dict[Node, Store] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, outputs: list[tuple[Node, Sink]], places: Places) -> None:
+    def add(self, outputs: list[tuple[Node, Sink]], places: tuple[Place, ...]) -> None:
         """One more pass, which reads what those before it leave."""
         work = _make_pass(outputs, dict(self.bindings), self.tuning, self.device, self.notes)
         self.passes.append(_Unsized(work, places))
@@ -245,32 +253,32 @@ def _keep_sources(layout: _Layout, nodes: list[Node], groups: list[list[Node]], 
     for node in nodes:
         if isinstance(node, Source) and users.get(id(node.store), 0) > 1 and 0 < node.nbytes <= keep:
             keep -= node.nbytes
-            place = Kept(node.shape, node.dtype, node.store.name)
-            work = MapPass(node, place, dict(layout.bindings), layout.tuning)
-            layout.passes.append(_Unsized(work, ((node, place),)))
-            layout.bindings[node] = place.store()
+            kept = Kept(node.shape, node.dtype, node.store.name)
+            work = MapPass(node, kept, dict(layout.bindings), layout.tuning)
+            place = Place(node, kept, kept.store())
+            layout.passes.append(_Unsized(work, (place,)))
+            layout.bindings[node] = place.store
 
 
 def _add_barrier(
     layout: _Layout, group: list[Node], target: Node | None, turned: Sink, keep: int, nodes: list[Node],
     digests: dict[int, str],
 ) -> None:  # fmt: skip
-    held = sum(place.nbytes for one in layout.passes for _, place in one.places if isinstance(place, Kept))
+    held = sum(place.sink.nbytes for one in layout.passes for place in one.places if isinstance(place.sink, Kept))
     outputs: list[tuple[Node, Sink]] = []
-    places: list[tuple[Node, Kept | Scratch]] = []
+    places: list[Place] = []
     for node in group:
         if node is target:
             outputs.append((node, turned))
             continue
         stays = node.nbytes <= layout.tuning.tiny_result or held + node.nbytes <= keep
-        place = (Kept if stays else Scratch)(node.shape, node.dtype, node.label())
+        sink = (Kept if stays else Scratch)(node.shape, node.dtype, node.label())
         held += node.nbytes if stays else 0
-        outputs.append((node, place))
-        places.append((node, place))
+        outputs.append((node, sink))
+        places.append(Place(node, sink, sink.store()))
     layout.add(outputs, tuple(places))
-    for node, place in places:
-        store = place.store()  # one for all nodes that are the same: that is how the run knows them
-        layout.bindings.update({same: store for same in nodes if digests[id(same)] == digests[id(node)]})
+    for place in places:
+        layout.bindings.update({same: place.store for same in nodes if digests[id(same)] == digests[id(place.node)]})
 
 
 def _make_pass(
@@ -279,6 +287,8 @@ def _make_pass(
 ) -> Pass:  # fmt: skip
     node, sink = outputs[0]
     if device is not None and all(math.prod(made.shape) for made, _ in outputs):
+        from outsize.array.device.placement import pass_on_device
+
         work = pass_on_device(outputs, bindings, tuning, device, notes)
         if work is not None:
             return work
@@ -320,23 +330,23 @@ def _fill_in_lifetimes(layout: _Layout) -> None:
     passes = layout.passes
     made: dict[Node, int] = {}
     for number, one in enumerate(passes):
-        for node, _ in one.places:
-            made.update({same: number for same, store in layout.bindings.items() if store is layout.bindings[node]})
+        for place in one.places:
+            made.update({same: number for same, store in layout.bindings.items() if store is place.store})
     last = list(range(len(passes)))
     for number, one in enumerate(passes):
         for node in _reads_of(one.work, made):
             if made[node] < number:
                 last[made[node]] = max(last[made[node]], number)
     for number, one in enumerate(passes):
-        held = [place for other, end in zip(passes[: number + 1], last, strict=False) if number <= end
-                for _, place in other.places]  # fmt: skip
-        parts = [Part(name=f"{place.name} kept", bytes=place.nbytes, known=Known.EXACT) for place in held
-                 if isinstance(place, Kept)]  # fmt: skip
+        held = [place.sink for other, end in zip(passes[: number + 1], last, strict=False) if number <= end
+                for place in other.places]  # fmt: skip
+        parts = [Part(name=f"{sink.name} kept", bytes=sink.nbytes, known=Known.EXACT) for sink in held
+                 if isinstance(sink, Kept)]  # fmt: skip
         for _, sink in one.work.outputs:
             under = sink.sink if isinstance(sink, Turned) else sink
             if isinstance(under, MemorySink) and under is layout.final and under.counted:
                 result = math.prod(under.shape) * under.dtype.itemsize
                 parts.append(Part(name="the result", bytes=result, known=Known.EXACT))
-        scratch = sum(place.nbytes for place in held if isinstance(place, Scratch))
+        scratch = sum(sink.nbytes for sink in held if isinstance(sink, Scratch))
         resident = tuple(part for part in parts if part.bytes)
         passes[number] = replace(one, last_use=last[number], resident=resident, scratch=scratch)

@@ -93,8 +93,8 @@ class _Run:
         self.folder, self.listener, self.journal = folder, listener, journal
         self.tuning = prepared.schedule.tuning
         self.pool = MemoryPool(max(prepared.budget.host or 0, self.plan.peak()))
-        self.made: dict[Sink, Kept | Scratch] = {}
-        """Description of a place -> the place."""
+        self.sinks: dict[Sink, Kept | Scratch] = {}
+        """Description of where a result is left -> the real one."""
         self.stores: dict[Store, Store] = {}
         """Description of what a pass left -> what reads it."""
 
@@ -108,7 +108,7 @@ class _Run:
         report = _Report(self.listener, step.name, work, step.read + step.written)
         done = journal.done.get(number, set()) if journal is not None and not one.places else set()
         report.start(number, len(self.plan.steps), len(done) / max(1, len(sized.grid)))
-        sinks = tuple(self.made.get(sink, sink) for _, sink in work.outputs)
+        sinks = tuple(self.sinks.get(sink, sink) for _, sink in work.outputs)
         bindings = {node: self.stores[store] for node, store in work.bindings.items() if store in self.stores}
         beside = sized.shared_bytes + sized.packed
         self.pool.count(beside)
@@ -125,17 +125,12 @@ class _Run:
 
     def _make_places(self, number: int) -> None:
         """Memory and files for what a pass leaves."""
-        for index, (node, place) in enumerate(self.passes[number].places):
-            if isinstance(place, Kept):
-                made: Kept | Scratch = place.make(self.pool.take(place.nbytes))
+        for index, place in enumerate(self.passes[number].places):
+            if isinstance(place.sink, Kept):
+                made: Kept | Scratch = place.sink.make(self.pool.take(place.sink.nbytes))
             else:
-                made = place.make(os.path.join(self.folder, f"{number}-{index}.raw"))
-            self.made[place] = made
-            self.stores[self._described(node)] = made.store()
-
-    def _described(self, node: Node) -> Store:
-        """The description by which later passes know what is left of a node."""
-        return next(one.sized.work.bindings[node] for one in self.passes if node in one.sized.work.bindings)
+                made = place.sink.make(os.path.join(self.folder, f"{number}-{index}.raw"))
+            self.sinks[place.sink], self.stores[place.store] = made, made.store()
 
     def _restore(self, number: int) -> bool:
         """Bring back what an earlier run put aside; True where the whole pass need not run."""
@@ -144,36 +139,33 @@ class _Run:
         names = [f"{number}-{index}" for index in range(len(places))]
         if not names or not all(name in journal.kept for name in names):
             return False
-        for name, (_, place) in zip(names, places, strict=True):
-            made = self.made[place]
+        for name, place in zip(names, places, strict=True):
+            made = self.sinks[place.sink]
             assert isinstance(made, Kept)
             np.copyto(made.array, journal.load(name))
         return True
 
     def _keep(self, number: int) -> None:
-        """Put small results of a finished pass aside, and bring what was written into the journal."""
-        places, journal = self.passes[number].places, self.journal
-        made = [self.made[place] for _, place in places]
-        if journal is None:
+        """Put small results of a finished pass aside, or bring what was written into the journal."""
+        made = [self.sinks[place.sink] for place in self.passes[number].places]
+        small = [sink for sink in made if isinstance(sink, Kept) and sink.nbytes <= self.tuning.journaled_result]
+        if self.journal is None:
             return
-        if made and all(isinstance(place, Kept) and place.nbytes <= self.tuning.journaled_result for place in made):
-            for index, place in enumerate(made):
-                assert isinstance(place, Kept)
-                journal.keep(f"{number}-{index}", place.array)
-        else:
-            journal.flush(self.final.sync)
+        if not made or len(small) < len(made):
+            self.journal.flush(self.final.sync)
+            return
+        for index, sink in enumerate(small):
+            self.journal.keep(f"{number}-{index}", sink.array)
 
     def drop_dead(self, number: int) -> None:
         """Let go of what no later pass reads."""
         for one in self.passes[: number + 1]:
-            if one.last_use != number:
-                continue
-            for node, place in one.places:
-                del self.stores[self._described(node)]
-                self._end(place)
+            for place in one.places if one.last_use == number else ():
+                del self.stores[place.store]
+                self._end(place.sink)
 
-    def _end(self, place: Kept | Scratch) -> None:
-        made = self.made.pop(place)
+    def _end(self, sink: Sink) -> None:
+        made = self.sinks.pop(sink)
         if isinstance(made, Kept):
             self.pool.give(made.nbytes)
         else:
@@ -182,8 +174,8 @@ class _Run:
     def close(self) -> None:
         """Let go of everything."""
         self.stores.clear()
-        for place in list(self.made):
-            self._end(place)  # type: ignore[arg-type]
+        for sink in list(self.sinks):
+            self._end(sink)
 
 
 class _Work:
@@ -255,7 +247,7 @@ class _Report:
 @contextlib.contextmanager
 def _scratch_folder(schedule: Schedule, parent: str) -> Iterator[str]:
     """A folder for scratch files, if any pass leaves one; folders of dead processes are removed first."""
-    if not any(isinstance(place, Scratch) for one in schedule.passes for _, place in one.places):
+    if not any(isinstance(place.sink, Scratch) for one in schedule.passes for place in one.places):
         clean_scratch(parent)
         yield ""
         return

@@ -36,7 +36,7 @@ from outsize.engine.pinned import Pinned, lock_memory
 
 
 @dataclass(slots=True)
-class _Slot:
+class _Flight:
     """One tile's place on host and device."""
 
     frame: Frame
@@ -153,7 +153,7 @@ class Tiles:
             if self._staging.threads and self.device is not None:
                 self._stager = Stager(self.device, self._staging, self.tuning.stage_pause)
                 self._stager.start()
-            yield from self._walk(locked)
+            yield from self._hand_out_all(locked)
         finally:
             if self._stager is not None:
                 self._stager.close()
@@ -165,14 +165,14 @@ class Tiles:
             if self.sink is not None:
                 self.sink.sync()
 
-    def _walk(self, locked: list[Pinned]) -> Iterator[Any]:
+    def _hand_out_all(self, locked: list[Pinned]) -> Iterator[Any]:
         regions = iter(self.grid)
-        slots: deque[Future[_Slot]] = deque()
+        slots: deque[Future[_Flight]] = deque()
         last: list[Future[None]] = []
         with ThreadPoolExecutor(max(1, self.slots), "outsize-tiles") as stager:
             for number in range(min(self.slots, len(self.grid))):
                 locked.append(lock_memory(self.host_bytes))
-                slot = _Slot(Frame(locked[-1].array, {}, self.tuning), number * self.device_bytes)
+                slot = _Flight(Frame(locked[-1].array, {}, self.tuning), number * self.device_bytes)
                 slots.append(stager.submit(self._fill, slot, next(regions)))
             while slots:
                 slot = slots.popleft().result()
@@ -187,12 +187,12 @@ class Tiles:
             for job in last:
                 job.result()
 
-    def _turn(self, slot: _Slot, following: Region) -> _Slot:
+    def _turn(self, slot: _Flight, following: Region) -> _Flight:
         """Write a slot's tile back where that is wanted, then fill it again."""
         self._write_back(slot)
         return self._fill(slot, following)
 
-    def _fill(self, slot: _Slot, region: Region) -> _Slot:
+    def _fill(self, slot: _Flight, region: Region) -> _Flight:
         """Make a tile on the host and send it."""
         frame = slot.frame
         if slot.arrived is not None:  # the user's stream has waited for the copy, the host has not
@@ -221,7 +221,7 @@ class Tiles:
             slot.arrived = self.device.record("in")
         return slot
 
-    def _hand_out(self, slot: _Slot) -> Any:
+    def _hand_out(self, slot: _Flight) -> Any:
         import torch
 
         assert slot.block is not None
@@ -231,7 +231,7 @@ class Tiles:
         self.device.meet(slot.arrived)
         return slot.tensor
 
-    def _take_back(self, slot: _Slot) -> None:
+    def _take_back(self, slot: _Flight) -> None:
         """From here on the tile is ours again, after what the user's stream still does with it."""
         if self.device is None:
             return
@@ -244,7 +244,7 @@ class Tiles:
                 self.device.submit("out", lambda: self.device.kernels.download(block, slot.tensor))  # type: ignore[union-attr]
                 slot.freed = self.device.record("out")
 
-    def _write_back(self, slot: _Slot) -> None:
+    def _write_back(self, slot: _Flight) -> None:
         if self.sink is None or slot.block is None:
             return
         if self.device is not None:

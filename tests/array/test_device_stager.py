@@ -21,7 +21,7 @@ import outsize
 from outsize.array.device.array_kernels import ArrayKernels
 from outsize.array.device.base import Copier
 from outsize.array.device.fake import FakeDevice
-from outsize.array.device.transfer import staging as stager
+from outsize.array.device.transfer import staging
 from outsize.array.device.transfer.staging import Stager, Staging, fill, pieces
 
 torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
@@ -67,17 +67,17 @@ def hasty(copier: Copier) -> Copier:
     return copier
 
 
-def test_hands_copy_and_workers_do_not(monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]) -> None:
+def test_staging_threads_copy_and_workers_do_not(monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]) -> None:
     tune(stage_threads=3)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     copying: set[str] = set()
-    move = stager.fill
+    move = staging.fill
 
     def watched(*args: Any) -> None:
         copying.add(f"{threading.current_thread().name} {threading.get_ident()}")
         move(*args)
 
-    monkeypatch.setattr(stager, "fill", watched)
+    monkeypatch.setattr(staging, "fill", watched)
     a = np.arange(200000, dtype=np.int64)
     device = FakeDevice(ArrayKernels(np), limit=1 << 18)
     with outsize.budget(device=device.size):
@@ -91,8 +91,8 @@ def test_hands_copy_and_workers_do_not(monkeypatch: pytest.MonkeyPatch, tune: Ca
 
 
 @pytest.mark.parametrize("kind", [FakeDevice, Carded])
-def test_a_hand_that_fails_is_told_and_all_hands_go(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, move = [0], stager.fill
+def test_a_staging_thread_that_fails_is_told_and_all_of_them_end(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, move = [0], staging.fill
 
     def failing(*args: Any) -> None:
         calls[0] += 1
@@ -100,13 +100,13 @@ def test_a_hand_that_fails_is_told_and_all_hands_go(kind: Any, monkeypatch: pyte
             raise RuntimeError("the memory is gone")
         move(*args)
 
-    monkeypatch.setattr(stager, "fill", failing)
+    monkeypatch.setattr(staging, "fill", failing)
     a = np.arange(200000, dtype=np.int64)
     device = kind(ArrayKernels(np), limit=1 << 18)
     with outsize.budget(device=device.size), pytest.raises(RuntimeError, match="the memory is gone"):
         outsize.open(a).sum().compute("64MiB", device=device)
     assert not any(thread.name.startswith("outsize-staging") for thread in threading.enumerate())
-    monkeypatch.setattr(stager, "fill", move)
+    monkeypatch.setattr(staging, "fill", move)
     with outsize.budget(device=device.size):
         assert outsize.open(a).sum().compute("64MiB", device=device) == a.sum()
 
@@ -114,26 +114,26 @@ def test_a_hand_that_fails_is_told_and_all_hands_go(kind: Any, monkeypatch: pyte
 def test_a_hand_that_fails_puts_its_piece_back(monkeypatch: pytest.MonkeyPatch) -> None:
     device, a = FakeDevice(ArrayKernels(np), limit=1 << 18), np.arange(4096, dtype=np.int64)
     device.open(a.nbytes)
-    hands, move = Stager(device, Staging(2, 512)), stager.fill
-    hands.start()
+    stager, move = Stager(device, Staging(2, 512)), staging.fill
+    stager.start()
 
     def failing(*args: Any) -> None:
         raise RuntimeError("the memory is gone")
 
-    monkeypatch.setattr(stager, "fill", failing)
+    monkeypatch.setattr(staging, "fill", failing)
     for _ in range(9):  # more often than there are pieces
         with pytest.raises(RuntimeError, match="the memory is gone"):
-            hands.carry([(a, 0)])
-    monkeypatch.setattr(stager, "fill", move)
-    hands.carry([(a, 0)])
+            stager.carry([(a, 0)])
+    monkeypatch.setattr(staging, "fill", move)
+    stager.carry([(a, 0)])
     device.record("in").wait()
-    hands.close()
+    stager.close()
     np.testing.assert_array_equal(device.view(0, a.shape, a.dtype), a)
 
 
 def test_a_hand_fills_the_piece_that_was_sent_longest_ago_whoever_sent_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """While one hand is held up, the other uses all the pieces that are left, in turn."""
-    device, a, move = FakeDevice(ArrayKernels(np), limit=1 << 18), np.arange(4096, dtype=np.int64), stager.fill
+    device, a, move = FakeDevice(ArrayKernels(np), limit=1 << 18), np.arange(4096, dtype=np.int64), staging.fill
     device.open(a.nbytes)
     filled: list[int] = []
     held, rest = threading.Event(), threading.Event()
@@ -149,20 +149,20 @@ def test_a_hand_fills_the_piece_that_was_sent_longest_ago_whoever_sent_it(monkey
             rest.set()
         move(address, length, source)
 
-    monkeypatch.setattr(stager, "fill", watched)
-    hands = Stager(device, Staging(2, 512))
-    hands.start()
-    hands.carry([(a, 0)])
+    monkeypatch.setattr(staging, "fill", watched)
+    stager = Stager(device, Staging(2, 512))
+    stager.start()
+    stager.carry([(a, 0)])
     device.record("in").wait()
-    hands.close()
+    stager.close()
     assert len(set(filled)) == 3 and filled == [*filled[:3] * 10, *filled[:2]]
     np.testing.assert_array_equal(device.view(0, a.shape, a.dtype), a)
 
 
-def test_the_pieces_of_a_crew_that_is_forgotten_at_work_last_as_long_as_its_hands(
+def test_the_pieces_of_a_stager_that_is_forgotten_at_work_last_as_long_as_its_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device, a, move = FakeDevice(ArrayKernels(np), limit=1 << 18), np.arange(4096, dtype=np.int64), stager.fill
+    device, a, move = FakeDevice(ArrayKernels(np), limit=1 << 18), np.arange(4096, dtype=np.int64), staging.fill
     device.open(a.nbytes)
     begun, forgotten = threading.Event(), threading.Event()
 
@@ -171,15 +171,15 @@ def test_the_pieces_of_a_crew_that_is_forgotten_at_work_last_as_long_as_its_hand
         forgotten.wait(30)
         move(*args)
 
-    monkeypatch.setattr(stager, "fill", late)
-    hands = Stager(device, Staging(3, 4096))
-    hands.start()
-    memory, threads = weakref.ref(hands._dock.memory), list(hands._threads._threads)
-    load = stager._Load([(a, 0)], 8)
+    monkeypatch.setattr(staging, "fill", late)
+    stager = Stager(device, Staging(3, 4096))
+    stager.start()
+    memory, threads = weakref.ref(stager._queues.memory), list(stager._threads._threads)
+    load = staging._Load([(a, 0)], 8)
     for before, length, source in pieces(a, 4096):
-        hands._dock.jobs.put((load, before, length, source))
+        stager._queues.jobs.put((load, before, length, source))
     begun.wait(30)
-    del hands
+    del stager
     gc.collect()
     assert memory() is not None and any(thread.is_alive() for thread in threads)
     forgotten.set()
@@ -189,7 +189,7 @@ def test_the_pieces_of_a_crew_that_is_forgotten_at_work_last_as_long_as_its_hand
     assert memory() is None and not any(thread.is_alive() for thread in threads)
 
 
-def test_a_crew_whose_threads_cannot_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stager_whose_threads_cannot_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     device, started, start = FakeDevice(ArrayKernels(np), limit=1 << 18), [0], threading.Thread.start
 
     def few(self: threading.Thread) -> None:
@@ -199,15 +199,15 @@ def test_a_crew_whose_threads_cannot_start_leaves_nothing(monkeypatch: pytest.Mo
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", few)
-    hands, before = Stager(device, Staging(4, 4096)), sys.getswitchinterval()
+    stager, before = Stager(device, Staging(4, 4096)), sys.getswitchinterval()
     with pytest.raises(RuntimeError, match="can't start"):
-        hands.start()
-    hands.close()
+        stager.start()
+    stager.close()
     assert sys.getswitchinterval() == before
     assert not any(thread.name.startswith("outsize-staging") for thread in threading.enumerate())
 
 
-def test_the_interpreter_changes_hands_quickly_while_a_crew_is_at_work_and_as_before_afterwards() -> None:
+def test_the_interpreter_is_given_on_quickly_while_a_stager_is_at_work_and_as_before_afterwards() -> None:
     device, before = FakeDevice(ArrayKernels(np), limit=1 << 18), sys.getswitchinterval()
     first, second = Stager(device, Staging(1, 4096)), Stager(device, Staging(1, 4096))
     first.start()
@@ -283,12 +283,12 @@ def test_ctrl_c_while_a_thread_is_being_started_is_told_as_such(name: str, monke
     assert sys.getswitchinterval() == before
 
 
-def test_a_crew_that_nobody_closed_goes_as_it_is_forgotten() -> None:
+def test_a_stager_that_nobody_closed_goes_as_it_is_forgotten() -> None:
     device, before = FakeDevice(ArrayKernels(np), limit=1 << 18), sys.getswitchinterval()
-    hands = Stager(device, Staging(3, 4096))
-    hands.start()
-    threads = list(hands._threads._threads)
-    del hands
+    stager = Stager(device, Staging(3, 4096))
+    stager.start()
+    threads = list(stager._threads._threads)
+    del stager
     gc.collect()
     for thread in threads:
         thread.join(10)
@@ -324,11 +324,11 @@ def test_a_device_that_refuses_a_piece_is_told_and_nobody_waits_for_ever(
     device, a = FakeDevice(ArrayKernels(np), limit=1 << 18), np.arange(8192, dtype=np.int64)
     monkeypatch.setattr(device, "copier", lambda: Refusing(device, what, at))
     device.open(a.nbytes)
-    hands = Stager(device, Staging(2, 512))
-    hands.start()
+    stager = Stager(device, Staging(2, 512))
+    stager.start()
     with pytest.raises(RuntimeError, match="fallen off"):
-        hands.carry([(a, 0)])
-    hands.close()
+        stager.carry([(a, 0)])
+    stager.close()
     assert not any(thread.name.startswith("outsize-staging") for thread in threading.enumerate())
 
 
@@ -336,12 +336,12 @@ def test_a_device_that_refuses_a_piece_is_told_and_nobody_waits_for_ever(
 @given(
     st.integers(1, 6), st.integers(1, 4), st.lists(st.integers(0, 3000), min_size=1, max_size=8), st.integers(0, 999)
 )
-def test_loads_of_several_workers_arrive_whole(hands: int, spare: int, counts: list[int], seed: int) -> None:
+def test_loads_of_several_workers_arrive_whole(filling: int, spare: int, counts: list[int], seed: int) -> None:
     device = FakeDevice(ArrayKernels(np), limit=1 << 20, seed=seed)
     device.open(sum(8 * count for count in counts) + 8)
     arrays = [np.random.default_rng(seed + n).integers(0, 1 << 60, count) for n, count in enumerate(counts)]
     places = np.cumsum([0, *(array.nbytes for array in arrays)]).tolist()
-    carriers = Stager(device, Staging(hands, 512, spare))
+    carriers = Stager(device, Staging(filling, 512, spare))
     carriers.start()
     workers = [
         threading.Thread(target=carriers.carry, args=([(array, place)],))
