@@ -1,6 +1,6 @@
 """Runs a step or an inference on a device that the model does not fit on.
 
-In: the user's model, loss and optimizer in host memory (or weights in a file) and a `HostedChoice`. Out: the loss and
+In: the user's model, loss and optimizer in host memory (or weights in a file) and a `Choice`. Out: the loss and
 updated weights, or the model's output. The model is changed only while a step runs. The same code runs on tensors
 without contents, which is how a choice is projected.
 """
@@ -20,7 +20,7 @@ from outsize.model.fitting.move.pinned_blocks import State, Weights
 from outsize.model.fitting.move.scratch_file import Shelf
 from outsize.model.fitting.move.units import Cut
 from outsize.model.fitting.move.visits import Source, Visits
-from outsize.model.fitting.plan.hosted_choice import HostedChoice
+from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.chunked_loss import chunked_heads
 from outsize.model.fitting.run.clip_and_scale import Judge
 from outsize.model.fitting.run.hosted_optimizer_step import Collected, Dropped, Kept, OnCard, OnHost, Sink
@@ -37,7 +37,7 @@ class HostedRunner:
     """A hosted choice bound to a model."""
 
     def __init__(
-        self, work: Work, choice: HostedChoice, cut: Cut, lane: Lane, source: Source, order: list[str], *,
+        self, work: Work, choice: Choice, cut: Cut, lane: Lane, source: Source, order: list[str], *,
         weights: Weights | None = None, state: State | None = None, rows: int = 0, shelf: Shelf | None = None,
     ) -> None:  # fmt: skip
         self.work = work
@@ -51,7 +51,7 @@ class HostedRunner:
         self.interrupts = Interrupts()
         self.phase: Phase = lambda name: None
         self.visits = Visits(work.model, cut, source, lane, choice.ring, order)
-        self.keeper = Keeper(lane) if choice.inputs else None
+        self.keeper = Keeper(lane) if choice.inputs_away else None
         self._rows = rows
         self._generators = [*generators_of(lane.device), *work.sources] if self.real else [*GLOBAL]
         """What a unit draws again in its second run; a trace, of which others are learned, draws from no other."""
@@ -79,12 +79,14 @@ class HostedRunner:
         choice, optimizer = self.choice, self.work.optimizer
         if choice.update == "card":
             assert self.state is not None
-            return OnCard(optimizer, self.visits, self.weights, self.state, self.lane, choice.state, choice.few)
+            return OnCard(
+                optimizer, self.visits, self.weights, self.state, self.lane, choice.state_ring, choice.small_bytes
+            )
         if choice.update == "host" and self.real:
-            return OnHost(optimizer, self.lane, choice.state)
+            return OnHost(optimizer, self.lane, choice.state_ring)
         if choice.update == "kept":
-            if choice.state and self.state is not None:
-                args = (self.weights, self.state, self.lane, choice.state, choice.few)
+            if choice.state_ring and self.state is not None:
+                args = (self.weights, self.state, self.lane, choice.state_ring, choice.small_bytes)
                 self.later = Later(OnCard(optimizer, self.visits, *args), self.visits, self.weights, self.lane)
             filed = {id(place.parameter) for place in cut.places() if place.name in choice.disk.get("gradients", ())}
             return Kept(cut, self.lane, filed, self.shelf, self.judge)
@@ -294,7 +296,7 @@ class HostedRunner:
         if self.shelf is not None:
             self.shelf.settle()
         pieces = choice.pieces
-        if self._rows and (pieces > 1 or choice.more):  # a larger batch runs in more pieces
+        if self._rows and (pieces > 1 or choice.more_pieces):  # a larger batch runs in more pieces
             pieces = -(-pieces * batches.count_rows(batch) // self._rows)
         keep = self.keeper.keep if self.keeper is not None else None
         with contextlib.ExitStack() as stack:
