@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from outsize.model.fitting.move.pinned_blocks import State, Weights, stretch
-from outsize.model.fitting.move.scratch_file import Shelf, ShelfLane
+from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile
 from outsize.model.fitting.move.units import cut_model, sizeof
 from outsize.model.fitting.move.visits import HostSource
 from outsize.model.fitting.plan.choice import UPDATES, Choice
@@ -82,15 +82,15 @@ def open_runner(
     work.written = written
     shelf, filed = None, {"state": set(), "weights": set()}
     if disk is not None:
-        shelf = Shelf(str(folder), 8192)
+        shelf = ScratchFile(str(folder), 8192)
         sizes = {"state": lambda p: stretch(layout.get(id(p), [])), "weights": sizeof, "gradients": sizeof}
         filed = {
             kind: {id(place.parameter) for place in cut.places() if place.name in disk.get(kind, ())} for kind in sizes
         }
         known = {id(place.parameter): place.parameter for place in cut.places()}
         shelf.reserve({(kind, key): sizes[kind](known[key]) for kind, keys in filed.items() for key in keys})
-        lane = ShelfLane(lane, shelf)
+        lane = FileMover(lane, shelf)
     weights = Weights(cut, None, filed["weights"], shelf)
     state = State(cut, layout, filed["state"], shelf) if choice.update == "card" or later else None
     source = HostSource(weights, lane)
-    return HostedRunner(work, choice, cut, lane, source, order, weights=weights, state=state, shelf=shelf), sketch
+    return HostedRunner(work, choice, cut, lane, source, order, weights=weights, state=state, scratch=shelf), sketch

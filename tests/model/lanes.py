@@ -5,7 +5,7 @@ import threading
 
 import torch
 
-from outsize.model.fitting.move.mover import PlainLane
+from outsize.model.fitting.move.mover import PlainMover
 
 
 class Full(RuntimeError):
@@ -36,7 +36,7 @@ class Copy:
             self.stream.remove(self)
 
 
-class LateLane(PlainLane):
+class LateLane(PlainMover):
     """Copies run when they are waited for. What a copy will overwrite is spoilt as soon as it may be overwritten."""
 
     def __init__(self, seed=0, limit=None):
@@ -59,8 +59,8 @@ class LateLane(PlainLane):
                 into.fill_(255)
             return self._maybe(copy)
 
-    def send(self, into, source, hold=False):
-        copy = Copy(self._out, into, source, ())
+    def send(self, into, source, hold=False, after=(), landed=None):
+        copy = Copy(self._out, into, source, after)
         with Copy.lock:
             self._out.append(copy)
             into.fill_(255)

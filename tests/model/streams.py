@@ -68,14 +68,11 @@ class Streams:
         self.both = 0
         """How often copies of two streams were on their way at once."""
 
-    # the calls of torch.cuda that a store makes, for streams and for events
+    # the calls of torch.cuda that a mover makes
 
     def Stream(self, device=None):
         self.sides.append(Side(self))
         return self.sides[-1]
-
-    def Event(self):
-        return Mark()
 
     def current_stream(self, device=None):
         return Main()
@@ -106,21 +103,23 @@ class Main:
     def wait_event(self, event):
         event.reach()
 
-    def wait_stream(self, stream):
-        stream.drain()
+    def record_event(self):
+        """The kernels so far have run already."""
+        return self
 
 
 class Side:
     def __init__(self, streams):
         self.streams, self.queue, self.ran, self.follows = streams, [], 0, False
 
-    def wait_stream(self, stream):
-        """The kernels so far have run already."""
-        assert type(stream) is Main
-        self.follows = True
-
     def wait_event(self, mark):
-        self.queue.append(mark)
+        if type(mark) is Main:
+            self.follows = True
+        else:
+            self.queue.append(mark)
+
+    def record_event(self):
+        return Mark(self)
 
     def copy(self, into, source):
         assert self.follows, "a copy began before the kernels that it must follow"
@@ -141,11 +140,9 @@ class Side:
         while self.queue:
             self.step()
 
-    synchronize = drain
-
 
 class Mark:
-    def record(self, stream):
+    def __init__(self, stream):
         self.side, self.number = stream, stream.ran + len(stream.queue)
 
     @property
@@ -155,6 +152,8 @@ class Mark:
     def reach(self):
         while not self.reached:
             self.side.step()
+
+    synchronize = reach
 
 
 @contextlib.contextmanager
@@ -185,7 +184,7 @@ def installed(monkeypatch, streams):
             patch.setattr(torch, "empty", emptied)
             patch.setattr(torch.Tensor, "copy_", copied)
             patch.setattr(torch.Tensor, "record_stream", told)
-            for name in ("Stream", "Event", "current_stream", "stream"):
+            for name in ("Stream", "current_stream", "stream"):
                 patch.setattr(torch.cuda, name, getattr(streams, name))
             yield
     finally:

@@ -83,7 +83,7 @@ def test_a_step_with_copies_beside_kernels_is_the_plain_one_in_any_order(monkeyp
     queue = pretended.Streams(seed, eager)
     with pretended.installed(monkeypatch, queue):
         store = HostStore(torch.device("cpu"))
-        store._in_flight = room
+        store.mover.leaving.size = room
         work = Work(model=model, loss=nets.language_loss, optimizer=ours)
         step = Runner(work, choice, store)
         for number in range(3):
@@ -115,8 +115,8 @@ class Recorded(HostStore):
     def put(self, data, land=None):
         slot = super().put(data)
         if land is not None:
-            self._on_way -= self._flying.pop()[0]
-            data.record_stream(self._out)
+            self.mover.leaving._on_way -= self.mover.leaving._rows.pop()[-1]
+            data.record_stream(self.mover._out)
             land()
         return slot
 
@@ -140,7 +140,7 @@ def held_and_projected(monkeypatch, kind, choice, seed, eager, room):
     monkeypatch.setattr(fitted, "Recorder", recorded)
     with pretended.installed(monkeypatch, queue):
         store = kind(torch.device("cpu"))
-        store._in_flight = room
+        store.mover.leaving.size = room
         step = Runner(work, choice, store)
         held = [max(fitted.measure(step, batch)[1].peaks().values()) for _ in range(3)]
         step.gather()

@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-from collections import deque
 
 import lanes
 import networks as nets
@@ -19,7 +18,7 @@ from torch import nn
 
 import outsize
 from outsize.model.fitting import without_weights
-from outsize.model.fitting.move.mover import CardLane, PlainLane
+from outsize.model.fitting.move.mover import LEAVING, CardMover, Leaving, PlainMover
 from outsize.model.fitting.move.pinned_blocks import State, Weights
 from outsize.model.fitting.move.ring import Ring
 from outsize.model.fitting.move.units import cut_model, sizeof
@@ -96,7 +95,7 @@ def test_rows_in_pieces_give_the_same_gradients(net, pieces, rows):
 @settings(max_examples=40, deadline=None)
 @given(sizes=st.lists(st.integers(1, 4000), min_size=1, max_size=40), seed=st.integers(0, 9))
 def test_a_ring_never_gives_away_what_is_in_use_and_waits_for_all_it_replaces(sizes, seed):
-    ring = Ring(PlainLane(torch.device("cpu")), 8192)
+    ring = Ring(PlainMover(torch.device("cpu")), 8192)
     chance = torch.Generator().manual_seed(seed)
     live, last = [], {}
     for number, size in enumerate(sizes):
@@ -383,8 +382,8 @@ class Stream:
 
 
 def test_a_card_holds_few_tensors_on_their_way_out_and_lets_go_of_those_that_are_there(monkeypatch):
-    lane = object.__new__(CardLane)
-    lane.device, lane._leaving, log = torch.device("cpu"), deque(), []
+    lane = object.__new__(CardMover)
+    lane.device, lane.leaving, log = torch.device("cpu"), Leaving(LEAVING), []
     lane._in, lane._out, computing = Stream(log), Stream(log), Stream(log)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computing)
@@ -392,12 +391,12 @@ def test_a_card_holds_few_tensors_on_their_way_out_and_lets_go_of_those_that_are
     marks = []
     for number in range(6):
         marks.append(lane.send(home, torch.full((8,), float(number)), hold=True))
-        assert torch.equal(home, torch.full((8,), float(number))) and len(lane._leaving) <= 2
+        assert torch.equal(home, torch.full((8,), float(number))) and len(lane.leaving) <= 2
     assert [mark.passed for mark in marks] == [True] * 4 + [False] * 2
     marks[4].passed = marks[5].passed = True
-    assert lane.send(home, home, hold=True) in [row[0] for row in lane._leaving] and len(lane._leaving) == 1
+    assert lane.send(home, home, hold=True) in [row[1] for row in lane.leaving._rows] and len(lane.leaving) == 1
     lane.send(home, home)
-    assert len(lane._leaving) == 1
+    assert len(lane.leaving) == 1
     ready = lane.bring(torch.zeros(8), home, [None, marks[0]])
     assert marks[0] in log and log.index(ready) > log.index(marks[0])
 
@@ -448,7 +447,7 @@ class Failing(nn.Module):
 
 
 def test_memory_that_runs_out_in_the_forward_pass_loses_nothing(monkeypatch):
-    monkeypatch.setattr("outsize.model.fitting.hosted_arguments.open_lane", lambda device: lanes.LateLane(3))
+    monkeypatch.setattr("outsize.model.fitting.hosted_arguments.open_mover", lambda device: lanes.LateLane(3))
     model, batch = Failing(nets.Language(blocks=8, width=64, dropout=0.1)), nets.make_tokens()
     twin = copy.deepcopy(model)
     ours, plain = (torch.optim.AdamW(m.parameters(), 1e-4) for m in (model, twin))

@@ -22,8 +22,8 @@ from outsize.model.fitting import batch as batches
 from outsize.model.fitting.arguments import check_optimizer
 from outsize.model.fitting.guarded import call_model
 from outsize.model.fitting.move.evicted import require_home
-from outsize.model.fitting.move.mover import Lane, open_lane
-from outsize.model.fitting.move.scratch_file import Shelf
+from outsize.model.fitting.move.mover import Mover, open_mover
+from outsize.model.fitting.move.scratch_file import ScratchFile
 from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.move.weight_files import find_weights
 from outsize.model.fitting.plan.foreign_tensors import Beside, held_on, look_beside
@@ -42,7 +42,7 @@ class Given:
     batch: Any
     rows: int
     device: Any
-    lane: Lane
+    lane: Mover
     budgets: tuple[Allowance, Allowance]
     """Device, host."""
     base: int
@@ -72,7 +72,7 @@ class Given:
     """The scratch folder."""
     disk: Allowance | None = None
     """Its room."""
-    shelf: Shelf | None = None
+    shelf: ScratchFile | None = None
     """The scratch file, once something is in it."""
     beside: Beside = field(default_factory=Beside)
     """What the process holds on the device that is not the step's."""
@@ -117,7 +117,7 @@ def check_given(
         forced = forced or ("clipping needs the norm of all gradients before the first update" if clip else "")
     later = optimizer is not None and not own_step and why_not_one_by_one(optimizer) is None
     work = Work(model=model, loss=loss, optimizer=optimizer, clip=clip, scaler=scaler, device=device.type)
-    lane = open_lane(device) if not dry or device.type == "cpu" or torch.cuda.is_available() else open_lane(the_cpu())
+    lane = open_mover(device) if not dry or device.type == "cpu" or torch.cuda.is_available() else open_mover(the_cpu())
     budgets, base, before = _budgets(model, optimizer, device, budget, host)
     beside = look_beside(device, [*model.buffers(), *batches.tensors_of(batch).values()])
     scratch = current_budget()

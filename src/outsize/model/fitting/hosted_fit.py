@@ -24,9 +24,9 @@ from outsize.model.fitting.hosted_arguments import Given, check_given, the_cpu
 from outsize.model.fitting.hosted_fitted import TIGHTER, HostedFitted
 from outsize.model.fitting.learn.findings import preserved
 from outsize.model.fitting.learn.random_sources import same_draws
-from outsize.model.fitting.move.mover import Lane
+from outsize.model.fitting.move.mover import Mover
 from outsize.model.fitting.move.pinned_blocks import State, Weights, stretch
-from outsize.model.fitting.move.scratch_file import Shelf, ShelfLane, measure_disk
+from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile, measure_disk
 from outsize.model.fitting.move.units import Cut, cut_model
 from outsize.model.fitting.move.visits import HostSource
 from outsize.model.fitting.move.weight_files import FileSource
@@ -137,17 +137,17 @@ def _open(
     weights, state = _lay_out(given, search, choice, cut, old)
     return HostedRunner(
         work, choice, cut, lane, HostSource(weights, lane), order, weights=weights, state=state, rows=given.rows,
-        shelf=given.shelf,
+        scratch=given.shelf,
     )  # fmt: skip
 
 
-def _open_shelf(given: Given, search: Search, choice: Choice, cut: Cut) -> Lane:
-    """The scratch file with room for all that is to be there, and the lane that reaches it."""
+def _open_shelf(given: Given, search: Search, choice: Choice, cut: Cut) -> Mover:
+    """The scratch file with room for all that is to be there, and the mover that reaches it."""
     if choice.transfer_bytes and given.shelf is None:
         give_back_heap()
         if given.device.type == "cpu":
             keep_heap_lean()
-        given.shelf = Shelf(given.folder, choice.transfer_bytes)
+        given.shelf = ScratchFile(given.folder, choice.transfer_bytes)
     if given.shelf is None:
         return given.lane
     places = {place.name: place for place in cut.places()}
@@ -164,7 +164,7 @@ def _open_shelf(given: Given, search: Search, choice: Choice, cut: Cut) -> Lane:
         f"weights and state take {format_bytes(needed)} of host memory, the budget is {format_bytes(host)}: they stay in their "
         "file, as memory maps, for as long as you hold them; save them with torch.save(model.state_dict(), ...)"
     )  # fmt: skip
-    return ShelfLane(given.lane, given.shelf)
+    return FileMover(given.lane, given.shelf)
 
 
 def _lay_out(
@@ -254,7 +254,7 @@ def _rehearse(given: Given, runner: HostedRunner) -> tuple[str, int | None, floa
                 runner.rehearse_inference(given.batch, given.call)
             else:
                 runner.rehearse(given.batch)
-            runner.lane.drain()
+            runner.mover.drain()
             seconds = time.perf_counter() - start
         measured = int(torch.cuda.max_memory_reserved()) if card else None
     except MixesRows:

@@ -84,7 +84,7 @@ class HostedFitted(Guarded[HostedRunner]):
                 )
 
     def _end(self) -> None:
-        stays = self._now.shelf.stays if self._now.shelf is not None else ""
+        stays = self._now.scratch.stays if self._now.scratch is not None else ""
         self._now.close(home=not stays)
         if stays:
             warnings.warn(f"outsize: {stays}", stacklevel=3)

@@ -156,7 +156,7 @@ class Parcel:
     def pretend(self) -> None:
         """In a stage: as if it had come from the store."""
         if self._slot is None:
-            self._slot, self.dirty = self._store.have(self.bytes), False  # type: ignore[attr-defined]
+            self._slot, self.dirty = self._store.have(self.bytes), False
 
     def hand_over(self) -> Any:
         """The slot that has the bytes as they came, now the asker's; None where there is none."""

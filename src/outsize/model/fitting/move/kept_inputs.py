@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from outsize.model.fitting.move.mover import Lane, Mark
-from outsize.model.fitting.move.pinned_blocks import Block
+from outsize.model.fitting.move.locked_memory import Block
+from outsize.model.fitting.move.mover import Mark, Mover
 
 
 class Kept:
@@ -29,10 +29,10 @@ class Kept:
 class Keeper:
     """Keeps inputs on the host, in blocks that are used again in every pass."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, mover: Mover) -> None:
         self.held = 0
         """Bytes of host memory that it has taken."""
-        self._lane = lane
+        self._mover = mover
         self._blocks: list[tuple[int, Block | None]] = []
         self._kept: list[Kept] = []
 
@@ -45,9 +45,9 @@ class Keeper:
         mark = None
         flat = tensor.as_strided((tensor.numel(),), (1,))
         if block is not None:
-            mark = self._lane.send(block.bytes[:size], flat.view(torch.uint8), hold=True)
+            mark = self._mover.send(block.bytes[:size], flat.view(torch.uint8), hold=True)
         else:
-            self._lane.send(None, flat, hold=True)
+            self._mover.send(None, flat, hold=True)
         kept = Kept(block, (tuple(tensor.shape), tensor.stride(), tensor.dtype), mark)
         number = len(self._kept)
         self._kept.append(kept)
@@ -55,7 +55,7 @@ class Keeper:
         def bring() -> Any:
             self._start(number)
             mine, kept.tensor = kept.tensor, None
-            self._lane.wait(kept.ready)
+            self._mover.wait(kept.ready)
             if number:
                 self._start(number - 1)
             return mine
@@ -67,7 +67,7 @@ class Keeper:
             self._blocks.append((-1, None))
         if self._blocks[number][0] < size:
             self.held += size - max(0, self._blocks[number][0])
-            self._blocks[number] = (size, Block(size) if self._lane.real else None)
+            self._blocks[number] = (size, Block(size) if self._mover.real else None)
         return self._blocks[number][1]
 
     def _start(self, number: int) -> None:
@@ -77,10 +77,10 @@ class Keeper:
         if kept.tensor is not None or kept.ready is not None:
             return
         shape, strides, dtype = kept.layout
-        kept.tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self._lane.device)
+        kept.tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self._mover.device)
         if kept.block is not None:
             flat = kept.tensor.as_strided((kept.tensor.numel(),), (1,)).view(torch.uint8)
-            kept.ready = self._lane.bring(flat, kept.block.bytes[: flat.numel()], [kept.sent, self._lane.mark()])
+            kept.ready = self._mover.bring(flat, kept.block.bytes[: flat.numel()], [kept.sent, self._mover.mark()])
 
     def end_pass(self) -> None:
         """The backward pass is over."""

@@ -3,7 +3,7 @@
 In: the user's parameters and optimizer state in ordinary memory. Out: the same parameter objects, whose data lie in
 blocks of exact size that a device copies by itself, a whole unit in one go. Every tensor keeps a storage of its own
 size, so that saved files are what they were. A few units move at a time: that takes a few units more, not a second model. What
-the host has no room for is on the shelf, a file: there a parameter's tensors are windows.
+the host has no room for is in the scratch file: there a parameter's tensors are windows.
 """
 
 from __future__ import annotations
@@ -12,15 +12,13 @@ import math
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outsize.engine.heap import trim_heap
-from outsize.engine.pinned import Pinned, lock_memory
+from outsize.model.fitting.move.locked_memory import Block
 from outsize.model.fitting.move.ring import aligned
+from outsize.model.fitting.move.scratch_file import ScratchFile, Stretch
 from outsize.model.fitting.move.units import Cut, Place, Unit
-
-if TYPE_CHECKING:
-    from outsize.model.fitting.move.scratch_file import Shelf, Stretch
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,43 +50,18 @@ def stretch(shapes: list[Shape]) -> int:
     return max((shape.offset + aligned(shape.size) for shape in shapes), default=0)
 
 
-class Block:
-    """One page-locked block and the tensors in it."""
-
-    def __init__(self, size: int) -> None:
-        self._memory: Pinned = lock_memory(size)
-        self.bytes = self._memory.tensor()
-        """All of it."""
-        self.array = self._memory.array
-        """All of it, for whoever fills it without torch."""
-
-    def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A tensor with a storage of its own, on this memory."""
-        import torch
-
-        count = math.prod(shape)
-        if not count:
-            return torch.empty(shape, dtype=dtype)
-        array = self._memory.array[offset : offset + count * dtype.itemsize]
-        return torch.frombuffer(array, dtype=dtype, count=count).view(shape)
-
-    def unlock(self) -> None:
-        """Ordinary memory from now on; no copy may be under way."""
-        self._memory.close()
-
-
 class Homes:
-    """Where each parameter's bytes of one kind are at home: in a block a unit, or on the shelf."""
+    """Where each parameter's bytes of one kind are at home: in a block a unit, or in the scratch file."""
 
     kind = ""
-    """As the shelf knows them."""
+    """As the scratch file knows them."""
 
-    def __init__(self, cut: Cut, filed: Collection[int] = (), shelf: Shelf | None = None) -> None:
+    def __init__(self, cut: Cut, filed: Collection[int] = (), scratch: ScratchFile | None = None) -> None:
         self.blocks: dict[str, Block] = {}
         """By name of the unit; the empty name is what stays on the device."""
         self.filed: dict[int, Stretch] = {}
-        """id of a parameter -> its bytes on the shelf."""
-        self._shelf = shelf
+        """id of a parameter -> its bytes in the scratch file."""
+        self._scratch = scratch
         self._starts: dict[int, tuple[str, int, int]] = {}
         """id of a parameter -> unit, where it begins in the unit's block, bytes."""
         self._sizes: dict[str, int] = {}
@@ -96,8 +69,8 @@ class Homes:
             at = 0
             for place in unit.places:
                 size = self._size(place)
-                if shelf is not None and id(place.parameter) in filed:
-                    self.filed[id(place.parameter)] = shelf.stretch(self.kind, place.parameter)
+                if scratch is not None and id(place.parameter) in filed:
+                    self.filed[id(place.parameter)] = scratch.stretch(self.kind, place.parameter)
                 else:
                     self._starts[id(place.parameter)] = (unit.name, at, size)
                     at += aligned(size)
@@ -107,14 +80,14 @@ class Homes:
         return place.size
 
     def bytes_of(self, parameter: Any) -> Any:
-        """One parameter's bytes: memory, or a stretch of the shelf."""
+        """One parameter's bytes: memory, or a stretch of the scratch file."""
         if id(parameter) in self.filed:
             return self.filed[id(parameter)]
         name, start, size = self._starts[id(parameter)]
         return self._block(name).bytes[start : start + size]
 
     def tensor(self, parameter: Any, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A tensor on these bytes; on the shelf, on the window to them."""
+        """A tensor on these bytes; in the scratch file, on the window to them."""
         if id(parameter) in self.filed:
             return self.filed[id(parameter)].tensor(offset, shape, dtype)
         name, start, _ = self._starts[id(parameter)]
@@ -143,9 +116,9 @@ class Weights(Homes):
     kind = "weights"
 
     def __init__(
-        self, cut: Cut, old: Weights | None = None, filed: Collection[int] = (), shelf: Shelf | None = None
+        self, cut: Cut, old: Weights | None = None, filed: Collection[int] = (), scratch: ScratchFile | None = None
     ) -> None:
-        super().__init__(cut, filed, shelf)
+        super().__init__(cut, filed, scratch)
         self._moved: set[int] = set()
         self._parameters = {id(place.parameter): place.parameter for place in cut.places()}
         self.strides: dict[int, tuple[int, ...]] = {} if old is None else dict(old.strides)
@@ -169,26 +142,26 @@ class Weights(Homes):
                 self.strides[id(parameter)] = parameter.stride()
             if here.data_ptr() != parameter.data_ptr():
                 if id(parameter) in self.filed:
-                    assert self._shelf is not None
-                    self._shelf.put(self.filed[id(parameter)], [(0, parameter)])
+                    assert self._scratch is not None
+                    self._scratch.put(self.filed[id(parameter)], [(0, parameter)])
                 else:
                     with torch.no_grad():
                         here.copy_(parameter.data)
                 parameter.data = here
             self._moved.add(id(parameter))
-        if self._shelf is not None:
+        if self._scratch is not None:
             trim_heap()  # of what the parameters were in
 
     def _is_here(self, unit: Unit) -> bool:
-        """Nothing of a unit is on the shelf; those that have something there go first, and leave room."""
+        """Nothing of a unit is in the scratch file; those that have something there go first, and leave room."""
         return not any(id(place.parameter) in self.filed for place in unit.places)
 
     def whole(self, unit: Unit) -> Any:
-        """A unit's own bytes in one, None where some are on the shelf."""
+        """A unit's own bytes in one, None where some are in the scratch file."""
         return self._block(unit.name).bytes[: unit.own] if unit.own and self._is_here(unit) else None
 
     def close(self, home: bool = True) -> None:
-        """Parameters stay where they are, in memory that is ordinary again; `home`: those on the shelf leave it."""
+        """Parameters stay where they are, in memory that is ordinary again; `home`: those in the scratch file leave it."""
         import torch
 
         for key in self._moved & self.filed.keys() if home else ():
@@ -207,10 +180,12 @@ class State(Homes):
 
     kind = "state"
 
-    def __init__(self, cut: Cut, layout: Layout, filed: Collection[int] = (), shelf: Shelf | None = None) -> None:
+    def __init__(
+        self, cut: Cut, layout: Layout, filed: Collection[int] = (), scratch: ScratchFile | None = None
+    ) -> None:
         self.layout = layout
         self._tensors: dict[int, dict[str, Any]] = {}
-        super().__init__(cut, filed, shelf)
+        super().__init__(cut, filed, scratch)
 
     def _size(self, place: Place) -> int:
         return stretch(self.layout.get(id(place.parameter), []))
@@ -229,7 +204,7 @@ class State(Homes):
         for parameter, values in optimizer.state.items():
             if values and (id(parameter) in self._starts or id(parameter) in self.filed):
                 moved = self._take(parameter, values)
-                if moved and self._shelf is not None:
+                if moved and self._scratch is not None:
                     trim_heap()
 
     def _take(self, parameter: Any, values: dict[str, Any]) -> bool:
@@ -237,9 +212,9 @@ class State(Homes):
         homes = self.tensors(parameter)
         strange = {name: home for name, home in homes.items() if values[name].data_ptr() != home.data_ptr()}
         if strange and id(parameter) in self.filed:
-            assert self._shelf is not None
+            assert self._scratch is not None
             places = {shape.name: shape.offset for shape in self.layout[id(parameter)]}
-            self._shelf.put(self.filed[id(parameter)], [(places[name], values[name]) for name in homes])
+            self._scratch.put(self.filed[id(parameter)], [(places[name], values[name]) for name in homes])
         for name, home in strange.items():
             if id(parameter) not in self.filed:
                 home.copy_(values[name])
@@ -268,7 +243,7 @@ class State(Homes):
             list(pool.map(self._block, self._sizes))
 
     def close(self, optimizer: Any, home: bool = True) -> None:
-        """Ordinary memory again; `home`: what is on the shelf leaves it."""
+        """Ordinary memory again; `home`: what is in the scratch file leaves it."""
         for parameter, values in optimizer.state.items() if home else ():
             if values and id(parameter) in self.filed:
                 block = self.filed[id(parameter)].load()

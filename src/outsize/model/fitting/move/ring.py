@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outsize.model.fitting.move.mover import Lane, Mark
+from outsize.model.fitting.move.mover import Mark, Mover
 from outsize.model.torch_port.objects import storage_key
 
 ALIGNMENT = 512
@@ -55,9 +55,9 @@ class Lease:
 class Ring:
     """A block and the leases in it."""
 
-    def __init__(self, lane: Lane, size: int) -> None:
+    def __init__(self, mover: Mover, size: int) -> None:
         self.size = aligned(size)
-        self._block = lane.empty(self.size)
+        self._block = mover.empty(self.size)
         self._head = 0
         self._leases: list[Lease] = []
 

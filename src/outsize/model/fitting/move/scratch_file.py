@@ -1,14 +1,16 @@
-"""What host memory has no room for: stretches of a file in the scratch folder, and the lane that reaches them.
+"""A file in the scratch folder for what memory has no room for, and the mover that reaches it.
 
-In: bytes to keep, page by page. Out: `Stretch`es, which stand where host memory would; `ShelfLane` is any lane that takes
-them too. The file has no name any more once it is open, so it vanishes with the process, and it has its blocks before
-anything is moved, so that a full disk is met then. Steps read and write it directly, past the page cache, by a few threads
-through a few page-locked pieces of memory, beside what is computed. Between steps a stretch has a window, a map of the
-file for whoever saves, loads or looks; the kernel takes its pages back when it wants them, and no step uses it.
+In: bytes to keep. Out: `Stretch`es of the file, which stand where host memory would; `FileMover` is any mover that takes them
+too. The file has no name any more once it is open, so it vanishes with the process. Where it is opened with a size of
+pieces, it is read and written directly, past the page cache, by a few threads through a few page-locked pieces of memory, beside
+what is computed, and it has its blocks before anything is moved, so that a full disk is met then. Where it is not, bytes go
+from memory to the file and back in the call. Between steps a stretch has a window, a map of the file for whoever saves, loads
+or looks; the kernel takes its pages back when it wants them, and no step uses it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import queue
@@ -20,8 +22,10 @@ from typing import Any
 
 from outsize.array.store.base import ALIGNMENT, round_up
 from outsize.array.store.io.file import AlignedFile
-from outsize.model.fitting.move.mover import Lane, Mark
-from outsize.model.fitting.move.pinned_blocks import Block
+from outsize.core.errors import StoreError
+from outsize.core.units import format_bytes
+from outsize.model.fitting.move.locked_memory import Block
+from outsize.model.fitting.move.mover import Landed, Leaving, Mark, Mover
 
 READERS = 4
 """Pieces that are read at once."""
@@ -39,10 +43,10 @@ Key = tuple[str, int]
 class Stretch:
     """Bytes of the file that begin on a page."""
 
-    __slots__ = ("_map", "_shelf", "size", "start")
+    __slots__ = ("_file", "_map", "size", "start")
 
-    def __init__(self, shelf: Shelf, start: int, size: int) -> None:
-        self._shelf = shelf
+    def __init__(self, file: ScratchFile, start: int, size: int) -> None:
+        self._file = file
         self.start = start
         self.size = size
         self._map: Any = None
@@ -54,13 +58,13 @@ class Stretch:
         import torch
 
         if self._map is None:
-            self._map = self._shelf.open_window(self)
+            self._map = self._file.open_window(self)
         return torch.frombuffer(self._map, dtype=dtype, count=math.prod(shape), offset=offset).view(shape)
 
     def load(self) -> Block:
         """The bytes in memory of their own."""
         block = Block(round_up(self.size))
-        self._shelf.file.read(self.start, self.size, block.array)
+        self._file.file.read(self.start, self.size, block.array)
         return block
 
     def let_go(self) -> None:
@@ -78,10 +82,10 @@ class Slot:
         """Passes when the device has taken what was in it."""
 
 
-class Shelf:
+class ScratchFile:
     """The file, and who reads and writes it."""
 
-    def __init__(self, folder: str, piece: int) -> None:
+    def __init__(self, folder: str, piece: int = 0) -> None:
         os.makedirs(folder, exist_ok=True)
         handle, path = tempfile.mkstemp(dir=folder, prefix="outsize-fit-")
         os.close(handle)
@@ -89,7 +93,7 @@ class Shelf:
         os.unlink(path)
         self.file.path = folder
         self.piece = piece
-        """Bytes of one transfer."""
+        """Bytes of one transfer; 0: bytes are read and written in the call."""
         self.looked = False
         """Somebody has used the windows since the last step."""
         self.stays = ""
@@ -98,7 +102,7 @@ class Shelf:
         self._end = 0
         self._in: queue.SimpleQueue[Slot] = queue.SimpleQueue()
         self._out: queue.SimpleQueue[Slot] = queue.SimpleQueue()
-        self._slots = [Slot(piece) for _ in range(READERS + WRITERS)]
+        self._slots = [Slot(piece) for _ in range(READERS + WRITERS if piece else 0)]
         for number, slot in enumerate(self._slots):
             (self._in if number < READERS else self._out).put(slot)
         self._readers = ThreadPoolExecutor(READERS, "outsize-read")
@@ -108,9 +112,14 @@ class Shelf:
         """Room for all of them, or a `StoreError`."""
         for key, size in wanted.items():
             if key not in self._stretches:
-                self._stretches[key] = Stretch(self, self._end, size)
-                self._end += round_up(size)
+                self._stretches[key] = self.take(size)
         self.file.allocate(self._end)
+
+    def take(self, size: int) -> Stretch:
+        """Room at the end."""
+        stretch = Stretch(self, self._end, size)
+        self._end += round_up(size)
+        return stretch
 
     def stretch(self, kind: str, parameter: Any) -> Stretch:
         """What was reserved."""
@@ -129,7 +138,31 @@ class Shelf:
             self.file.sync()
             os.posix_fadvise(self.file._buffered, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    # transfers
+    # transfers in the call, from memory that need not begin on a page
+
+    def write_now(self, stretch: Stretch, data: Any) -> None:
+        """Write the bytes of a flat byte tensor on the CPU."""
+        view, done = _view(data), 0
+        try:
+            while done < stretch.size:
+                done += os.pwrite(self.file._buffered, view[done:], stretch.start + done)
+        except OSError as error:
+            raise StoreError(
+                f"the scratch folder {self.file.path} could not take {format_bytes(stretch.size)}: {error.strerror}",
+                path=self.file.path,
+            ) from error
+
+    def read_now(self, stretch: Stretch, into: Any) -> None:
+        """Fill a flat byte tensor on the CPU."""
+        view, done = _view(into), 0
+        while done < stretch.size:
+            read = os.preadv(self.file._buffered, [view[done:]], stretch.start + done)
+            if read == 0:
+                end = stretch.start + stretch.size
+                raise StoreError(f"the scratch file in {self.file.path} ends before byte {end}", path=self.file.path)
+            done += read
+
+    # transfers by threads, in pieces
 
     def cut(self, size: int) -> Iterator[tuple[int, int]]:
         """(first, last) byte of the pieces of so many bytes."""
@@ -199,85 +232,106 @@ class Shelf:
         self.file.close()
 
 
-class Coming:
+def _view(data: Any) -> memoryview:
+    """The bytes of a flat CPU tensor; by address, since `Tensor.numpy` forbids its storage ever to be resized."""
+    return memoryview((ctypes.c_ubyte * data.numel()).from_address(data.data_ptr())).cast("B")
+
+
+class Reads:
     """The mark of bytes of which some have to be read first."""
 
-    __slots__ = ("reads",)
+    __slots__ = ("marks",)
 
-    def __init__(self, reads: list[Mark]) -> None:
-        self.reads = reads
+    def __init__(self, marks: list[Mark | Future[Mark]]) -> None:
+        self.marks = marks
         """Reads that give a mark, and marks."""
 
 
-class ShelfLane:
-    """A lane on whose host side some bytes are on the shelf."""
+class FileMover:
+    """A mover on whose host side some bytes are in a scratch file."""
 
-    def __init__(self, lane: Lane, shelf: Shelf) -> None:
-        self.device = lane.device
-        self.real = lane.real
-        self.empty = lane.empty
-        self.mark = lane.mark
-        self._lane = lane
-        self._shelf = shelf
+    def __init__(self, mover: Mover, file: ScratchFile) -> None:
+        self.device = mover.device
+        self.real = mover.real
+        self.leaving: Leaving = mover.leaving
+        self.empty = mover.empty
+        self.mark = mover.mark
+        self._mover = mover
+        self._file = file
         self._reads: list[Future[Mark]] = []
         self._writes: list[Future[None]] = []
 
     def bring(self, into: Any, source: Any, after: Iterable[Mark] = ()) -> Mark:
-        """From memory as ever; from the shelf as soon as it is read."""
+        """From memory as ever; from the file as soon as it is read."""
         if not isinstance(source, Stretch):
-            return self._lane.bring(into, source, self._here(after))
+            return self._mover.bring(into, source, self._read(after))
+        if not self._file.piece:
+            return self.copy(into, source)
         waits = list(after)
 
         def use(there: Any) -> Callable[[Slot], Mark]:
-            return lambda slot: self._lane.bring(there, slot.block.bytes[: there.numel()], self._here(waits))
+            return lambda slot: self._mover.bring(there, slot.block.bytes[: there.numel()], self._read(waits))
 
-        shelf, sync = self._shelf, self._lane.sync
-        reads = [shelf.read(source.start + a, b - a, use(into[a:b]), sync) for a, b in shelf.cut(source.size)]
+        file, sync = self._file, self._mover.sync
+        reads = [file.read(source.start + a, b - a, use(into[a:b]), sync) for a, b in file.cut(source.size)]
         self._reads = [*(read for read in self._reads if not read.done()), *reads]
-        return Coming([*reads])
+        return Reads([*reads])
 
-    def send(self, into: Any, source: Any, hold: bool = False) -> Mark:
-        """To memory as ever; to the shelf through its slots. The mark passes when the source may be used again."""
+    def send(
+        self, into: Any, source: Any, hold: bool = False, after: Iterable[Mark] = (), landed: Landed | None = None
+    ) -> Mark:
+        """To memory as ever; to the file through its slots. The mark passes when the source may be used again."""
         if not isinstance(into, Stretch):
-            return self._lane.send(into, source, hold)
+            return self._mover.send(into, source, hold, self._read(after), landed)
+        if not self._file.piece:
+            return self.copy(into, source)
         self._check([write for write in self._writes if write.done()])
 
         def fill(part: Any) -> Callable[[Slot], Mark]:
-            return lambda slot: self._lane.send(slot.block.bytes[: part.numel()], part, hold)
+            return lambda slot: self._mover.send(slot.block.bytes[: part.numel()], part, hold)
 
         mark = None
-        for a, b in self._shelf.cut(into.size):
-            mark, write = self._shelf.write(into.start + a, b - a, fill(source[a:b]), self._lane.sync)
+        for a, b in self._file.cut(into.size):
+            mark, write = self._file.write(into.start + a, b - a, fill(source[a:b]), self._mover.sync)
             self._writes.append(write)
         return mark
 
+    def copy(self, into: Any, source: Any) -> None:
+        """Between memory and file in the call."""
+        if isinstance(into, Stretch):
+            self._file.write_now(into, source)
+        elif isinstance(source, Stretch):
+            self._file.read_now(source, into)
+        else:
+            self._mover.copy(into, source)
+
     def join(self, marks: list[Mark]) -> Mark:
         """Reads end in any order."""
-        return Coming([read for mark in marks for read in (mark.reads if isinstance(mark, Coming) else (mark,))])
+        return Reads([one for mark in marks for one in (mark.marks if isinstance(mark, Reads) else (mark,))])
 
-    def _here(self, marks: Iterable[Mark]) -> list[Mark]:
-        """Marks of the lane itself: what has to be read first is read."""
+    def _read(self, marks: Iterable[Mark]) -> list[Mark]:
+        """Marks of the mover itself: what has to be read first is read."""
         found = []
         for mark in marks:
-            for one in mark.reads if isinstance(mark, Coming) else (mark,):
+            for one in mark.marks if isinstance(mark, Reads) else (mark,):
                 found.append(one.result() if isinstance(one, Future) else one)
         return found
 
     def wait(self, mark: Mark) -> None:
-        """As the lane does, once it is read."""
-        for one in self._here([mark]):
-            self._lane.wait(one)
+        """As the mover does, once it is read."""
+        for one in self._read([mark]):
+            self._mover.wait(one)
 
     def sync(self, mark: Mark) -> None:
-        """As the lane does, once it is read."""
-        for one in self._here([mark]):
-            self._lane.sync(one)
+        """As the mover does, once it is read."""
+        for one in self._read([mark]):
+            self._mover.sync(one)
 
     def drain(self) -> None:
-        """Nothing is under way, neither to the device nor to the shelf; a `StoreError` where something was not written."""
+        """Nothing is under way, neither to the device nor to the file; a `StoreError` where something was not written."""
         wait(self._reads)  # whoever wanted them hears of a failure
         self._reads = []
-        self._lane.drain()
+        self._mover.drain()
         wait(self._writes)
         self._check(list(self._writes))
 
@@ -289,20 +343,20 @@ class ShelfLane:
 
 def measure_disk(folder: str, piece: int, most: int) -> tuple[float, float]:
     """Bytes a second that are read and written in a folder, in pieces; `most` bytes are written to learn it."""
-    shelf = Shelf(folder, piece)
+    file = ScratchFile(folder, piece)
     try:
         size = min(SAMPLE, most)
-        shelf.reserve({("sample", 0): size})
-        pieces = list(shelf.cut(size))
-        for slot in shelf._slots:
+        file.reserve({("sample", 0): size})
+        pieces = list(file.cut(size))
+        for slot in file._slots:
             slot.block.bytes.random_()  # zeros may never reach a disk
         start = time.perf_counter()
-        wait([shelf.write(a, b - a, lambda slot: None, lambda mark: None)[1] for a, b in pieces])
+        wait([file.write(a, b - a, lambda slot: None, lambda mark: None)[1] for a, b in pieces])
         middle = time.perf_counter()
-        wait([shelf.read(a, b - a, lambda slot: None, lambda mark: None) for a, b in pieces])
+        wait([file.read(a, b - a, lambda slot: None, lambda mark: None) for a, b in pieces])
         return size / (time.perf_counter() - middle), size / (middle - start)
     finally:
-        shelf.close()
+        file.close()
 
 
 def piece_of(room: int) -> int:

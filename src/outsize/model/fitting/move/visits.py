@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from outsize.core.errors import InputError
-from outsize.model.fitting.move.mover import Lane, Mark
+from outsize.model.fitting.move.mover import Mark, Mover
 from outsize.model.fitting.move.pinned_blocks import Weights
 from outsize.model.fitting.move.ring import Lease, Ring
 from outsize.model.fitting.move.units import Cut, Place, Unit, sizeof
@@ -63,20 +63,20 @@ class HostSource:
 
     ahead = True
 
-    def __init__(self, weights: Weights, lane: Lane) -> None:
+    def __init__(self, weights: Weights, mover: Mover) -> None:
         self._weights = weights
-        self._lane = lane
+        self._mover = mover
 
     def bring(self, unit: Unit, into: Any, after: list[Mark]) -> Mark:
-        """One copy for what is at home in the unit, one for each guest and where some of it is on the shelf."""
+        """One copy for what is at home in the unit, one for each guest and where some of it is in the scratch file."""
         marks = []
         whole = self._weights.whole(unit)
         if whole is not None:
-            marks.append(self._lane.bring(into[: unit.own], whole, after))
+            marks.append(self._mover.bring(into[: unit.own], whole, after))
         for place in (*(unit.places if whole is None else ()), *unit.guests):
             there = into[place.offset : place.offset + place.size]
-            marks.append(self._lane.bring(there, self._weights.bytes_of(place.parameter), after))
-        return self._lane.join(marks)
+            marks.append(self._mover.bring(there, self._weights.bytes_of(place.parameter), after))
+        return self._mover.join(marks)
 
 
 class NoSource:
@@ -91,11 +91,11 @@ class NoSource:
 class Visits:
     """The proxies of a model and the ring they point into."""
 
-    def __init__(self, model: Any, cut: Cut, source: Source, lane: Lane, room: int, order: list[str]) -> None:
+    def __init__(self, model: Any, cut: Cut, source: Source, mover: Mover, room: int, order: list[str]) -> None:
         import torch
 
         self.cut = cut
-        self.lane = lane
+        self.mover = mover
         self.order = order
         """Units as a forward pass meets them."""
         self.brought = 0
@@ -106,8 +106,8 @@ class Visits:
         """Some unit has run under autocast."""
         self._model = model
         self._source = source
-        self._ring = Ring(lane, room) if cut.units else None
-        self._held = lane.empty(cut.held.size) if cut.held.size else None
+        self._ring = Ring(mover, room) if cut.units else None
+        self._held = mover.empty(cut.held.size) if cut.held.size else None
         self._versions: list[Seen] = []
         self._blanks: dict[Any, Any] = {}
         self.proxies: dict[int, Any] = {}
@@ -115,7 +115,7 @@ class Visits:
         """ids of parameters for which no gradient was planned."""
         for place in cut.places():
             parameter = place.parameter
-            nothing = torch.empty(0, dtype=parameter.dtype, device=lane.device)  # its own version counter
+            nothing = torch.empty(0, dtype=parameter.dtype, device=mover.device)  # its own version counter
             proxy = torch.nn.Parameter(nothing, requires_grad=parameter.requires_grad)
             proxy.data = self._blank(parameter)
             self.proxies[id(parameter)] = proxy
@@ -145,7 +145,7 @@ class Visits:
         key = parameter.dtype
         if key not in self._blanks:
             nothing = float("nan") if key.is_floating_point or key.is_complex else 0
-            self._blanks[key] = torch.full((), nothing, dtype=key, device=self.lane.device)
+            self._blanks[key] = torch.full((), nothing, dtype=key, device=self.mover.device)
         return self._blanks[key].expand(parameter.shape)
 
     @property
@@ -199,10 +199,10 @@ class Visits:
         kept, seen, copy = self._buffers.get(id(buffer), (None, None, None))
         now = self._look_at(buffer)
         if kept is not buffer or seen != now:
-            if self.lane.real:
-                copy = self.given.get(id(buffer), buffer).detach().to(self.lane.device, copy=True)
+            if self.mover.real:
+                copy = self.given.get(id(buffer), buffer).detach().to(self.mover.device, copy=True)
             else:
-                copy = torch.empty(buffer.shape, dtype=buffer.dtype, device=self.lane.device)
+                copy = torch.empty(buffer.shape, dtype=buffer.dtype, device=self.mover.device)
             self._buffers[id(buffer)] = (buffer, now, copy)
         return copy
 
@@ -213,7 +213,7 @@ class Visits:
             if version_of(copy) == version and id(copy) not in statistics:
                 continue
             self.written.add(id(buffer))
-            if self.lane.real:
+            if self.mover.real:
                 buffer.copy_(copy)
                 self._buffers[id(buffer)] = (buffer, self._look_at(buffer), copy)
 
@@ -224,7 +224,7 @@ class Visits:
             return
         versions = self._look_at_held()
         if versions != self._versions:
-            self.lane.wait(self._source.bring(held, self._held, [self.lane.mark()]))
+            self.mover.wait(self._source.bring(held, self._held, [self.mover.mark()]))
             self.brought += held.size
             self._versions = versions
             lease = Lease(0, held.size, self._held, [])
@@ -236,7 +236,7 @@ class Visits:
 
     def _look_at(self, tensor: Any) -> Seen:
         """What tells a change of the user's own: `tensor.data` changes bytes and counts no version."""
-        if not self.lane.real or tensor.is_meta:
+        if not self.mover.real or tensor.is_meta:
             return version_of(tensor), 0, b""
         return version_of(tensor), tensor.data_ptr(), _sample(tensor)
 
@@ -257,7 +257,7 @@ class Visits:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             self._meet(unit)
-            self.autocast |= torch.is_autocast_enabled(self.lane.device.type)
+            self.autocast |= torch.is_autocast_enabled(self.mover.device.type)
             if torch.is_grad_enabled():
                 self._calls.append(unit.name)
             try:
@@ -301,7 +301,7 @@ class Visits:
         lease = self._running.pop(unit.name)
         for place in (*unit.places, *unit.guests):
             self._hide(place)
-        lease.release(self.lane.mark())
+        lease.release(self.mover.mark())
         self._cold[unit.name] = lease
 
     def call_in(self, parameter: Any) -> None:
@@ -309,9 +309,9 @@ class Visits:
         if self.is_here(parameter):
             return
         place = Place("", parameter, 0, sizeof(parameter))
-        memory = self.lane.empty(place.size)
+        memory = self.mover.empty(place.size)
         alone = Unit("", None, guests=[place], size=place.size)
-        self.lane.wait(self._source.bring(alone, memory, [self.lane.mark()]))
+        self.mover.wait(self._source.bring(alone, memory, [self.mover.mark()]))
         self.brought += place.size
         self.show_alone(place, Lease(0, place.size, memory, []))
 
@@ -341,7 +341,7 @@ class Visits:
         unit = self.cut.units[name]
         for place in (*unit.places, *unit.guests):
             self._hide(place)
-        lease.release(self.lane.mark(), self._sent)
+        lease.release(self.mover.mark(), self._sent)
 
     def end_pass(self) -> None:
         """A forward or backward pass is over: nothing is in use any more."""
@@ -350,7 +350,7 @@ class Visits:
         self.before_finish()
         self.hide_alone()
         for lease in self._leases.values():
-            lease.release(self.lane.mark(), lease.ready)
+            lease.release(self.mover.mark(), lease.ready)
         self._leases.clear()
         self._cold.clear()
         self._calls.clear()
@@ -358,7 +358,7 @@ class Visits:
 
     def reset(self) -> None:
         """After a failure: nothing is here, nothing is under way."""
-        self.lane.drain()
+        self.mover.drain()
         for unit in self.cut.units.values():
             for place in (*unit.places, *unit.guests):
                 self._hide(place)
@@ -392,7 +392,7 @@ class Visits:
             lease = self._fetch(unit)
         if lease is None:
             raise Nested(unit.name)
-        self.lane.wait(lease.ready)
+        self.mover.wait(lease.ready)
         for place in (*unit.places, *unit.guests):
             self._show(place, lease)
         return lease

@@ -21,8 +21,8 @@ from outsize.array.store.formats.safetensors import _NAMES, looks_like_safetenso
 from outsize.array.store.formats.torchfile import read_tensors
 from outsize.array.store.io.file import AlignedFile
 from outsize.core.errors import InputError, StoreError
-from outsize.model.fitting.move.mover import Lane, Mark
-from outsize.model.fitting.move.pinned_blocks import Block
+from outsize.model.fitting.move.locked_memory import Block
+from outsize.model.fitting.move.mover import Mark, Mover
 from outsize.model.fitting.move.units import Cut, Unit
 
 READERS = 8
@@ -239,9 +239,9 @@ class FileSource:
 
     ahead = False
 
-    def __init__(self, files: Files, cut: Cut, lane: Lane, order: list[str], slots: int) -> None:
+    def __init__(self, files: Files, cut: Cut, mover: Mover, order: list[str], slots: int) -> None:
         self._files = files
-        self._lane = lane
+        self._mover = mover
         self._order = order
         self._scripts = {name: write_script(unit, files) for name, unit in cut.units.items()}
         largest = max((script.size for script in self._scripts.values()), default=0)
@@ -262,7 +262,7 @@ class FileSource:
             read.result()
         mark = None
         for start, place, size in self._scripts[unit.name].moves:
-            mark = self._lane.bring(into[place : place + size], slot.block.bytes[start : start + size], after)
+            mark = self._mover.bring(into[place : place + size], slot.block.bytes[start : start + size], after)
             after = []
         slot.used = mark
         self._start(slot)
@@ -291,7 +291,7 @@ class FileSource:
 
     def _read(self, piece: tuple[str, int, int, int], memory: Block, used: Mark) -> None:
         path, offset, size, place = piece
-        self._lane.sync(used)
+        self._mover.sync(used)
         self._files.file(path).read(offset, size, memory.array[place : place + round_up(size)])
 
     def _bring_whole(self, unit: Unit, into: Any, after: list[Mark]) -> Mark:
@@ -312,8 +312,8 @@ class FileSource:
                     low, high = max(start, there), min(start + length, there + size)
                     if low < high:
                         source = room.bytes[number * PIECE + low - there : number * PIECE + high - there]
-                        mark = self._lane.bring(into[place + low - start : place + high - start], source, after)
-            self._lane.sync(mark)
+                        mark = self._mover.bring(into[place + low - start : place + high - start], source, after)
+            self._mover.sync(mark)
         room.unlock()
         return mark
 

@@ -16,7 +16,7 @@ from typing import Any
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.random_sources import GLOBAL, Drawn, same_draws
-from outsize.model.fitting.move.mover import NoLane
+from outsize.model.fitting.move.mover import NoMover
 from outsize.model.fitting.move.pinned_blocks import Layout, Shape, State, stretch
 from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.units import cut_model
@@ -142,7 +142,7 @@ class HostedStage:
             cut = cut_model(work.model, choice.unit_bytes, choice.held, order)
             watch.begin(work.model)
             runner = HostedRunner(
-                work, choice, cut, NoLane(torch.device(self.label)), NoSource(), order, state=State(cut, layout)
+                work, choice, cut, NoMover(torch.device(self.label)), NoSource(), order, state=State(cut, layout)
             )
             runner.phase = watch.phase
             met: list[str] = []

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from outsize.core.noun import Noun
-from outsize.model.fitting.move.mover import CardLane, Lane
-from outsize.model.fitting.move.pinned_blocks import Block
+from outsize.model.fitting.move.locked_memory import Block
+from outsize.model.fitting.move.mover import CardMover, Mover
 from outsize.model.fitting.run.out_of_memory import clear_up
 
 SAMPLE = 128 * 2**20
@@ -53,9 +53,9 @@ def typical(kind: str) -> Rates:
     return Rates(bring=bring, send=send, both=0.9 * min(bring, send), host=host, measured=False)
 
 
-def measure(lane: Lane, optimizer: Any, room: int = 8 * SAMPLE) -> Rates:
+def measure(lane: Mover, optimizer: Any, room: int = 8 * SAMPLE) -> Rates:
     """Time a few copies and a few updates; `room` is the device's budget, of which a quarter is used meanwhile."""
-    if not isinstance(lane, CardLane):
+    if not isinstance(lane, CardMover):
         return typical("cpu")
     size = max(1, min(SAMPLE, room // 8))
     block = Block(2 * size)
@@ -80,7 +80,7 @@ def measure(lane: Lane, optimizer: Any, room: int = 8 * SAMPLE) -> Rates:
     return Rates(bring=found[0], send=found[1], both=found[2], host=host, measured=True)
 
 
-def _time(work: Callable[[], None], lane: Lane) -> float:
+def _time(work: Callable[[], None], lane: Mover) -> float:
     work()
     lane.drain()
     start = time.perf_counter()

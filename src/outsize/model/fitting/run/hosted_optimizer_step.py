@@ -14,14 +14,15 @@ import threading
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from outsize.model.fitting.move.mover import Lane
-from outsize.model.fitting.move.pinned_blocks import Block, Homes, State, Weights, stretch
+from outsize.model.fitting.move.locked_memory import Block
+from outsize.model.fitting.move.mover import Mover
+from outsize.model.fitting.move.pinned_blocks import Homes, State, Weights, stretch
 from outsize.model.fitting.move.ring import Lease, Ring, aligned
 from outsize.model.fitting.move.units import Cut, Place, sizeof
 from outsize.model.fitting.move.visits import Visits
 
 if TYPE_CHECKING:
-    from outsize.model.fitting.move.scratch_file import Shelf
+    from outsize.model.fitting.move.scratch_file import ScratchFile
     from outsize.model.fitting.run.clip_and_scale import Judge
 
 
@@ -54,13 +55,13 @@ class Sink:
 class Dropped(Sink):
     """Gradients go nowhere; a trace of a plan that updates on the host."""
 
-    def __init__(self, lane: Lane | None = None) -> None:
-        self._lane = lane
+    def __init__(self, mover: Mover | None = None) -> None:
+        self._mover = mover
 
     def accumulated(self, parameter: Any, proxy: Any) -> None:
         """Nobody wants it; it is held for as long as its copy out would hold it."""
-        if self._lane is not None and not self._lane.real:
-            self._lane.send(None, proxy.grad, hold=True)
+        if self._mover is not None and not self._mover.real:
+            self._mover.send(None, proxy.grad, hold=True)
         proxy.grad = None
 
 
@@ -68,7 +69,7 @@ class OnCard(Sink):
     """Updates on the device, in the backward pass."""
 
     def __init__(
-        self, optimizer: Any, visits: Visits, weights: Weights | None, state: State, lane: Lane, room: int, few: int,
+        self, optimizer: Any, visits: Visits, weights: Weights | None, state: State, mover: Mover, room: int, few: int,
     ) -> None:  # fmt: skip
         self.optimizer = optimizer
         self.rehearsing = False
@@ -80,9 +81,9 @@ class OnCard(Sink):
         self._visits = visits
         self._weights = weights
         self._state = state
-        self._lane = lane
-        self._ring = Ring(lane, room)
-        self._real = lane.real
+        self._mover = mover
+        self._ring = Ring(mover, room)
+        self._real = mover.real
         self._few = few
         self._coming: dict[int, Lease] = {}
         self._waiting: list[tuple[Any, Any]] = []
@@ -119,7 +120,7 @@ class OnCard(Sink):
             lease.release(lease.ready)
         self._coming.clear()
         self.order, self._seen, self._next = self._seen, [], 0
-        self._lane.drain()
+        self._mover.drain()
         self.changed = False
 
     def reset(self) -> None:
@@ -154,7 +155,7 @@ class OnCard(Sink):
             if not self.rehearsing:
                 self._send(parameter, proxy, made, leases.get(id(parameter)))
             elif id(parameter) in leases:
-                leases[id(parameter)].release(self._lane.mark())
+                leases[id(parameter)].release(self._mover.mark())
             proxy.grad = None
         self._prefetch()
 
@@ -168,10 +169,10 @@ class OnCard(Sink):
 
     def _send(self, parameter: Any, proxy: Any, made: Any, lease: Lease | None) -> None:
         """Parameter and state go back to the host."""
-        lane, state = self._lane, self._state
+        mover, state = self._mover, self._state
         if self._weights is not None:
             home, alone = self._weights.bytes_of(parameter), self._visits.is_alone(parameter)
-            self._visits.sent(lane.send(home, flat_bytes(proxy.detach(), lane), hold=alone))
+            self._visits.sent(mover.send(home, flat_bytes(proxy.detach(), mover), hold=alone))
         if not made:
             return
         shapes = {shape.name: shape for shape in state.layout.get(id(parameter), [])}
@@ -181,11 +182,11 @@ class OnCard(Sink):
                 lease.view(shape.offset, shape.shape, shape.dtype).copy_(made[name])
         if lease is not None:
             mark = (
-                lane.send(state.bytes_of(parameter), lease.bytes[: stretch(list(shapes.values()))])
+                mover.send(state.bytes_of(parameter), lease.bytes[: stretch(list(shapes.values()))])
                 if self._real
                 else None
             )
-            lease.release(lane.mark(), mark)
+            lease.release(mover.mark(), mark)
         if not self._real:
             self.optimizer.state[parameter] = {n: None if n in shapes else value for n, value in made.items()}
             return
@@ -200,7 +201,7 @@ class OnCard(Sink):
             self._make_room()
             lease = self._fetch(parameter)
         assert lease is not None, "the ring holds the state of any few parameters"
-        self._lane.wait(lease.ready)
+        self._mover.wait(lease.ready)
         return lease
 
     def _room(self, parameter: Any) -> Lease:
@@ -212,7 +213,7 @@ class OnCard(Sink):
             lease = self._ring.take(size)
         assert lease is not None, "the ring holds the state of any few parameters"
         for mark in lease.waits:
-            self._lane.wait(mark)
+            self._mover.wait(mark)
         return lease
 
     def _make_room(self) -> None:
@@ -226,7 +227,7 @@ class OnCard(Sink):
         size = stretch(self._state.layout.get(id(parameter), []))
         lease = self._ring.take(size)
         if lease is not None and self._real:
-            lease.ready = self._lane.bring(lease.bytes, self._state.bytes_of(parameter), lease.waits)
+            lease.ready = self._mover.bring(lease.bytes, self._state.bytes_of(parameter), lease.waits)
         if lease is not None:
             self.brought += size
         return lease
@@ -257,20 +258,20 @@ def standing(optimizer: Any, rows: list[tuple[Any, Any]]) -> None:
             group["params"] = parameters
 
 
-def flat_bytes(tensor: Any, lane: Lane) -> Any:
+def flat_bytes(tensor: Any, mover: Mover) -> Any:
     """A dense tensor's elements as flat bytes."""
     import torch
 
-    return tensor.reshape(-1).view(torch.uint8) if lane.real else tensor
+    return tensor.reshape(-1).view(torch.uint8) if mover.real else tensor
 
 
 class OnHost(Sink):
     """Updates on the host by a thread of its own, beside the backward pass."""
 
-    def __init__(self, optimizer: Any, lane: Lane, room: int) -> None:
+    def __init__(self, optimizer: Any, mover: Mover, room: int) -> None:
         self.optimizer = optimizer
         self.rehearsing = False
-        self._lane = lane
+        self._mover = mover
         self._room = HostRing(room)
         self._tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._failure: BaseException | None = None
@@ -281,11 +282,11 @@ class OnHost(Sink):
         gradient, proxy.grad = proxy.grad, None
         start, memory = self._room.take(sizeof(gradient))
         here = memory.tensor(start, tuple(gradient.shape), gradient.dtype)
-        mark = self._lane.send(
-            flat_bytes(here, self._lane), flat_bytes(gradient.detach().contiguous(), self._lane), hold=True
+        mark = self._mover.send(
+            flat_bytes(here, self._mover), flat_bytes(gradient.detach().contiguous(), self._mover), hold=True
         )
         if self.rehearsing:
-            self._lane.sync(mark)
+            self._mover.sync(mark)
             self._room.give(start)
             return
         self.changed = True
@@ -299,7 +300,7 @@ class OnHost(Sink):
             parameter, gradient, mark, start = task
             try:
                 if self._failure is None:
-                    self._lane.sync(mark)
+                    self._mover.sync(mark)
                     parameter.grad = gradient
                     standing(self.optimizer, [(parameter, parameter)])
             except BaseException as error:
@@ -320,7 +321,7 @@ class OnHost(Sink):
             self._tasks.put(None)
             self._thread.join()
             self._thread = None
-        self._lane.drain()
+        self._mover.drain()
 
     def reset(self) -> None:
         """What is under way ends."""
@@ -382,31 +383,36 @@ class Kept(Sink):
     """Gradients wait at home until all are there."""
 
     def __init__(
-        self, cut: Cut, lane: Lane, filed: Collection[int] = (), shelf: Shelf | None = None, judge: Judge | None = None
+        self,
+        cut: Cut,
+        mover: Mover,
+        filed: Collection[int] = (),
+        scratch: ScratchFile | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self.judge = judge
         """Sees every gradient before it goes."""
-        self._lane = lane
+        self._mover = mover
         self._here: list[tuple[Any, Any]] = []
         """(parameter, its gradient's bytes)."""
-        self._homes = Gradients(cut, filed, shelf)
+        self._homes = Gradients(cut, filed, scratch)
 
     def accumulated(self, parameter: Any, proxy: Any) -> None:
         """Out."""
-        if self.judge is not None and self._lane.real:
+        if self.judge is not None and self._mover.real:
             self.judge.see(parameter, proxy)
         gradient, proxy.grad = proxy.grad.detach().contiguous(), None
-        if not self._lane.real:
-            self._lane.send(None, gradient, hold=True)
+        if not self._mover.real:
+            self._mover.send(None, gradient, hold=True)
             self._here.append((parameter, None))
             return
         home = self._homes.bytes_of(parameter)
-        self._lane.send(home, flat_bytes(gradient, self._lane), hold=True)
+        self._mover.send(home, flat_bytes(gradient, self._mover), hold=True)
         self._here.append((parameter, home))
 
     def hand_over(self) -> list[tuple[Any, Any]]:
         """Every parameter and its gradient's bytes, once all are at home."""
-        self._lane.drain()
+        self._mover.drain()
         rows, self._here = self._here, []
         return rows
 
@@ -416,7 +422,7 @@ class Kept(Sink):
 
     def reset(self) -> None:
         """Gradients of a failed step are let go."""
-        self._lane.drain()
+        self._mover.drain()
         self._here = []
         self.changed = False
         if self.judge is not None:

@@ -15,9 +15,9 @@ from outsize.core.errors import InputError, StoreError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.random_sources import GLOBAL
 from outsize.model.fitting.move.kept_inputs import Keeper
-from outsize.model.fitting.move.mover import Lane
+from outsize.model.fitting.move.mover import Mover
 from outsize.model.fitting.move.pinned_blocks import State, Weights
-from outsize.model.fitting.move.scratch_file import Shelf
+from outsize.model.fitting.move.scratch_file import ScratchFile
 from outsize.model.fitting.move.units import Cut
 from outsize.model.fitting.move.visits import Source, Visits
 from outsize.model.fitting.plan.choice import Choice
@@ -37,23 +37,23 @@ class HostedRunner:
     """A hosted choice bound to a model."""
 
     def __init__(
-        self, work: Work, choice: Choice, cut: Cut, lane: Lane, source: Source, order: list[str], *,
-        weights: Weights | None = None, state: State | None = None, rows: int = 0, shelf: Shelf | None = None,
+        self, work: Work, choice: Choice, cut: Cut, mover: Mover, source: Source, order: list[str], *,
+        weights: Weights | None = None, state: State | None = None, rows: int = 0, scratch: ScratchFile | None = None,
     ) -> None:  # fmt: skip
         self.work = work
         self.choice = choice
-        self.lane = lane
-        self.real = lane.real
+        self.mover = mover
+        self.real = mover.real
         self.weights = weights
         self.state = state
-        self.shelf = shelf
+        self.scratch = scratch
         """Where that lies which the host has no room for, None where there is nothing."""
         self.interrupts = Interrupts()
         self.phase: Phase = lambda name: None
-        self.visits = Visits(work.model, cut, source, lane, choice.ring, order)
-        self.keeper = Keeper(lane) if choice.inputs_away else None
+        self.visits = Visits(work.model, cut, source, mover, choice.ring, order)
+        self.keeper = Keeper(mover) if choice.inputs_away else None
         self._rows = rows
-        self._generators = [*generators_of(lane.device), *work.sources] if self.real else [*GLOBAL]
+        self._generators = [*generators_of(mover.device), *work.sources] if self.real else [*GLOBAL]
         """What a unit draws again in its second run; a trace, of which others are learned, draws from no other."""
         self.judge: Judge | None = None
         if choice.update == "kept" and self.real:
@@ -80,17 +80,17 @@ class HostedRunner:
         if choice.update == "card":
             assert self.state is not None
             return OnCard(
-                optimizer, self.visits, self.weights, self.state, self.lane, choice.state_ring, choice.small_bytes
+                optimizer, self.visits, self.weights, self.state, self.mover, choice.state_ring, choice.small_bytes
             )
         if choice.update == "host" and self.real:
-            return OnHost(optimizer, self.lane, choice.state_ring)
+            return OnHost(optimizer, self.mover, choice.state_ring)
         if choice.update == "kept":
             if choice.state_ring and self.state is not None:
-                args = (self.weights, self.state, self.lane, choice.state_ring, choice.small_bytes)
-                self.later = Later(OnCard(optimizer, self.visits, *args), self.visits, self.weights, self.lane)
+                args = (self.weights, self.state, self.mover, choice.state_ring, choice.small_bytes)
+                self.later = Later(OnCard(optimizer, self.visits, *args), self.visits, self.weights, self.mover)
             filed = {id(place.parameter) for place in cut.places() if place.name in choice.disk.get("gradients", ())}
-            return Kept(cut, self.lane, filed, self.shelf, self.judge)
-        return Dropped(self.lane)
+            return Kept(cut, self.mover, filed, self.scratch, self.judge)
+        return Dropped(self.mover)
 
     # what a `Fitted` asks
 
@@ -206,7 +206,7 @@ class HostedRunner:
     def roll_back(self) -> None:
         """A step has failed: nothing of it stays."""
         with contextlib.suppress(StoreError):  # of what nobody wants any more
-            self.lane.drain()
+            self.mover.drain()
         self.visits.reset()
         self.sink.reset()
         if self.later is not None:
@@ -228,19 +228,19 @@ class HostedRunner:
 
     def gather(self) -> None:
         """The user's own parameters never left the host, or have windows to where they are."""
-        self.lane.drain()
-        if self.shelf is not None:
-            self.shelf.looked = True
+        self.mover.drain()
+        if self.scratch is not None:
+            self.scratch.looked = True
 
     def close(self, home: bool = True) -> None:
-        """Everything is the user's own again, in ordinary memory; without `home` the shelf keeps what it has."""
-        self.lane.drain()
+        """Everything is the user's own again, in ordinary memory; without `home` the scratch file keeps what it has."""
+        self.mover.drain()
         self.sink.close()
         if self.weights is not None:
             self.weights.close(home)
         if self.state is not None:
             self.state.close(self.work.optimizer, home)
-        for thing in (self.keeper, self._source, self.shelf):
+        for thing in (self.keeper, self._source, self.scratch):
             close = getattr(thing, "close", None)
             if close is not None:
                 close()
@@ -251,7 +251,7 @@ class HostedRunner:
         """The batch on the device."""
         if not self.real:
             return batch
-        return batches.transform(batch, lambda _, tensor: tensor.to(self.lane.device, non_blocking=True))
+        return batches.transform(batch, lambda _, tensor: tensor.to(self.mover.device, non_blocking=True))
 
     def _pass(self, batch: Any, updating: contextlib.ExitStack | None = None) -> Any:
         """Forward and backward pass: the loss. `updating` closes when the step is whole: so long Ctrl-C waits."""
@@ -293,8 +293,8 @@ class HostedRunner:
     def _applied(self, batch: Any) -> Iterator[None]:
         """Proxies in place of parameters, and forward functions that bring them."""
         visits, choice = self.visits, self.choice
-        if self.shelf is not None:
-            self.shelf.settle()
+        if self.scratch is not None:
+            self.scratch.settle()
         pieces = choice.pieces
         if self._rows and (pieces > 1 or choice.more_pieces):  # a larger batch runs in more pieces
             pieces = -(-pieces * batches.count_rows(batch) // self._rows)
@@ -305,7 +305,7 @@ class HostedRunner:
             if choice.update != "none":
                 stack.enter_context(without_cache(self.work.model))
             if choice.chunks:
-                work, kind = self.work, self.lane.device.type
+                work, kind = self.work, self.mover.device.type
                 self._heads = stack.enter_context(chunked_heads(work.model, work.heads, choice.chunks, kind))
             put = stack.enter_context(other_forwards())  # last in, first out: what it covers is put back under it
             for unit in visits.cut.units.values():
@@ -316,7 +316,7 @@ class HostedRunner:
                     forward,
                     visits.hold(unit, forward),
                     self.work.written,
-                    self.lane.device,
+                    self.mover.device,
                     self._generators,
                     keep,
                 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outsize.model.fitting.move.mover import Lane, Mark
+from outsize.model.fitting.move.mover import Mark, Mover
 from outsize.model.fitting.move.pinned_blocks import Weights
 from outsize.model.fitting.move.ring import Lease, aligned
 from outsize.model.fitting.move.units import Place, sizeof
@@ -19,11 +19,11 @@ from outsize.model.fitting.run.hosted_optimizer_step import OnCard
 class Later:
     """Runs an `OnCard` update over gradients on the host."""
 
-    def __init__(self, update: OnCard, visits: Visits, weights: Weights | None, lane: Lane) -> None:
+    def __init__(self, update: OnCard, visits: Visits, weights: Weights | None, mover: Mover) -> None:
         self.update = update
         self._visits = visits
         self._weights = weights
-        self._lane = lane
+        self._mover = mover
         self._factor: Any = None
 
     def run(self, rows: list[tuple[Any, Any]], factor: Any) -> None:
@@ -35,23 +35,23 @@ class Later:
             assert coming is not None
             here, mark = coming
             coming = self._start(*rows[number + 1]) if number + 1 < len(rows) else None
-            self._lane.wait(mark)
+            self._mover.wait(mark)
             self._visit(parameter, here)
         self.update.end()
         self._visits.hide_alone()
 
     def _start(self, parameter: Any, gradient: Any) -> tuple[Lease, Mark]:
         """Gradient and parameter on their way."""
-        lane, size = self._lane, sizeof(parameter)
-        memory = lane.empty(2 * aligned(size))
-        now = lane.mark()
+        mover, size = self._mover, sizeof(parameter)
+        memory = mover.empty(2 * aligned(size))
+        now = mover.mark()
         marks = []
         if gradient is not None:
-            marks.append(lane.bring(memory[:size], gradient, [now]))
+            marks.append(mover.bring(memory[:size], gradient, [now]))
         if self._weights is not None and not self._visits.is_here(parameter):
             there = memory[aligned(size) : aligned(size) + size]
-            marks.append(lane.bring(there, self._weights.bytes_of(parameter), [now]))
-        return Lease(0, memory.numel(), memory, []), lane.join(marks)
+            marks.append(mover.bring(there, self._weights.bytes_of(parameter), [now]))
+        return Lease(0, memory.numel(), memory, []), mover.join(marks)
 
     def _visit(self, parameter: Any, here: Lease) -> None:
         proxy = self._visits.proxies[id(parameter)]
