@@ -21,10 +21,10 @@ from outsize.model.fitting.move.evicted import Away
 from outsize.model.fitting.move.loaded_state import arriving
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.expandable_segments import let_grow
-from outsize.model.fitting.run.optimizer_step import state_of
+from outsize.model.fitting.run.optimizer_subset import state_of
 from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.run.recorder import Recorder
-from outsize.model.fitting.run.runner import Runner
+from outsize.model.fitting.run.resident import ResidentRunner, open_resident
 
 TIGHTER = {"cpu": 0.85, "cuda": 0.93}
 """After a failure the next plan holds at most this part of what the failed one should have held."""
@@ -42,10 +42,10 @@ Replan = Callable[[int, Any], tuple[FitPlan, Choice]]
 """(budget, batch to run plans on or None) -> another plan."""
 
 
-class Fitted(Guarded[Runner]):
+class Fitted(Guarded[ResidentRunner]):
     """What `outsize.fit` returns."""
 
-    def __init__(self, plan: FitPlan, choice: Choice, runner: Runner | None, replan: Replan, rows: int) -> None:
+    def __init__(self, plan: FitPlan, choice: Choice, runner: ResidentRunner | None, replan: Replan, rows: int) -> None:
         super().__init__(plan, choice, runner)
         self.choice: Choice
         self._watched = 3 if runner is not None and runner.work.device == "cuda" else 1
@@ -103,10 +103,10 @@ class Fitted(Guarded[Runner]):
     # inside
 
     def _before_saving(self, thing: Any, *_: Any) -> None:
-        self._now.parcels.before_saving(thing, _tensors_of(thing))
+        self._now.weights.parcels.before_saving(thing, _tensors_of(thing))
 
     def _after_saving(self, thing: Any, saved: Any, *_: Any) -> Any:
-        parcels = self._now.parcels
+        parcels = self._now.weights.parcels
         lent = parcels.lent
         if lent is not None and lent.asker is thing:
             parcels.lent = None
@@ -114,24 +114,23 @@ class Fitted(Guarded[Runner]):
 
     def _before_loading(self, thing: Any, saved: Any, *_: Any) -> Any:
         runner = self._now
-        runner.parcels.lent = None
+        runner.weights.parcels.lent = None
         if thing is not self._work.optimizer:
             return None  # into weights that are away is written where they are
-        runner.forget_replaced()  # by a load that failed
+        runner.weights.forget_replaced()  # by a load that failed
         if not self.choice.state_away:
             return None
-        if runner.streamer is not None:  # before the first step weights are at home, in the room that is needed
-            runner.streamer.leave()
-            runner.store.land()
-        return arriving(saved, runner.parcels)
+        runner.weights.end_slice()  # before the first step weights are at home, in the room that is needed
+        runner.weights.store.land()
+        return arriving(saved, runner.weights.parcels)
 
     def _after_loading(self, optimizer: Any) -> None:
-        self._now.forget_replaced()
+        self._now.weights.forget_replaced()
 
     def _end(self) -> None:
-        self._now.forget_replaced()
-        self._now.parcels.gather("undo()")
-        self._now.store.close()
+        self._now.weights.forget_replaced()
+        self._now.weights.parcels.gather("undo()")
+        self._now.weights.store.close()
         let_grow(self, False)
 
     def _measured(self, batch: Any) -> Any:
@@ -225,16 +224,18 @@ class Fitted(Guarded[Runner]):
 
     def _plan_again(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
         """Another plan, compared with the plain step: weights are at home for that, the optimizer's state may have no room."""
-        self._now.bring_weights()
+        self._now.weights.bring_weights()
         return self._replan(limit, batch)
 
     def _take(self, plan: FitPlan, choice: Choice) -> None:
         """Go on with another plan."""
         runner = self._now
         let_grow(self, choice.expandable)
-        following = Runner(runner.work, choice, runner.store, rows=self._rows, parcels=runner.parcels)
+        following = open_resident(
+            runner.work, choice, runner.weights.store, rows=self._rows, parcels=runner.weights.parcels
+        )
         try:
-            following.settle()
+            following.weights.settle(following.sink)
         except OutOfMemory:
             let_grow(self, self.choice.expandable)
             raise
@@ -249,7 +250,7 @@ class Fitted(Guarded[Runner]):
                 return
         most = min(self.plan.peak(self.plan.budgets[0].pool), self.plan.budgets[0].bytes)
         with contextlib.suppress(OutOfMemory):  # weights without room at home cannot be compared, and are not
-            self._now.bring_weights()
+            self._now.weights.bring_weights()
         plan, choice = self._replan(int(most * TIGHTER[self._work.device]), None)
         self._take(replace(plan, budgets=self.plan.budgets, notes=(*plan.notes, f"tightened: {failure}")), choice)
 
@@ -263,7 +264,7 @@ def _tensors_of(thing: Any) -> list[Any]:
     return state_of(thing)
 
 
-def measure(runner: Runner, batch: Any) -> tuple[Any, Recorder]:
+def measure(runner: ResidentRunner, batch: Any) -> tuple[Any, Recorder]:
     """One step on the CPU with every storage counted."""
     work = runner.work
     recorder = Recorder(work.device)

@@ -16,7 +16,7 @@ from outsize.core.errors import InputError, OutOfMemory
 from outsize.core.fitting import FitPlan
 from outsize.model.fitting.guarded import Guarded, Snapshot, call_model
 from outsize.model.fitting.plan.hosted_choice import HostedChoice
-from outsize.model.fitting.run.hosted_runner import HostedRunner
+from outsize.model.fitting.run.hosted import HostedRunner
 from outsize.model.fitting.run.out_of_memory import is_out_of_memory
 
 TIGHTER = 0.85
@@ -72,7 +72,7 @@ class HostedFitted(Guarded[HostedRunner]):
 
     def _ready(self, batch: Any) -> None:
         super()._ready(batch)
-        visits = self._now.visits
+        visits = self._now.weights.visits
         for name, parameter in self._work.model.named_parameters():
             if id(parameter) not in visits.proxies:
                 raise InputError(
@@ -84,7 +84,7 @@ class HostedFitted(Guarded[HostedRunner]):
                 )
 
     def _end(self) -> None:
-        stays = self._now.scratch.stays if self._now.scratch is not None else ""
+        stays = self._now.weights.scratch.stays if self._now.weights.scratch is not None else ""
         self._now.close(home=not stays)
         if stays:
             warnings.warn(f"outsize: {stays}", stacklevel=3)
