@@ -30,8 +30,8 @@ from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile, meas
 from outsize.model.fitting.move.units import Cut, cut_model
 from outsize.model.fitting.move.visits import HostSource
 from outsize.model.fitting.move.weight_files import FileSource
+from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.host_memory import KINDS, LIBRARIES, READAHEAD, filed_bytes, host_bytes, sizes_of
-from outsize.model.fitting.plan.hosted_choice import HostedChoice
 from outsize.model.fitting.plan.hosted_describe import tell
 from outsize.model.fitting.plan.hosted_dry_run import HostedStage, Sketch, watching
 from outsize.model.fitting.plan.hosted_search import Search
@@ -111,18 +111,18 @@ def _search(given: Given, room: int) -> Search:
     )  # fmt: skip
 
 
-def _tell(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) -> FitPlan:
-    if choice.piece and given.rates is not None and not given.rates.read:
-        read, write = measure_disk(given.folder, choice.piece, sum(filed_bytes(search, choice).values()))
+def _tell(given: Given, search: Search, choice: Choice, sketch: Sketch) -> FitPlan:
+    if choice.transfer_bytes and given.rates is not None and not given.rates.read:
+        read, write = measure_disk(given.folder, choice.transfer_bytes, sum(filed_bytes(search, choice).values()))
         given.rates = search.rates = replace(given.rates, read=read, write=write)
     return tell(given.work, given.batch, given.rows, given.budgets, search, choice, sketch)
 
 
 def _open(
-    given: Given, search: Search, choice: HostedChoice, sketch: Sketch, old: HostedRunner | None = None
+    given: Given, search: Search, choice: Choice, sketch: Sketch, old: HostedRunner | None = None
 ) -> HostedRunner:
     """Weights into their blocks, and a runner on them."""
-    cut = cut_model(given.work.model, choice.limit, choice.held, search.order)
+    cut = cut_model(given.work.model, choice.unit_bytes, choice.held, search.order)
     work = replace(given.work, written=search.written, heads=search.stage.work.heads)
     order = [name for name in sketch.order if name in cut.units]
     if old is not None:
@@ -143,13 +143,13 @@ def _open(
     )  # fmt: skip
 
 
-def _open_shelf(given: Given, search: Search, choice: HostedChoice, cut: Cut) -> Mover:
+def _open_shelf(given: Given, search: Search, choice: Choice, cut: Cut) -> Mover:
     """The scratch file with room for all that is to be there, and the mover that reaches it."""
-    if choice.piece and given.shelf is None:
+    if choice.transfer_bytes and given.shelf is None:
         give_back_heap()
         if given.device.type == "cpu":
             keep_heap_lean()
-        given.shelf = ScratchFile(given.folder, choice.piece)
+        given.shelf = ScratchFile(given.folder, choice.transfer_bytes)
     if given.shelf is None:
         return given.lane
     places = {place.name: place for place in cut.places()}
@@ -170,7 +170,7 @@ def _open_shelf(given: Given, search: Search, choice: HostedChoice, cut: Cut) ->
 
 
 def _lay_out(
-    given: Given, search: Search, choice: HostedChoice, cut: Cut, old: HostedRunner | None
+    given: Given, search: Search, choice: Choice, cut: Cut, old: HostedRunner | None
 ) -> tuple[Weights, State | None]:
     """Weights and state in blocks; those of a plan before this one are used where they lie right."""
     filed = {
@@ -183,7 +183,7 @@ def _lay_out(
         weights = Weights(cut, weights, filed["weights"], given.shelf)
     if state is not None and (not same or state.filed.keys() != filed["state"]):
         state = None
-    if choice.update not in ("card", "kept") or not choice.state:
+    if choice.update not in ("card", "kept") or not choice.state_ring:
         return weights, None
     if state is None:
         state = State(cut, search.layout, filed["state"], given.shelf)
@@ -194,7 +194,7 @@ def _lay_out(
     return weights, state
 
 
-def _settle(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) -> HostedFitted:
+def _settle(given: Given, search: Search, choice: Choice, sketch: Sketch) -> HostedFitted:
     """Rehearse; plan again where the rehearsal shows something else than the trace."""
     room = given.budgets[0].bytes
     runner: HostedRunner | None = None
@@ -225,14 +225,14 @@ def _settle(given: Given, search: Search, choice: HostedChoice, sketch: Sketch) 
             runner.close()
             raise
 
-    def tighter(limit: int, old: HostedRunner) -> tuple[FitPlan, HostedChoice, HostedRunner]:
+    def tighter(limit: int, old: HostedRunner) -> tuple[FitPlan, Choice, HostedRunner]:
         again = _search(given, limit)
         chosen, drawn = again.run()
         return _tell(given, again, chosen, drawn), chosen, _open(given, again, chosen, drawn, old)
 
     plan = _tell(given, search, choice, sketch)
     if seconds is not None:
-        slower = max(seconds, plan.seconds or 0.0) if choice.piece else seconds  # a rehearsal writes nothing
+        slower = max(seconds, plan.seconds or 0.0) if choice.transfer_bytes else seconds  # a rehearsal writes nothing
         plan = replace(plan, seconds=slower, notes=(*plan.notes, f"a rehearsal took {seconds:.2g} s"))
     fitted = HostedFitted(plan, choice, runner, tighter, given.call)
     fitted.measured, fitted.seconds = measured, seconds

@@ -15,14 +15,14 @@ from typing import Any
 from outsize.core.errors import InputError, OutOfMemory
 from outsize.core.fitting import FitPlan
 from outsize.model.fitting.guarded import Guarded, Snapshot, call_model
-from outsize.model.fitting.plan.hosted_choice import HostedChoice
+from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.hosted import HostedRunner
 from outsize.model.fitting.run.out_of_memory import is_out_of_memory
 
 TIGHTER = 0.85
 """After a failure the next plan holds at most this part of what the failed one should have held."""
 
-Open = Callable[[int, HostedRunner], tuple[FitPlan, HostedChoice, HostedRunner]]
+Open = Callable[[int, HostedRunner], tuple[FitPlan, Choice, HostedRunner]]
 """(bytes of the device, the runner so far) -> a tighter one."""
 
 
@@ -30,11 +30,11 @@ class HostedFitted(Guarded[HostedRunner]):
     """What `outsize.fit(..., device=...)` returns."""
 
     def __init__(
-        self, plan: FitPlan, choice: HostedChoice, runner: HostedRunner | None, tighter: Open,
+        self, plan: FitPlan, choice: Choice, runner: HostedRunner | None, tighter: Open,
         call: Callable[[Any, Any], Any] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(plan, choice, runner)
-        self.choice: HostedChoice
+        self.choice: Choice
         self.seconds: float | None = None
         """Seconds of the rehearsal."""
         self._watched = 3

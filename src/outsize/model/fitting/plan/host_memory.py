@@ -19,7 +19,7 @@ from outsize.model.fitting.move.pinned_blocks import MOVERS, stretch
 from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.scratch_file import READERS, WRITERS, piece_of
 from outsize.model.fitting.move.units import Cut, Place, cut_model
-from outsize.model.fitting.plan.hosted_choice import HostedChoice
+from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.hosted_dry_run import Sketch
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ KINDS = ("state", "weights", "gradients")
 """What can be in the scratch file, in the order in which it goes there: state is needed once a step, weights twice."""
 
 
-def cut_of(search: Search, choice: HostedChoice) -> Cut:
+def cut_of(search: Search, choice: Choice) -> Cut:
     """The model in the choice's units."""
-    return cut_model(search.stage.work.model, choice.limit, choice.held, search.order)
+    return cut_model(search.stage.work.model, choice.unit_bytes, choice.held, search.order)
 
 
-def sizes_of(search: Search, choice: HostedChoice, kind: str, place: Place) -> int:
+def sizes_of(search: Search, choice: Choice, kind: str, place: Place) -> int:
     """Bytes of one kind that belong to a parameter."""
     if kind == "state":
         return stretch(search.layout.get(id(place.parameter), []))
@@ -51,7 +51,7 @@ def sizes_of(search: Search, choice: HostedChoice, kind: str, place: Place) -> i
     return place.size
 
 
-def filed_bytes(search: Search, choice: HostedChoice) -> dict[str, int]:
+def filed_bytes(search: Search, choice: Choice) -> dict[str, int]:
     """Bytes in the scratch file, by kind."""
     places = {place.name: place for place in cut_of(search, choice).places()}
     return {
@@ -59,43 +59,43 @@ def filed_bytes(search: Search, choice: HostedChoice) -> dict[str, int]:
     }
 
 
-def host_bytes(search: Search, choice: HostedChoice, sketch: Sketch) -> int:
+def host_bytes(search: Search, choice: Choice, sketch: Sketch) -> int:
     """What host memory holds at most, while things move to their places and in a step."""
     cut = cut_of(search, choice)
     held = search.base + LIBRARIES[search.kind]
     if search.streamed:
         return held + READAHEAD * (cut.largest + 2**21) + (sketch.peak if search.kind == "cpu" else 0)
     blocks = {kind: sum(_in_blocks(search, choice, cut, kind)) for kind in KINDS}
-    pieces = (READERS + WRITERS) * round_to_pages(choice.piece)
+    pieces = (READERS + WRITERS) * round_to_pages(choice.transfer_bytes)
     moving = held + sum(sorted(_in_blocks(search, choice, cut, "weights"), reverse=True)[:MOVERS])
-    if choice.piece:  # what goes to the file goes first
+    if choice.transfer_bytes:  # what goes to the file goes first
         moving += max(search.before, blocks["weights"]) + max(_in_blocks(search, choice, cut, "state")) + pieces
     else:
         moving += blocks["weights"]  # before state is made
     if choice.update != "none":
         held += blocks["state"] + blocks["gradients"]
     if choice.update == "host":
-        held += choice.state
+        held += choice.state_ring
     held += blocks["weights"] + pieces + sketch.inputs + (sketch.peak if search.kind == "cpu" else 0)
     return max(moving, held)
 
 
-def _in_blocks(search: Search, choice: HostedChoice, cut: Cut, kind: str) -> list[int]:
+def _in_blocks(search: Search, choice: Choice, cut: Cut, kind: str) -> list[int]:
     """Bytes in memory, a block a unit."""
     filed = set(choice.disk.get(kind, ()))
     sizes = [
         sum(aligned(sizes_of(search, choice, kind, place)) for place in unit.places if place.name not in filed)
         for unit in (*cut.units.values(), cut.held)
     ]
-    return [round_to_pages(size) for size in sizes] if choice.piece else sizes
+    return [round_to_pages(size) for size in sizes] if choice.transfer_bytes else sizes
 
 
-def spill(search: Search, choice: HostedChoice, sketch: Sketch) -> HostedChoice:
+def spill(search: Search, choice: Choice, sketch: Sketch) -> Choice:
     """The choice with that in the scratch file which the host has no room for."""
     if not search.spills:
         return choice
     room = max(search.host - search.base - LIBRARIES[search.kind], 0) // PART
-    choice = replace(choice, piece=search.piece or piece_of(room), disk={})
+    choice = replace(choice, transfer_bytes=search.piece or piece_of(room), disk={})
     places = cut_of(search, choice).places()
     stay = {
         "state": set(),
@@ -131,9 +131,9 @@ def _not_the_optimizers(search: Search, places: list[Place]) -> set[str]:
     return {place.name for place in places if id(place.parameter) not in mine}
 
 
-def check_disk(search: Search, choice: HostedChoice) -> None:
+def check_disk(search: Search, choice: Choice) -> None:
     """A `BudgetError` where the scratch folder has no room for what is to be there."""
-    if not choice.piece:
+    if not choice.transfer_bytes:
         return
     filed = filed_bytes(search, choice)
     needed = sum(round_up(size) for size in filed.values())

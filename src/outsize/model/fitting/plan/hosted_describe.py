@@ -13,10 +13,10 @@ from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.move.pinned_blocks import stretch
 from outsize.model.fitting.move.units import Cut, cut_model, sizeof
+from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.describe import bound
 from outsize.model.fitting.plan.foreign_tensors import note_beside
 from outsize.model.fitting.plan.host_memory import filed_bytes, host_bytes
-from outsize.model.fitting.plan.hosted_choice import HostedChoice
 from outsize.model.fitting.plan.hosted_dry_run import Sketch
 from outsize.model.fitting.run.runner import Work
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 def tell(
-    work: Work, batch: Any, rows: int, budgets: tuple[Allowance, Allowance], search: Search, choice: HostedChoice, sketch: Sketch
+    work: Work, batch: Any, rows: int, budgets: tuple[Allowance, Allowance], search: Search, choice: Choice, sketch: Sketch
 ) -> FitPlan:  # fmt: skip
     """The plan."""
     there, _ = budgets
     known = Known.EXACT if search.kind == "cpu" else Known.ESTIMATE
     host = Peak(pool=HOST, bytes=host_bytes(search, choice, sketch), known=Known.ESTIMATE)
     filed = filed_bytes(search, choice)
-    beside = (host, *([Peak(pool=DISK, bytes=sum(filed.values()), known=Known.EXACT)] if choice.piece else ()))
+    beside = (host, *([Peak(pool=DISK, bytes=sum(filed.values()), known=Known.EXACT)] if choice.transfer_bytes else ()))
     traffic = _traffic(choice, filed)
     steps = tuple(
         Step(
@@ -49,16 +49,16 @@ def tell(
     if choice.update == "host":
         link = max(link, weights / search.rates.host)
     elif choice.update == "kept":
-        link += (2 * weights + state) / search.rates.both if choice.state else weights / search.rates.host
+        link += (2 * weights + state) / search.rates.both if choice.state_ring else weights / search.rates.host
     read, written = (sum(row[way] for row in traffic.values()) for way in (0, 1))
-    disk = read / search.rates.read + written / search.rates.write if choice.piece else 0.0
+    disk = read / search.rates.read + written / search.rates.write if choice.transfer_bytes else 0.0
     seconds = max(sketch.seconds, link, disk)
     tokens = _tokens(batch, rows)
-    cut = cut_model(work.model, choice.limit, choice.held, search.order)
+    cut = cut_model(work.model, choice.unit_bytes, choice.held, search.order)
     plain = weights + (0 if choice.update == "none" else weights + state)
     return FitPlan(
         name=f"{'inference' if choice.update == 'none' else 'training step'} of {rows} samples on {there.pool}", steps=steps,
-        budgets=budgets if not choice.piece or search.disk is None else (*budgets, search.disk), smallest=None,
+        budgets=budgets if not choice.transfer_bytes or search.disk is None else (*budgets, search.disk), smallest=None,
         remedies=_remedies(choice, cut.weights, state, sum(filed.values()), sketch), plain=plain,
         slow_down=seconds / max(sketch.seconds * (0.75 if choice.update != "none" else 1.0), 1e-9),
         away=host.bytes, place="disk" if search.streamed else "host", moved=moved, seconds=seconds, tokens=tokens,
@@ -73,7 +73,7 @@ def _peaks(sketch: Sketch, there: Allowance) -> dict[str, int]:
 
 
 def _notes(
-    search: Search, choice: HostedChoice, sketch: Sketch, cut: Cut, filed: dict[str, int], disk: tuple[int, int, float]
+    search: Search, choice: Choice, sketch: Sketch, cut: Cut, filed: dict[str, int], disk: tuple[int, int, float]
 ) -> list[str]:
     """What was found and decided; `disk`: bytes read and written in a step, and the seconds of both."""
     rates = search.rates
@@ -88,11 +88,11 @@ def _notes(
     if choice.update != "none":
         notes.append(f"the optimizer on the host: {rates.host / 1e9:.1f} GB/s of parameters ({measured})")
         if search.forced:
-            after = "on the device, a few parameters at a time" if choice.state else "on the host"
+            after = "on the device, a few parameters at a time" if choice.state_ring else "on the host"
             notes.append(f"gradients wait on the host: {search.forced}; the update follows {after}")
         else:
             notes.append(_where(choice))
-    if choice.piece:
+    if choice.transfer_bytes:
         parts = ", ".join(f"{format_bytes(size)} of {kind}" for kind, size in filed.items() if size)
         notes.append(
             f"the host has no room for all of it: {parts} in a file in {search.folder}, {format_bytes(read)} read and "
@@ -104,7 +104,7 @@ def _notes(
     return notes + note_beside(sketch.beside)
 
 
-def _traffic(choice: HostedChoice, filed: dict[str, int]) -> dict[str, tuple[int, int]]:
+def _traffic(choice: Choice, filed: dict[str, int]) -> dict[str, tuple[int, int]]:
     """Bytes that each phase reads from the scratch file and writes to it."""
     weights, state, gradients = (filed[kind] for kind in ("weights", "state", "gradients"))
     if choice.update == "none":
@@ -115,18 +115,18 @@ def _traffic(choice: HostedChoice, filed: dict[str, int]) -> dict[str, tuple[int
     return {"forward": (weights, 0), "backward": (weights + state, weights + state)}
 
 
-def _where(choice: HostedChoice) -> str:
+def _where(choice: Choice) -> str:
     return {
         "card": "parameters are updated on the device as their gradients come; state visits",
         "host": "parameters are updated on the host, beside the backward pass",
     }[choice.update]
 
 
-def _sent(choice: HostedChoice, weights: int, state: int, inputs: int) -> int:
+def _sent(choice: Choice, weights: int, state: int, inputs: int) -> int:
     """Bytes that go from the device to the host in a step."""
     if choice.update == "none":
         return 0
-    if choice.update == "kept" and choice.state:
+    if choice.update == "kept" and choice.state_ring:
         return inputs + 2 * weights + state
     return inputs + weights + (state if choice.update == "card" else 0)
 
@@ -139,7 +139,7 @@ def _tokens(batch: Any, rows: int) -> int:
     return rows
 
 
-def _remedies(choice: HostedChoice, weights: int, state: int, away: int, sketch: Sketch) -> tuple[Remedy, ...]:
+def _remedies(choice: Choice, weights: int, state: int, away: int, sketch: Sketch) -> tuple[Remedy, ...]:
     def remedy(name: str, saves: int, costs: str, how: str, exactness: Exactness = Exactness.BITWISE) -> Remedy:
         return Remedy(name=name, saves=saves, known=Known.ESTIMATE, costs=costs, exactness=exactness, how=how)
 
@@ -152,10 +152,10 @@ def _remedies(choice: HostedChoice, weights: int, state: int, away: int, sketch:
         found.append(remedy("update in the backward pass", weights, "", "each gradient is used and freed as it comes"))
     if choice.update != "none":
         found.append(remedy("compute activations again", 0, "a forward pass", "every unit keeps its inputs only"))
-    if choice.piece:
+    if choice.transfer_bytes:
         what = " and ".join(choice.disk)
         found.append(remedy("keep it on disk", away, "reads and writes", f"{what} that the host has no room for"))
-    if choice.inputs:
+    if choice.inputs_away:
         found.append(remedy("keep activations elsewhere", sketch.inputs, "copies", "inputs of units on the host"))
     if choice.pieces > 1:
         how = f"each unit's rows in {choice.pieces} pieces"

@@ -1,6 +1,6 @@
 """A hosted step on tensors without contents: what it would hold on the device, in which order units run.
 
-In: the user's work, a batch, a `HostedChoice`. Out: `Sketch`: the peak of each phase on the device, bytes that wait on
+In: the user's work, a batch, a `Choice`. Out: `Sketch`: the peak of each phase on the device, bytes that wait on
 the host, bytes over the link, the order of units, and the parameters that are used outside of their units, which have to
 stay. The runner is the one that runs the real step.
 """
@@ -21,9 +21,9 @@ from outsize.model.fitting.move.pinned_blocks import Layout, Shape, State, stret
 from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.units import cut_model
 from outsize.model.fitting.move.visits import NoSource, Visits
+from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Twin, Watch, bring_state, label_of, twin_of
 from outsize.model.fitting.plan.foreign_tensors import NOTHING, Beside
-from outsize.model.fitting.plan.hosted_choice import HostedChoice
 from outsize.model.fitting.plan.projection import peaks_of, play_steps
 from outsize.model.fitting.run.hosted import open_hosted
 from outsize.model.fitting.run.recorder import Recorder
@@ -128,7 +128,7 @@ class HostedStage:
         return shapes
 
     def run(
-        self, choice: HostedChoice, layout: Layout, order: list[str], written: dict[Any, tuple[str, ...]],
+        self, choice: Choice, layout: Layout, order: list[str], written: dict[Any, tuple[str, ...]],
         call: Callable[[Any, Any], Any] | None = None,
     ) -> Sketch:  # fmt: skip
         """One step, in which optimizer state is made: later ones find it and hold less; or one inference with `call`."""
@@ -139,7 +139,7 @@ class HostedStage:
             batch = batches.transform(self.batch, lambda _, twin: twin.make(self.label), leaf=Twin)
             optimizer = self._optimizer(layout)
             work = replace(self.work, optimizer=optimizer, written=written, scaler=None)
-            cut = cut_model(work.model, choice.limit, choice.held, order)
+            cut = cut_model(work.model, choice.unit_bytes, choice.held, order)
             watch.begin(work.model)
             runner = open_hosted(
                 work, choice, cut, NoMover(torch.device(self.label)), NoSource(), order, state=State(cut, layout)
@@ -154,7 +154,7 @@ class HostedStage:
                 else:
                     runner.step(batch)
             visiting = 0
-            if choice.state and choice.update != "host":
+            if choice.state_ring and choice.update != "host":
                 visiting = sum(stretch(shapes) for shapes in layout.values())
                 visiting += 2 * cut.weights if choice.update == "kept" else 0
             sources = seen.drawn.sources()

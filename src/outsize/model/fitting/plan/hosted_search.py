@@ -18,9 +18,9 @@ from outsize.model.fitting.move.pinned_blocks import Layout, stretch
 from outsize.model.fitting.move.ring import ALIGNMENT, aligned
 from outsize.model.fitting.move.units import Cut, cut_model, sizeof
 from outsize.model.fitting.move.visits import Nested
+from outsize.model.fitting.plan.choice import UPDATES, Choice
 from outsize.model.fitting.plan.foreign_tensors import say_beside
 from outsize.model.fitting.plan.host_memory import LIBRARIES, check_disk, host_bytes, spill
-from outsize.model.fitting.plan.hosted_choice import HostedChoice
 from outsize.model.fitting.plan.hosted_dry_run import HostedStage, Sketch
 from outsize.model.fitting.plan.link_speeds import Rates
 from outsize.model.fitting.run.chunked_loss import find_head
@@ -70,7 +70,7 @@ class Search:
     written: dict[Any, tuple[str, ...]] = field(default_factory=dict)
     traced: Callable[[], None] = lambda: None
     """Called after each trace."""
-    tried: list[tuple[HostedChoice, Sketch]] = field(default_factory=list)
+    tried: list[tuple[Choice, Sketch]] = field(default_factory=list)
     exact: bool = True
     """Random numbers have to be those of the plain step."""
     forbidden: set[str] = field(default_factory=set)
@@ -88,7 +88,7 @@ class Search:
     piece: int = 0
     """Bytes of a transfer to the scratch file where there is one already."""
 
-    def run(self) -> tuple[HostedChoice, Sketch]:
+    def run(self) -> tuple[Choice, Sketch]:
         """The fastest choice that fits, or a `BudgetError`."""
         self.layout = self.stage.layout()
         least = self._least_host()
@@ -122,7 +122,7 @@ class Search:
         self._give_up(room)
         raise AssertionError
 
-    def _first(self, room: int) -> tuple[tuple[HostedChoice, Sketch] | None, list[int]]:
+    def _first(self, room: int) -> tuple[tuple[Choice, Sketch] | None, list[int]]:
         """The first choice that fits, or what those hold of the host that fit the device."""
         tight: list[int] = []
         for choice in self._choices():
@@ -150,22 +150,22 @@ class Search:
         culprit = max((name for name in sketch.peaks if name != "reserved"), key=sketch.peaks.__getitem__)
         raise BudgetError(
             f"no exact plan fits into {format_bytes(self.device)} of the device: the smallest found holds "
-            f"{format_bytes(sketch.peak)} in its {culprit} pass (units of at most {format_bytes(choice.limit)}, "
+            f"{format_bytes(sketch.peak)} in its {culprit} pass (units of at most {format_bytes(choice.unit_bytes)}, "
             f"rows in {choice.pieces} pieces){say_beside(sketch.beside)}, so budget={needed} is the smallest that has one",
             needed=sketch.peak, budget=self.device, smallest=needed, culprit=culprit,
         )  # fmt: skip
 
     # the candidates
 
-    def _choices(self) -> Iterator[HostedChoice]:
+    def _choices(self) -> Iterator[Choice]:
         """From the fastest to the smallest."""
         for part in PARTS:
             limit = self.device // part
             if self.call is not None:
                 for pieces in self._pieces():
-                    yield HostedChoice(limit=limit, ring=0, pieces=pieces)
+                    yield Choice(unit_bytes=limit, pieces=pieces)
                 continue
-            update: Literal["card", "host", "kept"] = "kept" if self.forced else self._where()
+            update = "kept" if self.forced else self._where()
             for inputs in (False, True):
                 if (inputs and "offload" in self.forbidden) or (not inputs and part != PARTS[0]):
                     continue
@@ -175,13 +175,8 @@ class Search:
                             pieces > 2 and not chunks and self.stage.work.heads
                         ):
                             continue
-                        yield HostedChoice(
-                            limit=limit,
-                            ring=0,
-                            update=update,
-                            inputs=inputs,
-                            chunks=chunks,
-                            pieces=pieces,
+                        yield Choice(
+                            unit_bytes=limit, inputs_away=inputs, chunks=chunks, pieces=pieces, **UPDATES[update]
                         )
 
     def _pieces(self) -> tuple[int, ...]:
@@ -202,15 +197,15 @@ class Search:
         host = max(2 * weights / self.rates.both, weights / self.rates.host)
         return "card" if card <= host else "host"
 
-    def _complete(self, choice: HostedChoice) -> tuple[HostedChoice, Cut]:
+    def _complete(self, choice: Choice) -> tuple[Choice, Cut]:
         """Rings and held modules for the units that a choice leads to."""
         model = self.stage.work.model
-        cut = cut_model(model, choice.limit, choice.held, self.order)
+        cut = cut_model(model, choice.unit_bytes, choice.held, self.order)
         held = dict.fromkeys((*choice.held, *self.outside))
         size = max(1, cut.largest)
         held |= dict.fromkeys(name for name, unit in cut.units.items() if unit.size * TINY < size)
         held |= dict.fromkeys(self.stage.work.heads if choice.chunks else ())
-        cut = cut_model(model, choice.limit, tuple(held), self.order)
+        cut = cut_model(model, choice.unit_bytes, tuple(held), self.order)
         state = 0
         if choice.update == "card" or (choice.update == "kept" and self.later and self._where() == "card"):
             longest = max((stretch(shapes) for shapes in self.layout.values()), default=0)
@@ -223,9 +218,9 @@ class Search:
             choice,
             held=tuple(held),
             ring=ring,
-            state=choice.state or state,
-            few=few,
-            more=self.call is None and "pieces" not in self.forbidden,
+            state_ring=choice.state_ring or state,
+            small_bytes=few,
+            more_pieces=self.call is None and "pieces" not in self.forbidden,
         ), cut
 
     def _few(self) -> int:
@@ -236,14 +231,14 @@ class Search:
         ratio = max((stretch(self.layout.get(id(p), [])) / max(1, aligned(sizeof(p))) for p in small), default=0.0)
         return min(int(2 * ratio * (few + ALIGNMENT * 64)), sum(stretch(self.layout.get(id(p), [])) for p in small))
 
-    def _trace(self, choice: HostedChoice) -> tuple[HostedChoice, Sketch] | None:
+    def _trace(self, choice: Choice) -> tuple[Choice, Sketch] | None:
         """Project; what the trace learns (order, outside uses, written buffers, generators, heads) is used from then on."""
         stage = self.stage
         for attempt in range(ROUNDS):
             full, cut = self._complete(choice)
             if choice.chunks and not stage.work.heads:
                 return None
-            if full.ring + full.state + cut.held.size > self.device and self.tried:
+            if full.ring + full.state_ring + cut.held.size > self.device and self.tried:
                 return None
             order = [name for name in self.order if name in cut.units] or list(cut.units)
             try:
@@ -279,17 +274,17 @@ class Search:
         self.tried.append((full, sketch))
         return full, sketch
 
-    def _widen(self, choice: HostedChoice, sketch: Sketch, room: int) -> tuple[HostedChoice, Sketch]:
+    def _widen(self, choice: Choice, sketch: Sketch, room: int) -> tuple[Choice, Sketch]:
         """What room is left makes the rings longer, and lets modules stay."""
-        cut = cut_model(self.stage.work.model, choice.limit, choice.held, self.order)
+        cut = cut_model(self.stage.work.model, choice.unit_bytes, choice.held, self.order)
         left = room - sketch.peak
         wider = choice
         if left > cut.largest:
             wider = replace(wider, ring=choice.ring + cut.largest)
             left -= cut.largest
-        if choice.state and choice.update != "host":
-            more = min(left // 2, 2 * choice.state)
-            wider = replace(wider, state=choice.state + more)
+        if choice.state_ring and choice.update != "host":
+            more = min(left // 2, 2 * choice.state_ring)
+            wider = replace(wider, state_ring=choice.state_ring + more)
             left -= more
         elif self.call is not None:
             stay: list[str] = []

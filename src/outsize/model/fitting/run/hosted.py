@@ -1,6 +1,6 @@
 """A model that stays on the host and visits a device, unit by unit.
 
-In: a model in host memory (or weights in a file) and a `HostedChoice`. Out: a runner in which every unit's weights come before it
+In: a model in host memory (or weights in a file) and a `Choice`. Out: a runner in which every unit's weights come before it
 runs, and what it saves is computed again from inputs that may wait on the host.
 """
 
@@ -19,7 +19,7 @@ from outsize.model.fitting.move.pinned_blocks import State, Weights
 from outsize.model.fitting.move.scratch_file import ScratchFile
 from outsize.model.fitting.move.units import Cut
 from outsize.model.fitting.move.visits import Source, Visits
-from outsize.model.fitting.plan.hosted_choice import HostedChoice
+from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.chunked_loss import chunked_heads
 from outsize.model.fitting.run.clip_and_scale import GradientCheck
 from outsize.model.fitting.run.forward_functions import children_called, other_forwards, without_cache
@@ -40,7 +40,7 @@ class Hosted:
     listens = False
 
     def __init__(
-        self, work: Work, choice: HostedChoice, cut: Cut, mover: Mover, source: Source, order: list[str], *,
+        self, work: Work, choice: Choice, cut: Cut, mover: Mover, source: Source, order: list[str], *,
         weights: Weights | None = None, state: State | None = None, rows: int = 0, scratch: ScratchFile | None = None,
     ) -> None:  # fmt: skip
         self.work = work
@@ -53,7 +53,7 @@ class Hosted:
         self.scratch = scratch
         """Where that lies which the host has no room for, None where there is nothing."""
         self.visits = Visits(work.model, cut, source, mover, choice.ring, order)
-        self.keeper = Keeper(mover) if choice.inputs else None
+        self.keeper = Keeper(mover) if choice.inputs_away else None
         self._rows = rows
         self._generators = [*generators_of(mover.device), *work.sources] if self.real else [*GLOBAL]
         """What a unit draws again in its second run; a trace, of which others are learned, draws from no other."""
@@ -108,7 +108,7 @@ class Hosted:
         if self.scratch is not None:
             self.scratch.settle()
         pieces = choice.pieces
-        if self._rows and (pieces > 1 or choice.more):  # a larger batch runs in more pieces
+        if self._rows and (pieces > 1 or choice.more_pieces):  # a larger batch runs in more pieces
             pieces = -(-pieces * batches.count_rows(batch) // self._rows)
         keep = self.keeper.keep if self.keeper is not None else None
         with contextlib.ExitStack() as stack:
@@ -213,7 +213,7 @@ class HostedRunner(Runner[Hosted]):
 
 
 def open_hosted(
-    work: Work, choice: HostedChoice, cut: Cut, mover: Mover, source: Source, order: list[str], *,
+    work: Work, choice: Choice, cut: Cut, mover: Mover, source: Source, order: list[str], *,
     weights: Weights | None = None, state: State | None = None, rows: int = 0, scratch: ScratchFile | None = None,
 ) -> HostedRunner:  # fmt: skip
     """A runner of a model that visits a device."""
@@ -226,13 +226,13 @@ def _open_sink(hosted: Hosted) -> tuple[Sink, Sink | None]:
     """Where gradients go in a step, and where for a user who steps the optimizer."""
     work, choice, mover, cut = hosted.work, hosted.choice, hosted.mover, hosted.visits.cut
     if choice.update == "host" and hosted.real:
-        return UpdateOnHost(work.optimizer, mover, choice.state), None
+        return UpdateOnHost(work.optimizer, mover, choice.state_ring), None
     if choice.update not in ("card", "kept"):
         return Dropped(mover), None
     on_card = None
-    if choice.state and hosted.state is not None:
+    if choice.state_ring and hosted.state is not None:
         on_card = UpdateOnCard(
-            work.optimizer, hosted.visits, hosted.weights, hosted.state, mover, choice.state, choice.few
+            work.optimizer, hosted.visits, hosted.weights, hosted.state, mover, choice.state_ring, choice.small_bytes
         )
     if choice.update == "card":
         assert on_card is not None

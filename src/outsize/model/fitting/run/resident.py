@@ -173,4 +173,4 @@ def open_resident(
     sink: Sink = own
     if work.optimizer is not None:
         sink = Update(work.optimizer, choice, weights.parcels, work.model, weights.streamed, work.clip, work.scaler)
-    return Runner(work, choice, weights, sink, own, autocast=choice.autocast)
+    return Runner(work, choice, weights, sink, own)

@@ -17,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from outsize.core.errors import InputError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.normaliser import Normaliser
+from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.gradient_sink import Sink
 from outsize.model.fitting.run.interrupts import Interrupts
 from outsize.model.fitting.run.join_outputs import join
@@ -98,9 +99,7 @@ AnyResidence = TypeVar("AnyResidence", bound=Residence)
 class Runner(Generic[AnyResidence]):
     """A plan bound to a model."""
 
-    def __init__(
-        self, work: Work, choice: Any, weights: AnyResidence, sink: Sink, own: Sink | None, *, autocast: bool = False
-    ) -> None:
+    def __init__(self, work: Work, choice: Choice, weights: AnyResidence, sink: Sink, own: Sink | None) -> None:
         self.work = work
         self.choice = choice
         self.weights = weights
@@ -110,7 +109,6 @@ class Runner(Generic[AnyResidence]):
         self.interrupts = Interrupts()
         self._own = own
         """Takes those of a user who steps the optimizer; None: the plan updates parameters itself."""
-        self._autocast = autocast
         self._used: Sink | None = None
         """The sink of a step that has begun and is not done."""
 
@@ -268,6 +266,6 @@ class Runner(Generic[AnyResidence]):
     def _autocasting(self) -> Any:
         import torch
 
-        if not self._autocast:
+        if not self.choice.autocast:
             return contextlib.nullcontext()
         return torch.autocast(self.work.device, dtype=torch.bfloat16)
