@@ -19,9 +19,9 @@ from outsize.model.fitting.move.stores import DiskStore, HostStore, NoStore
 from outsize.model.fitting.plan import dry_run as stages
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
+from outsize.model.fitting.run import offload as activations
 from outsize.model.fitting.run import optimizer_step as update
 from outsize.model.fitting.run import resident
-from outsize.model.fitting.run import saved_activations as activations
 from outsize.model.fitting.run.optimizer_subset import bytes_of, room_of
 from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.resident import open_resident

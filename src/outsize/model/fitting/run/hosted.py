@@ -26,12 +26,19 @@ from outsize.model.fitting.run.forward_functions import children_called, other_f
 from outsize.model.fitting.run.gradient_sink import Dropped, Sink
 from outsize.model.fitting.run.kept_gradients import HandedOver, KeptGradients
 from outsize.model.fitting.run.out_of_memory import clear_up
+from outsize.model.fitting.run.recompute import recomputed
+from outsize.model.fitting.run.recompute_inputs import keep_inputs
 from outsize.model.fitting.run.row_pieces import MixesRows, in_pieces, mixes_rows
 from outsize.model.fitting.run.runner import Runner, Work
 from outsize.model.fitting.run.second_run import generators_of
-from outsize.model.fitting.run.unit_recompute import run_again
 from outsize.model.fitting.run.update_on_card import UpdateOnCard
 from outsize.model.fitting.run.update_on_host import UpdateOnHost
+
+ONCE = (
+    "the loss goes back through the model more than once (gradients of gradients, retain_graph): a unit on a visit can do it "
+    "once, so fit a model that the device holds, without device="
+)
+"""What is said where saved tensors are asked for a second time."""
 
 
 class Hosted:
@@ -110,7 +117,7 @@ class Hosted:
         pieces = choice.pieces
         if self._rows and (pieces > 1 or choice.more_pieces):  # a larger batch runs in more pieces
             pieces = -(-pieces * batches.count_rows(batch) // self._rows)
-        keep = self.keeper.keep if self.keeper is not None else None
+        keep = keep_inputs(self.keeper.keep if self.keeper is not None else None)
         with contextlib.ExitStack() as stack:
             stack.enter_context(visits.standing_in())
             stack.enter_context(children_called())
@@ -123,15 +130,9 @@ class Hosted:
             for unit in visits.cut.units.values():
                 module = unit.module
                 forward = module.forward
-                twice = run_again(
-                    module,
-                    forward,
-                    visits.hold(unit, forward, sink.flush),
-                    self.work.written,
-                    self.mover.device,
-                    self._generators,
-                    keep,
-                )
+                second = visits.hold(unit, forward, sink.flush)
+                args = (keep, self.work.written, self.mover.device.type, self._generators, ONCE)
+                twice = recomputed(module, forward, second, *args)
                 if pieces > 1:
                     twice = self._checking(unit.name, forward, in_pieces(twice, pieces))
                 put(module, visits.wrap(unit, twice))

@@ -15,6 +15,7 @@ from outsize.model.fitting.move.evicted import Parcels, bytes_of
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.clip_and_scale import clip_factor
 from outsize.model.fitting.run.gradient_sink import Sink
+from outsize.model.fitting.run.offload import StoredTensor
 from outsize.model.fitting.run.optimizer_subset import (
     copy_all,
     in_runs,
@@ -26,7 +27,6 @@ from outsize.model.fitting.run.optimizer_subset import (
     why_not_one_by_one,
 )
 from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
-from outsize.model.fitting.run.saved_activations import Saved
 from outsize.model.fitting.run.undo_log import Before
 
 CLONED = 64 * 2**20
@@ -304,12 +304,12 @@ class Update(Sink):
         update need not wait for the link."""
         store = self.parcels.store
         slots = ((tensor, self.parcels.hand_over(tensor)) for tensor in tensors)
-        kept = {id(tensor): Saved(tensor, store, slot=slot) for tensor, slot in slots if slot is not None}
+        kept = {id(tensor): StoredTensor(tensor, store, slot=slot) for tensor, slot in slots if slot is not None}
         for run in in_runs([tensor for tensor in tensors if id(tensor) not in kept], CLONED):
             large = store.beside and bytes_of(run[0]) > CLONED
             copies = copy_all(run) if store.beside and not large else [t if t.dim() else t.clone() for t in run]
             for tensor, copy in zip(run, copies, strict=True):
-                kept[id(tensor)] = Saved(copy, store) if copy.dim() else copy
+                kept[id(tensor)] = StoredTensor(copy, store) if copy.dim() else copy
             if large:
                 store.land()  # a copy would take its room: the update waits for the link
         return [kept[id(tensor)] for tensor in tensors]
@@ -369,7 +369,7 @@ class Update(Sink):
         self._send(parameter, gradient)
 
     def _send(self, parameter: Any, gradient: Any) -> None:
-        self._away[parameter] = Saved(gradient, self.parcels.store)
+        self._away[parameter] = StoredTensor(gradient, self.parcels.store)
 
     def _bring(self, parameter: Any) -> Any:
         gradient = self._away[parameter].fetch()
