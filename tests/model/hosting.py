@@ -10,7 +10,7 @@ from outsize.model.fitting.move.units import cut_model, sizeof
 from outsize.model.fitting.move.visits import HostSource
 from outsize.model.fitting.plan.choice import UPDATES, Choice
 from outsize.model.fitting.plan.hosted_dry_run import HostedStage
-from outsize.model.fitting.run.hosted_runner import HostedRunner
+from outsize.model.fitting.run.hosted import open_hosted
 from outsize.model.fitting.run.runner import Work
 
 
@@ -93,4 +93,4 @@ def open_runner(
     weights = Weights(cut, None, filed["weights"], shelf)
     state = State(cut, layout, filed["state"], shelf) if choice.update == "card" or later else None
     source = HostSource(weights, lane)
-    return HostedRunner(work, choice, cut, lane, source, order, weights=weights, state=state, scratch=shelf), sketch
+    return open_hosted(work, choice, cut, lane, source, order, weights=weights, state=state, scratch=shelf), sketch

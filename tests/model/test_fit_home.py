@@ -24,7 +24,8 @@ from outsize.model.fitting.move.evicted import Away, Parcel
 from outsize.model.fitting.move.stores import DiskStore, HostStore
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.out_of_memory import clear_up
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
 STREAM = Choice(in_backward=True, state_away=True, stream=("embed", *BLOCKS, "head"))
@@ -93,7 +94,7 @@ class Pair:
         work = Work(model=self.model, loss=nets.language_loss, optimizer=self.ours)
         plan = plan_of_a_step()
         self.store = store or DiskStore(str(folder))
-        self.fitted = Fitted(plan, choice, Runner(work, choice, self.store), replan, len(self.batch))
+        self.fitted = Fitted(plan, choice, open_resident(work, choice, self.store), replan, len(self.batch))
         self.fitted._watched = 0
         self.step()
 
@@ -104,11 +105,11 @@ class Pair:
     @property
     def away(self):
         """Bytes that wait elsewhere."""
-        return sum(parcel.bytes for parcel in self.fitted._now.parcels._all.values() if parcel.away)
+        return sum(parcel.bytes for parcel in self.fitted._now.weights.parcels._all.values() if parcel.away)
 
     def check(self):
         """What waits elsewhere takes no memory here, and a step, undo and all values are those of the plain twin."""
-        for parcel in self.fitted._now.parcels._all.values():
+        for parcel in self.fitted._now.weights.parcels._all.values():
             assert parcel.away
             assert not parcel.tensor.untyped_storage().nbytes()
             assert all(isinstance(tensor, Away) for tensor in parcel.tensors.values())
@@ -165,7 +166,7 @@ def test_saving_gives_the_plain_values_wherever_memory_runs_out(
             for name in names:
                 ours, plain = (pick(pair) for pick in SAVED[name])
                 assert_same(ours.state_dict(), plain.state_dict())
-                assert pair.fitted._now.parcels.lent is None
+                assert pair.fitted._now.weights.parcels.lent is None
         pair.step()
         pair.check()
         pair.store.close()
@@ -242,7 +243,7 @@ def test_users_hooks_find_contents_and_one_that_fails_leaves_nothing_behind(tmp_
         broken.remove()
     assert len(seen) == 5
     pair.step()
-    assert pair.fitted._now.parcels.lent is None
+    assert pair.fitted._now.weights.parcels.lent is None
     with card.full(0):
         assert_same(pair.model.state_dict(), pair.twin.state_dict())
     for hooks in (pair.ours._optimizer_state_dict_post_hooks, pair.model._state_dict_pre_hooks):
@@ -383,7 +384,7 @@ def test_a_transformers_model_without_room_at_home_is_saved_as_it_is(tmp_path, m
     choice = Choice(state_away=True, stream=("model.layers.0", "model.layers.1"))
     store = DiskStore(str(tmp_path / "scratch"))
     work = Work(model=model, loss=loss, optimizer=optimizer)
-    fitted = Fitted(plan_of_a_step(), choice, Runner(work, choice, store), None, 2)
+    fitted = Fitted(plan_of_a_step(), choice, open_resident(work, choice, store), None, 2)
     fitted._watched = 0
     fitted.step(batch)
     with card.full(1000):
@@ -408,7 +409,7 @@ def test_a_failed_pass_with_activations_elsewhere_leaves_nothing_behind(tmp_path
     model = torch.nn.Sequential(Gate(), Gate())
     store = DiskStore(str(tmp_path))
     work = Work(model=model, loss=lambda m, x: m(x).sum(), optimizer=torch.optim.SGD(model.parameters()))
-    runner = Runner(work, Choice(offload=("0", "1")), store)
+    runner = open_resident(work, Choice(offload=("0", "1")), store)
     made = []
     model[0].linear.register_forward_hook(lambda module, given, out: made.append(weakref.ref(out)))
     model[1].register_forward_hook(lambda module, given, out: 1 / 0)

@@ -17,7 +17,8 @@ from outsize.model.fitting.move.evicted import Away
 from outsize.model.fitting.move.stores import DiskStore, HostStore
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.recorder import Recorder
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 
 OPTIMIZERS = {
     "AdamW": lambda ps: torch.optim.AdamW(ps, 1e-3, amsgrad=True),
@@ -61,7 +62,7 @@ class Resumed:
         self.model.load_state_dict(self.twin.state_dict())
         self.ours.load_state_dict(copy.deepcopy(self.plain.state_dict()))
         work = Work(model=self.model, loss=nets.language_loss, optimizer=self.ours)
-        self.fitted = Fitted(plan_of_a_step(), choice, Runner(work, choice, store), None, len(self.batch))
+        self.fitted = Fitted(plan_of_a_step(), choice, open_resident(work, choice, store), None, len(self.batch))
         self.fitted._watched = 0
 
     def step(self):

@@ -23,6 +23,7 @@ from outsize.model.fitting.move.pinned_blocks import State, Weights
 from outsize.model.fitting.move.ring import Ring
 from outsize.model.fitting.move.units import cut_model, sizeof
 from outsize.model.fitting.plan.hosted_dry_run import HostedStage
+from outsize.model.fitting.run.gradient_sink import Collected
 from outsize.model.fitting.run.runner import Work
 
 HUGE = 1 << 40
@@ -86,7 +87,9 @@ def test_rows_in_pieces_give_the_same_gradients(net, pieces, rows):
     runner, _ = open_runner(
         model, loss, optimizer, batch, lanes.LateLane(), limit=90_000, inputs=True, update="card", pieces=pieces
     )
-    found = runner.collect(batch)
+    sink = Collected()
+    runner.collect(batch, sink)
+    found = sink.gradients
     loss(twin, batch).backward()
     expected = [p.grad for p in twin.parameters()]
     assert nets.worst_difference([found[id(p)] for p in model.parameters()], expected) < 1e-12
@@ -181,7 +184,7 @@ def test_clipping_and_own_steps_leave_gradients_on_the_host():
     ours, plain = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, twin))
     fitted = fit(model, nets.language_loss, ours, batch, "8MiB", clip=0.5)
     assert fitted.choice.update == "kept" and any("clipping" in note for note in fitted.plan.notes)
-    assert fitted._runner.later is not None
+    assert fitted._runner.sink.on_card is not None
     fitted.step(batch)
     nets.language_loss(twin, batch).backward()
     nn.utils.clip_grad_norm_(twin.parameters(), 0.5)

@@ -10,7 +10,7 @@ from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.model.fitting.plan.remedies import ALLOWED, REMEDIES
-from outsize.model.fitting.run.optimizer_step import parameters_of, require_plain_step
+from outsize.model.fitting.run.optimizer_subset import parameters_of, require_plain_step
 from outsize.model.torch_port.objects import is_compiled
 
 KEYS = (*(kind.key for kind in REMEDIES), "pieces")

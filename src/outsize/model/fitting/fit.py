@@ -41,7 +41,8 @@ from outsize.model.fitting.plan.speeds import Timing, estimate_times, measure_ti
 from outsize.model.fitting.plan.take_apart import gather_facts, inclusive
 from outsize.model.fitting.run.expandable_segments import let_grow
 from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.user_errors import in_users_code, say
 from outsize.model.torch_port.patches import without_autocast
 
@@ -122,7 +123,7 @@ def fit(
         return planning.run(replace(allowance, bytes=limit), few, samples)
 
     plan, choice = plan_for(allowance.bytes, batch)
-    runner = None if dry_run else Runner(work, choice, planning.open_store(), rows=rows)
+    runner = None if dry_run else open_resident(work, choice, planning.open_store(), rows=rows)
     if work.device == "cuda":
         clear_up()  # what planning left in the allocator's cache is not the step's
     return Fitted(plan, choice, runner, plan_for, rows)
@@ -311,7 +312,7 @@ class Planning:
         with preserved(self.work.model, self.work.sources):
             let_grow(self, choice.expandable)
             try:
-                return try_out(Runner(self.work, choice, store), batch)
+                return try_out(open_resident(self.work, choice, store), batch)
             finally:
                 let_grow(self, False)
 

@@ -23,10 +23,10 @@ from outsize.model.fitting.move.evicted import Away
 from outsize.model.fitting.move.loaded_state import arriving
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.expandable_segments import let_grow
-from outsize.model.fitting.run.optimizer_step import state_of
+from outsize.model.fitting.run.optimizer_subset import state_of
 from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.run.recorder import Recorder
-from outsize.model.fitting.run.runner import Runner
+from outsize.model.fitting.run.resident import ResidentRunner, open_resident
 
 TIGHTER = {"cpu": 0.85, "cuda": 0.93, "hosted": 0.85}
 """After a failure the next plan holds at most this part of what the failed one should have held."""
@@ -122,7 +122,7 @@ class Fitted(Guarded):
         super()._ready(batch)
         if not self.choice.hosted:
             return
-        visits = self._now.visits
+        visits = self._now.weights.visits
         for name, parameter in self._work.model.named_parameters():
             if id(parameter) not in visits.proxies:
                 raise InputError(
@@ -136,12 +136,12 @@ class Fitted(Guarded):
     def _before_saving(self, thing: Any, *_: Any) -> None:
         if self.choice.hosted:
             return self.gather()
-        self._now.parcels.before_saving(thing, _tensors_of(thing))
+        self._now.weights.parcels.before_saving(thing, _tensors_of(thing))
 
     def _after_saving(self, thing: Any, saved: Any, *_: Any) -> Any:
         if self.choice.hosted:
             return None
-        parcels = self._now.parcels
+        parcels = self._now.weights.parcels
         lent = parcels.lent
         if lent is not None and lent.asker is thing:
             parcels.lent = None
@@ -151,30 +151,29 @@ class Fitted(Guarded):
         if self.choice.hosted:
             return self.gather()
         runner = self._now
-        runner.parcels.lent = None
+        runner.weights.parcels.lent = None
         if thing is not self._work.optimizer:
             return None  # into weights that are away is written where they are
-        runner.forget_replaced()  # by a load that failed
+        runner.weights.forget_replaced()  # by a load that failed
         if not self.choice.state_away:
             return None
-        if runner.streamer is not None:  # before the first step weights are at home, in the room that is needed
-            runner.streamer.leave()
-            runner.store.land()
-        return arriving(saved, runner.parcels)
+        runner.weights.end_slice()  # before the first step weights are at home, in the room that is needed
+        runner.weights.store.land()
+        return arriving(saved, runner.weights.parcels)
 
     def _after_loading(self, optimizer: Any) -> None:
         if not self.choice.hosted:
-            self._now.forget_replaced()
+            self._now.weights.forget_replaced()
 
     def _end(self) -> None:
         runner = self._now
         if not self.choice.hosted:
-            runner.forget_replaced()
-            runner.parcels.gather("undo()")
-            runner.store.close()
+            runner.weights.forget_replaced()
+            runner.weights.parcels.gather("undo()")
+            runner.weights.store.close()
             let_grow(self, False)
             return
-        stays = runner.scratch.stays if runner.scratch is not None else ""
+        stays = runner.weights.scratch.stays if runner.weights.scratch is not None else ""
         runner.close(home=not stays)
         if stays:
             warnings.warn(f"outsize: {stays}", stacklevel=3)
@@ -280,7 +279,7 @@ class Fitted(Guarded):
     def _plan_again(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
         """Another plan, compared with the plain step: weights are at home for that, the optimizer's state may have no room."""
         assert self._replan is not None
-        self._now.bring_weights()
+        self._now.weights.bring_weights()
         return self._replan(limit, batch)
 
     def _take(self, plan: FitPlan, choice: Choice) -> None:
@@ -293,10 +292,10 @@ class Fitted(Guarded):
             raise
         self.plan, self.choice, self._runner = plan, choice, following
 
-    def _settle(self, choice: Choice, old: Runner) -> Runner:
+    def _settle(self, choice: Choice, old: ResidentRunner) -> ResidentRunner:
         """The runner of another choice on the same device."""
-        following = Runner(old.work, choice, old.store, rows=self._rows, parcels=old.parcels)
-        following.settle()
+        following = open_resident(old.work, choice, old.weights.store, rows=self._rows, parcels=old.weights.parcels)
+        following.weights.settle(following.sink)
         return following
 
     def _go_tighter(self, failure: str) -> None:
@@ -311,7 +310,7 @@ class Fitted(Guarded):
             self.gather()
         else:
             with contextlib.suppress(OutOfMemory):  # weights without room at home cannot be compared, and are not
-                self._now.bring_weights()
+                self._now.weights.bring_weights()
         assert self._replan is not None
         part = TIGHTER["hosted" if self.choice.hosted else self._work.device]
         plan, choice = self._replan(int(most * part), None)
@@ -327,7 +326,7 @@ def _tensors_of(thing: Any) -> list[Any]:
     return state_of(thing)
 
 
-def measure(runner: Runner, batch: Any) -> tuple[Any, Recorder]:
+def measure(runner: ResidentRunner, batch: Any) -> tuple[Any, Recorder]:
     """One step on the CPU with every storage counted."""
     work = runner.work
     recorder = Recorder(work.device)

@@ -30,7 +30,7 @@ from outsize.model.fitting.plan.foreign_tensors import Beside, held_on, look_bes
 from outsize.model.fitting.plan.host_memory import in_memory
 from outsize.model.fitting.plan.link_speeds import Rates
 from outsize.model.fitting.run.clip_and_scale import check_scaler
-from outsize.model.fitting.run.optimizer_step import why_not_one_by_one
+from outsize.model.fitting.run.optimizer_subset import why_not_one_by_one
 from outsize.model.fitting.run.runner import Work
 
 

@@ -36,10 +36,12 @@ from outsize.model.fitting.plan.hosted_describe import tell
 from outsize.model.fitting.plan.hosted_dry_run import HostedStage, Sketch, watching
 from outsize.model.fitting.plan.hosted_search import Search
 from outsize.model.fitting.plan.link_speeds import measure, typical
-from outsize.model.fitting.run.hosted_runner import HostedRunner
+from outsize.model.fitting.run.forward_functions import without_cache
+from outsize.model.fitting.run.gradient_sink import Collected
+from outsize.model.fitting.run.hosted import HostedRunner, open_hosted
+from outsize.model.fitting.run.loss_value import read_loss
 from outsize.model.fitting.run.out_of_memory import clear_up, give_back_heap, is_out_of_memory
 from outsize.model.fitting.run.row_pieces import MixesRows
-from outsize.model.fitting.run.runner import read_loss, without_cache
 from outsize.model.fitting.user_errors import in_users_code
 
 COMPARED = 2**30
@@ -125,13 +127,13 @@ def _open(
         if old is not None:
             old.close()
         source = FileSource(given.files, cut, given.lane, order, READAHEAD)
-        runner = HostedRunner(work, choice, cut, given.lane, source, order, rows=given.rows)
+        runner = open_hosted(work, choice, cut, given.lane, source, order, rows=given.rows)
         empty = [b for b in work.model.buffers() if b.device.type == "meta"]
-        runner.visits.given = {id(b): given.files.read(given.files.extents[id(b)]) for b in empty}
+        runner.weights.visits.given = {id(b): given.files.read(given.files.extents[id(b)]) for b in empty}
         return runner
     lane = _open_shelf(given, search, choice, cut)
     weights, state = _lay_out(given, search, choice, cut, old)
-    return HostedRunner(
+    return open_hosted(
         work, choice, cut, lane, HostSource(weights, lane), order, weights=weights, state=state, rows=given.rows,
         scratch=given.shelf,
     )  # fmt: skip
@@ -171,8 +173,8 @@ def _lay_out(
         kind: {id(place.parameter) for place in cut.places() if place.name in set(choice.disk.get(kind, ()))}
         for kind in KINDS
     }
-    weights, state = (old.weights, old.state) if old is not None else (None, None)
-    same = old is not None and old.visits.cut.lies_like(cut)
+    weights, state = (old.weights.weights, old.weights.state) if old is not None else (None, None)
+    same = old is not None and old.weights.visits.cut.lies_like(cut)
     if weights is None or not same or weights.filed.keys() != filed["weights"]:
         weights = Weights(cut, weights, filed["weights"], given.shelf)
     if state is not None and (not same or state.filed.keys() != filed["state"]):
@@ -181,8 +183,8 @@ def _lay_out(
         return weights, None
     if state is None:
         state = State(cut, search.layout, filed["state"], given.shelf)
-        if old is not None and old.state is not None:
-            state.take_over(old.state, given.work.optimizer)
+        if old is not None and old.weights.state is not None:
+            state.take_over(old.weights.state, given.work.optimizer)
         state.move_in(given.work.optimizer)
         state.make_all()
     return weights, state
@@ -251,13 +253,13 @@ def _rehearse(given: Given, runner: HostedRunner) -> tuple[str, int | None, floa
             torch.cuda.reset_peak_memory_stats()
         sources = given.work.sources
         quiet = preserved(given.work.model, sources) if given.call is None else same_draws(sources)
-        with quiet, watching(runner.visits) as seen:
+        with quiet, watching(runner.weights.visits) as seen:
             start = time.perf_counter()
             if given.call is not None:
                 runner.rehearse_inference(given.batch, given.call)
             else:
                 runner.rehearse(given.batch)
-            runner.mover.drain()
+            runner.weights.mover.drain()
             seconds = time.perf_counter() - start
         measured = int(torch.cuda.max_memory_reserved()) if card else None
     except MixesRows:
@@ -267,7 +269,7 @@ def _rehearse(given: Given, runner: HostedRunner) -> tuple[str, int | None, floa
             raise
         return "memory", None, None
     if seen.outside:
-        names = {id(place.parameter): place.name for place in runner.visits.cut.places()}
+        names = {id(place.parameter): place.name for place in runner.weights.visits.cut.places()}
         given.outside |= dict.fromkeys(names[key] for key in seen.outside)
         return "outside", measured, seconds
     return ("" if given.call is not None else _compare(given, runner, measured or 0)), measured, seconds
@@ -298,17 +300,19 @@ def _plain_gradients(given: Given, beside: Any) -> tuple[Any, dict[str, Any]]:
 
 def _compare(given: Given, runner: HostedRunner, held: int) -> str:
     """The remedy whose gradients are not the plain ones; empty where all are, or where the model is too large to see."""
-    weights = runner.visits.cut.weights
+    weights = runner.weights.visits.cut.weights
     if weights > COMPARED or given.projected + 3 * weights > given.budgets[1].bytes:
         return ""
     room = held + 4 * weights <= given.budgets[0].bytes
     beside = given.device if room else the_cpu()
     batch, plain = _plain_gradients(given, beside)
     with preserved(given.work.model, given.work.sources):
-        found = runner.collect(batch)
+        collected = Collected()
+        runner.collect(batch, collected)
+    found = collected.gradients
     floor = 1e-4 * max((float(gradient.norm()) for gradient in plain.values()), default=0.0)
-    allowed = EQUAL[runner.autocast or beside.type != given.device.type]
-    for place in runner.visits.cut.places():
+    allowed = EQUAL[runner.weights.visits.autocast or beside.type != given.device.type]
+    for place in runner.weights.visits.cut.places():
         expected = plain.get(place.name)
         got = found.get(id(place.parameter))
         if expected is None or got is None:

@@ -31,7 +31,8 @@ from outsize.model.fitting.plan.foreign_tensors import note_beside, say_beside
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.plan.search import SURE
 from outsize.model.fitting.run.join_outputs import NotJoined
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.user_errors import in_users_code
 
 SHARE = 8
@@ -73,7 +74,7 @@ def fit_inference(
     plan, choice = plan_for(allowance.bytes)
     runner = None
     if not dry_run:
-        runner = Runner(work, choice, open_store(next(work.model.parameters()).device, scratch), rows=rows)
+        runner = open_resident(work, choice, open_store(next(work.model.parameters()).device, scratch), rows=rows)
     return Fitted(plan, choice, runner, plan_for, rows)
 
 
@@ -106,10 +107,10 @@ def _why_not_sliced(work: Work, call: Call, batch: Any) -> list[str]:
         return ["not used: slice the batch: it has one sample"]
     part = batches.take(batch, 0, min(SAMPLES, rows))
     with same_draws(), in_users_code("the model, called with the first samples,"):
-        whole = Runner(work, Choice(), NoStore()).infer(part, call)
+        whole = open_resident(work, Choice(), NoStore()).infer(part, call)
     try:
         with same_draws():
-            cut = Runner(work, Choice(slices=2), NoStore()).infer(part, call)
+            cut = open_resident(work, Choice(slices=2), NoStore()).infer(part, call)
     except NotJoined as error:
         return [f"not used: slice the batch: {error}"]
     one, other = (list(batches.tensors_of(out).values()) for out in (whole, cut))

@@ -18,7 +18,8 @@ from outsize.model.fitting.move.stores import Store
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.optimizer_step import Update
 from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 
 
 class Collect(Update):
@@ -29,7 +30,7 @@ class Collect(Update):
     sizes: dict[Any, tuple[Any, Any]]
     """Then: parameter -> norm of the difference, norm of the other's gradient."""
 
-    def accumulated(self, parameter: Any) -> None:
+    def accumulated(self, parameter: Any, holder: Any) -> None:
         """Away with it."""
         left = None if self.other is None else self.other.take(parameter)
         if left is None:
@@ -156,13 +157,11 @@ def _worst(differences: Iterator[Norms], rounding: dict[str, float] | None = Non
 
 def collect(work: Work, choice: Choice, part: Any, store: Store, other: Collect | None = None) -> Collect:
     """The gradients of a choice, elsewhere; with those of another pass, their differences in its place."""
-    runner = Runner(replace(work, scaler=None, clip=None), choice, store)
-    kept = Collect(work.optimizer, choice, runner.parcels, None, None)
+    runner = open_resident(replace(work, scaler=None, clip=None), choice, store)
+    kept = Collect(work.optimizer, choice, runner.weights.parcels, work.model, runner.weights.streamed)
     kept.other, kept.sizes = other, {}
-    kept.bind(runner.streamer.ids if runner.streamer else set(), work.model)
-    runner.update = kept
     try:
-        _, scale = runner._passes(part)
+        _, scale = runner.passes(part, kept)
     except BaseException as error:
         if is_out_of_memory(error):  # what failed frames hold makes room for the weights
             traceback.clear_frames(error.__traceback__)

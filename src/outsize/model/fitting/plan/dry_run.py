@@ -24,9 +24,10 @@ from outsize.model.fitting.move.stores import IN_FLIGHT, NoStore
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.foreign_tensors import look_beside
 from outsize.model.fitting.plan.projection import Ends, Projection, kept_by, peaks_of, play_steps
-from outsize.model.fitting.run.optimizer_step import state_of
+from outsize.model.fitting.run.optimizer_subset import state_of
 from outsize.model.fitting.run.out_of_memory import is_out_of_memory
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 from outsize.model.torch_port.dispatch import is_functorch, torch_off
 from outsize.model.torch_port.objects import (
     buffer_table,
@@ -162,7 +163,7 @@ class Stage:
             with self._swapped(fakes) as model:
                 watch.begin(model)
                 work = replace(self.work, optimizer=optimizer, scaler=None)
-                runner = Runner(work, choice, store, real=False)
+                runner = open_resident(work, choice, store, real=False)
                 runner.phase = watch.phase
                 if call is not None:
                     runner.infer(batch, call)

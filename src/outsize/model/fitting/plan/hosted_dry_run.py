@@ -25,7 +25,7 @@ from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Twin, Watch, bring_state, label_of, twin_of
 from outsize.model.fitting.plan.foreign_tensors import NOTHING, Beside
 from outsize.model.fitting.plan.projection import peaks_of, play_steps
-from outsize.model.fitting.run.hosted_runner import HostedRunner
+from outsize.model.fitting.run.hosted import open_hosted
 from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.runner import Work
 from outsize.model.torch_port.dispatch import dispatch_mode, leaves_of
@@ -141,12 +141,12 @@ class HostedStage:
             work = replace(self.work, optimizer=optimizer, written=written, scaler=None)
             cut = cut_model(work.model, choice.unit_bytes, choice.held, order)
             watch.begin(work.model)
-            runner = HostedRunner(
+            runner = open_hosted(
                 work, choice, cut, NoMover(torch.device(self.label)), NoSource(), order, state=State(cut, layout)
             )
             runner.phase = watch.phase
             met: list[str] = []
-            with watching(runner.visits) as seen, _meeting(cut, met):
+            with watching(runner.weights.visits) as seen, _meeting(cut, met):
                 if call is not None:
                     runner.infer(batch, call)
                 elif optimizer is None or choice.update in ("kept", "none"):
@@ -161,12 +161,12 @@ class HostedStage:
             seen.random |= dict.fromkeys(source.name for source in sources if source in GLOBAL)
             names = {id(p.parameter): p.name for p in cut.places()}
             sketch = Sketch(
-                peaks={}, inputs=runner.keeper.held if runner.keeper is not None else 0,
-                brought=runner.visits.brought + visiting, order=list(dict.fromkeys(met)),
+                peaks={}, inputs=runner.weights.keeper.held if runner.weights.keeper is not None else 0,
+                brought=runner.weights.visits.brought + visiting, order=list(dict.fromkeys(met)),
                 outside=tuple(names[key] for key in seen.outside),
                 random=tuple(seen.random), sources=sources, seconds=sum(watch.seconds.values()),
-                written=_written(work.model, runner.visits), ran=tuple(watch.calls),
-                heads=runner.heads_taken,
+                written=_written(work.model, runner.weights.visits), ran=tuple(watch.calls),
+                heads=runner.weights.heads_taken,
             )  # fmt: skip
             runner.roll_back()
         beside = self._beside.without(watch.met())

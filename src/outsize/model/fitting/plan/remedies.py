@@ -20,7 +20,7 @@ from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind
 from outsize.model.fitting.plan.sizes import Sizes, groups_at_once, in_flight, passes_of, plain_sizes, undo_bytes
 from outsize.model.fitting.plan.speeds import LAUNCH
-from outsize.model.fitting.run.optimizer_step import why_not_one_by_one
+from outsize.model.fitting.run.optimizer_subset import why_not_one_by_one
 from outsize.model.fitting.run.runner import Work
 
 CALL = 2e-4
