@@ -305,7 +305,7 @@ def test_a_streaming_plan_without_room_for_its_weights_at_home_is_made_tighter_a
         with pytest.warns(UserWarning, match="nothing was lost"):
             fitted.step(batch)
         with pytest.raises(outsize.OutOfMemory, match="comparison with the plain step needs"):
-            fitted._now.bring_weights()
+            fitted._now.weights.bring_weights()
         fitted.step(batch)
     assert before.stream and fitted.choice.stream and fitted.choice != before
     for _ in range(3):
