@@ -444,9 +444,9 @@ def test_twenty_adam_steps_stray_no_further_than_plain_ones_whose_samples_are_su
 
 def test_on_a_card_a_plan_is_found_whose_allocator_settles_inside_the_limit():
     from outsize.model.fitting.learn.findings import look
-    from outsize.model.fitting.plan.facts import gather_facts, inclusive
     from outsize.model.fitting.plan.search import Search
     from outsize.model.fitting.plan.speeds import estimate_times
+    from outsize.model.fitting.plan.take_apart import gather_facts, inclusive
 
     model, batch = nets.Language(blocks=4, width=64, words=5003), nets.make_tokens(rows=64, length=64, words=5003)
     work = Work(model=model, loss=nets.language_loss, optimizer=torch.optim.AdamW(model.parameters()))

@@ -13,7 +13,6 @@ from torch.nn import functional
 
 import outsize
 from outsize.model.fitting.fitted import Fitted
-from outsize.model.fitting.hosted_fitted import HostedFitted
 from outsize.model.fitting.learn.findings import look
 from outsize.model.fitting.move.stores import DiskStore
 from outsize.model.fitting.plan.choice import Choice
@@ -173,7 +172,7 @@ def test_after_a_hosted_update_that_fails_half_way_the_saved_state_can_be_loaded
     ours, plain = (torch.optim.AdamW(m.parameters(), 1e-3) for m in (model, twin))
     lane = lanes.LateLane(0)
     runner, _ = open_runner(model, nets.language_loss, ours, batch, lane, limit=20_000, inputs=False, update=update)
-    fitted = HostedFitted(None, runner.choice, runner, None)
+    fitted = Fitted(None, runner.choice, runner, None)
     fitted.step(batch)
     nets.plain_step(twin, nets.language_loss, plain, batch)
     saved = copy.deepcopy((model.state_dict(), ours.state_dict()))
@@ -227,7 +226,7 @@ def test_undo_of_a_hosted_fit_gives_back_the_layout_of_parameters(update):
     for _ in range(2):
         runner.step(batch)
         nets.plain_step(twin, nets.vision_loss, plain, batch)
-    HostedFitted(None, runner.choice, runner, None).undo()
+    Fitted(None, runner.choice, runner, None).undo()
     assert [p.stride() for p in model.parameters()] == [p.stride() for p in twin.parameters()]
     for m, optimizer in ((model, ours), (twin, plain)):
         nets.plain_step(m, nets.vision_loss, optimizer, batch)

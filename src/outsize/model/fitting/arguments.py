@@ -13,7 +13,7 @@ from outsize.model.fitting.plan.remedies import ALLOWED, REMEDIES
 from outsize.model.fitting.run.optimizer_subset import parameters_of, require_plain_step
 from outsize.model.torch_port.objects import is_compiled
 
-KEYS = (*(means.key for means in REMEDIES), "pieces")
+KEYS = (*(kind.key for kind in REMEDIES), "pieces")
 """Names that `without` may hold."""
 
 

@@ -32,11 +32,13 @@ from outsize.model.fitting.move.stores import open_store
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.describe import tell
 from outsize.model.fitting.plan.dry_run import Stage, open_stage
-from outsize.model.fitting.plan.facts import Facts, gather_facts, inclusive
+from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.foreign_tensors import held_on
 from outsize.model.fitting.plan.projection import Projection
-from outsize.model.fitting.plan.search import Candidate, Search, describe, remedies_on
+from outsize.model.fitting.plan.remedies import describe, remedies_on
+from outsize.model.fitting.plan.search import Candidate, Search
 from outsize.model.fitting.plan.speeds import Timing, estimate_times, measure_times, try_out
+from outsize.model.fitting.plan.take_apart import gather_facts, inclusive
 from outsize.model.fitting.run.expandable_segments import let_grow
 from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.run.resident import open_resident
@@ -352,7 +354,7 @@ class Planning:
 
     def _blame(self, choice: Choice, few: Any) -> str:
         """The remedy that alone makes the gradients differ, or the last one."""
-        on = [means.key for means in remedies_on(choice)]
+        on = [kind.key for kind in remedies_on(choice)]
         for key in on:
             if self._differs(replace(Choice(), **{key: getattr(choice, key)}), few):
                 return key

@@ -20,8 +20,8 @@ from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
 from outsize.engine.heap import keep_heap_lean
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.fitted import TIGHTER, Fitted
 from outsize.model.fitting.hosted_arguments import Given, check_given, the_cpu
-from outsize.model.fitting.hosted_fitted import TIGHTER, HostedFitted
 from outsize.model.fitting.learn.findings import preserved
 from outsize.model.fitting.learn.random_sources import same_draws
 from outsize.model.fitting.move.mover import Mover
@@ -55,7 +55,7 @@ def fit_hosted(
     model: Any, loss: Any, optimizer: Any, batch: Any, *, device: Any, budget: int | str | None, host: int | str | None,
     weights: Any, allow: str, own_step: bool, clip: float | None, scaler: Any, without: tuple[str, ...], dry_run: bool,
     call: Callable[[Any, Any], Any] | None = None,
-) -> HostedFitted:  # fmt: skip
+) -> Fitted:  # fmt: skip
     """Plan, move, rehearse."""
     given = check_given(
         model, loss, optimizer, batch, device, budget, host, weights, own_step, clip, scaler, without, dry_run, call
@@ -70,7 +70,7 @@ def fit_hosted(
             raise _confirm(given, error) from None
     plan = _tell(given, search, choice, sketch)
     if dry_run:
-        return HostedFitted(plan, choice, None, _no_more, given.call)
+        return Fitted(plan, choice, None, None, given.rows, call=given.call)
     with told("moving weights, one step to try", "parts"):
         return _settle(given, search, choice, sketch)
 
@@ -91,10 +91,6 @@ def _confirm(given: Given, error: BudgetError) -> BudgetError:
         f"no exact plan fits into {asked} of the device: budget={found.smallest} is the smallest that was found to have one",
         needed=found.needed, budget=given.budgets[0].bytes, smallest=found.smallest, culprit=found.culprit,
     )  # fmt: skip
-
-
-def _no_more(room: int, runner: HostedRunner) -> Any:
-    raise AssertionError
 
 
 def _search(given: Given, room: int) -> Search:
@@ -194,7 +190,7 @@ def _lay_out(
     return weights, state
 
 
-def _settle(given: Given, search: Search, choice: Choice, sketch: Sketch) -> HostedFitted:
+def _settle(given: Given, search: Search, choice: Choice, sketch: Sketch) -> Fitted:
     """Rehearse; plan again where the rehearsal shows something else than the trace."""
     room = given.budgets[0].bytes
     runner: HostedRunner | None = None
@@ -214,7 +210,7 @@ def _settle(given: Given, search: Search, choice: Choice, sketch: Sketch) -> Hos
         if not wrong:
             break
         if wrong == "memory":
-            room = int(sketch.peak * TIGHTER)
+            room = int(sketch.peak * TIGHTER["hosted"])
         elif wrong != "outside":
             search.forbidden.add(wrong)
         runner.roll_back()
@@ -225,16 +221,23 @@ def _settle(given: Given, search: Search, choice: Choice, sketch: Sketch) -> Hos
             runner.close()
             raise
 
-    def tighter(limit: int, old: HostedRunner) -> tuple[FitPlan, Choice, HostedRunner]:
+    found: dict[Choice, tuple[Search, Sketch]] = {}
+
+    def replan(limit: int, batch: Any) -> tuple[FitPlan, Choice]:
         again = _search(given, limit)
         chosen, drawn = again.run()
-        return _tell(given, again, chosen, drawn), chosen, _open(given, again, chosen, drawn, old)
+        found[chosen] = again, drawn
+        return _tell(given, again, chosen, drawn), chosen
+
+    def reopen(chosen: Choice, old: HostedRunner) -> HostedRunner:
+        again, drawn = found[chosen]
+        return _open(given, again, chosen, drawn, old)
 
     plan = _tell(given, search, choice, sketch)
     if seconds is not None:
         slower = max(seconds, plan.seconds or 0.0) if choice.transfer_bytes else seconds  # a rehearsal writes nothing
         plan = replace(plan, seconds=slower, notes=(*plan.notes, f"a rehearsal took {seconds:.2g} s"))
-    fitted = HostedFitted(plan, choice, runner, tighter, given.call)
+    fitted = Fitted(plan, choice, runner, replan, given.rows, reopen=reopen, call=given.call)
     fitted.measured, fitted.seconds = measured, seconds
     return fitted
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
-from outsize.core.failure import Exactness, Remedy
+from outsize.core.failure import Remedy
 from outsize.core.fitting import FitPlan, Neighbour
 from outsize.core.memory import Allowance
 from outsize.core.noun import Known
@@ -20,16 +19,8 @@ from outsize.model.fitting.learn.findings import Findings
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.foreign_tensors import note_beside
-from outsize.model.fitting.plan.remedies import REMEDIES, place
-from outsize.model.fitting.plan.search import (
-    Candidate,
-    Search,
-    describe,
-    plain_seconds,
-    predict,
-    remedies_on,
-    slow_down,
-)
+from outsize.model.fitting.plan.remedies import REMEDIES, describe, place, predict, remedies_on
+from outsize.model.fitting.plan.search import Candidate, Search, plain_seconds, slow_down
 
 WORTH = 0.95
 """A setting that leaves at most this part of what is reserved is worth naming."""
@@ -75,11 +66,11 @@ def _remedies(found: Candidate, facts: Facts, findings: Findings) -> tuple[Remed
     choice = found.choice
     return tuple(
         Remedy(
-            name=means.name, saves=max(0, _without(choice, means.key, facts) - predict(choice, facts)), known=Known.ESTIMATE,
-            costs=f"+{100 * means.seconds(choice, facts) / max(plain_seconds(facts), 1e-9):.0f} % time",
-            exactness=_exactness(means, findings), how=means.how(choice, facts),
+            name=kind.name, saves=max(0, _without(choice, kind.key, facts) - predict(choice, facts)), known=Known.ESTIMATE,
+            costs=f"+{100 * kind.seconds(choice, facts) / max(plain_seconds(facts), 1e-9):.0f} % time",
+            exactness=kind.exactness_of(bool(findings.random)), how=kind.how(choice, facts),
         )
-        for means in remedies_on(choice)
+        for kind in remedies_on(choice)
     )  # fmt: skip
 
 
@@ -104,9 +95,7 @@ def say_absent(choice: Choice) -> list[str]:
 
 
 def _notes(facts: Facts, findings: Findings) -> list[str]:
-    notes = [
-        f"not used: {means.name}: {facts.forbidden[means.key]}" for means in REMEDIES if means.key in facts.forbidden
-    ]
+    notes = [f"not used: {kind.name}: {facts.forbidden[kind.key]}" for kind in REMEDIES if kind.key in facts.forbidden]
     if findings.normaliser is not None:
         notes.append(f"the loss is {findings.normaliser}")
     if findings.written:
@@ -117,12 +106,6 @@ def _notes(facts: Facts, findings: Findings) -> list[str]:
         said = "; ".join(f"{n} samples {1e3 * (a + b):.1f} ms" for n, a, b in facts.timing.points)
         notes.append(f"measured here, forward and backward: {said}; link to the host {facts.link / 1e9:.0f} GB/s")
     return notes
-
-
-def _exactness(means: Any, findings: Findings) -> Exactness:
-    if means.key == "slices" and findings.random:
-        return Exactness.DISTRIBUTION
-    return means.exactness  # type: ignore[no-any-return]
 
 
 def _without(choice: Choice, key: str, facts: Facts) -> int:
