@@ -22,7 +22,7 @@ from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run import offload as activations
 from outsize.model.fitting.run import optimizer_step as update
 from outsize.model.fitting.run import resident
-from outsize.model.fitting.run.optimizer_subset import bytes_of, room_of
+from outsize.model.fitting.run.optimizer_subset import room_of, sizeof
 from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
@@ -305,7 +305,7 @@ def test_state_comes_while_other_state_leaves_and_gives_way_where_an_update_find
             if failing:  # what came ahead is here at the first try and away at the next
                 assert here[number - 1] > here[number] == here[number + 1]
             assert not fit_step.half_updated
-            sizes = [bytes_of(p) for p in model.parameters()]
+            sizes = [sizeof(p) for p in model.parameters()]
             assert max(here) <= 2 * 2 * room_of(max(sizes), sum(sizes))  # two groups of two values each
         assert queue.both
         fit_step.gather()

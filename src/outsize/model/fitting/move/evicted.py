@@ -20,6 +20,7 @@ from outsize.core.errors import InputError, OutOfMemory
 from outsize.core.units import format_bytes
 from outsize.model.fitting.move.saving_copies import Lent, lay_over
 from outsize.model.fitting.move.stores import Store
+from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.run.out_of_memory import clear_up, in_a_line, is_out_of_memory
 from outsize.model.torch_port.dispatch import no_modes, no_subclass_functions
 from outsize.model.torch_port.objects import storage_key
@@ -86,11 +87,6 @@ class Away:
 def _is_so(tensor: Any, *more: Any, dtype: Any = None, device: Any = None, **others: Any) -> bool:
     """True where `tensor.to(dtype=, device=)` would give the tensor itself."""
     return not (more or others) and device == tensor.device and dtype in (None, tensor.dtype)
-
-
-def bytes_of(tensor: Any) -> int:
-    """Bytes of its elements."""
-    return int(tensor.numel() * tensor.element_size())
 
 
 def raw(storage: Any, real: bool) -> Any:
@@ -254,7 +250,7 @@ class Parcels:
         """The slot that has a tensor's bytes as they came; None where there is none, or others' bytes are in it too."""
         parcel = self._all.get(storage_key(tensor))
         alone = parcel is not None and len(parcel.tensors) == 1
-        return parcel.hand_over() if parcel is not None and alone and parcel.bytes == bytes_of(tensor) else None
+        return parcel.hand_over() if parcel is not None and alone and parcel.bytes == sizeof(tensor) else None
 
     def take_in(self, tensor: Any) -> None:
         """Away with one, and nothing of it is here when this is over."""

@@ -13,7 +13,8 @@ from typing import Any
 
 from outsize.core.errors import OutOfMemory
 from outsize.core.units import format_bytes
-from outsize.model.fitting.move.evicted import Parcels, bytes_of
+from outsize.model.fitting.move.evicted import Parcels
+from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.run.out_of_memory import in_a_line, is_out_of_memory
 from outsize.model.torch_port.dispatch import no_subclass_functions
 
@@ -53,7 +54,7 @@ class Arriving:
                 raise
             failure = in_a_line(error)
         raise OutOfMemory(
-            f"load_state_dict() found no room for {format_bytes(bytes_of(given))} of optimizer state on their way to where they "
+            f"load_state_dict() found no room for {format_bytes(sizeof(given))} of optimizer state on their way to where they "
             f"wait ({cls.parcels.store.name}): {failure}. Nothing is lost: the optimizer has the state that it had"
         )
 

@@ -20,7 +20,7 @@ from outsize.model.fitting.move.mover import NoMover
 from outsize.model.fitting.move.pinned_blocks import Layout, Shape, State, stretch
 from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.units import cut_model
-from outsize.model.fitting.move.visits import NoSource, Visits
+from outsize.model.fitting.move.visits import Source, Visits
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Twin, Watch, bring_state, label_of, twin_of
 from outsize.model.fitting.plan.foreign_tensors import NOTHING, Beside
@@ -142,7 +142,7 @@ class HostedStage:
             cut = cut_model(work.model, choice.unit_bytes, choice.held, order)
             watch.begin(work.model)
             runner = open_hosted(
-                work, choice, cut, NoMover(torch.device(self.label)), NoSource(), order, state=State(cut, layout)
+                work, choice, cut, NoMover(torch.device(self.label)), Source(), order, state=State(cut, layout)
             )
             runner.phase = watch.phase
             met: list[str] = []

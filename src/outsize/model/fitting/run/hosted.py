@@ -29,7 +29,7 @@ from outsize.model.fitting.run.out_of_memory import clear_up
 from outsize.model.fitting.run.recompute import recomputed
 from outsize.model.fitting.run.recompute_inputs import keep_inputs
 from outsize.model.fitting.run.row_pieces import MixesRows, in_pieces, mixes_rows
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.runner import Residence, Runner, Work
 from outsize.model.fitting.run.second_run import generators_of
 from outsize.model.fitting.run.update_on_card import UpdateOnCard
 from outsize.model.fitting.run.update_on_host import UpdateOnHost
@@ -41,10 +41,8 @@ ONCE = (
 """What is said where saved tensors are asked for a second time."""
 
 
-class Hosted:
+class Hosted(Residence):
     """Where the weights of such a model are while it runs."""
-
-    listens = False
 
     def __init__(
         self, work: Work, choice: Choice, cut: Cut, mover: Mover, source: Source, order: list[str], *,
@@ -75,10 +73,6 @@ class Hosted:
         """True where head and loss ran in pieces and nobody looked at the logits."""
         return self._heads is not None and bool(self._heads.taken) and not self._heads.made
 
-    def cut(self, rows: int) -> list[tuple[int, int]]:
-        """All at once: units run in pieces."""
-        return [(0, rows)]
-
     def place(self, batch: Any) -> Any:
         """A copy there."""
         if not self.real:
@@ -89,15 +83,6 @@ class Hosted:
         """Proxies."""
         trained = (place.parameter for place in self.visits.cut.places() if place.parameter.requires_grad)
         return [(parameter, self.visits.proxies[id(parameter)]) for parameter in trained]
-
-    def begin_backward(self) -> None:
-        """Nothing waits for it."""
-
-    def accumulated(self, parameter: Any) -> None:
-        """It leaves with its unit."""
-
-    def end_slice(self) -> None:
-        """There is one, and `applied` ends it."""
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:

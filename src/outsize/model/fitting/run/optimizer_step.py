@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from outsize.core.errors import InputError
-from outsize.model.fitting.move.evicted import Parcels, bytes_of
+from outsize.model.fitting.move.evicted import Parcels
+from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.clip_and_scale import clip_factor
 from outsize.model.fitting.run.gradient_sink import Sink
@@ -112,13 +113,13 @@ class Update(Sink):
                 "where two parts under checkpoint(use_reentrant=True) share it: say use_reentrant=False, or fit with "
                 "without=('in_backward',)"
             )
-        size = sum(map(bytes_of, self._waiting))
-        if self._waiting and parameter not in self._waiting and size + bytes_of(parameter) > self._room:
+        size = sum(map(sizeof, self._waiting))
+        if self._waiting and parameter not in self._waiting and size + sizeof(parameter) > self._room:
             self._update_waiting()
             size = 0
         self._waiting[parameter] = None
         self._begin([parameter])  # what it needs comes while the backward pass goes on
-        if size + bytes_of(parameter) >= self._room:
+        if size + sizeof(parameter) >= self._room:
             self._update_waiting()
 
     def _update_waiting(self) -> None:
@@ -181,7 +182,7 @@ class Update(Sink):
         if not parameters or not parameters[0].is_cuda or len(self.optimizer.state) < len(parameters):
             return False
         free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return bool(free >= ROOMY * sum(map(bytes_of, parameters)))
+        return bool(free >= ROOMY * sum(map(sizeof, parameters)))
 
     def _whole(self) -> None:
         if self.scaler is not None:
@@ -306,7 +307,7 @@ class Update(Sink):
         slots = ((tensor, self.parcels.hand_over(tensor)) for tensor in tensors)
         kept = {id(tensor): StoredTensor(tensor, store, slot=slot) for tensor, slot in slots if slot is not None}
         for run in in_runs([tensor for tensor in tensors if id(tensor) not in kept], CLONED):
-            large = store.beside and bytes_of(run[0]) > CLONED
+            large = store.beside and sizeof(run[0]) > CLONED
             copies = copy_all(run) if store.beside and not large else [t if t.dim() else t.clone() for t in run]
             for tensor, copy in zip(run, copies, strict=True):
                 kept[id(tensor)] = StoredTensor(copy, store) if copy.dim() else copy

@@ -22,13 +22,13 @@ from outsize.model.fitting.run.gradient_sink import InPlace, Sink
 from outsize.model.fitting.run.offload import Offload
 from outsize.model.fitting.run.optimizer_step import Update, forget_replaced
 from outsize.model.fitting.run.recompute import checkpointed
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.runner import Residence, Runner, Work
 from outsize.model.fitting.run.second_run import generators_of
 from outsize.model.fitting.run.sequential_runs import in_spans, is_span, owner_of
 from outsize.model.torch_port.objects import storage_key
 
 
-class Resident:
+class Resident(Residence):
     """Where the weights of such a model are while it runs."""
 
     def __init__(self, work: Work, choice: Choice, store: Store, parcels: Parcels, rows: int) -> None:
@@ -60,10 +60,6 @@ class Resident:
             return [(0, rows)]
         start, stop = batches.cut(self._rows, choice.slices, choice.first)[1 if choice.first else 0]
         return batches.cut(rows, -(-rows // (stop - start)))
-
-    def place(self, batch: Any) -> Any:
-        """The user has put it there."""
-        return batch
 
     def holders(self) -> Iterable[tuple[Any, Any]]:
         """The parameters themselves."""
@@ -132,13 +128,6 @@ class Resident:
                 if self.streamer is not None:
                     self.streamer.leave()
                 self.store.land()
-
-    def rehearsal(self) -> contextlib.AbstractContextManager[None]:
-        """The first steps are measured instead."""
-        return contextlib.nullcontext()
-
-    def roll_back(self) -> None:
-        """`applied` leaves nothing under way."""
 
     def settle(self, sink: Sink) -> None:
         """Take over from another choice: what this one wants at home comes home."""
