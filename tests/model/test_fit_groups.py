@@ -166,7 +166,7 @@ def test_part_of_the_state_is_elsewhere_that_of_the_largest_parameters_and_comes
     runner = open_resident(work, Choice(state_away=True), store)
     seen = []
     for part in (1.0, 0.5, 0.2, 0.0, 0.7):
-        runner = open_resident(work, Choice(state_away=part), store, parcels=runner.weights.parcels)
+        runner = open_resident(work, Choice(state_away=part), store, evicted=runner.weights.evicted)
         runner.weights.settle(runner.sink)
         runner.step(batch)
         nets.plain_step(twin, nets.language_loss, plain, batch)
@@ -283,8 +283,8 @@ def test_only_state_that_the_optimizer_has_waits_elsewhere_whatever_failed_or_wa
             nets.plain_step(twin, nets.language_loss, plain, batch)
         streamed = [p for p in model.parameters() if runner.weights.streamer and id(p) in runner.weights.streamer.ids]
         away = {id(tensor) for tensor in (*streamed, *runner.sink.state_away())}
-        assert {key for parcel in runner.weights.parcels._all.values() for key in parcel.tensors} == away
-        assert store.held == sum(parcel.bytes for parcel in runner.weights.parcels._all.values())
+        assert {key for storage in runner.weights.evicted._all.values() for key in storage.tensors} == away
+        assert store.held == sum(storage.bytes for storage in runner.weights.evicted._all.values())
     runner.gather()
     assert store.held == 0
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))

@@ -65,7 +65,7 @@ def as_on_a_card(monkeypatch, seed):
     monkeypatch.setattr(update, "CLONED", 3000 if seed % 2 else 2**26)
     monkeypatch.setattr(activations, "SMALL", 64)
     monkeypatch.setattr(resident, "Offload", lambda store, ahead, device: activations.Offload(store, True, "cpu"))
-    monkeypatch.setattr(resident, "Streamer", lambda units, parcels, ahead: streamer(units, parcels, True))
+    monkeypatch.setattr(resident, "Streamer", lambda units, evicted, ahead: streamer(units, evicted, True))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -42,7 +42,7 @@ class Given:
     batch: Any
     rows: int
     device: Any
-    lane: Mover
+    mover: Mover
     budgets: tuple[Allowance, Allowance]
     """Device, host."""
     base: int
@@ -72,7 +72,7 @@ class Given:
     """The scratch folder."""
     disk: Allowance | None = None
     """Its room."""
-    shelf: ScratchFile | None = None
+    scratch: ScratchFile | None = None
     """The scratch file, once something is in it."""
     beside: Beside = field(default_factory=Beside)
     """What the process holds on the device that is not the step's."""
@@ -117,12 +117,14 @@ def check_given(
         forced = forced or ("clipping needs the norm of all gradients before the first update" if clip else "")
     later = optimizer is not None and not own_step and why_not_one_by_one(optimizer) is None
     work = Work(model=model, loss=loss, optimizer=optimizer, clip=clip, scaler=scaler, device=device.type)
-    lane = open_mover(device) if not dry or device.type == "cpu" or torch.cuda.is_available() else open_mover(the_cpu())
+    mover = (
+        open_mover(device) if not dry or device.type == "cpu" or torch.cuda.is_available() else open_mover(the_cpu())
+    )
     budgets, base, before = _budgets(model, optimizer, device, budget, host)
     beside = look_beside(device, [*model.buffers(), *batches.tensors_of(batch).values()])
     scratch = current_budget()
     return Given(
-        work=work, batch=batch, rows=rows, device=device, lane=lane, budgets=budgets, base=base, forced=forced, later=later,
+        work=work, batch=batch, rows=rows, device=device, mover=mover, budgets=budgets, base=base, forced=forced, later=later,
         forbidden=set(without), files=files, call=None if loss is not None else (call or call_model), dry=dry,
         before=before, folder=scratch.scratch, disk=next((a for a in scratch.allowances if a.pool == DISK), None),
         grounded=_why_in_memory(optimizer, own_step, without, scratch.scratch), beside=beside,

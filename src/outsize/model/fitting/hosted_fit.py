@@ -25,7 +25,7 @@ from outsize.model.fitting.hosted_arguments import Given, check_given, the_cpu
 from outsize.model.fitting.learn.findings import preserved
 from outsize.model.fitting.learn.random_sources import same_draws
 from outsize.model.fitting.move.mover import Mover
-from outsize.model.fitting.move.pinned_blocks import State, Weights, stretch
+from outsize.model.fitting.move.pinned_blocks import State, Weights, state_bytes
 from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile, measure_disk
 from outsize.model.fitting.move.units import Cut, cut_model
 from outsize.model.fitting.move.visits import HostSource
@@ -97,13 +97,13 @@ def _search(given: Given, room: int) -> Search:
     stage = HostedStage(given.work, given.batch, given.device, given.beside)
     if given.rates is None:
         card = given.budgets[0].bytes
-        given.rates = typical(given.device.type) if given.dry else measure(given.lane, given.work.optimizer, card)
+        given.rates = typical(given.device.type) if given.dry else measure(given.mover, given.work.optimizer, card)
     return Search(
         stage=stage, device=room, host=given.budgets[1].bytes, base=given.base, rates=given.rates, rows=given.rows,
         forced=given.forced, later=given.later, streamed=given.files is not None, call=given.call, kind=given.device.type,
         forbidden=given.forbidden, exact=given.exact, outside=dict(given.outside), before=given.before,
         grounded="it is read from a file already" if given.files is not None else given.grounded, disk=given.disk,
-        folder=given.folder, spills=given.shelf is not None, piece=given.shelf.piece if given.shelf is not None else 0,
+        folder=given.folder, spills=given.scratch is not None, piece=given.scratch.piece if given.scratch is not None else 0,
     )  # fmt: skip
 
 
@@ -126,43 +126,43 @@ def _open(
     if given.files is not None:
         if old is not None:
             old.close()
-        source = FileSource(given.files, cut, given.lane, order, READAHEAD)
-        runner = open_hosted(work, choice, cut, given.lane, source, order, rows=given.rows)
+        source = FileSource(given.files, cut, given.mover, order, READAHEAD)
+        runner = open_hosted(work, choice, cut, given.mover, source, order, rows=given.rows)
         empty = [b for b in work.model.buffers() if b.device.type == "meta"]
         runner.weights.visits.given = {id(b): given.files.read(given.files.extents[id(b)]) for b in empty}
         return runner
-    lane = _open_shelf(given, search, choice, cut)
+    mover = _open_scratch(given, search, choice, cut)
     weights, state = _lay_out(given, search, choice, cut, old)
     return open_hosted(
-        work, choice, cut, lane, HostSource(weights, lane), order, weights=weights, state=state, rows=given.rows,
-        scratch=given.shelf,
+        work, choice, cut, mover, HostSource(weights, mover), order, weights=weights, state=state, rows=given.rows,
+        scratch=given.scratch,
     )  # fmt: skip
 
 
-def _open_shelf(given: Given, search: Search, choice: Choice, cut: Cut) -> Mover:
+def _open_scratch(given: Given, search: Search, choice: Choice, cut: Cut) -> Mover:
     """The scratch file with room for all that is to be there, and the mover that reaches it."""
-    if choice.transfer_bytes and given.shelf is None:
+    if choice.transfer_bytes and given.scratch is None:
         give_back_heap()
         if given.device.type == "cpu":
             keep_heap_lean()
-        given.shelf = ScratchFile(given.folder, choice.transfer_bytes)
-    if given.shelf is None:
-        return given.lane
+        given.scratch = ScratchFile(given.folder, choice.transfer_bytes)
+    if given.scratch is None:
+        return given.mover
     places = {place.name: place for place in cut.places()}
-    given.shelf.reserve(
+    given.scratch.reserve(
         {
             (kind, id(places[name].parameter)): sizes_of(search, choice, kind, places[name])
             for kind in KINDS
             for name in choice.disk.get(kind, ())
         }
     )
-    state = sum(stretch(shapes) for shapes in search.layout.values())
+    state = sum(state_bytes(shapes) for shapes in search.layout.values())
     needed, host = given.base + LIBRARIES[given.device.type] + cut.weights + state, given.budgets[1].bytes
-    given.shelf.stays = "" if needed <= host else (
+    given.scratch.stays = "" if needed <= host else (
         f"weights and state take {format_bytes(needed)} of host memory, the budget is {format_bytes(host)}: they stay in their "
         "file, as memory maps, for as long as you hold them; save them with torch.save(model.state_dict(), ...)"
     )  # fmt: skip
-    return FileMover(given.lane, given.shelf)
+    return FileMover(given.mover, given.scratch)
 
 
 def _lay_out(
@@ -176,13 +176,13 @@ def _lay_out(
     weights, state = (old.weights.weights, old.weights.state) if old is not None else (None, None)
     same = old is not None and old.weights.visits.cut.lies_like(cut)
     if weights is None or not same or weights.filed.keys() != filed["weights"]:
-        weights = Weights(cut, weights, filed["weights"], given.shelf)
+        weights = Weights(cut, weights, filed["weights"], given.scratch)
     if state is not None and (not same or state.filed.keys() != filed["state"]):
         state = None
     if choice.update not in ("card", "kept") or not choice.state_ring:
         return weights, None
     if state is None:
-        state = State(cut, search.layout, filed["state"], given.shelf)
+        state = State(cut, search.layout, filed["state"], given.scratch)
         if old is not None and old.weights.state is not None:
             state.take_over(old.weights.state, given.work.optimizer)
         state.move_in(given.work.optimizer)

@@ -11,7 +11,7 @@ from outsize.core.noun import Known
 from outsize.core.plan import Peak, Step
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.move.pinned_blocks import stretch
+from outsize.model.fitting.move.pinned_blocks import state_bytes
 from outsize.model.fitting.move.units import Cut, cut_model, sizeof
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.describe import bound
@@ -42,7 +42,7 @@ def tell(
         for name, size in _peaks(sketch, there).items()
     )  # fmt: skip
     weights = sum(sizeof(p) for p in {id(p): p for p in work.model.parameters()}.values())
-    state = sum(stretch(shapes) for shapes in search.layout.values())
+    state = sum(state_bytes(shapes) for shapes in search.layout.values())
     back = _sent(choice, weights, state, sketch.inputs)
     moved = sketch.brought + sketch.inputs + back
     link = max((sketch.brought + sketch.inputs) / search.rates.both, back / search.rates.both)

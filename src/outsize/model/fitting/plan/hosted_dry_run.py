@@ -17,7 +17,7 @@ from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.random_sources import GLOBAL, Drawn, same_draws
 from outsize.model.fitting.move.mover import NoMover
-from outsize.model.fitting.move.pinned_blocks import Layout, Shape, State, stretch
+from outsize.model.fitting.move.pinned_blocks import Layout, Shape, State, state_bytes
 from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.units import cut_model
 from outsize.model.fitting.move.visits import Source, Visits
@@ -155,13 +155,13 @@ class HostedStage:
                     runner.step(batch)
             visiting = 0
             if choice.state_ring and choice.update != "host":
-                visiting = sum(stretch(shapes) for shapes in layout.values())
+                visiting = sum(state_bytes(shapes) for shapes in layout.values())
                 visiting += 2 * cut.weights if choice.update == "kept" else 0
             sources = seen.drawn.sources()
             seen.random |= dict.fromkeys(source.name for source in sources if source in GLOBAL)
             names = {id(p.parameter): p.name for p in cut.places()}
             sketch = Sketch(
-                peaks={}, inputs=runner.weights.keeper.held if runner.weights.keeper is not None else 0,
+                peaks={}, inputs=runner.weights.kept_inputs.held if runner.weights.kept_inputs is not None else 0,
                 brought=runner.weights.visits.brought + visiting, order=list(dict.fromkeys(met)),
                 outside=tuple(names[key] for key in seen.outside),
                 random=tuple(seen.random), sources=sources, seconds=sum(watch.seconds.values()),

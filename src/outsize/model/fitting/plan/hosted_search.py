@@ -14,7 +14,7 @@ from typing import Any, Literal
 from outsize.core.errors import BudgetError
 from outsize.core.memory import Allowance
 from outsize.core.units import format_bytes
-from outsize.model.fitting.move.pinned_blocks import Layout, stretch
+from outsize.model.fitting.move.pinned_blocks import Layout, state_bytes
 from outsize.model.fitting.move.ring import ALIGNMENT, aligned
 from outsize.model.fitting.move.units import Cut, cut_model, sizeof
 from outsize.model.fitting.move.visits import Nested
@@ -191,7 +191,7 @@ class Search:
             return "card"  # state and weights that come from a file go to the device, and only there
         if "state_away" in self.forbidden:
             return "host"
-        state = sum(stretch(shapes) for shapes in self.layout.values())
+        state = sum(state_bytes(shapes) for shapes in self.layout.values())
         weights = sum(sizeof(p) for p in self.stage.work.model.parameters() if p.requires_grad)
         card = max((2 * weights + state) / self.rates.both, (weights + state) / self.rates.both)
         host = max(2 * weights / self.rates.both, weights / self.rates.host)
@@ -208,7 +208,7 @@ class Search:
         cut = cut_model(model, choice.unit_bytes, tuple(held), self.order)
         state = 0
         if choice.update == "card" or (choice.update == "kept" and self.later and self._where() == "card"):
-            longest = max((stretch(shapes) for shapes in self.layout.values()), default=0)
+            longest = max((state_bytes(shapes) for shapes in self.layout.values()), default=0)
             state = max(longest, 2 * self._few(), ALIGNMENT)
         elif choice.update == "host":
             state = 2 * max((aligned(place.size) for place in cut.places()), default=0)
@@ -228,8 +228,8 @@ class Search:
         model = self.stage.work.model
         few = min(FEW, self.device // 64)
         small = [p for p in model.parameters() if sizeof(p) < few]
-        ratio = max((stretch(self.layout.get(id(p), [])) / max(1, aligned(sizeof(p))) for p in small), default=0.0)
-        return min(int(2 * ratio * (few + ALIGNMENT * 64)), sum(stretch(self.layout.get(id(p), [])) for p in small))
+        ratio = max((state_bytes(self.layout.get(id(p), [])) / max(1, aligned(sizeof(p))) for p in small), default=0.0)
+        return min(int(2 * ratio * (few + ALIGNMENT * 64)), sum(state_bytes(self.layout.get(id(p), [])) for p in small))
 
     def _trace(self, choice: Choice) -> tuple[Choice, Sketch] | None:
         """Project; what the trace learns (order, outside uses, written buffers, generators, heads) is used from then on."""
@@ -308,6 +308,6 @@ class Search:
         if self.streamed:
             return 0
         weights = sum(sizeof(p) for p in {id(p): p for p in self.stage.work.model.parameters()}.values())
-        state = sum(stretch(shapes) for shapes in self.layout.values())
+        state = sum(state_bytes(shapes) for shapes in self.layout.values())
         gradients = weights if self.forced else 0
         return self.base + LIBRARIES[self.kind] + weights + state + gradients

@@ -13,7 +13,7 @@ from typing import Any
 from outsize.core.errors import InputError, StoreError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.random_sources import GLOBAL
-from outsize.model.fitting.move.kept_inputs import Keeper
+from outsize.model.fitting.move.kept_inputs import KeptInputs
 from outsize.model.fitting.move.mover import Mover
 from outsize.model.fitting.move.pinned_blocks import State, Weights
 from outsize.model.fitting.move.scratch_file import ScratchFile
@@ -58,7 +58,7 @@ class Hosted(Residence):
         self.scratch = scratch
         """Where that lies which the host has no room for, None where there is nothing."""
         self.visits = Visits(work.model, cut, source, mover, choice.ring, order)
-        self.keeper = Keeper(mover) if choice.inputs_away else None
+        self.kept_inputs = KeptInputs(mover) if choice.inputs_away else None
         self._rows = rows
         self._generators = [*generators_of(mover.device), *work.sources] if self.real else [*GLOBAL]
         """What a unit draws again in its second run; a trace, of which others are learned, draws from no other."""
@@ -102,7 +102,7 @@ class Hosted(Residence):
         pieces = choice.pieces
         if self._rows and (pieces > 1 or choice.more_pieces):  # a larger batch runs in more pieces
             pieces = -(-pieces * batches.count_rows(batch) // self._rows)
-        keep = keep_inputs(self.keeper.keep if self.keeper is not None else None)
+        keep = keep_inputs(self.kept_inputs.keep if self.kept_inputs is not None else None)
         with contextlib.ExitStack() as stack:
             stack.enter_context(visits.standing_in())
             stack.enter_context(children_called())
@@ -123,8 +123,8 @@ class Hosted(Residence):
                 put(module, visits.wrap(unit, twice))
             yield
             visits.end_pass(sink.flush)
-            if self.keeper is not None:
-                self.keeper.end_pass()
+            if self.kept_inputs is not None:
+                self.kept_inputs.end_pass()
 
     def _checking(self, name: str, forward: Callable[..., Any], twice: Callable[..., Any]) -> Callable[..., Any]:
         """The first time: does the unit treat its rows one by one?"""
@@ -150,8 +150,8 @@ class Hosted(Residence):
         with contextlib.suppress(StoreError):  # of what nobody wants any more
             self.mover.drain()
         self.visits.reset()
-        if self.keeper is not None:
-            self.keeper.end_pass()
+        if self.kept_inputs is not None:
+            self.kept_inputs.end_pass()
         for proxy in self.visits.proxies.values():
             proxy.grad = None
 
@@ -164,8 +164,8 @@ class Hosted(Residence):
     def leave_device(self) -> None:
         """Give the device's memory back."""
         self.visits.leave_device()
-        if self.keeper is not None:
-            self.keeper.close()
+        if self.kept_inputs is not None:
+            self.kept_inputs.close()
 
     def close(self, home: bool = True) -> None:
         """Everything is the user's own again, in ordinary memory; without `home` the scratch file keeps what it has."""
@@ -173,7 +173,7 @@ class Hosted(Residence):
             self.weights.close(home)
         if self.state is not None:
             self.state.close(self.work.optimizer, home)
-        for thing in (self.keeper, self._source, self.scratch):
+        for thing in (self.kept_inputs, self._source, self.scratch):
             close = getattr(thing, "close", None)
             if close is not None:
                 close()
