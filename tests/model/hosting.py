@@ -4,7 +4,7 @@ import networks as nets
 import torch
 from torch import nn
 
-from outsize.model.fitting.move.pinned_blocks import State, Weights, stretch
+from outsize.model.fitting.move.pinned_blocks import State, Weights, state_bytes
 from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile
 from outsize.model.fitting.move.units import cut_model, sizeof
 from outsize.model.fitting.move.visits import HostSource
@@ -69,7 +69,7 @@ def open_runner(
     for _ in range(4):
         cut = cut_model(model, choice.unit_bytes, held, order)
         ring = 2 * cut.largest
-        state = max([3 * 2**14, *(stretch(shapes) for shapes in layout.values())])
+        state = max([3 * 2**14, *(state_bytes(shapes) for shapes in layout.values())])
         if choice.update == "host":
             state = 2 * max(sizeof(p) + 512 for p in model.parameters())
         choice = Choice(ring=ring, small_bytes=4096, state_ring=state, held=held, **options)
@@ -83,7 +83,7 @@ def open_runner(
     shelf, filed = None, {"state": set(), "weights": set()}
     if disk is not None:
         shelf = ScratchFile(str(folder), 8192)
-        sizes = {"state": lambda p: stretch(layout.get(id(p), [])), "weights": sizeof, "gradients": sizeof}
+        sizes = {"state": lambda p: state_bytes(layout.get(id(p), [])), "weights": sizeof, "gradients": sizeof}
         filed = {
             kind: {id(place.parameter) for place in cut.places() if place.name in disk.get(kind, ())} for kind in sizes
         }

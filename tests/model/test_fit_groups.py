@@ -14,7 +14,7 @@ from outsize.model.fitting.move.stores import DiskStore, HostStore
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run import optimizer_step as update
-from outsize.model.fitting.run.optimizer_subset import ONE_BY_ONE, bytes_of, largest_part, room_of
+from outsize.model.fitting.run.optimizer_subset import ONE_BY_ONE, largest_part, room_of, sizeof
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 
@@ -84,7 +84,7 @@ def test_groups_give_the_bits_of_the_plain_optimizer_in_few_calls(tmp_path, monk
             for name, a in ours.state.get(p, {}).items()
             if isinstance(a, torch.Tensor)
         )
-        sizes = [bytes_of(p) for p in moved or model.parameters()]
+        sizes = [sizeof(p) for p in moved or model.parameters()]
         assert len(calls) <= 3 * (2 * sum(sizes) // room_of(max(sizes), sum(sizes)) + 2)
 
 
@@ -166,12 +166,12 @@ def test_part_of_the_state_is_elsewhere_that_of_the_largest_parameters_and_comes
     runner = open_resident(work, Choice(state_away=True), store)
     seen = []
     for part in (1.0, 0.5, 0.2, 0.0, 0.7):
-        runner = open_resident(work, Choice(state_away=part), store, parcels=runner.weights.parcels)
+        runner = open_resident(work, Choice(state_away=part), store, evicted=runner.weights.evicted)
         runner.weights.settle(runner.sink)
         runner.step(batch)
         nets.plain_step(twin, nets.language_loss, plain, batch)
-        sizes = sorted((bytes_of(p) for p in model.parameters()), reverse=True)
-        held = sum(2 * bytes_of(p) for p in largest_part(list(model.parameters()), part))
+        sizes = sorted((sizeof(p) for p in model.parameters()), reverse=True)
+        held = sum(2 * sizeof(p) for p in largest_part(list(model.parameters()), part))
         away = sum(v.numel() * v.element_size() for v in state_of(ours) if not v.untyped_storage().nbytes())
         assert part * 2 * sum(sizes) <= held + 1e-9 and held <= 2 * (part * sum(sizes) + sizes[0])
         assert away == store.held == held
@@ -190,7 +190,7 @@ def test_as_much_of_the_state_is_elsewhere_as_the_budget_asks_for():
     for share in (1.0, 0.85, 0.7, 0.0):
         model = nets.Language(width=64, words=50)
         optimizer = torch.optim.AdamW(model.parameters())
-        state = 2 * sum(map(bytes_of, model.parameters()))
+        state = 2 * sum(map(sizeof, model.parameters()))
         plain = outsize.fit(model, nets.language_loss, optimizer, batch, budget="1GiB", dry_run=True).plan.plain
         budget = plain - int((1 - share) * state * 0.5)
         try:
@@ -225,7 +225,7 @@ def test_state_that_came_from_elsewhere_is_logged_where_it_came_from(tmp_path):
     put = store.put
     store.put = lambda data, land=None: sizes.append(data.numel()) or put(data, land)
     runner.step(batch)
-    weights = sum(map(bytes_of, runner.work.model.parameters()))
+    weights = sum(map(sizeof, runner.work.model.parameters()))
     assert sum(sizes) == 3 * weights  # weights to the log, two moments back to where they live
     assert store.held == 2 * weights
     runner.gather()
@@ -283,8 +283,8 @@ def test_only_state_that_the_optimizer_has_waits_elsewhere_whatever_failed_or_wa
             nets.plain_step(twin, nets.language_loss, plain, batch)
         streamed = [p for p in model.parameters() if runner.weights.streamer and id(p) in runner.weights.streamer.ids]
         away = {id(tensor) for tensor in (*streamed, *runner.sink.state_away())}
-        assert {key for parcel in runner.weights.parcels._all.values() for key in parcel.tensors} == away
-        assert store.held == sum(parcel.bytes for parcel in runner.weights.parcels._all.values())
+        assert {key for storage in runner.weights.evicted._all.values() for key in storage.tensors} == away
+        assert store.held == sum(storage.bytes for storage in runner.weights.evicted._all.values())
     runner.gather()
     assert store.held == 0
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
@@ -331,7 +331,7 @@ def test_parameters_that_come_later_are_scaled_and_clipped_once_and_their_state_
         (total / count).backward()
         torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
         plain.step()
-    assert store.held == (sum(map(bytes_of, model.parameters())) if choice.state_away else 0)
+    assert store.held == (sum(map(sizeof, model.parameters())) if choice.state_away else 0)
     runner.gather()
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a, b)

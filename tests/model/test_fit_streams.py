@@ -22,7 +22,7 @@ from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run import offload as activations
 from outsize.model.fitting.run import optimizer_step as update
 from outsize.model.fitting.run import resident
-from outsize.model.fitting.run.optimizer_subset import bytes_of, room_of
+from outsize.model.fitting.run.optimizer_subset import room_of, sizeof
 from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
@@ -65,7 +65,7 @@ def as_on_a_card(monkeypatch, seed):
     monkeypatch.setattr(update, "CLONED", 3000 if seed % 2 else 2**26)
     monkeypatch.setattr(activations, "SMALL", 64)
     monkeypatch.setattr(resident, "Offload", lambda store, ahead, device: activations.Offload(store, True, "cpu"))
-    monkeypatch.setattr(resident, "Streamer", lambda units, parcels, ahead: streamer(units, parcels, True))
+    monkeypatch.setattr(resident, "Streamer", lambda units, evicted, ahead: streamer(units, evicted, True))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -305,7 +305,7 @@ def test_state_comes_while_other_state_leaves_and_gives_way_where_an_update_find
             if failing:  # what came ahead is here at the first try and away at the next
                 assert here[number - 1] > here[number] == here[number + 1]
             assert not fit_step.half_updated
-            sizes = [bytes_of(p) for p in model.parameters()]
+            sizes = [sizeof(p) for p in model.parameters()]
             assert max(here) <= 2 * 2 * room_of(max(sizes), sum(sizes))  # two groups of two values each
         assert queue.both
         fit_step.gather()

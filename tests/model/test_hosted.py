@@ -18,7 +18,7 @@ from torch import nn
 
 import outsize
 from outsize.model.fitting import without_weights
-from outsize.model.fitting.move.mover import LEAVING, CardMover, Leaving, PlainMover
+from outsize.model.fitting.move.mover import LEAVING, CardMover, Leaving, Mover
 from outsize.model.fitting.move.pinned_blocks import State, Weights
 from outsize.model.fitting.move.ring import Ring
 from outsize.model.fitting.move.units import cut_model, sizeof
@@ -98,7 +98,7 @@ def test_rows_in_pieces_give_the_same_gradients(net, pieces, rows):
 @settings(max_examples=40, deadline=None)
 @given(sizes=st.lists(st.integers(1, 4000), min_size=1, max_size=40), seed=st.integers(0, 9))
 def test_a_ring_never_gives_away_what_is_in_use_and_waits_for_all_it_replaces(sizes, seed):
-    ring = Ring(PlainMover(torch.device("cpu")), 8192)
+    ring = Ring(Mover(torch.device("cpu")), 8192)
     chance = torch.Generator().manual_seed(seed)
     live, last = [], {}
     for number, size in enumerate(sizes):

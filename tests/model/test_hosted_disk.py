@@ -20,7 +20,7 @@ from torch import nn
 import outsize
 from outsize.array.store.io.file import AlignedFile
 from outsize.core.memory import DISK
-from outsize.model.fitting.move.mover import PlainMover
+from outsize.model.fitting.move.mover import Mover
 from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.run.out_of_memory import give_back_heap
 
@@ -67,7 +67,7 @@ def test_a_step_from_disk_is_the_plain_step_whatever_lies_there(
     chance = random.Random(seed)
     names = [name for name, _ in model.named_parameters()]
     disk = {kind: [n for n in names if chance.random() < 0.6] for kind in ("state", "weights", "gradients")}
-    lane = lanes.LateLane(seed) if late else PlainMover(torch.device("cpu"))
+    lane = lanes.LateLane(seed) if late else Mover(torch.device("cpu"))
     on = scaled and update == "kept"
     mine, theirs = (torch.amp.GradScaler("cpu", 2.0**10, growth_interval=1, enabled=on) for _ in range(2))
     runner, _ = open_runner(

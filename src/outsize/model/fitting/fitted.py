@@ -19,8 +19,8 @@ from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.guarded import Guarded, Snapshot, call_model
-from outsize.model.fitting.move.evicted import Away
-from outsize.model.fitting.move.loaded_state import arriving
+from outsize.model.fitting.move.evicted import EvictedTensor
+from outsize.model.fitting.move.loaded_state import load_elsewhere
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.expandable_segments import let_grow
 from outsize.model.fitting.run.optimizer_subset import state_of
@@ -136,22 +136,22 @@ class Fitted(Guarded):
     def _before_saving(self, thing: Any, *_: Any) -> None:
         if self.choice.hosted:
             return self.gather()
-        self._now.weights.parcels.before_saving(thing, _tensors_of(thing))
+        self._now.weights.evicted.before_saving(thing, _tensors_of(thing))
 
     def _after_saving(self, thing: Any, saved: Any, *_: Any) -> Any:
         if self.choice.hosted:
             return None
-        parcels = self._now.weights.parcels
-        lent = parcels.lent
-        if lent is not None and lent.asker is thing:
-            parcels.lent = None
-        return lent.instead(saved, Away) if lent is not None and thing is self._work.optimizer else None
+        evicted = self._now.weights.evicted
+        saving = evicted.saving
+        if saving is not None and saving.asker is thing:
+            evicted.saving = None
+        return saving.instead(saved, EvictedTensor) if saving is not None and thing is self._work.optimizer else None
 
     def _before_loading(self, thing: Any, saved: Any, *_: Any) -> Any:
         if self.choice.hosted:
             return self.gather()
         runner = self._now
-        runner.weights.parcels.lent = None
+        runner.weights.evicted.saving = None
         if thing is not self._work.optimizer:
             return None  # into weights that are away is written where they are
         runner.weights.forget_replaced()  # by a load that failed
@@ -159,7 +159,7 @@ class Fitted(Guarded):
             return None
         runner.weights.end_slice()  # before the first step weights are at home, in the room that is needed
         runner.weights.store.land()
-        return arriving(saved, runner.weights.parcels)
+        return load_elsewhere(saved, runner.weights.evicted)
 
     def _after_loading(self, optimizer: Any) -> None:
         if not self.choice.hosted:
@@ -169,7 +169,7 @@ class Fitted(Guarded):
         runner = self._now
         if not self.choice.hosted:
             runner.weights.forget_replaced()
-            runner.weights.parcels.gather("undo()")
+            runner.weights.evicted.gather("undo()")
             runner.weights.store.close()
             let_grow(self, False)
             return
@@ -313,7 +313,7 @@ class Fitted(Guarded):
 
 def reopen_resident(choice: Choice, old: ResidentRunner, rows: int) -> ResidentRunner:
     """The runner of another choice for a model on its device: what this one wants at home comes home."""
-    following = open_resident(old.work, choice, old.weights.store, rows=rows, parcels=old.weights.parcels)
+    following = open_resident(old.work, choice, old.weights.store, rows=rows, evicted=old.weights.evicted)
     following.weights.settle(following.sink)
     return following
 

@@ -26,7 +26,7 @@ from outsize.model.fitting.learn.findings import preserved
 from outsize.model.fitting.learn.gradients_equal import EQUAL, worst_of
 from outsize.model.fitting.learn.random_sources import same_draws
 from outsize.model.fitting.move.mover import Mover
-from outsize.model.fitting.move.pinned_blocks import State, Weights, stretch
+from outsize.model.fitting.move.pinned_blocks import State, Weights, state_bytes
 from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile, measure_disk
 from outsize.model.fitting.move.units import Cut
 from outsize.model.fitting.move.visits import HostSource
@@ -206,7 +206,7 @@ class HostedPlanner:
                 for name in choice.disk.get(kind, ())
             }
         )
-        state = sum(stretch(shapes) for shapes in search.layout.values())
+        state = sum(state_bytes(shapes) for shapes in search.layout.values())
         needed, room = host.base + LIBRARIES[request.device.type] + cut.weights + state, self._host_room
         self._scratch.stays = "" if needed <= room else (
             f"weights and state take {format_bytes(needed)} of host memory, the budget is {format_bytes(room)}: they stay in "

@@ -22,7 +22,7 @@ from outsize.model.fitting.fitted import reopen_resident
 from outsize.model.fitting.learn.findings import Findings, leave_out, look, preserved
 from outsize.model.fitting.learn.gradients_equal import EQUAL, FAR_BELOW, TINY, compare, find_rounding
 from outsize.model.fitting.learn.normaliser import Normaliser
-from outsize.model.fitting.move.evicted import ReadAway, is_home
+from outsize.model.fitting.move.evicted import ReadWhileEvicted, is_home
 from outsize.model.fitting.move.stores import open_store
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.describe import tell
@@ -263,7 +263,7 @@ class Planning:
                 if exact <= EQUAL[False]:
                     self.rounding = max(self.rounding, worst)
                     worst = 0.0
-        except ReadAway as error:
+        except ReadWhileEvicted as error:
             return str(error)
         except OutsizeError:
             raise

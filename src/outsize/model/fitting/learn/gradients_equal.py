@@ -163,7 +163,7 @@ def worst_of(differences: Iterable[Norms], rounding: dict[str, float] | None = N
 def collect(work: Work, choice: Choice, part: Any, store: Store, other: Collect | None = None) -> Collect:
     """The gradients of a choice, elsewhere; with those of another pass, their differences in its place."""
     runner = open_resident(replace(work, scaler=None, clip=None), choice, store)
-    kept = Collect(work.optimizer, choice, runner.weights.parcels, work.model, runner.weights.streamed)
+    kept = Collect(work.optimizer, choice, runner.weights.evicted, work.model, runner.weights.streamed)
     kept.other, kept.sizes = other, {}
     try:
         _, scale = runner.passes(part, kept)

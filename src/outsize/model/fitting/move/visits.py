@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.model.fitting.move.mover import Mark, Mover
@@ -48,20 +48,18 @@ class Nested(InputError):
         self.unit = unit
 
 
-class Source(Protocol):
-    """Where the bytes of units come from."""
+class Source:
+    """Where the bytes of units come from; this one has none, for tensors without contents."""
 
-    ahead: bool
+    ahead = True
     """Ask for units before they are needed."""
 
     def bring(self, unit: Unit, into: Any, after: list[Mark]) -> Mark:
         """Start to fill a unit's memory on the device; the mark passes when it is there."""
 
 
-class HostSource:
+class HostSource(Source):
     """Page-locked host memory."""
-
-    ahead = True
 
     def __init__(self, weights: Weights, mover: Mover) -> None:
         self._weights = weights
@@ -77,15 +75,6 @@ class HostSource:
             there = into[place.offset : place.offset + place.size]
             marks.append(self._mover.bring(there, self._weights.bytes_of(place.parameter), after))
         return self._mover.join(marks)
-
-
-class NoSource:
-    """For tensors without contents."""
-
-    ahead = True
-
-    def bring(self, unit: Unit, into: Any, after: list[Mark]) -> Mark:
-        """There are no bytes."""
 
 
 class Visits:

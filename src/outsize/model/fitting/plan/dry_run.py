@@ -19,7 +19,7 @@ from typing import Any
 from outsize.core.errors import OutsizeError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.random_sources import same_draws
-from outsize.model.fitting.move import evicted as parcels
+from outsize.model.fitting.move import evicted
 from outsize.model.fitting.move.stores import IN_FLIGHT, NoStore
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.foreign_tensors import look_beside
@@ -277,12 +277,12 @@ class Watch(Tracer):
             hooks.register_module_forward_pre_hook(self._called),
             hooks.register_module_forward_hook(self._gave),
         ]
-        parcels.listeners.append(self._resized)
+        evicted.listeners.append(self._resized)
         try:
             with super().running():
                 yield
         finally:
-            parcels.listeners.remove(self._resized)
+            evicted.listeners.remove(self._resized)
             for handle in handles:
                 handle.remove()
 

@@ -15,7 +15,7 @@ from outsize.array.store.base import ALIGNMENT, round_up
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
 from outsize.engine.pool import round_to_pages
-from outsize.model.fitting.move.pinned_blocks import MOVERS, stretch
+from outsize.model.fitting.move.pinned_blocks import MOVERS, state_bytes
 from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.scratch_file import READERS, WRITERS, piece_of
 from outsize.model.fitting.move.units import Cut, Place
@@ -38,7 +38,7 @@ KINDS = ("state", "weights", "gradients")
 def sizes_of(facts: HostedFacts, choice: Choice, kind: str, place: Place) -> int:
     """Bytes of one kind that belong to a parameter."""
     if kind == "state":
-        return stretch(facts.layout.get(id(place.parameter), []))
+        return state_bytes(facts.layout.get(id(place.parameter), []))
     if kind == "gradients":
         return place.size if choice.update == "kept" and place.parameter.requires_grad else 0
     return place.size

@@ -17,10 +17,10 @@ from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.random_sources import GLOBAL, Drawn, same_draws
 from outsize.model.fitting.move.mover import NoMover
-from outsize.model.fitting.move.pinned_blocks import Layout, Shape, State, stretch
+from outsize.model.fitting.move.pinned_blocks import Layout, Shape, State, state_bytes
 from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.units import cut_model
-from outsize.model.fitting.move.visits import NoSource, Visits
+from outsize.model.fitting.move.visits import Source, Visits
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Twin, Watch, bring_state, label_of, twin_of
 from outsize.model.fitting.plan.foreign_tensors import NOTHING, Beside
@@ -142,7 +142,7 @@ class HostedStage:
             cut = cut_model(work.model, choice.unit_bytes, choice.held, order)
             watch.begin(work.model)
             runner = open_hosted(
-                work, choice, cut, NoMover(torch.device(self.label)), NoSource(), order, state=State(cut, layout)
+                work, choice, cut, NoMover(torch.device(self.label)), Source(), order, state=State(cut, layout)
             )
             runner.phase = watch.phase
             met: list[str] = []
@@ -155,13 +155,13 @@ class HostedStage:
                     runner.step(batch)
             visiting = 0
             if choice.state_ring and choice.update != "host":
-                visiting = sum(stretch(shapes) for shapes in layout.values())
+                visiting = sum(state_bytes(shapes) for shapes in layout.values())
                 visiting += 2 * cut.weights if choice.update == "kept" else 0
             sources = seen.drawn.sources()
             seen.random |= dict.fromkeys(source.name for source in sources if source in GLOBAL)
             names = {id(p.parameter): p.name for p in cut.places()}
             sketch = Sketch(
-                peaks={}, inputs=runner.weights.keeper.held if runner.weights.keeper is not None else 0,
+                peaks={}, inputs=runner.weights.kept_inputs.held if runner.weights.kept_inputs is not None else 0,
                 brought=runner.weights.visits.brought + visiting, order=list(dict.fromkeys(met)),
                 outside=tuple(names[key] for key in seen.outside),
                 random=tuple(seen.random), sources=sources, seconds=sum(watch.seconds.values()),

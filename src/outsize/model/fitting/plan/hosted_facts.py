@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outsize.core.memory import Allowance
-from outsize.model.fitting.move.pinned_blocks import Layout, stretch
+from outsize.model.fitting.move.pinned_blocks import Layout, state_bytes
 from outsize.model.fitting.move.units import Cut, cut_model, sizeof
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.hosted_dry_run import HostedStage, Sketch
@@ -77,4 +77,4 @@ class HostedFacts:
     @property
     def state(self) -> int:
         """Bytes of all optimizer state."""
-        return sum(stretch(shapes) for shapes in self.layout.values())
+        return sum(state_bytes(shapes) for shapes in self.layout.values())

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
-from outsize.model.fitting.move.pinned_blocks import stretch
+from outsize.model.fitting.move.pinned_blocks import state_bytes
 from outsize.model.fitting.move.ring import ALIGNMENT, aligned
 from outsize.model.fitting.move.units import Cut, cut_model, sizeof
 from outsize.model.fitting.move.visits import Nested
@@ -129,7 +129,7 @@ class Search(HostedFacts):
         cut = cut_model(model, choice.unit_bytes, tuple(held), self.order)
         state = 0
         if choice.update == "card" or (choice.update == "kept" and self.later and place_of_update(self) == "card"):
-            longest = max((stretch(shapes) for shapes in self.layout.values()), default=0)
+            longest = max((state_bytes(shapes) for shapes in self.layout.values()), default=0)
             state = max(longest, 2 * self._few(), ALIGNMENT)
         elif choice.update == "host":
             state = 2 * max((aligned(place.size) for place in cut.places()), default=0)
@@ -149,8 +149,8 @@ class Search(HostedFacts):
         model = self.stage.work.model
         few = min(FEW, self.device // 64)
         small = [p for p in model.parameters() if sizeof(p) < few]
-        ratio = max((stretch(self.layout.get(id(p), [])) / max(1, aligned(sizeof(p))) for p in small), default=0.0)
-        return min(int(2 * ratio * (few + ALIGNMENT * 64)), sum(stretch(self.layout.get(id(p), [])) for p in small))
+        ratio = max((state_bytes(self.layout.get(id(p), [])) / max(1, aligned(sizeof(p))) for p in small), default=0.0)
+        return min(int(2 * ratio * (few + ALIGNMENT * 64)), sum(state_bytes(self.layout.get(id(p), [])) for p in small))
 
     def _trace(self, choice: Choice) -> tuple[Choice, Sketch] | None:
         """Project; what the trace learns (order, outside uses, written buffers, generators, heads) is used from then on."""

@@ -13,7 +13,7 @@ from typing import Any
 from outsize.core.errors import InputError, StoreError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.random_sources import GLOBAL
-from outsize.model.fitting.move.kept_inputs import Keeper
+from outsize.model.fitting.move.kept_inputs import KeptInputs
 from outsize.model.fitting.move.mover import Mover
 from outsize.model.fitting.move.pinned_blocks import State, Weights
 from outsize.model.fitting.move.scratch_file import ScratchFile
@@ -29,7 +29,7 @@ from outsize.model.fitting.run.out_of_memory import clear_up
 from outsize.model.fitting.run.recompute import recomputed
 from outsize.model.fitting.run.recompute_inputs import keep_inputs
 from outsize.model.fitting.run.row_pieces import MixesRows, in_pieces, mixes_rows
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.runner import Residence, Runner, Work
 from outsize.model.fitting.run.second_run import generators_of
 from outsize.model.fitting.run.update_on_card import UpdateOnCard
 from outsize.model.fitting.run.update_on_host import UpdateOnHost
@@ -41,10 +41,8 @@ ONCE = (
 """What is said where saved tensors are asked for a second time."""
 
 
-class Hosted:
+class Hosted(Residence):
     """Where the weights of such a model are while it runs."""
-
-    listens = False
 
     def __init__(
         self, work: Work, choice: Choice, cut: Cut, mover: Mover, source: Source, order: list[str], *,
@@ -60,7 +58,7 @@ class Hosted:
         self.scratch = scratch
         """Where that lies which the host has no room for, None where there is nothing."""
         self.visits = Visits(work.model, cut, source, mover, choice.ring, order)
-        self.keeper = Keeper(mover) if choice.inputs_away else None
+        self.kept_inputs = KeptInputs(mover) if choice.inputs_away else None
         self._rows = rows
         self._generators = [*generators_of(mover.device), *work.sources] if self.real else [*GLOBAL]
         """What a unit draws again in its second run; a trace, of which others are learned, draws from no other."""
@@ -75,10 +73,6 @@ class Hosted:
         """True where head and loss ran in pieces and nobody looked at the logits."""
         return self._heads is not None and bool(self._heads.taken) and not self._heads.made
 
-    def cut(self, rows: int) -> list[tuple[int, int]]:
-        """All at once: units run in pieces."""
-        return [(0, rows)]
-
     def place(self, batch: Any) -> Any:
         """A copy there."""
         if not self.real:
@@ -89,15 +83,6 @@ class Hosted:
         """Proxies."""
         trained = (place.parameter for place in self.visits.cut.places() if place.parameter.requires_grad)
         return [(parameter, self.visits.proxies[id(parameter)]) for parameter in trained]
-
-    def begin_backward(self) -> None:
-        """Nothing waits for it."""
-
-    def accumulated(self, parameter: Any) -> None:
-        """It leaves with its unit."""
-
-    def end_slice(self) -> None:
-        """There is one, and `applied` ends it."""
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -117,7 +102,7 @@ class Hosted:
         pieces = choice.pieces
         if self._rows and (pieces > 1 or choice.more_pieces):  # a larger batch runs in more pieces
             pieces = -(-pieces * batches.count_rows(batch) // self._rows)
-        keep = keep_inputs(self.keeper.keep if self.keeper is not None else None)
+        keep = keep_inputs(self.kept_inputs.keep if self.kept_inputs is not None else None)
         with contextlib.ExitStack() as stack:
             stack.enter_context(visits.standing_in())
             stack.enter_context(children_called())
@@ -138,8 +123,8 @@ class Hosted:
                 put(module, visits.wrap(unit, twice))
             yield
             visits.end_pass(sink.flush)
-            if self.keeper is not None:
-                self.keeper.end_pass()
+            if self.kept_inputs is not None:
+                self.kept_inputs.end_pass()
 
     def _checking(self, name: str, forward: Callable[..., Any], twice: Callable[..., Any]) -> Callable[..., Any]:
         """The first time: does the unit treat its rows one by one?"""
@@ -165,8 +150,8 @@ class Hosted:
         with contextlib.suppress(StoreError):  # of what nobody wants any more
             self.mover.drain()
         self.visits.reset()
-        if self.keeper is not None:
-            self.keeper.end_pass()
+        if self.kept_inputs is not None:
+            self.kept_inputs.end_pass()
         for proxy in self.visits.proxies.values():
             proxy.grad = None
 
@@ -179,8 +164,8 @@ class Hosted:
     def leave_device(self) -> None:
         """Give the device's memory back."""
         self.visits.leave_device()
-        if self.keeper is not None:
-            self.keeper.close()
+        if self.kept_inputs is not None:
+            self.kept_inputs.close()
 
     def close(self, home: bool = True) -> None:
         """Everything is the user's own again, in ordinary memory; without `home` the scratch file keeps what it has."""
@@ -188,7 +173,7 @@ class Hosted:
             self.weights.close(home)
         if self.state is not None:
             self.state.close(self.work.optimizer, home)
-        for thing in (self.keeper, self._source, self.scratch):
+        for thing in (self.kept_inputs, self._source, self.scratch):
             close = getattr(thing, "close", None)
             if close is not None:
                 close()

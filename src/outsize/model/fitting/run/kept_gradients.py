@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from outsize.model.fitting.move.mover import Mover
-from outsize.model.fitting.move.pinned_blocks import Homes
+from outsize.model.fitting.move.pinned_blocks import HostTensors
 from outsize.model.fitting.move.scratch_file import ScratchFile
 from outsize.model.fitting.move.units import Cut, Place
 from outsize.model.fitting.run.clip_and_scale import GradientCheck
@@ -19,7 +19,7 @@ from outsize.model.fitting.run.gradient_sink import Sink, add_gradient, flat_byt
 from outsize.model.fitting.run.update_on_card import UpdateOnCard
 
 
-class Gradients(Homes):
+class Gradients(HostTensors):
     """Where gradients wait."""
 
     kind = "gradients"

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from outsize.core.errors import InputError
-from outsize.model.fitting.move.evicted import Parcels, bytes_of
+from outsize.model.fitting.move.evicted import EvictedStorages
+from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.clip_and_scale import clip_factor
 from outsize.model.fitting.run.gradient_sink import Sink
@@ -27,7 +28,7 @@ from outsize.model.fitting.run.optimizer_subset import (
     why_not_one_by_one,
 )
 from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
-from outsize.model.fitting.run.undo_log import Before
+from outsize.model.fitting.run.undo_log import UndoRecord
 
 CLONED = 64 * 2**20
 """Bytes that are copied on the card at once on their way to the log, so that an update need not wait for the link; a larger
@@ -44,13 +45,13 @@ class Update(Sink):
     """Runs the optimizer as a choice says."""
 
     def __init__(
-        self, optimizer: Any, choice: Choice, parcels: Parcels, model: Any, streamed: Collection[int] = (),
+        self, optimizer: Any, choice: Choice, evicted: EvictedStorages, model: Any, streamed: Collection[int] = (),
         clip: float | None = None, scaler: Any = None,
     ) -> None:  # fmt: skip
         """`streamed`: ids of parameters that live elsewhere; their bytes are brought for the update."""
         self.optimizer = optimizer
         self.choice = choice
-        self.parcels = parcels
+        self.evicted = evicted
         self.clip = clip
         self.scaler = scaler
         self.listens = choice.in_backward or choice.gradients_away
@@ -68,7 +69,7 @@ class Update(Sink):
         """Parameters that are not the optimizer's in this step."""
         self._aside: list[tuple[Any, Any]] = []
         """Those with a gradient from before this step, which is no part of it."""
-        self._log: list[tuple[Any, Before]] = []
+        self._log: list[tuple[Any, UndoRecord]] = []
         """What parameters and their state were before this step's backward pass changed them, in the store."""
         self._ahead: list[Any] = []
         """Parameters whose turn comes next, and what they need with them."""
@@ -83,7 +84,7 @@ class Update(Sink):
         """Nothing of a step that was given up half way is part of it; state is where it belongs."""
         self._forget()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.parcels.real and self.choice.state_away:
+        if self.evicted.real and self.choice.state_away:
             own_memory(self.optimizer)
         self._send_state()
 
@@ -112,21 +113,21 @@ class Update(Sink):
                 "where two parts under checkpoint(use_reentrant=True) share it: say use_reentrant=False, or fit with "
                 "without=('in_backward',)"
             )
-        size = sum(map(bytes_of, self._waiting))
-        if self._waiting and parameter not in self._waiting and size + bytes_of(parameter) > self._room:
+        size = sum(map(sizeof, self._waiting))
+        if self._waiting and parameter not in self._waiting and size + sizeof(parameter) > self._room:
             self._update_waiting()
             size = 0
         self._waiting[parameter] = None
         self._begin([parameter])  # what it needs comes while the backward pass goes on
-        if size + bytes_of(parameter) >= self._room:
+        if size + sizeof(parameter) >= self._room:
             self._update_waiting()
 
     def _update_waiting(self) -> None:
         """The group at once; where that fails, the log takes it back with all others."""
         group = list(self._waiting)
-        self.parcels.store.land()  # what left with the last group makes room, in the first step as in others
+        self.evicted.store.land()  # what left with the last group makes room, in the first step as in others
         self._fetch(group)
-        self._log += zip(group, Before.of(group, self.optimizer, self._keep_all), strict=True)
+        self._log += zip(group, UndoRecord.of(group, self.optimizer, self._keep_all), strict=True)
         self._run(group)
         self._send_back(group)
         for parameter in group:
@@ -168,7 +169,7 @@ class Update(Sink):
             self._again(self._send_back, group)  # apart: what is updated is not updated twice
             for parameter in group:
                 parameter.grad = None
-        self.parcels.store.land()
+        self.evicted.store.land()
         self._changed = False
 
     def _roomy(self, parameters: list[Any]) -> bool:
@@ -176,12 +177,12 @@ class Update(Sink):
         import torch
 
         choice = self.choice
-        if choice.state_away or choice.gradients_away or choice.stream or not self.parcels.real:
+        if choice.state_away or choice.gradients_away or choice.stream or not self.evicted.real:
             return False
         if not parameters or not parameters[0].is_cuda or len(self.optimizer.state) < len(parameters):
             return False
         free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return bool(free >= ROOMY * sum(map(bytes_of, parameters)))
+        return bool(free >= ROOMY * sum(map(sizeof, parameters)))
 
     def _whole(self) -> None:
         if self.scaler is not None:
@@ -192,7 +193,7 @@ class Update(Sink):
 
     def _step(self, parameters: list[Any]) -> None:
         """Update a few parameters; where that fails they are as before."""
-        before = list(zip(parameters, Before.of(parameters, self.optimizer, copy_all), strict=True))
+        before = list(zip(parameters, UndoRecord.of(parameters, self.optimizer, copy_all), strict=True))
         try:
             self._run(parameters)
         except BaseException:
@@ -212,7 +213,7 @@ class Update(Sink):
     def _let_go(self, tensors: list[Any], parameters: list[Any]) -> None:
         """Those of them that are no state of these parameters any more never go elsewhere again."""
         stay = set(map(id, self._state(parameters)))
-        self.parcels.forget(tensor for tensor in tensors if id(tensor) not in stay)
+        self.evicted.forget(tensor for tensor in tensors if id(tensor) not in stay)
 
     def _again(self, act: Callable[[list[Any]], None], parameters: list[Any]) -> None:
         """Do a part of the update; gradients are all there, so after a failure that part runs again, not the step."""
@@ -231,25 +232,25 @@ class Update(Sink):
         for parameter in parameters:
             if parameter in self._away:
                 parameter.grad = self._away[parameter].fetch()
-        self.parcels.begin(self._visitors(parameters))
-        if not self.parcels.real and any(parameter not in self.optimizer.state for parameter in parameters):
+        self.evicted.begin(self._visitors(parameters))
+        if not self.evicted.real and any(parameter not in self.optimizer.state for parameter in parameters):
             self._step_only(parameters)  # a dry run's only step stands for later ones, which find state
             for tensor in self._state(parameters):
-                self.parcels.of(tensor).pretend()
+                self.evicted.of(tensor).pretend()
 
     def _fetch(self, parameters: list[Any]) -> None:
         """Bring what these parameters need."""
         self._begin(parameters)
-        self.parcels.store.finish()
+        self.evicted.store.finish()
         for parameter in parameters:
             self._away.pop(parameter, None)  # not before it is here: what finds no room is tried again
 
     def _fetch_ahead(self, parameters: list[Any]) -> None:
         """Where copies run beside kernels, the next few come while these are updated and the last ones leave; without room
         for them they come when it is their turn."""
-        if not self.parcels.store.beside:
+        if not self.evicted.store.beside:
             return
-        self.parcels.store.land()  # what has left makes room for what comes: two groups are here, not three
+        self.evicted.store.land()  # what has left makes room for what comes: two groups are here, not three
         self._ahead = parameters
         try:
             self._begin(parameters)
@@ -264,11 +265,11 @@ class Update(Sink):
         for parameter in ahead:
             if parameter in self._away:
                 parameter.grad = None
-        self.parcels.send(self._visitors(ahead), dirty=False)
+        self.evicted.send(self._visitors(ahead), dirty=False)
 
     def _send_back(self, parameters: list[Any]) -> None:
         """Away again with what was brought."""
-        self.parcels.send(self._visitors(parameters))
+        self.evicted.send(self._visitors(parameters))
 
     def _visitors(self, parameters: list[Any]) -> list[Any]:
         """What lives elsewhere of these parameters: themselves, their state."""
@@ -290,23 +291,23 @@ class Update(Sink):
 
     def _send_state(self) -> None:
         """State that the optimizer brought along goes away before the first step, and from a checkpoint the rest comes home."""
-        if self.parcels.loaded:
-            forget_replaced(self.parcels, self._known, self.optimizer)
+        if self.evicted.loaded:
+            forget_replaced(self.evicted, self._known, self.optimizer)
             away = {id(tensor) for tensor in self.state_away()}
-            self.parcels.bring([value for value in state_of(self.optimizer) if id(value) not in away], "a step")
-            self.parcels.loaded = False
+            self.evicted.bring([value for value in state_of(self.optimizer) if id(value) not in away], "a step")
+            self.evicted.loaded = False
         if self.choice.state_away:
-            self.parcels.send(self.state_away())
-            self.parcels.store.land()
+            self.evicted.send(self.state_away())
+            self.evicted.store.land()
 
     def _keep_all(self, tensors: list[Any]) -> list[Any]:
         """Copies in the store: what came from there has one; others are made on the card first, in few launches, so that an
         update need not wait for the link."""
-        store = self.parcels.store
-        slots = ((tensor, self.parcels.hand_over(tensor)) for tensor in tensors)
+        store = self.evicted.store
+        slots = ((tensor, self.evicted.hand_over(tensor)) for tensor in tensors)
         kept = {id(tensor): StoredTensor(tensor, store, slot=slot) for tensor, slot in slots if slot is not None}
         for run in in_runs([tensor for tensor in tensors if id(tensor) not in kept], CLONED):
-            large = store.beside and bytes_of(run[0]) > CLONED
+            large = store.beside and sizeof(run[0]) > CLONED
             copies = copy_all(run) if store.beside and not large else [t if t.dim() else t.clone() for t in run]
             for tensor, copy in zip(run, copies, strict=True):
                 kept[id(tensor)] = StoredTensor(copy, store) if copy.dim() else copy
@@ -318,7 +319,7 @@ class Update(Sink):
         import torch
 
         tensor = kept if isinstance(kept, torch.Tensor) else kept.fetch()
-        self.parcels.store.finish()
+        self.evicted.store.finish()
         return tensor
 
     def _forget(self) -> None:
@@ -347,14 +348,14 @@ class Update(Sink):
         self._aside.clear()
         log, self._log = self._log, []
         for parameter, before in reversed(log):
-            self.parcels.fetch(self._visitors([parameter]))
+            self.evicted.fetch(self._visitors([parameter]))
             made = self._state([parameter])
             before.restore(parameter, self.optimizer, self._get)
             self._let_go(made, [parameter])
-            self.parcels.send(self._visitors([parameter]))
-        self.parcels.send(self._visitors(list(self._waiting)), dirty=False)
+            self.evicted.send(self._visitors([parameter]))
+        self.evicted.send(self._visitors(list(self._waiting)), dirty=False)
         self._waiting.clear()
-        self.parcels.store.land()
+        self.evicted.store.land()
         self.optimizer.zero_grad(set_to_none=True)
 
     # gradients that are away
@@ -369,11 +370,11 @@ class Update(Sink):
         self._send(parameter, gradient)
 
     def _send(self, parameter: Any, gradient: Any) -> None:
-        self._away[parameter] = StoredTensor(gradient, self.parcels.store)
+        self._away[parameter] = StoredTensor(gradient, self.evicted.store)
 
     def _bring(self, parameter: Any) -> Any:
         gradient = self._away[parameter].fetch()
-        self.parcels.store.finish()
+        self.evicted.store.finish()
         del self._away[parameter]  # not before it is here: an update that found no room for it is tried again
         return gradient
 
@@ -407,6 +408,6 @@ def own_memory(optimizer: Any) -> None:
             value.data = value.detach().clone()
 
 
-def forget_replaced(parcels: Parcels, parameters: Iterable[Any], optimizer: Any) -> None:
+def forget_replaced(evicted: EvictedStorages, parameters: Iterable[Any], optimizer: Any) -> None:
     """State that is no longer the optimizer's need not be kept, unless the user holds it."""
-    parcels.prune({id(tensor) for tensor in (*parameters, *state_of(optimizer))})
+    evicted.prune({id(tensor) for tensor in (*parameters, *state_of(optimizer))})

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
-from outsize.model.fitting.move.evicted import bytes_of
+from outsize.model.fitting.move.units import sizeof
 from outsize.model.torch_port.objects import has_step_hooks, multiply_each
 
 ONE_BY_ONE = (
@@ -98,15 +98,15 @@ def room_of(largest: int, total: int) -> int:
 
 def room_for(parameters: list[Any]) -> int:
     """The same of these parameters."""
-    sizes = list(map(bytes_of, parameters))
+    sizes = list(map(sizeof, parameters))
     return room_of(max(sizes, default=0), sum(sizes))
 
 
 def largest_part(parameters: list[Any], part: float) -> list[Any]:
     """The largest of them, so many that they hold that part of all bytes."""
-    sizes = sorted(parameters, key=bytes_of, reverse=True)
-    held = itertools.accumulate(map(bytes_of, sizes), initial=0)
-    wanted = round(part * sum(map(bytes_of, parameters)))
+    sizes = sorted(parameters, key=sizeof, reverse=True)
+    held = itertools.accumulate(map(sizeof, sizes), initial=0)
+    wanted = round(part * sum(map(sizeof, parameters)))
     return [parameter for parameter, before in zip(sizes, held, strict=False) if before < wanted or part >= 1]
 
 
@@ -115,7 +115,7 @@ def in_runs(tensors: list[Any], room: int) -> Iterator[list[Any]]:
     run: list[Any] = []
     size = 0
     for tensor in tensors:
-        mine = bytes_of(tensor)
+        mine = sizeof(tensor)
         if run and size + mine > room:
             yield run
             run, size = [], 0

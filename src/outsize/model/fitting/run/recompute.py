@@ -15,7 +15,7 @@ from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.model.fitting.run.recompute_inputs import KeepInputs, save_inputs
-from outsize.model.fitting.run.second_run import Twice, written_in
+from outsize.model.fitting.run.second_run import TwoRuns, written_in
 from outsize.model.torch_port.dispatch import leave_uncompiled
 
 Forward = Callable[..., Any]
@@ -38,7 +38,7 @@ def recomputed(
         if not torch.is_grad_enabled():
             return first(*args, **kwargs)
         args, kwargs, inputs = keep(args, kwargs)
-        runs, settings = Twice(mine, generators), Settings(device)
+        runs, settings = TwoRuns(mine, generators), Settings(device)
 
         def again() -> None:
             args, kwargs = inputs.bring()

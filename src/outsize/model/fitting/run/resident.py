@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.move.evicted import Parcels
+from outsize.model.fitting.move.evicted import EvictedStorages
 from outsize.model.fitting.move.stores import Store
 from outsize.model.fitting.move.streamed import Streamer
 from outsize.model.fitting.plan.choice import Choice
@@ -22,26 +22,26 @@ from outsize.model.fitting.run.gradient_sink import InPlace, Sink
 from outsize.model.fitting.run.offload import Offload
 from outsize.model.fitting.run.optimizer_step import Update, forget_replaced
 from outsize.model.fitting.run.recompute import checkpointed
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.runner import Residence, Runner, Work
 from outsize.model.fitting.run.second_run import generators_of
 from outsize.model.fitting.run.sequential_runs import in_spans, is_span, owner_of
 from outsize.model.torch_port.objects import storage_key
 
 
-class Resident:
+class Resident(Residence):
     """Where the weights of such a model are while it runs."""
 
-    def __init__(self, work: Work, choice: Choice, store: Store, parcels: Parcels, rows: int) -> None:
+    def __init__(self, work: Work, choice: Choice, store: Store, evicted: EvictedStorages, rows: int) -> None:
         self.work = work
         self.choice = choice
         self.store = store
-        self.parcels = parcels
-        self.real = parcels.real
+        self.evicted = evicted
+        self.real = evicted.real
         self._rows = rows
         """Samples of the batch that was planned for; 0: unknown."""
         self._modules = dict(work.model.named_modules())
         units = {name: self._modules[name] for name in choice.stream}
-        self.streamer = Streamer(units, parcels, work.device == "cuda") if units else None
+        self.streamer = Streamer(units, evicted, work.device == "cuda") if units else None
         self.listens = self.streamer is not None
         self._configs = find_configs(work.model)
         self._generators = [*generators_of(next(work.model.parameters()).device), *work.sources] if self.real else []
@@ -60,10 +60,6 @@ class Resident:
             return [(0, rows)]
         start, stop = batches.cut(self._rows, choice.slices, choice.first)[1 if choice.first else 0]
         return batches.cut(rows, -(-rows // (stop - start)))
-
-    def place(self, batch: Any) -> Any:
-        """The user has put it there."""
-        return batch
 
     def holders(self) -> Iterable[tuple[Any, Any]]:
         """The parameters themselves."""
@@ -122,7 +118,7 @@ class Resident:
                         module, spans, lambda h, f: checkpointed(h, f, work.written, work.device, self._generators)
                     ),
                 )
-            stack.enter_context(self.parcels.working())
+            stack.enter_context(self.evicted.working())
             try:
                 if self.streamer is not None:
                     self.streamer.leave()
@@ -133,32 +129,25 @@ class Resident:
                     self.streamer.leave()
                 self.store.land()
 
-    def rehearsal(self) -> contextlib.AbstractContextManager[None]:
-        """The first steps are measured instead."""
-        return contextlib.nullcontext()
-
-    def roll_back(self) -> None:
-        """`applied` leaves nothing under way."""
-
     def settle(self, sink: Sink) -> None:
         """Take over from another choice: what this one wants at home comes home."""
         away = set(self.streamed)
         if isinstance(sink, Update):
             away |= {id(tensor) for tensor in sink.state_away()}
-        self.parcels.settle(lambda tensor: id(tensor) in away, "another plan")
+        self.evicted.settle(lambda tensor: id(tensor) in away, "another plan")
 
     def bring_weights(self) -> None:
         """Weights home; the optimizer's state stays where it is."""
         weights = {id(parameter) for parameter in self.work.model.parameters()}
-        self.parcels.settle(lambda tensor: id(tensor) not in weights, "a comparison with the plain step")
+        self.evicted.settle(lambda tensor: id(tensor) not in weights, "a comparison with the plain step")
 
     def forget_replaced(self) -> None:
         """State that is no longer the optimizer's need not be kept, unless the user holds it."""
-        forget_replaced(self.parcels, self.work.model.parameters(), self.work.optimizer)
+        forget_replaced(self.evicted, self.work.model.parameters(), self.work.optimizer)
 
     def gather(self) -> None:
         """Everything home, as without us."""
-        self.parcels.gather()
+        self.evicted.gather()
 
 
 ResidentRunner = Runner[Resident]
@@ -166,12 +155,18 @@ ResidentRunner = Runner[Resident]
 
 
 def open_resident(
-    work: Work, choice: Choice, store: Store, *, real: bool = True, rows: int = 0, parcels: Parcels | None = None
+    work: Work,
+    choice: Choice,
+    store: Store,
+    *,
+    real: bool = True,
+    rows: int = 0,
+    evicted: EvictedStorages | None = None,
 ) -> ResidentRunner:
-    """A runner of a model on its device; `parcels`: what is elsewhere already."""
-    weights = Resident(work, choice, store, Parcels(store, real) if parcels is None else parcels, rows)
+    """A runner of a model on its device; `evicted`: what is elsewhere already."""
+    weights = Resident(work, choice, store, EvictedStorages(store, real) if evicted is None else evicted, rows)
     own = InPlace(work.model, work.scaler)
     sink: Sink = own
     if work.optimizer is not None:
-        sink = Update(work.optimizer, choice, weights.parcels, work.model, weights.streamed, work.clip, work.scaler)
+        sink = Update(work.optimizer, choice, weights.evicted, work.model, weights.streamed, work.clip, work.scaler)
     return Runner(work, choice, weights, sink, own)

@@ -12,7 +12,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from outsize.core.errors import InputError
 from outsize.model.fitting import batch as batches
@@ -54,25 +54,29 @@ class Work:
     """Generators beside torch's that a step draws random numbers from."""
 
 
-class Residence(Protocol):
+class Residence:
     """Where a model's weights are while it runs."""
 
-    real: bool
+    real = True
     """False where tensors have no contents."""
-    listens: bool
+    listens = False
     """Weights leave when their gradients are complete."""
 
     def cut(self, rows: int) -> list[tuple[int, int]]:
         """(start, stop) of the slices in which a batch runs."""
+        return [(0, rows)]
 
     def place(self, batch: Any) -> Any:
         """A batch, or a slice of one, on the device."""
+        return batch
 
     def applied(self, batch: Any, sink: Sink) -> contextlib.AbstractContextManager[None]:
         """The plan's forward functions in place of the modules' own; what is on its way has arrived in the end."""
+        raise NotImplementedError
 
     def holders(self) -> Iterable[tuple[Any, Any]]:
         """Every parameter that is trained, and the tensor at which its gradient arrives."""
+        raise NotImplementedError
 
     def begin_backward(self) -> None:
         """A forward pass is over."""
@@ -85,6 +89,7 @@ class Residence(Protocol):
 
     def rehearsal(self) -> contextlib.AbstractContextManager[None]:
         """A step that changes nothing."""
+        return contextlib.nullcontext()
 
     def roll_back(self) -> None:
         """Something has failed: nothing is under way."""
@@ -135,7 +140,7 @@ class Runner(Generic[AnyResidence]):
         """A step that changes nothing: everything is computed, the update too, and nothing goes back."""
         self._used = self.sink
         with self.weights.rehearsal(), self.sink.rehearsal():
-            _, scale = self.passes(batch, self.sink)
+            scale = self.passes(batch, self.sink)[1]
             self.phase("optimizer")
             self.sink.finish(scale)
         self.sink.roll_back()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from outsize.model.fitting.move.mover import Mark, Mover
-from outsize.model.fitting.move.pinned_blocks import State, Weights, stretch
+from outsize.model.fitting.move.pinned_blocks import State, Weights, state_bytes
 from outsize.model.fitting.move.ring import Lease, Ring, aligned
 from outsize.model.fitting.move.units import Place, sizeof
 from outsize.model.fitting.move.visits import Visits
@@ -183,7 +183,7 @@ class UpdateOnCard(Sink):
                 lease.view(shape.offset, shape.shape, shape.dtype).copy_(made[name])
         if lease is not None:
             mark = (
-                mover.send(state.bytes_of(parameter), lease.bytes[: stretch(list(shapes.values()))])
+                mover.send(state.bytes_of(parameter), lease.bytes[: state_bytes(list(shapes.values()))])
                 if self._real
                 else None
             )
@@ -207,7 +207,7 @@ class UpdateOnCard(Sink):
 
     def _room(self, parameter: Any) -> Lease:
         """Room for a parameter's state, to be written by what is computed next."""
-        size = stretch(self._state.layout.get(id(parameter), []))
+        size = state_bytes(self._state.layout.get(id(parameter), []))
         lease = self._ring.take(size)
         if lease is None:
             self._make_room()
@@ -225,7 +225,7 @@ class UpdateOnCard(Sink):
         self._next = len(self.order)
 
     def _fetch(self, parameter: Any) -> Lease | None:
-        size = stretch(self._state.layout.get(id(parameter), []))
+        size = state_bytes(self._state.layout.get(id(parameter), []))
         lease = self._ring.take(size)
         if lease is not None and self._real:
             lease.ready = self._mover.bring(lease.bytes, self._state.bytes_of(parameter), lease.waits)
