@@ -4,13 +4,13 @@ import networks as nets
 import torch
 from torch import nn
 
-from outsize.model.fitting.move.pinned_blocks import State, Weights, stretch
+from outsize.model.fitting.move.pinned_blocks import State, Weights, state_bytes
 from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile
 from outsize.model.fitting.move.units import cut_model, sizeof
 from outsize.model.fitting.move.visits import HostSource
-from outsize.model.fitting.plan.hosted_choice import HostedChoice
+from outsize.model.fitting.plan.choice import UPDATES, Choice
 from outsize.model.fitting.plan.hosted_dry_run import HostedStage
-from outsize.model.fitting.run.hosted_runner import HostedRunner
+from outsize.model.fitting.run.hosted import open_hosted
 from outsize.model.fitting.run.runner import Work
 
 
@@ -58,30 +58,32 @@ def open_runner(
 ):
     """A runner with the smallest rings that a choice allows; `disk`: what is in a scratch file in `folder`, by kind."""
     work = Work(model=model, loss=loss, optimizer=optimizer, clip=clip, scaler=scaler)
+    names = {"limit": "unit_bytes", "inputs": "inputs_away"}
+    options = UPDATES[options.pop("update")] | {names.get(name, name): value for name, value in options.items()}
     if disk is not None:
-        options |= {"disk": disk, "piece": 8192}
+        options |= {"disk": disk, "transfer_bytes": 8192}
     stage = HostedStage(work, batch, lane.device)
     layout = stage.layout()
-    choice = HostedChoice(ring=0, few=4096, **options)
-    held, order, written = (), list(cut_model(model, choice.limit).units), {}
+    choice = Choice(small_bytes=4096, **options)
+    held, order, written = (), list(cut_model(model, choice.unit_bytes).units), {}
     for _ in range(4):
-        cut = cut_model(model, choice.limit, held, order)
+        cut = cut_model(model, choice.unit_bytes, held, order)
         ring = 2 * cut.largest
-        state = max([3 * 2**14, *(stretch(shapes) for shapes in layout.values())])
+        state = max([3 * 2**14, *(state_bytes(shapes) for shapes in layout.values())])
         if choice.update == "host":
             state = 2 * max(sizeof(p) + 512 for p in model.parameters())
-        choice = HostedChoice(ring=ring, few=4096, state=state, held=held, **options)
+        choice = Choice(ring=ring, small_bytes=4096, state_ring=state, held=held, **options)
         sketch = stage.run(choice, layout, order, written)
         known = (held, order, written)
         held, order, written = tuple(dict.fromkeys((*held, *sketch.outside))), sketch.order, sketch.written
         if known == (held, order, written):
             break
-    cut = cut_model(model, choice.limit, held, order)
+    cut = cut_model(model, choice.unit_bytes, held, order)
     work.written = written
     shelf, filed = None, {"state": set(), "weights": set()}
     if disk is not None:
         shelf = ScratchFile(str(folder), 8192)
-        sizes = {"state": lambda p: stretch(layout.get(id(p), [])), "weights": sizeof, "gradients": sizeof}
+        sizes = {"state": lambda p: state_bytes(layout.get(id(p), [])), "weights": sizeof, "gradients": sizeof}
         filed = {
             kind: {id(place.parameter) for place in cut.places() if place.name in disk.get(kind, ())} for kind in sizes
         }
@@ -91,4 +93,4 @@ def open_runner(
     weights = Weights(cut, None, filed["weights"], shelf)
     state = State(cut, layout, filed["state"], shelf) if choice.update == "card" or later else None
     source = HostSource(weights, lane)
-    return HostedRunner(work, choice, cut, lane, source, order, weights=weights, state=state, scratch=shelf), sketch
+    return open_hosted(work, choice, cut, lane, source, order, weights=weights, state=state, scratch=shelf), sketch

@@ -5,7 +5,7 @@ import threading
 
 import torch
 
-from outsize.model.fitting.move.mover import PlainMover
+from outsize.model.fitting.move.mover import Mover
 
 
 class Full(RuntimeError):
@@ -36,7 +36,7 @@ class Copy:
             self.stream.remove(self)
 
 
-class LateLane(PlainMover):
+class LateLane(Mover):
     """Copies run when they are waited for. What a copy will overwrite is spoilt as soon as it may be overwritten."""
 
     def __init__(self, seed=0, limit=None):

@@ -12,7 +12,7 @@ import weakref
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from outsize.model.fitting.move import evicted as parcels
+from outsize.model.fitting.move import evicted
 
 
 class Copy:
@@ -178,7 +178,7 @@ def installed(monkeypatch, streams):
         for op in stream.queue[-1:]:
             op.tell(self)
 
-    parcels.listeners.append(streams.emptied)
+    evicted.listeners.append(streams.emptied)
     try:
         with monkeypatch.context() as patch:
             patch.setattr(torch, "empty", emptied)
@@ -188,4 +188,4 @@ def installed(monkeypatch, streams):
                 patch.setattr(torch.cuda, name, getattr(streams, name))
             yield
     finally:
-        parcels.listeners.remove(streams.emptied)
+        evicted.listeners.remove(streams.emptied)

@@ -16,7 +16,8 @@ from outsize.core.units import parse_bytes
 from outsize.model.fitting import fit as verb
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 
 
 @pytest.fixture(autouse=True)
@@ -193,8 +194,7 @@ def test_a_loss_of_total_and_count_is_their_quotient_over_the_whole_batch():
     (total / count).backward()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     fitted = outsize.fit(model, pair, optimizer, batch, budget="1GiB", own_step=True)
-    fitted._runner.choice = Choice(slices=3)
-    fitted._runner._most = 0
+    fitted._runner.weights.choice = Choice(slices=3)
     loss = fitted.backward(batch)
     assert torch.allclose(loss, (total / count).detach(), rtol=1e-5)
     assert nets.worst_difference([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()]) < 1e-5
@@ -243,7 +243,7 @@ def streamed(model, batch):
     choice = Choice(
         slices=2, checkpoint=blocks, state_away=True, gradients_away=True, stream=("embed", *blocks, "head")
     )
-    fitted._runner = Runner(fitted._runner.work, choice, fitted._runner.store)
+    fitted._runner = open_resident(fitted._runner.work, choice, fitted._runner.weights.store)
     return fitted
 
 
@@ -458,9 +458,9 @@ def test_twenty_adam_steps_stray_no_further_than_plain_ones_whose_samples_are_su
 
 def test_on_a_card_a_plan_is_found_whose_allocator_settles_inside_the_limit():
     from outsize.model.fitting.learn.findings import look
-    from outsize.model.fitting.plan.facts import gather_facts, inclusive
     from outsize.model.fitting.plan.search import Search
     from outsize.model.fitting.plan.speeds import estimate_times
+    from outsize.model.fitting.plan.take_apart import gather_facts, inclusive
 
     model, batch = nets.Language(blocks=4, width=64, words=5003), nets.make_tokens(rows=64, length=64, words=5003)
     work = Work(model=model, loss=nets.language_loss, optimizer=torch.optim.AdamW(model.parameters()))
@@ -481,7 +481,7 @@ def test_on_a_card_a_plan_is_found_whose_allocator_settles_inside_the_limit():
 def test_a_larger_and_an_odd_batch_are_cut_into_slices_no_larger_than_planned():
     model, batch = nets.Language(), nets.make_tokens(rows=6)
     fitted = tight(model, batch, share=0.5)
-    runs = [stop - start for start, stop in fitted._runner._runs(13)]
+    runs = [stop - start for start, stop in fitted._runner.weights.cut(13)]
     assert sum(runs) == 13 and max(runs) <= -(-6 // fitted.choice.slices)
 
 
@@ -526,7 +526,11 @@ def test_an_out_of_memory_at_any_point_of_a_step_loses_nothing():
             work = copy.copy(made._runner.work)
             work.model, work.optimizer = model, optimizer
             fitted = copy.copy(made)
-            fitted._runner, fitted.choice, fitted._watched = Runner(work, choice, made._runner.store), choice, 0
+            fitted._runner, fitted.choice, fitted._watched = (
+                open_resident(work, choice, made._runner.weights.store),
+                choice,
+                0,
+            )
             fitted._tighten = lambda failure: None  # the same choice again, so that masks and bits are the same
             fitted.step(batch)
             mode = Planted(int(torch.randint(1, 600, (), generator=generator)) if planted else -1)
@@ -549,8 +553,8 @@ def test_a_failure_inside_an_update_that_cannot_be_taken_back_is_said_and_never_
     model, batch = nets.Language(), nets.make_tokens()
     optimizer = Strange(model.parameters(), 0.1)
     fitted = outsize.fit(model, nets.language_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget="1GiB")
-    fitted._runner = Runner(
-        dataclasses.replace(fitted._runner.work, optimizer=optimizer), Choice(), fitted._runner.store
+    fitted._runner = open_resident(
+        dataclasses.replace(fitted._runner.work, optimizer=optimizer), Choice(), fitted._runner.weights.store
     )
     fitted._watched = 0
     failures = []

@@ -9,12 +9,13 @@ from torch.nn import functional
 
 import outsize
 from outsize.core.memory import HOST, Allowance
-from outsize.model.fitting.fit import _prepare
 from outsize.model.fitting.learn.findings import look
 from outsize.model.fitting.move.stores import DiskStore
 from outsize.model.fitting.plan.choice import Choice
-from outsize.model.fitting.plan.search import describe, predict
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.plan.remedies import describe, predict
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
+from outsize.model.fitting.training import _prepare
 
 WIDTH = 8
 
@@ -142,7 +143,7 @@ def run_steps(model, loss, choice, tmp_path):
     work = Work(model=model, loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1))
     work.written = look(work, batch).written
     store = DiskStore(str(tmp_path))
-    runner = Runner(work, choice, store)
+    runner = open_resident(work, choice, store)
     torch.manual_seed(5)
     for _ in range(2):
         runner.step(batch)
@@ -186,7 +187,7 @@ def test_a_second_run_that_is_stopped_leaves_the_module_as_it_was(tmp_path, fail
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     store = DiskStore(str(tmp_path))
     written = {block[1]: tuple(block[1]._buffers)}
-    runner = Runner(
+    runner = open_resident(
         Work(model=model, loss=distance, optimizer=optimizer, written=written), Choice(checkpoint=("blocks.0",)), store
     )
     block[2].register_forward_hook(stop)

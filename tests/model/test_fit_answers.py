@@ -11,8 +11,9 @@ import outsize
 from outsize.model.fitting.move.stores import NoStore
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.join_outputs import join
+from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.row_pieces import mixes_rows
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.runner import Work
 
 Pair = collections.namedtuple("Pair", "a b")
 
@@ -103,7 +104,7 @@ def test_answers_that_no_joining_makes_whole_are_not_sliced(shape):
 def test_another_call_whose_answers_cannot_be_joined_is_an_error_and_no_number():
     model = Answering(lambda y: y)
     work = Work(model=model, loss=None, optimizer=None)
-    runner = Runner(work, Choice(slices=4), NoStore())
+    runner = open_resident(work, Choice(slices=4), NoStore())
     with pytest.raises(outsize.InputError, match=r"without=\('slices',\)"):
         runner.infer(torch.randn(8, 16), lambda model, part: model(part).mean())
     with pytest.raises(outsize.InputError, match=r"the output\['loss'\] is of shape"):

@@ -13,8 +13,9 @@ from outsize.model.fitting.learn.gradients_equal import compare
 from outsize.model.fitting.move.stores import DiskStore
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.describe import say_absent
-from outsize.model.fitting.plan.dry_run import open_stage
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.plan.dry_run import Stage
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 
 EVERYTHING = Choice(
     in_backward=True, state_away=True, stream=("embed", "blocks.0", "blocks.1", "blocks.2", "head")
@@ -35,7 +36,7 @@ def away(tmp_path):
     work = Work(model=model, loss=nets.language_loss, optimizer=ours)
     store = DiskStore(str(tmp_path))
     plan = outsize.fit(twin, nets.language_loss, plain, tokens, budget="1GiB", dry_run=True).plan
-    fitted = Fitted(plan, EVERYTHING, Runner(work, EVERYTHING, store), no_other_plan, len(tokens))
+    fitted = Fitted(plan, EVERYTHING, open_resident(work, EVERYTHING, store), no_other_plan, len(tokens))
     fitted._watched = 0
 
     def step():
@@ -144,7 +145,7 @@ def test_weights_that_are_away_are_home_before_another_plan_is_compared_with_the
         return plan, EVERYTHING
 
     plan = outsize.fit(twin, nets.language_loss, plain, tokens, budget="1GiB", dry_run=True).plan
-    fitted = Fitted(plan, EVERYTHING, Runner(work, EVERYTHING, store), tighter, len(tokens))
+    fitted = Fitted(plan, EVERYTHING, open_resident(work, EVERYTHING, store), tighter, len(tokens))
     fitted._watched = 0
     failures.append(MemoryError("out of memory"))
     for _ in range(3):
@@ -183,7 +184,7 @@ def test_another_plan_is_made_with_weights_at_home_and_state_still_away(away):
     """State that has no room beside the weights must not come for a plan."""
     model, _, optimizer, _, step = away
     state = [v for values in optimizer.state.values() for v in values.values() if v.dim()]
-    stage = open_stage(Work(model=model, loss=nets.language_loss, optimizer=optimizer), nets.make_tokens())
+    stage = Stage(Work(model=model, loss=nets.language_loss, optimizer=optimizer), nets.make_tokens())
     fitted = next(hook._fitted for hook in model._state_dict_pre_hooks.values() if hasattr(hook, "_fitted"))
 
     def plan(limit, batch):

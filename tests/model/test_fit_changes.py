@@ -88,7 +88,7 @@ def test_a_hosted_model_that_gets_other_parameters_says_so():
         fitted.step(batch)
     model.stem.requires_grad_(False)
     model.head = nn.Linear(8, 5)
-    with pytest.raises(outsize.InputError, match=r"head.weight is a parameter that the model had not"):
+    with pytest.raises(outsize.InputError, match=r"head.weight is a parameter that the model did not have"):
         fitted.step(batch)
     fitted.undo()
 

@@ -13,11 +13,11 @@ from torch.nn import functional
 
 import outsize
 from outsize.model.fitting.fitted import Fitted
-from outsize.model.fitting.hosted_fitted import HostedFitted
 from outsize.model.fitting.learn.findings import look
 from outsize.model.fitting.move.stores import DiskStore
 from outsize.model.fitting.plan.choice import Choice
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 
 EVERYTHING = ("embed", "blocks.0", "blocks.1", "blocks.2", "head")
 
@@ -41,7 +41,7 @@ def gradients_in_slices(model, loss, seen, batch, store):
     twin = copy.deepcopy(model)
     work = Work(model=model, loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1))
     work.normaliser = look(work, seen).normaliser
-    value = Runner(work, Choice(slices=2), store).backward(batch)
+    value = open_resident(work, Choice(slices=2), store).backward(batch)
     expected = loss(twin, batch)
     expected.backward()
     ours, plain = ([p.grad for p in m.parameters()] for m in (model, twin))
@@ -123,7 +123,7 @@ def test_an_optimizer_that_needs_a_closure_is_refused_by_name():
 
 def open_fitted(model, optimizer, choice, store):
     work = Work(model=model, loss=nets.language_loss, optimizer=optimizer)
-    fitted = Fitted(None, choice, Runner(work, choice, store), None, 0)
+    fitted = Fitted(None, choice, open_resident(work, choice, store), None, 0)
     fitted._watched = 0
     return fitted
 
@@ -172,7 +172,7 @@ def test_after_a_hosted_update_that_fails_half_way_the_saved_state_can_be_loaded
     ours, plain = (torch.optim.AdamW(m.parameters(), 1e-3) for m in (model, twin))
     lane = lanes.LateLane(0)
     runner, _ = open_runner(model, nets.language_loss, ours, batch, lane, limit=20_000, inputs=False, update=update)
-    fitted = HostedFitted(None, runner.choice, runner, None)
+    fitted = Fitted(None, runner.choice, runner, None)
     fitted.step(batch)
     nets.plain_step(twin, nets.language_loss, plain, batch)
     saved = copy.deepcopy((model.state_dict(), ours.state_dict()))
@@ -204,13 +204,13 @@ def test_what_is_written_through_data_between_hosted_steps_is_seen_by_the_next(u
     ours, plain = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, twin))
     lane = lanes.LateLane(0)
     runner, _ = open_runner(model, nets.vision_loss, ours, batch, lane, limit=1, inputs=False, update=update)
-    assert [place.name for place in runner.visits.cut.held.places] == ["scale"]
+    assert [place.name for place in runner.weights.visits.cut.held.places] == ["scale"]
     for _ in range(3):
         runner.step(batch)
         nets.plain_step(twin, nets.vision_loss, plain, batch)
         for m in (model, twin):
             m.scale.data.mul_(0.5)
-    brought = runner.visits.brought
+    brought = runner.weights.visits.brought
     runner.close()
     assert brought and nets.worst_difference(model.parameters(), twin.parameters()) < 1e-6
 
@@ -226,7 +226,7 @@ def test_undo_of_a_hosted_fit_gives_back_the_layout_of_parameters(update):
     for _ in range(2):
         runner.step(batch)
         nets.plain_step(twin, nets.vision_loss, plain, batch)
-    HostedFitted(None, runner.choice, runner, None).undo()
+    Fitted(None, runner.choice, runner, None).undo()
     assert [p.stride() for p in model.parameters()] == [p.stride() for p in twin.parameters()]
     for m, optimizer in ((model, ours), (twin, plain)):
         nets.plain_step(m, nets.vision_loss, optimizer, batch)
@@ -292,7 +292,7 @@ def test_a_module_that_is_computed_again_can_be_gone_back_through_twice(tmp_path
     ours, plain = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, twin))
     norms = {m: tuple(m._buffers) for m in model.modules() if isinstance(m, nn.BatchNorm2d)}
     work = Work(model=model, loss=loss, optimizer=ours, written=norms)
-    Runner(work, Choice(checkpoint=("stages.0", "stages.1")), DiskStore(str(tmp_path))).step(batch)
+    open_resident(work, Choice(checkpoint=("stages.0", "stages.1")), DiskStore(str(tmp_path))).step(batch)
     nets.plain_step(twin, loss, plain, batch)
     for a, b in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
         assert torch.equal(a, b)
@@ -301,7 +301,7 @@ def test_a_module_that_is_computed_again_can_be_gone_back_through_twice(tmp_path
 @pytest.mark.parametrize("wrong", [False, True])
 def test_rounding_under_autocast_is_told_from_a_wrong_gradient(monkeypatch, wrong):
     """A difference under autocast that is gone without it is rounding; one that stays is none."""
-    from outsize.model.fitting import fit as verb
+    from outsize.model.fitting import training as verb
 
     model, tokens = nets.Language(), nets.make_tokens(rows=6)
 

@@ -62,7 +62,7 @@ def test_another_gradient_is_found(store, monkeypatch, what):
     wrong = model[0].weight
     taken = Collect.accumulated
 
-    def accumulated(self, parameter):
+    def accumulated(self, parameter, holder):
         fitted = self.other is not None
         if fitted and parameter is wrong and what == "missing":
             parameter.grad = None
@@ -72,7 +72,7 @@ def test_another_gradient_is_found(store, monkeypatch, what):
         if not fitted and parameter is wrong and what == "more":
             parameter.grad = None
             return
-        taken(self, parameter)
+        taken(self, parameter, holder)
 
     monkeypatch.setattr(Collect, "accumulated", accumulated)
     worst, name = compare(work_of(model), Choice(checkpoint=("0",)), torch.randn(3, 16), store)

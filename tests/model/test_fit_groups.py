@@ -14,8 +14,9 @@ from outsize.model.fitting.move.stores import DiskStore, HostStore
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run import optimizer_step as update
-from outsize.model.fitting.run.optimizer_step import ONE_BY_ONE, bytes_of, largest_part, room_of
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.optimizer_subset import ONE_BY_ONE, largest_part, room_of, sizeof
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
 CHOICES = [
@@ -67,7 +68,7 @@ def test_groups_give_the_bits_of_the_plain_optimizer_in_few_calls(tmp_path, monk
         queue = pretended.Streams(number, 0.1)
         with pretended.installed(monkeypatch, queue):
             store = HostStore(torch.device("cpu")) if number % 2 else DiskStore(str(tmp_path))
-            runner = Runner(Work(model=model, loss=nets.language_loss, optimizer=ours), choice, store)
+            runner = open_resident(Work(model=model, loss=nets.language_loss, optimizer=ours), choice, store)
             for rows in (5, 3, 1):
                 batch = nets.make_tokens(rows=rows)
                 runner.step(batch)
@@ -83,7 +84,7 @@ def test_groups_give_the_bits_of_the_plain_optimizer_in_few_calls(tmp_path, monk
             for name, a in ours.state.get(p, {}).items()
             if isinstance(a, torch.Tensor)
         )
-        sizes = [bytes_of(p) for p in moved or model.parameters()]
+        sizes = [sizeof(p) for p in moved or model.parameters()]
         assert len(calls) <= 3 * (2 * sum(sizes) // room_of(max(sizes), sum(sizes)) + 2)
 
 
@@ -96,14 +97,14 @@ def test_a_failure_late_in_the_backward_pass_takes_all_groups_back(monkeypatch, 
     ours, plain = (torch.optim.AdamW(m.parameters()) for m in (model, twin))
     with pretended.installed(monkeypatch, pretended.Streams(0, 0.0)):
         store = HostStore(torch.device("cpu"))
-        runner = Runner(Work(model=model, loss=nets.language_loss, optimizer=ours), choice, store)
+        runner = open_resident(Work(model=model, loss=nets.language_loss, optimizer=ours), choice, store)
         for late in (None, model.blocks[0].norm.bias, model.embed.weight, None):
             if late is not None:
                 handle = late.register_hook(lambda gradient: 1 / 0)
                 with pytest.raises(ZeroDivisionError):
                     runner.step(batch)
                 handle.remove()
-                assert runner.update._log and not runner.half_updated
+                assert runner.sink._log and not runner.half_updated
                 runner.roll_back()
             runner.step(batch)
             nets.plain_step(twin, nets.language_loss, plain, batch)
@@ -117,7 +118,7 @@ def test_a_gradient_that_nobody_uses_stays_and_adds_up_as_without_us(tmp_path):
     twin = copy.deepcopy(model)
     ours, plain = known("SGD", model), known("SGD", twin)
     store = DiskStore(str(tmp_path))
-    runner = Runner(Work(model=model, loss=nets.language_loss, optimizer=ours), Choice(in_backward=True), store)
+    runner = open_resident(Work(model=model, loss=nets.language_loss, optimizer=ours), Choice(in_backward=True), store)
     for rows in (5, 3):
         batch = nets.make_tokens(rows=rows)
         runner.step(batch)
@@ -144,7 +145,7 @@ def test_a_gradient_that_comes_in_parts_is_refused_and_nothing_is_changed(tmp_pa
     model, batch = Twofold(), torch.randn(6, 4)
     twin = copy.deepcopy(model)
     work = Work(model=model, loss=lambda m, b: m(b).square().mean(), optimizer=torch.optim.SGD(model.parameters(), 0.1))
-    runner = Runner(work, Choice(in_backward=True), DiskStore(str(tmp_path)))
+    runner = open_resident(work, Choice(in_backward=True), DiskStore(str(tmp_path)))
     with pytest.raises(outsize.InputError, match="complete twice"):
         runner.step(batch)
     runner.roll_back()
@@ -162,15 +163,15 @@ def test_part_of_the_state_is_elsewhere_that_of_the_largest_parameters_and_comes
     twin = copy.deepcopy(model)
     ours, plain = (torch.optim.AdamW(m.parameters()) for m in (model, twin))
     work, store = Work(model=model, loss=nets.language_loss, optimizer=ours), DiskStore(str(tmp_path))
-    runner = Runner(work, Choice(state_away=True), store)
+    runner = open_resident(work, Choice(state_away=True), store)
     seen = []
     for part in (1.0, 0.5, 0.2, 0.0, 0.7):
-        runner = Runner(work, Choice(state_away=part), store, parcels=runner.parcels)
-        runner.settle()
+        runner = open_resident(work, Choice(state_away=part), store, evicted=runner.weights.evicted)
+        runner.weights.settle(runner.sink)
         runner.step(batch)
         nets.plain_step(twin, nets.language_loss, plain, batch)
-        sizes = sorted((bytes_of(p) for p in model.parameters()), reverse=True)
-        held = sum(2 * bytes_of(p) for p in largest_part(list(model.parameters()), part))
+        sizes = sorted((sizeof(p) for p in model.parameters()), reverse=True)
+        held = sum(2 * sizeof(p) for p in largest_part(list(model.parameters()), part))
         away = sum(v.numel() * v.element_size() for v in state_of(ours) if not v.untyped_storage().nbytes())
         assert part * 2 * sum(sizes) <= held + 1e-9 and held <= 2 * (part * sum(sizes) + sizes[0])
         assert away == store.held == held
@@ -189,7 +190,7 @@ def test_as_much_of_the_state_is_elsewhere_as_the_budget_asks_for():
     for share in (1.0, 0.85, 0.7, 0.0):
         model = nets.Language(width=64, words=50)
         optimizer = torch.optim.AdamW(model.parameters())
-        state = 2 * sum(map(bytes_of, model.parameters()))
+        state = 2 * sum(map(sizeof, model.parameters()))
         plain = outsize.fit(model, nets.language_loss, optimizer, batch, budget="1GiB", dry_run=True).plan.plain
         budget = plain - int((1 - share) * state * 0.5)
         try:
@@ -212,7 +213,7 @@ def runner_with_state_elsewhere(folder):
     """One that updates in the backward pass, after its first step; and a batch."""
     model, batch = nets.Language(), nets.make_tokens(rows=3)
     work = Work(model=model, loss=nets.language_loss, optimizer=torch.optim.AdamW(model.parameters()))
-    runner = Runner(work, Choice(in_backward=True, state_away=True), DiskStore(str(folder)))
+    runner = open_resident(work, Choice(in_backward=True, state_away=True), DiskStore(str(folder)))
     runner.step(batch)
     return runner, batch
 
@@ -220,11 +221,11 @@ def runner_with_state_elsewhere(folder):
 def test_state_that_came_from_elsewhere_is_logged_where_it_came_from(tmp_path):
     """Its bytes cross the link twice, in and out, and not a third time."""
     runner, batch = runner_with_state_elsewhere(tmp_path)
-    store, sizes = runner.store, []
+    store, sizes = runner.weights.store, []
     put = store.put
     store.put = lambda data, land=None: sizes.append(data.numel()) or put(data, land)
     runner.step(batch)
-    weights = sum(map(bytes_of, runner.work.model.parameters()))
+    weights = sum(map(sizeof, runner.work.model.parameters()))
     assert sum(sizes) == 3 * weights  # weights to the log, two moments back to where they live
     assert store.held == 2 * weights
     runner.gather()
@@ -233,18 +234,18 @@ def test_state_that_came_from_elsewhere_is_logged_where_it_came_from(tmp_path):
 
 def test_state_comes_when_the_gradient_is_there_and_not_when_its_group_is_full(tmp_path):
     runner, batch = runner_with_state_elsewhere(tmp_path)
-    home, accumulated = [], runner.update.accumulated
+    home, accumulated = [], runner.sink.accumulated
 
-    def listen(parameter):
-        accumulated(parameter)
-        if runner.update.waits(parameter):
-            home.append(all(v.untyped_storage().nbytes() for v in runner.update._state([parameter])))
+    def listen(parameter, holder):
+        accumulated(parameter, holder)
+        if runner.sink.waits(parameter):
+            home.append(all(v.untyped_storage().nbytes() for v in runner.sink._state([parameter])))
 
-    runner.update.accumulated = listen
+    runner.sink.accumulated = listen
     runner.step(batch)
     assert home and all(home)
     runner.gather()
-    runner.store.close()
+    runner.weights.store.close()
 
 
 class Anew(torch.optim.Optimizer):
@@ -269,7 +270,7 @@ def test_only_state_that_the_optimizer_has_waits_elsewhere_whatever_failed_or_wa
     model, batch, store = nets.Language(), nets.make_tokens(rows=5), DiskStore(str(tmp_path))
     twin = copy.deepcopy(model)
     ours, plain = make(model.parameters()), make(twin.parameters())
-    runner = Runner(Work(model=model, loss=nets.language_loss, optimizer=ours), choice, store)
+    runner = open_resident(Work(model=model, loss=nets.language_loss, optimizer=ours), choice, store)
     for fails in (True, False, True, False):
         if fails:
             handle = model.embed.weight.register_hook(lambda gradient: 1 / 0)
@@ -280,10 +281,10 @@ def test_only_state_that_the_optimizer_has_waits_elsewhere_whatever_failed_or_wa
         else:
             runner.step(batch)
             nets.plain_step(twin, nets.language_loss, plain, batch)
-        streamed = [p for p in model.parameters() if runner.streamer and id(p) in runner.streamer.ids]
-        away = {id(tensor) for tensor in (*streamed, *runner.update.state_away())}
-        assert {key for parcel in runner.parcels._all.values() for key in parcel.tensors} == away
-        assert store.held == sum(parcel.bytes for parcel in runner.parcels._all.values())
+        streamed = [p for p in model.parameters() if runner.weights.streamer and id(p) in runner.weights.streamer.ids]
+        away = {id(tensor) for tensor in (*streamed, *runner.sink.state_away())}
+        assert {key for storage in runner.weights.evicted._all.values() for key in storage.tensors} == away
+        assert store.held == sum(storage.bytes for storage in runner.weights.evicted._all.values())
     runner.gather()
     assert store.held == 0
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
@@ -295,7 +296,7 @@ def test_a_plan_says_how_many_bytes_wait_elsewhere_at_most_once_there_is_state(t
     model, batch, store = nets.Language(width=64), nets.make_tokens(rows=6), DiskStore(str(tmp_path))
     work = Work(model=model, loss=nets.language_loss, optimizer=make(model.parameters()))
     said = Stage(work, batch).project(choice).away
-    runner = Runner(work, choice, store)
+    runner = open_resident(work, choice, store)
     for _ in range(3):
         runner.step(batch)
     assert store.peak == said
@@ -319,7 +320,7 @@ def test_parameters_that_come_later_are_scaled_and_clipped_once_and_their_state_
         one.blocks[2].requires_grad_(False)
     ours, plain = (torch.optim.SGD([p for p in m.parameters() if p.requires_grad], 0.1, 0.9) for m in (model, twin))
     work = Work(model=model, loss=summed, optimizer=ours, clip=0.1, normaliser=Normaliser(rule="count"))
-    runner = Runner(work, choice, store)
+    runner = open_resident(work, choice, store)
     for number in range(3):
         if number == 1:
             for one, optimizer in ((model, ours), (twin, plain)):
@@ -330,7 +331,7 @@ def test_parameters_that_come_later_are_scaled_and_clipped_once_and_their_state_
         (total / count).backward()
         torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
         plain.step()
-    assert store.held == (sum(map(bytes_of, model.parameters())) if choice.state_away else 0)
+    assert store.held == (sum(map(sizeof, model.parameters())) if choice.state_away else 0)
     runner.gather()
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a, b)

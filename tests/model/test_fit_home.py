@@ -21,11 +21,12 @@ import outsize
 from outsize.core.units import format_bytes
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.learn.gradients_equal import compare
-from outsize.model.fitting.move.evicted import Away, Parcel
+from outsize.model.fitting.move.evicted import EvictedStorage, EvictedTensor
 from outsize.model.fitting.move.stores import DiskStore, HostStore
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.out_of_memory import clear_up
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
 STREAM = Choice(in_backward=True, state_away=True, stream=("embed", *BLOCKS, "head"))
@@ -37,19 +38,23 @@ class Card:
 
     def __init__(self, monkeypatch, late=False):
         self.room, coming = None, []
-        fetch, empty, begins = Parcel.fetch, Parcel._empty, {kind: kind.begin for kind in (DiskStore, HostStore)}
+        fetch, empty, begins = (
+            EvictedStorage.fetch,
+            EvictedStorage._empty,
+            {kind: kind.begin for kind in (DiskStore, HostStore)},
+        )
 
         def take(size):
             if self.room is not None and size > self.room:
                 raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes.\nand more")
             self.room = None if self.room is None else self.room - size
 
-        def fetched(parcel):
-            coming.append(parcel)
+        def fetched(storage):
+            coming.append(storage)
             try:
-                if parcel.away and parcel._real and not late:
-                    take(parcel.bytes)
-                fetch(parcel)
+                if storage.away and storage._real and not late:
+                    take(storage.bytes)
+                fetch(storage)
             finally:
                 coming.pop()
 
@@ -58,13 +63,13 @@ class Card:
                 take(into.numel())
             return begins[type(store)](store, slot, into)
 
-        def emptied(parcel):
-            if self.room is not None and parcel._real and not coming:
-                self.room += parcel.bytes
-            empty(parcel)
+        def emptied(storage):
+            if self.room is not None and storage._real and not coming:
+                self.room += storage.bytes
+            empty(storage)
 
-        monkeypatch.setattr(Parcel, "fetch", fetched)
-        monkeypatch.setattr(Parcel, "_empty", emptied)
+        monkeypatch.setattr(EvictedStorage, "fetch", fetched)
+        monkeypatch.setattr(EvictedStorage, "_empty", emptied)
         for kind in begins:
             monkeypatch.setattr(kind, "begin", begun)
 
@@ -94,7 +99,7 @@ class Pair:
         work = Work(model=self.model, loss=nets.language_loss, optimizer=self.ours)
         plan = plan_of_a_step()
         self.store = store or DiskStore(str(folder))
-        self.fitted = Fitted(plan, choice, Runner(work, choice, self.store), replan, len(self.batch))
+        self.fitted = Fitted(plan, choice, open_resident(work, choice, self.store), replan, len(self.batch))
         self.fitted._watched = 0
         self.step()
 
@@ -105,14 +110,14 @@ class Pair:
     @property
     def away(self):
         """Bytes that wait elsewhere."""
-        return sum(parcel.bytes for parcel in self.fitted._now.parcels._all.values() if parcel.away)
+        return sum(storage.bytes for storage in self.fitted._now.weights.evicted._all.values() if storage.away)
 
     def check(self):
         """What waits elsewhere takes no memory here, and a step, undo and all values are those of the plain twin."""
-        for parcel in self.fitted._now.parcels._all.values():
-            assert parcel.away
-            assert not parcel.tensor.untyped_storage().nbytes()
-            assert all(isinstance(tensor, Away) for tensor in parcel.tensors.values())
+        for storage in self.fitted._now.weights.evicted._all.values():
+            assert storage.away
+            assert not storage.tensor.untyped_storage().nbytes()
+            assert all(isinstance(tensor, EvictedTensor) for tensor in storage.tensors.values())
         self.step()
         self.fitted.undo()
         assert not self.model._state_dict_hooks
@@ -163,7 +168,7 @@ def test_saving_gives_the_plain_values_wherever_memory_runs_out(
             for name in names:
                 ours, plain = (pick(pair) for pick in SAVED[name])
                 assert_same(ours.state_dict(), plain.state_dict())
-                assert pair.fitted._now.parcels.lent is None
+                assert pair.fitted._now.weights.evicted.saving is None
         pair.step()
         pair.check()
         pair.store.close()
@@ -183,10 +188,12 @@ def test_a_saved_part_or_whole_has_the_order_the_ties_and_the_metadata_of_the_pl
         assert {tensor.device.type for tensor in saved.values()} == {"cpu"}
         assert saved["a.head.weight"].data_ptr() == saved["a.embed.weight"].data_ptr()
         assert state["param_groups"] == pair.plain.state_dict()["param_groups"]
-        assert not any(isinstance(value, Away) for values in state["state"].values() for value in values.values())
+        assert not any(
+            isinstance(value, EvictedTensor) for values in state["state"].values() for value in values.values()
+        )
     for parameter, values in pair.ours.state.items():
         assert all(value is own[parameter][name] for name, value in values.items())
-    assert sum(isinstance(value, Away) for values in own.values() for value in values.values()) == 2 * len(own)
+    assert sum(isinstance(value, EvictedTensor) for values in own.values() for value in values.values()) == 2 * len(own)
     kept = copy.deepcopy(saved)
     pair.check()
     assert_same(saved, kept)
@@ -240,7 +247,7 @@ def test_users_hooks_find_contents_and_one_that_fails_leaves_nothing_behind(tmp_
         broken.remove()
     assert len(seen) == 5
     pair.step()
-    assert pair.fitted._now.parcels.lent is None
+    assert pair.fitted._now.weights.evicted.saving is None
     with card.full(0):
         assert_same(pair.model.state_dict(), pair.twin.state_dict())
     for hooks in (pair.ours._optimizer_state_dict_post_hooks, pair.model._state_dict_pre_hooks):
@@ -302,7 +309,7 @@ def test_a_streaming_plan_without_room_for_its_weights_at_home_is_made_tighter_a
         with pytest.warns(UserWarning, match="nothing was lost"):
             fitted.step(batch)
         with pytest.raises(outsize.OutOfMemory, match="comparison with the plain step needs"):
-            fitted._now.bring_weights()
+            fitted._now.weights.bring_weights()
         fitted.step(batch)
     assert before.stream and fitted.choice.stream and fitted.choice != before
     for _ in range(3):
@@ -381,12 +388,12 @@ def test_a_transformers_model_without_room_at_home_is_saved_as_it_is(tmp_path, m
     choice = Choice(state_away=True, stream=("model.layers.0", "model.layers.1"))
     store = DiskStore(str(tmp_path / "scratch"))
     work = Work(model=model, loss=loss, optimizer=optimizer)
-    fitted = Fitted(plan_of_a_step(), choice, Runner(work, choice, store), None, 2)
+    fitted = Fitted(plan_of_a_step(), choice, open_resident(work, choice, store), None, 2)
     fitted._watched = 0
     fitted.step(batch)
     with card.full(1000):
         model.save_pretrained(tmp_path / "saved")
-        assert isinstance(model.model.layers[0].mlp.up_proj.weight, Away)
+        assert isinstance(model.model.layers[0].mlp.up_proj.weight, EvictedTensor)
     fitted.undo()
     assert_same(transformers.LlamaForCausalLM.from_pretrained(tmp_path / "saved").state_dict(), model.state_dict())
 
@@ -406,7 +413,7 @@ def test_a_failed_pass_with_activations_elsewhere_leaves_nothing_behind(tmp_path
     model = torch.nn.Sequential(Gate(), Gate())
     store = DiskStore(str(tmp_path))
     work = Work(model=model, loss=lambda m, x: m(x).sum(), optimizer=torch.optim.SGD(model.parameters()))
-    runner = Runner(work, Choice(offload=("0", "1")), store)
+    runner = open_resident(work, Choice(offload=("0", "1")), store)
     made = []
     model[0].linear.register_forward_hook(lambda module, given, out: made.append(weakref.ref(out)))
     model[1].register_forward_hook(lambda module, given, out: 1 / 0)

@@ -10,7 +10,8 @@ import outsize
 from outsize.model.fitting.learn.findings import look
 from outsize.model.fitting.move.stores import NoStore
 from outsize.model.fitting.plan.choice import Choice
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 
 
 def each(model, batch):
@@ -88,7 +89,7 @@ def test_a_loss_whose_terms_are_known_beforehand_is_cut_and_its_gradients_are_th
     work = Work(model=model, loss=loss, optimizer=torch.optim.SGD(model.parameters(), 0.1))
     work.normaliser = look(work, batch).normaliser
     assert work.normaliser is not None
-    value = Runner(work, Choice(slices=4), NoStore()).backward(batch)
+    value = open_resident(work, Choice(slices=4), NoStore()).backward(batch)
     ours = [p.grad for p in model.parameters()]
     model.zero_grad()
     expected = loss(model, batch)
@@ -128,7 +129,7 @@ def test_means_over_several_labels_are_cut_while_all_of_them_count():
     work = Work(model=model, loss=two_means, optimizer=torch.optim.SGD(model.parameters(), 0.1))
     work.normaliser = look(work, batch).normaliser
     assert work.normaliser is not None
-    runner = Runner(work, Choice(slices=4), NoStore())
+    runner = open_resident(work, Choice(slices=4), NoStore())
     runner.backward(batch)
     ours = [p.grad for p in model.parameters()]
     model.zero_grad()

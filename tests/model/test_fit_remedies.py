@@ -20,7 +20,8 @@ from outsize.model.fitting import batch as batches
 from outsize.model.fitting import chunked_cross_entropy, in_trainer, lightning_step, trainer_loss
 from outsize.model.fitting.move.stores import DiskStore
 from outsize.model.fitting.plan.choice import Choice
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 
 SINGLE = {
     "slices": {"slices": 2}, "checkpoint": {"checkpoint": "blocks"}, "offload": {"offload": "blocks"},
@@ -39,7 +40,7 @@ def run_steps(model, loss, batch, choice, store, seed, steps=2):
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     written = {m: tuple(m._buffers) for m in model.modules() if isinstance(m, nn.BatchNorm2d)}
     work = Work(model=model, loss=loss, optimizer=optimizer, written=written, heads=("head",))
-    runner = Runner(work, choice, store)
+    runner = open_resident(work, choice, store)
     for _ in range(steps):
         runner.step(batch)
     runner.gather()
@@ -319,9 +320,9 @@ def test_a_larger_first_slice_trains_like_the_whole_batch_and_other_batches_are_
     run_steps(model, nets.language_loss, batch, choice, store, seed)
     assert nets.worst_difference(list(model.parameters()), list(plain.parameters())) < 1e-5
     work = Work(model=model, loss=nets.language_loss, optimizer=torch.optim.SGD(model.parameters(), 0.1))
-    runner = Runner(work, choice, store, rows=rows)
-    later = [stop - start for start, stop in runner._runs(rows)][1:]
-    assert max(stop - start for start, stop in runner._runs(3 * rows)) <= max(later)
+    runner = open_resident(work, choice, store, rows=rows)
+    later = [stop - start for start, stop in runner.weights.cut(rows)][1:]
+    assert max(stop - start for start, stop in runner.weights.cut(3 * rows)) <= max(later)
     store.close()
 
 

@@ -13,11 +13,12 @@ from test_fit_home import BLOCKS, STREAM, Card, Pair, assert_same, plan_of_a_ste
 
 import outsize
 from outsize.model.fitting.fitted import Fitted
-from outsize.model.fitting.move.evicted import Away
+from outsize.model.fitting.move.evicted import EvictedTensor
 from outsize.model.fitting.move.stores import DiskStore, HostStore
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.recorder import Recorder
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 
 OPTIMIZERS = {
     "AdamW": lambda ps: torch.optim.AdamW(ps, 1e-3, amsgrad=True),
@@ -61,7 +62,7 @@ class Resumed:
         self.model.load_state_dict(self.twin.state_dict())
         self.ours.load_state_dict(copy.deepcopy(self.plain.state_dict()))
         work = Work(model=self.model, loss=nets.language_loss, optimizer=self.ours)
-        self.fitted = Fitted(plan_of_a_step(), choice, Runner(work, choice, store), None, len(self.batch))
+        self.fitted = Fitted(plan_of_a_step(), choice, open_resident(work, choice, store), None, len(self.batch))
         self.fitted._watched = 0
 
     def step(self):
@@ -118,8 +119,12 @@ def test_state_is_loaded_tensor_by_tensor_and_training_goes_on_bitwise(
             card.room = 0  # what came and went has made none
             assert held <= max(sizes) + 64 < sum(sizes)
             large = [value for key, value in resumed.state() if value.numel() > 1]
-            assert large and all(isinstance(value, Away) and not value.untyped_storage().nbytes() for value in large)
-            assert not CHOICES[choice].stream or isinstance(resumed.model.blocks[0].up.weight, Away)  # to make room
+            assert large and all(
+                isinstance(value, EvictedTensor) and not value.untyped_storage().nbytes() for value in large
+            )
+            assert not CHOICES[choice].stream or isinstance(
+                resumed.model.blocks[0].up.weight, EvictedTensor
+            )  # to make room
             assert_same(resumed.ours.state_dict(), saved)
         assert resumed.store.held <= sum(sizes) + sum(p.nbytes for p in resumed.model.parameters())
         resumed.check()

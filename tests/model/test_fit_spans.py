@@ -15,7 +15,8 @@ import outsize
 from outsize.model.fitting.learn.findings import look
 from outsize.model.fitting.move.stores import NoStore
 from outsize.model.fitting.plan.choice import Choice
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.run.sequential_runs import find_spans, is_span
 
 
@@ -90,7 +91,7 @@ def test_any_spans_give_the_plain_gradients(widths, chosen):
     twin = copy.deepcopy(model)
     some = tuple(name for name in spans if chosen.draw(st.booleans()))
     torch.manual_seed(1)
-    value = Runner(work, Choice(checkpoint=some), NoStore()).backward(batch)
+    value = open_resident(work, Choice(checkpoint=some), NoStore()).backward(batch)
     torch.manual_seed(1)
     expected = picture_loss(twin, batch)
     expected.backward()

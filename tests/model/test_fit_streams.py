@@ -20,11 +20,13 @@ from outsize.model.fitting.move.stores import DiskStore, HostStore, NoStore
 from outsize.model.fitting.plan import dry_run as stages
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
+from outsize.model.fitting.run import offload as activations
 from outsize.model.fitting.run import optimizer_step as update
-from outsize.model.fitting.run import runner
-from outsize.model.fitting.run import saved_activations as activations
+from outsize.model.fitting.run import resident
+from outsize.model.fitting.run.optimizer_subset import room_of, sizeof
 from outsize.model.fitting.run.recorder import Recorder
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
 
@@ -63,8 +65,8 @@ def as_on_a_card(monkeypatch, seed):
     streamer = weights.Streamer
     monkeypatch.setattr(update, "CLONED", 3000 if seed % 2 else 2**26)
     monkeypatch.setattr(activations, "SMALL", 64)
-    monkeypatch.setattr(runner, "Offload", lambda store, ahead, device: activations.Offload(store, True, "cpu"))
-    monkeypatch.setattr(runner, "Streamer", lambda units, parcels, ahead: streamer(units, parcels, True))
+    monkeypatch.setattr(resident, "Offload", lambda store, ahead, device: activations.Offload(store, True, "cpu"))
+    monkeypatch.setattr(resident, "Streamer", lambda units, evicted, ahead: streamer(units, evicted, True))
 
 
 @examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -86,7 +88,7 @@ def test_a_step_with_copies_beside_kernels_is_the_plain_one_in_any_order(monkeyp
         store = HostStore(torch.device("cpu"))
         store.mover.leaving.size = room
         work = Work(model=model, loss=nets.language_loss, optimizer=ours)
-        step = Runner(work, choice, store)
+        step = open_resident(work, choice, store)
         for number in range(3):
             if number == 1:
                 before = Snapshot(work)
@@ -142,7 +144,7 @@ def held_and_projected(monkeypatch, kind, choice, seed, eager, room):
     with pretended.installed(monkeypatch, queue):
         store = kind(torch.device("cpu"))
         store.mover.leaving.size = room
-        step = Runner(work, choice, store)
+        step = open_resident(work, choice, store)
         held = [max(fitted.measure(step, batch)[1].peaks().values()) for _ in range(3)]
         step.gather()
         store.close()
@@ -211,7 +213,7 @@ def test_attention_on_one_tensor_is_computed_again_as_such_where_its_input_was_e
     work = Work(model=model, loss=nets.vision_loss, optimizer=ours)
     choice = Choice(checkpoint=(name,), offload=("blocks.0",))
     assert Stage(work, batch).project(choice).peak
-    Runner(work, choice, DiskStore(str(tmp_path))).step(batch)
+    open_resident(work, choice, DiskStore(str(tmp_path))).step(batch)
     nets.plain_step(twin, nets.vision_loss, plain, batch)
     assert nets.worst_difference(list(model.parameters()), list(twin.parameters())) < 1e-6
 
@@ -249,7 +251,7 @@ def cramped_steps(monkeypatch, place, choice, **due):
     ours, plain = (torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (model, twin))
     with pretended.installed(monkeypatch, pretended.Streams(0, 0.1)):
         store = CrampedHost(place) if isinstance(place, torch.device) else CrampedDisk(str(place))
-        step = Runner(Work(model=model, loss=nets.language_loss, optimizer=ours), choice, store)
+        step = open_resident(Work(model=model, loss=nets.language_loss, optimizer=ours), choice, store)
         for number in range(2):
             for name, left in due.items() if number else ():
                 setattr(store, name, left)
@@ -295,7 +297,7 @@ def test_state_comes_while_other_state_leaves_and_gives_way_where_an_update_find
     queue = pretended.Streams(0, 0.0)
     with pretended.installed(monkeypatch, queue):
         store = HostStore(torch.device("cpu"))
-        fit_step = Runner(Work(model=model, loss=nets.language_loss, optimizer=ours), choice, store)
+        fit_step = open_resident(Work(model=model, loss=nets.language_loss, optimizer=ours), choice, store)
         for number in range(4):
             here.clear()
             failing = (number, number + 1) if number > 1 else ()
@@ -304,8 +306,8 @@ def test_state_comes_while_other_state_leaves_and_gives_way_where_an_update_find
             if failing:  # what came ahead is here at the first try and away at the next
                 assert here[number - 1] > here[number] == here[number + 1]
             assert not fit_step.half_updated
-            sizes = [update.bytes_of(p) for p in model.parameters()]
-            assert max(here) <= 2 * 2 * update.room_of(max(sizes), sum(sizes))  # two groups of two values each
+            sizes = [sizeof(p) for p in model.parameters()]
+            assert max(here) <= 2 * 2 * room_of(max(sizes), sum(sizes))  # two groups of two values each
         assert queue.both
         fit_step.gather()
         store.close()
@@ -329,7 +331,9 @@ def test_a_model_whose_weights_are_away_can_be_copied_and_pickled_between_steps(
     model, batch = nets.Language(), nets.make_tokens()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     choice = Choice(stream=BLOCKS, state_away=True, gradients_away=True)
-    step = Runner(Work(model=model, loss=nets.language_loss, optimizer=optimizer), choice, DiskStore(str(tmp_path)))
+    step = open_resident(
+        Work(model=model, loss=nets.language_loss, optimizer=optimizer), choice, DiskStore(str(tmp_path))
+    )
     for _ in range(2):
         step.step(batch)
         assert not model.blocks[0].up.weight.untyped_storage().nbytes()

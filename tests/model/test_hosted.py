@@ -20,11 +20,12 @@ from torch import nn
 import outsize
 from outsize.core.memory import HOST, Pool
 from outsize.model.fitting import without_weights
-from outsize.model.fitting.move.mover import LEAVING, CardMover, Leaving, PlainMover
+from outsize.model.fitting.move.mover import LEAVING, CardMover, Leaving, Mover
 from outsize.model.fitting.move.pinned_blocks import State, Weights
 from outsize.model.fitting.move.ring import Ring
 from outsize.model.fitting.move.units import cut_model, sizeof
 from outsize.model.fitting.plan.hosted_dry_run import HostedStage
+from outsize.model.fitting.run.gradient_sink import Collected
 from outsize.model.fitting.run.runner import Work
 
 HUGE = 1 << 40
@@ -88,7 +89,9 @@ def test_rows_in_pieces_give_the_same_gradients(net, pieces, rows):
     runner, _ = open_runner(
         model, loss, optimizer, batch, lanes.LateLane(), limit=90_000, inputs=True, update="card", pieces=pieces
     )
-    found = runner.collect(batch)
+    sink = Collected()
+    runner.collect(batch, sink)
+    found = sink.gradients
     loss(twin, batch).backward()
     expected = [p.grad for p in twin.parameters()]
     assert nets.worst_difference([found[id(p)] for p in model.parameters()], expected) < 1e-12
@@ -97,7 +100,7 @@ def test_rows_in_pieces_give_the_same_gradients(net, pieces, rows):
 @examples(40)
 @given(sizes=st.lists(st.integers(1, 4000), min_size=1, max_size=40), seed=st.integers(0, 9))
 def test_a_ring_never_gives_away_what_is_in_use_and_waits_for_all_it_replaces(sizes, seed):
-    ring = Ring(PlainMover(torch.device("cpu")), 8192)
+    ring = Ring(Mover(torch.device("cpu")), 8192)
     chance = torch.Generator().manual_seed(seed)
     live, last = [], {}
     for number, size in enumerate(sizes):
@@ -183,7 +186,7 @@ def test_clipping_and_own_steps_leave_gradients_on_the_host():
     ours, plain = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, twin))
     fitted = fit(model, nets.language_loss, ours, batch, "8MiB", clip=0.5)
     assert fitted.choice.update == "kept" and any("clipping" in note for note in fitted.plan.notes)
-    assert fitted._runner.later is not None
+    assert fitted._runner.sink.on_card is not None
     fitted.step(batch)
     nets.language_loss(twin, batch).backward()
     nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
@@ -449,7 +452,7 @@ class Failing(nn.Module):
 
 
 def test_memory_that_runs_out_in_the_forward_pass_loses_nothing(monkeypatch):
-    monkeypatch.setattr("outsize.model.fitting.hosted_arguments.open_mover", lambda device: lanes.LateLane(3))
+    monkeypatch.setattr("outsize.model.fitting.arguments.open_mover", lambda device: lanes.LateLane(3))
     model, batch = Failing(nets.Language(blocks=8, width=64, dropout=0.1)), nets.make_tokens()
     twin = copy.deepcopy(model)
     ours, plain = (torch.optim.AdamW(m.parameters(), 1e-4) for m in (model, twin))

@@ -22,7 +22,7 @@ from torch import nn
 import outsize
 from outsize.array.store.io.file import AlignedFile
 from outsize.core.memory import DISK, HOST
-from outsize.model.fitting.move.mover import PlainMover
+from outsize.model.fitting.move.mover import Mover
 from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.run.out_of_memory import give_back_heap
 
@@ -69,7 +69,7 @@ def test_a_step_from_disk_is_the_plain_step_whatever_lies_there(
     chance = random.Random(seed)
     names = [name for name, _ in model.named_parameters()]
     disk = {kind: [n for n in names if chance.random() < 0.6] for kind in ("state", "weights", "gradients")}
-    lane = lanes.LateLane(seed) if late else PlainMover(torch.device("cpu"))
+    lane = lanes.LateLane(seed) if late else Mover(torch.device("cpu"))
     on = scaled and update == "kept"
     mine, theirs = (torch.amp.GradScaler("cpu", 2.0**10, growth_interval=1, enabled=on) for _ in range(2))
     runner, _ = open_runner(
@@ -309,7 +309,7 @@ def test_a_disk_that_fails_while_weights_move_there_leaves_the_model_as_it_was(m
     calls = iter(range(1000))
     with monkeypatch.context() as patch:
         full(patch, lambda: next(calls) > 40)
-        patch.setattr("outsize.model.fitting.hosted_fit.measure_disk", lambda *_: (1e9, 1e9))
+        patch.setattr("outsize.model.fitting.hosting.measure_disk", lambda *_: (1e9, 1e9))
         with pytest.raises(outsize.StoreError, match="no space is left"):
             fit_short(model, ours, make_rows(), 120 * MIB, clip=1.0)
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from outsize.model.fitting.fitted import Fitted
-from outsize.model.fitting.hosted_fitted import HostedFitted
 from outsize.model.fitting.move.empty_model import without_weights
 from outsize.model.fitting.run.chunked_loss import chunked_cross_entropy
 from outsize.model.fitting.trainers import in_trainer, lightning_step, trainer_loss
 
 __all__ = [
-    "Fitted", "HostedFitted", "chunked_cross_entropy", "in_trainer", "lightning_step",
+    "Fitted", "chunked_cross_entropy", "in_trainer", "lightning_step",
     "trainer_loss", "without_weights",
 ]  # fmt: skip

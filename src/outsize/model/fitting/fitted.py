@@ -1,13 +1,15 @@
-"""A training step that stays inside its budget.
+"""A step that stays inside its budget, as the user holds it.
 
-In: a plan and the model it was made for. Out: `Fitted`: `step`, `backward`, `infer`, `undo`. The first steps are measured: a plan
-that held more than its budget is made tighter, one that held much less is made faster.
+In: a plan, a choice, and a runner that obeys it. Out: `Fitted`: `step`, `backward`, `infer`, `undo`. The first steps are
+measured: a plan that held more than its budget is made tighter, one that held much less is made faster. A hosted step that
+updates parameters in the backward pass has no way back in the memory there is, which is why it was rehearsed before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,16 +19,16 @@ from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.guarded import Guarded, Snapshot, call_model
-from outsize.model.fitting.move.evicted import Away
-from outsize.model.fitting.move.loaded_state import arriving
+from outsize.model.fitting.move.evicted import EvictedTensor
+from outsize.model.fitting.move.loaded_state import load_elsewhere
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.expandable_segments import let_grow
-from outsize.model.fitting.run.optimizer_step import state_of
+from outsize.model.fitting.run.optimizer_subset import state_of
 from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.run.recorder import Recorder
-from outsize.model.fitting.run.runner import Runner
+from outsize.model.fitting.run.resident import ResidentRunner, open_resident
 
-TIGHTER = {"cpu": 0.85, "cuda": 0.93}
+TIGHTER = {"cpu": 0.85, "cuda": 0.93, "hosted": 0.85}
 """After a failure the next plan holds at most this part of what the failed one should have held."""
 
 ROOMY = 0.93
@@ -39,16 +41,24 @@ FASTER = 0.98
 """Another plan is taken where it needs at most this part of the time."""
 
 Replan = Callable[[int, Any], tuple[FitPlan, Choice]]
-"""(budget, batch to run plans on or None) -> another plan."""
+"""(bytes of the device, batch to run plans on or None) -> another plan."""
+
+Reopen = Callable[[Choice, Any], Any]
+"""(another choice, the runner so far) -> the runner of that choice."""
 
 
-class Fitted(Guarded[Runner]):
+class Fitted(Guarded):
     """What `outsize.fit` returns."""
 
-    def __init__(self, plan: FitPlan, choice: Choice, runner: Runner | None, replan: Replan, rows: int) -> None:
+    def __init__(
+        self, plan: FitPlan, choice: Choice, runner: Any, replan: Replan | None, rows: int = 0, *,
+        reopen: Reopen | None = None, call: Callable[[Any, Any], Any] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(plan, choice, runner)
-        self.choice: Choice
-        self._watched = 3 if runner is not None and runner.work.device == "cuda" else 1
+        self.seconds: float | None = None
+        """Seconds of the rehearsal of a hosted step; None where there was none."""
+        card = runner is not None and runner.work.device == "cuda"
+        self._watched = 3 if card else 0 if choice.hosted else 1
         """Steps that are still measured: on a card three, since the first makes the optimizer's state and the cache settles."""
         self._cleared = 0
         """How often the allocator cleared its cache in the last measured step, to stay inside its limit."""
@@ -59,12 +69,14 @@ class Fitted(Guarded[Runner]):
         self._looked = False
         """A faster plan was looked for: that is done once."""
         self._replan = replan
+        self._reopen = reopen or (lambda choice, old: reopen_resident(choice, old, rows))
+        self._call = call or call_model
         self._rows = rows
         if runner is not None:
             let_grow(self, choice.expandable)
 
     def step(self, batch: Any) -> Any:
-        """One training step: gradients of the whole batch, one update. Returns the loss, detached."""
+        """One training step: gradients of the whole batch, one update. Returns the loss, detached, on the device."""
         self._ready_to_train(batch)
         if self._watched == 0:
             return self._guarded(lambda: self._now.step(batch))
@@ -72,20 +84,23 @@ class Fitted(Guarded[Runner]):
         self._watched -= 1
         allowed = self.plan.budgets[0].bytes
         assert self.measured is not None
-        if self.measured > allowed:
+        if self.measured > allowed and not self.choice.hosted:
             self._tighten(f"the first step held {format_bytes(self.measured)} of {format_bytes(allowed)}")
-        else:
-            self._own_up()
-            if self._watched == 0:
-                self._look_around(allowed, batch)
+            return loss
+        self._own_up()
+        if self._watched == 0 and not self.choice.hosted:
+            self._look_around(allowed, batch)
         return loss
 
     def backward(self, batch: Any) -> Any:
-        """Gradients of the whole batch, added to `.grad` as `loss.backward()` does; you step the optimizer yourself."""
+        """Gradients of the whole batch, added to `.grad` as `loss.backward()` does; you step the optimizer yourself.
+
+        Those of a hosted model are in host memory.
+        """
         self._ready(batch)
         self._require_loss()
         taken = self.choice.elsewhere
-        if taken:
+        if taken and not self.choice.hosted:
             raise InputError(
                 f"this plan takes over the optimizer ({', '.join(taken)}), so that gradients do not stay: call step(batch), or "
                 "fit with own_step=True"
@@ -93,52 +108,85 @@ class Fitted(Guarded[Runner]):
         return self._guarded(lambda: self._now.backward(batch))
 
     def infer(self, batch: Any, call: Callable[[Any, Any], Any] | None = None) -> Any:
-        """The model's output for a batch, without gradients, slice by slice inside the budget.
+        """The model's output for a batch, without gradients, inside the budget.
 
-        `call(model, slice)` runs the model; left out, a dict is passed as keywords, a tuple as arguments.
+        `call(model, batch)` runs the model, also on slices; left out, as planned: a dict is passed as keywords, a tuple as
+        arguments.
         """
         self._ready(batch)
-        return self._guarded(lambda: self._now.infer(batch, call or call_model))
+        return self._guarded(lambda: self._now.infer(batch, call or self._call))
 
     # inside
 
+    def _ready(self, batch: Any) -> None:
+        super()._ready(batch)
+        if not self.choice.hosted:
+            return
+        visits = self._now.weights.visits
+        for name, parameter in self._work.model.named_parameters():
+            if id(parameter) not in visits.proxies:
+                raise InputError(
+                    f"{name} is a parameter that the model did not have when it was fitted: undo() and fit it again"
+                )
+            if parameter.requires_grad and id(parameter) in visits.frozen and self._work.loss is not None:
+                raise InputError(
+                    f"{name} was frozen when the model was fitted and is to be trained now: undo() and fit it again"
+                )
+
     def _before_saving(self, thing: Any, *_: Any) -> None:
-        self._now.parcels.before_saving(thing, _tensors_of(thing))
+        if self.choice.hosted:
+            return self.gather()
+        self._now.weights.evicted.before_saving(thing, _tensors_of(thing))
 
     def _after_saving(self, thing: Any, saved: Any, *_: Any) -> Any:
-        parcels = self._now.parcels
-        lent = parcels.lent
-        if lent is not None and lent.asker is thing:
-            parcels.lent = None
-        return lent.instead(saved, Away) if lent is not None and thing is self._work.optimizer else None
+        if self.choice.hosted:
+            return None
+        evicted = self._now.weights.evicted
+        saving = evicted.saving
+        if saving is not None and saving.asker is thing:
+            evicted.saving = None
+        return saving.instead(saved, EvictedTensor) if saving is not None and thing is self._work.optimizer else None
 
     def _before_loading(self, thing: Any, saved: Any, *_: Any) -> Any:
+        if self.choice.hosted:
+            return self.gather()
         runner = self._now
-        runner.parcels.lent = None
+        runner.weights.evicted.saving = None
         if thing is not self._work.optimizer:
             return None  # into weights that are away is written where they are
-        runner.forget_replaced()  # by a load that failed
+        runner.weights.forget_replaced()  # by a load that failed
         if not self.choice.state_away:
             return None
-        if runner.streamer is not None:  # before the first step weights are at home, in the room that is needed
-            runner.streamer.leave()
-            runner.store.land()
-        return arriving(saved, runner.parcels)
+        runner.weights.end_slice()  # before the first step weights are at home, in the room that is needed
+        runner.weights.store.land()
+        return load_elsewhere(saved, runner.weights.evicted)
 
     def _after_loading(self, optimizer: Any) -> None:
-        self._now.forget_replaced()
+        if not self.choice.hosted:
+            self._now.weights.forget_replaced()
 
     def _end(self) -> None:
-        self._now.forget_replaced()
-        self._now.parcels.gather("undo()")
-        self._now.store.close()
-        let_grow(self, False)
+        runner = self._now
+        if not self.choice.hosted:
+            runner.weights.forget_replaced()
+            runner.weights.evicted.gather("undo()")
+            runner.weights.store.close()
+            let_grow(self, False)
+            return
+        stays = runner.weights.scratch.stays if runner.weights.scratch is not None else ""
+        runner.close(home=not stays)
+        if stays:
+            warnings.warn(f"outsize: {stays}", stacklevel=3)
 
     def _measured(self, batch: Any) -> Any:
         """A step whose peak is measured: what it held is compared with what was projected."""
         import torch
 
         runner = self._now
+        if self.choice.hosted:
+            loss = runner.step(batch)
+            self.measured = max(self.measured or 0, int(torch.cuda.max_memory_reserved()))
+            return loss
         if runner.work.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_stats().get("num_alloc_retries", 0)
@@ -155,11 +203,16 @@ class Fitted(Guarded[Runner]):
         return loss
 
     def _half_done(self, error: BaseException, before: Snapshot) -> None:
-        if is_out_of_memory(error):
-            raise OutOfMemory(
-                "memory ran out in the middle of the update and again when it was tried again: some parameters are "
-                "updated, the rest is not; load the last saved state"
-            ) from error
+        if self.choice.hosted:
+            self._now.roll_back()
+            before.restore()
+        if not is_out_of_memory(error):
+            error.add_note("some parameters were updated before this error: load the last saved state")
+            return
+        raise OutOfMemory(
+            "memory ran out after some parameters had been updated and others not, and a second try failed too: load the last "
+            "saved state"
+        ) from error
 
     def _look_around(self, allowed: int, batch: Any) -> None:
         """Look for a faster plan, or whether the one that was found is; steps of other sizes tell nothing about either."""
@@ -199,7 +252,8 @@ class Fitted(Guarded[Runner]):
     def _relax(self, allowed: int, batch: Any) -> None:
         """The steps held less than projected: a faster plan may have room."""
         assert self.measured is not None
-        projected = self.plan.peak()
+        pool = self.plan.budgets[0].pool
+        projected = self.plan.peak(pool)
         if not self.plan.remedies or self.measured >= ROOMY * projected:
             return
         plan, choice = self._plan_again(allowed * projected // max(1, self.measured), batch)
@@ -224,16 +278,15 @@ class Fitted(Guarded[Runner]):
 
     def _plan_again(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
         """Another plan, compared with the plain step: weights are at home for that, the optimizer's state may have no room."""
-        self._now.bring_weights()
+        assert self._replan is not None
+        self._now.weights.bring_weights()
         return self._replan(limit, batch)
 
     def _take(self, plan: FitPlan, choice: Choice) -> None:
         """Go on with another plan."""
-        runner = self._now
         let_grow(self, choice.expandable)
-        following = Runner(runner.work, choice, runner.store, rows=self._rows, parcels=runner.parcels)
         try:
-            following.settle()
+            following = self._reopen(choice, self._now)
         except OutOfMemory:
             let_grow(self, self.choice.expandable)
             raise
@@ -246,11 +299,23 @@ class Fitted(Guarded[Runner]):
             with contextlib.suppress(OutOfMemory):  # what it has at home may have no room now
                 self._take(replace(plan, notes=(*plan.notes, said)), choice)
                 return
-        most = min(self.plan.peak(), self.plan.budgets[0].bytes)
-        with contextlib.suppress(OutOfMemory):  # weights without room at home cannot be compared, and are not
-            self._now.bring_weights()
-        plan, choice = self._replan(int(most * TIGHTER[self._work.device]), None)
+        most = min(self.plan.peak(self.plan.budgets[0].pool), self.plan.budgets[0].bytes)
+        if self.choice.hosted:
+            self.gather()
+        else:
+            with contextlib.suppress(OutOfMemory):  # weights without room at home cannot be compared, and are not
+                self._now.weights.bring_weights()
+        assert self._replan is not None
+        part = TIGHTER["hosted" if self.choice.hosted else self._work.device]
+        plan, choice = self._replan(int(most * part), None)
         self._take(replace(plan, budgets=self.plan.budgets, notes=(*plan.notes, f"tightened: {failure}")), choice)
+
+
+def reopen_resident(choice: Choice, old: ResidentRunner, rows: int) -> ResidentRunner:
+    """The runner of another choice for a model on its device: what this one wants at home comes home."""
+    following = open_resident(old.work, choice, old.weights.store, rows=rows, evicted=old.weights.evicted)
+    following.weights.settle(following.sink)
+    return following
 
 
 def _tensors_of(thing: Any) -> list[Any]:
@@ -262,7 +327,7 @@ def _tensors_of(thing: Any) -> list[Any]:
     return state_of(thing)
 
 
-def measure(runner: Runner, batch: Any) -> tuple[Any, Recorder]:
+def measure(runner: ResidentRunner, batch: Any) -> tuple[Any, Recorder]:
     """One step on the CPU with every storage counted."""
     work = runner.work
     recorder = Recorder(work.device)

@@ -1,8 +1,7 @@
 """What every fitted step shares: the model's hooks, and a guard that loses nothing when memory runs out.
 
-In: a plan and a runner that can take a step back. Out: a base for `Fitted` (the model is on its device) and `HostedFitted`
-(it visits). A failure puts everything back outside the `except` block, where the failed frames no longer hold their
-tensors, makes the plan tighter, and runs the same batch again.
+In: a plan and a runner that can take a step back. Out: the base of `Fitted`. A failure puts everything back outside the
+`except` block, where the failed frames no longer hold their tensors, makes the plan tighter, and runs the same batch again.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import contextlib
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.fitting import FitPlan
@@ -20,17 +19,16 @@ from outsize.core.noun import Known
 from outsize.core.plan import Peak
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.run.optimizer_step import copy_all
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.run.optimizer_subset import copy_all
 from outsize.model.fitting.run.out_of_memory import clear_up, in_a_line, is_out_of_memory
 from outsize.model.torch_port.objects import add_loading_hook, add_saving_hook, buffer_table
 
-AnyRunner = TypeVar("AnyRunner")
 
-
-class Guarded(abc.ABC, Generic[AnyRunner]):
+class Guarded(abc.ABC):
     """A plan bound to a model, until `undo`."""
 
-    def __init__(self, plan: FitPlan, choice: Any, runner: AnyRunner | None) -> None:
+    def __init__(self, plan: FitPlan, choice: Choice, runner: Any) -> None:
         self.plan = plan
         """How a step runs, with its projected peaks; replaced when another plan is taken."""
         self.choice = choice
@@ -60,8 +58,7 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
 
     def gather(self) -> None:
         """Bring home what waits elsewhere; the next step sends it away again."""
-        runner: Any = self._now
-        runner.gather()
+        self._now.gather()
 
     def count_labels(self, batch: Any) -> int:
         """Labels over which the loss of a batch is a mean; 0 where it is no such mean, or nobody knows."""
@@ -80,15 +77,14 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
         """A step failed with some parameters updated and others not: say so, as an error of its own or on this one."""
 
     @property
-    def _now(self) -> AnyRunner:
+    def _now(self) -> Any:
         if self._runner is None:
             raise InputError("this fit is over (undo() or dry_run=True): call outsize.fit again")
         return self._runner
 
     @property
     def _work(self) -> Any:
-        runner: Any = self._now
-        return runner.work
+        return self._now.work
 
     def _ready(self, batch: Any) -> None:
         batches.count_rows(batch)
@@ -132,24 +128,26 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
             ]
         return handles
 
+    @abc.abstractmethod
     def _before_saving(self, thing: Any, *_: Any) -> None:
         """`thing.state_dict()` begins, of a module or the optimizer."""
-        self.gather()
 
+    @abc.abstractmethod
     def _after_saving(self, thing: Any, saved: Any, *_: Any) -> Any:
-        """It is about to give `saved`; another than None is given instead."""
+        """It is about to give `saved`; what is returned is given instead, unless it is None."""
 
-    def _before_loading(self, thing: Any, *_: Any) -> Any:
-        """A state is about to be loaded into `thing`; into an optimizer, another than None is loaded instead."""
-        self.gather()
+    @abc.abstractmethod
+    def _before_loading(self, thing: Any, saved: Any, *_: Any) -> Any:
+        """A state is about to be loaded into `thing`; what is returned is loaded into an optimizer instead, unless it is None."""
 
+    @abc.abstractmethod
     def _after_loading(self, optimizer: Any) -> None:
         """A state was loaded into the optimizer."""
 
     def _guarded(self, run: Callable[[], Any]) -> Any:
         """Run; after an out-of-memory failure put everything back, plan tighter, and run again."""
         while True:
-            runner: Any = self._now
+            runner = self._now
             before = Snapshot(runner.work)
             failure = ""
             try:
@@ -205,7 +203,7 @@ class Guarded(abc.ABC, Generic[AnyRunner]):
 class Hook:
     """A hook that tells a fitted step; copies of the model, and files of it, get one that does nothing."""
 
-    def __init__(self, fitted: Guarded[Any], name: str) -> None:
+    def __init__(self, fitted: Guarded, name: str) -> None:
         self._fitted = fitted
         self._name = name
 

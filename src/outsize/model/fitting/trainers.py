@@ -13,7 +13,6 @@ from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.model.fitting.fitted import Fitted
-from outsize.model.fitting.hosted_fitted import HostedFitted
 
 
 class TrainerLoss:
@@ -61,7 +60,7 @@ def in_trainer(trainer: Any, fitted: Any) -> Iterator[Any]:
             f"gradient_accumulation_steps is {steps}: set it to 1 and give the loader the full batch, fit slices it"
         )
 
-    if not isinstance(fitted, Fitted | HostedFitted):
+    if not isinstance(fitted, Fitted):
         raise InputError(f"in_trainer needs what outsize.fit(..., own_step=True) gives, not {type(fitted).__name__}")
     if fitted._work.model is not trainer.model:
         raise InputError(

@@ -18,9 +18,11 @@ from outsize.model.fitting.learn.loss_rule import IGNORED, watching_means
 from outsize.model.fitting.learn.normaliser import Normaliser
 from outsize.model.fitting.learn.random_sources import GLOBAL, same_draws
 from outsize.model.fitting.run.chunked_loss import chunked_heads, find_head
+from outsize.model.fitting.run.forward_functions import without_cache
+from outsize.model.fitting.run.loss_value import read_loss
 from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.run.recorder import Recorder
-from outsize.model.fitting.run.runner import Work, read_loss, without_cache
+from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.user_errors import in_users_code, say
 from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode
 from outsize.model.torch_port.objects import batch_norm, buffer_table

@@ -8,7 +8,7 @@ state are left as they were.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,8 @@ from outsize.model.fitting.move.stores import Store
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.optimizer_step import Update
 from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 
 
 class Collect(Update):
@@ -29,7 +30,7 @@ class Collect(Update):
     sizes: dict[Any, tuple[Any, Any]]
     """Then: parameter -> norm of the difference, norm of the other's gradient."""
 
-    def accumulated(self, parameter: Any) -> None:
+    def accumulated(self, parameter: Any, holder: Any) -> None:
         """Away with it."""
         left = None if self.other is None else self.other.take(parameter)
         if left is None:
@@ -45,6 +46,10 @@ class Collect(Update):
         """The gradient, or None where there was none."""
         return self._bring(parameter) if parameter in self._away else None
 
+
+EQUAL = {False: 1e-4, True: 5e-2}
+"""Largest relative difference of a gradient that counts as equal: by the same kernels, or by others (autocast, a card beside a
+CPU)."""
 
 FAR_BELOW = 1e-4
 """A gradient below this part of the largest is measured against that: it may be the rounding of larger numbers that cancel, and
@@ -69,14 +74,14 @@ def compare(
     fitted = replace(base, slices=min(choice.slices, rows), first=0)
     if fitted.slices > 1:
         with calm():
-            return _worst(_differences(work, fitted, batch, store, at_once=False), rounding)
+            return worst_of(_differences(work, fitted, batch, store, at_once=False), rounding)
     try:
-        return _worst(_differences(work, fitted, batch, store, at_once=True), rounding)
+        return worst_of(_differences(work, fitted, batch, store, at_once=True), rounding)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
     clear_up()  # two gradients of a parameter had no room beside the pass
-    return _worst(_differences(work, fitted, batch, store, at_once=False), rounding)
+    return worst_of(_differences(work, fitted, batch, store, at_once=False), rounding)
 
 
 def find_rounding(work: Work, batch: Any, store: Store) -> dict[str, float]:
@@ -136,7 +141,8 @@ def _differences(work: Work, fitted: Choice, batch: Any, store: Store, at_once: 
             yield label, float("inf"), None
 
 
-def _worst(differences: Iterator[Norms], rounding: dict[str, float] | None = None) -> tuple[float, str]:
+def worst_of(differences: Iterable[Norms], rounding: dict[str, float] | None = None) -> tuple[float, str]:
+    """The largest relative difference, and whose it is; what is below `rounding` is none."""
     norms: list[tuple[str, float, float]] = []
     for label, difference, size in differences:
         if size is None:
@@ -156,13 +162,11 @@ def _worst(differences: Iterator[Norms], rounding: dict[str, float] | None = Non
 
 def collect(work: Work, choice: Choice, part: Any, store: Store, other: Collect | None = None) -> Collect:
     """The gradients of a choice, elsewhere; with those of another pass, their differences in its place."""
-    runner = Runner(replace(work, scaler=None, clip=None), choice, store)
-    kept = Collect(work.optimizer, choice, runner.parcels, None, None)
+    runner = open_resident(replace(work, scaler=None, clip=None), choice, store)
+    kept = Collect(work.optimizer, choice, runner.weights.evicted, work.model, runner.weights.streamed)
     kept.other, kept.sizes = other, {}
-    kept.bind(runner.streamer.ids if runner.streamer else set(), work.model)
-    runner.update = kept
     try:
-        _, scale = runner._passes(part)
+        _, scale = runner.passes(part, kept)
     except BaseException as error:
         if is_out_of_memory(error):  # what failed frames hold makes room for the weights
             traceback.clear_frames(error.__traceback__)

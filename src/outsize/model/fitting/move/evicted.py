@@ -3,7 +3,7 @@
 In: the tensors of a model or an optimizer. Out: the same tensors, whose storage is emptied (resized to nothing) while
 their bytes wait in a store, and filled again before use. The tensor objects, their views, ties and names stay what
 they are, so nothing that refers to them notices; autograd's version counters do not move, since the bytes are the
-same. A kernel that reads an emptied storage would end the process, so a tensor is of class `Away` meanwhile, which
+same. A kernel that reads an emptied storage would end the process, so a tensor is of class `EvictedTensor` meanwhile, which
 brings everything home before its contents are used. All of what is asked for comes home, or, without room, nothing does:
 what has come goes away again, which costs nothing, since the store has its bytes.
 """
@@ -18,8 +18,9 @@ from typing import Any
 
 from outsize.core.errors import InputError, OutOfMemory
 from outsize.core.units import format_bytes
-from outsize.model.fitting.move.saving_copies import Lent, lay_over
+from outsize.model.fitting.move.saving_copies import CopiesForSaving, lay_over
 from outsize.model.fitting.move.stores import Store
+from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.run.out_of_memory import clear_up, in_a_line, is_out_of_memory
 from outsize.model.torch_port.dispatch import no_modes, no_subclass_functions
 from outsize.model.torch_port.objects import storage_key
@@ -42,16 +43,16 @@ COPIED = frozenset({"detach", "clone", "cpu", "to"})
 """What whoever saves does with a tensor; without room at home it is done with a copy in host memory."""
 
 
-class ReadAway(InputError):
+class ReadWhileEvicted(InputError):
     """Contents that are elsewhere were asked for in the middle of a step."""
 
 
-class Away:
+class EvictedTensor:
     """First base of a tensor's class while its contents are elsewhere."""
 
     kind: type
     """What it is of when they are at home."""
-    parcels: Parcels
+    evicted: EvictedStorages
     """Who brings them."""
 
     @classmethod
@@ -62,35 +63,30 @@ class Away:
         if name in ASKED or (owner is not None and owner.__name__ not in CONTENTS):
             with no_subclass_functions():
                 return func(*args, **(kwargs or {}))
-        lent = cls.parcels.lent
-        if lent is not None and name in COPIED:
-            return func(lent.copy(args[0]), *args[1:], **(kwargs or {}))
+        saving = cls.evicted.saving
+        if saving is not None and name in COPIED:
+            return func(saving.copy(args[0]), *args[1:], **(kwargs or {}))
         if name == "to" and _is_so(*args, **(kwargs or {})):
             return args[0]
-        if name == "copy_" and isinstance(args[0], Away) and args[0].parcels.may_write(*args[:2]):
-            return args[0].parcels.overwrite(*args[:2])
+        if name == "copy_" and isinstance(args[0], EvictedTensor) and args[0].evicted.may_write(*args[:2]):
+            return args[0].evicted.overwrite(*args[:2])
         for kind in types:
-            if issubclass(kind, Away):
-                kind.parcels.call_home(name if owner is None else owner.__name__)
+            if issubclass(kind, EvictedTensor):
+                kind.evicted.call_home(name if owner is None else owner.__name__)
         return func(*args, **(kwargs or {}))
 
     def __deepcopy__(self, memo: Any) -> Any:
-        self.parcels.call_home("deepcopy")
+        self.evicted.call_home("deepcopy")
         return copy.deepcopy(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self.parcels.call_home("pickle")
+        self.evicted.call_home("pickle")
         return self.__reduce_ex__(protocol)
 
 
 def _is_so(tensor: Any, *more: Any, dtype: Any = None, device: Any = None, **others: Any) -> bool:
     """True where `tensor.to(dtype=, device=)` would give the tensor itself."""
     return not (more or others) and device == tensor.device and dtype in (None, tensor.dtype)
-
-
-def bytes_of(tensor: Any) -> int:
-    """Bytes of its elements."""
-    return int(tensor.numel() * tensor.element_size())
 
 
 def raw(storage: Any, real: bool) -> Any:
@@ -102,7 +98,7 @@ def raw(storage: Any, real: bool) -> Any:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-class Parcel:
+class EvictedStorage:
     """One storage that can be away; it is emptied when the copy of its bytes has landed."""
 
     __slots__ = ("_number", "_real", "_slot", "_store", "away", "bytes", "dirty", "key", "tensor", "tensors")
@@ -154,7 +150,7 @@ class Parcel:
         self.away = False
 
     def pretend(self) -> None:
-        """In a stage: as if it had come from the store."""
+        """In a dry run: as if it had come from the store."""
         if self._slot is None:
             self._slot, self.dirty = self._store.have(self.bytes), False
 
@@ -206,44 +202,44 @@ def _tell(tensor: Any) -> None:
         listener(tensor)
 
 
-class Parcels:
-    """All parcels of one fitted step, one per storage."""
+class EvictedStorages:
+    """All evicted storages of one fitted step."""
 
     def __init__(self, store: Store, real: bool) -> None:
         self.store = store
         self.real = real
-        self._all: dict[int, Parcel] = {}
+        self._all: dict[int, EvictedStorage] = {}
         self._kinds: dict[type, type] = {}
         """Class of a tensor -> its class while it is away."""
         self._busy = 0
         self.loaded = False
         """State came from a checkpoint since the last step: all of it is away."""
-        self.lent: Lent | None = None
+        self.saving: CopiesForSaving | None = None
         """Copies for somebody who is saving and for whom there was no room at home."""
 
-    def of(self, tensor: Any) -> Parcel:
-        """The parcel of a tensor's storage."""
+    def of(self, tensor: Any) -> EvictedStorage:
+        """What is known of a tensor's storage."""
         key = storage_key(tensor)
         found = self._all.get(key)
         if found is None:
-            found = self._all[key] = Parcel(tensor, self.store, self.real)
+            found = self._all[key] = EvictedStorage(tensor, self.store, self.real)
         found.tensors[id(tensor)] = tensor
         return found
 
     def send(self, tensors: Iterable[Any], dirty: bool = True) -> None:
         """Away with all of them."""
         for tensor in tensors:
-            parcel = self.of(tensor)
-            parcel.dirty |= dirty and not parcel.away
-            parcel.send()
-            self._mark(parcel)
+            storage = self.of(tensor)
+            storage.dirty |= dirty and not storage.away
+            storage.send()
+            self._mark(storage)
 
     def begin(self, tensors: Iterable[Any]) -> None:
         """Begin to bring them home; `Store.finish` before use."""
         for tensor in tensors:
-            parcel = self.of(tensor)
-            parcel.fetch()
-            self._mark(parcel)
+            storage = self.of(tensor)
+            storage.fetch()
+            self._mark(storage)
 
     def fetch(self, tensors: Iterable[Any]) -> None:
         """All of them home, ready for use."""
@@ -252,9 +248,9 @@ class Parcels:
 
     def hand_over(self, tensor: Any) -> Any:
         """The slot that has a tensor's bytes as they came; None where there is none, or others' bytes are in it too."""
-        parcel = self._all.get(storage_key(tensor))
-        alone = parcel is not None and len(parcel.tensors) == 1
-        return parcel.hand_over() if parcel is not None and alone and parcel.bytes == bytes_of(tensor) else None
+        storage = self._all.get(storage_key(tensor))
+        alone = storage is not None and len(storage.tensors) == 1
+        return storage.hand_over() if storage is not None and alone and storage.bytes == sizeof(tensor) else None
 
     def take_in(self, tensor: Any) -> None:
         """Away with one, and nothing of it is here when this is over."""
@@ -270,31 +266,31 @@ class Parcels:
 
     def overwrite(self, tensor: Any, source: Any) -> Any:
         """`tensor.copy_(source)` where it waits, past the device."""
-        parcel = self.of(tensor)
-        flat = parcel.read()
+        storage = self.of(tensor)
+        flat = storage.read()
         lay_over(flat.untyped_storage(), tensor).copy_(source)
-        parcel.write(flat)
+        storage.write(flat)
         return tensor
 
     def prune(self, wanted: set[int]) -> None:
         """Forget the tensors, other than those of these ids, that nobody else holds."""
         self.store.land()
-        for parcel in [parcel for parcel in self._all.values() if parcel.tensors.keys().isdisjoint(wanted)]:
-            if not parcel.is_held():
-                self._remove(parcel)
+        for storage in [storage for storage in self._all.values() if storage.tensors.keys().isdisjoint(wanted)]:
+            if not storage.is_held():
+                self._remove(storage)
 
     def forget(self, tensors: Iterable[Any]) -> None:
         """They are at home, for good, and the store need not keep their bytes."""
         given = {id(tensor): tensor for tensor in tensors}
         keys = dict.fromkeys(storage_key(tensor) for tensor in given.values())
-        for parcel in [self._all[key] for key in keys if key in self._all]:
-            if parcel.tensors.keys() <= given.keys():
-                assert not parcel.away
-                self._remove(parcel)
+        for storage in [self._all[key] for key in keys if key in self._all]:
+            if storage.tensors.keys() <= given.keys():
+                assert not storage.away
+                self._remove(storage)
 
     def settle(self, away: Callable[[Any], bool], asker: str) -> None:
         """Home with every tensor for which `away(tensor)` does not hold."""
-        self._bring([parcel for parcel in self._all.values() if not away(parcel.tensor)], asker)
+        self._bring([storage for storage in self._all.values() if not away(storage.tensor)], asker)
 
     def gather(self, asker: str = "gather()") -> None:
         """Everything home; the store is empty afterwards."""
@@ -302,23 +298,23 @@ class Parcels:
 
     def bring(self, tensors: Iterable[Any], asker: str) -> None:
         """Home with those of them that are away."""
-        found = {id(parcel): parcel for t in tensors if isinstance(t, Away) for parcel in (self.of(t),)}
+        found = {id(storage): storage for t in tensors if isinstance(t, EvictedTensor) for storage in (self.of(t),)}
         self._bring(list(found.values()), asker)
 
     def before_saving(self, asker: Any, tensors: Iterable[Any]) -> None:
-        """Home with these, or, without room, `COPIED` gives copies until `lent` is None again."""
-        if self.lent is not None:
+        """Home with these, or, without room, `COPIED` gives copies until `saving` is None again."""
+        if self.saving is not None:
             return
         try:
             self.bring(tensors, "state_dict()")
         except OutOfMemory:
-            self.lent = Lent(asker, self.of)
+            self.saving = CopiesForSaving(asker, self.of)
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
         """A pass runs: what is away now is meant to be."""
         self._busy += 1
-        self.lent = None
+        self.saving = None
         try:
             yield
         finally:
@@ -327,53 +323,53 @@ class Parcels:
     def call_home(self, asker: str) -> None:
         """Somebody wants contents: between steps everything comes home, in the middle of one that is an error."""
         if self._busy:
-            raise ReadAway(
-                f"weights were read ({asker}) outside of the module whose they are, while they wait elsewhere: fit with "
+            raise ReadWhileEvicted(
+                f"weights were read ({asker}) outside of the module that owns them, while they wait elsewhere: fit with "
                 "without=('stream',), or read them in that module's forward"
             )
         self.gather(f"who reads weights or state ({asker})")
 
-    def _bring(self, parcels: list[Parcel], asker: str) -> None:
+    def _bring(self, storages: list[EvictedStorage], asker: str) -> None:
         """Home for good with all of them, or with none."""
-        coming: list[Parcel] = []
+        coming: list[EvictedStorage] = []
         room, failure = 0, ""
         try:
-            for parcel in parcels:
-                if parcel.away:
-                    coming.append(parcel)
-                    parcel.fetch()
-                    room += parcel.bytes
+            for storage in storages:
+                if storage.away:
+                    coming.append(storage)
+                    storage.fetch()
+                    room += storage.bytes
             self.store.finish()
         except BaseException as error:
-            for parcel in coming:
-                parcel.send()
+            for storage in coming:
+                storage.send()
             if not is_out_of_memory(error):
                 raise
             failure = in_a_line(error)
         if failure:
             clear_up()
             raise OutOfMemory(
-                _say_no_room(asker, sum(p.bytes for p in parcels if p.away), room, self.store.name, failure)
+                _say_no_room(asker, sum(p.bytes for p in storages if p.away), room, self.store.name, failure)
             )
-        for parcel in parcels:
-            self._mark(parcel)
-            self._remove(parcel)
+        for storage in storages:
+            self._mark(storage)
+            self._remove(storage)
 
-    def _remove(self, parcel: Parcel) -> None:
+    def _remove(self, storage: EvictedStorage) -> None:
         """Neither we nor the store have anything to do with it any more."""
-        parcel.drop()
-        del self._all[parcel.key]
+        storage.drop()
+        del self._all[storage.key]
 
-    def _mark(self, parcel: Parcel) -> None:
-        """The class of a parcel's tensors says where it is."""
-        for tensor in parcel.tensors.values() if self.real else ():
+    def _mark(self, storage: EvictedStorage) -> None:
+        """The class of a storage's tensors says where it is."""
+        for tensor in storage.tensors.values() if self.real else ():
             kind = type(tensor)
-            if issubclass(kind, Away) != parcel.away:
-                tensor.__class__ = self._kind(kind) if parcel.away else kind.kind
+            if issubclass(kind, EvictedTensor) != storage.away:
+                tensor.__class__ = self._kind(kind) if storage.away else kind.kind
 
     def _kind(self, kind: type) -> type:
         if kind not in self._kinds:
-            self._kinds[kind] = type("Away", (Away, kind), {"kind": kind, "parcels": self})
+            self._kinds[kind] = type("EvictedTensor", (EvictedTensor, kind), {"kind": kind, "evicted": self})
         return self._kinds[kind]
 
 
@@ -395,7 +391,7 @@ def check_movable(name: str, tensor: Any) -> str | None:
 
 def is_home(model: Any) -> bool:
     """True where no weight is away."""
-    return not any(isinstance(parameter, Away) for parameter in model.parameters())
+    return not any(isinstance(parameter, EvictedTensor) for parameter in model.parameters())
 
 
 def require_home(model: Any, optimizer: Any) -> None:

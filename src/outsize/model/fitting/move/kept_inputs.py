@@ -13,7 +13,7 @@ from outsize.model.fitting.move.locked_memory import Block
 from outsize.model.fitting.move.mover import Mark, Mover
 
 
-class Kept:
+class KeptInput:
     """One tensor that waits."""
 
     __slots__ = ("block", "layout", "ready", "sent", "tensor")
@@ -26,7 +26,7 @@ class Kept:
         self.ready: Mark = None
 
 
-class Keeper:
+class KeptInputs:
     """Keeps inputs on the host, in blocks that are used again in every pass."""
 
     def __init__(self, mover: Mover) -> None:
@@ -34,7 +34,7 @@ class Keeper:
         """Bytes of host memory that it has taken."""
         self._mover = mover
         self._blocks: list[tuple[int, Block | None]] = []
-        self._kept: list[Kept] = []
+        self._kept: list[KeptInput] = []
 
     def keep(self, tensor: Any) -> Callable[[], Any]:
         """Start the copy out; the tensor is dense, and comes back with the strides it has."""
@@ -48,7 +48,7 @@ class Keeper:
             mark = self._mover.send(block.bytes[:size], flat.view(torch.uint8), hold=True)
         else:
             self._mover.send(None, flat, hold=True)
-        kept = Kept(block, (tuple(tensor.shape), tensor.stride(), tensor.dtype), mark)
+        kept = KeptInput(block, (tuple(tensor.shape), tensor.stride(), tensor.dtype), mark)
         number = len(self._kept)
         self._kept.append(kept)
 

@@ -13,17 +13,18 @@ from typing import Any
 
 from outsize.core.errors import OutOfMemory
 from outsize.core.units import format_bytes
-from outsize.model.fitting.move.evicted import Parcels, bytes_of
+from outsize.model.fitting.move.evicted import EvictedStorages
+from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.run.out_of_memory import in_a_line, is_out_of_memory
 from outsize.model.torch_port.dispatch import no_subclass_functions
 
 
-class Arriving:
+class LoadingTensor:
     """First base of the class of a tensor that is to be loaded; to everybody but torch's loading it is what was given."""
 
     given: Any
     """The checkpoint's own tensor."""
-    parcels: Parcels
+    evicted: EvictedStorages
     """Who takes it."""
 
     @classmethod
@@ -46,23 +47,23 @@ class Arriving:
             if made is given and made.untyped_storage().resizable():
                 return made
             made = made.clone() if made is given else made  # a file's memory cannot be let go of
-            cls.parcels.take_in(made)
+            cls.evicted.take_in(made)
             return made
         except BaseException as error:
             if not is_out_of_memory(error):
                 raise
             failure = in_a_line(error)
         raise OutOfMemory(
-            f"load_state_dict() found no room for {format_bytes(bytes_of(given))} of optimizer state on their way to where they "
-            f"wait ({cls.parcels.store.name}): {failure}. Nothing is lost: the optimizer has the state that it had"
+            f"load_state_dict() found no room for {format_bytes(sizeof(given))} of optimizer state on their way to where they "
+            f"wait ({cls.evicted.store.name}): {failure}. Nothing is lost: the optimizer has the state that it had"
         )
 
 
-def arriving(saved: Any, parcels: Parcels) -> Any:
+def load_elsewhere(saved: Any, evicted: EvictedStorages) -> Any:
     """The dict with tensors that arrive one by one; step counters, and what is no plain tensor, are as they were."""
     import torch
 
-    kind = type("Arriving", (Arriving, torch.Tensor), {"parcels": parcels})
+    kind = type("LoadingTensor", (LoadingTensor, torch.Tensor), {"evicted": evicted})
 
     def dressed(name: Any, value: Any) -> Any:
         plain = type(value) is torch.Tensor and not value.requires_grad and value.layout is torch.strided

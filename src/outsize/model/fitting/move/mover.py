@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 Mark = Any
 """A moment on a device; None: it has passed already."""
@@ -72,21 +72,27 @@ class Leaving:
         self._on_way = 0
 
 
-class Mover(Protocol):
-    """What is asked of the way to a device."""
+class Mover:
+    """The way to a device; this one is the host itself, so that a copy is made in the call."""
 
-    device: Any
-    """The torch device on which modules run."""
-    real: bool
+    real = True
     """False where tensors have no contents: nothing is copied."""
-    leaving: Leaving
-    """What is held until it has been copied out."""
+
+    def __init__(self, device: Any, leaving: Leaving | None = None) -> None:
+        self.device = device
+        """The torch device on which modules run."""
+        self.leaving = Leaving() if leaving is None else leaving
+        """What is held until it has been copied out."""
 
     def empty(self, size: int) -> Any:
-        """A flat byte tensor on the device."""
+        """A flat byte tensor on the device, of torch's allocator."""
+        import torch
+
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def bring(self, into: Any, source: Any, after: Iterable[Mark] = ()) -> Mark:
         """Host to device, once `after` have passed; the mark passes when it is there."""
+        self.copy(into, source)
 
     def send(
         self, into: Any, source: Any, hold: bool = False, after: Iterable[Mark] = (), landed: Landed | None = None
@@ -95,12 +101,17 @@ class Mover(Protocol):
 
         `hold`: the source is not anybody's any more, keep it until it is there, then call `landed()`.
         """
+        self.copy(into, source)
+        if hold:
+            self.leaving.hold(self, source, None, landed)
 
     def copy(self, into: Any, source: Any) -> None:
         """Host to host, at once."""
+        into.copy_(source)
 
     def join(self, marks: list[Mark]) -> Mark:
-        """Passes when all copies in, given in the order they were begun, are there."""
+        """Passes when all copies in, given in the order they were begun, are there: they end in that order."""
+        return marks[-1] if marks else None
 
     def mark(self) -> Mark:
         """Passes when what is computed so far has ended."""
@@ -113,58 +124,10 @@ class Mover(Protocol):
 
     def drain(self) -> None:
         """The host waits for everything."""
-
-
-class PlainMover:
-    """A device that is the host itself."""
-
-    real = True
-
-    def __init__(self, device: Any, leaving: Leaving | None = None) -> None:
-        self.device = device
-        self.leaving = Leaving() if leaving is None else leaving
-
-    def empty(self, size: int) -> Any:
-        """Memory of torch's allocator, kept for as long as it is used."""
-        import torch
-
-        return torch.empty(size, dtype=torch.uint8, device=self.device)
-
-    def bring(self, into: Any, source: Any, after: Iterable[Mark] = ()) -> Mark:
-        """Copied at once."""
-        self.copy(into, source)
-
-    def send(
-        self, into: Any, source: Any, hold: bool = False, after: Iterable[Mark] = (), landed: Landed | None = None
-    ) -> Mark:
-        """Copied at once."""
-        self.copy(into, source)
-        if hold:
-            self.leaving.hold(self, source, None, landed)
-
-    def copy(self, into: Any, source: Any) -> None:
-        """As torch does."""
-        into.copy_(source)
-
-    def join(self, marks: list[Mark]) -> Mark:
-        """The last: copies in end in the order they were begun."""
-        return marks[-1] if marks else None
-
-    def mark(self) -> Mark:
-        """Everything so far has ended."""
-
-    def wait(self, mark: Mark) -> None:
-        """It has passed."""
-
-    def sync(self, mark: Mark) -> None:
-        """It has passed."""
-
-    def drain(self) -> None:
-        """Nothing is under way."""
         self.leaving.clear()
 
 
-class NoMover(PlainMover):
+class NoMover(Mover):
     """For tensors without contents: the same calls, nothing is copied; what a card would hold is held."""
 
     real = False
@@ -176,7 +139,7 @@ class NoMover(PlainMover):
         """There is nothing to copy."""
 
 
-class CardMover(PlainMover):
+class CardMover(Mover):
     """A CUDA device, whose neighbour is page-locked host memory.
 
     A copy out begins after all that the kernels' stream was given before it, so what it reads is written. A copy in begins
@@ -247,5 +210,5 @@ def open_mover(device: Any) -> Mover:
     import torch
 
     if device.type != "cuda":
-        return PlainMover(device)
+        return Mover(device)
     return CardMover(torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index))

@@ -45,12 +45,12 @@ Layout = dict[int, list[Shape]]
 """id of a parameter -> its state that travels."""
 
 
-def stretch(shapes: list[Shape]) -> int:
+def state_bytes(shapes: list[Shape]) -> int:
     """Bytes of a parameter's state, laid out."""
     return max((shape.offset + aligned(shape.size) for shape in shapes), default=0)
 
 
-class Homes:
+class HostTensors:
     """Where each parameter's bytes of one kind are at home: in a block a unit, or in the scratch file."""
 
     kind = ""
@@ -110,7 +110,7 @@ class Homes:
         return self.blocks[name]
 
 
-class Weights(Homes):
+class Weights(HostTensors):
     """The weights of a model."""
 
     kind = "weights"
@@ -175,7 +175,7 @@ class Weights(Homes):
         self.unlock()
 
 
-class State(Homes):
+class State(HostTensors):
     """Optimizer state, one stretch a parameter."""
 
     kind = "state"
@@ -188,7 +188,7 @@ class State(Homes):
         super().__init__(cut, filed, scratch)
 
     def _size(self, place: Place) -> int:
-        return stretch(self.layout.get(id(place.parameter), []))
+        return state_bytes(self.layout.get(id(place.parameter), []))
 
     def tensors(self, parameter: Any) -> dict[str, Any]:
         """Its state tensors, at home."""

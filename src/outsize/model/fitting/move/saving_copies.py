@@ -19,25 +19,25 @@ def lay_over(storage: Any, tensor: Any) -> Any:
     )
 
 
-class Lent:
+class CopiesForSaving:
     """The copies that one `state_dict()` is given."""
 
-    def __init__(self, asker: Any, parcel_of: Callable[[Any], Any]) -> None:
+    def __init__(self, asker: Any, storage_of: Callable[[Any], Any]) -> None:
         self.asker = asker
         """The module or optimizer whose `state_dict()` it is; those of its parts are part of it."""
-        self._parcel_of = parcel_of
+        self._storage_of = storage_of
         self._bytes: dict[Any, Any] = {}
-        """Parcel -> its bytes."""
+        """EvictedStorage -> its bytes."""
         self._copies: dict[int, Any] = {}
         """By id of the tensor."""
 
     def copy(self, tensor: Any) -> Any:
         """The tensor in host memory; the same one for all who ask."""
         if id(tensor) not in self._copies:
-            parcel = self._parcel_of(tensor)
-            if parcel not in self._bytes:
-                self._bytes[parcel] = parcel.read().untyped_storage()
-            self._copies[id(tensor)] = lay_over(self._bytes[parcel], tensor)
+            storage = self._storage_of(tensor)
+            if storage not in self._bytes:
+                self._bytes[storage] = storage.read().untyped_storage()
+            self._copies[id(tensor)] = lay_over(self._bytes[storage], tensor)
         return self._copies[id(tensor)]
 
     def instead(self, saved: Any, away: type) -> Any:

@@ -25,7 +25,7 @@ from outsize.array.store.io.file import AlignedFile
 from outsize.core.errors import StoreError
 from outsize.core.units import format_bytes
 from outsize.model.fitting.move.locked_memory import Block
-from outsize.model.fitting.move.mover import Landed, Leaving, Mark, Mover
+from outsize.model.fitting.move.mover import Landed, Mark, Mover
 
 READERS = 4
 """Pieces that are read at once."""
@@ -247,19 +247,24 @@ class Reads:
         """Reads that give a mark, and marks."""
 
 
-class FileMover:
+class FileMover(Mover):
     """A mover on whose host side some bytes are in a scratch file."""
 
     def __init__(self, mover: Mover, file: ScratchFile) -> None:
-        self.device = mover.device
+        super().__init__(mover.device, mover.leaving)
         self.real = mover.real
-        self.leaving: Leaving = mover.leaving
-        self.empty = mover.empty
-        self.mark = mover.mark
         self._mover = mover
         self._file = file
         self._reads: list[Future[Mark]] = []
         self._writes: list[Future[None]] = []
+
+    def empty(self, size: int) -> Any:
+        """As the mover does."""
+        return self._mover.empty(size)
+
+    def mark(self) -> Mark:
+        """As the mover does."""
+        return self._mover.mark()
 
     def bring(self, into: Any, source: Any, after: Iterable[Mark] = ()) -> Mark:
         """From memory as ever; from the file as soon as it is read."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from outsize.model.fitting.move.mover import CardMover, Landed, Leaving, Mark, Mover, NoMover, PlainMover
+from outsize.model.fitting.move.mover import CardMover, Landed, Leaving, Mark, Mover, NoMover
 from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile
 
 IN_FLIGHT = 256 * 2**20
@@ -150,7 +150,7 @@ class DiskStore(Store):
         import torch
 
         self._file = ScratchFile(folder)
-        super().__init__(FileMover(PlainMover(torch.device("cpu")), self._file))
+        super().__init__(FileMover(Mover(torch.device("cpu")), self._file))
 
     def _make(self, size: int) -> Any:
         return self._file.take(size)

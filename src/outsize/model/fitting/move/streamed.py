@@ -11,20 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from outsize.model.fitting.move.evicted import Parcels
+from outsize.model.fitting.move.evicted import EvictedStorages
 from outsize.model.fitting.run.second_run import is_second_run
 
 
 class Streamer:
     """Brings and sends the weights of units, which are modules."""
 
-    def __init__(self, units: dict[str, Any], parcels: Parcels, ahead: bool) -> None:
-        self._parcels = parcels
+    def __init__(self, units: dict[str, Any], evicted: EvictedStorages, ahead: bool) -> None:
+        self._evicted = evicted
         self._ahead = ahead
         self.parameters: dict[str, list[Any]] = {name: list(unit.parameters()) for name, unit in units.items()}
         self.ids = {id(parameter) for parameters in self.parameters.values() for parameter in parameters}
         self._order: list[str] = list(units)
-        """Units as the last forward pass met them; before that as the model has them, so that a stage's only step is like
+        """Units as the last forward pass met them; before that as the model has them, so that a dry run's only step is like
         those that follow."""
         self._met: list[str] = []
 
@@ -35,16 +35,16 @@ class Streamer:
         parameters = self.parameters[name]
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            self._parcels.fetch(parameters)
+            self._evicted.fetch(parameters)
             if is_second_run():  # of a module that this one is in: as in `hold`
                 return forward(*args, **kwargs)
             self._meet(name)
             try:
                 out = forward(*args, **kwargs)
             finally:
-                self._parcels.send(parameters, dirty=False)
+                self._evicted.send(parameters, dirty=False)
             if torch.is_grad_enabled():
-                _on_gradient(out, lambda: self._parcels.fetch(parameters))
+                _on_gradient(out, lambda: self._evicted.fetch(parameters))
             return out
 
         return run
@@ -54,7 +54,7 @@ class Streamer:
         parameters = self.parameters[name]
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            self._parcels.fetch(parameters)
+            self._evicted.fetch(parameters)
             return forward(*args, **kwargs)
 
         return run
@@ -66,17 +66,17 @@ class Streamer:
             return
         following = self._order.index(name) + 1
         if following < len(self._order):
-            self._parcels.begin(self.parameters[self._order[following]])
+            self._evicted.begin(self.parameters[self._order[following]])
 
     def accumulated(self, parameter: Any) -> None:
         """The parameter's gradient is complete: it is needed no more in this backward pass."""
         if id(parameter) in self.ids:
-            self._parcels.send([parameter], dirty=False)
+            self._evicted.send([parameter], dirty=False)
 
     def leave(self) -> None:
         """The pass is over: everything that is still here goes."""
         for parameters in self.parameters.values():
-            self._parcels.send(parameters, dirty=False)
+            self._evicted.send(parameters, dirty=False)
         if self._met:
             self._order, self._met = self._met, []
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.model.fitting.move.mover import Mark, Mover
@@ -48,20 +48,18 @@ class Nested(InputError):
         self.unit = unit
 
 
-class Source(Protocol):
-    """Where the bytes of units come from."""
+class Source:
+    """Where the bytes of units come from; this one has none, for tensors without contents."""
 
-    ahead: bool
+    ahead = True
     """Ask for units before they are needed."""
 
     def bring(self, unit: Unit, into: Any, after: list[Mark]) -> Mark:
         """Start to fill a unit's memory on the device; the mark passes when it is there."""
 
 
-class HostSource:
+class HostSource(Source):
     """Page-locked host memory."""
-
-    ahead = True
 
     def __init__(self, weights: Weights, mover: Mover) -> None:
         self._weights = weights
@@ -79,15 +77,6 @@ class HostSource:
         return self._mover.join(marks)
 
 
-class NoSource:
-    """For tensors without contents."""
-
-    ahead = True
-
-    def bring(self, unit: Unit, into: Any, after: list[Mark]) -> Mark:
-        """There are no bytes."""
-
-
 class Visits:
     """The proxies of a model and the ring they point into."""
 
@@ -100,8 +89,6 @@ class Visits:
         """Units as a forward pass meets them."""
         self.brought = 0
         """Bytes of weights that were asked for so far."""
-        self.before_finish: Callable[[], None] = lambda: None
-        """Called before a unit's weights go, when its backward pass is over."""
         self.autocast = False
         """Some unit has run under autocast."""
         self._model = model
@@ -267,13 +254,13 @@ class Visits:
 
         return run
 
-    def hold(self, unit: Unit, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """`forward` in the backward pass: the weights come and stay until another unit's turn."""
+    def hold(self, unit: Unit, forward: Callable[..., Any], flush: Callable[[], None]) -> Callable[..., Any]:
+        """`forward` in the backward pass: the weights come and stay until another unit's turn, before which `flush` is called."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if unit.name not in self._open:
                 for name in list(self._open):
-                    self._finish(name)
+                    self._finish(name, flush)
                 self._open[unit.name] = self._arrive(unit)
                 self._prefetch(reversed(self._come_back(unit)))
             return forward(*args, **kwargs)
@@ -334,20 +321,20 @@ class Visits:
         """Weights of an open unit are on their way to the host: their place is taken until then."""
         self._sent = mark
 
-    def _finish(self, name: str) -> None:
+    def _finish(self, name: str, flush: Callable[[], None]) -> None:
         """The backward pass of a unit is over."""
-        self.before_finish()
+        flush()
         lease = self._open.pop(name)
         unit = self.cut.units[name]
         for place in (*unit.places, *unit.guests):
             self._hide(place)
         lease.release(self.mover.mark(), self._sent)
 
-    def end_pass(self) -> None:
+    def end_pass(self, flush: Callable[[], None]) -> None:
         """A forward or backward pass is over: nothing is in use any more."""
         for name in list(self._open):
-            self._finish(name)
-        self.before_finish()
+            self._finish(name, flush)
+        flush()
         self.hide_alone()
         for lease in self._leases.values():
             lease.release(self.mover.mark(), lease.ready)

@@ -24,6 +24,7 @@ from outsize.core.errors import InputError, StoreError
 from outsize.model.fitting.move.locked_memory import Block
 from outsize.model.fitting.move.mover import Mark, Mover
 from outsize.model.fitting.move.units import Cut, Unit
+from outsize.model.fitting.move.visits import Source
 
 READERS = 8
 """Threads that read."""
@@ -234,7 +235,7 @@ class Slot:
         """Passes when the device has taken what was in it."""
 
 
-class FileSource:
+class FileSource(Source):
     """Units from files."""
 
     ahead = False

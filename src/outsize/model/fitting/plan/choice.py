@@ -1,36 +1,98 @@
-"""What a plan has decided.
+"""What a plan has decided: where things live, and how the step runs.
 
-In: nothing. Out: `Choice`, the one value that the planner searches, the runner obeys and the projection traces: all
-three read the same few fields, so what is projected is what runs.
+In: nothing. Out: `Choice`, the one value that the search looks for, the runner obeys and the dry run traces: all three read
+the same fields, so what is projected is what runs. Its first half is a `Placement`. A model that lives in host memory and
+visits a card is a placement like any other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 from outsize.core.noun import Noun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice(Noun):
-    """Which remedies are on, and how far."""
+class Placement(Noun):
+    """Where weights, gradients, optimizer state and activations live, and when they visit the device.
+
+    "Elsewhere" is the next place down: host memory for a card, a file for a CPU. A model whose weights live on the host is
+    called hosted; it has `unit_bytes`.
+    """
+
+    unit_bytes: int = 0
+    """Weights: 0 where they live on the device. Otherwise they live on the host, and visit in units of at most so many bytes."""
+    ring: int = 0
+    """Weights: bytes of device memory through which units pass."""
+    held: tuple[str, ...] = ()
+    """Weights: modules and parameters of a hosted model that stay on the device."""
+    stream: tuple[str, ...] = ()
+    """Weights: modules whose weights live elsewhere and visit when the module runs."""
+    in_backward: bool = False
+    """Gradients: used and freed in the backward pass, as soon as those of a few parameters are complete."""
+    gradients_away: bool = False
+    """Gradients: live elsewhere until the update."""
+    on_host: bool = False
+    """State: never leaves the host, and the update of a hosted model runs there."""
+    state_away: float = 0.0
+    """State: the part of it, that of the largest parameters, that lives elsewhere and visits a few parameters at a time."""
+    state_ring: int = 0
+    """State: bytes through which the state of a hosted model, or a gradient on its way to the host, passes."""
+    small_bytes: int = 0
+    """State: parameters of a hosted model below so many bytes are updated several at a time, which saves calls."""
+    offload: tuple[str, ...] = ()
+    """Activations: modules whose activations wait elsewhere for the backward pass."""
+    inputs_away: bool = False
+    """Activations: those of a hosted model, which are the inputs of its units, wait on the host."""
+    disk: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    """`state`, `weights`, `gradients` -> parameters of which they are in the scratch file and not on the host."""
+    transfer_bytes: int = 0
+    """Bytes of one transfer to or from the scratch file; 0: there is none."""
+
+    @property
+    def hosted(self) -> bool:
+        """The weights live on the host."""
+        return self.unit_bytes > 0
+
+    @property
+    def update(self) -> Literal["card", "host", "kept", "none"]:
+        """Where a hosted step updates parameters; `kept`: after the backward pass, `none`: it does not (an inference)."""
+        if self.gradients_away:
+            return "kept"
+        if not self.in_backward:
+            return "none"
+        return "host" if self.on_host else "card"
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """Which of weights, gradients and state are elsewhere or gone early."""
+        return tuple(name for name in ("in_backward", "state_away", "gradients_away", "stream") if getattr(self, name))
+
+
+UPDATES: dict[str, dict[str, Any]] = {
+    "card": {"in_backward": True, "state_away": 1.0},
+    "host": {"in_backward": True, "state_away": 1.0, "on_host": True},
+    "kept": {"gradients_away": True, "state_away": 1.0},
+    "none": {},
+}
+"""`update` of a hosted step -> the fields that say so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice(Placement):
+    """A placement, and how the step is computed."""
 
     slices: int = 1
     """Into how many slices the batch is cut."""
     first: int = 0
     """Samples of the first slice, where it is larger than the others; 0: all are alike."""
+    pieces: int = 1
+    """Pieces in which the rows of each unit of a hosted model run."""
+    more_pieces: bool = False
+    """A batch that is larger than the planned one may run in more pieces."""
     checkpoint: tuple[str, ...] = ()
     """Modules whose activations are computed again in the backward pass."""
-    offload: tuple[str, ...] = ()
-    """Modules whose activations wait elsewhere for the backward pass."""
-    in_backward: bool = False
-    """Parameters are updated as soon as the gradients of a few are complete."""
-    state_away: float = 0.0
-    """Part of the optimizer state, that of the largest parameters, that lives elsewhere and visits group by group."""
-    gradients_away: bool = False
-    """Gradients live elsewhere until the update."""
-    stream: tuple[str, ...] = ()
-    """Modules whose weights live elsewhere and visit when the module runs."""
     chunks: int = 0
     """Pieces in which the output head and its cross entropy run; 0: whole."""
     autocast: bool = False
@@ -44,6 +106,6 @@ class Choice(Noun):
         return replace(self, expandable=False) == Choice()
 
     @property
-    def elsewhere(self) -> tuple[str, ...]:
-        """Which of weights, gradients and state are elsewhere or gone early."""
-        return tuple(name for name in ("in_backward", "state_away", "gradients_away", "stream") if getattr(self, name))
+    def placement(self) -> Placement:
+        """Where things live, without how the step is computed."""
+        return Placement(**{part.name: getattr(self, part.name) for part in fields(Placement)})

@@ -19,14 +19,15 @@ from typing import Any
 from outsize.core.errors import OutsizeError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.random_sources import same_draws
-from outsize.model.fitting.move import evicted as parcels
+from outsize.model.fitting.move import evicted
 from outsize.model.fitting.move.stores import IN_FLIGHT, NoStore
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.foreign_tensors import look_beside
 from outsize.model.fitting.plan.projection import Ends, Projection, kept_by
-from outsize.model.fitting.run.optimizer_step import state_of
+from outsize.model.fitting.run.optimizer_subset import state_of
 from outsize.model.fitting.run.out_of_memory import is_out_of_memory
-from outsize.model.fitting.run.runner import Runner, Work
+from outsize.model.fitting.run.resident import open_resident
+from outsize.model.fitting.run.runner import Work
 from outsize.model.torch_port.dispatch import is_functorch, torch_off
 from outsize.model.torch_port.objects import (
     buffer_table,
@@ -163,7 +164,7 @@ class Stage:
             with self._swapped(fakes) as model:
                 watch.begin(model)
                 work = replace(self.work, optimizer=optimizer, scaler=None)
-                runner = Runner(work, choice, store, real=False)
+                runner = open_resident(work, choice, store, real=False)
                 runner.phase = watch.phase
                 if call is not None:
                     runner.infer(batch, call)
@@ -242,11 +243,6 @@ def _tell(
     )  # fmt: skip
 
 
-def open_stage(work: Work, batch: Any) -> Stage:
-    """The stage for the device of a model."""
-    return Stage(work, batch)
-
-
 class Watch(Tracer):
     """The tracer of a fitted step: also phases, calls and estimated times."""
 
@@ -282,12 +278,12 @@ class Watch(Tracer):
             hooks.register_module_forward_pre_hook(self._called),
             hooks.register_module_forward_hook(self._gave),
         ]
-        parcels.listeners.append(self._resized)
+        evicted.listeners.append(self._resized)
         try:
             with super().running():
                 yield
         finally:
-            parcels.listeners.remove(self._resized)
+            evicted.listeners.remove(self._resized)
             for handle in handles:
                 handle.remove()
 

@@ -1,6 +1,6 @@
 """A hosted step on tensors without contents: what it would hold on the device, in which order units run.
 
-In: the user's work, a batch, a `HostedChoice`. Out: `Sketch`: the peak of each phase on the device, bytes that wait on
+In: the user's work, a batch, a `Choice`. Out: `Sketch`: the peak of each phase on the device, bytes that wait on
 the host, bytes over the link, the order of units, and the parameters that are used outside of their units, which have to
 stay. The runner is the one that runs the real step.
 """
@@ -17,14 +17,14 @@ from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.random_sources import GLOBAL, Drawn, same_draws
 from outsize.model.fitting.move.mover import NoMover
-from outsize.model.fitting.move.pinned_blocks import Layout, Shape, State, stretch
+from outsize.model.fitting.move.pinned_blocks import Layout, Shape, State, state_bytes
 from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.units import cut_model
-from outsize.model.fitting.move.visits import NoSource, Visits
+from outsize.model.fitting.move.visits import Source, Visits
+from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Twin, Watch, bring_state, label_of, twin_of
 from outsize.model.fitting.plan.foreign_tensors import NOTHING, Beside
-from outsize.model.fitting.plan.hosted_choice import HostedChoice
-from outsize.model.fitting.run.hosted_runner import HostedRunner
+from outsize.model.fitting.run.hosted import open_hosted
 from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.runner import Work
 from outsize.model.torch_port.dispatch import dispatch_mode, leaves_of
@@ -128,7 +128,7 @@ class HostedStage:
         return shapes
 
     def run(
-        self, choice: HostedChoice, layout: Layout, order: list[str], written: dict[Any, tuple[str, ...]],
+        self, choice: Choice, layout: Layout, order: list[str], written: dict[Any, tuple[str, ...]],
         call: Callable[[Any, Any], Any] | None = None,
     ) -> Sketch:  # fmt: skip
         """One step, in which optimizer state is made: later ones find it and hold less; or one inference with `call`."""
@@ -139,14 +139,14 @@ class HostedStage:
             batch = batches.transform(self.batch, lambda _, twin: twin.make(self.label), leaf=Twin)
             optimizer = self._optimizer(layout)
             work = replace(self.work, optimizer=optimizer, written=written, scaler=None)
-            cut = cut_model(work.model, choice.limit, choice.held, order)
+            cut = cut_model(work.model, choice.unit_bytes, choice.held, order)
             watch.begin(work.model)
-            runner = HostedRunner(
-                work, choice, cut, NoMover(torch.device(self.label)), NoSource(), order, state=State(cut, layout)
+            runner = open_hosted(
+                work, choice, cut, NoMover(torch.device(self.label)), Source(), order, state=State(cut, layout)
             )
             runner.phase = watch.phase
             met: list[str] = []
-            with watching(runner.visits) as seen, _meeting(cut, met):
+            with watching(runner.weights.visits) as seen, _meeting(cut, met):
                 if call is not None:
                     runner.infer(batch, call)
                 elif optimizer is None or choice.update in ("kept", "none"):
@@ -154,19 +154,19 @@ class HostedStage:
                 else:
                     runner.step(batch)
             visiting = 0
-            if choice.state and choice.update != "host":
-                visiting = sum(stretch(shapes) for shapes in layout.values())
+            if choice.state_ring and choice.update != "host":
+                visiting = sum(state_bytes(shapes) for shapes in layout.values())
                 visiting += 2 * cut.weights if choice.update == "kept" else 0
             sources = seen.drawn.sources()
             seen.random |= dict.fromkeys(source.name for source in sources if source in GLOBAL)
             names = {id(p.parameter): p.name for p in cut.places()}
             sketch = Sketch(
-                peaks={}, inputs=runner.keeper.held if runner.keeper is not None else 0,
-                brought=runner.visits.brought + visiting, order=list(dict.fromkeys(met)),
+                peaks={}, inputs=runner.weights.kept_inputs.held if runner.weights.kept_inputs is not None else 0,
+                brought=runner.weights.visits.brought + visiting, order=list(dict.fromkeys(met)),
                 outside=tuple(names[key] for key in seen.outside),
                 random=tuple(seen.random), sources=sources, seconds=sum(watch.seconds.values()),
-                written=_written(work.model, runner.visits), ran=tuple(watch.calls),
-                heads=runner.heads_taken,
+                written=_written(work.model, runner.weights.visits), ran=tuple(watch.calls),
+                heads=runner.weights.heads_taken,
             )  # fmt: skip
             runner.roll_back()
         beside = self._beside.without(watch.met())

@@ -1,6 +1,6 @@
 """How fast the machine is between its parts: measured, not guessed.
 
-In: a lane, an optimizer. Out: `Rates`: bytes a second in each direction of the link (alone and both at once), and how many
+In: a mover, an optimizer. Out: `Rates`: bytes a second in each direction of the link (alone and both at once), and how many
 bytes of parameters a second the user's optimizer updates on the host and on the device. A fraction of a second in all.
 """
 
@@ -53,26 +53,26 @@ def typical(kind: str) -> Rates:
     return Rates(bring=bring, send=send, both=0.9 * min(bring, send), host=host, measured=False)
 
 
-def measure(lane: Mover, optimizer: Any, room: int = 8 * SAMPLE) -> Rates:
+def measure(mover: Mover, optimizer: Any, room: int = 8 * SAMPLE) -> Rates:
     """Time a few copies and a few updates; `room` is the device's budget, of which a quarter is used meanwhile."""
-    if not isinstance(lane, CardMover):
+    if not isinstance(mover, CardMover):
         return typical("cpu")
     size = max(1, min(SAMPLE, room // 8))
     block = Block(2 * size)
-    there = [lane.empty(size), lane.empty(size)]
+    there = [mover.empty(size), mover.empty(size)]
     here = [block.bytes[:size], block.bytes[size:]]
 
     def bring() -> None:
-        lane.bring(there[0], here[0])
+        mover.bring(there[0], here[0])
 
     def send() -> None:
-        lane.send(here[1], there[1])
+        mover.send(here[1], there[1])
 
     def both() -> None:
         bring()
         send()
 
-    found = [size / _time(work, lane) for work in (bring, send, both)]
+    found = [size / _time(work, mover) for work in (bring, send, both)]
     block.unlock()
     there.clear()
     clear_up()  # what comes next must not begin in a piece of these blocks, which could then not be given back
@@ -80,13 +80,13 @@ def measure(lane: Mover, optimizer: Any, room: int = 8 * SAMPLE) -> Rates:
     return Rates(bring=found[0], send=found[1], both=found[2], host=host, measured=True)
 
 
-def _time(work: Callable[[], None], lane: Mover) -> float:
+def _time(work: Callable[[], None], mover: Mover) -> float:
     work()
-    lane.drain()
+    mover.drain()
     start = time.perf_counter()
     for _ in range(3):
         work()
-    lane.drain()
+    mover.drain()
     return (time.perf_counter() - start) / 3
 
 

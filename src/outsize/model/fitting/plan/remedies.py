@@ -1,22 +1,27 @@
 """Every way to make a step smaller, one small class each, in one list.
 
-In: the facts of a plain step. Out: for each remedy its levels (the changes it makes to a `Choice`), what it costs in
-seconds, how exact it keeps the step, and how it is told. A new remedy is a class here and a field of `Choice` that
-the runner obeys.
+In: the facts of a plain step. Out: for each remedy its levels (the changes it makes to a `Choice`), the seconds that it adds, the
+bytes that it changes, how exact it keeps the step, why it cannot be used, and how it is told. A new remedy is a class here, its
+line in `REMEDIES`, and a field of `Choice` that the runner obeys: search, dry run and description know no remedy by its name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 from outsize.core.failure import Exactness
+from outsize.model.fitting.learn.findings import Findings
+from outsize.model.fitting.move.evicted import check_movable
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import RATES
 from outsize.model.fitting.plan.facts import Facts
+from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind
+from outsize.model.fitting.plan.sizes import Sizes, groups_at_once, in_flight, passes_of, plain_sizes, undo_bytes
 from outsize.model.fitting.plan.speeds import LAUNCH
-
-Level = dict[str, Any]
+from outsize.model.fitting.run.optimizer_subset import why_not_one_by_one
+from outsize.model.fitting.run.runner import Work
 
 CALL = 2e-4
 """Seconds of the processor that a module computed again takes beside its launches."""
@@ -36,37 +41,14 @@ EARLY = (0.15, 0.5)
 ROUNDED = 0.01
 """Part of the passes' time that slices have to gain on remedies that change no bit."""
 
+WORTHWHILE = 0.03
+"""Part of the state for which room is used."""
+
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 """Parts of a ladder that the search tries; the planner refines the number afterwards."""
 
 
-class Means:
-    """One remedy."""
-
-    key: ClassVar[str]
-    """Field of `Choice`, and the name under which facts forbid it."""
-    name: ClassVar[str]
-    """As a user reads it."""
-    exactness: ClassVar[Exactness] = Exactness.BITWISE
-
-    def levels(self, facts: Facts) -> list[Level]:
-        """Changes to a choice, from off to full."""
-        return [{self.key: False}, {self.key: True}]
-
-    def on(self, choice: Choice) -> bool:
-        """True where a choice uses it."""
-        return bool(getattr(choice, self.key))
-
-    def seconds(self, choice: Choice, facts: Facts) -> float:
-        """Time that it adds to a step."""
-        raise AssertionError(self.key)
-
-    def how(self, choice: Choice, facts: Facts) -> str:
-        """What is done, for the user."""
-        raise AssertionError(self.key)
-
-
-class Slices(Means):
+class Slices(RemedyKind):
     """Gradient accumulation over slices of the batch, with one normaliser for all."""
 
     key = "slices"
@@ -82,6 +64,23 @@ class Slices(Means):
         """More than one slice."""
         return choice.slices > 1
 
+    def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
+        """The loss of a batch has to be known from those of its slices."""
+        return findings.why_not if findings.normaliser is None else ""
+
+    def exactness_of(self, random: bool) -> Exactness:
+        """Slices draw other random numbers than the whole batch."""
+        return Exactness.DISTRIBUTION if random else self.exactness
+
+    def degree(self, choice: Choice) -> str:
+        """How many, and how large the first is."""
+        return f"{choice.slices}, the first of {choice.first}" if choice.first else str(choice.slices)
+
+    def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
+        """Activations of the largest slice, beside the gradients of those before it."""
+        largest = choice.first or -(-facts.rows // choice.slices)
+        return replace(sizes, share=largest / facts.rows, accumulated=True)
+
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """Slices too small to fill the device take as long as their launches; gradients are added once more a slice. What is
         equal only up to rounding has to gain something."""
@@ -96,7 +95,7 @@ class Slices(Means):
         return f"{choice.slices} slices of {-(-facts.rows // choice.slices)} of {facts.rows} samples"
 
 
-class Checkpoint(Means):
+class Checkpoint(RemedyKind):
     """Activations of some blocks are computed again."""
 
     key = "checkpoint"
@@ -112,6 +111,20 @@ class Checkpoint(Means):
             found |= {ladder[rung - 1].names: None for rung in rungs}
         return [{"checkpoint": names} for names in found]
 
+    def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
+        """What these modules keep is freed, and there again one module at a time."""
+        parts = [facts.parts[name] for name in choice.checkpoint if name in facts.parts]
+        freed, again = sum(part.freed for part in parts), max((part.kept for part in parts), default=0)
+        return replace(sizes, activations=sizes.activations - freed, again=sizes.again + again)
+
+    def gentler(self, choice: Choice, facts: Facts) -> list[Choice]:
+        """Fewer modules, down its ladder; not where others are moved, of which there would be more."""
+        ladders = ([(), *(rung.names for rung in ladder)] for ladder in facts.ladders)
+        names = next((names for names in ladders if choice.checkpoint in names), None)
+        if names is None or choice.offload:
+            return []
+        return [replace(choice, checkpoint=some) for some in names[: names.index(choice.checkpoint) + 1]]
+
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """One more forward pass of these modules, and a call for each."""
         parts = [facts.parts[name] for name in choice.checkpoint if name in facts.parts]
@@ -125,7 +138,7 @@ class Checkpoint(Means):
         return f"{len(choice.checkpoint)} modules: {shorten(choice.checkpoint)}"
 
 
-class Offload(Means):
+class Offload(RemedyKind):
     """Activations of some blocks wait elsewhere."""
 
     key = "offload"
@@ -148,6 +161,11 @@ class Offload(Means):
     def _time(name: str, facts: Facts) -> float:
         return 2.0 * float(_block(name, facts).kept) / facts.link
 
+    def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
+        """What moves is gone, but for what is on its way."""
+        moved = moved_bytes(choice, facts)
+        return replace(sizes, activations=sizes.activations - moved, again=sizes.again + in_flight(moved, facts))
+
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """Copies out and in; on a card those out run beside the forward pass, those in come one ahead, which hides little."""
         once = moved_bytes(choice, facts) / facts.link
@@ -159,11 +177,28 @@ class Offload(Means):
         return f"{len(choice.offload)} blocks to the {place(facts)}: {shorten(choice.offload)}"
 
 
-class InBackward(Means):
+class InBackward(RemedyKind):
     """A few parameters are updated when their gradients are complete, and those let go."""
 
     key = "in_backward"
     name = "update in the backward pass"
+
+    def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
+        """An update before all gradients are known."""
+        clipped = "clipping needs the norm of all gradients before the first update" if work.clip is not None else ""
+        return why_not_in_groups(work, own_step) or (clipped if work.optimizer is not None else "")
+
+    def is_sensible(self, choice: Choice, facts: Facts) -> bool:
+        """Gradients are complete in the backward pass, and need not wait."""
+        return choice.slices == 1 and not choice.gradients_away
+
+    def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
+        """A group waits for the next gradient; what it changes goes to the undo log first."""
+        log = in_flight(facts.weights + facts.state, facts)
+        waiting = facts.group + facts.largest + log
+        return replace(
+            sizes, gradients=waiting, visits_backward=1, update=waiting + facts.group, visits_update=1, early=sizes.early + log
+        )  # fmt: skip
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """One call of the optimizer for a few parameters, and what it changes is kept aside until the step is done."""
@@ -177,7 +212,7 @@ class InBackward(Means):
         return f"{facts.parameters} gradients are used and freed as they come, a few at a time"
 
 
-class StateAway(Means):
+class StateAway(RemedyKind):
     """Optimizer state, or part of it, lives elsewhere and visits for the update."""
 
     key = "state_away"
@@ -187,6 +222,22 @@ class StateAway(Means):
         """None, parts of it, all."""
         parts = FRACTIONS if facts.state else (1.0,)
         return [{self.key: part} for part in dict.fromkeys((0.0, *map(facts.share, parts)))]
+
+    def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
+        """An update of a few parameters at a time."""
+        return why_not_in_groups(work, own_step)
+
+    def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
+        """Only that of the groups that are being updated is there."""
+        fixed = sizes.fixed - choice.state_away * facts.state
+        return replace(sizes, fixed=fixed, visiting=sizes.visiting + facts.copies)
+
+    def with_room(self, choice: Choice, facts: Facts, room: int) -> Choice | None:
+        """Less of the state elsewhere, where nothing else needs it there."""
+        if not choice.state_away or choice.stream or choice.gradients_away or room < WORTHWHILE * facts.state:
+            return None
+        part = facts.share(max(0.0, choice.state_away - room / max(1, facts.state)))
+        return replace(choice, state_away=part) if part < choice.state_away else None
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """State in and out once a step."""
@@ -201,11 +252,24 @@ class StateAway(Means):
         return f"{part}on the {place(facts)}; visits a few parameters at a time"
 
 
-class GradientsAway(Means):
+class GradientsAway(RemedyKind):
     """Gradients live elsewhere until the update."""
 
     key = "gradients_away"
     name = "keep gradients elsewhere"
+
+    def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
+        """An update of a few parameters at a time."""
+        return why_not_in_groups(work, own_step)
+
+    def is_sensible(self, choice: Choice, facts: Facts) -> bool:
+        """State goes first: it is needed once a step."""
+        return choice.state_away >= 1 or not facts.state
+
+    def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
+        """Two gradients at a time, what is on its way, and in the update a group."""
+        update = undo_bytes(facts) + groups_at_once(facts) * facts.group
+        return replace(sizes, gradients=2 * facts.largest + in_flight(facts.gradients, facts), update=update)
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """Out after each slice, in to add the next."""
@@ -216,7 +280,7 @@ class GradientsAway(Means):
         return f"on the {place(facts)} until the update"
 
 
-class Stream(Means):
+class Stream(RemedyKind):
     """Weights live elsewhere and visit while their module runs."""
 
     key = "stream"
@@ -226,6 +290,23 @@ class Stream(Means):
         """All that run once, or nothing."""
         names = tuple(block.name for block in facts.blocks if block.weights and block.runs == 1)
         return [{"stream": ()}, {"stream": names}] if names else [{"stream": ()}]
+
+    def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
+        """An update of a few parameters at a time, and memory that can be let go."""
+        stuck = (check_movable(name, p) for name, p in work.model.named_parameters() if work.optimizer is not None)
+        return why_not_in_groups(work, own_step) or next(filter(None, stuck), "")
+
+    def is_sensible(self, choice: Choice, facts: Facts) -> bool:
+        """State and gradients go first; activations that are kept would hold weights."""
+        if (choice.state_away < 1 and facts.state) or not (choice.in_backward or choice.gradients_away):
+            return False
+        return bool(choice.offload) or set(order_blocks(facts)) <= set(choice.checkpoint)
+
+    def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
+        """Two of these modules are there at a time, and in the update a group."""
+        weights = [block.weights for block in facts.blocks if block.name in choice.stream]
+        fixed = sizes.fixed - (sum(weights) - 2 * max(weights))
+        return replace(sizes, fixed=fixed, visiting=sizes.visiting + 1)
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """In for the forward pass, in for the backward pass, out and in for the update."""
@@ -238,7 +319,7 @@ class Stream(Means):
         return f"{len(choice.stream)} modules from the {place(facts)}: {shorten(choice.stream)}"
 
 
-class Chunks(Means):
+class Chunks(RemedyKind):
     """Output head and cross entropy in pieces."""
 
     key = "chunks"
@@ -248,6 +329,23 @@ class Chunks(Means):
     def levels(self, facts: Facts) -> list[Level]:
         """Off, or pieces small enough."""
         return [{"chunks": 0}, {"chunks": facts.pieces_of_loss()}]
+
+    def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
+        """There has to be such a head."""
+        return "" if work.heads else "no last linear layer whose output goes straight into a cross entropy was found"
+
+    def is_sensible(self, choice: Choice, facts: Facts) -> bool:
+        """The head itself runs once, at home."""
+        return not set(facts.heads) & {*choice.stream, *choice.checkpoint, *choice.offload}
+
+    def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
+        """As in a trace of the plain step with its loss in pieces."""
+        if facts.pieces is None:
+            return sizes
+        before, after = passes_of(facts.plain, facts), passes_of(facts.pieces, facts)
+        return replace(
+            sizes, fixed=sizes.fixed + after[0] - before[0], activations=sizes.activations + after[1] - before[1]
+        )
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """The weight's gradient is added up once a piece; nothing is computed twice."""
@@ -259,12 +357,16 @@ class Chunks(Means):
         return f"{choice.chunks} pieces of {', '.join(facts.heads)} and its cross entropy"
 
 
-class Autocast(Means):
+class Autocast(RemedyKind):
     """bfloat16 where torch's autocast says so."""
 
     key = "autocast"
     name = "bfloat16 autocast"
     exactness = Exactness.APPROXIMATE
+
+    def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
+        """Most activations have half the bytes."""
+        return replace(sizes, precision=0.6)
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """Faster where the device has units for it; taken as no gain."""
@@ -275,7 +377,7 @@ class Autocast(Means):
         return f'torch.autocast("{facts.device}", dtype=torch.bfloat16) around the forward pass'
 
 
-class Expandable(Means):
+class Expandable(RemedyKind):
     """Segments of the card's allocator grow, so that free pieces between others join."""
 
     key = "expandable"
@@ -294,10 +396,13 @@ class Expandable(Means):
         return "torch's allocator with expandable_segments:True until undo()"
 
 
-REMEDIES: tuple[Means, ...] = (
+REMEDIES: tuple[RemedyKind, ...] = (
     Slices(), Checkpoint(), Offload(), InBackward(), StateAway(), GradientsAway(), Stream(), Chunks(), Autocast(), Expandable(),
 )  # fmt: skip
 """All of them."""
+
+KIND_OF = {kind.key: kind for kind in REMEDIES}
+"""Field of `Choice` -> its remedy."""
 
 ALLOWED = {
     "exact": (Exactness.BITWISE, Exactness.ROUNDING),
@@ -305,6 +410,40 @@ ALLOWED = {
     "approximate": tuple(Exactness),
 }
 """What a user's `allow` opens."""
+
+
+def find_forbidden(work: Work, findings: Findings, own_step: bool) -> dict[str, str]:
+    """Remedy -> the reason why it cannot be used here."""
+    return {kind.key: why for kind in REMEDIES if (why := kind.why_not(work, findings, own_step))}
+
+
+def why_not_in_groups(work: Work, own_step: bool) -> str:
+    """Why parameters cannot be updated a few at a time, empty where they can."""
+    if work.optimizer is None:
+        return ""
+    reason = "you step the optimizer yourself" if own_step else why_not_one_by_one(work.optimizer)
+    return reason or ("a GradScaler looks at all gradients before the update" if work.scaler is not None else "")
+
+
+def remedies_on(choice: Choice) -> list[RemedyKind]:
+    """The remedies that a choice uses."""
+    return [kind for kind in REMEDIES if kind.on(choice)]
+
+
+def describe(choice: Choice) -> str:
+    """The remedies of a choice, in a few words."""
+    words = [(kind.name, kind.degree(choice)) for kind in remedies_on(choice)]
+    return ", ".join(f"{name} ({degree})" if degree else name for name, degree in words) or "the plain step"
+
+
+def predict(choice: Choice, facts: Facts) -> int:
+    """Peak of a choice by arithmetic on the plain step."""
+    if choice == Choice():
+        return facts.plain.peak  # it is known
+    sizes = plain_sizes(facts)
+    for kind in remedies_on(choice):
+        sizes = kind.bytes(sizes, choice, facts)
+    return sizes.peak(facts)
 
 
 def order_blocks(facts: Facts, compound: bool = True) -> tuple[str, ...]:

@@ -15,13 +15,13 @@ from typing import Any
 
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
-from outsize.model.fitting.move.stores import IN_FLIGHT
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import RATES
 from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.foreign_tensors import say_beside
 from outsize.model.fitting.plan.projection import Projection
-from outsize.model.fitting.plan.remedies import ALLOWED, REMEDIES, Means, moved_bytes, order_blocks
+from outsize.model.fitting.plan.remedies import ALLOWED, REMEDIES, describe, predict, remedies_on
+from outsize.model.fitting.plan.sizes import reserved_of
 
 TRACES = 16
 """Most traces of one search."""
@@ -43,9 +43,6 @@ PAGE = 20 * 2**20
 
 SCATTERED = 3
 """So many choices of a kind may fail by the allocator's gaps alone before others like them are given up."""
-
-WORTHWHILE = 0.03
-"""Part of the state for which room is used."""
 
 FEW = 4
 """Most traces in search of one more choice to run."""
@@ -167,7 +164,7 @@ class Search:
             if self.fits(self._trace(candidate)):
                 fitting.append(candidate)
                 break
-            kind, places = _means(candidate.choice), _places(candidate.choice)
+            kind, places = _keys(candidate.choice), _places(candidate.choice)
             scattered[kind] = scattered.get(kind, 0) + self._scatters(candidate)
             if not 0 < scattered[kind] <= SCATTERED:
                 part = 1.0 if candidate.choice.expandable else self._handed
@@ -212,14 +209,14 @@ class Search:
         more = beyond.get(_passes(candidate.choice))
         if more is not None and (candidate.predicted + more) * (1 - TIES) * self._handed > self.budget:
             return False
-        return candidate.predicted * self.corrections.get(_means(candidate.choice), self._hope) <= self.budget
+        return candidate.predicted * self.corrections.get(_keys(candidate.choice), self._hope) <= self.budget
 
     @property
     def _handed(self) -> float:
         """Part of what the plain step reserves that is handed out: under a limit the allocator gets through with about that."""
         plain = self.facts.plain
         handed = max(size for name, size in plain.peaks.items() if name != "reserved")
-        return handed / max(1, _reserved(plain, self.facts)) if self.limited else 1.0
+        return handed / max(1, reserved_of(plain, self.facts)) if self.limited else 1.0
 
     @property
     def _hope(self) -> float:
@@ -268,40 +265,39 @@ class Search:
 
     def _spare(self, candidate: Candidate) -> Candidate:
         """As little of what a choice does as still fits."""
-        return self._bring_home(self._refine(candidate))
+        for kind in REMEDIES:
+            candidate = self._refine(candidate, kind.gentler(candidate.choice, self.facts), kind.key)
+        for kind in REMEDIES:
+            room = self.budget - self._needed(candidate.choice, candidate.peak)
+            closer = kind.with_room(candidate.choice, self.facts, room)
+            if closer is not None:
+                nearer = self._trace(self._candidate(replace(closer, expandable=False)))
+                candidate = nearer if self.fits(nearer) else candidate
+        return candidate
 
-    def _bring_home(self, candidate: Candidate) -> Candidate:
-        """Less state elsewhere, where there is room for it."""
-        choice, state = candidate.choice, self.facts.state
-        room = self.budget - self._needed(choice, candidate.peak)
-        if not choice.state_away or choice.stream or choice.gradients_away or room < WORTHWHILE * state:
+    def _refine(self, candidate: Candidate, gentler: list[Choice], key: str) -> Candidate:
+        """Less of one remedy, as long as it still fits; `gentler`: from nothing of it to what the candidate uses."""
+        if len(gentler) < 2:
             return candidate
-        part = self.facts.share(max(0.0, choice.state_away - room / max(1, state)))
-        if part >= choice.state_away:
-            return candidate
-        nearer = self._trace(self._candidate(replace(choice, state_away=part, expandable=False)))
-        return nearer if self.fits(nearer) else candidate
-
-    def _refine(self, candidate: Candidate) -> Candidate:
-        """Fewer modules that are computed again, as long as it still fits."""
-        nothing: tuple[str, ...] = ()
-        ladders = ([nothing, *(rung.names for rung in ladder)] for ladder in self.facts.ladders)
-        rungs = next((names for names in ladders if candidate.choice.checkpoint in names), [nothing])
-        moved = candidate.choice.offload  # then fewer means more to move
-        if moved or not candidate.choice.checkpoint or candidate.choice.checkpoint not in rungs:
-            return candidate
-        best, high = candidate, rungs.index(candidate.choice.checkpoint)
-        failed = [c for c in self.tried if _alike(c.choice, candidate.choice) and not self.fits(c)]
-        low = max((rungs.index(c.choice.checkpoint) for c in failed if c.choice.checkpoint in rungs), default=-1)
-        low = min(low, high)
+        best, high = candidate, len(gentler) - 1
+        levels = [getattr(choice, key) for choice in gentler]
+        alike = replace(candidate.choice, expandable=False, **{key: levels[0]})
+        failed = [
+            levels.index(level)
+            for c in self.tried
+            if replace(c.choice, expandable=False, **{key: levels[0]}) == alike
+            and (level := getattr(c.choice, key)) in levels
+            and not self.fits(c)
+        ]
+        low = min(max(failed, default=-1), high)
         tries = max(3, TRACES + 4 - len(self.tried))
         shorter, reach = candidate, 1
         while high - low > 1 and tries > 0:
-            middle = self._likely(shorter, rungs)
+            middle = self._likely(shorter, gentler)
             if not low < middle < high:  # beside what is known, and further from it each time
                 away = min(reach, (high - low) // 2)
                 middle, reach = (low + away if middle <= low else high - away), 2 * reach
-            shorter = self._candidate(replace(candidate.choice, checkpoint=rungs[middle], expandable=False))
+            shorter = self._candidate(replace(gentler[middle], expandable=False))
             tries -= 1
             if self.fits(self._trace(shorter)):
                 best, high = shorter, middle
@@ -309,17 +305,17 @@ class Search:
                 low = middle
         return best
 
-    def _likely(self, traced: Candidate, rungs: list[tuple[str, ...]]) -> int:
-        """The first rung that fits where the arithmetic errs by as much as in a trace beside it."""
-        choice, beyond = traced.choice, traced.peak - traced.predicted
-        peaks = (predict(replace(choice, checkpoint=names), self.facts) + beyond for names in rungs)
-        return next((n for n, peak in enumerate(peaks) if self._needed(choice, peak) <= self.budget), len(rungs))
+    def _likely(self, traced: Candidate, gentler: list[Choice]) -> int:
+        """The first of these choices that fits where the arithmetic errs by as much as in a trace beside it."""
+        beyond = traced.peak - traced.predicted
+        needed = (self._needed(traced.choice, predict(choice, self.facts) + beyond) for choice in gentler)
+        return next((number for number, size in enumerate(needed) if size <= self.budget), len(gentler))
 
     def _candidates(self) -> list[Candidate]:
         levels = []
-        for means in REMEDIES:
-            usable = means.exactness in ALLOWED[self.allow] and means.key not in self.facts.forbidden
-            every = means.levels(self.facts)
+        for kind in REMEDIES:
+            usable = kind.exactness in ALLOWED[self.allow] and kind.key not in self.facts.forbidden
+            every = kind.levels(self.facts)
             levels.append(every if usable else every[:1])
         choices = (Choice(**_merge(combination)) for combination in itertools.product(*levels))
         return [self._candidate(choice) for choice in choices if _sensible(choice, self.facts)]
@@ -333,9 +329,9 @@ def _smallest_first(candidate: Candidate) -> tuple[int, int, float]:
     return candidate.predicted, -candidate.choice.slices, -candidate.seconds
 
 
-def _means(choice: Choice) -> tuple[str, ...]:
+def _keys(choice: Choice) -> tuple[str, ...]:
     """Which remedies a choice uses."""
-    return tuple(means.key for means in REMEDIES if means.on(choice) and means.key != "expandable")
+    return tuple(kind.key for kind in remedies_on(replace(choice, expandable=False)))
 
 
 def _places(choice: Choice) -> Places:
@@ -350,8 +346,8 @@ def _passes(choice: Choice) -> Choice:
 
 def _does_more(choice: Choice, other: Choice) -> bool:
     """True where a choice does all that another does, and so is hardly faster, or the same to another degree."""
-    same = _means(choice) == _means(other) and choice.slices == other.slices
-    covers = set(_means(choice)) >= set(_means(other)) and choice.slices >= other.slices
+    same = _keys(choice) == _keys(other) and choice.slices == other.slices
+    covers = set(_keys(choice)) >= set(_keys(other)) and choice.slices >= other.slices
     return same or (covers and len(choice.checkpoint) >= len(other.checkpoint))
 
 
@@ -368,26 +364,14 @@ def _merge(levels: tuple[dict[str, Any], ...]) -> dict[str, Any]:
     return merged
 
 
-def _alike(a: Choice, b: Choice) -> bool:
-    return replace(a, checkpoint=(), expandable=False) == replace(b, checkpoint=(), expandable=False)
-
-
 def _sensible(choice: Choice, facts: Facts) -> bool:
     """False for choices that contradict themselves or pay for nothing."""
-    if choice.in_backward and (choice.slices > 1 or choice.gradients_away):
-        return False
-    if (choice.gradients_away or choice.stream) and choice.state_away < 1 and facts.state:
-        return False
-    if choice.stream and not (choice.in_backward or choice.gradients_away):
-        return False
-    if choice.stream and not set(order_blocks(facts)) <= set(choice.checkpoint) and not choice.offload:
-        return False
-    return not (choice.chunks and (set(facts.heads) & {*choice.stream, *choice.checkpoint, *choice.offload}))
+    return all(kind.is_sensible(choice, facts) for kind in remedies_on(choice))
 
 
 def added(choice: Choice, facts: Facts) -> float:
     """Seconds that a choice adds to the plain step."""
-    return sum(means.seconds(choice, facts) for means in REMEDIES if means.on(choice))
+    return sum(kind.seconds(choice, facts) for kind in remedies_on(choice))
 
 
 def slow_down(choice: Choice, facts: Facts) -> float:
@@ -399,79 +383,3 @@ def plain_seconds(facts: Facts) -> float:
     """Time of the plain step: its passes, and an update that touches weights, gradients and state a few times."""
     touched = 4 * (facts.weights + facts.gradients + facts.state)
     return facts.passes + touched / RATES[facts.device][1]
-
-
-def _reserved(plain: Projection, facts: Facts) -> int:
-    """What the plain step's allocator takes, in the better of both ways."""
-    return min(plain.peak, plain.grown) if facts.grows else plain.peak
-
-
-def _in_passes(plain: Projection) -> float:
-    """Part of the peak that forward and backward pass reach: what the update takes beyond it is no activation."""
-    phases = {name: size for name, size in plain.peaks.items() if name != "reserved"}
-    return max(phases["forward"], phases["backward"]) / max(1, *phases.values())
-
-
-def predict(choice: Choice, facts: Facts) -> int:
-    """Peak of a choice by arithmetic on the plain step."""
-    if choice == Choice():
-        return facts.plain.peak  # it is known
-    plain = facts.pieces if choice.chunks and facts.pieces is not None else facts.plain
-    kept = sum(plain.kept.values())
-    largest = choice.first if choice.slices > 1 else 0
-    share = (largest or -(-facts.rows // choice.slices)) / facts.rows
-    streams = set(choice.stream)
-    parts = [facts.parts[name] for name in choice.checkpoint if name in facts.parts]
-    freed = sum(part.freed for part in parts) + moved_bytes(choice, facts)
-    again = max((part.kept for part in parts), default=0)
-    again += min(IN_FLIGHT, moved_bytes(choice, facts)) if choice.offload and facts.device == "cuda" else 0
-    extra = max(0, int(_reserved(plain, facts) * _in_passes(plain)) - plain.fixed - kept)
-    activations = (kept + extra - freed + again) * share * (0.6 if choice.autocast else 1.0)
-    fixed = float(plain.fixed)
-    fixed -= choice.state_away * facts.state
-    if choice.stream:
-        streamed = [block.weights for block in facts.blocks if block.name in streams]
-        fixed -= sum(streamed) - 2 * max(streamed)
-    gradients, update = _update(choice, facts)
-    early = gradients if choice.slices > 1 and gradients == facts.gradients else 0
-    early += _logged(facts) if choice.in_backward else 0
-    last = fixed + gradients + again * share  # all gradients are there while the first block runs backward
-    return int(max(fixed + activations + early, last, fixed + update))
-
-
-def _update(choice: Choice, facts: Facts) -> tuple[float, float]:
-    """Bytes that gradients take in the backward pass, and what the update of a group of parameters holds."""
-    group = facts.group
-    comes = group * ((facts.copies if choice.state_away else 0) + bool(choice.stream))
-    if choice.in_backward:  # a group waits for the next gradient; what it changes goes to the log first
-        waiting = group + facts.largest + comes + _logged(facts)
-        return waiting, waiting + group
-    card = facts.device == "cuda"
-    undo, at_once = group * (2 + facts.copies), 2 if card else 1  # on a card the next group comes meanwhile
-    if choice.gradients_away:
-        flying = min(IN_FLIGHT, facts.gradients) if card else 0
-        return 2 * facts.largest + flying, undo + at_once * (group + comes)
-    return facts.gradients, facts.gradients + undo + at_once * comes
-
-
-def _logged(facts: Facts) -> int:
-    """Bytes on their way to the log of an update in the backward pass."""
-    return min(IN_FLIGHT, facts.weights + facts.state) if facts.device == "cuda" else 0
-
-
-def describe(choice: Choice) -> str:
-    """The remedies of a choice, in a few words."""
-    names = []
-    for means in REMEDIES:
-        if means.on(choice):
-            value = getattr(choice, means.key)
-            count = len(value) if isinstance(value, tuple) else value
-            count = f"{count}, the first of {choice.first}" if means.key == "slices" and choice.first else count
-            count = f"{value:.0%}" if isinstance(value, float) else count
-            names.append(means.name if value == 1 else f"{means.name} ({count})")
-    return ", ".join(names) or "the plain step"
-
-
-def remedies_on(choice: Choice) -> list[Means]:
-    """The remedies that a choice uses."""
-    return [means for means in REMEDIES if means.on(choice)]

@@ -19,8 +19,11 @@ from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.findings import dropping
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.run.chunked_loss import chunked_heads
+from outsize.model.fitting.run.forward_functions import without_cache
+from outsize.model.fitting.run.loss_value import read_loss
 from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
-from outsize.model.fitting.run.runner import Runner, Work, read_loss, without_cache
+from outsize.model.fitting.run.resident import ResidentRunner
+from outsize.model.fitting.run.runner import Work
 
 LINKS = {"cpu": 1e9, "cuda": 5e10}
 """Bytes a second to the place next to a device, where nothing was measured: a scratch disk, pinned host memory."""
@@ -232,10 +235,10 @@ def _quickest(acts: list[Callable[[], Any]]) -> list[float]:
     return best
 
 
-def try_out(runner: Runner, batch: Any) -> float | None:
+def try_out(runner: ResidentRunner, batch: Any) -> float | None:
     """Seconds of forward and backward pass as a choice runs them, None where memory does not suffice."""
     try:
-        return _quickest([lambda: runner._passes(batch), lambda: _forget(runner.work.model)])[0]
+        return _quickest([lambda: runner.passes(batch, runner.sink), lambda: _forget(runner.work.model)])[0]
     except Exception as error:
         if not is_out_of_memory(error):
             raise

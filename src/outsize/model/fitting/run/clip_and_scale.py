@@ -7,9 +7,7 @@ own loop, so that none has to come back for it; the scale takes the course that 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.model.torch_port.objects import device_of, forget_optimizer
@@ -22,12 +20,18 @@ class _One:
         self.param_groups = [{"params": [parameter]}]
 
 
-class Judge:
-    """Looks at the gradients of one step."""
+def clip_factor(norms: list[Any], clip: float) -> Any:
+    """By which all gradients are multiplied, as `torch.nn.utils.clip_grad_norm_` does: from the norm of their norms."""
+    import torch
+
+    total = torch.linalg.vector_norm(torch.stack(norms), 2.0)
+    return torch.clamp(clip / (total + 1e-6), max=1.0)
+
+
+class GradientCheck:
+    """Looks at the gradients of one step, one by one."""
 
     def __init__(self, model: Any, optimizer: Any, clip: float | None, scaler: Any) -> None:
-        self.part: Literal["step", "backward", "rehearsal"] = "step"
-        """In `backward` the loss is scaled and the user does the rest; in a rehearsal not even that."""
         self.mine = {id(p) for group in (optimizer.param_groups if optimizer else ()) for p in group["params"]}
         """ids of the optimizer's parameters."""
         self._model = model
@@ -38,43 +42,27 @@ class Judge:
         self._before: dict[str, Any] | None = None
         """The scaler's state before this step changed it."""
 
-    @contextlib.contextmanager
-    def only(self, part: Literal["backward", "rehearsal"]) -> Iterator[None]:
-        """Do less for as long as the block runs."""
-        self.part = part
-        try:
-            yield
-        finally:
-            self.part = "step"
-
     def scale(self, loss: Any) -> Any:
         """The loss whose gradients are wanted."""
         self._before = None
-        return loss if self._scaler is None or self.part == "rehearsal" else self._scaler.scale(loss)
+        return loss if self._scaler is None else self._scaler.scale(loss)
 
-    def see(self, parameter: Any, proxy: Any) -> None:
-        """A gradient, at the proxy of its parameter."""
+    def see(self, parameter: Any, holder: Any) -> None:
+        """A gradient, in `holder.grad`."""
         import torch
 
-        if self.part != "step":
-            return
         if self._scaler is not None and id(parameter) in self.mine:
-            one = _One(proxy)
+            one = _One(holder)
             self._scaler.unscale_(one)
             self._seen.append(one)  # the scaler knows it by its id
         if self._clip is not None:
-            self._norms[id(parameter)] = torch.linalg.vector_norm(proxy.grad.detach(), 2.0)
+            self._norms[id(parameter)] = torch.linalg.vector_norm(holder.grad.detach(), 2.0)
 
     def factor(self) -> Any:
-        """By which all gradients are multiplied, as `torch.nn.utils.clip_grad_norm_` does; None: by nothing."""
-        import torch
-
+        """That clips them; None: they are not clipped."""
         norms = [self._norms[id(p)] for p in self._model.parameters() if id(p) in self._norms]
         self._norms.clear()
-        if not norms:
-            return None
-        total = torch.linalg.vector_norm(torch.stack(norms), 2.0)
-        return torch.clamp(self._clip / (total + 1e-6), max=1.0)
+        return clip_factor(norms, self._clip) if norms and self._clip is not None else None
 
     def skips(self) -> bool:
         """True where a gradient was not finite; the scale is brought up to date."""

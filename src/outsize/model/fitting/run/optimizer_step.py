@@ -1,31 +1,34 @@
-"""The optimizer's part of a step: when each parameter is updated, and where its state and gradient are meanwhile.
+"""The update of a model that is on its device: when each parameter is updated, where its state and gradient are meanwhile.
 
-In: the user's own optimizer. Out: the same update by the same code: `optimizer.step()` is called on a few parameters
-at a time, which gives the same bits for every optimizer that treats its parameters one by one. State and gradients
-can be away between visits.
+In: the user's own optimizer, gradients at their parameters. Out: the same update by the same code, a few parameters at a
+time: after the backward pass, or in it. State and gradients can be elsewhere between their visits.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from outsize.core.errors import InputError
-from outsize.model.fitting.move.evicted import Parcels, bytes_of
+from outsize.model.fitting.move.evicted import EvictedStorages
+from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.run.clip_and_scale import clip_factor
+from outsize.model.fitting.run.gradient_sink import Sink
+from outsize.model.fitting.run.offload import StoredTensor
+from outsize.model.fitting.run.optimizer_subset import (
+    copy_all,
+    in_runs,
+    largest_part,
+    parameters_of,
+    room_for,
+    state_of,
+    step_only,
+    why_not_one_by_one,
+)
 from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
-from outsize.model.fitting.run.undo_log import Before
-from outsize.model.torch_port.objects import has_step_hooks, multiply_each
-
-ONE_BY_ONE = (
-    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop",
-    "SGD", "SparseAdam",
-)  # fmt: skip
-"""Torch's optimizers that treat parameters one by one: the update of one never looks at another."""
-
+from outsize.model.fitting.run.undo_log import UndoRecord
 
 CLONED = 64 * 2**20
 """Bytes that are copied on the card at once on their way to the log, so that an update need not wait for the link; a larger
@@ -38,135 +41,35 @@ TRIES = 3
 """How often the update of a few parameters is tried."""
 
 
-def why_not_one_by_one(optimizer: Any) -> str | None:
-    """Why parameters cannot be updated a few at a time, or None."""
-    import torch
-
-    kind = type(optimizer)
-    known = {getattr(torch.optim, name) for name in ONE_BY_ONE if hasattr(torch.optim, name)}
-    if kind not in known and not getattr(optimizer, "one_by_one", False):
-        return (
-            f"{kind.__name__} is not known to treat parameters one by one (set optimizer.one_by_one = True if it does)"
-        )
-    if has_step_hooks(optimizer):
-        return "the optimizer has step hooks, which would run several times a step"
-    return None
-
-
-def require_plain_step(optimizer: Any) -> None:
-    """An `InputError` where a step needs the loss again and again."""
-    needed = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if needed is not None and needed.default is inspect.Parameter.empty:
-        raise InputError(
-            f"{type(optimizer).__name__}.step needs a closure that computes the loss several times a step: fit runs one forward "
-            "and backward pass a step, so use an optimizer that needs no more, such as AdamW"
-        )
-
-
-def parameters_of(optimizer: Any) -> list[Any]:
-    """Every parameter of the optimizer, in order."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def state_of(optimizer: Any) -> list[Any]:
-    """All that the optimizer keeps for its parameters."""
-    return [value for values in optimizer.state.values() for value in values.values()]
-
-
-@contextlib.contextmanager
-def only(optimizer: Any, parameters: list[Any]) -> Iterator[None]:
-    """The optimizer sees these parameters alone."""
-    wanted = {id(parameter) for parameter in parameters}
-    groups = optimizer.param_groups
-    before = [group["params"] for group in groups]
-    for group in groups:
-        group["params"] = [parameter for parameter in group["params"] if id(parameter) in wanted]
-    try:
-        yield
-    finally:
-        for group, parameters in zip(groups, before, strict=True):
-            group["params"] = parameters
-
-
-def copy_all(tensors: list[Any]) -> list[Any]:
-    """Copies; of a card's tensors of one type in few launches (times one changes no bit), counters as one stack."""
-    import torch
-
-    copies: list[Any] = [None] * len(tensors)
-    alike: dict[Any, list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        if tensor.is_cuda and (tensor.dtype.is_floating_point or not tensor.dim()):
-            alike.setdefault(tensor.dtype, []).append(place)
-        else:
-            copies[place] = tensor.detach().clone()
-    for dtype, places in alike.items():
-        given = [tensors[place].detach() for place in places]
-        made = multiply_each(given, 1.0) if dtype.is_floating_point else torch.stack(given).unbind()
-        for place, copy in zip(places, made, strict=True):
-            copies[place] = copy
-    return copies
-
-
-def room_of(largest: int, total: int) -> int:
-    """Bytes of parameters that are updated at once: those of the largest or a sixteenth of all: few calls, hardly more
-    memory."""
-    return max(largest, total // 16)
-
-
-def room_for(parameters: list[Any]) -> int:
-    """The same of these parameters."""
-    sizes = list(map(bytes_of, parameters))
-    return room_of(max(sizes, default=0), sum(sizes))
-
-
-def largest_part(parameters: list[Any], part: float) -> list[Any]:
-    """The largest of them, so many that they hold that part of all bytes."""
-    sizes = sorted(parameters, key=bytes_of, reverse=True)
-    held = itertools.accumulate(map(bytes_of, sizes), initial=0)
-    wanted = round(part * sum(map(bytes_of, parameters)))
-    return [parameter for parameter, before in zip(sizes, held, strict=False) if before < wanted or part >= 1]
-
-
-def in_runs(tensors: list[Any], room: int) -> Iterator[list[Any]]:
-    """Runs of tensors, each no larger than `room` together, or one tensor."""
-    run: list[Any] = []
-    size = 0
-    for tensor in tensors:
-        mine = bytes_of(tensor)
-        if run and size + mine > room:
-            yield run
-            run, size = [], 0
-        run.append(tensor)
-        size += mine
-    if run:
-        yield run
-
-
-class Update:
+class Update(Sink):
     """Runs the optimizer as a choice says."""
 
-    def __init__(self, optimizer: Any, choice: Choice, parcels: Parcels, clip: float | None, scaler: Any) -> None:
+    def __init__(
+        self, optimizer: Any, choice: Choice, evicted: EvictedStorages, model: Any, streamed: Collection[int] = (),
+        clip: float | None = None, scaler: Any = None,
+    ) -> None:  # fmt: skip
+        """`streamed`: ids of parameters that live elsewhere; their bytes are brought for the update."""
         self.optimizer = optimizer
         self.choice = choice
-        self.parcels = parcels
+        self.evicted = evicted
         self.clip = clip
         self.scaler = scaler
-        self._away: dict[Any, Any] = {}
-        """Parameter -> (slot of its gradient in the store, shape, strides)."""
-        self._streamed: set[int] = set()
-        self._visiting: set[int] = set()
-        """Ids of parameters whose state lives elsewhere, where that is not all of it."""
-        self._known: list[Any] = []
-        """The model's parameters."""
-        self._others: list[Any] = []
-        """Those of them that are not the optimizer's in this step."""
-        self._aside: list[tuple[Any, Any]] = []
-        """Those with a gradient from before this step, which is no part of it."""
+        self.listens = choice.in_backward or choice.gradients_away
         self.safe = why_not_one_by_one(optimizer) is None and scaler is None
         """An update that fails half way is taken back."""
-        self.begun = False
-        """Some parameters are updated and others not yet."""
-        self._log: list[tuple[Any, Before]] = []
+        self._streamed = streamed
+        self._known = list(model.parameters())
+        """The model's parameters."""
+        trained = [parameter for parameter in parameters_of(optimizer) if parameter.requires_grad]
+        self._visiting = {id(parameter) for parameter in largest_part(trained, choice.state_away)}
+        """Ids of parameters whose state lives elsewhere, where that is not all of it."""
+        self._away: dict[Any, Any] = {}
+        """Parameter -> its gradient in the store."""
+        self._others: list[Any] = []
+        """Parameters that are not the optimizer's in this step."""
+        self._aside: list[tuple[Any, Any]] = []
+        """Those with a gradient from before this step, which is no part of it."""
+        self._log: list[tuple[Any, UndoRecord]] = []
         """What parameters and their state were before this step's backward pass changed them, in the store."""
         self._ahead: list[Any] = []
         """Parameters whose turn comes next, and what they need with them."""
@@ -177,23 +80,27 @@ class Update:
         self._room = 0
         """Bytes of a group."""
 
-    def bind(self, streamed: set[int], model: Any) -> None:
-        """`streamed`: ids of parameters that live away; their bytes are brought for the update."""
-        self._streamed = streamed
-        self._known = list(model.parameters())
-        mine = parameters_of(self.optimizer) if self.optimizer is not None else []
-        trained = [parameter for parameter in mine if parameter.requires_grad]
-        self._visiting = {id(parameter) for parameter in largest_part(trained, self.choice.state_away)}
+    def begin_step(self) -> None:
+        """Nothing of a step that was given up half way is part of it; state is where it belongs."""
+        self._forget()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.evicted.real and self.choice.state_away:
+            own_memory(self.optimizer)
+        self._send_state()
 
-    def accumulated(self, parameter: Any) -> None:
-        """Called when a parameter's gradient of this backward pass is complete."""
+    def scale(self, loss: Any) -> Any:
+        """As the user's scaler does."""
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    def accumulated(self, parameter: Any, holder: Any) -> None:
+        """It waits for others, or goes."""
         if self.choice.in_backward:
             self._wait(parameter)
         elif self.choice.gradients_away:
             self._keep(parameter)
 
     def waits(self, parameter: Any) -> bool:
-        """True where a parameter's gradient is complete, and its update comes with that of others."""
+        """It does in a group that is not complete."""
         return parameter in self._waiting
 
     def _wait(self, parameter: Any) -> None:
@@ -206,21 +113,21 @@ class Update:
                 "where two parts under checkpoint(use_reentrant=True) share it: say use_reentrant=False, or fit with "
                 "without=('in_backward',)"
             )
-        size = sum(map(bytes_of, self._waiting))
-        if self._waiting and parameter not in self._waiting and size + bytes_of(parameter) > self._room:
+        size = sum(map(sizeof, self._waiting))
+        if self._waiting and parameter not in self._waiting and size + sizeof(parameter) > self._room:
             self._update_waiting()
             size = 0
         self._waiting[parameter] = None
         self._begin([parameter])  # what it needs comes while the backward pass goes on
-        if size + bytes_of(parameter) >= self._room:
+        if size + sizeof(parameter) >= self._room:
             self._update_waiting()
 
     def _update_waiting(self) -> None:
         """The group at once; where that fails, the log takes it back with all others."""
         group = list(self._waiting)
-        self.parcels.store.land()  # what left with the last group makes room, in the first step as in others
+        self.evicted.store.land()  # what left with the last group makes room, in the first step as in others
         self._fetch(group)
-        self._log += zip(group, Before.of(group, self.optimizer, self._keep_all), strict=True)
+        self._log += zip(group, UndoRecord.of(group, self.optimizer, self._keep_all), strict=True)
         self._run(group)
         self._send_back(group)
         for parameter in group:
@@ -228,8 +135,16 @@ class Update:
         self._due -= {id(parameter) for parameter in group}
         self._waiting.clear()
 
-    def finish(self, scale: float | None) -> None:
-        """The update of what `accumulated` has not updated; gradients are multiplied by `scale` first."""
+    def finish(self, scale: Any) -> None:
+        """The update of what the backward pass has not updated; the step is whole then."""
+        self._update_rest(scale)
+        self.optimizer.zero_grad(set_to_none=True)
+        self._log.clear()
+        for parameter, before in self._aside:  # gradients that nobody used add up as without us
+            parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
+        self._aside.clear()
+
+    def _update_rest(self, scale: Any) -> None:
         if self._waiting:
             self._update_waiting()
         parameters, others = (
@@ -239,35 +154,35 @@ class Update:
         if scale is not None:
             self._each([*parameters, *others], lambda gradient: gradient.mul_(scale))
         if self.clip is not None and parameters:
-            self._clip([*parameters, *others])
+            self._clip([*parameters, *others], self.clip)
         if not self.safe or self._roomy(parameters):
-            self.begun = True  # until it is done, nobody knows what it has changed
+            self._changed = True  # until it is done, nobody knows what it has changed
             self._whole()
-            self.begun = False
+            self._changed = False
             return
         groups = list(in_runs(parameters, room_for(parameters)))
         for group, following in itertools.pairwise([*groups, []]):
             self._again(self._fetch, group)
             self._fetch_ahead(following)
             self._again(self._step, group)
-            self.begun = True
+            self._changed = True
             self._again(self._send_back, group)  # apart: what is updated is not updated twice
             for parameter in group:
                 parameter.grad = None
-        self.parcels.store.land()
-        self.begun = False
+        self.evicted.store.land()
+        self._changed = False
 
     def _roomy(self, parameters: list[Any]) -> bool:
         """True where the allocator's cache, full of what the passes let go, holds far more than an update makes."""
         import torch
 
         choice = self.choice
-        if choice.state_away or choice.gradients_away or choice.stream or not self.parcels.real:
+        if choice.state_away or choice.gradients_away or choice.stream or not self.evicted.real:
             return False
         if not parameters or not parameters[0].is_cuda or len(self.optimizer.state) < len(parameters):
             return False
         free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return bool(free >= ROOMY * sum(map(bytes_of, parameters)))
+        return bool(free >= ROOMY * sum(map(sizeof, parameters)))
 
     def _whole(self) -> None:
         if self.scaler is not None:
@@ -278,7 +193,7 @@ class Update:
 
     def _step(self, parameters: list[Any]) -> None:
         """Update a few parameters; where that fails they are as before."""
-        before = list(zip(parameters, Before.of(parameters, self.optimizer, copy_all), strict=True))
+        before = list(zip(parameters, UndoRecord.of(parameters, self.optimizer, copy_all), strict=True))
         try:
             self._run(parameters)
         except BaseException:
@@ -289,14 +204,16 @@ class Update:
     def _run(self, parameters: list[Any]) -> None:
         """The optimizer's step of these parameters alone; it may make new tensors for their state, and is done with the old."""
         before = self._state(parameters)
-        with only(self.optimizer, parameters):
-            self.optimizer.step()
+        self._step_only(parameters)
         self._let_go(before, parameters)
+
+    def _step_only(self, parameters: list[Any]) -> None:
+        step_only(self.optimizer, ((parameter, parameter) for parameter in parameters))
 
     def _let_go(self, tensors: list[Any], parameters: list[Any]) -> None:
         """Those of them that are no state of these parameters any more never go elsewhere again."""
         stay = set(map(id, self._state(parameters)))
-        self.parcels.forget(tensor for tensor in tensors if id(tensor) not in stay)
+        self.evicted.forget(tensor for tensor in tensors if id(tensor) not in stay)
 
     def _again(self, act: Callable[[list[Any]], None], parameters: list[Any]) -> None:
         """Do a part of the update; gradients are all there, so after a failure that part runs again, not the step."""
@@ -315,26 +232,25 @@ class Update:
         for parameter in parameters:
             if parameter in self._away:
                 parameter.grad = self._away[parameter].fetch()
-        self.parcels.begin(self._visitors(parameters))
-        if not self.parcels.real and any(parameter not in self.optimizer.state for parameter in parameters):
-            with only(self.optimizer, parameters):  # a stage's only step stands for later ones, which find state
-                self.optimizer.step()
+        self.evicted.begin(self._visitors(parameters))
+        if not self.evicted.real and any(parameter not in self.optimizer.state for parameter in parameters):
+            self._step_only(parameters)  # a dry run's only step stands for later ones, which find state
             for tensor in self._state(parameters):
-                self.parcels.of(tensor).pretend()
+                self.evicted.of(tensor).pretend()
 
     def _fetch(self, parameters: list[Any]) -> None:
         """Bring what these parameters need."""
         self._begin(parameters)
-        self.parcels.store.finish()
+        self.evicted.store.finish()
         for parameter in parameters:
             self._away.pop(parameter, None)  # not before it is here: what finds no room is tried again
 
     def _fetch_ahead(self, parameters: list[Any]) -> None:
         """Where copies run beside kernels, the next few come while these are updated and the last ones leave; without room
         for them they come when it is their turn."""
-        if not self.parcels.store.beside:
+        if not self.evicted.store.beside:
             return
-        self.parcels.store.land()  # what has left makes room for what comes: two groups are here, not three
+        self.evicted.store.land()  # what has left makes room for what comes: two groups are here, not three
         self._ahead = parameters
         try:
             self._begin(parameters)
@@ -349,11 +265,11 @@ class Update:
         for parameter in ahead:
             if parameter in self._away:
                 parameter.grad = None
-        self.parcels.send(self._visitors(ahead), dirty=False)
+        self.evicted.send(self._visitors(ahead), dirty=False)
 
     def _send_back(self, parameters: list[Any]) -> None:
         """Away again with what was brought."""
-        self.parcels.send(self._visitors(parameters))
+        self.evicted.send(self._visitors(parameters))
 
     def _visitors(self, parameters: list[Any]) -> list[Any]:
         """What lives elsewhere of these parameters: themselves, their state."""
@@ -373,29 +289,28 @@ class Update:
         """All state tensors that live elsewhere."""
         return self._state(parameters_of(self.optimizer))
 
-    def send_state(self) -> None:
+    def _send_state(self) -> None:
         """State that the optimizer brought along goes away before the first step, and from a checkpoint the rest comes home."""
-        if self.parcels.loaded:
+        if self.evicted.loaded:
+            forget_replaced(self.evicted, self._known, self.optimizer)
             away = {id(tensor) for tensor in self.state_away()}
-            self.parcels.bring([value for value in state_of(self.optimizer) if id(value) not in away], "a step")
-            self.parcels.loaded = False
+            self.evicted.bring([value for value in state_of(self.optimizer) if id(value) not in away], "a step")
+            self.evicted.loaded = False
         if self.choice.state_away:
-            self.parcels.send(self.state_away())
-            self.parcels.store.land()
+            self.evicted.send(self.state_away())
+            self.evicted.store.land()
 
     def _keep_all(self, tensors: list[Any]) -> list[Any]:
         """Copies in the store: what came from there has one; others are made on the card first, in few launches, so that an
         update need not wait for the link."""
-        from outsize.model.fitting.run.saved_activations import Saved
-
-        store = self.parcels.store
-        slots = ((tensor, self.parcels.hand_over(tensor)) for tensor in tensors)
-        kept = {id(tensor): Saved(tensor, store, slot=slot) for tensor, slot in slots if slot is not None}
+        store = self.evicted.store
+        slots = ((tensor, self.evicted.hand_over(tensor)) for tensor in tensors)
+        kept = {id(tensor): StoredTensor(tensor, store, slot=slot) for tensor, slot in slots if slot is not None}
         for run in in_runs([tensor for tensor in tensors if id(tensor) not in kept], CLONED):
-            large = store.beside and bytes_of(run[0]) > CLONED
+            large = store.beside and sizeof(run[0]) > CLONED
             copies = copy_all(run) if store.beside and not large else [t if t.dim() else t.clone() for t in run]
             for tensor, copy in zip(run, copies, strict=True):
-                kept[id(tensor)] = Saved(copy, store) if copy.dim() else copy
+                kept[id(tensor)] = StoredTensor(copy, store) if copy.dim() else copy
             if large:
                 store.land()  # a copy would take its room: the update waits for the link
         return [kept[id(tensor)] for tensor in tensors]
@@ -404,12 +319,11 @@ class Update:
         import torch
 
         tensor = kept if isinstance(kept, torch.Tensor) else kept.fetch()
-        self.parcels.store.finish()
+        self.evicted.store.finish()
         return tensor
 
-    def forget(self) -> None:
-        """A step begins: nothing of one that was given up half way is part of it."""
-        self.begun = False
+    def _forget(self) -> None:
+        self._changed = False
         self._away.clear()
         self._log.clear()
         self._waiting.clear()
@@ -423,13 +337,6 @@ class Update:
         for parameter, _ in self._aside:
             parameter.grad = None
 
-    def commit(self) -> None:
-        """The step is done: what was before is not needed any more; gradients that nobody used add up as without us."""
-        self._log.clear()
-        for parameter, before in self._aside:
-            parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
-        self._aside.clear()
-
     def roll_back(self) -> None:
         """The step has failed: parameters and state that it changed are as before, gradients are gone."""
         self._give_way()
@@ -441,14 +348,15 @@ class Update:
         self._aside.clear()
         log, self._log = self._log, []
         for parameter, before in reversed(log):
-            self.parcels.fetch(self._visitors([parameter]))
+            self.evicted.fetch(self._visitors([parameter]))
             made = self._state([parameter])
             before.restore(parameter, self.optimizer, self._get)
             self._let_go(made, [parameter])
-            self.parcels.send(self._visitors([parameter]))
-        self.parcels.send(self._visitors(list(self._waiting)), dirty=False)
+            self.evicted.send(self._visitors([parameter]))
+        self.evicted.send(self._visitors(list(self._waiting)), dirty=False)
         self._waiting.clear()
-        self.parcels.store.land()
+        self.evicted.store.land()
+        self.optimizer.zero_grad(set_to_none=True)
 
     # gradients that are away
 
@@ -462,13 +370,11 @@ class Update:
         self._send(parameter, gradient)
 
     def _send(self, parameter: Any, gradient: Any) -> None:
-        from outsize.model.fitting.run.saved_activations import Saved
-
-        self._away[parameter] = Saved(gradient, self.parcels.store)
+        self._away[parameter] = StoredTensor(gradient, self.evicted.store)
 
     def _bring(self, parameter: Any) -> Any:
         gradient = self._away[parameter].fetch()
-        self.parcels.store.finish()
+        self.evicted.store.finish()
         del self._away[parameter]  # not before it is here: an update that found no room for it is tried again
         return gradient
 
@@ -481,7 +387,7 @@ class Update:
             else:
                 change(parameter.grad)
 
-    def _clip(self, parameters: list[Any]) -> None:
+    def _clip(self, parameters: list[Any], clip: float) -> None:
         """As `torch.nn.utils.clip_grad_norm_`: the norm of the norms, then one factor for all."""
         import torch
 
@@ -489,6 +395,19 @@ class Update:
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         self._each(parameters, lambda gradient: norms.append(torch.linalg.vector_norm(gradient, 2.0)))
-        total = torch.linalg.vector_norm(torch.stack(norms), 2.0)
-        factor = torch.clamp(self.clip / (total + 1e-6), max=1.0)
+        factor = clip_factor(norms, clip)
         self._each(parameters, lambda gradient: gradient.mul_(factor))
+
+
+def own_memory(optimizer: Any) -> None:
+    """State that was loaded from a file lies in memory that torch cannot let go of: it gets some of its own, one by one."""
+    import torch
+
+    for value in state_of(optimizer):
+        if isinstance(value, torch.Tensor) and value.dim() and not value.untyped_storage().resizable():
+            value.data = value.detach().clone()
+
+
+def forget_replaced(evicted: EvictedStorages, parameters: Iterable[Any], optimizer: Any) -> None:
+    """State that is no longer the optimizer's need not be kept, unless the user holds it."""
+    evicted.prune({id(tensor) for tensor in (*parameters, *state_of(optimizer))})

@@ -1,9 +1,9 @@
 """A forward pass that forgets what it saves and runs again when the backward pass asks for it.
 
-In: a function that runs a module a second time. Out: `Call`, whose two methods are the hooks of autograd's saved tensors,
-`Given`, its arguments, and `Settings`, autocast as it was. At the first tensor that is asked for the module runs again,
-and stops as soon as all is there. Torch's own checkpoint takes twice the processor's time for the same (1 ms a module on
-the machine of an H200, where launches bind small steps), and holds on to inputs that should wait elsewhere.
+In: a module's forward function, and how its inputs wait. Out: another with the same result and gradient. At the first tensor that
+is asked for the module runs again, and stops as soon as all is there; it finds random numbers, buffers and autocast as the first
+run did. Torch's own checkpoint takes twice the processor's time for the same (1 ms a module on the machine of an H200, where
+launches bind small steps), and holds on to inputs that should wait elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,64 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
+from outsize.model.fitting.run.recompute_inputs import KeepInputs, save_inputs
+from outsize.model.fitting.run.second_run import TwoRuns, written_in
 from outsize.model.torch_port.dispatch import leave_uncompiled
+
+Forward = Callable[..., Any]
+
+
+def recomputed(
+    module: Any, first: Forward, second: Forward, keep: KeepInputs, written: dict[Any, tuple[str, ...]], device: str,
+    generators: list[Any], once: str = "",
+) -> Forward:  # fmt: skip
+    """`first` now, `second` when the backward pass needs what it saved.
+
+    `keep` says how inputs wait, `written` which buffers forward passes write, by module, `generators` where random numbers come
+    from, `once` what to say where the backward pass comes a second time; empty: it may.
+    """
+    import torch
+
+    mine = written_in(module, written)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return first(*args, **kwargs)
+        args, kwargs, inputs = keep(args, kwargs)
+        runs, settings = TwoRuns(mine, generators), Settings(device)
+
+        def again() -> None:
+            args, kwargs = inputs.bring()
+            with settings.restored(), runs.second():
+                second(*args, **kwargs)
+
+        call = Call(again, once)
+        with torch.autograd.graph.saved_tensors_hooks(call.forget, call.recall):
+            out = first(*args, **kwargs)
+        inputs.check(module)
+        return out
+
+    return run
+
+
+def checkpointed(
+    module: Any, forward: Forward, written: dict[Any, tuple[str, ...]], device: str, generators: list[Any]
+) -> Forward:
+    """`forward` that keeps its inputs only, saved as autograd saves tensors."""
+    import torch
+
+    def uncached(*args: Any, **kwargs: Any) -> Any:
+        """Autocast keeps lower copies of weights until it ends; here each is used once, so they may go at once."""
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        before = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            torch.set_autocast_cache_enabled(before)
+
+    return recomputed(module, uncached, uncached, save_inputs, written, device, generators)
 
 
 class _Enough(Exception):
@@ -78,47 +135,6 @@ def _leave_as_it_is(code: Any) -> None:
     """What is compiled inside a module calls the hooks: the compiler would compile those too, once for every number."""
 
     leave_uncompiled(code)
-
-
-class Given:
-    """Positional arguments of a call that wait for its second run, saved as autograd saves tensors: whoever keeps those
-    elsewhere keeps these too."""
-
-    __slots__ = ("_saver", "_values")
-
-    def __init__(self, args: tuple[Any, ...]) -> None:
-        import torch
-
-        tensors = {id(value): value for value in args if isinstance(value, torch.Tensor)}
-        places = {key: place for place, key in enumerate(tensors)}
-        self._values: list[Any] = [places.get(id(value), (value,)) for value in args]
-        """Numbers of tensors, other values in a tuple."""
-        self._saver = _saver().apply(torch.empty(0, requires_grad=True), *tensors.values())
-        """Its node alone would not keep what it saves."""
-
-    def bring(self) -> list[Any]:
-        """The arguments; what was given twice is one object again: attention looks whether keys are queries."""
-        tensors = self._saver.grad_fn.saved_tensors
-        return [value[0] if isinstance(value, tuple) else tensors[value] for value in self._values]
-
-
-@functools.cache
-def _saver() -> Any:
-    import torch
-
-    class Saver(torch.autograd.Function):  # type: ignore[misc]
-        """A node that saves what it is given and is part of no graph."""
-
-        @staticmethod
-        def forward(ctx: Any, nothing: Any, *tensors: Any) -> Any:
-            ctx.save_for_backward(*tensors)
-            return nothing.clone()
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            raise AssertionError("nobody goes back through it")
-
-    return Saver
 
 
 class Settings:

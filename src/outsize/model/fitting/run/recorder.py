@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from outsize.model.fitting.learn.random_sources import Drawn
-from outsize.model.fitting.move import evicted as parcels
+from outsize.model.fitting.move import evicted
 from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode, leaves_of
 from outsize.model.torch_port.objects import version_of
 from outsize.model.tracing.ledger import Held, Ledger
@@ -77,12 +77,12 @@ class Recorder:
             hooks.register_module_forward_pre_hook(self._enter),
             hooks.register_module_forward_hook(self._leave, always_call=True),
         ]
-        parcels.listeners.append(self._resized)
+        evicted.listeners.append(self._resized)
         try:
             with Mode():
                 yield
         finally:
-            parcels.listeners.remove(self._resized)
+            evicted.listeners.remove(self._resized)
             for handle in handles:
                 handle.remove()
 

@@ -48,7 +48,7 @@ def is_second_run() -> bool:
     return _now.runs > 0
 
 
-class Twice:
+class TwoRuns:
     """One call that runs twice: made before the first run, then `with call.second():`, as often as its graph is gone through,
     which may be before the first run has ended."""
 

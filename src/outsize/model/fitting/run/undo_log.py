@@ -1,7 +1,7 @@
 """What an update changes, as it was.
 
-In: parameters, their optimizer, and a way to copy tensors. Out: `Before`, from which a step that fails is taken back: values go
-into the same tensors, state that was not there is gone.
+In: parameters, their optimizer, and a way to copy tensors. Out: an `UndoRecord` of each, from which a step that fails is taken
+back: values go into the same tensors, state that was not there is gone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Before:
+class UndoRecord:
     """A parameter and its optimizer state as they are now."""
 
     __slots__ = ("_state", "_value")
@@ -20,7 +20,7 @@ class Before:
         self._state = state
 
     @classmethod
-    def of(cls, parameters: list[Any], optimizer: Any, keep: Callable[[list[Any]], list[Any]]) -> list[Before]:
+    def of(cls, parameters: list[Any], optimizer: Any, keep: Callable[[list[Any]], list[Any]]) -> list[UndoRecord]:
         """Of each parameter; `keep` copies a list of tensors."""
         import torch
 

@@ -1,7 +1,7 @@
-"""What a module's forward pass leaves for the backward pass: computed again, or kept elsewhere.
+"""What a module's forward pass saves for the backward pass, kept elsewhere.
 
-In: a module's forward function. Out: another that gives the same result and the same gradient; a second run finds random
-numbers, buffers and autocast as the first did.
+In: a module's forward function. Out: another that gives the same result and the same gradient, and whose saved tensors wait in
+a store.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from typing import Any
 
 from outsize.model.fitting.move.evicted import _unseen
 from outsize.model.fitting.move.stores import Store
-from outsize.model.fitting.run.recompute import Call, Given, Settings
-from outsize.model.fitting.run.second_run import Twice, written_in
 from outsize.model.torch_port.dispatch import is_functorch
 from outsize.model.torch_port.objects import is_zero_tensor, key_of, storage_key, version_of
 
@@ -23,50 +21,14 @@ SMALL = 16 * 2**10
 Forward = Callable[..., Any]
 
 
-def checkpointed(
-    module: Any, forward: Forward, written: dict[Any, tuple[str, ...]], device: str, generators: list[Any]
-) -> Forward:
-    """`forward` that keeps its inputs only; `written` are the buffers that forward passes write, by module.
-
-    `generators`: those that it may draw random numbers from.
-    """
-    import torch
-
-    mine = written_in(module, written)
-
-    def uncached(*args: Any, **kwargs: Any) -> Any:
-        """Autocast keeps lower copies of weights until it ends; here each is used once, so they may go at once."""
-        before = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            torch.set_autocast_cache_enabled(before)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        runs, settings, given = Twice(mine, generators), Settings(device), Given(args)
-
-        def again() -> None:
-            with settings.restored(), runs.second():
-                uncached(*given.bring(), **kwargs)
-
-        call = Call(again)
-        with torch.autograd.graph.saved_tensors_hooks(call.forget, call.recall):
-            return uncached(*args, **kwargs)
-
-    return run
-
-
-class Saved:
-    """One saved tensor that waits in the store, with the way back."""
+class StoredTensor:
+    """A tensor that waits in a store, with the way back."""
 
     __slots__ = ("__weakref__", "_layout", "_slot", "_store", "fetched")
 
     def __init__(self, tensor: Any, store: Store, device: str = "", slot: Any = None) -> None:
         """`slot`: where the store has these bytes already."""
-        dense = _dense(tensor)
+        dense = without_gaps(tensor)
         data = dense if dense.is_contiguous() else dense.as_strided((dense.numel(),), (1,))
         self._layout = (tensor.shape, tensor.stride(), tensor.dtype, device or tensor.device, dense.stride())
         self._store = store
@@ -88,7 +50,7 @@ class Saved:
         return tensor
 
 
-def _dense(tensor: Any) -> Any:
+def without_gaps(tensor: Any) -> Any:
     """The tensor itself where its elements fill one run of memory in some order of the axes, else a packed copy."""
     expected = 1
     for stride, length in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
@@ -151,7 +113,7 @@ class Offload:
         size = tensor.numel() * tensor.element_size()
         return bool(size < SMALL or tensor.untyped_storage().nbytes() < size)
 
-    def _pack(self, tensor: Any) -> Saved:
+    def _pack(self, tensor: Any) -> StoredTensor:
         storage = tensor.untyped_storage()
         key = (
             key_of(storage),
@@ -164,13 +126,13 @@ class Offload:
         alive, found = self._known.get(key, (lambda: None, lambda: None))
         saved = found() if alive() is storage else None
         if saved is None:
-            saved = Saved(tensor, self._store, self._device)
+            saved = StoredTensor(tensor, self._store, self._device)
             self._known[key] = (weakref.ref(storage), weakref.ref(saved))
             self._order.append(weakref.ref(saved))
         return saved
 
     def _unpack(self, saved: Any) -> Any:
-        if not isinstance(saved, Saved):
+        if not isinstance(saved, StoredTensor):
             return saved
         tensor = saved.fetch()
         self._store.finish()
@@ -178,7 +140,7 @@ class Offload:
             self._soon = self._before(saved)
         return tensor
 
-    def _before(self, saved: Saved) -> Any:
+    def _before(self, saved: StoredTensor) -> Any:
         """The tensor that was saved before this one, on its way."""
         while self._order:
             last = self._order.pop()()

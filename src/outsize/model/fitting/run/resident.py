@@ -1,0 +1,172 @@
+"""A model that is on its device: its weights are at home there, or wait elsewhere while other modules run.
+
+In: a model and a `Choice`. Out: a runner whose modules are computed again, keep what they save elsewhere, and have their weights
+only while they run, as the choice says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from outsize.model.fitting import batch as batches
+from outsize.model.fitting.move.evicted import EvictedStorages
+from outsize.model.fitting.move.stores import Store
+from outsize.model.fitting.move.streamed import Streamer
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.run.chunked_loss import chunked_heads
+from outsize.model.fitting.run.forward_functions import find_configs, other_forwards, without_cache
+from outsize.model.fitting.run.gradient_sink import InPlace, Sink
+from outsize.model.fitting.run.offload import Offload
+from outsize.model.fitting.run.optimizer_step import Update, forget_replaced
+from outsize.model.fitting.run.recompute import checkpointed
+from outsize.model.fitting.run.runner import Residence, Runner, Work
+from outsize.model.fitting.run.second_run import generators_of
+from outsize.model.fitting.run.sequential_runs import in_spans, is_span, owner_of
+from outsize.model.torch_port.objects import storage_key
+
+
+class Resident(Residence):
+    """Where the weights of such a model are while it runs."""
+
+    def __init__(self, work: Work, choice: Choice, store: Store, evicted: EvictedStorages, rows: int) -> None:
+        self.work = work
+        self.choice = choice
+        self.store = store
+        self.evicted = evicted
+        self.real = evicted.real
+        self._rows = rows
+        """Samples of the batch that was planned for; 0: unknown."""
+        self._modules = dict(work.model.named_modules())
+        units = {name: self._modules[name] for name in choice.stream}
+        self.streamer = Streamer(units, evicted, work.device == "cuda") if units else None
+        self.listens = self.streamer is not None
+        self._configs = find_configs(work.model)
+        self._generators = [*generators_of(next(work.model.parameters()).device), *work.sources] if self.real else []
+
+    @property
+    def streamed(self) -> set[int]:
+        """ids of parameters that live elsewhere."""
+        return self.streamer.ids if self.streamer is not None else set()
+
+    def cut(self, rows: int) -> list[tuple[int, int]]:
+        """Slices no larger than planned; of a batch of another size than that, equal ones."""
+        choice = self.choice
+        if self._rows in (0, rows):
+            return batches.cut(rows, choice.slices, choice.first)
+        if choice.slices == 1 and (choice.in_backward or not self.work.splits):
+            return [(0, rows)]
+        start, stop = batches.cut(self._rows, choice.slices, choice.first)[1 if choice.first else 0]
+        return batches.cut(rows, -(-rows // (stop - start)))
+
+    def holders(self) -> Iterable[tuple[Any, Any]]:
+        """The parameters themselves."""
+        return [(parameter, parameter) for parameter in self.work.model.parameters() if parameter.requires_grad]
+
+    def begin_backward(self) -> None:
+        """What waits for the backward pass need not be here twice."""
+        self.store.land()
+
+    def accumulated(self, parameter: Any) -> None:
+        """It leaves, where it is streamed."""
+        if self.streamer is not None:
+            self.streamer.accumulated(parameter)
+
+    def end_slice(self) -> None:
+        """What is streamed and still here leaves."""
+        if self.streamer is not None:
+            self.streamer.leave()
+
+    @contextlib.contextmanager
+    def applied(self, batch: Any, sink: Sink) -> Iterator[None]:
+        """The choice's forward functions in place of the modules' own."""
+        choice, work = self.choice, self.work
+        offload = Offload(self.store, ahead=work.device == "cuda", device=work.device)
+        fixed = (*work.model.parameters(), *work.model.buffers()) if choice.offload else ()
+        stays = {storage_key(tensor) for tensor in fixed}
+        names = [*choice.checkpoint, *choice.offload, *(n for n in choice.stream if n not in choice.checkpoint)]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(without_cache(work.model, self._configs))
+            if choice.chunks:
+                pieces = -(-choice.chunks // choice.slices)
+                stack.enter_context(chunked_heads(work.model, work.heads, pieces, work.device))
+            put = stack.enter_context(other_forwards())  # last in, first out: what it covers is put back under it
+            for name in dict.fromkeys(name for name in names if not is_span(name)):
+                module = self._modules[name]
+                forward = module.forward
+                streamed = self.streamer is not None and name in choice.stream
+                if streamed:
+                    assert self.streamer is not None
+                    forward = self.streamer.hold(name, forward)
+                if name in choice.checkpoint:
+                    forward = checkpointed(module, forward, work.written, work.device, self._generators)
+                if name in choice.offload:  # of a module that is computed again, its input
+                    forward = offload.wrap(forward, stays)
+                if streamed:
+                    assert self.streamer is not None
+                    forward = self.streamer.wrap(name, forward)
+                put(module, forward)
+            for sequence, spans in itertools.groupby(
+                sorted(filter(is_span, choice.checkpoint), key=owner_of), owner_of
+            ):
+                module = self._modules[sequence]
+                put(
+                    module,
+                    in_spans(
+                        module, spans, lambda h, f: checkpointed(h, f, work.written, work.device, self._generators)
+                    ),
+                )
+            stack.enter_context(self.evicted.working())
+            try:
+                if self.streamer is not None:
+                    self.streamer.leave()
+                yield
+            finally:
+                self.store.finish()  # before anything that a copy still reads or fills is let go
+                if self.streamer is not None:
+                    self.streamer.leave()
+                self.store.land()
+
+    def settle(self, sink: Sink) -> None:
+        """Take over from another choice: what this one wants at home comes home."""
+        away = set(self.streamed)
+        if isinstance(sink, Update):
+            away |= {id(tensor) for tensor in sink.state_away()}
+        self.evicted.settle(lambda tensor: id(tensor) in away, "another plan")
+
+    def bring_weights(self) -> None:
+        """Weights home; the optimizer's state stays where it is."""
+        weights = {id(parameter) for parameter in self.work.model.parameters()}
+        self.evicted.settle(lambda tensor: id(tensor) not in weights, "a comparison with the plain step")
+
+    def forget_replaced(self) -> None:
+        """State that is no longer the optimizer's need not be kept, unless the user holds it."""
+        forget_replaced(self.evicted, self.work.model.parameters(), self.work.optimizer)
+
+    def gather(self) -> None:
+        """Everything home, as without us."""
+        self.evicted.gather()
+
+
+ResidentRunner = Runner[Resident]
+"""A plan bound to a model on its device."""
+
+
+def open_resident(
+    work: Work,
+    choice: Choice,
+    store: Store,
+    *,
+    real: bool = True,
+    rows: int = 0,
+    evicted: EvictedStorages | None = None,
+) -> ResidentRunner:
+    """A runner of a model on its device; `evicted`: what is elsewhere already."""
+    weights = Resident(work, choice, store, EvictedStorages(store, real) if evicted is None else evicted, rows)
+    own = InPlace(work.model, work.scaler)
+    sink: Sink = own
+    if work.optimizer is not None:
+        sink = Update(work.optimizer, choice, weights.evicted, work.model, weights.streamed, work.clip, work.scaler)
+    return Runner(work, choice, weights, sink, own)
