@@ -16,8 +16,9 @@ import numpy as np
 
 from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import Operation, Scalar, operation
-from outsize.array.graph.filter import masked
-from outsize.array.graph.node import Node, Source
+from outsize.array.graph.filter import count, keep, masked
+from outsize.array.graph.node import Node, Range, Source
+from outsize.array.run.now import SMALL, make_now
 from outsize.array.run.results import compute_node, plan_node, save_node, to_numpy, update_node
 from outsize.array.store.base import Block
 from outsize.core.errors import InputError
@@ -183,7 +184,8 @@ class Array:
     def __getitem__(self, key: Any) -> Array:
         """A part of it; a mask of its own shape gives the elements where it is true, which are counted at once."""
         mask = isinstance(key, Array | np.ndarray) and key.dtype == np.dtype(bool)
-        if mask and key.shape == self.shape and (self.ndim > 1 or isinstance(key, Array)) and self.ndim:
+        large = isinstance(key, Array) or self.ndim > 1 or (mask and key.nbytes > SMALL)
+        if mask and key.shape == self.shape and large and self.ndim:
             return Array(masked(self.node, _as_node(key)))
         return Array(make.index(self.node, _plain_key(key)))
 
@@ -433,12 +435,30 @@ def lazy(x: Any) -> Array:
 
 
 def _plain_key(key: Any) -> Any:
-    """Small lazy arrays of indices, as NumPy arrays."""
+    """An index in which every array of indices is ready to be read piece by piece."""
     if isinstance(key, tuple):
         return tuple(_plain_key(part) for part in key)
-    if isinstance(key, Array):
-        return key.compute() if key.ndim or key.dtype == bool else key._item()
-    return key
+    if isinstance(key, Array) and not key.ndim and key.dtype != bool:
+        return key._item()
+    return as_indices(key) if isinstance(key, Array | np.ndarray) and key.ndim == 1 else _computed(key)
+
+
+def _computed(key: Any) -> Any:
+    return key.compute() if isinstance(key, Array) else key
+
+
+def as_indices(key: Any) -> Any:
+    """A one-dimensional array of indices, or a mask: small ones as NumPy's, large ones in a scratch file of ours."""
+    if not isinstance(key, Array | np.ndarray) or key.nbytes <= SMALL:
+        return _computed(key)
+    if key.dtype == bool:
+        flat = _as_node(key)
+        found = keep(Range(shape=flat.shape, dtype=np.dtype(np.int64), start=0, step=1), flat, count(flat))
+        return make.Indices(found, 0, max(0, flat.shape[0] - 1), True)
+    if isinstance(key, np.ndarray):
+        return make.known_indices(key, make_now(make.constant(key)))
+    now = Array(make_now(key.node))
+    return make.Indices(now.node, int(now.min()), int(now.max()), False)
 
 
 def _region(target: Node, base: Node) -> tuple[tuple[int, int], ...]:

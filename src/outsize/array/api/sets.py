@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outsize.array.api.elementwise import asarray
-from outsize.array.api.empty import make_now
-from outsize.array.api.lazy import Array
+from outsize.array.api.lazy import Array, as_indices
 from outsize.array.api.manipulation import concat, stack
 from outsize.array.api.sorting import argsort, sort
 from outsize.array.graph import build as make
 from outsize.array.graph.external_sort import sort_lanes
 from outsize.array.graph.filter import Search, count, flat_mask, keep
 from outsize.array.graph.node import Node, Range
+from outsize.array.run.now import make_now
 from outsize.core.errors import InputError
 
 __all__ = [
@@ -151,12 +151,12 @@ def unique(
 def searchsorted(x1: Any, x2: Any, /, side: str = "left", sorter: Any = None) -> Array:
     """Where the elements of `x2` belong in the sorted, one-dimensional `x1`, before or after equal ones.
 
-    Both may be larger than the budget; `x1` is read once for each tile of the result. `sorter` is a list in memory.
+    Both may be larger than the budget; `x1` is read once for each tile of the result. `sorter` are indices that sort `x1`.
     """
     ordered, wanted = asarray(x1), asarray(x2)
     if ordered.ndim != 1 or side not in ("left", "right"):
         raise InputError(f"searchsorted takes one dimension and 'left' or 'right', not {ordered.ndim} and {side!r}")
     dtype = np.result_type(ordered.dtype, wanted.dtype).newbyteorder("=")
-    node = ordered.node if sorter is None else make.take(ordered.node, np.asarray(sorter), 0)
+    node = ordered.node if sorter is None else make.take(ordered.node, as_indices(sorter), 0)
     inputs = (make.cast(node, dtype), make.cast(wanted.node, dtype))
     return Array(Search(shape=wanted.shape, dtype=np.dtype(np.int64), inputs=inputs, side=side, piece=_PIECE))
