@@ -279,3 +279,13 @@ def test_an_index_outside_is_the_one_that_is_named() -> None:
         outsize.open(np.zeros(10))[[1, -30, 3]]
     with pytest.raises(IndexError, match="index 12 is outside axis 0 of length 10"):
         xp.take(outsize.open(np.zeros(10)), [1, 12, 3])
+
+
+@pytest.mark.parametrize("function", [xp.unique_inverse, xp.unique_all])
+def test_the_smallest_budget_that_an_error_names_is_enough(function: Any) -> None:
+    values = np.random.default_rng(0).integers(0, 50, 20_000)
+    with outsize.budget(host="64KiB"), pytest.raises(outsize.BudgetError) as caught:
+        function(outsize.open(values))
+    with outsize.budget(host=caught.value.smallest):
+        found = function(outsize.open(values))
+    np.testing.assert_array_equal(found.inverse_indices.compute(), np.unique_inverse(values).inverse_indices)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -100,6 +100,10 @@ class Array:
         if not self.shape:
             raise TypeError("a 0-d array has no length")
         return self.shape[0]
+
+    def __iter__(self) -> Iterator[Array]:
+        """Its parts along the first axis, each lazy; other libraries take what has this for an array, not for one value."""
+        return (self[place] for place in range(len(self)))
 
     def __repr__(self) -> str:
         name = f" {self.node.store.name!r}" if isinstance(self.node, Source) and self.node.store.paths else ""
@@ -307,8 +311,12 @@ class Array:
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or set(options) - {"dtype", "casting"}:
             return NotImplemented
-        if ufunc is np.matmul:
-            return Array(make.matmul(*(_as_node(value) for value in inputs)))
+        if ufunc.signature is not None:
+            import outsize.array
+
+            ours = getattr(outsize.array, ufunc.__name__) if ufunc.__name__ in outsize.array.__all__ else None
+            if ours is not None and not options:
+                return ours(*(Array(_as_node(value)) for value in inputs))
         result = apply(operation(ufunc), *inputs)
         return result.astype(options["dtype"]) if options.get("dtype") is not None else result
 

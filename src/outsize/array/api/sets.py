@@ -74,8 +74,10 @@ class _Sorted:
     def __init__(self, x: Any, equal_nan: bool, *, order: bool) -> None:
         flat = Array(make.reshape(asarray(x).node, (-1,)))
         self.length = flat.size
+        self.order = (
+            Array(make_now(argsort(flat).node)) if order else None
+        )  # first: it needs the largest budget, and says so
         self.values = Array(make_now(sort(flat).node))
-        self.order = Array(make_now(argsort(flat).node)) if order else None
         self.first = _first(self.values, equal_nan)
         self.ends = count(self.first.node)
 
