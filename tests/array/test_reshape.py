@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import outsize
 import outsize.array as xp
-from outsize.array.graph.frame import Frame
 from outsize.array.graph import rearrange
+from outsize.array.graph.frame import Frame
 
 SHAPES = [(24, 10), (4, 6, 10), (24, 2, 5), (2, 12, 2, 5), (240,), (6, 4, 10), (8, 3, 10, 1), (24, 5, 2)]
 
