@@ -37,6 +37,11 @@ def blur(block: object) -> object:
     return (np.roll(x, 1, -1) + x + np.roll(x, -1, -1)) / np.float32(3)
 
 
+def picks(below: int, number: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Random indices."""
+    return np.random.default_rng(4).integers(0, below, number)
+
+
 WORKS = {
     "sum": lambda x: x.sum(),
     "moments": lambda x: x.var(axis=0) + x.mean(axis=0),
@@ -76,6 +81,10 @@ WORKS = {
     "random": lambda x: xp.random.default_rng(7).standard_normal(x.shape, np.float32),
     "argmax": lambda x: x.argmax(axis=0),
     "strided": lambda x: x[::7, ::-3],
+    "take": lambda x: xp.take(x.reshape(-1), picks(x.size, x.size // 8)),
+    "take sorted": lambda x: xp.take(x.reshape(-1), np.sort(picks(x.size, x.size // 8))),
+    "chosen rows": lambda x: x[picks(x.shape[0], x.shape[0] // 4)],
+    "rows under a mask": lambda x: x[picks(2, x.shape[0]) == 1],
     "slow": lambda x: xp.map_blocks(slow, x, memory=2),
     "slow-turned": lambda x: xp.map_blocks(slow, x, memory=2).T,
 }

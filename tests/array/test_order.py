@@ -17,14 +17,16 @@ from test_laws import BUDGETS, DTYPES, on_disk, same, tiny_tiles  # noqa: F401
 
 import outsize
 import outsize.array as xp
-from outsize.array.api import empty as fresh
+from outsize.array.api import lazy as ours
 from outsize.array.api import order_statistics as ranks
 from outsize.array.api import sets
 from outsize.array.api import sorting as order
 from outsize.array.graph.external_sort import Merged
+from outsize.array.graph.node import Source, walk
 from outsize.array.kernels import ranks as select
 from outsize.array.passes import reduction
 from outsize.array.passes.map import MapPass
+from outsize.array.run import now as fresh
 
 QUICK = examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=40)
@@ -38,7 +40,7 @@ def long_lanes(monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]) -> No
     monkeypatch.setattr(select, "PIECE", 7)
     monkeypatch.setattr(order, "_SHORT", 64)
     monkeypatch.setattr(sets, "_PIECE", 32)
-    monkeypatch.setattr(fresh, "_SMALL", 64)
+    monkeypatch.setattr(fresh, "SMALL", 64)
     tune(sort_grain=64, filter_block=16)
 
 
@@ -231,3 +233,56 @@ def test_counting_many_ranks_takes_chunks_of_a_page_at_the_smallest_budget(tmp_p
         found = asked.compute(smallest)
     np.testing.assert_array_equal(found, np.quantile(a, np.linspace(0.01, 0.99, 12), axis=1, keepdims=True))
     assert len(began) < a.size // 4
+
+
+@pytest.mark.parametrize("shape", [(4000,), (300, 7), (5, 400, 3)])
+@pytest.mark.parametrize("sorted_", [True, False])
+def test_chosen_indices_are_numpys_in_any_order_and_inside_a_small_budget(
+    tmp_path: Path, shape: tuple[int, ...], sorted_: bool
+) -> None:
+    rng = np.random.default_rng(8)
+    x = rng.random(shape)
+    np.save(tmp_path / "x.npy", x)
+    lazy = outsize.open(tmp_path / "x.npy")
+    for axis in range(x.ndim):
+        picks = rng.integers(-x.shape[axis], x.shape[axis], 900)
+        picks = np.sort(picks) if sorted_ else picks
+        taken = xp.take(lazy, picks, axis=axis)
+        np.testing.assert_array_equal(taken.save(tmp_path / "out.npy", budget="256KiB").compute(), x.take(picks, axis))
+        key = (slice(None),) * axis
+        np.testing.assert_array_equal(lazy[(*key, picks.astype("int16"))].compute(), x[(*key, picks)])
+        mask = rng.random(x.shape[axis]) < 0.3
+        np.testing.assert_array_equal(lazy[(*key, mask)].compute(), x[(*key, mask)])
+
+
+def test_large_index_arrays_lie_in_a_scratch_file_and_are_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ours, "SMALL", 64)
+    monkeypatch.setattr(fresh, "SMALL", 64)
+    x = np.random.default_rng(1).random((50, 3))
+    picks, mask = np.random.default_rng(2).integers(-50, 50, 200), x[:, 0] < 0.5
+    lazy, wide = outsize.open(x), np.repeat(mask, 2)
+    found, several = lazy[picks], xp.take(lazy, outsize.open(picks).reshape(20, 10), axis=0)
+    twice = xp.concat([lazy, lazy])[wide]
+    expected, chosen = x[picks], np.concatenate([x, x])[wide]
+    assert not any(node.store.resident for node in walk(found.node)[1:] if isinstance(node, Source))
+    np.testing.assert_array_equal(several.compute(), x.take(picks.reshape(20, 10), 0))
+    picks[...] = 0
+    np.testing.assert_array_equal(found.compute(), expected)
+    np.testing.assert_array_equal(twice.compute(), chosen)
+
+
+def test_an_index_outside_is_the_one_that_is_named() -> None:
+    with pytest.raises(IndexError, match="index -30 is outside axis 0 of length 10"):
+        outsize.open(np.zeros(10))[[1, -30, 3]]
+    with pytest.raises(IndexError, match="index 12 is outside axis 0 of length 10"):
+        xp.take(outsize.open(np.zeros(10)), [1, 12, 3])
+
+
+@pytest.mark.parametrize("function", [xp.unique_inverse, xp.unique_all])
+def test_the_smallest_budget_that_an_error_names_is_enough(function: Any) -> None:
+    values = np.random.default_rng(0).integers(0, 50, 20_000)
+    with outsize.budget(host="64KiB"), pytest.raises(outsize.BudgetError) as caught:
+        function(outsize.open(values))
+    with outsize.budget(host=caught.value.smallest):
+        found = function(outsize.open(values))
+    np.testing.assert_array_equal(found.inverse_indices.compute(), np.unique_inverse(values).inverse_indices)

@@ -22,9 +22,9 @@ WORKS = (
     "sum", "moments", "rows", "expression", "zscore", "transpose", "gram", "product", "cumsum", "filter", "reshape",
     "concat", "sort", "argmax", "strided", "median", "median of columns", "percentiles", "topk", "sort of all",
     "argsort of all", "unique", "nonzero", "mask", "searchsorted", "fft", "fft of columns", "fft of all", "random", "svd",
-    "sort of columns",
+    "sort of columns", "take", "take sorted", "chosen rows", "rows under a mask",
 )  # fmt: skip
-COUNTED = ("unique", "nonzero", "mask")
+COUNTED = ("unique", "nonzero", "mask", "take", "take sorted", "rows under a mask")
 """Works of which a part runs when they are asked for, before there is a plan of the rest."""
 SLACK = 12 << 20
 """What Python itself may take beside our buffers: threads' stacks and arenas, the garbage between two collections."""

@@ -97,15 +97,22 @@ def eye(n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = N
     return (arange(n_rows)[:, None] + k == arange(columns)[None, :]).astype(dtype or np.float64)
 
 
+def _matrix_of(x: Array) -> tuple[int, int]:
+    """Rows and columns; a vector is every row of a square, as in NumPy."""
+    if not x.ndim:
+        raise InputError("a triangle is part of a matrix: this array has no dimensions")
+    return (x.shape[-1], x.shape[-1]) if x.ndim == 1 else (x.shape[-2], x.shape[-1])
+
+
 def tril(x: Array, /, *, k: int = 0) -> Array:
     """Zeros above the k-th diagonal."""
-    rows, columns = x.shape[-2:]
+    rows, columns = _matrix_of(x)
     return where(arange(rows)[:, None] + k >= arange(columns)[None, :], x, zeros((), dtype=x.dtype))
 
 
 def triu(x: Array, /, *, k: int = 0) -> Array:
     """Zeros below the k-th diagonal."""
-    rows, columns = x.shape[-2:]
+    rows, columns = _matrix_of(x)
     return where(arange(rows)[:, None] + k <= arange(columns)[None, :], x, zeros((), dtype=x.dtype))
 
 

@@ -10,21 +10,15 @@ import numpy as np
 
 from outsize.array.api.lazy import Array
 from outsize.array.graph import build as make
-from outsize.array.graph.node import Node
 from outsize.array.plan.prepare import resolve_budget
-from outsize.array.run.execute import ARRAY_PREFIX
-from outsize.array.run.results import compute_node, save_node
+from outsize.array.run.now import remove, scratch_file
 from outsize.array.store.formats.memory import MemoryStore
 from outsize.array.store.registry import as_numpy, create_sink, open_store
 from outsize.core.errors import BudgetError
-from outsize.core.events import default_listener
 from outsize.core.spec import parse_shape
 from outsize.core.units import format_bytes
 from outsize.engine.pinned import lock_memory
 from outsize.engine.pool import make_buffer
-
-_SMALL = 1 << 20
-"""Bytes of a result that stays in memory."""
 
 
 def empty(
@@ -46,30 +40,10 @@ def empty(
     budget = resolve_budget(None)
     if size <= (budget.host or 0) // 2 or pinned:
         return _in_memory(lengths, element, size, budget.host or 0, pinned)
-    name = _scratch_file(budget.scratch)
+    name = scratch_file(budget.scratch)
     made = _in_file(name, lengths, element)
-    weakref.finalize(made.node, _remove, name)
+    weakref.finalize(made.node, remove, name)
     return made
-
-
-def make_now(node: Node) -> Node:
-    """The node made now, inside the current budget: in memory where it is small, else in a scratch file that goes with
-    it."""
-    if node.nbytes <= _SMALL:
-        return make.constant(compute_node(node, None, default_listener()))
-    name = _scratch_file(resolve_budget(None).scratch)
-    made = make.source(save_node(node, name, None, default_listener(), resume=False))
-    weakref.finalize(made, _remove, name)
-    return made
-
-
-def _scratch_file(folder: str) -> str:
-    os.makedirs(folder, exist_ok=True)
-    import tempfile
-
-    handle, name = tempfile.mkstemp(".npy", f"{ARRAY_PREFIX}{os.getpid()}-", folder)
-    os.close(handle)
-    return name
 
 
 def _in_file(path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -89,8 +63,3 @@ def _in_memory(shape: tuple[int, ...], dtype: np.dtype[Any], size: int, budget: 
     if memory is not None:
         weakref.finalize(store, memory.close)
     return Array(make.source(store))
-
-
-def _remove(path: str) -> None:
-    if os.path.exists(path):
-        os.unlink(path)

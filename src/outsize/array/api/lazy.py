@@ -9,15 +9,17 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import Operation, Scalar, operation
-from outsize.array.graph.node import Node, Source
-from outsize.array.run.count import masked
+from outsize.array.graph.filter import keep
+from outsize.array.graph.node import Node, Range, Source
+from outsize.array.run.count import count, masked
+from outsize.array.run.now import SMALL, make_now
 from outsize.array.run.results import compute_node, plan_node, save_node, to_numpy, update_node
 from outsize.array.store.base import Block
 from outsize.core.errors import InputError
@@ -99,6 +101,10 @@ class Array:
         if not self.shape:
             raise TypeError("a 0-d array has no length")
         return self.shape[0]
+
+    def __iter__(self) -> Iterator[Array]:
+        """Its parts along the first axis, each lazy; other libraries take what has this for an array, not for one value."""
+        return (self[place] for place in range(len(self)))
 
     def __repr__(self) -> str:
         name = f" {self.node.store.name!r}" if isinstance(self.node, Source) and self.node.store.paths else ""
@@ -186,7 +192,8 @@ class Array:
     def __getitem__(self, key: Any) -> Array:
         """A part of it; a mask of its own shape gives the elements where it is true, which are counted at once."""
         mask = isinstance(key, Array | np.ndarray) and key.dtype == np.dtype(bool)
-        if mask and key.shape == self.shape and (self.ndim > 1 or isinstance(key, Array)) and self.ndim:
+        large = isinstance(key, Array) or self.ndim > 1 or (mask and key.nbytes > SMALL)
+        if mask and key.shape == self.shape and large and self.ndim:
             return Array(masked(self.node, _as_node(key)))
         return Array(make.index(self.node, _plain_key(key)))
 
@@ -308,8 +315,12 @@ class Array:
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if method != "__call__" or set(options) - {"dtype", "casting"}:
             return NotImplemented
-        if ufunc is np.matmul:
-            return Array(make.matmul(*(_as_node(value) for value in inputs)))
+        if ufunc.signature is not None:
+            import outsize.array
+
+            ours = getattr(outsize.array, ufunc.__name__) if ufunc.__name__ in outsize.array.__all__ else None
+            if ours is not None and not options:
+                return ours(*(Array(_as_node(value)) for value in inputs))
         result = apply(operation(ufunc), *inputs)
         return result.astype(options["dtype"]) if options.get("dtype") is not None else result
 
@@ -436,12 +447,30 @@ def lazy(x: Any) -> Array:
 
 
 def _plain_key(key: Any) -> Any:
-    """Small lazy arrays of indices, as NumPy arrays."""
+    """An index in which every array of indices is ready to be read piece by piece."""
     if isinstance(key, tuple):
         return tuple(_plain_key(part) for part in key)
-    if isinstance(key, Array):
-        return key.compute() if key.ndim or key.dtype == bool else key._item()
-    return key
+    if isinstance(key, Array) and not key.ndim and key.dtype != bool:
+        return key._item()
+    return as_indices(key) if isinstance(key, Array | np.ndarray) and key.ndim == 1 else _computed(key)
+
+
+def _computed(key: Any) -> Any:
+    return key.compute() if isinstance(key, Array) else key
+
+
+def as_indices(key: Any) -> Any:
+    """A one-dimensional array of indices, or a mask: small ones as NumPy's, large ones in a scratch file of ours."""
+    if not isinstance(key, Array | np.ndarray) or key.nbytes <= SMALL:
+        return _computed(key)
+    if key.dtype == bool:
+        flat = _as_node(key)
+        found = keep(Range(shape=flat.shape, dtype=np.dtype(np.int64), start=0, step=1), flat, count(flat))
+        return make.Indices(found, 0, max(0, flat.shape[0] - 1), True)
+    if isinstance(key, np.ndarray):
+        return make.known_indices(key, make_now(make.constant(key)))
+    now = Array(make_now(key.node))
+    return make.Indices(now.node, int(now.min()), int(now.max()), False)
 
 
 def _region(target: Node, base: Node) -> tuple[tuple[int, int], ...]:

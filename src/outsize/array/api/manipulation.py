@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.api.elementwise import asarray
-from outsize.array.api.lazy import Array, _as_node, apply
+from outsize.array.api.lazy import Array, _as_node, apply, as_indices
 from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import broadcast_shapes, operation
 from outsize.array.graph.rearrange import Concat, Wrap
@@ -161,11 +161,11 @@ def repeat(x: Array, repeats: Any, /, *, axis: int | None = None) -> Array:
 
 
 def take(x: Array, indices: Any, /, *, axis: int | None = None) -> Array:
-    """Chosen indices along an axis; the indices are held in memory, and their shape takes the axis' place."""
+    """Chosen indices along an axis, in any order and of any number; their shape takes the axis' place."""
     if axis is None:
         x, axis = x.reshape(-1), 0
-    places, axis = np.asarray(indices), make.axis_index(axis, x.ndim)
-    taken = Array(make.take(x.node, places.reshape(-1), axis))
+    places, axis = indices if isinstance(indices, Array) else np.asarray(indices), make.axis_index(axis, x.ndim)
+    taken = Array(make.take(x.node, as_indices(places.reshape(-1)), axis))
     return taken if places.ndim == 1 else taken.reshape((*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]))
 
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outsize.array.api.elementwise import asarray
-from outsize.array.api.empty import make_now
-from outsize.array.api.lazy import Array
+from outsize.array.api.lazy import Array, as_indices
 from outsize.array.api.manipulation import concat, stack
 from outsize.array.api.sorting import argsort, sort
 from outsize.array.graph import build as make
@@ -18,6 +17,7 @@ from outsize.array.graph.external_sort import sort_lanes
 from outsize.array.graph.filter import Search, flat_mask, keep
 from outsize.array.graph.node import Node, Range
 from outsize.array.run.count import count
+from outsize.array.run.now import make_now
 from outsize.core.errors import InputError
 
 __all__ = [
@@ -75,8 +75,10 @@ class _Sorted:
     def __init__(self, x: Any, equal_nan: bool, *, order: bool) -> None:
         flat = Array(make.reshape(asarray(x).node, (-1,)))
         self.length = flat.size
+        self.order = (
+            Array(make_now(argsort(flat).node)) if order else None
+        )  # first: it needs the largest budget, and says so
         self.values = Array(make_now(sort(flat).node))
-        self.order = Array(make_now(argsort(flat).node)) if order else None
         self.first = _first(self.values, equal_nan)
         self.ends = count(self.first.node)
 
@@ -152,12 +154,12 @@ def unique(
 def searchsorted(x1: Any, x2: Any, /, side: str = "left", sorter: Any = None) -> Array:
     """Where the elements of `x2` belong in the sorted, one-dimensional `x1`, before or after equal ones.
 
-    Both may be larger than the budget; `x1` is read once for each tile of the result. `sorter` is a list in memory.
+    Both may be larger than the budget; `x1` is read once for each tile of the result. `sorter` are indices that sort `x1`.
     """
     ordered, wanted = asarray(x1), asarray(x2)
     if ordered.ndim != 1 or side not in ("left", "right"):
         raise InputError(f"searchsorted takes one dimension and 'left' or 'right', not {ordered.ndim} and {side!r}")
     dtype = np.result_type(ordered.dtype, wanted.dtype).newbyteorder("=")
-    node = ordered.node if sorter is None else make.take(ordered.node, np.asarray(sorter), 0)
+    node = ordered.node if sorter is None else make.take(ordered.node, as_indices(sorter), 0)
     inputs = (make.cast(node, dtype), make.cast(wanted.node, dtype))
     return Array(Search(shape=wanted.shape, dtype=np.dtype(np.int64), inputs=inputs, side=side, piece=_PIECE))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -136,8 +137,8 @@ def index(node: Node, key: Any) -> Node:
             count = len(range(*part.indices(length)))
             axes.append((len(shape), start if count else 0, step))
             shape.append(count)
-        elif isinstance(part, list | np.ndarray | range) and np.ndim(part) == 1:
-            picks.append((len(shape), _indices(np.asarray(part), length, axis)))
+        elif isinstance(part, Indices) or (isinstance(part, list | np.ndarray | range) and np.ndim(part) == 1):
+            picks.append((len(shape), part))
             axes.append((len(shape), 0, 1))
             shape.append(length)
         else:
@@ -195,26 +196,49 @@ def _whole(part: Any, length: int, axis: int) -> int:
     return number % length
 
 
-def _indices(part: Any, length: int, axis: int) -> Any:
-    if part.dtype == bool:
-        if part.size != length:
-            raise IndexError(f"a mask of {part.size} does not match axis {axis} of length {length}")
-        return np.flatnonzero(part)
-    if part.size == 0:
-        return part.astype(np.int64)
-    if part.dtype.kind not in "iu":
-        raise InputError(f"indices are whole numbers, not {part.dtype}")
-    part = part.astype(np.int64)
-    if part.min() < -length or part.max() >= length:
-        raise IndexError(f"index {int(part.max())} is outside axis {axis} of length {length}")
-    return np.where(part < 0, part + length, part)
+@dataclass(frozen=True, slots=True)
+class Indices:
+    """Whole numbers that choose along an axis, before they are held against its length."""
+
+    node: Node
+    """The numbers, one-dimensional."""
+    low: int
+    """The smallest."""
+    high: int
+    """The largest."""
+    rising: bool
+    """True where they are sorted."""
+
+
+def known_indices(numbers: Any, node: Node | None = None) -> Indices:
+    """The indices in a NumPy array, or in a node that holds the same."""
+    if numbers.dtype == bool:
+        numbers = np.flatnonzero(numbers)
+    if numbers.size == 0:
+        return Indices(constant(np.zeros(0, np.int64)), 0, 0, True)
+    if numbers.dtype.kind not in "iu":
+        raise InputError(f"indices are whole numbers, not {numbers.dtype}")
+    low, high = int(numbers.min()), int(numbers.max())
+    rising = low >= 0 and bool((numbers[1:] >= numbers[:-1]).all())
+    return Indices(constant(numbers.copy()) if node is None else node, low, high, rising)
 
 
 def take(node: Node, indices: Any, axis: int) -> Node:
-    """Chosen indices along an axis."""
-    places = _indices(np.asarray(indices), node.shape[axis], axis)
-    shape = (*node.shape[:axis], len(places), *node.shape[axis + 1 :])
-    return Take(shape=shape, dtype=node.dtype, inputs=(node,), axis=axis, indices=places)
+    """Chosen indices along an axis; a mask chooses where it is true."""
+    length = node.shape[axis]
+    if not isinstance(indices, Indices):
+        numbers = np.asarray(indices)
+        if numbers.dtype == bool and numbers.size != length:
+            raise IndexError(f"a mask of {numbers.size} does not match axis {axis} of length {length}")
+        indices = known_indices(numbers)
+    count = indices.node.shape[0]
+    if count and not -length <= indices.low <= indices.high < length:
+        blamed = indices.low if indices.low < -length else indices.high
+        raise IndexError(f"index {blamed} is outside axis {axis} of length {length}")
+    low, high = (0, length - 1) if indices.low < 0 else (indices.low, indices.high)
+    shape = (*node.shape[:axis], count, *node.shape[axis + 1 :])
+    inputs = (node, indices.node)
+    return Take(shape=shape, dtype=node.dtype, inputs=inputs, axis=axis, low=low, high=high, rising=indices.rising)
 
 
 def reshape(node: Node, shape: Any) -> Node:

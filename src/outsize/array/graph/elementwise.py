@@ -51,8 +51,10 @@ def _cast(out: Block, block: Block) -> None:
 
 
 def _where(out: Block, condition: Block, x: Any, y: Any) -> None:
-    np.copyto(out, y, casting="unsafe")
-    np.copyto(out, x, casting="unsafe", where=condition)
+    np.copyto(
+        out, np.asarray(y), casting="unsafe"
+    )  # as arrays: Python's -1 among unsigned numbers wraps, as NumPy's does
+    np.copyto(out, np.asarray(x), casting="unsafe", where=condition)
 
 
 def _probe_where(condition: Any, x: Any, y: Any) -> Any:
@@ -78,8 +80,9 @@ _UFUNCS: dict[str, Operation] = {}
 def operation(ufunc: np.ufunc) -> Operation:
     """The operation of a ufunc with one output and no core dimensions."""
     if ufunc.nout != 1 or ufunc.signature is not None:
+        why = f"it returns {ufunc.nout} arrays" if ufunc.nout != 1 else "it works on whole axes"
         raise InputError(
-            f"np.{ufunc.__name__} has no elementwise rule: it returns {ufunc.nout} arrays or works on whole axes"
+            f"np.{ufunc.__name__} has no elementwise rule: {why}; call it on x.compute() if that fits in memory"
         )
     return _UFUNCS.setdefault(ufunc.__name__, _from_ufunc(ufunc))
 

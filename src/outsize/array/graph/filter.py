@@ -64,6 +64,7 @@ class Filtered(Node):
         (start, stop), length = region[0], self.inputs[0].shape[0]
         result = frame.array(region_shape(region), self.dtype) if out is None else out
         first, last = int(np.searchsorted(self.ends, start, "right")) - 1, int(np.searchsorted(self.ends, stop, "left"))
+        last = min(last, len(self.ends) - 1)  # of nothing, a plan asks for one element at least
         frame.reserve(self.block * (self.dtype.itemsize + 8))
         blocks = [number for number in range(first, last) if self.ends[number] < self.ends[number + 1]]
         if frame.dry:

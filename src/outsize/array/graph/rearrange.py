@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -306,37 +307,90 @@ class Wrap(Node):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Take(Node):
-    """Chosen indices along an axis, in any order; the indices themselves are in memory."""
+    """Chosen indices along an axis, in any order. The second input is the indices, one-dimensional; negative ones count from
+    the end.
+
+    The indices of a region are sorted, those that lie close together are read at once, and each row goes to its place.
+    """
 
     axis: int
     """Which axis."""
-    indices: Block
-    """Non-negative indices, one-dimensional."""
+    low: int
+    """The smallest index, from 0 on."""
+    high: int
+    """The largest."""
+    rising: bool
+    """True where the indices are sorted: then a part of them lies in a part of the axis."""
+
+    greedy = True
 
     def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
         block = frame.array(region_shape(region), self.dtype) if out is None else out
-        start, stop = region[self.axis]
-        wanted = self.indices[start:stop]
-        if wanted.size == 0 or block.size == 0:
+        if block.size == 0:
             return block
-        lead: tuple[Any, ...] = (slice(None),) * self.axis
+        child, chosen = self.inputs
+        span, lead = region[self.axis], (slice(None),) * self.axis
+        rows, gap = self._reach(region, frame)
+        mark = frame.mark()
+        wanted = frame.evaluate(chosen, (span,))
+        frame.reserve(64 * (span[1] - span[0]) + 2 * block.nbytes + 4096)
         if frame.dry:
-            span = (0, min(2 * wanted.size, self.inputs[0].shape[self.axis]))
-            frame.suppose(self.inputs[0], (*region[: self.axis], span, *region[self.axis + 1 :]), None)
-            frame.reserve(block.nbytes)
-        low, high = int(wanted.min()), int(wanted.max()) + 1
-        if high - low <= 2 * wanted.size:  # dense: one read, then a pick
-            part = (*region[: self.axis], (low, high), *region[self.axis + 1 :])
-            source = frame.evaluate(self.inputs[0], part)
-            frame.reserve(block.nbytes)
-            frame.copy(block, source if frame.dry else source[(*lead, wanted - low)])
-            return block
-        for place, index in enumerate(wanted.tolist()):
-            part = (*region[: self.axis], (index, index + 1), *region[self.axis + 1 :])
-            mark = frame.mark()
-            frame.evaluate(self.inputs[0], part, block[(*lead, slice(place, place + 1))])
+            self._measure(region, rows, gap, frame)
             frame.release(mark)
+            return block
+        places = np.where(wanted < 0, wanted + child.shape[self.axis], wanted).astype(np.int64, copy=False)
+        order = None if self.rising else np.argsort(places, kind="stable")
+        places = places if order is None else places[order]
+        for low, high, part in _close(places, rows, gap):
+            inner = frame.mark()
+            found = frame.evaluate(child, (*region[: self.axis], (low, high), *region[self.axis + 1 :]))
+            target: Any = part if order is None else order[part]
+            block[(*lead, target)] = np.take(found, places[part] - low, axis=self.axis)
+            frame.release(inner)
+        frame.release(mark)
         return block
 
+    def _reach(self, region: Region, frame: Frame) -> tuple[int, int]:
+        """(rows of the axis that are read at once, at most; rows between two wanted ones that are read with them)."""
+        child = self.inputs[0]
+        shape = region_shape(region)
+        row = max(1, math.prod(shape) // shape[self.axis] * self.dtype.itemsize)
+        store = frame.bindings.get(child) or (child.store if isinstance(child, Source) else None)
+        grain = 1 if store is None else max(1, store.granule[self.axis])
+        grain = grain if grain * row <= _PIECE else 1
+        most = max(ALIGNMENT, min(_PIECE, 4 * row * shape[self.axis]))
+        return max(1, most // row // grain) * grain, max(grain, _SPARSE // row)
+
+    def _measure(self, region: Region, rows: int, gap: int, frame: Frame) -> None:
+        """What is read, told as one long read: all between the first and the last, or a page for each where they lie apart."""
+        child, number = self.inputs[0], region_shape(region)[self.axis]
+        rows = min(rows, child.shape[self.axis])
+        spread = self.high - self.low + 1
+        if self.rising:
+            spread = max(1, spread * number // self.shape[self.axis])
+        if spread > number * gap:
+            spread = number * max(1, ALIGNMENT * gap // _SPARSE)
+        trial = Frame(None, frame.bindings)
+        trial.evaluate(child, (*region[: self.axis], (0, spread), *region[self.axis + 1 :]))
+        frame.reads += trial.reads
+        frame.suppose(child, (*region[: self.axis], (0, rows), *region[self.axis + 1 :]), None)
+
     def detail(self) -> tuple[Any, ...]:
-        return (self.axis, self.indices.tobytes())
+        return (self.axis,)
+
+
+_PIECE = 1 << 20
+"""Bytes of rows that are read at once for the wanted ones among them."""
+
+
+def _close(places: Block, rows: int, gap: int) -> Iterator[tuple[int, int, slice]]:
+    """(first row, end, which of the sorted places): reads that cover all places, of at most so many rows."""
+    cuts = np.flatnonzero(np.diff(places) > gap)
+    start = 0
+    for number in range(cuts.size + 1):
+        stop = int(cuts[number]) + 1 if number < cuts.size else places.size
+        while start < stop:
+            low = int(places[start])
+            end = start + int(np.searchsorted(places[start:stop], low + rows))
+            yield low, int(places[end - 1]) + 1, slice(start, end)
+            start = end

@@ -91,6 +91,6 @@ def _part(node: Node, child: Node) -> float:
     if isinstance(node, Affine):
         touched = math.prod(1 if to is None else (node.shape[to] - 1) * abs(step) + 1 for to, _, step in node.axes)
         return max(0, min(size, touched)) / max(1, size)
-    if isinstance(node, Wrap | Take):
+    if isinstance(node, Wrap) or (isinstance(node, Take) and child is node.inputs[0]):
         return math.prod(node.shape) / max(1, size)
     return 1.0

@@ -1,5 +1,8 @@
 """The .npy format: any version, C and Fortran order, any byte order. Headers are read as data, never as code.
 
+`np.lib.format` turns dtypes into text and back. Its readers and writers of whole headers do not serve: the public ones stop
+at version 2, and data they write begins at a multiple of 64 bytes, not of a page.
+
 Output headers are padded to a page, which the format allows, so that data begins where direct I/O likes it.
 """
 
