@@ -203,7 +203,7 @@ def test_clipping_and_own_steps_leave_gradients_on_the_host():
 
 
 def test_the_smallest_budgets_are_named_before_anything_is_changed():
-    model, batch = nets.Language(blocks=8, width=64), nets.make_tokens()
+    model, batch = nets.Language(blocks=4, width=64), nets.make_tokens()
     before = [(p.data_ptr(), p.detach().clone()) for p in model.parameters()]
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(outsize.BudgetError) as caught:
