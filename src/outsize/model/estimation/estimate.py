@@ -83,10 +83,14 @@ def _estimate(
         return footprint if grown is None else dataclasses.replace(footprint, growth=(grown,))
     after = [] if seq is None else [seq]
     line = growth.fit("batch", lambda size: job.play(size, *after, steps=growth.STEPS), batch, peak)
+    found = tuple(growing for growing in (line, grown) if growing is not None)
+    if line is None:
+        note = f"no other batch than {batch} was accepted by the step, so its growth is not known"
+        return dataclasses.replace(footprint, growth=found, notes=(*footprint.notes, note))
     known = {batch: played}
     place = None if capacity is None else growth.Place("the budget" if chosen is None else chosen.name, capacity)
     largest = growth.largest(line, place, lambda size: known.get(size) or job.play(size, *after))
-    return dataclasses.replace(footprint, growth=(line,) if grown is None else (line, grown), largest=largest)
+    return dataclasses.replace(footprint, growth=found, largest=largest)
 
 
 class Job:

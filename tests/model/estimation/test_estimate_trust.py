@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
+import threading
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import outsize  # noqa: E402
+from outsize.core.cards import find_card  # noqa: E402
 from outsize.model.torch_port.flops import flop_rule  # noqa: E402
 
 functional = torch.nn.functional
@@ -97,7 +99,7 @@ class Graph:
 class Plain:
     def __init__(self, tensor):
         self.graph = Graph(tensor, {"mask": torch.ones(4)})
-        self.lock = open(__file__)  # noqa: SIM115
+        self.lock = threading.Lock()
 
 
 SIZE = 4 << 20
@@ -210,3 +212,45 @@ def test_weights_on_the_card_and_data_on_the_host_name_the_line():
         outsize.estimate(step, build=lambda: torch.nn.Linear(8, 8).cuda())
     given = outsize.estimate(step, torch.nn.Linear(8, 8))
     assert any("as if it had been moved" in note for note in given.notes)
+
+
+def build_for(batch):
+    return torch.nn.Linear(256, 256).cuda(), torch.rand(batch, 256, device="cuda")
+
+
+def even_only(model, batch):
+    assert len(batch) % 2 == 0, "even batches only"
+    model(batch).square().mean().backward()
+
+
+def test_a_batch_that_the_step_rejects_is_skipped():
+    found = outsize.estimate(even_only, build=build_for, batch=6, budget="100MiB").largest[0]
+    assert found.largest > 6 and found.largest % 2 == 0
+    assert outsize.estimate(even_only, build=lambda: build_for(found.largest), budget="100MiB").fits is not False
+    assert not outsize.estimate(even_only, build=lambda: build_for(found.largest + 64), budget="100MiB").fits
+
+
+def test_a_batch_above_the_data_is_not_promised():
+    def step(model, batch):
+        assert len(batch) <= 96, "there are 96 samples"
+        model(batch).square().mean().backward()
+
+    assert outsize.estimate(step, build=build_for, batch=64, budget="8GiB").largest[0].largest == 96
+
+
+def test_the_largest_batch_is_bounded_and_each_card_has_one_row():
+    def step(model, batch):
+        model(batch[:1]).square().mean().backward()
+
+    def build(batch):
+        return torch.nn.Linear(8, 8).cuda(), torch.rand(1, 8, device="cuda")
+
+    found = outsize.estimate(step, build=build, batch=4, card="rtx4090").largest
+    assert len({row.place for row in found}) == len(found)
+    assert max(row.largest for row in found) <= 2**20
+
+
+def test_a_card_of_several_sizes_is_the_common_one_or_is_asked_for():
+    assert find_card("h100").name == "H100 80GB"
+    with pytest.raises(outsize.InputError, match="A100 40GB or A100 80GB"):
+        find_card("a100")
