@@ -557,7 +557,7 @@ def apart(one, other):
 
 def time_parts(card):
     """Seconds of each part of `outsize.fit`, waits for the card left out; parts without a clock share the card."""
-    from outsize.model.fitting import fit as verb
+    from outsize.model.fitting import training as verb
 
     untimed = ("look", "_differs")
 
@@ -586,7 +586,7 @@ def time_parts(card):
 
 def lend_while_planning(card):
     """Projections need no card: others have it meanwhile."""
-    from outsize.model.fitting import fit as verb
+    from outsize.model.fitting import training as verb
     from outsize.model.fitting.plan.dry_run import Stage
 
     def lend(owner, name):

@@ -13,7 +13,7 @@ from outsize.model.fitting.learn.gradients_equal import compare
 from outsize.model.fitting.move.stores import DiskStore
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.describe import say_absent
-from outsize.model.fitting.plan.dry_run import open_stage
+from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 
@@ -184,7 +184,7 @@ def test_another_plan_is_made_with_weights_at_home_and_state_still_away(away):
     """State that has no room beside the weights must not come for a plan."""
     model, _, optimizer, _, step = away
     state = [v for values in optimizer.state.values() for v in values.values() if v.dim()]
-    stage = open_stage(Work(model=model, loss=nets.language_loss, optimizer=optimizer), nets.make_tokens())
+    stage = Stage(Work(model=model, loss=nets.language_loss, optimizer=optimizer), nets.make_tokens())
     fitted = next(hook._fitted for hook in model._state_dict_pre_hooks.values() if hasattr(hook, "_fitted"))
 
     def plan(limit, batch):

@@ -11,8 +11,7 @@ import torch
 import outsize
 from outsize.core.errors import BudgetError
 from outsize.core.memory import Allowance, Budget, Pool
-from outsize.model.fitting import fit as verb
-from outsize.model.fitting import hosted_arguments as given
+from outsize.model.fitting import arguments as verb
 from outsize.model.fitting.plan import dry_run as stage
 from outsize.model.fitting.plan import foreign_tensors as beside
 from outsize.model.fitting.plan.foreign_tensors import LITTLE, Beside, look_beside
@@ -107,10 +106,10 @@ def test_a_budget_that_nobody_set_is_what_is_available_and_what_is_held(monkeypa
     monkeypatch.setattr(verb, "current_budget", lambda devices: left)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 7 * MiB if device.index == 1 else 0)
-    assert verb._allowance(None, There()).bytes == 17 * MiB
-    assert verb._allowance("3MiB", There()).bytes == 3 * MiB
+    assert verb.device_budget(None, There()).bytes == 17 * MiB
+    assert verb.device_budget("3MiB", There()).bytes == 3 * MiB
     with outsize.budget(device="10MiB"):
-        assert verb._allowance(None, There()).bytes == 10 * MiB
+        assert verb.device_budget(None, There()).bytes == 10 * MiB
 
 
 @pytest.mark.parametrize("home", ["cuda:0", "cuda:1"])
@@ -181,7 +180,7 @@ def test_an_inference_and_a_model_on_the_host_count_them_too(monkeypatch):
     peaks = []
     for found in (Beside(), Beside({1: 30 * MiB})):
         monkeypatch.setattr(stage, "look_beside", lambda device, mine, found=found: found)
-        monkeypatch.setattr(given, "look_beside", lambda device, mine, found=found: found)
+        monkeypatch.setattr(verb, "look_beside", lambda device, mine, found=found: found)
         answers = outsize.fit(model, None, None, batch, budget="1GiB", dry_run=True)
         optimizer = torch.optim.AdamW(model.parameters())
         hosted = outsize.fit(

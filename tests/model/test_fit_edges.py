@@ -301,7 +301,7 @@ def test_a_module_that_is_computed_again_can_be_gone_back_through_twice(tmp_path
 @pytest.mark.parametrize("wrong", [False, True])
 def test_rounding_under_autocast_is_told_from_a_wrong_gradient(monkeypatch, wrong):
     """A difference under autocast that is gone without it is rounding; one that stays is none."""
-    from outsize.model.fitting import fit as verb
+    from outsize.model.fitting import training as verb
 
     model, tokens = nets.Language(), nets.make_tokens(rows=6)
 

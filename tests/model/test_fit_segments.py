@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outsize.core.errors import OutOfMemory
-from outsize.model.fitting.fit import Planning
 from outsize.model.fitting.learn.findings import look
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
@@ -19,6 +18,7 @@ from outsize.model.fitting.plan.speeds import estimate_times
 from outsize.model.fitting.plan.take_apart import gather_facts, inclusive
 from outsize.model.fitting.run import expandable_segments as segments
 from outsize.model.fitting.run.runner import Work
+from outsize.model.fitting.training import Planning
 
 
 class Pictures(torch.nn.Module):
@@ -165,7 +165,7 @@ def test_an_interrupt_while_plans_are_compared_lets_go_of_the_place_beside_the_c
         raise KeyboardInterrupt
 
     monkeypatch.setattr(planning, "open_store", Place)
-    monkeypatch.setattr("outsize.model.fitting.fit.try_out", interrupted)
+    monkeypatch.setattr("outsize.model.fitting.training.try_out", interrupted)
     with pytest.raises(KeyboardInterrupt):
         planning._fastest(search, search.run(), None)
     assert len(closed) == 1

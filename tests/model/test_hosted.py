@@ -450,7 +450,7 @@ class Failing(nn.Module):
 
 
 def test_memory_that_runs_out_in_the_forward_pass_loses_nothing(monkeypatch):
-    monkeypatch.setattr("outsize.model.fitting.hosted_arguments.open_mover", lambda device: lanes.LateLane(3))
+    monkeypatch.setattr("outsize.model.fitting.arguments.open_mover", lambda device: lanes.LateLane(3))
     model, batch = Failing(nets.Language(blocks=8, width=64, dropout=0.1)), nets.make_tokens()
     twin = copy.deepcopy(model)
     ours, plain = (torch.optim.AdamW(m.parameters(), 1e-4) for m in (model, twin))

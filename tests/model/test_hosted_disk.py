@@ -307,7 +307,7 @@ def test_a_disk_that_fails_while_weights_move_there_leaves_the_model_as_it_was(m
     calls = iter(range(1000))
     with monkeypatch.context() as patch:
         full(patch, lambda: next(calls) > 40)
-        patch.setattr("outsize.model.fitting.hosted_fit.measure_disk", lambda *_: (1e9, 1e9))
+        patch.setattr("outsize.model.fitting.hosting.measure_disk", lambda *_: (1e9, 1e9))
         with pytest.raises(outsize.StoreError, match="no space is left"):
             fit_short(model, ours, make_rows(), 120 * MIB, clip=1.0)
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):

@@ -10,7 +10,7 @@ from test_fit_unseen import Own, draws, from_numpy, from_python, make_wide, rows
 from torch import nn
 
 import outsize
-from outsize.model.fitting import hosted_fit as verb
+from outsize.model.fitting import hosting as verb
 
 SOURCES = {
     "numpy": (lambda: from_numpy, "numpy.random"),

@@ -1,20 +1,134 @@
-"""The user's mistakes in what was asked of fit, named before anything is touched.
+"""What fit was asked for, checked before anything is touched.
 
-In: the arguments of `outsize.fit`. Out: nothing, or an `InputError` that says what was given and what would do.
+In: the arguments of `outsize.fit`. Out: a `Request`, or an `InputError` that says what was given and what would do.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outsize.core.errors import InputError
+from outsize.core.memory import DISK, HOST, Allowance, Pool
+from outsize.core.units import parse_bytes
+from outsize.machine import current_budget
+from outsize.machine.budget import current_wishes
+from outsize.machine.disk import is_in_memory
+from outsize.machine.host import read_rss
+from outsize.machine.system import LiveSystem
+from outsize.model.fitting import batch as batches
+from outsize.model.fitting.guarded import call_model
+from outsize.model.fitting.move.evicted import require_home
+from outsize.model.fitting.move.mover import Mover, open_mover
+from outsize.model.fitting.move.units import sizeof
+from outsize.model.fitting.move.weight_files import find_weights
+from outsize.model.fitting.plan.foreign_tensors import Beside, held_on, look_beside
+from outsize.model.fitting.plan.host_memory import in_memory
 from outsize.model.fitting.plan.remedies import ALLOWED, REMEDIES
-from outsize.model.fitting.run.optimizer_subset import parameters_of, require_plain_step
+from outsize.model.fitting.run.clip_and_scale import check_scaler
+from outsize.model.fitting.run.optimizer_subset import parameters_of, require_plain_step, why_not_one_by_one
+from outsize.model.fitting.run.runner import Work
 from outsize.model.torch_port.objects import is_compiled
 
 KEYS = (*(kind.key for kind in REMEDIES), "pieces")
 """Names that `without` may hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSide:
+    """What is known of the host under a model that visits a device."""
+
+    base: int
+    """Bytes that the process holds beside model and optimizer state."""
+    before: int
+    """Bytes of memory that model and optimizer state take before anything is moved."""
+    mover: Mover
+    """The way to the device."""
+    files: Any
+    """Where weights are read from, None where they are in host memory."""
+    forced: str
+    """Why gradients wait on the host, empty where they need not."""
+    later: bool
+    """Parameters whose gradients wait can be updated a few at a time all the same."""
+    grounded: str
+    """Why nothing can be in a scratch file, empty where it can."""
+    disk: Allowance | None
+    """Room of the scratch folder."""
+    beside: Beside
+    """What the process holds on the device that is not the step's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user asked for, checked."""
+
+    work: Work
+    batch: Any
+    rows: int
+    """Samples of the batch."""
+    device: Any
+    """Where the step runs."""
+    budgets: tuple[Allowance, ...]
+    """Of the device; then of the host, where the model lives there."""
+    scratch: str
+    """The scratch folder."""
+    allow: str
+    own_step: bool
+    without: tuple[str, ...]
+    dry_run: bool
+    call: Callable[[Any, Any], Any] | None
+    """How an inference calls the model; None: a training step."""
+    host: HostSide | None
+    """None where the model lives on its device."""
+
+
+def read_request(
+    model: Any, loss: Any, optimizer: Any, batch: Any, *, budget: Any = None, device: Any = None, host: Any = None,
+    weights: Any = None, allow: str = "exact", own_step: bool = False, clip: float | None = None, scaler: Any = None,
+    without: tuple[str, ...] = (), dry_run: bool = False,
+) -> Request:  # fmt: skip
+    """The user's mistakes, named before anything is touched."""
+    check_words(model, loss, optimizer, allow, without, own_step, clip, scaler)
+    hosted = device is not None or weights is not None or host is not None
+    target = _read_device(device, dry_run) if hosted else _device_of(model)
+    call = None
+    if optimizer is None and not own_step:
+        loss, call = None, loss or call_model
+    scaler = check_scaler(scaler, target) if hosted else scaler
+    require_home(model, optimizer)
+    files = _find_files(model, optimizer, target, weights, dry_run) if hosted else None
+    if optimizer is not None:
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise InputError("no parameter of the model requires a gradient: there is nothing to train")
+        check_optimizer(model, optimizer)
+    rows = batches.count_rows(batch)
+    if not hosted:
+        for path, tensor in batches.tensors_of(batch).items():
+            if tensor.device != target:
+                raise InputError(
+                    f"{path} is on {tensor.device} and the model on {target}: move the batch to the model's device"
+                )
+    side = None
+    budgets: tuple[Allowance, ...] = ()
+    scratch = current_budget()
+    if hosted:
+        budgets, base, before = _hosted_budgets(model, optimizer, target, budget, host)
+        disk = next((a for a in scratch.allowances if a.pool == DISK), None)
+        side = HostSide(
+            base=base, before=before, mover=_mover_to(target, dry_run), files=files,
+            forced=_why_gradients_wait(optimizer, own_step, clip, scaler),
+            later=optimizer is not None and not own_step and why_not_one_by_one(optimizer) is None,
+            grounded=_why_in_memory(optimizer, own_step, without, scratch.scratch, files), disk=disk,
+            beside=look_beside(target, [*model.buffers(), *batches.tensors_of(batch).values()]),
+        )  # fmt: skip
+    return Request(
+        work=Work(model=model, loss=loss, optimizer=optimizer, clip=clip, scaler=scaler, device=target.type), batch=batch,
+        rows=rows, device=target, budgets=budgets or (device_budget(budget, model),), scratch=scratch.scratch, allow=allow,
+        own_step=own_step, without=tuple(without), dry_run=dry_run, call=call, host=side,
+    )  # fmt: skip
 
 
 def check_words(
@@ -90,3 +204,140 @@ def check_optimizer(model: Any, optimizer: Any) -> None:
             f"the optimizer holds {len(strange)} parameters that the model does not have (the first has shape "
             f"{tuple(strange[0].shape)}): it belongs to another model"
         )
+
+
+def _device_of(model: Any) -> Any:
+    """The one device of a model."""
+    devices = {parameter.device for parameter in model.parameters()}
+    if not devices:
+        raise InputError(f"{type(model).__name__} has no parameters: there is nothing to fit")
+    if len(devices) > 1 or next(iter(devices)).type not in ("cpu", "cuda"):
+        raise InputError(
+            f"the model's parameters are on {', '.join(map(str, devices))}: fit works on one CPU or CUDA device"
+        )
+    return next(iter(devices))
+
+
+def _read_device(device: Any, dry_run: bool) -> Any:
+    """The device that a model is to visit."""
+    import torch
+
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise InputError(f"device={device!r} is no device: cuda, cuda:1 or cpu") from None
+    if found.type not in ("cpu", "cuda"):
+        raise InputError(f"device={found} is not supported: cuda or cpu")
+    if found.type == "cuda" and not torch.cuda.is_available() and not dry_run:
+        raise InputError("device='cuda' was asked for and torch sees no card; dry_run=True plans without one")
+    return found
+
+
+def _mover_to(device: Any, dry_run: bool) -> Mover:
+    """The way there; to the CPU itself where a dry run has no card."""
+    import torch
+
+    there = not dry_run or device.type == "cpu" or torch.cuda.is_available()
+    return open_mover(device if there else torch.device("cpu"))
+
+
+def _find_files(model: Any, optimizer: Any, device: Any, weights: Any, dry_run: bool) -> Any:
+    """Where the weights of a hosted model are read from, None where they are in host memory."""
+    _check_memory(model)
+    if weights is not None:
+        if optimizer is not None:
+            raise InputError("weights= streams a file for inference: load them into a model in host memory to train")
+        return find_weights(model, weights)
+    kinds = {p.device.type for p in model.parameters()}
+    if kinds - {"cpu"} and not (dry_run and kinds == {"meta"}):
+        raise InputError(
+            f"the model is on {', '.join(sorted(kinds))}: with device={device} it has to be in host memory, or on the meta "
+            "device with weights='model.safetensors'"
+        )
+    return None
+
+
+def _why_gradients_wait(optimizer: Any, own_step: bool, clip: Any, scaler: Any) -> str:
+    """Why all gradients of a hosted model have to be known before the first update, empty where they need not."""
+    if own_step or optimizer is None:
+        return "you step the optimizer yourself" if own_step else ""
+    reasons = (
+        why_not_one_by_one(optimizer),
+        "a GradScaler looks at all gradients before the first update" if scaler is not None else "",
+        "clipping needs the norm of all gradients before the first update" if clip else "",
+    )
+    return next(filter(None, reasons), "")
+
+
+def _why_in_memory(optimizer: Any, own_step: bool, without: tuple[str, ...], folder: str, files: Any) -> str:
+    """Why nothing of a model in host memory can be in a scratch file, empty where it can."""
+    if files is not None:
+        return "it is read from a file already"
+    if own_step:
+        return "you step the optimizer yourself, which takes all of it in memory"
+    if "state_away" in without:
+        return "you forbade state_away"
+    if is_in_memory(LiveSystem(), folder):
+        return f"the scratch folder {folder} is in RAM, so name another with outsize.budget(scratch=...)"
+    return (why_not_one_by_one(optimizer) or "") if optimizer is not None else ""
+
+
+def _check_memory(model: Any) -> None:
+    """Every parameter gets memory of its own on the host, so two on the same memory would part."""
+    named = [(name, p) for name, p in model.named_parameters() if p.device.type == "cpu" and p.numel()]
+    rows = sorted(
+        (p.data_ptr(), p.data_ptr() + p.numel() * p.element_size(), name) for name, p in named if p.is_contiguous()
+    )
+    for (_, end, first), (start, _, second) in itertools.pairwise(rows):
+        if start < end:
+            raise InputError(
+                f"{first} and {second} are two parameters on the same memory: tie them by assigning one parameter to both"
+            )
+
+
+def device_budget(budget: int | str | None, model: Any) -> Allowance:
+    """Bytes of the device that a model is on."""
+    device = next(model.parameters()).device
+    pool = HOST if device.type == "cpu" else Pool(kind="device", index=device.index or 0)
+    if budget is not None:
+        return Allowance(pool=pool, bytes=parse_bytes(budget), reason="set by you")
+    found = next((a for a in current_budget(devices=device.type == "cuda").allowances if a.pool == pool), None)
+    if found is None:
+        raise InputError(f"nothing is known about the memory of {device}: give a budget, such as budget='16GiB'")
+    held = held_on(device) if current_wishes().device is None else 0
+    return replace(found, bytes=found.bytes + held, reason=f"{found.reason}, and what is held") if held else found
+
+
+def _hosted_budgets(
+    model: Any, optimizer: Any, device: Any, budget: Any, host: Any
+) -> tuple[tuple[Allowance, ...], int, int]:
+    """Device and host budget, what this process holds beside the model, and what it holds of it."""
+    import torch
+
+    if device.type == "cuda" and torch.cuda.is_available():
+        torch.zeros(1, device=device)  # the context is part of what the process holds
+    rss = read_rss(LiveSystem())
+    mine = [*model.parameters(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    if optimizer is not None:
+        values = (v for state in optimizer.state.values() for v in state.values())
+        mine += [value for value in values if isinstance(value, torch.Tensor)]
+    before = sum(sizeof(t) for t in in_memory(mine))
+    base = max(0, rss - before)
+    pool = Pool(kind="device", index=device.index or 0)
+    found = current_budget(devices=device.type == "cuda" and budget is None)
+    if budget is not None:
+        there = Allowance(pool=pool, bytes=parse_bytes(budget), reason="set by you")
+    else:
+        left = found.device(device.index or 0) if device.type == "cuda" else found.host
+        size = current_wishes().device or (None if left is None else left + held_on(device))
+        if size is None:
+            raise InputError(f"nothing is known about the memory of {device}: give a budget, such as budget='16GiB'")
+        there = Allowance(pool=pool, bytes=size, reason="what is available")
+    wished = parse_bytes(host) if host is not None else current_wishes().host
+    if wished is not None:
+        here = Allowance(pool=HOST, bytes=wished, reason="set by you")
+    else:
+        here = Allowance(pool=HOST, bytes=rss + (found.host or 0), reason="what is held and what is available")
+    return (there, here), base, before

@@ -69,7 +69,7 @@ class Fitted(Guarded):
         self._looked = False
         """A faster plan was looked for: that is done once."""
         self._replan = replan
-        self._reopen = reopen or self._settle
+        self._reopen = reopen or (lambda choice, old: reopen_resident(choice, old, rows))
         self._call = call or call_model
         self._rows = rows
         if runner is not None:
@@ -292,12 +292,6 @@ class Fitted(Guarded):
             raise
         self.plan, self.choice, self._runner = plan, choice, following
 
-    def _settle(self, choice: Choice, old: ResidentRunner) -> ResidentRunner:
-        """The runner of another choice on the same device."""
-        following = open_resident(old.work, choice, old.weights.store, rows=self._rows, evicted=old.weights.evicted)
-        following.weights.settle(following.sink)
-        return following
-
     def _go_tighter(self, failure: str) -> None:
         if self._left is not None:  # what was tried holds too much, and what was left does not
             (plan, choice, _), self._left = self._left, None
@@ -315,6 +309,13 @@ class Fitted(Guarded):
         part = TIGHTER["hosted" if self.choice.hosted else self._work.device]
         plan, choice = self._replan(int(most * part), None)
         self._take(replace(plan, budgets=self.plan.budgets, notes=(*plan.notes, f"tightened: {failure}")), choice)
+
+
+def reopen_resident(choice: Choice, old: ResidentRunner, rows: int) -> ResidentRunner:
+    """The runner of another choice for a model on its device: what this one wants at home comes home."""
+    following = open_resident(old.work, choice, old.weights.store, rows=rows, evicted=old.weights.evicted)
+    following.weights.settle(following.sink)
+    return following
 
 
 def _tensors_of(thing: Any) -> list[Any]:

@@ -13,10 +13,9 @@ from typing import Any
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.arguments import check_words
-from outsize.model.fitting.fit import _allowance, check_given
+from outsize.model.fitting.arguments import read_request
 from outsize.model.fitting.plan.choice import Choice
-from outsize.model.fitting.plan.dry_run import Stage, Twin, open_stage
+from outsize.model.fitting.plan.dry_run import Stage, Twin
 from outsize.model.fitting.plan.search import SURE
 from outsize.model.fitting.user_errors import in_users_code
 
@@ -28,10 +27,9 @@ def batch_size(
     model: Any, loss: Callable[[Any, Any], Any], optimizer: Any, batch: Any, *, budget: int | str | None = None
 ) -> int:
     """The largest number of samples, each like those of `batch`, whose plain training step holds at most `budget` bytes."""
-    check_words(model, loss, optimizer, "exact", (), False, None, None)
-    work = check_given(model, loss, optimizer, batch, None, None)
-    allowance = _allowance(budget, model)
-    stage = open_stage(work, batch)
+    request = read_request(model, loss, optimizer, batch, budget=budget, own_step=optimizer is None)
+    allowance = request.budgets[0]
+    stage = Stage(request.work, batch)
 
     def peak(rows: int) -> int:
         with in_users_code(f"loss(model, batch) with {rows} samples"):

@@ -8,7 +8,7 @@ state are left as they were.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +47,10 @@ class Collect(Update):
         return self._bring(parameter) if parameter in self._away else None
 
 
+EQUAL = {False: 1e-4, True: 5e-2}
+"""Largest relative difference of a gradient that counts as equal: by the same kernels, or by others (autocast, a card beside a
+CPU)."""
+
 FAR_BELOW = 1e-4
 """A gradient below this part of the largest is measured against that: it may be the rounding of larger numbers that cancel, and
 the plain step's own differs as much."""
@@ -70,14 +74,14 @@ def compare(
     fitted = replace(base, slices=min(choice.slices, rows), first=0)
     if fitted.slices > 1:
         with calm():
-            return _worst(_differences(work, fitted, batch, store, at_once=False), rounding)
+            return worst_of(_differences(work, fitted, batch, store, at_once=False), rounding)
     try:
-        return _worst(_differences(work, fitted, batch, store, at_once=True), rounding)
+        return worst_of(_differences(work, fitted, batch, store, at_once=True), rounding)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
     clear_up()  # two gradients of a parameter had no room beside the pass
-    return _worst(_differences(work, fitted, batch, store, at_once=False), rounding)
+    return worst_of(_differences(work, fitted, batch, store, at_once=False), rounding)
 
 
 def find_rounding(work: Work, batch: Any, store: Store) -> dict[str, float]:
@@ -137,7 +141,8 @@ def _differences(work: Work, fitted: Choice, batch: Any, store: Store, at_once: 
             yield label, float("inf"), None
 
 
-def _worst(differences: Iterator[Norms], rounding: dict[str, float] | None = None) -> tuple[float, str]:
+def worst_of(differences: Iterable[Norms], rounding: dict[str, float] | None = None) -> tuple[float, str]:
+    """The largest relative difference, and whose it is; what is below `rounding` is none."""
     norms: list[tuple[str, float, float]] = []
     for label, difference, size in differences:
         if size is None:

@@ -1,6 +1,6 @@
-"""The plan as the user reads it.
+"""The plan as the user reads it: of a training step, of an inference, or of a model that lives on the host.
 
-In: a search and what it found, facts, findings. Out: `FitPlan`, with the peak of each phase, what every remedy saves and
+In: facts, a choice and its projection. Out: `FitPlan`, with the peak of each phase, what every remedy saves and
 costs, the choices beside the one that was made, and what was found and decided on the way.
 """
 
@@ -8,19 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
-from outsize.core.failure import Remedy
+from outsize.core.failure import Exactness, Remedy
 from outsize.core.fitting import FitPlan, Neighbour
-from outsize.core.memory import Allowance
+from outsize.core.memory import DISK, HOST, Allowance
 from outsize.core.noun import Known
 from outsize.core.plan import Peak, Step
 from outsize.core.units import format_bytes
+from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.findings import Findings
+from outsize.model.fitting.move.units import Cut
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.foreign_tensors import note_beside
-from outsize.model.fitting.plan.remedies import REMEDIES, describe, place, predict, remedies_on
+from outsize.model.fitting.plan.host_memory import filed_bytes, host_bytes
+from outsize.model.fitting.plan.hosted_dry_run import Sketch
+from outsize.model.fitting.plan.hosted_facts import HostedFacts
+from outsize.model.fitting.plan.hosted_remedies import HOSTED_REMEDIES
+from outsize.model.fitting.plan.projection import Projection
+from outsize.model.fitting.plan.remedies import KIND_OF, REMEDIES, describe, place, predict, remedies_on
 from outsize.model.fitting.plan.search import Candidate, Search, plain_seconds, slow_down
+from outsize.model.fitting.run.runner import Work
 
 WORTH = 0.95
 """A setting that leaves at most this part of what is reserved is worth naming."""
@@ -51,10 +60,22 @@ def _phases(search: Search, found: Candidate, allowance: Allowance) -> tuple[Ste
     peaks = dict(projection.peaks)
     if projection.card:
         peaks["reserved"] = bound(peaks["reserved"], allowance.bytes, search.limited)
-    known = Known.ESTIMATE if projection.card else Known.EXACT
+    return _steps(peaks, allowance, Known.ESTIMATE if projection.card else Known.EXACT)
+
+
+def _steps(
+    peaks: dict[str, int], allowance: Allowance, known: Known, beside: tuple[Peak, ...] = (),
+    traffic: dict[str, tuple[int, int]] | None = None,
+) -> tuple[Step, ...]:  # fmt: skip
+    """Phases with their peaks; `beside`: those of other pools, `traffic`: bytes that a phase reads and writes."""
+    moved = traffic or {}
     return tuple(
-        Step(name=name, peaks=(Peak(pool=allowance.pool, bytes=size, known=known),)) for name, size in peaks.items()
-    )
+        Step(
+            name=name, peaks=(Peak(pool=allowance.pool, bytes=size, known=known), *beside),
+            read=moved.get(name, (0, 0))[0], written=moved.get(name, (0, 0))[1],
+        )
+        for name, size in peaks.items()
+    )  # fmt: skip
 
 
 def bound(reserved: int, allowed: int, limited: bool) -> int:
@@ -129,3 +150,143 @@ def _neighbour(search: Search, found: Candidate, facts: Facts, cheaper: bool) ->
         slow_down=slow_down(best.choice, facts),
         traced=best.projection is not None,
     )
+
+
+def tell_inference(
+    work: Work, choice: Choice, projection: Projection, allowance: Allowance, rows: int, plain: int, notes: list[str]
+) -> FitPlan:  # fmt: skip
+    """The plan of an inference on the model's device."""
+    known = Known.ESTIMATE if projection.card else Known.EXACT
+    saves = max(0, plain - projection.peak)
+    remedies = []
+    if choice.slices > 1:
+        how = f"{choice.slices} slices of {-(-rows // choice.slices)} of {rows} samples"
+        remedies.append((KIND_OF["slices"].name, "small slices do not fill a card", how))
+    if choice.stream:
+        remedies.append((KIND_OF["stream"].name, "copies", f"{len(choice.stream)} modules visit while they run"))
+    return FitPlan(
+        name=f"inference of {rows} samples", budgets=(allowance,), smallest=None, plain=plain, away=projection.away,
+        steps=_steps(projection.peaks, allowance, known),
+        remedies=tuple(
+            Remedy(name=name, saves=saves, known=Known.ESTIMATE, costs=costs, exactness=Exactness.ROUNDING, how=how)
+            for name, costs, how in remedies
+        ),
+        slow_down=1.0, place="host" if work.device == "cuda" else "disk",
+        notes=(*notes, *note_beside(projection.beside), *say_absent(choice)),
+    )  # fmt: skip
+
+
+def tell_hosted(
+    work: Work, batch: Any, rows: int, budgets: tuple[Allowance, Allowance], facts: HostedFacts, choice: Choice, sketch: Sketch
+) -> FitPlan:  # fmt: skip
+    """The plan of a model that lives on the host."""
+    there, _ = budgets
+    known = Known.EXACT if facts.kind == "cpu" else Known.ESTIMATE
+    host = Peak(pool=HOST, bytes=host_bytes(facts, choice, sketch), known=Known.ESTIMATE)
+    filed = filed_bytes(facts, choice)
+    beside = (host, *([Peak(pool=DISK, bytes=sum(filed.values()), known=Known.EXACT)] if choice.transfer_bytes else ()))
+    traffic = _traffic(choice, filed)
+    peaks = dict(sketch.peaks)
+    if "reserved" in peaks:
+        peaks["reserved"] = bound(peaks["reserved"], there.bytes, limited=False)
+    steps = _steps(peaks, there, known, beside, traffic)
+    weights, state = facts.weights, facts.state
+    back = _sent(choice, weights, state, sketch.inputs)
+    moved = sketch.brought + sketch.inputs + back
+    link = max((sketch.brought + sketch.inputs) / facts.rates.both, back / facts.rates.both)
+    if choice.update == "host":
+        link = max(link, weights / facts.rates.host)
+    elif choice.update == "kept":
+        link += (2 * weights + state) / facts.rates.both if choice.state_ring else weights / facts.rates.host
+    read, written = (sum(row[way] for row in traffic.values()) for way in (0, 1))
+    disk = read / facts.rates.read + written / facts.rates.write if choice.transfer_bytes else 0.0
+    seconds = max(sketch.seconds, link, disk)
+    tokens = _tokens(batch, rows)
+    cut = facts.cut(choice)
+    plain = weights + (0 if choice.update == "none" else weights + state)
+    return FitPlan(
+        name=f"{'inference' if choice.update == 'none' else 'training step'} of {rows} samples on {there.pool}", steps=steps,
+        budgets=budgets if not choice.transfer_bytes or facts.disk is None else (*budgets, facts.disk), smallest=None,
+        remedies=_hosted_remedies(choice, facts, sketch), plain=plain,
+        slow_down=seconds / max(sketch.seconds * (0.75 if choice.update != "none" else 1.0), 1e-9),
+        away=host.bytes, place="disk" if facts.streamed else "host", moved=moved, seconds=seconds, tokens=tokens,
+        notes=tuple(_hosted_notes(facts, choice, sketch, cut, filed, (read, written, disk))),
+    )  # fmt: skip
+
+
+def _hosted_notes(
+    facts: HostedFacts, choice: Choice, sketch: Sketch, cut: Cut, filed: dict[str, int], disk: tuple[int, int, float]
+) -> list[str]:
+    """What was found and decided; `disk`: bytes read and written in a step, and the seconds of both."""
+    rates = facts.rates
+    read, written, seconds = disk
+    measured = "measured" if rates.measured else "assumed"
+    notes = [
+        f"{len(cut.units)} units of at most {format_bytes(cut.largest)} visit the device through {format_bytes(choice.ring)}; "
+        f"{format_bytes(cut.held.size)} stay on it",
+        f"link: {rates.bring / 1e9:.1f} GB/s in, {rates.send / 1e9:.1f} GB/s out, {rates.both / 1e9:.1f} GB/s each way at once "
+        f"({measured})",
+    ]
+    if choice.update != "none":
+        notes.append(f"the optimizer on the host: {rates.host / 1e9:.1f} GB/s of parameters ({measured})")
+        if facts.forced:
+            after = "on the device, a few parameters at a time" if choice.state_ring else "on the host"
+            notes.append(f"gradients wait on the host: {facts.forced}; the update follows {after}")
+        else:
+            notes.append(_where(choice))
+    if choice.transfer_bytes:
+        parts = ", ".join(f"{format_bytes(size)} of {kind}" for kind, size in filed.items() if size)
+        notes.append(
+            f"the host has no room for all of it: {parts} in a file in {facts.folder}, {format_bytes(read)} read and "
+            f"{format_bytes(written)} written a step ({rates.read / 1e9:.1f} and {rates.write / 1e9:.1f} GB/s measured, "
+            f"{seconds:.2g} s)"
+        )
+    if sketch.random:
+        notes.append(f"random numbers are drawn ({', '.join(sketch.random[:3])}) and drawn again alike")
+    return notes + note_beside(sketch.beside)
+
+
+def _traffic(choice: Choice, filed: dict[str, int]) -> dict[str, tuple[int, int]]:
+    """Bytes that each phase reads from the scratch file and writes to it."""
+    weights, state, gradients = (filed[kind] for kind in ("weights", "state", "gradients"))
+    if choice.update == "none":
+        return {"forward": (weights, 0)}
+    if choice.update == "kept":
+        after = (weights + state + gradients, weights + state)
+        return {"forward": (weights, 0), "backward": (weights, gradients), "optimizer": after}
+    return {"forward": (weights, 0), "backward": (weights + state, weights + state)}
+
+
+def _where(choice: Choice) -> str:
+    return {
+        "card": "parameters are updated on the device as their gradients come; state visits",
+        "host": "parameters are updated on the host, beside the backward pass",
+    }[choice.update]
+
+
+def _sent(choice: Choice, weights: int, state: int, inputs: int) -> int:
+    """Bytes that go from the device to the host in a step."""
+    if choice.update == "none":
+        return 0
+    if choice.update == "kept" and choice.state_ring:
+        return inputs + 2 * weights + state
+    return inputs + weights + (state if choice.update == "card" else 0)
+
+
+def _tokens(batch: Any, rows: int) -> int:
+    """Elements of the first tensor of whole numbers with two axes, else samples."""
+    for tensor in batches.tensors_of(batch).values():
+        if tensor.dim() == 2 and not tensor.dtype.is_floating_point:
+            return int(tensor.numel())
+    return rows
+
+
+def _hosted_remedies(choice: Choice, facts: HostedFacts, sketch: Sketch) -> tuple[Remedy, ...]:
+    return tuple(
+        Remedy(
+            name=kind.name, saves=kind.saves(choice, facts, sketch), known=Known.ESTIMATE, costs=kind.costs,
+            exactness=kind.exactness, how=kind.how(choice),
+        )
+        for kind in HOSTED_REMEDIES
+        if kind.on(choice)
+    )  # fmt: skip

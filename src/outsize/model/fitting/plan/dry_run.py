@@ -242,11 +242,6 @@ def _tell(
     )  # fmt: skip
 
 
-def open_stage(work: Work, batch: Any) -> Stage:
-    """The stage for the device of a model."""
-    return Stage(work, batch)
-
-
 class Watch(Tracer):
     """The tracer of a fitted step: also phases, calls and estimated times."""
 

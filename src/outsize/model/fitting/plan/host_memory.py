@@ -1,6 +1,6 @@
 """What the host holds of a hosted step, and what goes to the scratch file where that is too much.
 
-In: a search, a choice and its sketch. Out: bytes of host memory at most, and the choice with state, weights and gradients
+In: hosted facts, a choice and its sketch. Out: bytes of host memory at most, and the choice with state, weights and gradients
 in the scratch file, in this order, the largest first, until the rest fits.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outsize.array.store.base import ALIGNMENT, round_up
 from outsize.core.errors import BudgetError
@@ -18,12 +18,10 @@ from outsize.engine.pool import round_to_pages
 from outsize.model.fitting.move.pinned_blocks import MOVERS, state_bytes
 from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.scratch_file import READERS, WRITERS, piece_of
-from outsize.model.fitting.move.units import Cut, Place, cut_model
+from outsize.model.fitting.move.units import Cut, Place
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.hosted_dry_run import Sketch
-
-if TYPE_CHECKING:
-    from outsize.model.fitting.plan.hosted_search import Search
+from outsize.model.fitting.plan.hosted_facts import HostedFacts
 
 LIBRARIES = {"cpu": 48 * 2**20, "cuda": 2 * 2**30}
 """Host bytes that a device's libraries come to hold once their kernels have run, beyond what the process holds before."""
@@ -37,113 +35,108 @@ KINDS = ("state", "weights", "gradients")
 """What can be in the scratch file, in the order in which it goes there: state is needed once a step, weights twice."""
 
 
-def cut_of(search: Search, choice: Choice) -> Cut:
-    """The model in the choice's units."""
-    return cut_model(search.stage.work.model, choice.unit_bytes, choice.held, search.order)
-
-
-def sizes_of(search: Search, choice: Choice, kind: str, place: Place) -> int:
+def sizes_of(facts: HostedFacts, choice: Choice, kind: str, place: Place) -> int:
     """Bytes of one kind that belong to a parameter."""
     if kind == "state":
-        return state_bytes(search.layout.get(id(place.parameter), []))
+        return state_bytes(facts.layout.get(id(place.parameter), []))
     if kind == "gradients":
         return place.size if choice.update == "kept" and place.parameter.requires_grad else 0
     return place.size
 
 
-def filed_bytes(search: Search, choice: Choice) -> dict[str, int]:
+def filed_bytes(facts: HostedFacts, choice: Choice) -> dict[str, int]:
     """Bytes in the scratch file, by kind."""
-    places = {place.name: place for place in cut_of(search, choice).places()}
+    places = {place.name: place for place in facts.cut(choice).places()}
     return {
-        kind: sum(sizes_of(search, choice, kind, places[name]) for name in choice.disk.get(kind, ())) for kind in KINDS
+        kind: sum(sizes_of(facts, choice, kind, places[name]) for name in choice.disk.get(kind, ())) for kind in KINDS
     }
 
 
-def host_bytes(search: Search, choice: Choice, sketch: Sketch) -> int:
+def host_bytes(facts: HostedFacts, choice: Choice, sketch: Sketch) -> int:
     """What host memory holds at most, while things move to their places and in a step."""
-    cut = cut_of(search, choice)
-    held = search.base + LIBRARIES[search.kind]
-    if search.streamed:
-        return held + READAHEAD * (cut.largest + 2**21) + (sketch.peak if search.kind == "cpu" else 0)
-    blocks = {kind: sum(_in_blocks(search, choice, cut, kind)) for kind in KINDS}
+    cut = facts.cut(choice)
+    held = facts.base + LIBRARIES[facts.kind]
+    if facts.streamed:
+        return held + READAHEAD * (cut.largest + 2**21) + (sketch.peak if facts.kind == "cpu" else 0)
+    blocks = {kind: sum(_in_blocks(facts, choice, cut, kind)) for kind in KINDS}
     pieces = (READERS + WRITERS) * round_to_pages(choice.transfer_bytes)
-    moving = held + sum(sorted(_in_blocks(search, choice, cut, "weights"), reverse=True)[:MOVERS])
+    moving = held + sum(sorted(_in_blocks(facts, choice, cut, "weights"), reverse=True)[:MOVERS])
     if choice.transfer_bytes:  # what goes to the file goes first
-        moving += max(search.before, blocks["weights"]) + max(_in_blocks(search, choice, cut, "state")) + pieces
+        moving += max(facts.before, blocks["weights"]) + max(_in_blocks(facts, choice, cut, "state")) + pieces
     else:
         moving += blocks["weights"]  # before state is made
     if choice.update != "none":
         held += blocks["state"] + blocks["gradients"]
     if choice.update == "host":
         held += choice.state_ring
-    held += blocks["weights"] + pieces + sketch.inputs + (sketch.peak if search.kind == "cpu" else 0)
+    held += blocks["weights"] + pieces + sketch.inputs + (sketch.peak if facts.kind == "cpu" else 0)
     return max(moving, held)
 
 
-def _in_blocks(search: Search, choice: Choice, cut: Cut, kind: str) -> list[int]:
+def _in_blocks(facts: HostedFacts, choice: Choice, cut: Cut, kind: str) -> list[int]:
     """Bytes in memory, a block a unit."""
     filed = set(choice.disk.get(kind, ()))
     sizes = [
-        sum(aligned(sizes_of(search, choice, kind, place)) for place in unit.places if place.name not in filed)
+        sum(aligned(sizes_of(facts, choice, kind, place)) for place in unit.places if place.name not in filed)
         for unit in (*cut.units.values(), cut.held)
     ]
     return [round_to_pages(size) for size in sizes] if choice.transfer_bytes else sizes
 
 
-def spill(search: Search, choice: Choice, sketch: Sketch) -> Choice:
+def spill(facts: HostedFacts, choice: Choice, sketch: Sketch) -> Choice:
     """The choice with that in the scratch file which the host has no room for."""
-    if not search.spills:
+    if not facts.spills:
         return choice
-    room = max(search.host - search.base - LIBRARIES[search.kind], 0) // PART
-    choice = replace(choice, transfer_bytes=search.piece or piece_of(room), disk={})
-    places = cut_of(search, choice).places()
+    room = max(facts.host - facts.base - LIBRARIES[facts.kind], 0) // PART
+    choice = replace(choice, transfer_bytes=facts.piece or piece_of(room), disk={})
+    places = facts.cut(choice).places()
     stay = {
         "state": set(),
-        "weights": {place.name for place in cut_of(search, choice).held.places},
-        "gradients": _not_the_optimizers(search, places),
+        "weights": {place.name for place in facts.cut(choice).held.places},
+        "gradients": _not_the_optimizers(facts, places),
     }
     for kind in KINDS:
-        rows = [(sizes_of(search, choice, kind, place), place.name) for place in places if place.name not in stay[kind]]
+        rows = [(sizes_of(facts, choice, kind, place), place.name) for place in places if place.name not in stay[kind]]
         rows.sort(reverse=True)
         names = [name for size, name in rows if size >= max(ALIGNMENT, rows[0][0] // SMALL)]
         low, high = 0, len(names)  # the fewest that do
         while low < high:
             middle = (low + high) // 2
             if (
-                host_bytes(search, replace(choice, disk={**choice.disk, kind: tuple(names[:middle])}), sketch)
-                > search.host
+                host_bytes(facts, replace(choice, disk={**choice.disk, kind: tuple(names[:middle])}), sketch)
+                > facts.host
             ):
                 low = middle + 1
             else:
                 high = middle
         if low:
             choice = replace(choice, disk={**choice.disk, kind: tuple(names[:low])})
-        if low < len(names) or host_bytes(search, choice, sketch) <= search.host:
+        if low < len(names) or host_bytes(facts, choice, sketch) <= facts.host:
             break
     return choice
 
 
-def _not_the_optimizers(search: Search, places: list[Place]) -> set[str]:
+def _not_the_optimizers(facts: HostedFacts, places: list[Place]) -> set[str]:
     """Parameters whose gradients stay where the user finds them."""
-    optimizer: Any = search.stage.work.optimizer
+    optimizer: Any = facts.stage.work.optimizer
     groups = [] if optimizer is None else optimizer.param_groups
     mine = {id(parameter) for group in groups for parameter in group["params"]}
     return {place.name for place in places if id(place.parameter) not in mine}
 
 
-def check_disk(search: Search, choice: Choice) -> None:
+def check_disk(facts: HostedFacts, choice: Choice) -> None:
     """A `BudgetError` where the scratch folder has no room for what is to be there."""
     if not choice.transfer_bytes:
         return
-    filed = filed_bytes(search, choice)
+    filed = filed_bytes(facts, choice)
     needed = sum(round_up(size) for size in filed.values())
-    room = search.disk.bytes if search.disk is not None else 0
+    room = facts.disk.bytes if facts.disk is not None else 0
     if needed > room:
         parts = " and ".join(f"{format_bytes(size)} of {kind}" for kind, size in filed.items() if size)
-        least = search.host + needed
+        least = facts.host + needed
         raise BudgetError(
-            f"host={search.host} leaves {parts} for the scratch folder {search.folder}, which has room for "
-            f"{format_bytes(room)}{f' ({search.disk.reason})' if search.disk else ''}: free some, name another folder with "
+            f"host={facts.host} leaves {parts} for the scratch folder {facts.folder}, which has room for "
+            f"{format_bytes(room)}{f' ({facts.disk.reason})' if facts.disk else ''}: free some, name another folder with "
             f"outsize.budget(scratch=...), or give host={least}",
             needed=needed, budget=room, smallest=least, culprit="disk",
         )  # fmt: skip

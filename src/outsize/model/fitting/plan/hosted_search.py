@@ -7,28 +7,26 @@ before anything is changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
 
 from outsize.core.errors import BudgetError
-from outsize.core.memory import Allowance
 from outsize.core.units import format_bytes
-from outsize.model.fitting.move.pinned_blocks import Layout, state_bytes
+from outsize.model.fitting.move.pinned_blocks import state_bytes
 from outsize.model.fitting.move.ring import ALIGNMENT, aligned
 from outsize.model.fitting.move.units import Cut, cut_model, sizeof
 from outsize.model.fitting.move.visits import Nested
-from outsize.model.fitting.plan.choice import UPDATES, Choice
+from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.foreign_tensors import say_beside
 from outsize.model.fitting.plan.host_memory import LIBRARIES, check_disk, host_bytes, spill
-from outsize.model.fitting.plan.hosted_dry_run import HostedStage, Sketch
-from outsize.model.fitting.plan.link_speeds import Rates
+from outsize.model.fitting.plan.hosted_dry_run import Sketch
+from outsize.model.fitting.plan.hosted_facts import HostedFacts
+from outsize.model.fitting.plan.hosted_remedies import HOSTED_REMEDIES, place_of_update
 from outsize.model.fitting.run.chunked_loss import find_head
 from outsize.model.fitting.run.join_outputs import NotJoined
 from outsize.model.fitting.run.row_pieces import MixesRows
 
-PARTS = (6, 3, 12, 24)
-"""A unit has at most one part in so many of the device's budget."""
 TRACES = 16
 """Most traces of one search."""
 ROUNDS = 8
@@ -41,52 +39,8 @@ TINY = 64
 """Modules below one part in so many of a unit stay on the device."""
 
 
-@dataclass(slots=True)
-class Search:
+class Search(HostedFacts):
     """One search."""
-
-    stage: HostedStage
-    device: int
-    """Bytes of the device's budget."""
-    host: int
-    """Bytes of the host's budget."""
-    base: int
-    """Bytes that the process holds beside the model and the optimizer's state."""
-    rates: Rates
-    rows: int
-    forced: str
-    """Why gradients have to wait on the host, empty where they need not."""
-    later: bool = False
-    """Parameters whose gradients waited may be updated on the device, a few at a time."""
-    streamed: bool = False
-    """Weights come from a file: the host holds a few units only."""
-    call: Callable[[Any, Any], Any] | None = None
-    """How an inference calls the model, None for training."""
-    kind: str = "cuda"
-    layout: Layout = field(default_factory=dict)
-    outside: dict[str, None] = field(default_factory=dict)
-    """Parameters that have to stay."""
-    order: list[str] = field(default_factory=list)
-    written: dict[Any, tuple[str, ...]] = field(default_factory=dict)
-    traced: Callable[[], None] = lambda: None
-    """Called after each trace."""
-    tried: list[tuple[Choice, Sketch]] = field(default_factory=list)
-    exact: bool = True
-    """Random numbers have to be those of the plain step."""
-    forbidden: set[str] = field(default_factory=set)
-    """Remedies that are not used."""
-    before: int = 0
-    """Bytes of memory that model and optimizer state take before anything is moved."""
-    grounded: str = ""
-    """Why nothing can be in the scratch file, empty where it can."""
-    disk: Allowance | None = None
-    """Room of the scratch folder."""
-    folder: str = ""
-    """The scratch folder."""
-    spills: bool = False
-    """The host has no room for everything: some is in the scratch file."""
-    piece: int = 0
-    """Bytes of a transfer to the scratch file where there is one already."""
 
     def run(self) -> tuple[Choice, Sketch]:
         """The fastest choice that fits, or a `BudgetError`."""
@@ -159,55 +113,22 @@ class Search:
 
     def _choices(self) -> Iterator[Choice]:
         """From the fastest to the smallest."""
-        for part in PARTS:
-            limit = self.device // part
-            if self.call is not None:
-                for pieces in self._pieces():
-                    yield Choice(unit_bytes=limit, pieces=pieces)
-                continue
-            update = "kept" if self.forced else self._where()
-            for inputs in (False, True):
-                if (inputs and "offload" in self.forbidden) or (not inputs and part != PARTS[0]):
-                    continue
-                for pieces in self._pieces() if inputs else (1,):
-                    for chunks in (0, 8):
-                        if (chunks and "chunks" in self.forbidden) or (
-                            pieces > 2 and not chunks and self.stage.work.heads
-                        ):
-                            continue
-                        yield Choice(
-                            unit_bytes=limit, inputs_away=inputs, chunks=chunks, pieces=pieces, **UPDATES[update]
-                        )
-
-    def _pieces(self) -> tuple[int, ...]:
-        """Pieces of a unit's rows."""
-        if "pieces" in self.forbidden:
-            return (1,)
-        return tuple(n for n in (1, 2, 4, 8, 16, 32) if n <= self.rows)
-
-    def _where(self) -> Literal["card", "host"]:
-        """Update where it takes less time: state over the link, or gradients over the link and the host's own rate."""
-        if self.spills:
-            return "card"  # state and weights that come from a file go to the device, and only there
-        if "state_away" in self.forbidden:
-            return "host"
-        state = sum(state_bytes(shapes) for shapes in self.layout.values())
-        weights = sum(sizeof(p) for p in self.stage.work.model.parameters() if p.requires_grad)
-        card = max((2 * weights + state) / self.rates.both, (weights + state) / self.rates.both)
-        host = max(2 * weights / self.rates.both, weights / self.rates.host)
-        return "card" if card <= host else "host"
+        for levels in itertools.product(*(kind.levels(self) for kind in HOSTED_REMEDIES)):
+            choice = Choice(**{name: value for level in levels for name, value in level.items()})
+            if all(kind.is_sensible(choice, self) for kind in HOSTED_REMEDIES):
+                yield choice
 
     def _complete(self, choice: Choice) -> tuple[Choice, Cut]:
         """Rings and held modules for the units that a choice leads to."""
         model = self.stage.work.model
-        cut = cut_model(model, choice.unit_bytes, choice.held, self.order)
+        cut = self.cut(choice)
         held = dict.fromkeys((*choice.held, *self.outside))
         size = max(1, cut.largest)
         held |= dict.fromkeys(name for name, unit in cut.units.items() if unit.size * TINY < size)
         held |= dict.fromkeys(self.stage.work.heads if choice.chunks else ())
         cut = cut_model(model, choice.unit_bytes, tuple(held), self.order)
         state = 0
-        if choice.update == "card" or (choice.update == "kept" and self.later and self._where() == "card"):
+        if choice.update == "card" or (choice.update == "kept" and self.later and place_of_update(self) == "card"):
             longest = max((state_bytes(shapes) for shapes in self.layout.values()), default=0)
             state = max(longest, 2 * self._few(), ALIGNMENT)
         elif choice.update == "host":
@@ -257,11 +178,11 @@ class Search:
             known = (dict(self.outside), len(self.written), order)
             self.outside |= dict.fromkeys(sketch.outside)
             self.written |= sketch.written
-            stage.work.sources = tuple(dict.fromkeys((*stage.work.sources, *sketch.sources)))
+            stage.work = replace(stage.work, sources=tuple(dict.fromkeys((*stage.work.sources, *sketch.sources))))
             self.order = sketch.order or list(cut.units)
             if not stage.work.heads and not self.call and "chunks" not in self.forbidden:
                 name = find_head(stage.work.model, list(sketch.ran))
-                stage.work.heads = (name,) if name else ()
+                stage.work = replace(stage.work, heads=(name,) if name else ())
             if (sketch.random and self.exact) or self.written:
                 self.forbidden.add("pieces")
                 if choice.pieces > 1:
@@ -276,7 +197,7 @@ class Search:
 
     def _widen(self, choice: Choice, sketch: Sketch, room: int) -> tuple[Choice, Sketch]:
         """What room is left makes the rings longer, and lets modules stay."""
-        cut = cut_model(self.stage.work.model, choice.unit_bytes, choice.held, self.order)
+        cut = self.cut(choice)
         left = room - sketch.peak
         wider = choice
         if left > cut.largest:
@@ -307,7 +228,5 @@ class Search:
         """Fewest bytes of any choice that has everything in memory."""
         if self.streamed:
             return 0
-        weights = sum(sizeof(p) for p in {id(p): p for p in self.stage.work.model.parameters()}.values())
-        state = sum(state_bytes(shapes) for shapes in self.layout.values())
-        gradients = weights if self.forced else 0
-        return self.base + LIBRARIES[self.kind] + weights + state + gradients
+        gradients = self.weights if self.forced else 0
+        return self.base + LIBRARIES[self.kind] + self.weights + self.state + gradients

@@ -401,6 +401,9 @@ REMEDIES: tuple[RemedyKind, ...] = (
 )  # fmt: skip
 """All of them."""
 
+KIND_OF = {kind.key: kind for kind in REMEDIES}
+"""Field of `Choice` -> its remedy."""
+
 ALLOWED = {
     "exact": (Exactness.BITWISE, Exactness.ROUNDING),
     "distribution": (Exactness.BITWISE, Exactness.ROUNDING, Exactness.DISTRIBUTION),

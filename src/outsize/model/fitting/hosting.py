@@ -1,0 +1,334 @@
+"""Plans a step or an inference of a model that lives on the host and visits a device.
+
+In: a `Request` with its host side. Out: plans, and a runner: weights move into page-locked blocks, one step is rehearsed, and
+gradients of small models are compared with the plain ones. What a rehearsal shows (weights that are used where no trace saw it,
+rows that mix) goes into the next search.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from outsize.core.errors import BudgetError, InputError, OutsizeError
+from outsize.core.events import told
+from outsize.core.fitting import FitPlan
+from outsize.core.units import format_bytes
+from outsize.engine.heap import keep_heap_lean
+from outsize.model.fitting import batch as batches
+from outsize.model.fitting.arguments import HostSide, Request
+from outsize.model.fitting.fitted import TIGHTER
+from outsize.model.fitting.learn.findings import preserved
+from outsize.model.fitting.learn.gradients_equal import EQUAL, worst_of
+from outsize.model.fitting.learn.random_sources import same_draws
+from outsize.model.fitting.move.mover import Mover
+from outsize.model.fitting.move.pinned_blocks import State, Weights, state_bytes
+from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile, measure_disk
+from outsize.model.fitting.move.units import Cut
+from outsize.model.fitting.move.visits import HostSource
+from outsize.model.fitting.move.weight_files import FileSource
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.plan.describe import tell_hosted
+from outsize.model.fitting.plan.host_memory import KINDS, LIBRARIES, READAHEAD, filed_bytes, host_bytes, sizes_of
+from outsize.model.fitting.plan.hosted_dry_run import HostedStage, Sketch, watching
+from outsize.model.fitting.plan.hosted_search import Search
+from outsize.model.fitting.plan.link_speeds import measure, typical
+from outsize.model.fitting.planner import Settled
+from outsize.model.fitting.run.forward_functions import without_cache
+from outsize.model.fitting.run.gradient_sink import Collected
+from outsize.model.fitting.run.hosted import HostedRunner, open_hosted
+from outsize.model.fitting.run.loss_value import read_loss
+from outsize.model.fitting.run.out_of_memory import clear_up, give_back_heap, is_out_of_memory
+from outsize.model.fitting.run.row_pieces import MixesRows
+from outsize.model.fitting.user_errors import in_users_code
+
+COMPARED = 2**30
+"""A model whose weights have at most so many bytes is compared with its plain step."""
+
+
+class HostedPlanner:
+    """Plans for one request, and what was learned for all of them."""
+
+    def __init__(self, request: Request, host: HostSide) -> None:
+        self._request, self._host = request, host
+        self._work = request.work
+        self._room, self._host_room = (allowance.bytes for allowance in request.budgets)
+        self._forbidden = set(request.without)
+        """Remedies that are not used."""
+        self._outside: dict[str, None] = {}
+        """Parameters that a rehearsal has found to be used outside of their units."""
+        self._scratch: ScratchFile | None = None
+        """The scratch file, once something is in it."""
+        self._found: dict[Choice, tuple[Search, Sketch]] = {}
+        """Choice -> the search that gave it, and its trace."""
+        kind = request.device.type
+        self._rates = typical(kind) if request.dry_run else measure(host.mover, self._work.optimizer, self._room)
+        """Measured once, while the device is empty."""
+
+    def plan(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
+        """The first choice, from the fastest to the smallest, that fits device and host."""
+        call = self._request.call
+        with in_users_code("the model, run on this batch without contents," if call else "loss(model, batch)"):
+            try:
+                with told("tracing plans", "plans") as traced:
+                    choice, sketch = self._run(limit, traced)
+            except BudgetError as error:
+                raise (self._confirm(error) if limit == self._room else error) from None
+        return self._tell(choice, sketch), choice
+
+    def settle(self, plan: FitPlan, choice: Choice) -> Settled:
+        """Rehearse; plan again where the rehearsal shows something else than the trace."""
+        runner: HostedRunner | None = None
+        with told("moving weights, one step to try", "parts"):
+            while True:
+                runner = self.reopen(choice, runner)
+                try:
+                    wrong, measured, seconds = self._rehearse(runner)
+                except BaseException:
+                    runner.roll_back()
+                    runner.close()
+                    raise
+                if not wrong and measured is not None and measured > self._room:
+                    wrong = "memory"
+                clear_up()
+                give_back_heap()
+                if not wrong:
+                    break
+                limit = self._room
+                if wrong == "memory":
+                    limit = int(self._found[choice][1].peak * TIGHTER["hosted"])
+                elif wrong != "outside":
+                    self._forbidden.add(wrong)
+                runner.roll_back()
+                try:
+                    plan, choice = self.plan(limit, None)
+                except BudgetError:
+                    runner.close()
+                    raise
+        plan = self._tell(choice, self._found[choice][1])
+        if seconds is not None:
+            slower = (
+                max(seconds, plan.seconds or 0.0) if choice.transfer_bytes else seconds
+            )  # a rehearsal writes nothing
+            plan = replace(plan, seconds=slower, notes=(*plan.notes, f"a rehearsal took {seconds:.2g} s"))
+        return Settled(plan, choice, runner, measured, seconds)
+
+    def reopen(self, choice: Choice, old: HostedRunner | None) -> HostedRunner:
+        """Weights into their blocks, and a runner on them."""
+        search, sketch = self._found[choice]
+        request, files, mover = self._request, self._host.files, self._host.mover
+        cut = search.cut(choice)
+        work = replace(self._work, written=search.written)
+        order = [name for name in sketch.order if name in cut.units]
+        if old is not None:
+            old.leave_device()
+        if files is not None:
+            if old is not None:
+                old.close()
+            source = FileSource(files, cut, mover, order, READAHEAD)
+            runner = open_hosted(work, choice, cut, mover, source, order, rows=request.rows)
+            empty = [b for b in work.model.buffers() if b.device.type == "meta"]
+            runner.weights.visits.given = {id(b): files.read(files.extents[id(b)]) for b in empty}
+            return runner
+        mover = self._open_scratch(search, choice, cut)
+        weights, state = self._lay_out(search, choice, cut, old)
+        return open_hosted(
+            work, choice, cut, mover, HostSource(weights, mover), order, weights=weights, state=state, rows=request.rows,
+            scratch=self._scratch,
+        )  # fmt: skip
+
+    # searching
+
+    def _run(self, limit: int, traced: Callable[[], None] = lambda: None) -> tuple[Choice, Sketch]:
+        """One search; what it learns of the work holds for all that follow."""
+        request, host, scratch = self._request, self._host, self._scratch
+        search = Search(
+            stage=HostedStage(self._work, request.batch, request.device, host.beside), device=limit, host=self._host_room,
+            base=host.base, rates=self._rates, rows=request.rows, forced=host.forced, later=host.later,
+            streamed=host.files is not None, call=request.call, kind=request.device.type, forbidden=self._forbidden,
+            exact=request.allow == "exact", outside=dict(self._outside), before=host.before, grounded=host.grounded,
+            disk=host.disk, folder=request.scratch, spills=scratch is not None,
+            piece=scratch.piece if scratch is not None else 0, traced=traced,
+        )  # fmt: skip
+        choice, sketch = search.run()
+        self._work = search.stage.work
+        self._found[choice] = search, sketch
+        return choice, sketch
+
+    def _confirm(self, error: BudgetError) -> BudgetError:
+        """The error with a device budget that has a plan: units depend on the budget, so the one that it names is tried."""
+        found = error
+        while found.culprit not in ("host", "disk") and found.smallest is not None:
+            try:
+                self._run(found.smallest)
+                break
+            except BudgetError as larger:
+                found = larger
+        if found is error:
+            return error
+        return BudgetError(
+            f"no exact plan fits into {format_bytes(self._room)} of the device: budget={found.smallest} is the smallest that "
+            "was found to have one",
+            needed=found.needed, budget=self._room, smallest=found.smallest, culprit=found.culprit,
+        )  # fmt: skip
+
+    def _tell(self, choice: Choice, sketch: Sketch) -> FitPlan:
+        request, search = self._request, self._found[choice][0]
+        if choice.transfer_bytes and not self._rates.read:
+            read, write = measure_disk(
+                request.scratch, choice.transfer_bytes, sum(filed_bytes(search, choice).values())
+            )
+            self._rates = search.rates = replace(self._rates, read=read, write=write)
+        there, here = request.budgets
+        return tell_hosted(self._work, request.batch, request.rows, (there, here), search, choice, sketch)
+
+    # moving
+
+    def _open_scratch(self, search: Search, choice: Choice, cut: Cut) -> Mover:
+        """The scratch file with room for all that is to be there, and the mover that reaches it."""
+        request, host = self._request, self._host
+        if choice.transfer_bytes and self._scratch is None:
+            give_back_heap()
+            if request.device.type == "cpu":
+                keep_heap_lean()
+            self._scratch = ScratchFile(request.scratch, choice.transfer_bytes)
+        if self._scratch is None:
+            return host.mover
+        places = {place.name: place for place in cut.places()}
+        self._scratch.reserve(
+            {
+                (kind, id(places[name].parameter)): sizes_of(search, choice, kind, places[name])
+                for kind in KINDS
+                for name in choice.disk.get(kind, ())
+            }
+        )
+        state = sum(state_bytes(shapes) for shapes in search.layout.values())
+        needed, room = host.base + LIBRARIES[request.device.type] + cut.weights + state, self._host_room
+        self._scratch.stays = "" if needed <= room else (
+            f"weights and state take {format_bytes(needed)} of host memory, the budget is {format_bytes(room)}: they stay in "
+            "their file, as memory maps, for as long as you hold them; save them with torch.save(model.state_dict(), ...)"
+        )  # fmt: skip
+        return FileMover(host.mover, self._scratch)
+
+    def _lay_out(
+        self, search: Search, choice: Choice, cut: Cut, old: HostedRunner | None
+    ) -> tuple[Weights, State | None]:
+        """Weights and state in blocks; those of a plan before this one are used where they lie right."""
+        filed = {
+            kind: {id(place.parameter) for place in cut.places() if place.name in set(choice.disk.get(kind, ()))}
+            for kind in KINDS
+        }
+        weights, state = (old.weights.weights, old.weights.state) if old is not None else (None, None)
+        same = old is not None and old.weights.visits.cut.lies_like(cut)
+        if weights is None or not same or weights.filed.keys() != filed["weights"]:
+            weights = Weights(cut, weights, filed["weights"], self._scratch)
+        if state is not None and (not same or state.filed.keys() != filed["state"]):
+            state = None
+        if choice.update not in ("card", "kept") or not choice.state_ring:
+            return weights, None
+        if state is None:
+            state = State(cut, search.layout, filed["state"], self._scratch)
+            if old is not None and old.weights.state is not None:
+                state.take_over(old.weights.state, self._work.optimizer)
+            state.move_in(self._work.optimizer)
+            state.make_all()
+        return weights, state
+
+    # rehearsing
+
+    def _rehearse(self, runner: HostedRunner) -> tuple[str, int | None, float | None]:
+        """(what is wrong: `memory`, `outside` or a remedy's name, measured peak, seconds) of a step that changes nothing."""
+        import torch
+
+        card = self._request.device.type == "cuda"
+        clear_up()
+        try:
+            if card:
+                torch.cuda.reset_peak_memory_stats()
+            sources = self._work.sources
+            quiet = preserved(self._work.model, sources) if self._request.call is None else same_draws(sources)
+            with quiet, watching(runner.weights.visits) as seen:
+                start = time.perf_counter()
+                if self._request.call is not None:
+                    runner.rehearse_inference(self._request.batch, self._request.call)
+                else:
+                    runner.rehearse(self._request.batch)
+                runner.weights.mover.drain()
+                seconds = time.perf_counter() - start
+            measured = int(torch.cuda.max_memory_reserved()) if card else None
+        except MixesRows:
+            return "pieces", None, None
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return "memory", None, None
+        if seen.outside:
+            names = {id(place.parameter): place.name for place in runner.weights.visits.cut.places()}
+            self._outside |= dict.fromkeys(names[key] for key in seen.outside)
+            return "outside", measured, seconds
+        return ("" if self._request.call is not None else self._compare(runner, measured or 0)), measured, seconds
+
+    def _plain_gradients(self, beside: Any) -> tuple[Any, dict[str, Any]]:
+        """Two samples, or all where the loss fails on two, and their gradients in the plain step, by name."""
+        model = self._work.model
+        with contextlib.suppress(
+            RuntimeError, TypeError
+        ):  # what a module keeps (results, a generator) may have no copy
+            model = copy.deepcopy(model).to(beside)
+        beside = next(model.parameters()).device
+
+        def run(batch: Any) -> dict[str, Any]:
+            there = batches.transform(batch, lambda _, tensor: tensor.to(beside))
+            with preserved(self._work.model, self._work.sources), preserved(model), without_cache(model):
+                loss, count = read_loss(self._work.loss(model, there))
+                (loss if count is None else loss / count).backward()
+                return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+        few = batches.take(self._request.batch, 0, min(2, self._request.rows))
+        try:
+            return few, run(few)
+        except Exception as error:
+            if isinstance(error, OutsizeError) or is_out_of_memory(error):
+                raise
+        return self._request.batch, run(self._request.batch)
+
+    def _compare(self, runner: HostedRunner, held: int) -> str:
+        """The remedy whose gradients are not the plain ones; empty where all are, or where the model is too large to see."""
+        import torch
+
+        visits, choice = runner.weights.visits, runner.choice
+        weights = visits.cut.weights
+        if weights > COMPARED or host_bytes(*self._projected(choice)) + 3 * weights > self._host_room:
+            return ""
+        device = self._request.device
+        beside = device if held + 4 * weights <= self._room else torch.device("cpu")
+        batch, plain = self._plain_gradients(beside)
+        collected = Collected()
+        with preserved(self._work.model, self._work.sources):
+            runner.collect(batch, collected)
+        pairs = [
+            (place.name, collected.gradients[id(place.parameter)], plain[place.name])
+            for place in visits.cut.places()
+            if place.name in plain and id(place.parameter) in collected.gradients
+        ]
+        worst, name = worst_of(
+            (name, float((got.to(beside) - expected).norm()), float(expected.norm())) for name, got, expected in pairs
+        )
+        if worst <= EQUAL[visits.autocast or beside.type != device.type]:
+            return ""
+        for remedy, on in (("chunks", choice.chunks), ("pieces", choice.pieces > 1)):
+            if on and remedy not in self._forbidden:
+                return remedy
+        raise InputError(
+            f"the gradient of {name} differs from the plain one by {worst:.1e} of its size when its weights visit {device}: "
+            "does it draw random numbers from a generator that is not torch's, Python's or numpy.random, or are weights used "
+            "by another module than their own?"
+        )
+
+    def _projected(self, choice: Choice) -> tuple[Search, Choice, Sketch]:
+        search, sketch = self._found[choice]
+        return search, choice, sketch

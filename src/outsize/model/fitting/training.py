@@ -1,0 +1,303 @@
+"""Plans a training step of a model on its device.
+
+In: a `Request`. Out: plans. A few samples are looked at, the plain step is traced and taken apart, choices are projected, the
+cheapest that fits is run on a card beside others of nearly the same price, and its gradients are compared with the plain ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from outsize.core.errors import BudgetError, OutsizeError
+from outsize.core.events import told
+from outsize.core.fitting import FitPlan
+from outsize.core.memory import Allowance
+from outsize.machine import current_budget
+from outsize.model.fitting import batch as batches
+from outsize.model.fitting.arguments import Request
+from outsize.model.fitting.fitted import reopen_resident
+from outsize.model.fitting.learn.findings import Findings, leave_out, look, preserved
+from outsize.model.fitting.learn.gradients_equal import EQUAL, FAR_BELOW, TINY, compare, find_rounding
+from outsize.model.fitting.learn.normaliser import Normaliser
+from outsize.model.fitting.move.evicted import ReadWhileEvicted, is_home
+from outsize.model.fitting.move.stores import open_store
+from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.plan.describe import tell
+from outsize.model.fitting.plan.dry_run import Stage
+from outsize.model.fitting.plan.facts import Facts
+from outsize.model.fitting.plan.projection import Projection
+from outsize.model.fitting.plan.remedies import describe, remedies_on
+from outsize.model.fitting.plan.search import Candidate, Search
+from outsize.model.fitting.plan.speeds import Timing, estimate_times, measure_times, try_out
+from outsize.model.fitting.plan.take_apart import gather_facts, inclusive
+from outsize.model.fitting.planner import Settled
+from outsize.model.fitting.run.expandable_segments import let_grow
+from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
+from outsize.model.fitting.run.resident import ResidentRunner, open_resident
+from outsize.model.fitting.run.runner import Work
+from outsize.model.fitting.user_errors import in_users_code, say
+from outsize.model.torch_port.patches import without_autocast
+
+TRIED = 3
+"""Most plans of different kinds that are run on a card, so that the fastest is known and not guessed."""
+
+CLOSE = 1.1
+"""A plan that is predicted to take up to this many times what the fastest one took is worth a run: predictions err."""
+
+CUTS = 3
+"""Other cuts of a batch that are run."""
+
+FEW = 4
+"""Most slices of a batch that is cut otherwise: of many, none is much larger than the others."""
+
+ROUNDING = 0.5
+"""Largest relative difference under autocast that may be rounding: small slices have other kernels than large ones."""
+
+ROUNDED = (
+    "under autocast the gradients of small slices differ from those of the whole batch by up to {:.0e}, without autocast they do "
+    "not: this is the rounding of sums in bfloat16; "
+    "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False makes both more exact"
+)
+
+
+class TrainingPlanner:
+    """Plans for one request."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        allowance = request.budgets[0]
+        with told("looking at the step", "parts"):
+            self._planning = _prepare(
+                request.work, request.batch, request.own_step, allowance, request.allow, request.without
+            )
+        findings, work = self._planning.findings, self._planning.work
+        few = batches.transform(batches.take(request.batch, 0, findings.few), lambda _, tensor: tensor.clone())
+        if work.splits and work.normaliser.rule == "labels":
+            few = leave_out(work.normaliser, few)  # terms that do not weigh by labels show
+        self._few = few
+        """Samples to compare gradients on."""
+
+    def plan(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
+        """The cheapest choice that fits and whose gradients are right."""
+        return self._planning.run(replace(self._request.budgets[0], bytes=limit), self._few, batch)
+
+    def settle(self, plan: FitPlan, choice: Choice) -> Settled:
+        """Its runner."""
+        work = self._planning.work
+        runner = open_resident(work, choice, self._planning.open_store(), rows=self._request.rows)
+        if work.device == "cuda":
+            clear_up()  # what planning left in the allocator's cache is not the step's
+        return Settled(plan, choice, runner)
+
+    def reopen(self, choice: Choice, old: ResidentRunner) -> ResidentRunner:
+        """On the same store."""
+        return reopen_resident(choice, old, self._request.rows)
+
+
+def _prepare(
+    work: Work, batch: Any, own_step: bool, allowance: Allowance, allow: str, without: tuple[str, ...]
+) -> Planning:
+    """What is known of the work before a plan is made: from a few samples, and from one trace of the plain step."""
+    findings = look(work, batch)
+    work = replace(
+        work,
+        written=findings.written,
+        normaliser=findings.normaliser or Normaliser(),
+        splits=findings.normaliser is not None,
+        heads=findings.heads,
+        sources=findings.sources,
+    )
+    stage = Stage(work, batch)
+    facts = _take_apart(work, stage, findings, batch, own_step, allowance.bytes)
+    facts = replace(facts, forbidden=facts.forbidden | _said(findings, facts, allow, without))
+    return Planning(work, facts, stage.project, allow, findings, current_budget().scratch)
+
+
+def _take_apart(work: Work, stage: Stage, findings: Findings, batch: Any, own_step: bool, budget: int) -> Facts:
+    """Facts of the plain step, with times measured where a card is."""
+    with in_users_code("the step, followed without contents (values that it reads are chosen),"):
+        plain = stage.project(Choice())
+    pieces = stage.project(Choice(chunks=8)) if findings.heads else None
+    timing: Timing | None = None
+    if work.device == "cuda":
+        with preserved(work.model, work.sources):
+            timing = measure_times(work, batch, plain, budget)
+        clear_up()
+    timing = timing or estimate_times(work.device, plain, findings.rows, inclusive)
+    return gather_facts(work, findings, plain, own_step, timing, pieces)
+
+
+def _said(findings: Findings, facts: Facts, allow: str, without: tuple[str, ...]) -> dict[str, str]:
+    """What the user and the samples forbid beside what the work itself does."""
+    said = dict.fromkeys(without, "you said so")
+    if findings.random and allow == "exact" and "slices" not in facts.forbidden:
+        names = ", ".join(findings.random[:2]) + (", ..." if len(findings.random) > 2 else "")
+        said["slices"] = (
+            f"random numbers are drawn ({names}): slices would draw others; allow='distribution' permits it"
+        )
+    return said
+
+
+class Planning:
+    """Plans for one work, under this budget and, after a failure, a smaller one."""
+
+    def __init__(
+        self,
+        work: Work,
+        facts: Facts,
+        project: Callable[[Choice], Projection],
+        allow: str,
+        findings: Findings,
+        scratch: str,
+    ) -> None:
+        self.work, self.facts, self.project, self.allow = work, facts, project, allow
+        self.findings, self.scratch = findings, scratch
+        self.rounding = 0.0
+        """Largest difference that was autocast's rounding."""
+
+    def open_store(self) -> Any:
+        """The place next to the model's device."""
+        return open_store(next(self.work.model.parameters()).device, self.scratch)
+
+    def run(self, allowance: Allowance, few: Any, batch: Any) -> tuple[FitPlan, Choice]:
+        """The cheapest choice that fits and whose gradients are right; a remedy that changes them is forbidden by name.
+
+        `few`: samples to compare gradients on. `batch`: to run plans of nearly the same price on, None: not to.
+        """
+        while True:
+            limited = self.work.device == "cuda" and is_limited(allowance.bytes)
+            search = Search(self.facts, self.project, self.allow, allowance.bytes, limited)
+            decided: list[str] = []
+            try:
+                with told("tracing plans", "plans") as search.traced:
+                    found = search.run()
+                if self.work.device == "cuda" and batch is not None:
+                    found, decided = self._fastest(search, found, batch)
+            except BudgetError:
+                if self._is_right(search.least, few):  # the budget that it names has a plan
+                    raise
+                continue
+            except OutsizeError:
+                raise
+            except Exception as error:
+                if is_out_of_memory(error) or self._is_right(search.tracing, few):  # not a remedy's fault
+                    raise
+                continue
+            if self._is_right(found.choice, few):
+                decided += [ROUNDED.format(self.rounding)] if self.rounding else []
+                return tell(search, found, self.facts, allowance, self.findings, decided), found.choice
+
+    def _is_right(self, choice: Choice, few: Any) -> bool:
+        """True where the gradients are the plain ones; a remedy that changes them is forbidden from now on."""
+        with told("comparing gradients", "plans"):
+            wrong = "" if choice.plain else self._differs(choice, few)
+        if wrong:
+            self.facts.forbidden[self._blame(choice, few)] = wrong
+        return not wrong
+
+    def _fastest(self, search: Search, first: Candidate, batch: Any) -> tuple[Candidate, list[str]]:
+        """Run the cheapest, and others for as long as one is predicted to take little longer than the fastest that ran."""
+        ran: list[tuple[Candidate, float]] = []
+        found: list[Candidate] = []
+        candidate: Candidate | None = first
+        with contextlib.closing(self.open_store()) as store, told("running plans", "plans") as done:
+            while candidate is not None and not candidate.choice.elsewhere:
+                found.append(candidate)
+                seconds = self._try_out(candidate.choice, store, batch)
+                done()
+                if seconds is not None:
+                    ran.append((candidate, seconds))
+                if len(found) == TRIED:
+                    break
+                best, took = min(ran, key=lambda pair: pair[1], default=(first, 0.0))
+                candidate = search.another(found, CLOSE * max(took, best.seconds + self.facts.passes))
+            if ran:
+                ran += self._cut_otherwise(search, ran, store, batch)
+        if not ran:
+            return first, []
+        said = ", ".join(f"{describe(c.choice)}: {1e3 * took:.1f} ms" for c, took in ran)
+        return min(ran, key=lambda pair: pair[1])[0], [f"run to compare, forward and backward: {said}"]
+
+    def _cut_otherwise(
+        self, search: Search, ran: list[tuple[Candidate, float]], store: Any, batch: Any
+    ) -> list[tuple[Candidate, float]]:
+        """The fastest of those in few slices with its batch cut in unequal ones, where that is faster than all and fits."""
+        fastest = min(took for _, took in ran)
+        sliced = [(c, took) for c, took in ran if 1 < c.choice.slices <= FEW and took < CLOSE * fastest]
+        if not sliced:
+            return []
+        candidate, _ = min(sliced, key=lambda pair: pair[1])
+        timed = [
+            (c, s) for c in search.other_cuts(candidate, CUTS) if (s := self._try_out(c, store, batch)) is not None
+        ]
+        for choice, seconds in sorted(timed, key=lambda pair: pair[1]):
+            if seconds < fastest and (found := search.trace(choice)) is not None:
+                return [(found, seconds)]
+        return []
+
+    def _try_out(self, choice: Choice, store: Any, batch: Any) -> float | None:
+        """Seconds of the passes, None where memory does not suffice."""
+        with preserved(self.work.model, self.work.sources):
+            let_grow(self, choice.expandable)
+            try:
+                return try_out(open_resident(self.work, choice, store), batch)
+            finally:
+                let_grow(self, False)
+
+    def _differs(self, choice: Choice, few: Any) -> str:
+        """Why the fitted gradients are not the plain ones, empty where they are or weights have no room for the plain step."""
+        if not is_home(self.work.model):
+            return ""
+        store = self.open_store()
+        worst, name = 0.0, ""
+        try:
+            worst, name = compare(self.work, choice, few, store)
+            if EQUAL[choice.autocast or self.findings.lower] < worst <= TINY / FAR_BELOW:
+                worst, name = compare(self.work, choice, few, store, find_rounding(self.work, few, store))
+            if self.findings.lower and not choice.autocast and EQUAL[True] < worst < ROUNDING:
+                with without_autocast():  # is it rounding? then it goes where nothing is rounded to fewer bits
+                    exact, name = compare(self.work, choice, few, store)
+                if exact <= EQUAL[False]:
+                    self.rounding = max(self.rounding, worst)
+                    worst = 0.0
+        except ReadWhileEvicted as error:
+            return str(error)
+        except OutsizeError:
+            raise
+        except Exception as error:  # the plain step has run, whatever this is
+            if not is_out_of_memory(error):
+                return f"it fails on this model: {say(error)}"
+            short = True
+        else:
+            short = False
+        finally:
+            store.close()
+        if short:  # the plain gradients of so many samples have no room: of fewer they may
+            clear_up()
+            rows = batches.count_rows(few)
+            return self._differs(choice, batches.take(few, 0, rows - 1)) if rows > 1 else ""
+        if worst <= EQUAL[choice.autocast or self.findings.lower]:
+            return ""
+        return f"the gradient of {name} differs from the plain one by {worst:.1e} of its size"
+
+    def _blame(self, choice: Choice, few: Any) -> str:
+        """The remedy that alone makes the gradients differ, or the last one."""
+        on = [kind.key for kind in remedies_on(choice)]
+        for key in on:
+            if self._differs(replace(Choice(), **{key: getattr(choice, key)}), few):
+                return key
+        return on[-1]
+
+
+def is_limited(budget: int) -> bool:
+    """True where torch's allocator stops at the budget or before it."""
+    import torch
+
+    ask = getattr(torch.cuda, "get_per_process_memory_fraction", None)
+    if ask is None:
+        return False
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return bool(ask() * total <= budget * 1.001)
