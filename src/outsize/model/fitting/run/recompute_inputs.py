@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from outsize.core.errors import InputError
-from outsize.model.fitting.run.offload import without_gaps
+from outsize.model.fitting.move.stored_tensor import without_gaps
 from outsize.model.torch_port.dispatch import flatten_value, map_leaves, nest_value
 from outsize.model.torch_port.objects import version_of
 
