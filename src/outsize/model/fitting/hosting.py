@@ -35,9 +35,10 @@ from outsize.model.fitting.move.weight_files import FileSource
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.describe import tell_hosted
 from outsize.model.fitting.plan.host_memory import KINDS, LIBRARIES, READAHEAD, filed_bytes, host_bytes, sizes_of
-from outsize.model.fitting.plan.hosted_dry_run import HostedStage, Sketch, watching
+from outsize.model.fitting.plan.hosted_dry_run import HostedStage, watching
 from outsize.model.fitting.plan.hosted_search import Search
 from outsize.model.fitting.plan.link_speeds import measure, typical
+from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.planner import Settled
 from outsize.model.fitting.run.forward_functions import without_cache
 from outsize.model.fitting.run.hosted import HostedRunner, open_hosted
@@ -63,7 +64,7 @@ class HostedPlanner:
         """Parameters that a rehearsal has found to be used outside of their units."""
         self._scratch: ScratchFile | None = None
         """The scratch file, once something is in it."""
-        self._found: dict[Choice, tuple[Search, Sketch]] = {}
+        self._found: dict[Choice, tuple[Search, Projection]] = {}
         """Choice -> the search that gave it, and its trace."""
         kind = request.device.type
         self._rates = typical(kind) if request.dry_run else measure(host.mover, self._work.optimizer, self._room)
@@ -75,10 +76,10 @@ class HostedPlanner:
         with in_users_code("the model, run on this batch without contents," if call else "loss(model, batch)"):
             try:
                 with told("tracing plans", "plans") as traced:
-                    choice, sketch = self._run(limit, traced)
+                    choice, projection = self._run(limit, traced)
             except BudgetError as error:
                 raise (self._confirm(error) if limit == self._room else error) from None
-        return self._tell(choice, sketch), choice
+        return self._tell(choice, projection), choice
 
     def settle(self, plan: FitPlan, choice: Choice) -> Settled:
         """Rehearse; plan again where the rehearsal shows something else than the trace."""
@@ -119,11 +120,11 @@ class HostedPlanner:
 
     def reopen(self, choice: Choice, old: HostedRunner | None) -> HostedRunner:
         """Weights into their blocks, and a runner on them."""
-        search, sketch = self._found[choice]
+        search, projection = self._found[choice]
         request, files, mover = self._request, self._host.files, self._host.mover
         cut = search.cut(choice)
         work = replace(self._work, written=search.written)
-        order = [name for name in sketch.order if name in cut.units]
+        order = [name for name in projection.order if name in cut.units]
         if old is not None:
             old.leave_device()
         if files is not None:
@@ -143,7 +144,7 @@ class HostedPlanner:
 
     # searching
 
-    def _run(self, limit: int, traced: Callable[[], None] = lambda: None) -> tuple[Choice, Sketch]:
+    def _run(self, limit: int, traced: Callable[[], None] = lambda: None) -> tuple[Choice, Projection]:
         """One search; what it learns of the work holds for all that follow."""
         request, host, scratch = self._request, self._host, self._scratch
         search = Search(
@@ -154,10 +155,10 @@ class HostedPlanner:
             disk=host.disk, folder=request.scratch, spills=scratch is not None,
             piece=scratch.piece if scratch is not None else 0, traced=traced,
         )  # fmt: skip
-        choice, sketch = search.run()
+        choice, projection = search.run()
         self._work = search.stage.work
-        self._found[choice] = search, sketch
-        return choice, sketch
+        self._found[choice] = search, projection
+        return choice, projection
 
     def _confirm(self, error: BudgetError) -> BudgetError:
         """The error with a device budget that has a plan: units depend on the budget, so the one that it names is tried."""
@@ -176,7 +177,7 @@ class HostedPlanner:
             needed=found.needed, budget=self._room, smallest=found.smallest, culprit=found.culprit,
         )  # fmt: skip
 
-    def _tell(self, choice: Choice, sketch: Sketch) -> FitPlan:
+    def _tell(self, choice: Choice, projection: Projection) -> FitPlan:
         request, search = self._request, self._found[choice][0]
         if choice.transfer_bytes and not self._rates.read:
             read, write = measure_disk(
@@ -184,7 +185,7 @@ class HostedPlanner:
             )
             self._rates = search.rates = replace(self._rates, read=read, write=write)
         there, here = request.budgets
-        return tell_hosted(self._work, request.batch, request.rows, (there, here), search, choice, sketch)
+        return tell_hosted(self._work, request.batch, request.rows, (there, here), search, choice, projection)
 
     # moving
 
@@ -329,6 +330,6 @@ class HostedPlanner:
             "by another module than their own?"
         )
 
-    def _projected(self, choice: Choice) -> tuple[Search, Choice, Sketch]:
-        search, sketch = self._found[choice]
-        return search, choice, sketch
+    def _projected(self, choice: Choice) -> tuple[Search, Choice, Projection]:
+        search, projection = self._found[choice]
+        return search, choice, projection

@@ -171,7 +171,9 @@ class Stage:
                     runner.step(batch) if optimizer is not None else runner.backward(batch)
             size = sum(tensor.numel() * tensor.element_size() for tensor in _state(optimizer))
         beside = self._beside.without(watch.met())
-        return _tell(watch, label, store.peak, size, given, bool(call), beside)
+        return projection_of(
+            watch, label, away=store.peak, state=size, given=given, beside=beside, taken_apart=call is None
+        )
 
     def _optimizer(self, fakes: dict[int, Any], label: str) -> Any:
         """The user's optimizer over fakes; state that it has comes along, state that it has not is made by its first step."""
@@ -227,18 +229,19 @@ def _own(work: Work, batch: Any) -> list[Any]:
     return [*weights, *work.model.buffers(), *gradients, *_state(work.optimizer), *batches.tensors_of(batch).values()]
 
 
-def _tell(
-    watch: Watch, label: str, away: int, state: int, given: int, inference: bool, beside: int
-) -> Projection:  # fmt: skip
+def projection_of(
+    watch: Watch, label: str, *, away: int, state: int, given: int, beside: int, taken_apart: bool, **found: Any
+) -> Projection:
+    """What a trace shows; `taken_apart`: also what each module keeps. `found`: what else is known of a model on the host."""
     moves, again = play_steps(watch.ledger, label, watch.marks, beside)
     card = label != "cpu"
     names = set(watch.names.values())
-    kept, stays, gives = ({}, {}, {}) if inference else kept_by(watch.ledger, label, watch.marks, names, watch.ends)
+    kept, stays, gives = kept_by(watch.ledger, label, watch.marks, names, watch.ends) if taken_apart else ({}, {}, {})
     return Projection(
         peaks=peaks_of(moves, again, card), away=away, kept=kept, stays=stays, gives=gives, fixed=given + state + beside,
         state=state, calls=watch.calls, beside=beside,
         seconds=watch.seconds, operators=watch.operators, moves=moves, again=again, card=card,
-        grown_peaks=peaks_of(moves, again, card, expandable=True) if card else {},
+        grown_peaks=peaks_of(moves, again, card, expandable=True) if card and not found else {}, **found,
     )  # fmt: skip
 
 
