@@ -168,9 +168,7 @@ class Fitted(Guarded):
     def _end(self) -> None:
         runner = self._now
         if not self.choice.hosted:
-            runner.weights.forget_replaced()
-            runner.weights.evicted.gather("undo()")
-            runner.weights.store.close()
+            runner.close()
             let_grow(self, False)
             return
         stays = runner.weights.scratch.stays if runner.weights.scratch is not None else ""

@@ -149,6 +149,12 @@ class Resident(Residence):
         """Everything home, as without us."""
         self.evicted.gather()
 
+    def close(self, home: bool = True) -> None:
+        """Everything home, and the store is closed."""
+        self.forget_replaced()
+        self.evicted.gather("undo()")
+        self.store.close()
+
 
 ResidentRunner = Runner[Resident]
 """A plan bound to a model on its device."""
