@@ -23,7 +23,7 @@ from outsize.model.fitting.move import evicted
 from outsize.model.fitting.move.stores import IN_FLIGHT, NoStore
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.foreign_tensors import look_beside
-from outsize.model.fitting.plan.projection import Ends, Projection, kept_by, peaks_of, play_steps
+from outsize.model.fitting.plan.projection import Ends, Projection, kept_by
 from outsize.model.fitting.run.optimizer_subset import state_of
 from outsize.model.fitting.run.out_of_memory import is_out_of_memory
 from outsize.model.fitting.run.resident import open_resident
@@ -40,6 +40,7 @@ from outsize.model.torch_port.objects import (
 from outsize.model.tracing.known_values import KEEP_ELEMENTS
 from outsize.model.tracing.ledger import Held
 from outsize.model.tracing.operators import look_up
+from outsize.model.tracing.replay import peaks_of, split_steps
 from outsize.model.tracing.result_shapes import Shapes
 from outsize.model.tracing.tracer import Tracer
 
@@ -233,7 +234,7 @@ def projection_of(
     watch: Watch, label: str, *, away: int, state: int, given: int, beside: int, taken_apart: bool, **found: Any
 ) -> Projection:
     """What a trace shows; `taken_apart`: also what each module keeps. `found`: what else is known of a model on the host."""
-    moves, again = play_steps(watch.ledger, label, watch.marks, beside)
+    moves, again = split_steps(watch.ledger, label, watch.marks, beside)
     card = label != "cpu"
     names = set(watch.names.values())
     kept, stays, gives = kept_by(watch.ledger, label, watch.marks, names, watch.ends) if taken_apart else ({}, {}, {})
