@@ -26,6 +26,7 @@ from outsize.model.fitting.learn.findings import preserved
 from outsize.model.fitting.learn.gradients_equal import EQUAL, worst_of
 from outsize.model.fitting.learn.random_sources import same_draws
 from outsize.model.fitting.move.mover import Mover
+from outsize.model.fitting.move.out_of_memory import clear_up, give_back_heap, is_out_of_memory
 from outsize.model.fitting.move.pinned_blocks import State, Weights, state_bytes
 from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile, measure_disk
 from outsize.model.fitting.move.units import Cut
@@ -40,11 +41,10 @@ from outsize.model.fitting.plan.link_speeds import measure, typical
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.planner import Settled
 from outsize.model.fitting.run.forward_functions import without_cache
-from outsize.model.fitting.run.gradient_sink import Collected
 from outsize.model.fitting.run.hosted import HostedRunner, open_hosted
 from outsize.model.fitting.run.loss_value import read_loss
-from outsize.model.fitting.run.out_of_memory import clear_up, give_back_heap, is_out_of_memory
 from outsize.model.fitting.run.row_pieces import MixesRows
+from outsize.model.fitting.update.gradient_sink import Collected
 from outsize.model.fitting.user_errors import in_users_code
 
 COMPARED = 2**30

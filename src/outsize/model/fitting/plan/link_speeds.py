@@ -16,7 +16,7 @@ from typing import Any
 from outsize.core.noun import Noun
 from outsize.model.fitting.move.locked_memory import Block
 from outsize.model.fitting.move.mover import CardMover, Mover
-from outsize.model.fitting.run.out_of_memory import clear_up
+from outsize.model.fitting.move.out_of_memory import clear_up
 
 SAMPLE = 128 * 2**20
 """Bytes of one measured copy at most."""

@@ -15,24 +15,24 @@ from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.random_sources import GLOBAL
 from outsize.model.fitting.move.kept_inputs import KeptInputs
 from outsize.model.fitting.move.mover import Mover
+from outsize.model.fitting.move.out_of_memory import clear_up
 from outsize.model.fitting.move.pinned_blocks import State, Weights
 from outsize.model.fitting.move.scratch_file import ScratchFile
 from outsize.model.fitting.move.units import Cut
 from outsize.model.fitting.move.visits import Source, Visits
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.chunked_loss import chunked_heads
-from outsize.model.fitting.run.clip_and_scale import GradientCheck
 from outsize.model.fitting.run.forward_functions import children_called, other_forwards, without_cache
-from outsize.model.fitting.run.gradient_sink import Dropped, Sink
-from outsize.model.fitting.run.kept_gradients import HandedOver, KeptGradients
-from outsize.model.fitting.run.out_of_memory import clear_up
 from outsize.model.fitting.run.recompute import recomputed
 from outsize.model.fitting.run.recompute_inputs import keep_inputs
 from outsize.model.fitting.run.row_pieces import MixesRows, in_pieces, mixes_rows
 from outsize.model.fitting.run.runner import Residence, Runner, Work
 from outsize.model.fitting.run.second_run import generators_of
-from outsize.model.fitting.run.update_on_card import UpdateOnCard
-from outsize.model.fitting.run.update_on_host import UpdateOnHost
+from outsize.model.fitting.update.clip_and_scale import GradientCheck
+from outsize.model.fitting.update.gradient_sink import Dropped, Sink
+from outsize.model.fitting.update.kept_gradients import HandedOver, KeptGradients
+from outsize.model.fitting.update.update_on_card import UpdateOnCard
+from outsize.model.fitting.update.update_on_host import UpdateOnHost
 
 ONCE = (
     "the loss goes back through the model more than once (gradients of gradients, retain_graph): a unit on a visit can do it "

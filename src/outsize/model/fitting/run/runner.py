@@ -18,10 +18,10 @@ from outsize.core.errors import InputError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.normaliser import Normaliser
 from outsize.model.fitting.plan.choice import Choice
-from outsize.model.fitting.run.gradient_sink import Sink
 from outsize.model.fitting.run.interrupts import Interrupts
 from outsize.model.fitting.run.join_outputs import join
 from outsize.model.fitting.run.loss_value import read_loss
+from outsize.model.fitting.update.gradient_sink import Sink
 
 Phase = Callable[[str], None]
 
