@@ -5,10 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outsize.allocator import CudaSettings, replay
+from outsize.allocator import CudaSettings, PhaseEvent, replay
+from outsize.allocator.replay import STEPS
 from outsize.core.allocation import AllocationEvent
-from outsize.model.fitting.plan.projection import PLAYED, Move, play
 from outsize.model.tracing.operators import look_up
+from outsize.model.tracing.replay import replay_on_card
 from outsize.model.tracing.result_shapes import Shapes
 
 aten = torch.ops.aten
@@ -81,15 +82,15 @@ SIZES = st.integers(1, 60).map(lambda n: n * 700_000)
 def test_steps_that_are_not_played_would_have_changed_nothing(kept, sizes, order, part, expandable):
     again, alive = [], []
     for id, size in enumerate(sizes):
-        again.append(Move(True, id, size, "forward"))
+        again.append(PhaseEvent(True, id, size, "forward"))
         alive.append(again[-1])
         while alive and order.random() < 0.4:
             again.append(alive.pop(order.randrange(len(alive)))._replace(alloc=False, phase="backward"))
     again += [move._replace(alloc=False, phase="backward") for move in alive]
     moves = list(again)
     for id, size in enumerate(kept, 1000):
-        moves.insert(order.randrange(len(moves) + 1), Move(True, id, size, "optimizer"))
-    every = [*moves, *((PLAYED - 1) * again)]
+        moves.insert(order.randrange(len(moves) + 1), PhaseEvent(True, id, size, "optimizer"))
+    every = [*moves, *((STEPS - 1) * again)]
     name = "cuda-expandable" if expandable else "cuda"
 
     def whole(events, limit=None):
@@ -97,12 +98,12 @@ def test_steps_that_are_not_played_would_have_changed_nothing(kept, sizes, order
         return replay(numbered, name, settings=CudaSettings(limit=limit), samples=True)
 
     free = whole(every)
-    played = play(tuple(moves), tuple(again), expandable=expandable)
+    played = replay_on_card(tuple(moves), tuple(again), expandable=expandable)
     assert played.reserved == free.peak.reserved and not played.failed and not played.retries
     for phase, peak in played.peaks.items():
         assert peak == max(s.allocated for s, move in zip(free.samples, every, strict=True) if move.phase == phase)
     limit = int(part * free.peak.reserved)
     limited, before = whole(every, limit), whole(every[: -len(again)], limit)
-    played = play(tuple(moves), tuple(again), limit, expandable)
+    played = replay_on_card(tuple(moves), tuple(again), limit, expandable)
     assert played.failed == (limited.out_of_memory is not None)
     assert played.failed or played.retries == limited.retries - before.retries

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from outsize.allocator.bfc import BfcSettings
 from outsize.allocator.glibc import GlibcSettings
-from outsize.allocator.replay import MODELS, replay
+from outsize.allocator.replay import MODELS, PhaseEvent, StepsReplay, replay, replay_steps
 from outsize.allocator.settings import CudaSettings, parse_settings, settings_from_environment
 from outsize.allocator.take import TAKERS, take
 from outsize.allocator.trace import Recording, read_snapshot, read_trace
@@ -19,11 +19,14 @@ __all__ = [
     "BfcSettings",
     "CudaSettings",
     "GlibcSettings",
+    "PhaseEvent",
     "Recording",
+    "StepsReplay",
     "parse_settings",
     "read_snapshot",
     "read_trace",
     "replay",
+    "replay_steps",
     "settings_from_environment",
     "take",
 ]

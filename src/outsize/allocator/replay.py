@@ -2,12 +2,13 @@
 
 One loop serves all models: a model hands blocks out (`malloc`), takes them back (`free`), keeps those another stream still
 uses (`wait`), gives its cache back (`release`) and counts its bytes. The loop numbers the events, keeps the peaks and
-stops where memory runs out.
+stops where memory runs out. `replay_steps` runs a step several times through the same loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -127,6 +128,65 @@ def replay(
     )
 
 
+class PhaseEvent(NamedTuple):
+    """One allocation or free, and the phase of the step it belongs to."""
+
+    alloc: bool
+    id: int
+    bytes: int
+    phase: str
+
+
+class StepsReplay(NamedTuple):
+    """What an allocator makes of repeated steps."""
+
+    peaks: dict[str, int]
+    """Most bytes that were handed out, by phase."""
+    reserved: int
+    """Most bytes that it had reserved."""
+    retries: int
+    """How often it cleared its cache in the last step."""
+    failed: bool
+    """Memory ran out."""
+
+
+STEPS = 3
+"""Steps that are replayed: the first makes state, the second meets it, the third shows whether it settles."""
+
+
+def replay_steps(
+    first: Iterable[PhaseEvent], later: Sequence[PhaseEvent], allocator: str = "cuda", settings: Settings | None = None
+) -> StepsReplay:  # fmt: skip
+    """Run the events of a first step and those of every later one through a model of an allocator.
+
+    A later step frees what it allocates, and free neighbours join. Where it neither gets memory from the driver nor gives
+    any back, it ends where it began. So would the next, which is then not replayed.
+    """
+    kind = MODELS[allocator]
+    model = kind.make(None, kind.settings() if settings is None else settings, ())
+    peaks: dict[str, int] = {}
+    failed = not _run_phases(model, first, peaks)
+    retries = 0
+    for _ in range(1, STEPS):
+        calls, before = model.driver.calls, model.retries
+        failed = failed or not _run_phases(model, later, peaks)
+        retries = model.retries - before
+        if failed or model.driver.calls == calls:
+            break
+    return StepsReplay(peaks, model.reserved_peak, retries, failed)
+
+
+def _run_phases(model: Model, events: Iterable[PhaseEvent], peaks: dict[str, int]) -> bool:
+    """Run events and write down the peak of each phase; False where memory ran out."""
+    for phase, own in itertools.groupby(events, lambda event: event.phase):
+        plain = (AllocationEvent(0, alloc, id, size) for alloc, id, size, _ in own)
+        _, peak, _, failed = _run(model, plain, None)
+        if failed is not None:
+            return False
+        peaks[phase] = max(peaks.get(phase, 0), peak.allocated)
+    return True
+
+
 def _run(
     model: Model, events: Iterable[AllocationEvent], samples: list[Sample] | None
 ) -> tuple[int, Sample, int, OutOfMemoryPoint | None]:
@@ -140,14 +200,6 @@ def _run(
                 raise InputError(_bad_alloc(number - 1, id, size))
             if not malloc(id, size, stream):
                 failed = _out_of_memory(model, number - 1, size)
-            if model.allocated > allocated:
-                allocated = model.allocated
-            if model.active > active:
-                active = model.active
-            if model.requested > requested:
-                requested = model.requested
-            if model.reserved_peak > reserved:
-                reserved, peak_event = model.reserved_peak, number - 1
         elif id in live or id in waiting:
             if waits:
                 model.wait(id)
@@ -157,6 +209,15 @@ def _run(
             model.release()
         else:
             raise InputError(f"event {number - 1} frees {id}, which is not allocated then")
+        if alloc or number == 1:  # a free raises no peak, but the first event may continue what earlier events began
+            if model.allocated > allocated:
+                allocated = model.allocated
+            if model.active > active:
+                active = model.active
+            if model.requested > requested:
+                requested = model.requested
+            if model.reserved_peak > reserved:
+                reserved, peak_event = model.reserved_peak, number - 1
         if samples is not None:
             samples.append(Sample(model.requested, model.allocated, model.active, model.reserved))
         if failed is not None:

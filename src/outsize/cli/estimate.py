@@ -37,11 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--card", metavar="NAME", help="say whether it fits on this card, such as rtx4090")
     parser.add_argument("--budget", metavar="SIZE", help="say whether it fits in this much, such as 8GiB")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (cuda)")
+    parser.add_argument("--trust", action="store_true", help="exit with 0 also where it fits only if guesses are right")
     parser.add_argument("--steps", type=_positive, default=3, metavar="N", help="how many steps to trace (3)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Estimate what was asked; 1 where it does not fit."""
+    """Estimate what was asked; 1 where it does not fit, or is not known to fit."""
     if (args.target is None) == (args.hf is None):
         raise InputError("give either MODULE:FUNCTION or --hf config.json")
     common = {"device": args.device, "card": args.card, "budget": args.budget, "steps": args.steps}
@@ -56,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         footprint = _from_function(args, common)
     report.show(footprint, args.json)
-    return 1 if footprint.fits is False else 0
+    guessed = footprint.capacity is not None and bool(footprint.guesses) and not args.trust
+    return 1 if footprint.fits is False or guessed else 0
 
 
 def _from_function(args: argparse.Namespace, common: dict[str, Any]) -> Any:

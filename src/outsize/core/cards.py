@@ -95,12 +95,14 @@ def _key(name: str) -> str:
 
 
 def find_card(name: str) -> Card:
-    """`rtx4090`, `RTX 4090`, `NVIDIA GeForce RTX 4090` -> the card; an `InputError` with near names otherwise."""
+    """`rtx4090`, `RTX 4090`, `NVIDIA GeForce RTX 4090`, `h100` -> the card; an `InputError` with near names otherwise."""
     wanted = _key(name)
     keys = {_key(card.name): card for card in CARDS}
     if wanted in keys:
         return keys[wanted]
     starting = [card for key, card in keys.items() if wanted and key.startswith(wanted)]
+    if len(starting) > 1:  # a card of several sizes: the common one, where there is only one of those
+        starting = [card for card in starting if card.common] or starting
     if len(starting) == 1:
         return starting[0]
     import difflib  # slow to load, and only needed for a mistake

@@ -165,13 +165,15 @@ class Footprint(Noun):
     """Bytes that the step may reserve there."""
     fits: bool | None = None
     """True where even the bound gets through inside the capacity, the allocator giving back what it does not need; False where
-    the likely course does not; None in between or without a capacity."""
+    the likely course does not; None in between, where sizes hang on a guess, or without a capacity."""
     growth: tuple[Growth, ...] = ()
     """How the peak grows with the sizes that were given."""
     largest: tuple[Largest, ...] = ()
     """Largest batch per card, where a batch size was given."""
     notes: tuple[str, ...] = ()
     """What was assumed, a sentence each; none means that the step was followed exactly."""
+    guesses: tuple[str, ...] = ()
+    """Those of the notes that sizes may hang on: where there are any, `fits` is never True."""
 
     derived: ClassVar[tuple[str, ...]] = ("fragmentation",)
 

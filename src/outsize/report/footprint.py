@@ -57,7 +57,8 @@ def _verdict(footprint: Footprint) -> Text:
     need = f"{format_bytes(peak.bytes)} reserved at the peak, at most {format_bytes(peak.bound)}"
     if footprint.capacity is None:
         return Text.assemble((f"{footprint.name}: ", "bold"), need)
-    words = {True: ("fits", "bold green"), False: ("does not fit", "bold red"), None: ("may not fit", "bold yellow")}
+    unsure = "may fit" if footprint.guesses else "may not fit"
+    words = {True: ("fits", "bold green"), False: ("does not fit", "bold red"), None: (unsure, "bold yellow")}
     place = "in the budget" if footprint.card is None else f"on the {footprint.card.name}"
     room = f", of {format_bytes(footprint.capacity)} {place}"
     if footprint.fits and peak.bytes > footprint.capacity:

@@ -29,7 +29,7 @@ from outsize.model.estimation import margins as constants
 from outsize.model.estimation import replayed_steps as course
 from outsize.model.estimation.replayed_steps import Course
 from outsize.model.tracing import contentless as given
-from outsize.model.tracing.tracer import Tracer
+from outsize.model.tracing.tracer import DevicesDiffer, Tracer
 
 DEFAULT_CARD = "H200"
 """Whose kernels are assumed where no card is named: the card the rules were read on."""
@@ -81,10 +81,14 @@ def _estimate(
         return footprint if grown is None else dataclasses.replace(footprint, growth=(grown,))
     after = [] if seq is None else [seq]
     line = growth.fit("batch", lambda size: job.play(size, *after, steps=growth.STEPS), batch, peak)
+    found = tuple(growing for growing in (line, grown) if growing is not None)
+    if line is None:
+        note = f"no other batch than {batch} was accepted by the step, so its growth is not known"
+        return dataclasses.replace(footprint, growth=found, notes=(*footprint.notes, note))
     known = {batch: played}
     place = None if capacity is None else growth.Place("the budget" if chosen is None else chosen.name, capacity)
     largest = growth.largest(line, place, lambda size: known.get(size) or job.play(size, *after))
-    return dataclasses.replace(footprint, growth=(line,) if grown is None else (line, grown), largest=largest)
+    return dataclasses.replace(footprint, growth=found, largest=largest)
 
 
 class Job:
@@ -119,7 +123,15 @@ class Job:
     def trace(self, *sizes: int, steps: int | None = None) -> Tracer:
         """Run the steps on the stage; the sizes go to the builder."""
         count = self.steps if steps is None else min(steps, self.steps)
-        tracer = self._run(sizes, count, everything=None)
+        try:
+            tracer = self._run(sizes, count, everything=None)
+        except DevicesDiffer:
+            if self.build is not None:
+                raise
+            tracer = self._run(
+                sizes, count, everything=self.label
+            )  # what was given went to the card, so the rest does too
+            tracer.note(f"what the step makes on the host is counted on {self.label}, as if it had been moved")
         if self.label != "cpu" and not any(held.label == self.label for held in tracer.ledger.all):
             tracer = self._run(sizes, count, everything=self.label)
             tracer.note(f"nothing was put on {self.label}: everything is counted there, as if it had been moved")
@@ -136,6 +148,7 @@ class Job:
     def _run(self, sizes: tuple[int, ...], steps: int, everything: str | None) -> Tracer:
         capability = self.card.capability or (9, 0)
         tracer = Tracer(self.label, capability, self.card.usable, everything=everything)
+        tracer.strict = everything is None
         with tracer.running():
             step, args = self.step, self.args
             try:
@@ -154,6 +167,13 @@ class Job:
                 raise
             except Exception as error:
                 raise _explained(error, self.name) from error
+        if not tracer.touched:
+            raise InputError(
+                f"{self.name}{_place_of(self.step)} used no tensor of PyTorch, so there is nothing to estimate: "
+                "steps of TensorFlow, JAX and NumPy are not followed"
+            )
+        if tracer.drew and _uneven(tracer, self.label, steps):
+            tracer.guess("steps differ in size and draw whole numbers on the host: a later step may take more")
         return tracer
 
 
@@ -187,19 +207,35 @@ def _footprint(
         loading=loaded,
         card=card,
         capacity=capacity,
-        fits=_verdict(played, use, capacity, on_host),
+        fits=_verdict(played, use, capacity, on_host, sure=not tracer.guesses),
         notes=tuple(notes),
+        guesses=tuple(tracer.guesses),
     )
 
 
-def _verdict(played: Course, use: Amount, capacity: int | None, on_host: bool) -> bool | None:
+def _verdict(played: Course, use: Amount, capacity: int | None, on_host: bool, sure: bool) -> bool | None:
+    """True where even the bound fits and nothing was guessed, False where the likely amount does not, None in between."""
     if capacity is None:
         return None
     if not on_host:
-        return growth.verdict(played, capacity, constants.VERDICT_MARGIN)
-    if use.bound <= capacity:
-        return True
-    return None if use.bytes <= capacity else False
+        found = growth.verdict(played, capacity, constants.VERDICT_MARGIN)
+    else:
+        found = True if use.bound <= capacity else (None if use.bytes <= capacity else False)
+    return found if sure else (found and None)
+
+
+def _uneven(tracer: Tracer, label: str, steps: int) -> bool:
+    """True where the last two steps, which both have state and gradients, asked for different sizes."""
+    asked = [[h.bytes for a, h in tracer.ledger.events if a and h.step == n and h.label == label] for n in range(steps)]
+    return len(asked) > 2 and sorted(asked[-1]) != sorted(asked[-2])
+
+
+def _place_of(step: Any) -> str:
+    """Where a function begins, for a message."""
+    code = getattr(step, "__code__", None)
+    if code is None or code.co_filename.startswith(str(Path(__file__).parents[2])):
+        return ""
+    return f" ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
 def _capacity(card: Card | None, budget: int | str | None) -> int | None:

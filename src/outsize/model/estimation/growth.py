@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from outsize.core.cards import CARDS
+from outsize.core.errors import InputError
 from outsize.core.footprint import Growth, Largest
 from outsize.core.noun import Known
 from outsize.model.estimation.pressure import gets_through
@@ -31,22 +32,35 @@ STRAIGHT = 0.05
 """How far the third trace may be from the line through the other two."""
 
 
-def fit(name: str, play: Play, at: int, peak: int) -> Growth:
-    """How the reserved peak grows with a size that is `at` now, where it is `peak`."""
-    smaller, larger = max(1, at // 2), at * 2
-    reserved = {size: play(size).likely.peak.reserved for size in (smaller, larger) if size != at}
-    reserved[at] = peak
+def fit(name: str, play: Play, at: int, peak: int) -> Growth | None:
+    """How the reserved peak grows with a size that is `at` now, where it is `peak`; None where no other size is accepted."""
+    below = _first_accepted(play, [size for size in (at // 2, at // 2 + 1, at - 2) if 0 < size < at])
+    above = _first_accepted(play, [2 * at, at + 2, at + 1])
+    reserved = {size: course.likely.peak.reserved for size, course in (*below, *above)} | {at: peak}
+    if len(reserved) == 1:
+        return None
+    smaller, larger = min(reserved), max(reserved)
     each = max(1, (reserved[larger] - reserved[smaller]) // (larger - smaller))
     line = Growth(size=name, traced=(), fixed=reserved[smaller] - each * smaller, each=each, error=0.0)
     error = _error(line, at, peak)
     if error > STRAIGHT and at >= 4:
         curve = _parabola(name, [(size, reserved[size]) for size in (smaller, at, larger)])
-        between = at + at // 2
-        reserved[between] = play(between).likely.peak.reserved
-        off = _error(curve, between, reserved[between])
-        if off < _error(line, between, reserved[between]):
-            line, error = curve, off
+        for between, course in _first_accepted(play, [at + at // 2, at + at // 4]):
+            reserved[between] = course.likely.peak.reserved
+            off = _error(curve, between, reserved[between])
+            if off < _error(line, between, reserved[between]):
+                line, error = curve, off
     return dataclasses.replace(line, traced=tuple(sorted(reserved.items())), error=error)
+
+
+def _first_accepted(play: Play, sizes: list[int]) -> list[tuple[int, Course]]:
+    """The first of some sizes that the user's code accepts, with its course; empty where it rejects them all."""
+    for size in sizes:
+        try:
+            return [(size, play(size))]
+        except InputError:
+            continue
+    return []
 
 
 def _error(growth: Growth, size: int, peak: int) -> float:
@@ -70,15 +84,19 @@ class Place(NamedTuple):
     capacity: int
 
 
+MOST = 2**20
+"""Largest batch that is spoken of: where a step hardly grows, the line through its traces says nothing beyond."""
+
+
 def largest(growth: Growth, place: Place | None, play: Play) -> tuple[Largest, ...]:
-    """The largest batch in the place that was asked about, by tracing, and on each common card, by the fitted growth."""
+    """The largest batch in the place that was asked about, by tracing, and on each other common card, by the fitted growth."""
     rows = [
         Largest(
             place=known.name, capacity=known.usable, size="batch", largest=_last(growth, known.usable), next_needs=None,
             known=Known.ESTIMATE,
         )
         for known in CARDS
-        if known.common
+        if known.common and (place is None or place.name != known.name)
     ]  # fmt: skip
     if place is not None:
         rows.insert(0, search(place.name, place.capacity, play, max(1, _last(growth, place.capacity))))
@@ -90,8 +108,10 @@ def _last(growth: Growth, capacity: int) -> int:
     if growth.at(1) > capacity:
         return 0
     low, high = 1, 2
-    while growth.at(high) <= capacity and high < 2**40:
+    while growth.at(high) <= capacity and high < MOST:
         low, high = high, 2 * high
+    if growth.at(high) <= capacity:
+        return MOST
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if growth.at(middle) <= capacity else (low, middle)
@@ -99,22 +119,41 @@ def _last(growth: Growth, capacity: int) -> int:
 
 
 def search(place: str, capacity: int, play: Play, guess: int, unit: int = 1) -> Largest:
-    """The largest batch, a multiple of `unit`, whose own trace fits; `guess` is where to look first."""
+    """The largest batch, a multiple of `unit`, whose own trace fits; `guess` is where to look first.
+
+    Where the user's code rejects a size, the next below it that is a multiple of 2, 4, 8 or 16 is tried (many programs want even
+    batches). Where it rejects these too, they count as too large.
+    """
     low, high = 0, None
     needs: int | None = None
-    size = max(unit, guess // unit * unit)
+    size = max(unit, min(guess, MOST) // unit * unit)
     while high is None or high - low > unit:
-        course = play(size)
-        if fits(course, capacity):
-            low = size
-            size = size + max(unit, size // 16 // unit * unit) if high is None else _middle(low, high, unit)
-        else:
-            high, needs = size, course.likely.peak.reserved
-            near = max(unit, size - max(unit, size // 16 // unit * unit))
-            size = near if low == 0 and near > low else _middle(low, high, unit)
-            if size <= low:
+        rounded = dict.fromkeys(size // (unit * by) * unit * by for by in (1, 2, 4, 8, 16))
+        tried = _first_accepted(play, [number for number in rounded if number > low])
+        if not tried:
+            high = size
+        elif fits(tried[0][1], capacity):
+            unit = _unit(tried[0][0], size, unit)
+            low = tried[0][0]
+            if low >= MOST:
                 break
+            size = low + max(unit, low // 16 // unit * unit) if high is None else _middle(low, high, unit)
+            continue
+        else:
+            unit = _unit(tried[0][0], size, unit)
+            high, needs = tried[0][0], tried[0][1].likely.peak.reserved
+        near = max(unit, high - max(unit, high // 16 // unit * unit))
+        size = near if low == 0 and near > low else _middle(low, high, unit)
+        if size <= low or size >= high:
+            break
     return Largest(place=place, capacity=capacity, size="batch", largest=low, next_needs=needs, known=Known.BOUND)
+
+
+def _unit(accepted: int, wanted: int, unit: int) -> int:
+    """What sizes have to be a multiple of, after `accepted` was taken where `wanted` was rejected."""
+    while wanted // unit * unit != accepted and unit < 16:
+        unit *= 2
+    return unit
 
 
 def _middle(low: int, high: int, unit: int) -> int:

@@ -13,11 +13,11 @@ import subprocess
 import sys
 
 from outsize.allocator import GlibcSettings, replay
-from outsize.core.allocation import AllocationEvent
 from outsize.core.footprint import Amount, Loading
 from outsize.core.noun import Known
 from outsize.core.units import MiB
 from outsize.model.estimation.replayed_steps import Course, follow
+from outsize.model.tracing.replay import as_events, largest_size, likely_size
 from outsize.model.tracing.tracer import Tracer
 
 BASE_SPREAD = 32 * MiB
@@ -74,11 +74,9 @@ def _measure_base(names: tuple[str, ...]) -> int:
 
 def amounts(tracer: Tracer, played: Course) -> tuple[Amount, Amount, Amount]:
     """(allocated, held from the system, resident) of a step on the CPU."""
-    likely = [AllocationEvent(i, alloc, held.id, held.bytes) for i, (alloc, held) in enumerate(played.events)]
-    most = [AllocationEvent(i, alloc, held.id, held.most) for i, (alloc, held) in enumerate(played.events)]
     kept, worst = (
-        replay(events, allocator="glibc", settings=GlibcSettings(strays=strays)).peak
-        for events, strays in zip((likely, most), STRAYS, strict=True)
+        replay(as_events(played.events, size), allocator="glibc", settings=GlibcSettings(strays=strays)).peak
+        for size, strays in zip((likely_size, largest_size), STRAYS, strict=True)
     )
     known = Known.ESTIMATE
     start = base()

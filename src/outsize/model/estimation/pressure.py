@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from outsize.allocator import replay
 from outsize.core.allocation import EMPTY_CACHE, AllocationEvent
 from outsize.model.tracing.ledger import Held
+from outsize.model.tracing.replay import largest_size, likely_size
 
 Events = Sequence[tuple[bool, Held]]
 
@@ -86,7 +87,7 @@ class _Try:
         return size
 
     def _size(self, held: Held) -> int:
-        return held.most if self.most else held.bytes
+        return largest_size(held) if self.most else likely_size(held)
 
     @staticmethod
     def _key(held: Held) -> tuple[str, int]:

@@ -13,13 +13,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from outsize.allocator import replay
-from outsize.core.allocation import AllocationEvent, Replay, Sample
+from outsize.allocator import CudaSettings, replay
+from outsize.core.allocation import Replay, Sample
 from outsize.core.footprint import Layers
 from outsize.core.memory import Part
 from outsize.core.noun import Known
 from outsize.core.units import MiB
 from outsize.model.tracing.ledger import Held, Ledger
+from outsize.model.tracing.replay import Happened, as_events, happened_on, largest_size, likely_size
 
 KINDS = ("weights", "buffers", "gradients", "optimizer state", "inputs", "activations", "temporaries", "workspace")
 SOMEWHAT = (4 * MiB, 8 * MiB, 16 * MiB)
@@ -32,7 +33,7 @@ STRETCHES = 80
 class Course(NamedTuple):
     """What happened on one device."""
 
-    events: list[tuple[bool, Held]]
+    events: Happened
     samples: tuple[Sample, ...]
     likely: Replay
     most: Replay
@@ -44,18 +45,17 @@ class Course(NamedTuple):
         return allocated.index(max(allocated)) if allocated else -1
 
 
-def follow(ledger: Ledger, label: str, allocator: str, settings: object = None) -> Course:
+def follow(ledger: Ledger, label: str, allocator: str, settings: CudaSettings | None = None) -> Course:
     """Replay what the ledger saw on a device."""
-    events = [(alloc, held) for alloc, held in ledger.events if held.label == label and held.most]
+    events = happened_on(ledger, label)
     name_kinds(ledger)
 
     def run(size: Callable[[Held], int], samples: bool = False) -> Replay:
-        made = [AllocationEvent(i, alloc, held.id, size(held)) for i, (alloc, held) in enumerate(events)]
-        return replay(made, allocator=allocator, settings=settings, samples=samples)  # type: ignore[arg-type]
+        return replay(as_events(events, size), allocator=allocator, settings=settings, samples=samples)
 
-    first = run(lambda held: held.bytes, samples=True)
+    first = run(likely_size, samples=True)
     open_sizes = any(held.most != held.bytes for _, held in events)
-    others = [run(lambda held: held.most)] if open_sizes else []
+    others = [run(largest_size)] if open_sizes else []
     if open_sizes and allocator.startswith("cuda"):
         others += [run(functools.partial(_somewhat_more, more)) for more in SOMEWHAT]
     return Course(events, first.samples, first, _highest([first, *others]))

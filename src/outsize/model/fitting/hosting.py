@@ -36,7 +36,7 @@ from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.describe import tell_hosted
 from outsize.model.fitting.plan.host_memory import KINDS, LIBRARIES, READAHEAD, filed_bytes, host_bytes, sizes_of
 from outsize.model.fitting.plan.hosted_dry_run import HostedStage, watching
-from outsize.model.fitting.plan.hosted_search import Search
+from outsize.model.fitting.plan.hosted_search import HostedSearch
 from outsize.model.fitting.plan.link_speeds import measure, typical
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.planner import Settled
@@ -64,7 +64,7 @@ class HostedPlanner:
         """Parameters that a rehearsal has found to be used outside of their units."""
         self._scratch: ScratchFile | None = None
         """The scratch file, once something is in it."""
-        self._found: dict[Choice, tuple[Search, Projection]] = {}
+        self._found: dict[Choice, tuple[HostedSearch, Projection]] = {}
         """Choice -> the search that gave it, and its trace."""
         kind = request.device.type
         self._rates = typical(kind) if request.dry_run else measure(host.mover, self._work.optimizer, self._room)
@@ -147,7 +147,7 @@ class HostedPlanner:
     def _run(self, limit: int, traced: Callable[[], None] = lambda: None) -> tuple[Choice, Projection]:
         """One search; what it learns of the work holds for all that follow."""
         request, host, scratch = self._request, self._host, self._scratch
-        search = Search(
+        search = HostedSearch(
             stage=HostedStage(self._work, request.batch, request.device, host.beside), device=limit, host=self._host_room,
             base=host.base, rates=self._rates, rows=request.rows, forced=host.forced, later=host.later,
             streamed=host.files is not None, call=request.call, kind=request.device.type, forbidden=self._forbidden,
@@ -189,7 +189,7 @@ class HostedPlanner:
 
     # moving
 
-    def _open_scratch(self, search: Search, choice: Choice, cut: Cut) -> Mover:
+    def _open_scratch(self, search: HostedSearch, choice: Choice, cut: Cut) -> Mover:
         """The scratch file with room for all that is to be there, and the mover that reaches it."""
         request, host = self._request, self._host
         if choice.transfer_bytes and self._scratch is None:
@@ -216,7 +216,7 @@ class HostedPlanner:
         return FileMover(host.mover, self._scratch)
 
     def _lay_out(
-        self, search: Search, choice: Choice, cut: Cut, old: HostedRunner | None
+        self, search: HostedSearch, choice: Choice, cut: Cut, old: HostedRunner | None
     ) -> tuple[Weights, State | None]:
         """Weights and state in blocks; those of a plan before this one are used where they lie right."""
         filed = {
@@ -330,6 +330,6 @@ class HostedPlanner:
             "by another module than their own?"
         )
 
-    def _projected(self, choice: Choice) -> tuple[Search, Choice, Projection]:
+    def _projected(self, choice: Choice) -> tuple[HostedSearch, Choice, Projection]:
         search, projection = self._found[choice]
         return search, choice, projection

@@ -195,7 +195,8 @@ class Planning:
         with told("comparing gradients", "plans"):
             wrong = "" if choice.plain else self._differs(choice, few)
         if wrong:
-            self.facts.forbidden[self._blame(choice, few)] = wrong
+            forbidden = self.facts.forbidden | {self._blame(choice, few): wrong}
+            self.facts = replace(self.facts, forbidden=forbidden)
         return not wrong
 
     def _fastest(self, search: Search, first: Candidate, batch: Any) -> tuple[Candidate, list[str]]:

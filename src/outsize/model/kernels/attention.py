@@ -1,46 +1,21 @@
-"""Which attention kernel the card would choose, called by its own name so that what it saves is what the card saves.
+"""Which attention kernel torch chooses for a call, and what the kernels return and take.
 
-In: a call of `scaled_dot_product_attention`. Out: the call of one of torch's CUDA operators for it (their shapes are known to
-torch without a card) or of the plain formula. The order of choice was read off an H200 with torch 2.11: cuDNN before flash
-before memory-efficient before plain on compute capability 9 and above, where each takes the call at all.
+In: the arguments of `scaled_dot_product_attention`. Out: the name of the kernel, its results, the bytes inside it. The order of
+choice was read off an H200 with torch 2.11: cuDNN before flash before memory-efficient before plain on compute capability 9 and
+above, where each takes the call at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from outsize.model.torch_port.dispatch import aten_operator
-from outsize.model.tracing.ledger import RESULT, Move
+from outsize.model.kernels.moves import RESULT, Move
+from outsize.model.torch_port.dispatch import host_attention_takes_groups
 
-if TYPE_CHECKING:
-    from outsize.model.tracing.tracer import Tracer
-
-ALIGNMENT = 8
-"""Elements that every row of a mask begins at a multiple of."""
 HOST_ROWS = ((768, 256), (192, 64), (0, 32))
 """Positions of the CPU's forward kernel at once: from so many on, so many; read in torch's FlashAttentionKernel.cpp."""
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-DEFAULTS: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
-
-
-def attend(tracer: Tracer, func: Any, call: Any) -> Any:
-    """The attention of one call, through the kernel that the card would choose."""
-    import torch
-
-    args, kwargs = call
-    given = {**DEFAULTS, **dict(zip(NAMES, args, strict=False)), **kwargs}
-    q = given["query"]
-    kind = "cuda" if tracer.on_card(q) else "cpu"
-    if torch.is_autocast_enabled(kind):
-        for name in ("query", "key", "value", "attn_mask"):
-            if given[name] is not None:
-                given[name] = tracer.autocasts[kind].lower(given[name])
-    with torch.autocast(kind, enabled=False):
-        if kind == "cuda":
-            return _dispatch(tracer, given)
-        said = [*NAMES[: len(args)], *kwargs]
-        return _on_host(given) if fused_on_host(given) else func(**{name: given[name] for name in said})
 
 
 def fused_on_host(given: dict[str, Any]) -> bool:
@@ -49,23 +24,21 @@ def fused_on_host(given: dict[str, Any]) -> bool:
     from torch.backends import cuda as flags
 
     q, k, v, mask = (given[name] for name in NAMES[:4])
-    if given["dropout_p"] or given["enable_gqa"] or not flags.flash_sdp_enabled():
+    if given["dropout_p"] or not flags.flash_sdp_enabled():
         return False
     if any(x.dim() != 4 or x.stride(-1) != 1 or 0 in x.shape or x.dtype != q.dtype for x in (q, k, v)):
         return False
-    if not q.dtype.is_floating_point or q.shape[-1] != v.shape[-1] or not q.shape[1] == k.shape[1] == v.shape[1]:
+    if not q.dtype.is_floating_point or q.shape[-1] != v.shape[-1] or not _heads_go_together(given):
         return False
     return mask is None or (mask.dim() in (2, 4) and mask.dtype in (q.dtype, torch.bool) and not mask.requires_grad)
 
 
-def _on_host(given: dict[str, Any]) -> Any:
-    import torch
-
-    q, k, v, mask = (given[name] for name in NAMES[:4])
-    if mask is not None and mask.dtype == torch.bool:
-        mask = _additive(mask, q)
-    kernel = aten_operator("_scaled_dot_product_flash_attention_for_cpu")
-    return kernel(q, k, v, 0.0, bool(given["is_causal"]), attn_mask=mask, scale=given["scale"])[0]
+def _heads_go_together(given: dict[str, Any]) -> bool:
+    """True where every head of the queries has keys and values, its own or those of its group."""
+    q, k, v = (int(given[name].shape[1]) for name in NAMES[:3])
+    if given["enable_gqa"] and q != k:
+        return k == v and q % k == 0 and host_attention_takes_groups()
+    return q == k == v
 
 
 def host_moves(args: Any, results: list[Any]) -> Iterator[Move]:
@@ -90,41 +63,6 @@ def _per_thread(q: Any, rows: int, columns: int, more: int = 0) -> int:
 
     size = int(rows * (min(512, columns) + more) * max(4, q.element_size()))
     return int(torch.get_num_threads()) * size * (1 if q.element_size() >= 4 else 2)
-
-
-def _dispatch(tracer: Tracer, given: dict[str, Any]) -> Any:
-    import torch
-
-    q, k, v, mask = (given[name] for name in NAMES[:4])
-    dropout, causal, scale = float(given["dropout_p"]), bool(given["is_causal"]), given["scale"]
-    grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, mask))
-    choice = choose(tracer.capability, q, k, v, mask, dropout, given["enable_gqa"], grad)
-    if mask is not None and mask.dtype == torch.bool and choice != "math":
-        mask = _additive(mask, q)
-    if choice == "cudnn":
-        out = aten_operator("_scaled_dot_product_cudnn_attention")(
-            q, k, v, mask, grad, dropout, causal, False, scale=scale
-        )
-        return out[0]
-    if choice == "flash":
-        pad = -q.shape[-1] % 8
-        width = q.shape[-1]
-        if pad:
-            scale = width**-0.5 if scale is None else scale
-            q, k, v = (torch.nn.functional.pad(x, (0, pad)) for x in (q, k, v))
-        out = aten_operator("_scaled_dot_product_flash_attention")(q, k, v, dropout, causal, False, scale=scale)
-        return out[0][..., :width] if pad else out[0]
-    if choice == "efficient":
-        if mask is not None:
-            mask = _aligned(mask).expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-        out = aten_operator("_scaled_dot_product_efficient_attention")(
-            q, k, v, mask, grad, dropout, causal, scale=scale
-        )
-        return out[0]
-    grouped = {"enable_gqa": True} if given["enable_gqa"] else {}  # torch 2.4 does not know the word
-    return aten_operator("_scaled_dot_product_attention_math")(
-        q, k, v, mask, dropout, causal, None, scale=scale, **grouped
-    )[0]
 
 
 def choose(
@@ -159,24 +97,6 @@ def choose(
     if flags.mem_efficient_sdp_enabled() and not gqa and heads and width % wide == 0 and v.shape[-1] % wide == 0:
         return "efficient"
     return "math"
-
-
-def _additive(mask: Any, like: Any) -> Any:
-    """A boolean mask as the numbers that are added: what torch makes of it before any fused kernel."""
-    import torch
-
-    new = torch.empty_like(mask, dtype=like.dtype)
-    return new.fill_(0.0).masked_fill_(mask.logical_not(), float("-inf"))
-
-
-def _aligned(mask: Any) -> Any:
-    """The mask with its last axis laid out in multiples of 8, as the memory-efficient kernel wants it."""
-    import torch
-
-    if mask.stride(-1) == 1 and not any(step % ALIGNMENT for step in mask.stride()[:-1]):
-        return mask
-    last = mask.shape[-1]
-    return torch.nn.functional.pad(mask, (0, ALIGNMENT - last % ALIGNMENT))[..., :last]
 
 
 def _flash_results(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:

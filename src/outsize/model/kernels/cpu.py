@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outsize.model.kernels.attention import host_backward_moves, host_moves
-from outsize.model.tracing.ledger import RESULT, Move
+from outsize.model.kernels.moves import RESULT, Move
 
 BLOCK = 16
 """Channels of a block where the processor has AVX-512; 8 where it has not."""

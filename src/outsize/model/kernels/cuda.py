@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from outsize.model.kernels.convolution import Layer, call_bound, layer_of, weight_bound
 from outsize.model.kernels.convolution_table import table
 from outsize.model.kernels.layouts import copy_bytes, works_last
+from outsize.model.kernels.moves import Move
 from outsize.model.kernels.normalization import backward_blocks, backward_copies, forward_blocks
 from outsize.model.kernels.recurrent import backward_moves, forward_moves
 from outsize.model.kernels.reduction import buffer_bytes
-from outsize.model.tracing.ledger import Move
 
 KiB, MiB = 2**10, 2**20
 

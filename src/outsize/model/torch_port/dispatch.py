@@ -120,6 +120,19 @@ def aten_operator(name: str) -> Any:
     return part(f"ops.aten.{name}")
 
 
+@functools.cache
+def host_attention_takes_groups() -> bool:
+    """True where torch's fused attention for the CPU takes keys and values with fewer heads than the queries have."""
+    import torch
+
+    try:
+        with torch_off():
+            q, k = torch.zeros(1, 2, 2, 8), torch.zeros(1, 1, 2, 8)
+            return bool(part("_fused_sdp_choice")(q, k, k, enable_gqa=True) == 1)  # 1: the fused kernel
+    except (RuntimeError, TypeError):  # a torch that does not know the word
+        return False
+
+
 def arguments_of(operator: Any) -> list[Any]:
     """The arguments of an operator, as its schema names them."""
     return list(attribute(operator, "_schema").arguments)

@@ -16,7 +16,11 @@ from typing import Any
 from outsize.model.torch_port.dispatch import torch_off
 from outsize.model.torch_port.objects import key_of
 from outsize.model.torch_port.patches import copying_tensors
+from outsize.model.tracing import known_values
 from outsize.model.tracing.tracer import Tracer
+
+MOST = 1000
+"""Values that are looked at, to find out whether tensors are in something that a step reaches."""
 
 
 def convert(tracer: Tracer, step: Callable[..., Any], args: tuple[Any, ...], label: str) -> tuple[Any, tuple[Any, ...]]:
@@ -42,6 +46,8 @@ def _copying(tracer: Tracer, label: str) -> Iterator[None]:
             if base is None:
                 base = bases[key_of(storage)] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
                 tracer.ledger.add(base, label, "given")
+                if not value.requires_grad and not isinstance(value, torch.nn.Parameter):
+                    known_values.keep(tracer, base, storage)  # counts of steps, lengths, masks
             made = torch.empty(0, dtype=value.dtype, device="meta")
             made.set_(base.untyped_storage(), value.storage_offset(), value.shape, value.stride())
             if isinstance(value, torch.nn.Parameter):
@@ -63,7 +69,7 @@ def _rebind(step: Any, memo: dict[int, Any]) -> Any:
         kept = {name: _replaced(value, memo) for name, value in step.keywords.items()}
         return functools.partial(_rebind(step.func, memo), *(_replaced(value, memo) for value in step.args), **kept)
     if isinstance(step, types.MethodType):
-        return types.MethodType(step.__func__, copy.deepcopy(step.__self__, memo))
+        return types.MethodType(step.__func__, _replaced(step.__self__, memo))
     if not isinstance(step, types.FunctionType):
         return copy.deepcopy(step, memo)
     names: dict[str, Any] = dict(step.__globals__)
@@ -76,7 +82,10 @@ def _rebind(step: Any, memo: dict[int, Any]) -> Any:
 
 
 def _with_globals(function: types.FunctionType, names: dict[str, Any], memo: dict[int, Any]) -> types.FunctionType:
-    cells = tuple(types.CellType(_replaced(cell.cell_contents, memo)) for cell in function.__closure__ or ())
+    cells = tuple(
+        cell if _is_empty(cell) else types.CellType(_replaced(cell.cell_contents, memo))
+        for cell in function.__closure__ or ()
+    )
     new = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells or None)
     new.__kwdefaults__ = function.__kwdefaults__
     return new
@@ -84,19 +93,64 @@ def _with_globals(function: types.FunctionType, names: dict[str, Any], memo: dic
 
 def _replaced(value: Any, memo: dict[int, Any]) -> Any:
     """The value without contents if torch's tensors are in it, else the value itself."""
+    if id(value) in memo:
+        return memo[id(value)]
+    if not _holds_tensors(value, set()):
+        return value
+    if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+        made = _rebind(value, memo)
+    elif isinstance(value, (*_kinds(), list, tuple, dict, set)) or hasattr(type(value), "__deepcopy__"):
+        return copy.deepcopy(value, memo)
+    else:  # only what holds tensors is copied: an object may also hold files, locks and large arrays
+        try:
+            made = copy.copy(value)
+        except TypeError:  # it cannot be copied, so the step meets it as it is
+            return value
+        memo[id(value)] = made
+        vars(made).update({name: _replaced(item, memo) for name, item in vars(value).items()})
+    memo[id(value)] = made
+    return made
+
+
+def _holds_tensors(value: Any, seen: set[int]) -> bool:
+    """True where torch's tensors are in a value: in a container, an attribute, or what a function closes over."""
+    if isinstance(value, _kinds()):
+        return True
+    if id(value) in seen or len(seen) > MOST or isinstance(value, type | types.ModuleType):
+        return False
+    seen.add(id(value))
+    return any(_holds_tensors(item, seen) for item in _inside(value))
+
+
+def _inside(value: Any) -> list[Any]:
+    """What a value is made of, as far as tensors may be in it."""
+    if isinstance(value, dict):
+        return list(value.values())[:MOST]
+    if isinstance(value, list | tuple | set):
+        return list(value)[:MOST]
+    if isinstance(value, functools.partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, types.MethodType):
+        return [value.__self__]
+    if isinstance(value, types.FunctionType):
+        return [cell.cell_contents for cell in value.__closure__ or () if not _is_empty(cell)]
+    return list(getattr(value, "__dict__", {}).values())
+
+
+def _is_empty(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is None
+    except ValueError:  # a name that has no value yet
+        return True
+
+
+def _kinds() -> tuple[Any, ...]:
     import torch
 
-    kinds = (
+    return (
         torch.Tensor,
         torch.nn.Module,
         torch.optim.Optimizer,
         torch.amp.GradScaler,
         torch.optim.lr_scheduler.LRScheduler,
     )
-    if isinstance(value, kinds):
-        return copy.deepcopy(value, memo)
-    if isinstance(value, list | tuple | dict) and len(value) < 1000:
-        items = value.values() if isinstance(value, dict) else value
-        if any(isinstance(item, kinds) for item in items):
-            return copy.deepcopy(value, memo)
-    return value

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from outsize.model.kernels.attention import attend
-from outsize.model.kernels.recurrent import flatten
 from outsize.model.torch_port.dispatch import parse_to
 from outsize.model.torch_port.patches import (
     checkpoints_compared_by,
@@ -21,14 +19,14 @@ from outsize.model.torch_port.patches import (
     scripting_undisturbed,
 )
 from outsize.model.torch_port.pretended import card_rows
-
-if TYPE_CHECKING:
-    from outsize.model.tracing.tracer import Tracer
+from outsize.model.tracing.attention_calls import attend
+from outsize.model.tracing.recurrent_layers import flatten
+from outsize.model.tracing.trace import Trace
 
 GETTERS = ("device", "is_cuda", "is_cpu", "is_meta")
 
 
-def label_for(tracer: Tracer, device: Any) -> str:
+def label_for(tracer: Trace, device: Any) -> str:
     """`0`, `"cuda:0"` -> `"cuda:0"`, `"cuda"` -> the card on which the step runs; anything else by its type."""
     import torch
 
@@ -40,7 +38,7 @@ def label_for(tracer: Tracer, device: Any) -> str:
     return str(found.type)
 
 
-def make_function_mode(tracer: Tracer) -> Any:
+def make_function_mode(tracer: Trace) -> Any:
     """The mode that answers Python's calls into torch."""
     import torch
     from torch.overrides import TorchFunctionMode
@@ -74,7 +72,7 @@ def make_function_mode(tracer: Tracer) -> Any:
     return Stage()
 
 
-def _get(tracer: Tracer, value: Any, name: str, func: Any) -> Any:
+def _get(tracer: Trace, value: Any, name: str, func: Any) -> Any:
     import torch
 
     label = tracer.ledger.label_of(value)
@@ -86,7 +84,7 @@ def _get(tracer: Tracer, value: Any, name: str, func: Any) -> Any:
     return name == f"is_{'cpu' if kind == 'pinned' else kind}"
 
 
-def _to(tracer: Tracer, func: Any, call: Any) -> Any:
+def _to(tracer: Trace, func: Any, call: Any) -> Any:
     """`x.to(...)` in all its forms: a new label means a copy, the same label none."""
     import torch
 
@@ -106,7 +104,7 @@ def _to(tracer: Tracer, func: Any, call: Any) -> Any:
     return move(tracer, value, label, func, {name: item for name, item in wanted.items() if item is not None})
 
 
-def move(tracer: Tracer, value: Any, label: str | None, func: Any, kwargs: Any) -> Any:
+def move(tracer: Trace, value: Any, label: str | None, func: Any, kwargs: Any) -> Any:
     """`value` on another device, or with another dtype, as `Tensor.to` does it."""
     value = tracer.adopt(value)
     if label in (None, "meta", tracer.ledger.label_of(value)):  # torch's own code finds the device to be meta
@@ -115,7 +113,7 @@ def move(tracer: Tracer, value: Any, label: str | None, func: Any, kwargs: Any) 
         return func(value, **{"dtype": value.dtype, **kwargs, "copy": True})
 
 
-def _cuda(tracer: Tracer, func: Any, call: Any) -> Any:
+def _cuda(tracer: Trace, func: Any, call: Any) -> Any:
     (value, *rest), kwargs = call
     device = rest[0] if rest else kwargs.get("device")
     import torch
@@ -123,28 +121,28 @@ def _cuda(tracer: Tracer, func: Any, call: Any) -> Any:
     return move(tracer, value, tracer.card if device is None else label_for(tracer, device), torch.Tensor.to, {})
 
 
-def _cpu(tracer: Tracer, func: Any, call: Any) -> Any:
+def _cpu(tracer: Trace, func: Any, call: Any) -> Any:
     import torch
 
     return move(tracer, call[0][0], "cpu", torch.Tensor.to, {})
 
 
-def _pin(tracer: Tracer, func: Any, call: Any) -> Any:
+def _pin(tracer: Trace, func: Any, call: Any) -> Any:
     import torch
 
     return move(tracer, call[0][0], "pinned", torch.Tensor.to, {})
 
 
-def _is_pinned(tracer: Tracer, func: Any, call: Any) -> Any:
+def _is_pinned(tracer: Trace, func: Any, call: Any) -> Any:
     return tracer.ledger.label_of(call[0][0]) == "pinned"
 
 
-def _get_device(tracer: Tracer, func: Any, call: Any) -> Any:
+def _get_device(tracer: Trace, func: Any, call: Any) -> Any:
     label = tracer.ledger.label_of(call[0][0]) or "cpu"
     return int(label.partition(":")[2]) if ":" in label else -1
 
 
-def _literal(tracer: Tracer, func: Any, call: Any) -> Any:
+def _literal(tracer: Trace, func: Any, call: Any) -> Any:
     """`torch.tensor(data, device=...)`: made for real, since its values may steer the step, then moved."""
     import torch
 
@@ -157,7 +155,7 @@ def _literal(tracer: Tracer, func: Any, call: Any) -> Any:
     return move(tracer, value, None if device is None else label_for(tracer, device), torch.Tensor.to, {})
 
 
-def _linear(tracer: Tracer, func: Any, call: Any) -> Any:
+def _linear(tracer: Trace, func: Any, call: Any) -> Any:
     """A linear layer adds its bias in place, but not while a mode in Python looks on: the tracer has to know."""
     before, tracer.in_linear = tracer.in_linear, True
     try:
@@ -166,7 +164,7 @@ def _linear(tracer: Tracer, func: Any, call: Any) -> Any:
         tracer.in_linear = before
 
 
-def _new_tensor(tracer: Tracer, func: Any, call: Any) -> Any:
+def _new_tensor(tracer: Trace, func: Any, call: Any) -> Any:
     import torch
 
     (value, data, *_), kwargs = call
@@ -175,26 +173,26 @@ def _new_tensor(tracer: Tracer, func: Any, call: Any) -> Any:
     return move(tracer, made, label_for(tracer, label), torch.Tensor.to, {})
 
 
-def _tolist(tracer: Tracer, func: Any, call: Any) -> Any:
+def _tolist(tracer: Trace, func: Any, call: Any) -> Any:
     return tracer.real_value(call[0][0], "tolist").tolist()
 
 
-def _numpy(tracer: Tracer, func: Any, call: Any) -> Any:
+def _numpy(tracer: Trace, func: Any, call: Any) -> Any:
     return tracer.real_value(call[0][0].detach(), "numpy").numpy()
 
 
-def _format(tracer: Tracer, func: Any, call: Any) -> Any:
+def _format(tracer: Trace, func: Any, call: Any) -> Any:
     """A single number in a text is formatted as a number, as torch does with contents."""
     (value, how), _ = call
     return repr(value) if value.dim() else format(value.item(), how)
 
 
-def _repr(tracer: Tracer, func: Any, call: Any) -> Any:
+def _repr(tracer: Trace, func: Any, call: Any) -> Any:
     value = call[0][0]
     return f"tensor(..., size={tuple(value.shape)}, dtype={value.dtype}, device='{tracer.ledger.label_of(value)}')"
 
 
-def _deepcopy(tracer: Tracer, func: Any, call: Any) -> Any:
+def _deepcopy(tracer: Trace, func: Any, call: Any) -> Any:
     """A copy of a tensor; torch's own would look into storages that hold nothing."""
     import torch
 
@@ -210,7 +208,7 @@ def _deepcopy(tracer: Tracer, func: Any, call: Any) -> Any:
 
 
 @contextlib.contextmanager
-def pretend(tracer: Tracer, capability: tuple[int, int], total: int) -> Iterator[None]:
+def pretend(tracer: Trace, capability: tuple[int, int], total: int) -> Iterator[None]:
     """`torch.cuda` answers as if the card were there, and does nothing."""
     import torch
 

@@ -8,16 +8,20 @@ step count, a table of drop rates, a list of lengths), so that most such looks a
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outsize.model.torch_port.dispatch import has_modes, leaves_of, map_tensors, no_functions, no_modes, torch_off
 from outsize.model.torch_port.objects import storage_key
-
-if TYPE_CHECKING:
-    from outsize.model.tracing.tracer import Tracer
+from outsize.model.tracing.trace import Trace
 
 KEEP_ELEMENTS = 4096
 """Largest tensor whose contents are kept: indices and lengths are small, data is not."""
+
+DRAWN_ELEMENTS = 2**20
+"""Most whole numbers that are drawn for real at once: an order of samples is longer than a batch."""
+
+KEEP_BYTES = 8 * KEEP_ELEMENTS
+"""Largest real storage whose contents are kept."""
 
 ZERO_ELEMENTS = 2**24
 """Most elements of an operator without a shape rule that is run on zeros."""
@@ -33,7 +37,7 @@ DRAWN = ("rand", "uniform", "normal", "bernoulli")
 """Words in the names of operators that draw numbers."""
 
 
-def shadow(tracer: Tracer, tensor: Any) -> Any:
+def shadow(tracer: Trace, tensor: Any) -> Any:
     """The tensor with its real contents, or None where they are not known."""
     import torch
 
@@ -48,13 +52,20 @@ def shadow(tracer: Tracer, tensor: Any) -> Any:
             return plain.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
+def keep(tracer: Trace, base: Any, storage: Any) -> None:
+    """Remember the contents of a small real storage, which `base` stands for; a copy, to let the real one go."""
+    if storage.nbytes() <= KEEP_BYTES:
+        with torch_off():
+            tracer.ledger.values[storage_key(base)] = storage.cpu().clone()
+
+
 def unseen() -> Any:
     """No mode looks on; where none does, which is so inside an operator, that takes no time."""
 
     return no_modes() if has_modes() else contextlib.nullcontext()
 
 
-def item(tracer: Tracer, tensor: Any) -> Any:
+def item(tracer: Trace, tensor: Any) -> Any:
     """A Python number for a one-element tensor: the real one if known, else a likely one and a note."""
     import torch
 
@@ -63,7 +74,8 @@ def item(tracer: Tracer, tensor: Any) -> Any:
         return known.item()
     held = tracer.ledger.of(tensor)
     source = held.op if held is not None else ""
-    tracer.note_value("a value read on the host", held)
+    whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
+    tracer.note_value("a value read on the host", held, guess=whole)
     if tensor.dtype == torch.bool:
         return "all" in source or "eq" in source or "isfinite" in source
     if tensor.dtype.is_floating_point:  # what is left out by chance (a layer, a path) is there
@@ -71,19 +83,19 @@ def item(tracer: Tracer, tensor: Any) -> Any:
     return 1 if not tensor.dtype.is_complex else 0j
 
 
-def real(tracer: Tracer, tensor: Any, what: str) -> Any:
+def real(tracer: Trace, tensor: Any, what: str) -> Any:
     """A real tensor of the same shape: its contents if known, else zeros and a note."""
     import torch
 
     known = shadow(tracer, tensor)
     if known is not None:
         return known
-    tracer.note_value(f"contents read by {what}()", tracer.ledger.of(tensor))
+    tracer.note_value(f"contents read by {what}()", tracer.ledger.of(tensor), guess=not tensor.is_floating_point())
     with torch_off():
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
 
-def run_on_zeros(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def run_on_zeros(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """Results without contents of an operator that has no shape rule, by running it on zeros; None where that is not possible."""
     import torch
 
@@ -96,21 +108,21 @@ def run_on_zeros(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         except (NotImplementedError, RuntimeError):
             return None
         out = map_tensors(lambda t: torch.empty_like(t, device="meta"), real)
-    tracer.note_value(f"the result of {func}, run on zeros for its shape,", None)
+    tracer.note_value(f"the result of {func}, run on zeros for its shape,", None, guess=True)
     return out
 
 
-def _nonzero(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def _nonzero(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     import torch
 
     tracer.note_value("the number of non-zero elements, taken as all of them", tracer.ledger.of(args[0]))
     count = args[0].numel()
     if count <= KEEP_ELEMENTS:  # then it is known where they are: modules are looked up by it
-        return tracer._known_like(torch.ones(args[0].shape).nonzero(), tracer.ledger.label_of(args[0]) or tracer.device)
+        return tracer.known_like(torch.ones(args[0].shape).nonzero(), tracer.ledger.label_of(args[0]) or tracer.device)
     return torch.empty_strided((count, args[0].dim()), (1, count), dtype=torch.int64, device="meta")
 
 
-def _masked_select(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def _masked_select(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     import torch
 
     tracer.note_value("the elements that a mask selects, taken as all of them", tracer.ledger.of(args[0]))
@@ -118,7 +130,7 @@ def _masked_select(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return torch.empty(shape.numel(), dtype=args[0].dtype, device="meta")
 
 
-def _unique(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def _unique(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     import torch
 
     tracer.note_value("the number of distinct values, taken as all", tracer.ledger.of(args[0]))
@@ -131,28 +143,30 @@ def _unique(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     )
 
 
-def _repeat(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def _repeat(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     import torch
 
     size = kwargs.get("output_size")
     if size is None:
-        tracer.note_value("the length after repeat_interleave, taken as one each", tracer.ledger.of(args[0]))
+        tracer.note_value(
+            "the length after repeat_interleave, taken as one each", tracer.ledger.of(args[0]), guess=True
+        )
     return torch.empty(size or args[0].numel(), dtype=torch.int64, device="meta")
 
 
-def _bincount(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def _bincount(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     import torch
 
     weights = args[1] if len(args) > 1 else kwargs.get("weights")
     bins = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
     if not bins:
-        tracer.note_value("the largest value, taken as the number of values", tracer.ledger.of(args[0]))
+        tracer.note_value("the largest value, taken as the number of values", tracer.ledger.of(args[0]), guess=True)
     whole = weights is None or not weights.dtype.is_floating_point
     dtype = (torch.int64 if weights is None else torch.float64) if whole else weights.dtype
     return torch.empty(bins or args[0].numel(), dtype=dtype, device="meta")
 
 
-def _index(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def _index(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """Indexing by a mask is indexing by where it is true: as many as it has elements at most."""
     import torch
 
@@ -169,12 +183,12 @@ def _index(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     return func(args[0], indices, *args[2:], **kwargs)
 
 
-def _true(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def _true(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     tracer.note_value("a comparison, taken as true", tracer.ledger.of(args[0]))
     return True
 
 
-def _nothing(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def _nothing(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     return None
 
 

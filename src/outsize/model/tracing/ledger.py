@@ -9,24 +9,10 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from outsize.model.torch_port.dispatch import unwrap_functorch
 from outsize.model.torch_port.objects import key_of
-
-
-class Move(NamedTuple):
-    """One thing that happens inside a call."""
-
-    what: str
-    """`take` or `free` a block, `keep` one for good, or `result`: the next result is made."""
-    name: str = ""
-    bytes: int = 0
-    more: int = 0
-    """What the block may have beyond that."""
-
-
-RESULT = Move("result")
 
 
 class Held:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from outsize.model.torch_port.dispatch import arguments_of, has_kernel, is_mutable
+from outsize.model.torch_port.flops import flop_rule
 from outsize.model.tracing.known_values import UNWRITTEN
 from outsize.model.tracing.rewrites import WHOLE
 
@@ -16,11 +17,10 @@ from outsize.model.tracing.rewrites import WHOLE
 class Operator:
     """One overload."""
 
-    __slots__ = ("base", "by_shapes", "decomposes", "flops", "func", "known", "mutable", "name", "view")
+    __slots__ = ("base", "by_shapes", "decomposes", "draws", "flops", "func", "known", "mutable", "name", "view")
 
     def __init__(self, func: Any) -> None:
         import torch
-        from torch.utils.flop_counter import flop_registry
 
         self.func = func  # held, so that no other gets its number
         self.name = str(func)
@@ -30,9 +30,11 @@ class Operator:
         """Made of others; reaches the dispatcher whole only where autograd is off altogether."""
         self.known = torch.Tag.nondeterministic_seeded not in func.tags and not self.base.startswith(UNWRITTEN)
         """False where nobody wrote what it gives, or chance did: the next step finds something else there."""
+        self.draws = torch.Tag.nondeterministic_seeded in func.tags
+        """Draws numbers at random."""
         self.mutable = is_mutable(func)
         self.view = bool(func.is_view)
-        self.flops = flop_registry.get(func.overloadpacket)
+        self.flops = flop_rule(func)
         """Counts what it computes, None where that is little."""
         self.by_shapes = self._by_shapes(func)
         """True for torch's own that make new tensors or write into their first arguments, and change no shape."""

@@ -8,16 +8,14 @@ tensors; where it knows nothing, every sequence is taken as long as the longest 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outsize.model.torch_port.dispatch import torch_off
 from outsize.model.tracing import known_values as values
-
-if TYPE_CHECKING:
-    from outsize.model.tracing.tracer import Tracer
+from outsize.model.tracing.trace import Trace
 
 
-def pack(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
+def pack(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """(packed data, how many sequences go on at each step)."""
     import torch
 
@@ -32,7 +30,7 @@ def pack(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         tracer.guessing = False
     sizes = [int((known > step).sum()) for step in range(int(known[0]))]
     packed = torch.empty(sum(sizes), *data.shape[2:], dtype=data.dtype, device="meta")
-    return packed, tracer._known_like(torch.tensor(sizes, dtype=torch.int64), "cpu")
+    return packed, tracer.known_like(torch.tensor(sizes, dtype=torch.int64), "cpu")
 
 
 def pack_backward(func: Any, args: Any, kwargs: Any) -> Any:
@@ -47,7 +45,7 @@ def pack_backward(func: Any, args: Any, kwargs: Any) -> Any:
     return made.transpose(0, 1) if batch_first else made
 
 
-def padded(tracer: Tracer) -> Callable[..., Any]:
+def padded(tracer: Trace) -> Callable[..., Any]:
     """What stands for `_pad_packed_sequence` while the trace runs."""
     import torch
 
@@ -69,7 +67,7 @@ def padded(tracer: Tracer) -> Callable[..., Any]:
     return pad
 
 
-def contents(tracer: Tracer, batch_sizes: Any) -> Any:
+def contents(tracer: Trace, batch_sizes: Any) -> Any:
     """A real tensor with how many sequences go on at each step."""
     import torch
 
@@ -77,13 +75,13 @@ def contents(tracer: Tracer, batch_sizes: Any) -> Any:
     return torch.ones(batch_sizes.shape, dtype=torch.int64) if known is None else known
 
 
-def sizes_of(tracer: Tracer, batch_sizes: Any) -> list[int]:
+def sizes_of(tracer: Trace, batch_sizes: Any) -> list[int]:
     """How many sequences go on at each step."""
     with torch_off():
         return [int(size) for size in contents(tracer, batch_sizes)]
 
 
-def is_even(tracer: Tracer, batch_sizes: Any) -> bool:
+def is_even(tracer: Trace, batch_sizes: Any) -> bool:
     """True where all sequences are known to be equally long: torch then runs an LSTM as on a plain tensor."""
     return not tracer.guessing and len(set(sizes_of(tracer, batch_sizes))) == 1
 

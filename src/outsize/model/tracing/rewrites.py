@@ -10,15 +10,14 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outsize.model.kernels import cpu as onednn
 from outsize.model.kernels import recurrent
 from outsize.model.torch_port.dispatch import below_autograd, replacing_kernels
 from outsize.model.tracing import packed_sequences as packed
-
-if TYPE_CHECKING:
-    from outsize.model.tracing.tracer import Tracer
+from outsize.model.tracing import recurrent_layers
+from outsize.model.tracing.trace import Trace
 
 OnCard = Callable[[Any], bool]
 
@@ -31,13 +30,13 @@ WHOLE = (
 
 
 @contextlib.contextmanager
-def installed(tracer: Tracer) -> Iterator[None]:
+def installed(tracer: Trace) -> Iterator[None]:
     """The replacements for tensors that a trace has on a card, for as long as the block runs."""
 
     on_card = tracer.on_card
     rows: list[tuple[str, Any]] = [("dropout", _dropout(on_card))]
     rows += [(name.removeprefix("aten.").removesuffix(".default"), _below_autograd(name)) for name in WHOLE]
-    rows += recurrent.replacements(tracer)
+    rows += recurrent_layers.replacements(tracer)
     rows += [("_pad_packed_sequence", packed.padded(tracer))]
     with replacing_kernels() as library:
         with warnings.catch_warnings():
@@ -141,6 +140,7 @@ def _ctc_backward(func: Any, args: Any, kwargs: Any) -> Any:
 
 SHAPES: dict[str, Callable[[Any, Any, Any], Any]] = {
     **recurrent.SHAPES,
+    "aten._pack_padded_sequence_backward.default": packed.pack_backward,
     "aten.mkldnn_rnn_layer.default": onednn.lstm_results,
     "aten.mkldnn_rnn_layer_backward.default": onednn.lstm_gradients,
     "aten._grouped_mm.default": _grouped_mm,

@@ -17,7 +17,8 @@ from outsize.model.kernels import attention
 from outsize.model.kernels.cpu import moves_of
 from outsize.model.kernels.cuda import MOVES, Scratch, Size, blocks_of
 from outsize.model.kernels.layouts import ON_CARD
-from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode, in_backward, no_functions
+from outsize.model.kernels.moves import Move
+from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode, in_backward, no_functions, torch_off
 from outsize.model.torch_port.objects import holders_of, key_of, storage_key
 from outsize.model.torch_port.patches import wrapping_backward
 from outsize.model.tracing import known_values as values
@@ -26,9 +27,13 @@ from outsize.model.tracing import rewrites
 from outsize.model.tracing.attribution import Owners
 from outsize.model.tracing.autocast import Autocast
 from outsize.model.tracing.fake_card import label_for, make_function_mode, pretend
-from outsize.model.tracing.ledger import Held, Ledger, Move
+from outsize.model.tracing.ledger import Held, Ledger
 from outsize.model.tracing.operators import Operator, look_up
 from outsize.model.tracing.result_shapes import Shapes
+
+
+class DevicesDiffer(InputError):
+    """Operands of one operator are on the host and on a card."""
 
 
 class Tracer:
@@ -52,6 +57,10 @@ class Tracer:
         self.autocasts = {"cuda": Autocast("cuda", self.on_card), "cpu": Autocast("cpu", self.on_host)}
         self.notes: dict[str, None] = {}
         """Sentences about what was assumed, in order."""
+        self.guesses: dict[str, None] = {}
+        """Those of them that sizes may hang on: more may be taken than the trace saw."""
+        self._generators: dict[Any, Any] = {}
+        """Generator of random numbers on the host -> its state before the trace."""
         self.scratch = Scratch(capability)
         self._placing: str | None = None
         self._twins: dict[int, tuple[Any, Any]] = {}
@@ -63,6 +72,12 @@ class Tracer:
         """The lengths of the sequences that were packed last are not known."""
         self.in_linear = False
         """True while a linear layer runs its forward pass."""
+        self.strict = False
+        """Operands on two devices are an error, as they are in a real run."""
+        self.touched = False
+        """True once a step has called an operator."""
+        self.drew = False
+        """True once whole numbers were drawn on the host."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -95,6 +110,8 @@ class Tracer:
                 yield
         finally:
             self.ledger.closed = True
+            for generator, state in self._generators.items():
+                generator.set_state(state)
 
     @contextlib.contextmanager
     def placing(self, label: str) -> Iterator[None]:
@@ -117,12 +134,21 @@ class Tracer:
         """Say something that turns the result into an estimate."""
         self.notes.setdefault(sentence)
 
-    def note_value(self, what: str, held: Held | None) -> None:
-        """A value had to be chosen: say what and where. Filling weights with random numbers changes no size and needs no word."""
+    def note_value(self, what: str, held: Held | None, guess: bool = False) -> None:
+        """A value had to be chosen: say what and where. Filling weights with random numbers changes no size and needs no word.
+
+        `guess`: sizes may hang on it, and the choice is not the one that takes most.
+        """
         if self.ledger.step < 0 and self.owners.filling():
             return
         place = self.owners.place()
-        self.note(f"{what} was chosen, not computed{f' ({place})' if place else ''}")
+        sentence = f"{what} was chosen, not computed{f' ({place})' if place else ''}"
+        (self.guess if guess else self.note)(sentence)
+
+    def guess(self, sentence: str) -> None:
+        """Say something that sizes may hang on."""
+        self.note(sentence)
+        self.guesses.setdefault(sentence)
 
     def compile(self, model: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Stands for `torch.compile`: the step is traced as written."""
@@ -149,8 +175,7 @@ class Tracer:
             with values.unseen():
                 base = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
             self.ledger.add(base, label_for(self, tensor.device), "given")
-            if tensor.device.type == "cpu" and tensor.numel() <= values.KEEP_ELEMENTS:
-                self.ledger.values[storage_key(base)] = storage.clone()  # to let the real one go
+            values.keep(self, base, storage)
             key = key_of(storage)  # the twin goes when the real one does
             found = self._twins[key] = (weakref.ref(storage, lambda _: self._twins.pop(key, None)), base)
         with values.unseen(), no_functions():
@@ -179,6 +204,9 @@ class Tracer:
             with self._mode():
                 return func.decompose(*args, **kwargs)
         flat = _tensors(args)
+        self.touched |= self.ledger.step >= 0
+        if self.strict and operator.base in _TOGETHER:
+            self._check_devices(operator, flat)
         label = self._label(func, flat, kwargs)
         for leaf in flat:
             if not leaf.is_meta and (leaf.dim() or len(flat) == 1):
@@ -191,6 +219,8 @@ class Tracer:
         else:
             out = self._compute(operator, args, kwargs, flat, label)
         if isinstance(out, torch.Tensor):
+            if self.guesses and operator.base in _CUTTING and not out.numel() and args[0].numel():
+                self._refuse_empty(out)
             fresh = [out]
         else:
             results = out if isinstance(out, tuple | list) else ()
@@ -201,6 +231,24 @@ class Tracer:
         if name in _RESIZING:
             self.ledger.add(args[0], label, name)
         return out
+
+    def _check_devices(self, operator: Operator, flat: list[Any]) -> None:
+        """An error where operands of more than one number are on the host and on a card."""
+        labels = {self.ledger.label_of(tensor) for tensor in flat if tensor.dim()}
+        cards = [label for label in labels if label is not None and label.startswith("cuda")]
+        if cards and "cpu" in labels:
+            place = self.owners.place()
+            raise DevicesDiffer(
+                f"{operator.name} gets tensors on the host and on {cards[0]}{f' at {place}' if place else ''}, which fails in a "
+                "real run: move them to one device with .to(device)"
+            )
+
+    def _refuse_empty(self, out: Any) -> None:
+        place = self.owners.place()
+        raise InputError(
+            f"a tensor of shape {tuple(out.shape)} was cut out{f' at {place}' if place else ''} by a number that is not known: "
+            f"{next(iter(self.guesses))}; give the step that number without reading it from a tensor"
+        )
 
     def _reuses(self, name: str, args: Any) -> bool:
         """True where a backward pass writes into its first argument although a new tensor is asked for.
@@ -308,6 +356,7 @@ class Tracer:
         import torch
 
         func, name = operator.func, operator.name
+        generator = kwargs.get("generator")
         if "generator" in kwargs:  # a host generator does not go with the meta device, and some operators want the word
             kwargs["generator"] = None
         rule = packed.RULES.get(name)
@@ -321,7 +370,7 @@ class Tracer:
             real = func(*_replace(args, functools.partial(values.shadow, self)), **{**kwargs, **_on_cpu(kwargs)})
             if not isinstance(real, torch.Tensor | tuple):
                 return real
-            return _replace(real, lambda t: self._known_like(t, label))
+            return _replace(real, lambda t: self.known_like(t, label))
         try:
             shape = rewrites.SHAPES.get(name) or (ON_CARD.get(name) if label.startswith("cuda") else None)
             out = self.shapes.run(operator, args, kwargs) if shape is None else shape(func, args, kwargs)
@@ -333,10 +382,31 @@ class Tracer:
                     f"torch cannot tell the result shape of {name} without running it ({str(error).splitlines()[0]}): "
                     "give the operator a fake implementation with torch.library.register_fake"
                 ) from error
-        self._follow(operator, args, kwargs, flat, out)
+        if not (operator.draws and self._draw(operator, args, kwargs, flat, out, generator)):
+            self._follow(operator, args, kwargs, flat, out)
         return out
 
-    def _known_like(self, real: Any, label: str) -> Any:
+    def _draw(self, operator: Operator, args: Any, kwargs: Any, flat: list[Any], out: Any, generator: Any) -> bool:
+        """Draw whole numbers on the host as the step would: they are indices and lengths. True where that was done.
+
+        Fractions are not drawn: what is left out by chance (a layer, a path) is taken to be there.
+        """
+        import torch
+
+        small = isinstance(out, torch.Tensor) and out.numel() <= values.DRAWN_ELEMENTS and not operator.mutable
+        if not small or out.is_floating_point() or self._placing not in (None, "cpu") or not self._all_known(flat):
+            return False
+        used = torch.default_generator if generator is None else generator
+        if used not in self._generators:
+            self._generators[used] = used.get_state()
+        given = {**kwargs, **_on_cpu(kwargs), **({"generator": generator} if "generator" in kwargs else {})}
+        with torch_off():
+            real = operator.func(*_replace(args, functools.partial(values.shadow, self)), **given)
+        self.ledger.values[storage_key(out)] = real.untyped_storage()
+        self.drew |= self.ledger.step >= 0
+        return True
+
+    def known_like(self, real: Any, label: str) -> Any:
         import torch
 
         twin = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
@@ -384,6 +454,15 @@ class Tracer:
             if key not in known and made.numel() <= values.KEEP_ELEMENTS:
                 known[key] = contents.untyped_storage()
 
+
+_TOGETHER = {
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "embedding", "native_layer_norm", "native_batch_norm", "native_group_norm",
+    "add", "sub", "mul", "div", "cat", "nll_loss_forward", "mse_loss",
+}  # fmt: skip
+"""Operators whose operands have to be on one device, but for single numbers."""
+
+_CUTTING = {"slice", "narrow"}
+"""Operators that cut a piece out of a tensor."""
 
 _RESIZING = {"aten.resize_.default", "aten.set_.source_Storage_storage_offset", "aten.resize_as_.default"}
 

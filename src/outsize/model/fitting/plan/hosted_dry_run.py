@@ -21,7 +21,7 @@ from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.units import cut_model
 from outsize.model.fitting.move.visits import Source, Visits
 from outsize.model.fitting.plan.choice import Choice
-from outsize.model.fitting.plan.dry_run import Twin, Watch, bring_state, label_of, projection_of, twin_of
+from outsize.model.fitting.plan.dry_run import Outline, Watch, bring_state, copy_optimizer, label_of, projection_of
 from outsize.model.fitting.plan.foreign_tensors import NOTHING, Beside
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.run.hosted import open_hosted
@@ -37,7 +37,7 @@ class HostedStage:
     def __init__(self, work: Work, batch: Any, device: Any, beside: Beside = NOTHING) -> None:
         self.work, self._beside = work, beside
         self.label = label_of(device.type, device)
-        self.batch = batches.transform(batch, lambda _, tensor: Twin.of(tensor))
+        self.batch = batches.transform(batch, lambda _, tensor: Outline.of(tensor))
         self._begun = False
         """The optimizer makes state as it is made itself, and finds it in its first step: Adagrad before torch 2.13."""
 
@@ -50,34 +50,34 @@ class HostedStage:
         watch = Watch(self.label, self.work.model)
         with watch.running():
             pairs = []
-            twin = twin_of(self.work.optimizer)
-            for group in twin.param_groups:
+            copied = copy_optimizer(self.work.optimizer)
+            for group in copied.param_groups:
                 fakes = []
                 for parameter in group["params"]:
-                    fake = Twin.of(parameter).make(self.label)
+                    fake = Outline.of(parameter).make(self.label)
                     if parameter.requires_grad:
                         fake.grad = torch.empty_like(fake)
                     pairs.append((parameter, fake))
                     fakes.append(fake)
                 group["params"] = fakes
             try:
-                twin.step()
+                copied.step()
             except KeyError:
                 self._begun = True
-                bring_state(self.work.optimizer, twin, {id(parameter): fake for parameter, fake in pairs}, self.label)
-                twin.step()
-            return {id(parameter): self._shapes(twin.state.get(fake, {}), watch) for parameter, fake in pairs}
+                bring_state(self.work.optimizer, copied, {id(parameter): fake for parameter, fake in pairs}, self.label)
+                copied.step()
+            return {id(parameter): self._shapes(copied.state.get(fake, {}), watch) for parameter, fake in pairs}
 
     def _optimizer(self, layout: Layout) -> Any:
         """The user's optimizer without state, or with what it cannot do without: what travels is elsewhere."""
         real = self.work.optimizer
         if real is None:
             return None
-        twin = twin_of(real)
+        copied = copy_optimizer(real)
         for parameter, values in real.state.items() if self._begun else ():
             travels = {shape.name for shape in layout.get(id(parameter), [])}
-            twin.state[parameter] = {n: None if n in travels else copy.deepcopy(v) for n, v in values.items()}
-        return twin
+            copied.state[parameter] = {n: None if n in travels else copy.deepcopy(v) for n, v in values.items()}
+        return copied
 
     def _shapes(self, state: dict[str, Any], watch: Watch) -> list[Shape]:
         """State that travels: what is as large as a parameter, and what the optimizer itself put on the device."""
@@ -100,7 +100,7 @@ class HostedStage:
 
         watch = Watch(self.label, self.work.model)
         with same_draws(), watch.running():
-            batch = batches.transform(self.batch, lambda _, twin: twin.make(self.label), leaf=Twin)
+            batch = batches.transform(self.batch, lambda _, outline: outline.make(self.label), leaf=Outline)
             given = sum(held.bytes for held in watch.ledger.live.values() if held.label == self.label)
             optimizer = self._optimizer(layout)
             work = replace(self.work, optimizer=optimizer, written=written, scaler=None)

@@ -39,7 +39,7 @@ TINY = 64
 """Modules below one part in so many of a unit stay on the device."""
 
 
-class Search(HostedFacts):
+class HostedSearch(HostedFacts):
     """One search."""
 
     def run(self) -> tuple[Choice, Projection]:

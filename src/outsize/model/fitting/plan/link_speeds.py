@@ -94,15 +94,15 @@ def time_optimizer(optimizer: Any, device: str, elements: int = ELEMENTS) -> flo
     """Bytes of parameters a second that a copy of the user's optimizer updates."""
     import torch
 
-    twin = copy.copy(optimizer)
-    twin.__dict__.pop("step", None)
+    copied = copy.copy(optimizer)
+    copied.__dict__.pop("step", None)
     group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
     parameter = torch.nn.Parameter(torch.zeros(elements, device=device))
     parameter.grad = torch.ones_like(parameter)
-    twin.__dict__["param_groups"] = [{**group, "params": [parameter]}]
-    twin.__dict__["state"] = defaultdict(dict)
-    twin.step()
+    copied.__dict__["param_groups"] = [{**group, "params": [parameter]}]
+    copied.__dict__["state"] = defaultdict(dict)
+    copied.step()
     start = time.perf_counter()
-    twin.step()
-    twin.step()
+    copied.step()
+    copied.step()
     return 2 * 4 * elements / (time.perf_counter() - start)

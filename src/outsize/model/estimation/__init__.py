@@ -1,0 +1,1 @@
+"""`outsize.estimate`: what a step will take, from its trace."""

@@ -1,0 +1,1 @@
+"""What operators take in memory besides their results, on a card and on a CPU."""

@@ -1,0 +1,40 @@
+"""What the rules of this room may ask of a running trace.
+
+In: nothing. Out: `Trace`, the face of the tracer that rules for single operators see. The tracer stands above its rules and
+imports them; they know only this.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from outsize.model.tracing.autocast import Autocast
+from outsize.model.tracing.ledger import Held, Ledger
+
+
+class Trace(Protocol):
+    """A trace that is running."""
+
+    ledger: Ledger
+    """Every storage that it has seen."""
+    device: str
+    """Label of the device on which the step runs."""
+    capability: tuple[int, int]
+    """Compute capability of the card."""
+    autocasts: dict[str, Autocast]
+    """What autocast does on a card (`cuda`) and on the host (`cpu`)."""
+    guessing: bool
+    """The lengths of the sequences that were packed last are not known."""
+    in_linear: bool
+    """True while a linear layer runs its forward pass."""
+
+    @property
+    def card(self) -> str: ...
+    def on_card(self, tensor: Any) -> bool: ...
+    def note_value(self, what: str, held: Held | None, guess: bool = False) -> None: ...
+    def placing(self, label: str) -> AbstractContextManager[None]: ...
+    def adopt(self, tensor: Any) -> Any: ...
+    def real_value(self, tensor: Any, what: str) -> Any: ...
+    def known_like(self, real: Any, label: str) -> Any: ...
+    def compile(self, model: Any = None, *args: Any, **kwargs: Any) -> Any: ...
