@@ -73,9 +73,9 @@ def open_runner(
         if choice.update == "host":
             state = 2 * max(sizeof(p) + 512 for p in model.parameters())
         choice = Choice(ring=ring, small_bytes=4096, state_ring=state, held=held, **options)
-        sketch = stage.run(choice, layout, order, written)
+        sketch = stage.project(choice, layout, order, written)
         known = (held, order, written)
-        held, order, written = tuple(dict.fromkeys((*held, *sketch.outside))), sketch.order, sketch.written
+        held, order, written = tuple(dict.fromkeys((*held, *sketch.outside))), list(sketch.order), sketch.written
         if known == (held, order, written):
             break
     cut = cut_model(model, choice.unit_bytes, held, order)

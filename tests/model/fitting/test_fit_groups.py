@@ -13,10 +13,10 @@ from outsize.model.fitting.learn.normaliser import Normaliser
 from outsize.model.fitting.move.stores import DiskStore, HostStore
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
-from outsize.model.fitting.run import optimizer_step as update
-from outsize.model.fitting.run.optimizer_subset import ONE_BY_ONE, largest_part, room_of, sizeof
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
+from outsize.model.fitting.update import resident_update as update
+from outsize.model.fitting.update.optimizer_subset import ONE_BY_ONE, largest_part, room_of, sizeof
 
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
 CHOICES = [

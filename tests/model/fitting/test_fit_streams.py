@@ -15,18 +15,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import outsize
 from outsize.model.fitting import fitted
 from outsize.model.fitting.guarded import Snapshot
-from outsize.model.fitting.move import streamed as weights
 from outsize.model.fitting.move.stores import DiskStore, HostStore, NoStore
 from outsize.model.fitting.plan import dry_run as stages
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run import offload as activations
-from outsize.model.fitting.run import optimizer_step as update
 from outsize.model.fitting.run import resident
-from outsize.model.fitting.run.optimizer_subset import room_of, sizeof
+from outsize.model.fitting.run import streamed as weights
 from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
+from outsize.model.fitting.update import resident_update as update
+from outsize.model.fitting.update.optimizer_subset import room_of, sizeof
 
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
 

@@ -25,8 +25,8 @@ from outsize.model.fitting.move.pinned_blocks import State, Weights
 from outsize.model.fitting.move.ring import Ring
 from outsize.model.fitting.move.units import cut_model, sizeof
 from outsize.model.fitting.plan.hosted_dry_run import HostedStage
-from outsize.model.fitting.run.gradient_sink import Collected
 from outsize.model.fitting.run.runner import Work
+from outsize.model.fitting.update.gradient_sink import Collected
 
 HUGE = 1 << 40
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]

@@ -23,8 +23,8 @@ import outsize
 from outsize.array.store.io.file import AlignedFile
 from outsize.core.memory import DISK, HOST
 from outsize.model.fitting.move.mover import Mover
+from outsize.model.fitting.move.out_of_memory import give_back_heap
 from outsize.model.fitting.move.units import sizeof
-from outsize.model.fitting.run.out_of_memory import give_back_heap
 
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
 MIB = 2**20

@@ -28,9 +28,9 @@ from outsize.model.fitting.move.weight_files import find_weights
 from outsize.model.fitting.plan.foreign_tensors import Beside, held_on, look_beside
 from outsize.model.fitting.plan.host_memory import in_memory
 from outsize.model.fitting.plan.remedies import ALLOWED, REMEDIES
-from outsize.model.fitting.run.clip_and_scale import check_scaler
-from outsize.model.fitting.run.optimizer_subset import parameters_of, require_plain_step, why_not_one_by_one
 from outsize.model.fitting.run.runner import Work
+from outsize.model.fitting.update.clip_and_scale import check_scaler
+from outsize.model.fitting.update.optimizer_subset import parameters_of, require_plain_step, why_not_one_by_one
 from outsize.model.torch_port.objects import is_compiled
 
 KEYS = (*(kind.key for kind in REMEDIES), "pieces")

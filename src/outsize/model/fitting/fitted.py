@@ -21,12 +21,12 @@ from outsize.model.fitting import batch as batches
 from outsize.model.fitting.guarded import Guarded, Snapshot, call_model
 from outsize.model.fitting.move.evicted import EvictedTensor
 from outsize.model.fitting.move.loaded_state import load_elsewhere
+from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.expandable_segments import let_grow
-from outsize.model.fitting.run.optimizer_subset import state_of
-from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.resident import ResidentRunner, open_resident
+from outsize.model.fitting.update.optimizer_subset import state_of
 
 TIGHTER = {"cpu": 0.85, "cuda": 0.93, "hosted": 0.85}
 """After a failure the next plan holds at most this part of what the failed one should have held."""
@@ -168,9 +168,7 @@ class Fitted(Guarded):
     def _end(self) -> None:
         runner = self._now
         if not self.choice.hosted:
-            runner.weights.forget_replaced()
-            runner.weights.evicted.gather("undo()")
-            runner.weights.store.close()
+            runner.close()
             let_grow(self, False)
             return
         stays = runner.weights.scratch.stays if runner.weights.scratch is not None else ""

@@ -26,6 +26,7 @@ from outsize.model.fitting.learn.findings import preserved
 from outsize.model.fitting.learn.gradients_equal import EQUAL, worst_of
 from outsize.model.fitting.learn.random_sources import same_draws
 from outsize.model.fitting.move.mover import Mover
+from outsize.model.fitting.move.out_of_memory import clear_up, give_back_heap, is_out_of_memory
 from outsize.model.fitting.move.pinned_blocks import State, Weights, state_bytes
 from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile, measure_disk
 from outsize.model.fitting.move.units import Cut
@@ -34,16 +35,16 @@ from outsize.model.fitting.move.weight_files import FileSource
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.describe import tell_hosted
 from outsize.model.fitting.plan.host_memory import KINDS, LIBRARIES, READAHEAD, filed_bytes, host_bytes, sizes_of
-from outsize.model.fitting.plan.hosted_dry_run import HostedStage, Sketch, watching
-from outsize.model.fitting.plan.hosted_search import Search
+from outsize.model.fitting.plan.hosted_dry_run import HostedStage, watching
+from outsize.model.fitting.plan.hosted_search import HostedSearch
 from outsize.model.fitting.plan.link_speeds import measure, typical
+from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.planner import Settled
 from outsize.model.fitting.run.forward_functions import without_cache
-from outsize.model.fitting.run.gradient_sink import Collected
 from outsize.model.fitting.run.hosted import HostedRunner, open_hosted
 from outsize.model.fitting.run.loss_value import read_loss
-from outsize.model.fitting.run.out_of_memory import clear_up, give_back_heap, is_out_of_memory
 from outsize.model.fitting.run.row_pieces import MixesRows
+from outsize.model.fitting.update.gradient_sink import Collected
 from outsize.model.fitting.user_errors import in_users_code
 
 COMPARED = 2**30
@@ -63,7 +64,7 @@ class HostedPlanner:
         """Parameters that a rehearsal has found to be used outside of their units."""
         self._scratch: ScratchFile | None = None
         """The scratch file, once something is in it."""
-        self._found: dict[Choice, tuple[Search, Sketch]] = {}
+        self._found: dict[Choice, tuple[HostedSearch, Projection]] = {}
         """Choice -> the search that gave it, and its trace."""
         kind = request.device.type
         self._rates = typical(kind) if request.dry_run else measure(host.mover, self._work.optimizer, self._room)
@@ -75,10 +76,10 @@ class HostedPlanner:
         with in_users_code("the model, run on this batch without contents," if call else "loss(model, batch)"):
             try:
                 with told("tracing plans", "plans") as traced:
-                    choice, sketch = self._run(limit, traced)
+                    choice, projection = self._run(limit, traced)
             except BudgetError as error:
                 raise (self._confirm(error) if limit == self._room else error) from None
-        return self._tell(choice, sketch), choice
+        return self._tell(choice, projection), choice
 
     def settle(self, plan: FitPlan, choice: Choice) -> Settled:
         """Rehearse; plan again where the rehearsal shows something else than the trace."""
@@ -119,11 +120,11 @@ class HostedPlanner:
 
     def reopen(self, choice: Choice, old: HostedRunner | None) -> HostedRunner:
         """Weights into their blocks, and a runner on them."""
-        search, sketch = self._found[choice]
+        search, projection = self._found[choice]
         request, files, mover = self._request, self._host.files, self._host.mover
         cut = search.cut(choice)
         work = replace(self._work, written=search.written)
-        order = [name for name in sketch.order if name in cut.units]
+        order = [name for name in projection.order if name in cut.units]
         if old is not None:
             old.leave_device()
         if files is not None:
@@ -143,10 +144,10 @@ class HostedPlanner:
 
     # searching
 
-    def _run(self, limit: int, traced: Callable[[], None] = lambda: None) -> tuple[Choice, Sketch]:
+    def _run(self, limit: int, traced: Callable[[], None] = lambda: None) -> tuple[Choice, Projection]:
         """One search; what it learns of the work holds for all that follow."""
         request, host, scratch = self._request, self._host, self._scratch
-        search = Search(
+        search = HostedSearch(
             stage=HostedStage(self._work, request.batch, request.device, host.beside), device=limit, host=self._host_room,
             base=host.base, rates=self._rates, rows=request.rows, forced=host.forced, later=host.later,
             streamed=host.files is not None, call=request.call, kind=request.device.type, forbidden=self._forbidden,
@@ -154,10 +155,10 @@ class HostedPlanner:
             disk=host.disk, folder=request.scratch, spills=scratch is not None,
             piece=scratch.piece if scratch is not None else 0, traced=traced,
         )  # fmt: skip
-        choice, sketch = search.run()
+        choice, projection = search.run()
         self._work = search.stage.work
-        self._found[choice] = search, sketch
-        return choice, sketch
+        self._found[choice] = search, projection
+        return choice, projection
 
     def _confirm(self, error: BudgetError) -> BudgetError:
         """The error with a device budget that has a plan: units depend on the budget, so the one that it names is tried."""
@@ -176,7 +177,7 @@ class HostedPlanner:
             needed=found.needed, budget=self._room, smallest=found.smallest, culprit=found.culprit,
         )  # fmt: skip
 
-    def _tell(self, choice: Choice, sketch: Sketch) -> FitPlan:
+    def _tell(self, choice: Choice, projection: Projection) -> FitPlan:
         request, search = self._request, self._found[choice][0]
         if choice.transfer_bytes and not self._rates.read:
             read, write = measure_disk(
@@ -184,11 +185,11 @@ class HostedPlanner:
             )
             self._rates = search.rates = replace(self._rates, read=read, write=write)
         there, here = request.budgets
-        return tell_hosted(self._work, request.batch, request.rows, (there, here), search, choice, sketch)
+        return tell_hosted(self._work, request.batch, request.rows, (there, here), search, choice, projection)
 
     # moving
 
-    def _open_scratch(self, search: Search, choice: Choice, cut: Cut) -> Mover:
+    def _open_scratch(self, search: HostedSearch, choice: Choice, cut: Cut) -> Mover:
         """The scratch file with room for all that is to be there, and the mover that reaches it."""
         request, host = self._request, self._host
         if choice.transfer_bytes and self._scratch is None:
@@ -215,7 +216,7 @@ class HostedPlanner:
         return FileMover(host.mover, self._scratch)
 
     def _lay_out(
-        self, search: Search, choice: Choice, cut: Cut, old: HostedRunner | None
+        self, search: HostedSearch, choice: Choice, cut: Cut, old: HostedRunner | None
     ) -> tuple[Weights, State | None]:
         """Weights and state in blocks; those of a plan before this one are used where they lie right."""
         filed = {
@@ -329,6 +330,6 @@ class HostedPlanner:
             "by another module than their own?"
         )
 
-    def _projected(self, choice: Choice) -> tuple[Search, Choice, Sketch]:
-        search, sketch = self._found[choice]
-        return search, choice, sketch
+    def _projected(self, choice: Choice) -> tuple[HostedSearch, Choice, Projection]:
+        search, projection = self._found[choice]
+        return search, choice, projection

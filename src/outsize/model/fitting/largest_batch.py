@@ -15,7 +15,7 @@ from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.arguments import read_request
 from outsize.model.fitting.plan.choice import Choice
-from outsize.model.fitting.plan.dry_run import Stage, Twin
+from outsize.model.fitting.plan.dry_run import Outline, Stage
 from outsize.model.fitting.plan.search import SURE
 from outsize.model.fitting.user_errors import in_users_code
 
@@ -54,7 +54,7 @@ def batch_size(
 def _grown(stage: Stage, rows: int) -> Stage:
     """The stage with a batch of another length."""
 
-    def grow(_: str, twin: Twin) -> Twin:
-        return replace(twin, shape=(rows, *twin.shape[1:]), contents=None) if twin.shape else twin
+    def grow(_: str, outline: Outline) -> Outline:
+        return replace(outline, shape=(rows, *outline.shape[1:]), contents=None) if outline.shape else outline
 
-    return stage.with_batch(batches.transform(stage.batch, grow, leaf=Twin))
+    return stage.with_batch(batches.transform(stage.batch, grow, leaf=Outline))

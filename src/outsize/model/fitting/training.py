@@ -23,6 +23,7 @@ from outsize.model.fitting.learn.findings import Findings, leave_out, look, pres
 from outsize.model.fitting.learn.gradients_equal import EQUAL, FAR_BELOW, TINY, compare, find_rounding
 from outsize.model.fitting.learn.normaliser import Normaliser
 from outsize.model.fitting.move.evicted import ReadWhileEvicted, is_home
+from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.move.stores import open_store
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.describe import tell
@@ -35,7 +36,6 @@ from outsize.model.fitting.plan.speeds import Timing, estimate_times, measure_ti
 from outsize.model.fitting.plan.take_apart import gather_facts, inclusive
 from outsize.model.fitting.planner import Settled
 from outsize.model.fitting.run.expandable_segments import let_grow
-from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.run.resident import ResidentRunner, open_resident
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.user_errors import in_users_code, say
@@ -195,7 +195,8 @@ class Planning:
         with told("comparing gradients", "plans"):
             wrong = "" if choice.plain else self._differs(choice, few)
         if wrong:
-            self.facts.forbidden[self._blame(choice, few)] = wrong
+            forbidden = self.facts.forbidden | {self._blame(choice, few): wrong}
+            self.facts = replace(self.facts, forbidden=forbidden)
         return not wrong
 
     def _fastest(self, search: Search, first: Candidate, batch: Any) -> tuple[Candidate, list[str]]:

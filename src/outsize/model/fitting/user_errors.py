@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 
 from outsize.core.errors import InputError, OutsizeError
-from outsize.model.fitting.run.out_of_memory import is_out_of_memory
+from outsize.model.fitting.move.out_of_memory import is_out_of_memory
 
 
 @contextlib.contextmanager

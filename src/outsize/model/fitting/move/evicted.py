@@ -18,10 +18,10 @@ from typing import Any
 
 from outsize.core.errors import InputError, OutOfMemory
 from outsize.core.units import format_bytes
+from outsize.model.fitting.move.out_of_memory import clear_up, in_a_line, is_out_of_memory
 from outsize.model.fitting.move.saving_copies import CopiesForSaving, lay_over
 from outsize.model.fitting.move.stores import Store
 from outsize.model.fitting.move.units import sizeof
-from outsize.model.fitting.run.out_of_memory import clear_up, in_a_line, is_out_of_memory
 from outsize.model.torch_port.dispatch import no_modes, no_subclass_functions
 from outsize.model.torch_port.objects import storage_key
 
@@ -127,7 +127,7 @@ class EvictedStorage:
         self._store.finish(self._number)
         if self.dirty or self._slot is None:
             self.drop()
-            self._slot = self._store.put(_unseen(raw, self.tensor.untyped_storage(), self._real), self._empty)
+            self._slot = self._store.put(unseen(raw, self.tensor.untyped_storage(), self._real), self._empty)
             self.dirty = False
         else:
             self._empty()
@@ -143,7 +143,7 @@ class EvictedStorage:
         storage.resize_(self.bytes)
         _tell(self.tensor)
         try:
-            self._number = self._store.begin(self._slot, _unseen(raw, storage, self._real))
+            self._number = self._store.begin(self._slot, unseen(raw, storage, self._real))
         except BaseException:
             self._empty()
             raise
@@ -190,7 +190,7 @@ class EvictedStorage:
             self._slot = None
 
 
-def _unseen(make: Callable[..., Any], *args: Any) -> Any:
+def unseen(make: Callable[..., Any], *args: Any) -> Any:
     """Make an alias that no mode counts as an allocation."""
 
     with no_modes():

@@ -73,7 +73,7 @@ class Stretch:
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
-class Slot:
+class Buffer:
     """A piece of memory through which bytes pass."""
 
     def __init__(self, size: int) -> None:
@@ -100,11 +100,11 @@ class ScratchFile:
         """Why it cannot come back into memory at the end, empty where it can."""
         self._stretches: dict[Key, Stretch] = {}
         self._end = 0
-        self._in: queue.SimpleQueue[Slot] = queue.SimpleQueue()
-        self._out: queue.SimpleQueue[Slot] = queue.SimpleQueue()
-        self._slots = [Slot(piece) for _ in range(READERS + WRITERS if piece else 0)]
-        for number, slot in enumerate(self._slots):
-            (self._in if number < READERS else self._out).put(slot)
+        self._in: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
+        self._buffers = [Buffer(piece) for _ in range(READERS + WRITERS if piece else 0)]
+        for number, buffer in enumerate(self._buffers):
+            (self._in if number < READERS else self._out).put(buffer)
         self._readers = ThreadPoolExecutor(READERS, "outsize-read")
         self._writers = ThreadPoolExecutor(WRITERS, "outsize-write")
 
@@ -169,38 +169,38 @@ class ScratchFile:
         for first in range(0, size, self.piece):
             yield first, min(size, first + self.piece)
 
-    def read(self, place: int, size: int, use: Callable[[Slot], Mark], sync: Callable[[Mark], None]) -> Future[Mark]:
-        """Read a piece; `use(slot)` starts to take it out of the slot, and gives the mark of that."""
+    def read(self, place: int, size: int, use: Callable[[Buffer], Mark], sync: Callable[[Mark], None]) -> Future[Mark]:
+        """Read a piece; `use(buffer)` starts to take it out of the buffer, and gives the mark of that."""
 
         def work() -> Mark:
-            slot = self._in.get()
+            buffer = self._in.get()
             try:
-                sync(slot.used)
-                self.file.read(place, size, slot.block.array)
-                slot.used = use(slot)
-                return slot.used
+                sync(buffer.used)
+                self.file.read(place, size, buffer.block.array)
+                buffer.used = use(buffer)
+                return buffer.used
             finally:
-                self._in.put(slot)
+                self._in.put(buffer)
 
         return self._readers.submit(work)
 
     def write(
-        self, place: int, size: int, fill: Callable[[Slot], Mark], sync: Callable[[Mark], None]
+        self, place: int, size: int, fill: Callable[[Buffer], Mark], sync: Callable[[Mark], None]
     ) -> tuple[Mark, Future[None]]:
-        """Fill a slot now and write it once what fills it has ended; gives the mark of the filling."""
-        slot = self._out.get()
+        """Fill a buffer now and write it once what fills it has ended; gives the mark of the filling."""
+        buffer = self._out.get()
         try:
-            mark = fill(slot)
+            mark = fill(buffer)
         except BaseException:
-            self._out.put(slot)
+            self._out.put(buffer)
             raise
 
         def work() -> None:
             try:
                 sync(mark)
-                self.file.write(place, slot.block.array[: round_up(size)], slot.block.array[:0])
+                self.file.write(place, buffer.block.array[: round_up(size)], buffer.block.array[:0])
             finally:
-                self._out.put(slot)
+                self._out.put(buffer)
 
         return mark, self._writers.submit(work)
 
@@ -212,11 +212,11 @@ class ScratchFile:
         writes = []
         for first, last in self.cut(stretch.size):
 
-            def fill(slot: Slot, first: int = first, last: int = last) -> Mark:
+            def fill(buffer: Buffer, first: int = first, last: int = last) -> Mark:
                 for at, flat in rows:
                     low, high = max(first, at), min(last, at + flat.numel())
                     if low < high:
-                        slot.block.bytes[low - first : high - first].copy_(flat[low - at : high - at])
+                        buffer.block.bytes[low - first : high - first].copy_(flat[low - at : high - at])
 
             writes.append(self.write(stretch.start + first, last - first, fill, lambda mark: None)[1])
         wait(writes)
@@ -227,8 +227,8 @@ class ScratchFile:
         """No more transfers; windows stay what they are for as long as somebody has them."""
         for pool in (self._readers, self._writers):
             pool.shutdown()
-        for slot in self._slots:
-            slot.block.unlock()
+        for buffer in self._buffers:
+            buffer.block.unlock()
         self.file.close()
 
 
@@ -274,8 +274,8 @@ class FileMover(Mover):
             return self.copy(into, source)
         waits = list(after)
 
-        def use(there: Any) -> Callable[[Slot], Mark]:
-            return lambda slot: self._mover.bring(there, slot.block.bytes[: there.numel()], self._read(waits))
+        def use(there: Any) -> Callable[[Buffer], Mark]:
+            return lambda buffer: self._mover.bring(there, buffer.block.bytes[: there.numel()], self._read(waits))
 
         file, sync = self._file, self._mover.sync
         reads = [file.read(source.start + a, b - a, use(into[a:b]), sync) for a, b in file.cut(source.size)]
@@ -285,15 +285,15 @@ class FileMover(Mover):
     def send(
         self, into: Any, source: Any, hold: bool = False, after: Iterable[Mark] = (), landed: Landed | None = None
     ) -> Mark:
-        """To memory as ever; to the file through its slots. The mark passes when the source may be used again."""
+        """To memory as ever; to the file through its buffers. The mark passes when the source may be used again."""
         if not isinstance(into, Stretch):
             return self._mover.send(into, source, hold, self._read(after), landed)
         if not self._file.piece:
             return self.copy(into, source)
         self._check([write for write in self._writes if write.done()])
 
-        def fill(part: Any) -> Callable[[Slot], Mark]:
-            return lambda slot: self._mover.send(slot.block.bytes[: part.numel()], part, hold)
+        def fill(part: Any) -> Callable[[Buffer], Mark]:
+            return lambda buffer: self._mover.send(buffer.block.bytes[: part.numel()], part, hold)
 
         mark = None
         for a, b in self._file.cut(into.size):
@@ -353,12 +353,12 @@ def measure_disk(folder: str, piece: int, most: int) -> tuple[float, float]:
         size = min(SAMPLE, most)
         file.reserve({("sample", 0): size})
         pieces = list(file.cut(size))
-        for slot in file._slots:
-            slot.block.bytes.random_()  # zeros may never reach a disk
+        for buffer in file._buffers:
+            buffer.block.bytes.random_()  # zeros may never reach a disk
         start = time.perf_counter()
-        wait([file.write(a, b - a, lambda slot: None, lambda mark: None)[1] for a, b in pieces])
+        wait([file.write(a, b - a, lambda buffer: None, lambda mark: None)[1] for a, b in pieces])
         middle = time.perf_counter()
-        wait([file.read(a, b - a, lambda slot: None, lambda mark: None) for a, b in pieces])
+        wait([file.read(a, b - a, lambda buffer: None, lambda mark: None) for a, b in pieces])
         return size / (time.perf_counter() - middle), size / (middle - start)
     finally:
         file.close()

@@ -223,7 +223,7 @@ def _key(extent: Extent) -> tuple[str, int]:
     return extent.path, extent.offset
 
 
-class Slot:
+class ReadBuffer:
     """A page-locked block that units pass through."""
 
     def __init__(self, size: int) -> None:
@@ -240,13 +240,13 @@ class FileSource(Source):
 
     ahead = False
 
-    def __init__(self, files: Files, cut: Cut, mover: Mover, order: list[str], slots: int) -> None:
+    def __init__(self, files: Files, cut: Cut, mover: Mover, order: list[str], buffers: int) -> None:
         self._files = files
         self._mover = mover
         self._order = order
         self._scripts = {name: write_script(unit, files) for name, unit in cut.units.items()}
         largest = max((script.size for script in self._scripts.values()), default=0)
-        self._slots = [Slot(largest) for _ in range(min(slots, len(order)))]
+        self._buffers = [ReadBuffer(largest) for _ in range(min(buffers, len(order)))]
         self._pool = ThreadPoolExecutor(READERS, "outsize-read")
         self._next = 0
         for path in {piece[0] for script in self._scripts.values() for piece in script.pieces}:
@@ -256,38 +256,38 @@ class FileSource(Source):
         """Wait until the unit is read, start its copy to the device, and let the next one be read in its place."""
         if unit.name not in self._scripts:
             return self._bring_whole(unit, into, after)
-        slot = next((slot for slot in self._slots if slot.name == unit.name), None)
-        if slot is None:
-            slot = self._turn_to(unit.name)
-        for read in slot.reads:
+        buffer = next((buffer for buffer in self._buffers if buffer.name == unit.name), None)
+        if buffer is None:
+            buffer = self._turn_to(unit.name)
+        for read in buffer.reads:
             read.result()
         mark = None
         for start, place, size in self._scripts[unit.name].moves:
-            mark = self._mover.bring(into[place : place + size], slot.block.bytes[start : start + size], after)
+            mark = self._mover.bring(into[place : place + size], buffer.block.bytes[start : start + size], after)
             after = []
-        slot.used = mark
-        self._start(slot)
+        buffer.used = mark
+        self._start(buffer)
         return mark
 
-    def _turn_to(self, name: str) -> Slot:
+    def _turn_to(self, name: str) -> ReadBuffer:
         """The units come in another order than they did: read on from this one."""
-        for slot in self._slots:
-            for read in slot.reads:
+        for buffer in self._buffers:
+            for read in buffer.reads:
                 read.result()
         self._next = self._order.index(name) if name in self._order else 0
         if name not in self._order:
             self._order = [name, *self._order]
-        for slot in self._slots:
-            self._start(slot)
-        return self._slots[0]
+        for buffer in self._buffers:
+            self._start(buffer)
+        return self._buffers[0]
 
-    def _start(self, slot: Slot) -> None:
-        """Let the next unit be read into a slot."""
-        slot.name = self._order[self._next % len(self._order)]
+    def _start(self, buffer: ReadBuffer) -> None:
+        """Let the next unit be read into a buffer."""
+        buffer.name = self._order[self._next % len(self._order)]
         self._next += 1
-        memory = slot.block
-        slot.reads = [
-            self._pool.submit(self._read, piece, memory, slot.used) for piece in self._scripts[slot.name].pieces
+        memory = buffer.block
+        buffer.reads = [
+            self._pool.submit(self._read, piece, memory, buffer.used) for piece in self._scripts[buffer.name].pieces
         ]
 
     def _read(self, piece: tuple[str, int, int, int], memory: Block, used: Mark) -> None:
@@ -321,8 +321,8 @@ class FileSource(Source):
     def close(self) -> None:
         """Stop reading."""
         self._pool.shutdown(cancel_futures=True)
-        for slot in self._slots:
-            slot.block.unlock()
+        for buffer in self._buffers:
+            buffer.block.unlock()
         for file in self._files.opened.values():
             file.close()
         self._files.opened.clear()

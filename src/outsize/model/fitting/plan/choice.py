@@ -7,7 +7,7 @@ visits a card is a placement like any other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from outsize.core.noun import Noun
@@ -106,6 +106,6 @@ class Choice(Placement):
         return replace(self, expandable=False) == Choice()
 
     @property
-    def placement(self) -> Placement:
-        """Where things live, without how the step is computed."""
-        return Placement(**{part.name: getattr(self, part.name) for part in fields(Placement)})
+    def passes(self) -> Choice:
+        """What it does to forward and backward pass, wherever weights, gradients and state are."""
+        return replace(self, in_backward=False, state_away=0.0, gradients_away=False, stream=(), expandable=False)

@@ -23,7 +23,6 @@ from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.foreign_tensors import note_beside
 from outsize.model.fitting.plan.host_memory import filed_bytes, host_bytes
-from outsize.model.fitting.plan.hosted_dry_run import Sketch
 from outsize.model.fitting.plan.hosted_facts import HostedFacts
 from outsize.model.fitting.plan.hosted_remedies import HOSTED_REMEDIES
 from outsize.model.fitting.plan.projection import Projection
@@ -177,45 +176,51 @@ def tell_inference(
 
 
 def tell_hosted(
-    work: Work, batch: Any, rows: int, budgets: tuple[Allowance, Allowance], facts: HostedFacts, choice: Choice, sketch: Sketch
+    work: Work, batch: Any, rows: int, budgets: tuple[Allowance, Allowance], facts: HostedFacts, choice: Choice,
+    projection: Projection,
 ) -> FitPlan:  # fmt: skip
     """The plan of a model that lives on the host."""
     there, _ = budgets
     known = Known.EXACT if facts.kind == "cpu" else Known.ESTIMATE
-    host = Peak(pool=HOST, bytes=host_bytes(facts, choice, sketch), known=Known.ESTIMATE)
+    host = Peak(pool=HOST, bytes=host_bytes(facts, choice, projection), known=Known.ESTIMATE)
     filed = filed_bytes(facts, choice)
     beside = (host, *([Peak(pool=DISK, bytes=sum(filed.values()), known=Known.EXACT)] if choice.transfer_bytes else ()))
     traffic = _traffic(choice, filed)
-    peaks = dict(sketch.peaks)
+    peaks = dict(projection.peaks)
     if "reserved" in peaks:
         peaks["reserved"] = bound(peaks["reserved"], there.bytes, limited=False)
     steps = _steps(peaks, there, known, beside, traffic)
     weights, state = facts.weights, facts.state
-    back = _sent(choice, weights, state, sketch.inputs)
-    moved = sketch.brought + sketch.inputs + back
-    link = max((sketch.brought + sketch.inputs) / facts.rates.both, back / facts.rates.both)
+    back = _sent(choice, weights, state, projection.away)
+    moved = projection.brought + projection.away + back
+    link = max((projection.brought + projection.away) / facts.rates.both, back / facts.rates.both)
     if choice.update == "host":
         link = max(link, weights / facts.rates.host)
     elif choice.update == "kept":
         link += (2 * weights + state) / facts.rates.both if choice.state_ring else weights / facts.rates.host
     read, written = (sum(row[way] for row in traffic.values()) for way in (0, 1))
     disk = read / facts.rates.read + written / facts.rates.write if choice.transfer_bytes else 0.0
-    seconds = max(sketch.seconds, link, disk)
+    seconds = max(projection.computing, link, disk)
     tokens = _tokens(batch, rows)
     cut = facts.cut(choice)
     plain = weights + (0 if choice.update == "none" else weights + state)
     return FitPlan(
         name=f"{'inference' if choice.update == 'none' else 'training step'} of {rows} samples on {there.pool}", steps=steps,
         budgets=budgets if not choice.transfer_bytes or facts.disk is None else (*budgets, facts.disk), smallest=None,
-        remedies=_hosted_remedies(choice, facts, sketch), plain=plain,
-        slow_down=seconds / max(sketch.seconds * (0.75 if choice.update != "none" else 1.0), 1e-9),
+        remedies=_hosted_remedies(choice, facts, projection), plain=plain,
+        slow_down=seconds / max(projection.computing * (0.75 if choice.update != "none" else 1.0), 1e-9),
         away=host.bytes, place="disk" if facts.streamed else "host", moved=moved, seconds=seconds, tokens=tokens,
-        notes=tuple(_hosted_notes(facts, choice, sketch, cut, filed, (read, written, disk))),
+        notes=tuple(_hosted_notes(facts, choice, projection, cut, filed, (read, written, disk))),
     )  # fmt: skip
 
 
 def _hosted_notes(
-    facts: HostedFacts, choice: Choice, sketch: Sketch, cut: Cut, filed: dict[str, int], disk: tuple[int, int, float]
+    facts: HostedFacts,
+    choice: Choice,
+    projection: Projection,
+    cut: Cut,
+    filed: dict[str, int],
+    disk: tuple[int, int, float],
 ) -> list[str]:
     """What was found and decided; `disk`: bytes read and written in a step, and the seconds of both."""
     rates = facts.rates
@@ -241,9 +246,9 @@ def _hosted_notes(
             f"{format_bytes(written)} written a step ({rates.read / 1e9:.1f} and {rates.write / 1e9:.1f} GB/s measured, "
             f"{seconds:.2g} s)"
         )
-    if sketch.random:
-        notes.append(f"random numbers are drawn ({', '.join(sketch.random[:3])}) and drawn again alike")
-    return notes + note_beside(sketch.beside)
+    if projection.random:
+        notes.append(f"random numbers are drawn ({', '.join(projection.random[:3])}) and drawn again alike")
+    return notes + note_beside(projection.beside)
 
 
 def _traffic(choice: Choice, filed: dict[str, int]) -> dict[str, tuple[int, int]]:
@@ -281,10 +286,10 @@ def _tokens(batch: Any, rows: int) -> int:
     return rows
 
 
-def _hosted_remedies(choice: Choice, facts: HostedFacts, sketch: Sketch) -> tuple[Remedy, ...]:
+def _hosted_remedies(choice: Choice, facts: HostedFacts, projection: Projection) -> tuple[Remedy, ...]:
     return tuple(
         Remedy(
-            name=kind.name, saves=kind.saves(choice, facts, sketch), known=Known.ESTIMATE, costs=kind.costs,
+            name=kind.name, saves=kind.saves(choice, facts, projection), known=Known.ESTIMATE, costs=kind.costs,
             exactness=kind.exactness, how=kind.how(choice),
         )
         for kind in HOSTED_REMEDIES

@@ -20,14 +20,14 @@ from outsize.core.errors import OutsizeError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.random_sources import same_draws
 from outsize.model.fitting.move import evicted
+from outsize.model.fitting.move.out_of_memory import is_out_of_memory
 from outsize.model.fitting.move.stores import IN_FLIGHT, NoStore
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.foreign_tensors import look_beside
 from outsize.model.fitting.plan.projection import Ends, Projection, kept_by
-from outsize.model.fitting.run.optimizer_subset import state_of
-from outsize.model.fitting.run.out_of_memory import is_out_of_memory
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
+from outsize.model.fitting.update.optimizer_subset import state_of
 from outsize.model.torch_port.dispatch import is_functorch, torch_off
 from outsize.model.torch_port.objects import (
     buffer_table,
@@ -37,8 +37,9 @@ from outsize.model.torch_port.objects import (
     set_flat_weights,
     storage_key,
 )
+from outsize.model.tracing.attribution import Owners
 from outsize.model.tracing.known_values import KEEP_ELEMENTS
-from outsize.model.tracing.ledger import Held
+from outsize.model.tracing.ledger import Held, Ledger
 from outsize.model.tracing.operators import look_up
 from outsize.model.tracing.replay import peaks_of, split_steps
 from outsize.model.tracing.result_shapes import Shapes
@@ -52,7 +53,7 @@ CAPABILITY = (9, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
+class Outline:
     """Enough of a tensor to make another without contents."""
 
     shape: tuple[int, ...]
@@ -64,7 +65,7 @@ class Twin:
     """A storage with what a small tensor holds, for a step that looks at it."""
 
     @classmethod
-    def of(cls, tensor: Any, known: bool = False) -> Twin:
+    def of(cls, tensor: Any, known: bool = False) -> Outline:
         """Its shape, layout and part in autograd; its contents, which may be elsewhere, only where they are `known`."""
         import torch
 
@@ -115,18 +116,18 @@ class Stage:
 
     def __init__(self, work: Work, batch: Any) -> None:
         self.work = work
-        self.batch = batches.transform(batch, lambda _, tensor: Twin.of(tensor, known=True))
-        """The batch, with twins for tensors."""
+        self.batch = batches.transform(batch, lambda _, tensor: Outline.of(tensor, known=True))
+        """The batch, with outlines for tensors."""
         model = work.model
-        self._twins = {id(b): (b, Twin.of(b, known=not b.dtype.is_floating_point)) for b in model.buffers()}
-        self._twins |= {id(p): (p, Twin.of(p)) for p in model.parameters()}
+        self._outlines = {id(b): (b, Outline.of(b, known=not b.dtype.is_floating_point)) for b in model.buffers()}
+        self._outlines |= {id(p): (p, Outline.of(p)) for p in model.parameters()}
         self._beside = look_beside(next(model.parameters()).device, _own(work, batch))
         self._shapes = Shapes()
         self._reads = False
         """A step fails unless it can read what the batch holds: labels that are looked up or checked."""
 
     def with_batch(self, batch: Any) -> Stage:
-        """The same work with another batch of twins."""
+        """The same work with another batch of outlines."""
         other = copy.copy(self)
         other.batch = batch
         return other
@@ -134,7 +135,7 @@ class Stage:
     def project(self, choice: Choice, *, call: Callable[[Any, Any], Any] | None = None) -> Projection:
         """Run a step (or, with `call`, an inference) without contents: other batches than this one hold at most as much.
 
-        Where that fails, values of the batch steer the step, and it is told those of this one.
+        Where that fails, values of the batch steer the step: then it reads those of this batch.
         """
         with collecting_little():
             if not self._reads:
@@ -143,9 +144,9 @@ class Stage:
                 except Exception as error:
                     if isinstance(error, OutsizeError) or is_out_of_memory(error):
                         raise
-            told = self._project(choice, call, reads=True)
+            projection = self._project(choice, call, reads=True)
             self._reads = True
-            return told
+            return projection
 
     def _project(self, choice: Choice, call: Callable[[Any, Any], Any] | None, reads: bool = False) -> Projection:
         label = label_of(self.work.device, next(self.work.model.parameters()).device)
@@ -153,12 +154,12 @@ class Stage:
         watch.shapes = self._shapes
         store = NoStore(0 if label == "cpu" else IN_FLIGHT)
         with same_draws(), watch.running():
-            fakes = {key: twin.known_to(watch, label) for key, (_, twin) in self._twins.items()}
+            fakes = {key: outline.known_to(watch, label) for key, (_, outline) in self._outlines.items()}
 
-            def enter(_: str, twin: Twin) -> Any:
-                return twin.known_to(watch, label) if reads or not twin.shape else twin.make(label)
+            def enter(_: str, outline: Outline) -> Any:
+                return outline.known_to(watch, label) if reads or not outline.shape else outline.make(label)
 
-            batch = batches.transform(self.batch, enter, leaf=Twin)
+            batch = batches.transform(self.batch, enter, leaf=Outline)
             given = sum(held.bytes for held in watch.ledger.live.values() if held.label == label)
             optimizer = None if self.work.optimizer is None or call else self._optimizer(fakes, label)
             with self._swapped(fakes) as model:
@@ -172,16 +173,18 @@ class Stage:
                     runner.step(batch) if optimizer is not None else runner.backward(batch)
             size = sum(tensor.numel() * tensor.element_size() for tensor in _state(optimizer))
         beside = self._beside.without(watch.met())
-        return _tell(watch, label, store.peak, size, given, bool(call), beside)
+        return projection_of(
+            watch, label, away=store.peak, state=size, given=given, beside=beside, taken_apart=call is None
+        )
 
     def _optimizer(self, fakes: dict[int, Any], label: str) -> Any:
         """The user's optimizer over fakes; state that it has comes along, state that it has not is made by its first step."""
         real = self.work.optimizer
-        twin = twin_of(
+        made = copy_optimizer(
             real, [{**group, "params": [fakes[id(p)] for p in group["params"]]} for group in real.param_groups]
         )
-        bring_state(real, twin, fakes, label)
-        return twin
+        bring_state(real, made, fakes, label)
+        return made
 
     @contextlib.contextmanager
     def _swapped(self, fakes: dict[int, Any]) -> Iterator[Any]:
@@ -228,23 +231,48 @@ def _own(work: Work, batch: Any) -> list[Any]:
     return [*weights, *work.model.buffers(), *gradients, *_state(work.optimizer), *batches.tensors_of(batch).values()]
 
 
-def _tell(
-    watch: Watch, label: str, away: int, state: int, given: int, inference: bool, beside: int
-) -> Projection:  # fmt: skip
+def projection_of(
+    watch: Watch, label: str, *, away: int, state: int, given: int, beside: int, taken_apart: bool, **found: Any
+) -> Projection:
+    """What a trace shows; `taken_apart`: also what each module keeps. `found`: what else is known of a model on the host."""
     moves, again = split_steps(watch.ledger, label, watch.marks, beside)
     card = label != "cpu"
     names = set(watch.names.values())
-    kept, stays, gives = ({}, {}, {}) if inference else kept_by(watch.ledger, label, watch.marks, names, watch.ends)
+    kept, stays, gives = kept_by(watch.ledger, label, watch.marks, names, watch.ends) if taken_apart else ({}, {}, {})
     return Projection(
         peaks=peaks_of(moves, again, card), away=away, kept=kept, stays=stays, gives=gives, fixed=given + state + beside,
         state=state, calls=watch.calls, beside=beside,
         seconds=watch.seconds, operators=watch.operators, moves=moves, again=again, card=card,
-        grown_peaks=peaks_of(moves, again, card, expandable=True) if card else {},
+        grown_peaks=peaks_of(moves, again, card, expandable=True) if card and not found else {}, **found,
     )  # fmt: skip
+
+
+class ModuleNames(Owners):
+    """Attributes storages to modules whose names are known beforehand, and to no line of the user's code."""
+
+    def __init__(self, ledger: Ledger, names: dict[int, str]) -> None:
+        super().__init__(ledger)
+        self._names = dict(names)
+
+    def add_root(self, model: Any) -> None:
+        """The model whose modules are followed."""
+        self._roots.add(model)
+
+    def running(self) -> str:
+        """The module that runs now, empty outside of all."""
+        return self._stack[-1] if self._stack else ""
+
+    def mark(self) -> None:
+        """Weights are known already."""
+
+    def _line(self) -> str:
+        return ""
 
 
 class Watch(Tracer):
     """The tracer of a fitted step: also phases, calls and estimated times."""
+
+    owners: ModuleNames
 
     def __init__(self, label: str, model: Any) -> None:
         import torch
@@ -265,9 +293,7 @@ class Watch(Tracer):
         self.seconds: dict[tuple[str, str], float] = {}
         self.operators: dict[str, int] = {}
         self._rates = RATES[label.partition(":")[0]]
-        self.owners._names = dict(self.names)
-        self.owners._line = lambda: ""  # type: ignore[method-assign]
-        self.owners.mark = lambda: None  # type: ignore[method-assign]
+        self.owners = ModuleNames(self.ledger, self.names)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -290,7 +316,7 @@ class Watch(Tracer):
     def begin(self, model: Any) -> None:
         """Everything is built: a step begins."""
         self.ledger.step = 0
-        self.owners._roots.add(model)
+        self.owners.add_root(model)
 
     def phase(self, name: str) -> None:
         """A phase begins."""
@@ -310,8 +336,8 @@ class Watch(Tracer):
         results = out if isinstance(out, tuple | list) else (out,)
         touched = sum(r.numel() * r.element_size() for r in results if isinstance(r, torch.Tensor))
         phase = self.marks[-1][1]
-        stack = self.owners._stack
-        key = (phase, stack[-1] if stack and stack[-1] in self.calls else "")
+        module = self.owners.running()
+        key = (phase, module if module in self.calls else "")
         seconds = max(flops / self._rates[0], 2 * touched / self._rates[1])
         self.seconds[key] = self.seconds.get(key, 0.0) + seconds
         self.operators[phase] = self.operators.get(phase, 0) + 1
@@ -338,30 +364,30 @@ class Watch(Tracer):
         self.ledger.add(tensor, self.device, "resize")
 
 
-def bring_state(real: Any, twin: Any, fakes: Mapping[int, Any], label: str) -> None:
+def bring_state(real: Any, fake: Any, fakes: Mapping[int, Any], label: str) -> None:
     """Give an optimizer over fakes the state that the real one has; some have it from the beginning and make none later."""
     import torch
 
     def copied(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        return Twin.of(value).make(label) if value.dim() else value.detach().clone()
+        return Outline.of(value).make(label) if value.dim() else value.detach().clone()
 
     for parameter, values in real.state.items():
         if id(parameter) in fakes:
-            twin.state[fakes[id(parameter)]] = {name: copied(value) for name, value in values.items()}
+            fake.state[fakes[id(parameter)]] = {name: copied(value) for name, value in values.items()}
 
 
-def twin_of(optimizer: Any, groups: list[dict[str, Any]] | None = None) -> Any:
+def copy_optimizer(optimizer: Any, groups: list[dict[str, Any]] | None = None) -> Any:
     """An optimizer like the user's, with groups and state of its own; `groups`: with these."""
-    twin = copy.copy(optimizer)  # torch's way of copying leaves out what a user's own optimizer counts or is set to
-    data = {name: value for name, value in optimizer.__dict__.items() if name not in twin.__dict__ and _is_data(value)}
-    twin.__dict__.update(copy.deepcopy(data))
-    twin.__dict__.pop("step", None)  # a scheduler's wrapper is bound to the real one
-    forget_step_hooks(twin)
-    twin.__dict__["param_groups"] = groups or [dict(group) for group in optimizer.param_groups]
-    twin.__dict__["state"] = defaultdict(dict)
-    return twin
+    made = copy.copy(optimizer)  # torch's way of copying leaves out what a user's own optimizer counts or is set to
+    data = {name: value for name, value in optimizer.__dict__.items() if name not in made.__dict__ and _is_data(value)}
+    made.__dict__.update(copy.deepcopy(data))
+    made.__dict__.pop("step", None)  # a scheduler's wrapper is bound to the real one
+    forget_step_hooks(made)
+    made.__dict__["param_groups"] = groups or [dict(group) for group in optimizer.param_groups]
+    made.__dict__["state"] = defaultdict(dict)
+    return made
 
 
 def _is_data(value: Any) -> bool:

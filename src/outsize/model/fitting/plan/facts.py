@@ -12,7 +12,7 @@ from outsize.core.noun import Noun
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.plan.recompute_ladder import Part, Rung
 from outsize.model.fitting.plan.speeds import Timing
-from outsize.model.fitting.run.optimizer_subset import room_of
+from outsize.model.fitting.update.optimizer_subset import room_of
 
 PIECE = 256 * 2**20
 """Bytes of logits in a piece of the loss: small beside everything else, large enough to fill a card."""

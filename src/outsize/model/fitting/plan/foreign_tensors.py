@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outsize.core.units import format_bytes
-from outsize.model.fitting.run.out_of_memory import clear_up
+from outsize.model.fitting.move.out_of_memory import clear_up
 from outsize.model.torch_port.dispatch import is_wrapper
 from outsize.model.torch_port.objects import clear_workspaces
 

@@ -1,6 +1,6 @@
 """What the host holds of a hosted step, and what goes to the scratch file where that is too much.
 
-In: hosted facts, a choice and its sketch. Out: bytes of host memory at most, and the choice with state, weights and gradients
+In: hosted facts, a choice and its projection. Out: bytes of host memory at most, and the choice with state, weights and gradients
 in the scratch file, in this order, the largest first, until the rest fits.
 """
 
@@ -20,8 +20,8 @@ from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.scratch_file import READERS, WRITERS, piece_of
 from outsize.model.fitting.move.units import Cut, Place
 from outsize.model.fitting.plan.choice import Choice
-from outsize.model.fitting.plan.hosted_dry_run import Sketch
 from outsize.model.fitting.plan.hosted_facts import HostedFacts
+from outsize.model.fitting.plan.projection import Projection
 
 LIBRARIES = {"cpu": 48 * 2**20, "cuda": 2 * 2**30}
 """Host bytes that a device's libraries come to hold once their kernels have run, beyond what the process holds before."""
@@ -52,12 +52,12 @@ def filed_bytes(facts: HostedFacts, choice: Choice) -> dict[str, int]:
     }
 
 
-def host_bytes(facts: HostedFacts, choice: Choice, sketch: Sketch) -> int:
+def host_bytes(facts: HostedFacts, choice: Choice, projection: Projection) -> int:
     """What host memory holds at most, while things move to their places and in a step."""
     cut = facts.cut(choice)
     held = facts.base + LIBRARIES[facts.kind]
     if facts.streamed:
-        return held + READAHEAD * (cut.largest + 2**21) + (sketch.peak if facts.kind == "cpu" else 0)
+        return held + READAHEAD * (cut.largest + 2**21) + (projection.peak if facts.kind == "cpu" else 0)
     blocks = {kind: sum(_in_blocks(facts, choice, cut, kind)) for kind in KINDS}
     pieces = (READERS + WRITERS) * round_to_pages(choice.transfer_bytes)
     moving = held + sum(sorted(_in_blocks(facts, choice, cut, "weights"), reverse=True)[:MOVERS])
@@ -69,7 +69,7 @@ def host_bytes(facts: HostedFacts, choice: Choice, sketch: Sketch) -> int:
         held += blocks["state"] + blocks["gradients"]
     if choice.update == "host":
         held += choice.state_ring
-    held += blocks["weights"] + pieces + sketch.inputs + (sketch.peak if facts.kind == "cpu" else 0)
+    held += blocks["weights"] + pieces + projection.away + (projection.peak if facts.kind == "cpu" else 0)
     return max(moving, held)
 
 
@@ -83,7 +83,7 @@ def _in_blocks(facts: HostedFacts, choice: Choice, cut: Cut, kind: str) -> list[
     return [round_to_pages(size) for size in sizes] if choice.transfer_bytes else sizes
 
 
-def spill(facts: HostedFacts, choice: Choice, sketch: Sketch) -> Choice:
+def spill(facts: HostedFacts, choice: Choice, projection: Projection) -> Choice:
     """The choice with that in the scratch file which the host has no room for."""
     if not facts.spills:
         return choice
@@ -103,7 +103,7 @@ def spill(facts: HostedFacts, choice: Choice, sketch: Sketch) -> Choice:
         while low < high:
             middle = (low + high) // 2
             if (
-                host_bytes(facts, replace(choice, disk={**choice.disk, kind: tuple(names[:middle])}), sketch)
+                host_bytes(facts, replace(choice, disk={**choice.disk, kind: tuple(names[:middle])}), projection)
                 > facts.host
             ):
                 low = middle + 1
@@ -111,7 +111,7 @@ def spill(facts: HostedFacts, choice: Choice, sketch: Sketch) -> Choice:
                 high = middle
         if low:
             choice = replace(choice, disk={**choice.disk, kind: tuple(names[:low])})
-        if low < len(names) or host_bytes(facts, choice, sketch) <= facts.host:
+        if low < len(names) or host_bytes(facts, choice, projection) <= facts.host:
             break
     return choice
 

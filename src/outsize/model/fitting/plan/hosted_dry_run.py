@@ -1,6 +1,6 @@
 """A hosted step on tensors without contents: what it would hold on the device, in which order units run.
 
-In: the user's work, a batch, a `Choice`. Out: `Sketch`: the peak of each phase on the device, bytes that wait on
+In: the user's work, a batch, a `Choice`. Out: a `Projection`: the peak of each phase on the device, bytes that wait on
 the host, bytes over the link, the order of units, and the parameters that are used outside of their units, which have to
 stay. The runner is the one that runs the real step.
 """
@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.random_sources import GLOBAL, Drawn, same_draws
 from outsize.model.fitting.move.mover import NoMover
@@ -22,49 +21,14 @@ from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.units import cut_model
 from outsize.model.fitting.move.visits import Source, Visits
 from outsize.model.fitting.plan.choice import Choice
-from outsize.model.fitting.plan.dry_run import Twin, Watch, bring_state, label_of, twin_of
+from outsize.model.fitting.plan.dry_run import Outline, Watch, bring_state, copy_optimizer, label_of, projection_of
 from outsize.model.fitting.plan.foreign_tensors import NOTHING, Beside
+from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.run.hosted import open_hosted
 from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.runner import Work
 from outsize.model.torch_port.dispatch import dispatch_mode, leaves_of
 from outsize.model.torch_port.objects import buffer_table, storage_key
-from outsize.model.tracing.replay import peaks_of, split_steps
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sketch(Noun):
-    """What a hosted step would hold and move."""
-
-    peaks: dict[str, int]
-    """Bytes on the device, by phase."""
-    inputs: int
-    """Bytes of inputs that wait on the host."""
-    brought: int
-    """Bytes of weights and state that come to the device in a step."""
-    order: list[str]
-    """Units as a forward pass meets them."""
-    outside: tuple[str, ...]
-    """Parameters used outside of their units."""
-    random: tuple[str, ...]
-    """Operators and generators that draw random numbers."""
-    sources: tuple[Any, ...]
-    """Generators beside torch's that were drawn from."""
-    seconds: float
-    """Estimated seconds of computing."""
-    written: dict[Any, tuple[str, ...]]
-    """Buffers that a forward pass writes, by module."""
-    ran: tuple[str, ...]
-    """Modules that ran, in order."""
-    heads: bool
-    """The pieces of head and loss were used as planned."""
-    beside: int = 0
-    """Bytes of the device that are held by tensors which are not the step's."""
-
-    @property
-    def peak(self) -> int:
-        """The highest moment in bytes."""
-        return max(self.peaks.values())
 
 
 class HostedStage:
@@ -73,7 +37,7 @@ class HostedStage:
     def __init__(self, work: Work, batch: Any, device: Any, beside: Beside = NOTHING) -> None:
         self.work, self._beside = work, beside
         self.label = label_of(device.type, device)
-        self.batch = batches.transform(batch, lambda _, tensor: Twin.of(tensor))
+        self.batch = batches.transform(batch, lambda _, tensor: Outline.of(tensor))
         self._begun = False
         """The optimizer makes state as it is made itself, and finds it in its first step: Adagrad before torch 2.13."""
 
@@ -86,34 +50,34 @@ class HostedStage:
         watch = Watch(self.label, self.work.model)
         with watch.running():
             pairs = []
-            twin = twin_of(self.work.optimizer)
-            for group in twin.param_groups:
+            copied = copy_optimizer(self.work.optimizer)
+            for group in copied.param_groups:
                 fakes = []
                 for parameter in group["params"]:
-                    fake = Twin.of(parameter).make(self.label)
+                    fake = Outline.of(parameter).make(self.label)
                     if parameter.requires_grad:
                         fake.grad = torch.empty_like(fake)
                     pairs.append((parameter, fake))
                     fakes.append(fake)
                 group["params"] = fakes
             try:
-                twin.step()
+                copied.step()
             except KeyError:
                 self._begun = True
-                bring_state(self.work.optimizer, twin, {id(parameter): fake for parameter, fake in pairs}, self.label)
-                twin.step()
-            return {id(parameter): self._shapes(twin.state.get(fake, {}), watch) for parameter, fake in pairs}
+                bring_state(self.work.optimizer, copied, {id(parameter): fake for parameter, fake in pairs}, self.label)
+                copied.step()
+            return {id(parameter): self._shapes(copied.state.get(fake, {}), watch) for parameter, fake in pairs}
 
     def _optimizer(self, layout: Layout) -> Any:
         """The user's optimizer without state, or with what it cannot do without: what travels is elsewhere."""
         real = self.work.optimizer
         if real is None:
             return None
-        twin = twin_of(real)
+        copied = copy_optimizer(real)
         for parameter, values in real.state.items() if self._begun else ():
             travels = {shape.name for shape in layout.get(id(parameter), [])}
-            twin.state[parameter] = {n: None if n in travels else copy.deepcopy(v) for n, v in values.items()}
-        return twin
+            copied.state[parameter] = {n: None if n in travels else copy.deepcopy(v) for n, v in values.items()}
+        return copied
 
     def _shapes(self, state: dict[str, Any], watch: Watch) -> list[Shape]:
         """State that travels: what is as large as a parameter, and what the optimizer itself put on the device."""
@@ -127,16 +91,17 @@ class HostedStage:
                 at += aligned(shapes[-1].size)
         return shapes
 
-    def run(
+    def project(
         self, choice: Choice, layout: Layout, order: list[str], written: dict[Any, tuple[str, ...]],
         call: Callable[[Any, Any], Any] | None = None,
-    ) -> Sketch:  # fmt: skip
+    ) -> Projection:  # fmt: skip
         """One step, in which optimizer state is made: later ones find it and hold less; or one inference with `call`."""
         import torch
 
         watch = Watch(self.label, self.work.model)
         with same_draws(), watch.running():
-            batch = batches.transform(self.batch, lambda _, twin: twin.make(self.label), leaf=Twin)
+            batch = batches.transform(self.batch, lambda _, outline: outline.make(self.label), leaf=Outline)
+            given = sum(held.bytes for held in watch.ledger.live.values() if held.label == self.label)
             optimizer = self._optimizer(layout)
             work = replace(self.work, optimizer=optimizer, written=written, scaler=None)
             cut = cut_model(work.model, choice.unit_bytes, choice.held, order)
@@ -160,22 +125,17 @@ class HostedStage:
             sources = seen.drawn.sources()
             seen.random |= dict.fromkeys(source.name for source in sources if source in GLOBAL)
             names = {id(p.parameter): p.name for p in cut.places()}
-            sketch = Sketch(
-                peaks={}, inputs=runner.weights.kept_inputs.held if runner.weights.kept_inputs is not None else 0,
-                brought=runner.weights.visits.brought + visiting, order=list(dict.fromkeys(met)),
-                outside=tuple(names[key] for key in seen.outside),
-                random=tuple(seen.random), sources=sources, seconds=sum(watch.seconds.values()),
-                written=_written(work.model, runner.weights.visits), ran=tuple(watch.calls),
-                heads=runner.weights.heads_taken,
-            )  # fmt: skip
+            away = runner.weights.kept_inputs.held if runner.weights.kept_inputs is not None else 0
+            outside = tuple(names[key] for key in seen.outside)
+            written = _written(work.model, runner.weights.visits)
+            brought = runner.weights.visits.brought + visiting
+            heads_taken = runner.weights.heads_taken
             runner.roll_back()
-        beside = self._beside.without(watch.met())
-        return replace(sketch, peaks=self._peaks(watch, beside), beside=beside)
-
-    def _peaks(self, watch: Watch, beside: int) -> dict[str, int]:
-        """Peak of each phase over several steps: what a card's allocator hands out and reserves, or a CPU's storages."""
-        moves, again = split_steps(watch.ledger, self.label, watch.marks, beside)
-        return peaks_of(moves, again, self.label != "cpu")
+        return projection_of(
+            watch, self.label, away=away, state=0, given=given, beside=self._beside.without(watch.met()), taken_apart=False,
+            brought=brought, order=tuple(dict.fromkeys(met)), outside=outside, random=tuple(seen.random), sources=sources,
+            written=written, heads_taken=heads_taken,
+        )  # fmt: skip
 
 
 def _written(model: Any, visits: Visits) -> dict[Any, tuple[str, ...]]:

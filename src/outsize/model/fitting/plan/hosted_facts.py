@@ -14,8 +14,9 @@ from outsize.core.memory import Allowance
 from outsize.model.fitting.move.pinned_blocks import Layout, state_bytes
 from outsize.model.fitting.move.units import Cut, cut_model, sizeof
 from outsize.model.fitting.plan.choice import Choice
-from outsize.model.fitting.plan.hosted_dry_run import HostedStage, Sketch
+from outsize.model.fitting.plan.hosted_dry_run import HostedStage
 from outsize.model.fitting.plan.link_speeds import Rates
+from outsize.model.fitting.plan.projection import Projection
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class HostedFacts:
     written: dict[Any, tuple[str, ...]] = field(default_factory=dict)
     traced: Callable[[], None] = lambda: None
     """Called after each trace."""
-    tried: list[tuple[Choice, Sketch]] = field(default_factory=list)
+    tried: list[tuple[Choice, Projection]] = field(default_factory=list)
     exact: bool = True
     """Random numbers have to be those of the plain step."""
     forbidden: set[str] = field(default_factory=set)

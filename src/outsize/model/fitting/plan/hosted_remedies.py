@@ -13,8 +13,8 @@ from outsize.core.failure import Exactness
 from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.plan.choice import UPDATES, Choice
 from outsize.model.fitting.plan.host_memory import filed_bytes
-from outsize.model.fitting.plan.hosted_dry_run import Sketch
 from outsize.model.fitting.plan.hosted_facts import HostedFacts
+from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.plan.remedies import KIND_OF
 from outsize.model.fitting.plan.remedy_kind import Level
 
@@ -49,7 +49,7 @@ class HostedRemedy:
         """True where a choice uses it."""
         raise AssertionError(self.name)
 
-    def saves(self, choice: Choice, facts: HostedFacts, sketch: Sketch) -> int:
+    def saves(self, choice: Choice, facts: HostedFacts, projection: Projection) -> int:
         """Bytes that the device need not hold."""
         return 0
 
@@ -71,7 +71,7 @@ class StreamUnits(HostedRemedy):
         """Always."""
         return True
 
-    def saves(self, choice: Choice, facts: HostedFacts, sketch: Sketch) -> int:
+    def saves(self, choice: Choice, facts: HostedFacts, projection: Projection) -> int:
         """All but the ring."""
         return max(0, facts.cut(choice).weights - choice.ring)
 
@@ -95,7 +95,7 @@ class VisitingState(HostedRemedy):
         """It visits."""
         return choice.update == "card"
 
-    def saves(self, choice: Choice, facts: HostedFacts, sketch: Sketch) -> int:
+    def saves(self, choice: Choice, facts: HostedFacts, projection: Projection) -> int:
         """All of it."""
         return facts.state
 
@@ -114,7 +114,7 @@ class UpdateInBackward(HostedRemedy):
         """On the device or on the host."""
         return choice.in_backward
 
-    def saves(self, choice: Choice, facts: HostedFacts, sketch: Sketch) -> int:
+    def saves(self, choice: Choice, facts: HostedFacts, projection: Projection) -> int:
         """All gradients."""
         return facts.cut(choice).weights
 
@@ -148,7 +148,7 @@ class OnDisk(HostedRemedy):
         """There is such a file."""
         return choice.transfer_bytes > 0
 
-    def saves(self, choice: Choice, facts: HostedFacts, sketch: Sketch) -> int:
+    def saves(self, choice: Choice, facts: HostedFacts, projection: Projection) -> int:
         """Bytes of the host, not of the device."""
         return sum(filed_bytes(facts, choice).values())
 
@@ -175,9 +175,9 @@ class InputsAway(HostedRemedy):
         """They wait there."""
         return choice.inputs_away
 
-    def saves(self, choice: Choice, facts: HostedFacts, sketch: Sketch) -> int:
+    def saves(self, choice: Choice, facts: HostedFacts, projection: Projection) -> int:
         """All that wait."""
-        return sketch.inputs
+        return projection.away
 
     def how(self, choice: Choice) -> str:
         """Where to."""

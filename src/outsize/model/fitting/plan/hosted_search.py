@@ -20,9 +20,9 @@ from outsize.model.fitting.move.visits import Nested
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.foreign_tensors import say_beside
 from outsize.model.fitting.plan.host_memory import LIBRARIES, check_disk, host_bytes, spill
-from outsize.model.fitting.plan.hosted_dry_run import Sketch
 from outsize.model.fitting.plan.hosted_facts import HostedFacts
 from outsize.model.fitting.plan.hosted_remedies import HOSTED_REMEDIES, place_of_update
+from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.run.chunked_loss import find_head
 from outsize.model.fitting.run.join_outputs import NotJoined
 from outsize.model.fitting.run.row_pieces import MixesRows
@@ -39,10 +39,10 @@ TINY = 64
 """Modules below one part in so many of a unit stay on the device."""
 
 
-class Search(HostedFacts):
+class HostedSearch(HostedFacts):
     """One search."""
 
-    def run(self) -> tuple[Choice, Sketch]:
+    def run(self) -> tuple[Choice, Projection]:
         """The fastest choice that fits, or a `BudgetError`."""
         self.layout = self.stage.layout()
         least = self._least_host()
@@ -76,7 +76,7 @@ class Search(HostedFacts):
         self._give_up(room)
         raise AssertionError
 
-    def _first(self, room: int) -> tuple[tuple[Choice, Sketch] | None, list[int]]:
+    def _first(self, room: int) -> tuple[tuple[Choice, Projection] | None, list[int]]:
         """The first choice that fits, or what those hold of the host that fit the device."""
         tight: list[int] = []
         for choice in self._choices():
@@ -87,26 +87,26 @@ class Search(HostedFacts):
             found = self._trace(choice)
             if found is None:
                 continue
-            choice, sketch = found
-            if sketch.peak > room:
+            choice, projection = found
+            if projection.peak > room:
                 continue
-            choice = spill(self, choice, sketch)
-            held = host_bytes(self, choice, sketch)
+            choice = spill(self, choice, projection)
+            held = host_bytes(self, choice, projection)
             if held > self.host:
                 tight.append(held)
                 continue
-            return self._widen(choice, sketch, room), tight
+            return self._widen(choice, projection, room), tight
         return None, tight
 
     def _give_up(self, room: int) -> None:
-        choice, sketch = min(self.tried, key=lambda row: row[1].peak)
-        needed = -(-int(sketch.peak / SHARE[self.kind] + 1) // 2**12) * 2**12
-        culprit = max((name for name in sketch.peaks if name != "reserved"), key=sketch.peaks.__getitem__)
+        choice, projection = min(self.tried, key=lambda row: row[1].peak)
+        needed = -(-int(projection.peak / SHARE[self.kind] + 1) // 2**12) * 2**12
+        culprit = max((name for name in projection.peaks if name != "reserved"), key=projection.peaks.__getitem__)
         raise BudgetError(
             f"no exact plan fits into {format_bytes(self.device)} of the device: the smallest found holds "
-            f"{format_bytes(sketch.peak)} in its {culprit} pass (units of at most {format_bytes(choice.unit_bytes)}, "
-            f"rows in {choice.pieces} pieces){say_beside(sketch.beside)}, so budget={needed} is the smallest that has one",
-            needed=sketch.peak, budget=self.device, smallest=needed, culprit=culprit,
+            f"{format_bytes(projection.peak)} in its {culprit} pass (units of at most {format_bytes(choice.unit_bytes)}, "
+            f"rows in {choice.pieces} pieces){say_beside(projection.beside)}, so budget={needed} is the smallest that has one",
+            needed=projection.peak, budget=self.device, smallest=needed, culprit=culprit,
         )  # fmt: skip
 
     # the candidates
@@ -152,7 +152,7 @@ class Search(HostedFacts):
         ratio = max((state_bytes(self.layout.get(id(p), [])) / max(1, aligned(sizeof(p))) for p in small), default=0.0)
         return min(int(2 * ratio * (few + ALIGNMENT * 64)), sum(state_bytes(self.layout.get(id(p), [])) for p in small))
 
-    def _trace(self, choice: Choice) -> tuple[Choice, Sketch] | None:
+    def _trace(self, choice: Choice) -> tuple[Choice, Projection] | None:
         """Project; what the trace learns (order, outside uses, written buffers, generators, heads) is used from then on."""
         stage = self.stage
         for attempt in range(ROUNDS):
@@ -163,7 +163,7 @@ class Search(HostedFacts):
                 return None
             order = [name for name in self.order if name in cut.units] or list(cut.units)
             try:
-                sketch = stage.run(full, self.layout, order, self.written, self.call)
+                projection = stage.project(full, self.layout, order, self.written, self.call)
             except Nested as nested:
                 if attempt == ROUNDS - 1 or nested.unit in self.outside:
                     raise
@@ -176,29 +176,29 @@ class Search(HostedFacts):
                 return None
             self.traced()
             known = (dict(self.outside), len(self.written), order)
-            self.outside |= dict.fromkeys(sketch.outside)
-            self.written |= sketch.written
-            stage.work = replace(stage.work, sources=tuple(dict.fromkeys((*stage.work.sources, *sketch.sources))))
-            self.order = sketch.order or list(cut.units)
+            self.outside |= dict.fromkeys(projection.outside)
+            self.written |= projection.written
+            stage.work = replace(stage.work, sources=tuple(dict.fromkeys((*stage.work.sources, *projection.sources))))
+            self.order = list(projection.order) or list(cut.units)
             if not stage.work.heads and not self.call and "chunks" not in self.forbidden:
-                name = find_head(stage.work.model, list(sketch.ran))
+                name = find_head(stage.work.model, list(projection.calls))
                 stage.work = replace(stage.work, heads=(name,) if name else ())
-            if (sketch.random and self.exact) or self.written:
+            if (projection.random and self.exact) or self.written:
                 self.forbidden.add("pieces")
                 if choice.pieces > 1:
                     return None
-            if choice.chunks and not sketch.heads:
+            if choice.chunks and not projection.heads_taken:
                 self.forbidden.add("chunks")
                 return None
             if known == (dict(self.outside), len(self.written), self.order):
                 break
-        self.tried.append((full, sketch))
-        return full, sketch
+        self.tried.append((full, projection))
+        return full, projection
 
-    def _widen(self, choice: Choice, sketch: Sketch, room: int) -> tuple[Choice, Sketch]:
+    def _widen(self, choice: Choice, projection: Projection, room: int) -> tuple[Choice, Projection]:
         """What room is left makes the rings longer, and lets modules stay."""
         cut = self.cut(choice)
-        left = room - sketch.peak
+        left = room - projection.peak
         wider = choice
         if left > cut.largest:
             wider = replace(wider, ring=choice.ring + cut.largest)
@@ -216,13 +216,13 @@ class Search(HostedFacts):
                     left -= size
             wider = replace(wider, held=(*choice.held, *stay))
         if wider == choice:
-            return choice, sketch
+            return choice, projection
         found = self._trace(wider)
         if found is not None and found[1].peak <= room:
-            wider, sketched = spill(self, *found), found[1]
-            if host_bytes(self, wider, sketched) <= self.host:
-                return wider, sketched
-        return choice, sketch
+            wider, projected = spill(self, *found), found[1]
+            if host_bytes(self, wider, projected) <= self.host:
+                return wider, projected
+        return choice, projection
 
     def _least_host(self) -> int:
         """Fewest bytes of any choice that has everything in memory."""

@@ -16,7 +16,7 @@ from typing import Any
 from outsize.core.noun import Noun
 from outsize.model.fitting.move.locked_memory import Block
 from outsize.model.fitting.move.mover import CardMover, Mover
-from outsize.model.fitting.run.out_of_memory import clear_up
+from outsize.model.fitting.move.out_of_memory import clear_up
 
 SAMPLE = 128 * 2**20
 """Bytes of one measured copy at most."""
@@ -94,15 +94,15 @@ def time_optimizer(optimizer: Any, device: str, elements: int = ELEMENTS) -> flo
     """Bytes of parameters a second that a copy of the user's optimizer updates."""
     import torch
 
-    twin = copy.copy(optimizer)
-    twin.__dict__.pop("step", None)
+    copied = copy.copy(optimizer)
+    copied.__dict__.pop("step", None)
     group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
     parameter = torch.nn.Parameter(torch.zeros(elements, device=device))
     parameter.grad = torch.ones_like(parameter)
-    twin.__dict__["param_groups"] = [{**group, "params": [parameter]}]
-    twin.__dict__["state"] = defaultdict(dict)
-    twin.step()
+    copied.__dict__["param_groups"] = [{**group, "params": [parameter]}]
+    copied.__dict__["state"] = defaultdict(dict)
+    copied.step()
     start = time.perf_counter()
-    twin.step()
-    twin.step()
+    copied.step()
+    copied.step()
     return 2 * 4 * elements / (time.perf_counter() - start)

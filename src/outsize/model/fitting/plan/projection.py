@@ -7,6 +7,7 @@ whether an allocator with a limit gets through.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from outsize.allocator import PhaseEvent
 from outsize.core.noun import Noun
@@ -52,11 +53,30 @@ class Projection(Noun):
     """On a card the peaks where segments grow."""
     beside: int = 0
     """Bytes of them all that are held by tensors which are not the step's."""
+    brought: int = 0
+    """Of a model on the host: bytes of weights and state that come to the device in a step."""
+    order: tuple[str, ...] = ()
+    """Of a model on the host: its units, as a forward pass meets them."""
+    outside: tuple[str, ...] = ()
+    """Of a model on the host: parameters that are used while their unit is not there."""
+    random: tuple[str, ...] = ()
+    """Of a model on the host: operators and generators that draw random numbers."""
+    sources: tuple[Any, ...] = ()
+    """Of a model on the host: generators beside torch's that were drawn from."""
+    written: dict[Any, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    """Of a model on the host: buffers that a forward pass writes, by module."""
+    heads_taken: bool = False
+    """Of a model on the host: output head and loss ran in pieces, as planned."""
 
     @property
     def peak(self) -> int:
         """The highest moment in bytes."""
         return max(self.peaks.values())
+
+    @property
+    def computing(self) -> float:
+        """Estimated seconds of all operators."""
+        return sum(self.seconds.values())
 
     @property
     def grown(self) -> int:

@@ -20,8 +20,8 @@ from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind
 from outsize.model.fitting.plan.sizes import Sizes, groups_at_once, in_flight, passes_of, plain_sizes, undo_bytes
 from outsize.model.fitting.plan.speeds import LAUNCH
-from outsize.model.fitting.run.optimizer_subset import why_not_one_by_one
 from outsize.model.fitting.run.runner import Work
+from outsize.model.fitting.update.optimizer_subset import why_not_one_by_one
 
 CALL = 2e-4
 """Seconds of the processor that a module computed again takes beside its launches."""

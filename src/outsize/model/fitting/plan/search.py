@@ -194,7 +194,7 @@ class Search:
             assert candidate.projection is not None
             peaks = candidate.projection.peaks
             if peaks.get("optimizer", 0) < max(peaks["forward"], peaks["backward"]):
-                found[_passes(candidate.choice)] = candidate.peak - candidate.predicted
+                found[candidate.choice.passes] = candidate.peak - candidate.predicted
         return found
 
     def _hopeful(
@@ -206,7 +206,7 @@ class Search:
             return False
         if candidate.projection is not None:
             return False
-        more = beyond.get(_passes(candidate.choice))
+        more = beyond.get(candidate.choice.passes)
         if more is not None and (candidate.predicted + more) * (1 - TIES) * self._handed > self.budget:
             return False
         return candidate.predicted * self.corrections.get(_keys(candidate.choice), self._hope) <= self.budget
@@ -337,11 +337,6 @@ def _keys(choice: Choice) -> tuple[str, ...]:
 def _places(choice: Choice) -> Places:
     """Where a choice has weights, gradients and state."""
     return choice.elsewhere, choice.state_away
-
-
-def _passes(choice: Choice) -> Choice:
-    """What a choice does to forward and backward pass alone."""
-    return replace(choice, in_backward=False, state_away=0.0, gradients_away=False, stream=(), expandable=False)
 
 
 def _does_more(choice: Choice, other: Choice) -> bool:

@@ -17,11 +17,11 @@ from typing import Any
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.findings import dropping
+from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.run.chunked_loss import chunked_heads
 from outsize.model.fitting.run.forward_functions import without_cache
 from outsize.model.fitting.run.loss_value import read_loss
-from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.run.resident import ResidentRunner
 from outsize.model.fitting.run.runner import Work
 

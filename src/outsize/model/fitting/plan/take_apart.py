@@ -16,9 +16,9 @@ from outsize.model.fitting.plan.recompute_ladder import Part, Rung, build_ladder
 from outsize.model.fitting.plan.remedies import find_forbidden
 from outsize.model.fitting.plan.speeds import Timing
 from outsize.model.fitting.run.expandable_segments import can_grow
-from outsize.model.fitting.run.optimizer_subset import parameters_of
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.run.sequential_runs import SPANS, find_spans
+from outsize.model.fitting.update.optimizer_subset import parameters_of
 from outsize.model.torch_port.objects import storage_key
 
 SHARE = 3

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
-from outsize.model.fitting.move.evicted import _unseen
+from outsize.model.fitting.move.evicted import unseen
 from outsize.model.torch_port.dispatch import no_subclass_functions
 from outsize.model.torch_port.objects import has_hooks
 
@@ -175,7 +175,7 @@ def _stand_for(hidden: Any, head: Any, heads: Heads, wide: bool = False) -> Any:
 
     dtype = torch.float32 if wide else (_autocast_type(heads.kind) or hidden.dtype)
     blank = hidden.detach().new_empty((1,), dtype=dtype).expand(*hidden.shape[:-1], head.weight.shape[0])
-    logits = _unseen(blank.as_subclass, _logits_class())
+    logits = unseen(blank.as_subclass, _logits_class())
     logits._source, logits._made = (hidden, head, heads, wide), None
     return logits
 

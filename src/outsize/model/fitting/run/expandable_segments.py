@@ -13,7 +13,7 @@ from typing import Any
 
 from outsize.allocator import settings_from_environment
 from outsize.allocator.settings import VARIABLES
-from outsize.model.fitting.run.out_of_memory import clear_up
+from outsize.model.fitting.move.out_of_memory import clear_up
 from outsize.model.torch_port.objects import allocator_setter
 
 _wanting: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -21,18 +21,17 @@ from outsize.model.fitting.move.units import Cut
 from outsize.model.fitting.move.visits import Source, Visits
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.chunked_loss import chunked_heads
-from outsize.model.fitting.run.clip_and_scale import GradientCheck
 from outsize.model.fitting.run.forward_functions import children_called, other_forwards, without_cache
-from outsize.model.fitting.run.gradient_sink import Dropped, Sink
-from outsize.model.fitting.run.kept_gradients import HandedOver, KeptGradients
-from outsize.model.fitting.run.out_of_memory import clear_up
 from outsize.model.fitting.run.recompute import recomputed
 from outsize.model.fitting.run.recompute_inputs import keep_inputs
 from outsize.model.fitting.run.row_pieces import MixesRows, in_pieces, mixes_rows
 from outsize.model.fitting.run.runner import Residence, Runner, Work
 from outsize.model.fitting.run.second_run import generators_of
-from outsize.model.fitting.run.update_on_card import UpdateOnCard
-from outsize.model.fitting.run.update_on_host import UpdateOnHost
+from outsize.model.fitting.update.clip_and_scale import GradientCheck
+from outsize.model.fitting.update.gradient_sink import Dropped, Sink
+from outsize.model.fitting.update.kept_gradients import HandedOver, KeptGradients
+from outsize.model.fitting.update.update_on_card import UpdateOnCard
+from outsize.model.fitting.update.update_on_host import UpdateOnHost
 
 ONCE = (
     "the loss goes back through the model more than once (gradients of gradients, retain_graph): a unit on a visit can do it "
@@ -155,6 +154,10 @@ class Hosted(Residence):
         for proxy in self.visits.proxies.values():
             proxy.grad = None
 
+    def drain(self) -> None:
+        """Copies."""
+        self.mover.drain()
+
     def gather(self) -> None:
         """The user's own parameters never left the host, or have windows to where they are."""
         self.mover.drain()
@@ -173,29 +176,14 @@ class Hosted(Residence):
             self.weights.close(home)
         if self.state is not None:
             self.state.close(self.work.optimizer, home)
-        for thing in (self.kept_inputs, self._source, self.scratch):
-            close = getattr(thing, "close", None)
-            if close is not None:
-                close()
+        self._source.close()
+        for thing in (self.kept_inputs, self.scratch):
+            if thing is not None:
+                thing.close()
 
 
-class HostedRunner(Runner[Hosted]):
-    """A hosted plan bound to a model."""
-
-    def leave_device(self) -> None:
-        """Give the device's memory back: another runner takes over what is on the host."""
-        self.roll_back()
-        self.sink.roll_back()
-        self.weights.leave_device()
-        self.sink.close()
-        self.sink, self._own = Sink(), None
-        clear_up()
-
-    def close(self, home: bool = True) -> None:
-        """Everything is the user's own again."""
-        self.weights.mover.drain()
-        self.sink.close()
-        self.weights.close(home)
+HostedRunner = Runner[Hosted]
+"""A plan bound to a model that visits a device."""
 
 
 def open_hosted(

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from outsize.model.fitting.move.evicted import _unseen
+from outsize.model.fitting.move.stored_tensor import StoredTensor
 from outsize.model.fitting.move.stores import Store
 from outsize.model.torch_port.dispatch import is_functorch
 from outsize.model.torch_port.objects import is_zero_tensor, key_of, storage_key, version_of
@@ -21,57 +21,10 @@ SMALL = 16 * 2**10
 Forward = Callable[..., Any]
 
 
-class StoredTensor:
-    """A tensor that waits in a store, with the way back."""
-
-    __slots__ = ("__weakref__", "_layout", "_slot", "_store", "fetched")
-
-    def __init__(self, tensor: Any, store: Store, device: str = "", slot: Any = None) -> None:
-        """`slot`: where the store has these bytes already."""
-        dense = without_gaps(tensor)
-        data = dense if dense.is_contiguous() else dense.as_strided((dense.numel(),), (1,))
-        self._layout = (tensor.shape, tensor.stride(), tensor.dtype, device or tensor.device, dense.stride())
-        self._store = store
-        self.fetched: Any = None
-        self._slot = _unseen(lambda: store.put(_bytes(data.detach()))) if slot is None else slot
-        weakref.finalize(self, store.drop, self._slot)
-
-    def fetch(self) -> Any:
-        """Begin to bring the tensor back; the same one for all who ask while it lives."""
-        import torch
-
-        tensor = self.fetched() if self.fetched is not None else None
-        if tensor is None:
-            shape, _, dtype, device, strides = self._layout
-            tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-            flat = tensor.as_strided((tensor.numel(),), (1,))
-            _unseen(lambda: self._store.begin(self._slot, _bytes(flat)))
-            self.fetched = weakref.ref(tensor)
-        return tensor
-
-
-def without_gaps(tensor: Any) -> Any:
-    """The tensor itself where its elements fill one run of memory in some order of the axes, else a packed copy."""
-    expected = 1
-    for stride, length in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
-        if stride != expected:
-            return tensor.contiguous()
-        expected *= length
-    return tensor
-
-
 def _is_its_bytes(tensor: Any) -> bool:
     """False for zeros of forward-mode gradients, which have no memory, and values that are read with another sign than they
     are written."""
     return not (is_zero_tensor(tensor) or tensor.is_conj() or tensor.is_neg())
-
-
-def _bytes(flat: Any) -> Any:
-    import torch
-
-    if type(flat) is not torch.Tensor:
-        return torch.empty(flat.numel() * flat.element_size(), dtype=torch.uint8, device="meta")
-    return flat.view(-1).view(torch.uint8)
 
 
 class Offload:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from outsize.core.errors import InputError
-from outsize.model.fitting.run.offload import without_gaps
+from outsize.model.fitting.move.stored_tensor import without_gaps
 from outsize.model.torch_port.dispatch import flatten_value, map_leaves, nest_value
 from outsize.model.torch_port.objects import version_of
 
@@ -35,7 +35,7 @@ KeepInputs = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any, Inputs]
 
 def save_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Inputs]:
     """They wait with what autograd saves."""
-    return args, kwargs, Saved(args, kwargs)
+    return args, kwargs, SavedInputs(args, kwargs)
 
 
 def keep_inputs(keep: Keep | None) -> KeepInputs:
@@ -44,12 +44,12 @@ def keep_inputs(keep: Keep | None) -> KeepInputs:
     def wait(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Inputs]:
         if keep is not None:
             args, kwargs = _packed((args, kwargs))
-        return args, kwargs, Waiting(args, kwargs, keep)
+        return args, kwargs, WaitingInputs(args, kwargs, keep)
 
     return wait
 
 
-class Saved:
+class SavedInputs:
     """Positional arguments, saved as autograd saves tensors: whoever keeps those elsewhere keeps these too."""
 
     __slots__ = ("_kwargs", "_saver", "_values")
@@ -93,7 +93,7 @@ def _saver() -> Any:
     return Saver
 
 
-class Waiting:
+class WaitingInputs:
     """All arguments; `keep(tensor)` gives a function that brings it back, None: they stay where they are."""
 
     def __init__(self, args: Any, kwargs: Any, keep: Keep | None) -> None:

@@ -14,17 +14,17 @@ from typing import Any
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.move.evicted import EvictedStorages
 from outsize.model.fitting.move.stores import Store
-from outsize.model.fitting.move.streamed import Streamer
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.chunked_loss import chunked_heads
 from outsize.model.fitting.run.forward_functions import find_configs, other_forwards, without_cache
-from outsize.model.fitting.run.gradient_sink import InPlace, Sink
 from outsize.model.fitting.run.offload import Offload
-from outsize.model.fitting.run.optimizer_step import Update, forget_replaced
 from outsize.model.fitting.run.recompute import checkpointed
 from outsize.model.fitting.run.runner import Residence, Runner, Work
 from outsize.model.fitting.run.second_run import generators_of
 from outsize.model.fitting.run.sequential_runs import in_spans, is_span, owner_of
+from outsize.model.fitting.run.streamed import Streamer
+from outsize.model.fitting.update.gradient_sink import InPlace, Sink
+from outsize.model.fitting.update.resident_update import Update, forget_replaced
 from outsize.model.torch_port.objects import storage_key
 
 
@@ -148,6 +148,12 @@ class Resident(Residence):
     def gather(self) -> None:
         """Everything home, as without us."""
         self.evicted.gather()
+
+    def close(self, home: bool = True) -> None:
+        """Everything home, and the store is closed."""
+        self.forget_replaced()
+        self.evicted.gather("undo()")
+        self.store.close()
 
 
 ResidentRunner = Runner[Resident]

@@ -17,11 +17,12 @@ from typing import Any, Generic, TypeVar
 from outsize.core.errors import InputError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.normaliser import Normaliser
+from outsize.model.fitting.move.out_of_memory import clear_up
 from outsize.model.fitting.plan.choice import Choice
-from outsize.model.fitting.run.gradient_sink import Sink
 from outsize.model.fitting.run.interrupts import Interrupts
 from outsize.model.fitting.run.join_outputs import join
 from outsize.model.fitting.run.loss_value import read_loss
+from outsize.model.fitting.update.gradient_sink import Sink
 
 Phase = Callable[[str], None]
 
@@ -96,6 +97,15 @@ class Residence:
 
     def gather(self) -> None:
         """Everything is where the user finds it."""
+
+    def drain(self) -> None:
+        """Nothing is under way any more."""
+
+    def leave_device(self) -> None:
+        """Give the device's memory back."""
+
+    def close(self, home: bool = True) -> None:
+        """Everything is the user's own again, and home from where it waits unless told otherwise."""
 
 
 AnyResidence = TypeVar("AnyResidence", bound=Residence)
@@ -200,6 +210,21 @@ class Runner(Generic[AnyResidence]):
     def gather(self) -> None:
         """Everything is where the user finds it."""
         self.weights.gather()
+
+    def leave_device(self) -> None:
+        """Give the device's memory back: another runner takes over what is elsewhere."""
+        self.roll_back()
+        self.sink.roll_back()
+        self.weights.leave_device()
+        self.sink.close()
+        self.sink, self._own = Sink(), None
+        clear_up()
+
+    def close(self, home: bool = True) -> None:
+        """Everything is the user's own again."""
+        self.weights.drain()
+        self.sink.close()
+        self.weights.close(home)
 
     def passes(self, batch: Any, sink: Sink, updating: contextlib.ExitStack | None = None) -> tuple[Any, Any]:
         """Forward and backward of every slice: the loss, and the factor the gradients still need.

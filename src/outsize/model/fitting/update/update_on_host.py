@@ -14,8 +14,8 @@ from outsize.model.fitting.move.locked_memory import Block
 from outsize.model.fitting.move.mover import Mover
 from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.units import sizeof
-from outsize.model.fitting.run.gradient_sink import Sink, flat_bytes
-from outsize.model.fitting.run.optimizer_subset import step_only
+from outsize.model.fitting.update.gradient_sink import Sink, flat_bytes
+from outsize.model.fitting.update.optimizer_subset import step_only
 
 
 class UpdateOnHost(Sink):

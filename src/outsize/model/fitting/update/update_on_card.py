@@ -14,8 +14,8 @@ from outsize.model.fitting.move.pinned_blocks import State, Weights, state_bytes
 from outsize.model.fitting.move.ring import Lease, Ring, aligned
 from outsize.model.fitting.move.units import Place, sizeof
 from outsize.model.fitting.move.visits import Visits
-from outsize.model.fitting.run.gradient_sink import Sink, flat_bytes
-from outsize.model.fitting.run.optimizer_subset import step_only
+from outsize.model.fitting.update.gradient_sink import Sink, flat_bytes
+from outsize.model.fitting.update.optimizer_subset import step_only
 
 
 class UpdateOnCard(Sink):

@@ -12,12 +12,13 @@ from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.model.fitting.move.evicted import EvictedStorages
+from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
+from outsize.model.fitting.move.stored_tensor import StoredTensor
 from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.plan.choice import Choice
-from outsize.model.fitting.run.clip_and_scale import clip_factor
-from outsize.model.fitting.run.gradient_sink import Sink
-from outsize.model.fitting.run.offload import StoredTensor
-from outsize.model.fitting.run.optimizer_subset import (
+from outsize.model.fitting.update.clip_and_scale import clip_factor
+from outsize.model.fitting.update.gradient_sink import Sink
+from outsize.model.fitting.update.optimizer_subset import (
     copy_all,
     in_runs,
     largest_part,
@@ -27,8 +28,7 @@ from outsize.model.fitting.run.optimizer_subset import (
     step_only,
     why_not_one_by_one,
 )
-from outsize.model.fitting.run.out_of_memory import clear_up, is_out_of_memory
-from outsize.model.fitting.run.undo_log import UndoRecord
+from outsize.model.fitting.update.undo_log import UndoRecord
 
 CLONED = 64 * 2**20
 """Bytes that are copied on the card at once on their way to the log, so that an update need not wait for the link; a larger

@@ -14,9 +14,9 @@ from outsize.model.fitting.move.mover import Mover
 from outsize.model.fitting.move.pinned_blocks import HostTensors
 from outsize.model.fitting.move.scratch_file import ScratchFile
 from outsize.model.fitting.move.units import Cut, Place
-from outsize.model.fitting.run.clip_and_scale import GradientCheck
-from outsize.model.fitting.run.gradient_sink import Sink, add_gradient, flat_bytes
-from outsize.model.fitting.run.update_on_card import UpdateOnCard
+from outsize.model.fitting.update.clip_and_scale import GradientCheck
+from outsize.model.fitting.update.gradient_sink import Sink, add_gradient, flat_bytes
+from outsize.model.fitting.update.update_on_card import UpdateOnCard
 
 
 class Gradients(HostTensors):

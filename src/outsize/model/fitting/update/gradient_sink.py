@@ -1,7 +1,7 @@
 """Where gradients go as they become complete, and when the parameters they belong to are updated.
 
 In: a gradient, at the tensor at which autograd leaves it: the parameter itself, or the proxy that stands in for it on a device.
-Out: `Sink`, what a runner asks of all of them, and the sinks that update nothing. Those that update: `optimizer_step`
+Out: `Sink`, what a runner asks of all of them, and the sinks that update nothing. Those that update: `resident_update`
 (the model is on its device), `update_on_card`, `update_on_host` and `kept_gradients` (it visits).
 """
 
