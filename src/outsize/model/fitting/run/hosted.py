@@ -161,6 +161,18 @@ class Hosted(Residence):
         if self.scratch is not None:
             self.scratch.looked = True
 
+    def check_model(self) -> None:
+        """Every parameter has its proxy, and is trained or frozen as it was."""
+        for name, parameter in self.work.model.named_parameters():
+            if id(parameter) not in self.visits.proxies:
+                raise InputError(
+                    f"{name} is a parameter that the model did not have when it was fitted: undo() and fit it again"
+                )
+            if parameter.requires_grad and id(parameter) in self.visits.frozen and self.work.loss is not None:
+                raise InputError(
+                    f"{name} was frozen when the model was fitted and is to be trained now: undo() and fit it again"
+                )
+
     def leave_device(self) -> None:
         """Give the device's memory back."""
         self.visits.leave_device()
@@ -181,6 +193,12 @@ class Hosted(Residence):
 
 class HostedRunner(Runner[Hosted]):
     """A hosted plan bound to a model."""
+
+    def end(self) -> str:
+        """Home, or where the host has no room for it in its file."""
+        stays = self.weights.scratch.stays if self.weights.scratch is not None else ""
+        self.close(home=not stays)
+        return stays
 
     def leave_device(self) -> None:
         """Give the device's memory back: another runner takes over what is on the host."""

@@ -97,6 +97,27 @@ class Residence:
     def gather(self) -> None:
         """Everything is where the user finds it."""
 
+    def check_model(self) -> None:
+        """An `InputError` where the model has become another than the one that was planned for."""
+
+    def before_saving(self, thing: Any) -> None:
+        """`thing.state_dict()` begins, of a module or the optimizer."""
+        self.gather()
+
+    def after_saving(self, thing: Any, saved: Any) -> Any:
+        """It is about to give `saved`; what is returned is given instead, unless it is None."""
+
+    def before_loading(self, thing: Any, saved: Any) -> Any:
+        """A state is about to be loaded into `thing`; what is returned is loaded into an optimizer instead, unless it is None."""
+        self.gather()
+
+    def after_loading(self) -> None:
+        """A state was loaded into the optimizer."""
+
+    def end(self) -> str:
+        """Everything is the user's own again; what the user has to know of it, empty where nothing."""
+        return ""
+
 
 AnyResidence = TypeVar("AnyResidence", bound=Residence)
 
@@ -200,6 +221,10 @@ class Runner(Generic[AnyResidence]):
     def gather(self) -> None:
         """Everything is where the user finds it."""
         self.weights.gather()
+
+    def end(self) -> str:
+        """Everything is the user's own again; what the user has to know of it, empty where nothing."""
+        return self.weights.end()
 
     def passes(self, batch: Any, sink: Sink, updating: contextlib.ExitStack | None = None) -> tuple[Any, Any]:
         """Forward and backward of every slice: the loss, and the factor the gradients still need.
