@@ -121,7 +121,9 @@ class Fitted(Guarded):
         self._now.weights.check_model()
 
     def _end(self) -> None:
-        stays = self._now.end()
+        runner = self._now
+        stays = runner.weights.stays
+        runner.close(home=not stays)
         let_grow(self, False)
         if stays:
             warnings.warn(f"outsize: {stays}", stacklevel=3)

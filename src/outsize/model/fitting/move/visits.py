@@ -57,6 +57,9 @@ class Source:
     def bring(self, unit: Unit, into: Any, after: list[Mark]) -> Mark:
         """Start to fill a unit's memory on the device; the mark passes when it is there."""
 
+    def close(self) -> None:
+        """Nothing is read any more."""
+
 
 class HostSource(Source):
     """Page-locked host memory."""

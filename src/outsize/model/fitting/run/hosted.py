@@ -15,7 +15,6 @@ from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.random_sources import GLOBAL
 from outsize.model.fitting.move.kept_inputs import KeptInputs
 from outsize.model.fitting.move.mover import Mover
-from outsize.model.fitting.move.out_of_memory import clear_up
 from outsize.model.fitting.move.pinned_blocks import State, Weights
 from outsize.model.fitting.move.scratch_file import ScratchFile
 from outsize.model.fitting.move.units import Cut
@@ -155,11 +154,20 @@ class Hosted(Residence):
         for proxy in self.visits.proxies.values():
             proxy.grad = None
 
+    def drain(self) -> None:
+        """Copies."""
+        self.mover.drain()
+
     def gather(self) -> None:
         """The user's own parameters never left the host, or have windows to where they are."""
         self.mover.drain()
         if self.scratch is not None:
             self.scratch.looked = True
+
+    @property
+    def stays(self) -> str:
+        """There where the host has no room for what is in the scratch file."""
+        return self.scratch.stays if self.scratch is not None else ""
 
     def check_model(self) -> None:
         """Every parameter has its proxy, and is trained or frozen as it was."""
@@ -185,35 +193,14 @@ class Hosted(Residence):
             self.weights.close(home)
         if self.state is not None:
             self.state.close(self.work.optimizer, home)
-        for thing in (self.kept_inputs, self._source, self.scratch):
-            close = getattr(thing, "close", None)
-            if close is not None:
-                close()
+        self._source.close()
+        for thing in (self.kept_inputs, self.scratch):
+            if thing is not None:
+                thing.close()
 
 
-class HostedRunner(Runner[Hosted]):
-    """A hosted plan bound to a model."""
-
-    def end(self) -> str:
-        """Home, or where the host has no room for it in its file."""
-        stays = self.weights.scratch.stays if self.weights.scratch is not None else ""
-        self.close(home=not stays)
-        return stays
-
-    def leave_device(self) -> None:
-        """Give the device's memory back: another runner takes over what is on the host."""
-        self.roll_back()
-        self.sink.roll_back()
-        self.weights.leave_device()
-        self.sink.close()
-        self.sink, self._own = Sink(), None
-        clear_up()
-
-    def close(self, home: bool = True) -> None:
-        """Everything is the user's own again."""
-        self.weights.mover.drain()
-        self.sink.close()
-        self.weights.close(home)
+HostedRunner = Runner[Hosted]
+"""A plan bound to a model that visits a device."""
 
 
 def open_hosted(

@@ -181,12 +181,11 @@ class Resident(Residence):
         """What it replaced need not be kept."""
         self.forget_replaced()
 
-    def end(self) -> str:
+    def close(self, home: bool = True) -> None:
         """Everything home, and the store is closed."""
         self.forget_replaced()
         self.evicted.gather("undo()")
         self.store.close()
-        return ""
 
 
 ResidentRunner = Runner[Resident]

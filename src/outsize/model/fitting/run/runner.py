@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 from outsize.core.errors import InputError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.normaliser import Normaliser
+from outsize.model.fitting.move.out_of_memory import clear_up
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.interrupts import Interrupts
 from outsize.model.fitting.run.join_outputs import join
@@ -97,6 +98,15 @@ class Residence:
     def gather(self) -> None:
         """Everything is where the user finds it."""
 
+    def drain(self) -> None:
+        """Nothing is under way any more."""
+
+    def leave_device(self) -> None:
+        """Give the device's memory back."""
+
+    def close(self, home: bool = True) -> None:
+        """Everything is the user's own again, and home from where it waits unless told otherwise."""
+
     def check_model(self) -> None:
         """An `InputError` where the model has become another than the one that was planned for."""
 
@@ -114,8 +124,9 @@ class Residence:
     def after_loading(self) -> None:
         """A state was loaded into the optimizer."""
 
-    def end(self) -> str:
-        """Everything is the user's own again; what the user has to know of it, empty where nothing."""
+    @property
+    def stays(self) -> str:
+        """Why some of it stays where it is when everything else is the user's own again, empty where nothing does."""
         return ""
 
 
@@ -222,9 +233,20 @@ class Runner(Generic[AnyResidence]):
         """Everything is where the user finds it."""
         self.weights.gather()
 
-    def end(self) -> str:
-        """Everything is the user's own again; what the user has to know of it, empty where nothing."""
-        return self.weights.end()
+    def leave_device(self) -> None:
+        """Give the device's memory back: another runner takes over what is elsewhere."""
+        self.roll_back()
+        self.sink.roll_back()
+        self.weights.leave_device()
+        self.sink.close()
+        self.sink, self._own = Sink(), None
+        clear_up()
+
+    def close(self, home: bool = True) -> None:
+        """Everything is the user's own again."""
+        self.weights.drain()
+        self.sink.close()
+        self.weights.close(home)
 
     def passes(self, batch: Any, sink: Sink, updating: contextlib.ExitStack | None = None) -> tuple[Any, Any]:
         """Forward and backward of every slice: the loss, and the factor the gradients still need.
