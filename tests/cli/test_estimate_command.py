@@ -203,3 +203,14 @@ def test_lazy_modules_are_followed():
 
     footprint = outsize.estimate(step, build=build, device="cpu")
     assert {part.name: part.bytes for part in footprint.parts}["weights"] == 4 * (16 * 8 + 8 + 8 * 4 + 4)
+
+
+def test_what_hangs_on_a_guess_exits_with_one_unless_it_is_trusted(folder, capsys):
+    (folder / "guessing_steps.py").write_text(
+        "import torch\n\n\ndef make():\n    x = torch.rand(64, 8, device='cuda')\n"
+        "    return lambda: x[: int(torch.randint(1, 64, (1,), device='cuda'))].sum()\n"
+    )
+    words = ["estimate", "guessing_steps:make", "--budget", "8GiB"]
+    assert main(words) == 1
+    assert "may fit" in capsys.readouterr().out.splitlines()[0]
+    assert main([*words, "--trust"]) == 0

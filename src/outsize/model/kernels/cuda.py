@@ -79,6 +79,26 @@ def _copies(*tensors: Any) -> tuple[int, ...]:
     return tuple(_size(t) for t in tensors if t is not None and not t.is_contiguous())
 
 
+def _copy(position: int) -> Row:
+    """The row of an operator that first makes an argument contiguous."""
+    return lambda scratch, args, results, thread: Blocks(before=_copies(args[position]))
+
+
+def _one_more(position: int) -> Row:
+    """The row of an operator that takes a block of an argument's size after its results."""
+    return lambda scratch, args, results, thread: Blocks(after=(_size(args[position]),))
+
+
+def _result_before(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
+    """A block of the result's size, before the result."""
+    return Blocks(before=(_size(results[0]),))
+
+
+def _small(size: int) -> Row:
+    """The row of an operator that takes some bytes after its results, whatever it is given."""
+    return lambda scratch, args, results, thread: Blocks(after=(size,))
+
+
 def _matmul(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     return Blocks(stays=(scratch.cublas,)) if scratch.first("cublas", thread) else NOTHING
 
@@ -144,10 +164,6 @@ def _reduce(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     return Blocks(before=cast, after=buffer_bytes(x, {axis % max(1, x.dim()) for axis in axes}, scratch.processors))
 
 
-def _layer_norm(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    return Blocks(before=_copies(args[0]))
-
-
 def _layer_norm_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     rows = args[0].numel() // math.prod(args[2])
     partial = () if rows < 64 * 1024 else (rows // 64 * math.prod(args[2]) * 4,) * 2
@@ -171,10 +187,6 @@ def _group_norm_backward(scratch: Scratch, args: Any, results: Any, thread: str)
     return Blocks(after=(4 * args[5] * args[6],) * 3)
 
 
-def _softmax_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    return Blocks(after=(_size(args[0]),))
-
-
 def _safe_softmax(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     x = args[0]
     return Blocks(after=(x.numel(), x.numel() // max(1, x.shape[-1])))
@@ -182,10 +194,6 @@ def _safe_softmax(scratch: Scratch, args: Any, results: Any, thread: str) -> Blo
 
 def _roll(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     return Blocks(before=(_size(args[0]),) if len(args[1]) > 1 else ())
-
-
-def _embedding(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    return Blocks(before=_copies(args[1]))
 
 
 def _embedding_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
@@ -216,10 +224,6 @@ def _efficient_backward(scratch: Scratch, args: Any, results: Any, thread: str) 
     return Blocks(after=(4 * int(q.numel()), sums, sums, store))
 
 
-def _cudnn_attention(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    return Blocks(after=(256,))
-
-
 def _cudnn_attention_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     """A float32 gradient of the queries and two rows of sums; grouped keys and values are first made whole."""
     q, k = args[1], args[2]
@@ -232,14 +236,6 @@ def _cudnn_attention_backward(scratch: Scratch, args: Any, results: Any, thread:
 
 def _gru_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     return Blocks(after=buffer_bytes(results[0], {0}, scratch.processors) if args[2] else ())
-
-
-def _pack(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    return Blocks(before=(_size(results[0]),))
-
-
-def _pool_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    return Blocks(before=_copies(args[0]))
 
 
 def _sort(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
@@ -259,12 +255,8 @@ MOVES: dict[str, Callable[[Scratch, Any, Any], Iterator[Move]]] = {
 """Operator -> what happens inside it, where that is more than blocks around its results."""
 
 
-def _ctc_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    return Blocks(after=(_size(args[6]),))  # one more of what the forward pass kept, for the way back
-
-
 ROWS: dict[str, Row] = {
-    "aten._ctc_loss_backward": _ctc_backward,
+    "aten._ctc_loss_backward": _one_more(6),
     "aten.mm": _matmul,
     "aten.bmm": _matmul,
     "aten.baddbmm": _matmul,
@@ -276,26 +268,26 @@ ROWS: dict[str, Row] = {
     "aten.sum.default": _reduce,
     "aten.mean": _reduce,
     "aten.linalg_vector_norm": _reduce,
-    "aten.native_layer_norm": _layer_norm,
+    "aten.native_layer_norm": _copy(0),
     "aten.native_layer_norm_backward": _layer_norm_backward,
     "aten.native_batch_norm": _batch_norm,
     "aten.native_batch_norm_backward": _batch_norm_backward,
     "aten.native_group_norm": _group_norm,
     "aten.native_group_norm_backward": _group_norm_backward,
-    "aten._softmax_backward_data": _softmax_backward,
+    "aten._softmax_backward_data": _one_more(0),
     "aten._safe_softmax": _safe_softmax,
     "aten.roll": _roll,
-    "aten.embedding": _embedding,
+    "aten.embedding": _copy(1),
     "aten.embedding_dense_backward": _embedding_backward,
     "aten.index_put": _index_put,
     "aten.index_put_": _index_put,
     "aten._index_put_impl_": _index_put,
     "aten._scaled_dot_product_efficient_attention_backward": _efficient_backward,
-    "aten._scaled_dot_product_cudnn_attention": _cudnn_attention,
+    "aten._scaled_dot_product_cudnn_attention": _small(256),
     "aten._scaled_dot_product_cudnn_attention_backward": _cudnn_attention_backward,
     "aten._thnn_fused_gru_cell_backward": _gru_backward,
-    "aten._pack_padded_sequence": _pack,
-    "aten.max_pool2d_with_indices_backward": _pool_backward,
+    "aten._pack_padded_sequence": _result_before,
+    "aten.max_pool2d_with_indices_backward": _copy(0),
     "aten.sort": _sort,
     "aten.cumsum": _cast_sum,
 }

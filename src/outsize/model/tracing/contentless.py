@@ -1,7 +1,8 @@
-"""Real modules, optimizers and tensors as tensors without contents; the real ones are not touched.
+"""Copies real modules, optimizers and tensors without their contents; the real ones are not touched.
 
-In: a step and its arguments, and what the step reaches through its closure and its module's globals. Out: the same objects
-copied, every tensor in them replaced by one without contents on the device that was asked for; shared storages stay shared.
+In: a step, its arguments, and what the step reaches through its closure, its module's globals and the attributes of objects.
+Out: copies of all that. Each tensor in them is one without contents on the device that was asked for. Tensors that shared a
+storage still share one. Small tensors that are no weights keep their values, so that a count of steps or a mask is still known.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A stage on which a step believes that its card is there.
+"""Answers a step's calls for a card that is not there.
 
 In: a step that says `.cuda()`, `device="cuda"`, `x.is_cuda`, `torch.cuda.synchronize()`. Out: the same calls answered without a
-card: every tensor lives on torch's meta device and a label in the ledger says where the step thinks it is. Device names are
+card. Every tensor is on torch's meta device, and a label in the ledger says on which device the step has put it. Device names are
 rewritten where Python calls torch (a torch-function mode), because torch would start CUDA before the dispatcher sees them.
 """
 

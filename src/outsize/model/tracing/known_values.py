@@ -1,8 +1,8 @@
-"""What a trace does where a step looks at values it does not have.
+"""What a trace does where a step reads values that are not there.
 
-In: an operator whose result depends on contents (`.item()`, `nonzero`, indexing by a mask). Out: a result chosen by the rules
-below, and a note that makes the estimate an estimate. Small tensors made on the host keep their contents (a learning rate's
-step count, a table of drop rates, a list of lengths), so that most such looks are answered exactly.
+In: an operator whose result depends on contents (`.item()`, `nonzero`, indexing by a mask). Out: the real result where the
+contents are known, else a result chosen by the rules below and a note. Small tensors made on the host keep their contents (a
+count of steps, a table of drop rates, a list of lengths), so that most reads are answered exactly.
 """
 
 from __future__ import annotations
