@@ -426,7 +426,7 @@ class Case:
         runner = fitted._now
         choice = replace(fitted.choice, in_backward=False, state_away=False, gradients_away=True)
         with preserved(self.model):
-            kept = collect(runner.work, choice, self.batch, runner.store)
+            kept = collect(runner.work, choice, self.batch, runner.weights.store)
             found = []
             for parameter in wanted:
                 gradient = kept.take(parameter)

@@ -19,8 +19,6 @@ from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.guarded import Guarded, Snapshot, call_model
-from outsize.model.fitting.move.evicted import EvictedTensor
-from outsize.model.fitting.move.loaded_state import load_elsewhere
 from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.expandable_segments import let_grow
@@ -120,59 +118,13 @@ class Fitted(Guarded):
 
     def _ready(self, batch: Any) -> None:
         super()._ready(batch)
-        if not self.choice.hosted:
-            return
-        visits = self._now.weights.visits
-        for name, parameter in self._work.model.named_parameters():
-            if id(parameter) not in visits.proxies:
-                raise InputError(
-                    f"{name} is a parameter that the model did not have when it was fitted: undo() and fit it again"
-                )
-            if parameter.requires_grad and id(parameter) in visits.frozen and self._work.loss is not None:
-                raise InputError(
-                    f"{name} was frozen when the model was fitted and is to be trained now: undo() and fit it again"
-                )
-
-    def _before_saving(self, thing: Any, *_: Any) -> None:
-        if self.choice.hosted:
-            return self.gather()
-        self._now.weights.evicted.before_saving(thing, _tensors_of(thing))
-
-    def _after_saving(self, thing: Any, saved: Any, *_: Any) -> Any:
-        if self.choice.hosted:
-            return None
-        evicted = self._now.weights.evicted
-        saving = evicted.saving
-        if saving is not None and saving.asker is thing:
-            evicted.saving = None
-        return saving.instead(saved, EvictedTensor) if saving is not None and thing is self._work.optimizer else None
-
-    def _before_loading(self, thing: Any, saved: Any, *_: Any) -> Any:
-        if self.choice.hosted:
-            return self.gather()
-        runner = self._now
-        runner.weights.evicted.saving = None
-        if thing is not self._work.optimizer:
-            return None  # into weights that are away is written where they are
-        runner.weights.forget_replaced()  # by a load that failed
-        if not self.choice.state_away:
-            return None
-        runner.weights.end_slice()  # before the first step weights are at home, in the room that is needed
-        runner.weights.store.land()
-        return load_elsewhere(saved, runner.weights.evicted)
-
-    def _after_loading(self, optimizer: Any) -> None:
-        if not self.choice.hosted:
-            self._now.weights.forget_replaced()
+        self._now.weights.check_model()
 
     def _end(self) -> None:
         runner = self._now
-        if not self.choice.hosted:
-            runner.close()
-            let_grow(self, False)
-            return
-        stays = runner.weights.scratch.stays if runner.weights.scratch is not None else ""
+        stays = runner.weights.stays
         runner.close(home=not stays)
+        let_grow(self, False)
         if stays:
             warnings.warn(f"outsize: {stays}", stacklevel=3)
 
@@ -314,15 +266,6 @@ def reopen_resident(choice: Choice, old: ResidentRunner, rows: int) -> ResidentR
     following = open_resident(old.work, choice, old.weights.store, rows=rows, evicted=old.weights.evicted)
     following.weights.settle(following.sink)
     return following
-
-
-def _tensors_of(thing: Any) -> list[Any]:
-    """Weights of a module, or state of an optimizer: what may be away of it."""
-    import torch
-
-    if isinstance(thing, torch.nn.Module):
-        return list(thing.parameters())
-    return state_of(thing)
 
 
 def measure(runner: ResidentRunner, batch: Any) -> tuple[Any, Recorder]:

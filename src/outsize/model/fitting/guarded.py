@@ -128,21 +128,17 @@ class Guarded(abc.ABC):
             ]
         return handles
 
-    @abc.abstractmethod
     def _before_saving(self, thing: Any, *_: Any) -> None:
-        """`thing.state_dict()` begins, of a module or the optimizer."""
+        self._now.weights.before_saving(thing)
 
-    @abc.abstractmethod
     def _after_saving(self, thing: Any, saved: Any, *_: Any) -> Any:
-        """It is about to give `saved`; what is returned is given instead, unless it is None."""
+        return self._now.weights.after_saving(thing, saved)
 
-    @abc.abstractmethod
     def _before_loading(self, thing: Any, saved: Any, *_: Any) -> Any:
-        """A state is about to be loaded into `thing`; what is returned is loaded into an optimizer instead, unless it is None."""
+        return self._now.weights.before_loading(thing, saved)
 
-    @abc.abstractmethod
     def _after_loading(self, optimizer: Any) -> None:
-        """A state was loaded into the optimizer."""
+        self._now.weights.after_loading()
 
     def _guarded(self, run: Callable[[], Any]) -> Any:
         """Run; after an out-of-memory failure put everything back, plan tighter, and run again."""

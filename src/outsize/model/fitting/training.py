@@ -132,7 +132,7 @@ def _take_apart(work: Work, stage: Stage, findings: Findings, batch: Any, own_st
 
 def _said(findings: Findings, facts: Facts, allow: str, without: tuple[str, ...]) -> dict[str, str]:
     """What the user and the samples forbid beside what the work itself does."""
-    said = dict.fromkeys(without, "you said so")
+    said = dict.fromkeys(without, "you forbade it")
     if findings.random and allow == "exact" and "slices" not in facts.forbidden:
         names = ", ".join(findings.random[:2]) + (", ..." if len(findings.random) > 2 else "")
         said["slices"] = (

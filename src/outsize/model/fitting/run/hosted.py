@@ -164,6 +164,23 @@ class Hosted(Residence):
         if self.scratch is not None:
             self.scratch.looked = True
 
+    @property
+    def stays(self) -> str:
+        """There where the host has no room for what is in the scratch file."""
+        return self.scratch.stays if self.scratch is not None else ""
+
+    def check_model(self) -> None:
+        """Every parameter has its proxy, and is trained or frozen as it was."""
+        for name, parameter in self.work.model.named_parameters():
+            if id(parameter) not in self.visits.proxies:
+                raise InputError(
+                    f"{name} is a parameter that the model did not have when it was fitted: undo() and fit it again"
+                )
+            if parameter.requires_grad and id(parameter) in self.visits.frozen and self.work.loss is not None:
+                raise InputError(
+                    f"{name} was frozen when the model was fitted and is to be trained now: undo() and fit it again"
+                )
+
     def leave_device(self) -> None:
         """Give the device's memory back."""
         self.visits.leave_device()

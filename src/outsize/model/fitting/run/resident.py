@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.move.evicted import EvictedStorages
+from outsize.model.fitting.move.evicted import EvictedStorages, EvictedTensor
+from outsize.model.fitting.move.loaded_state import load_elsewhere
 from outsize.model.fitting.move.stores import Store
 from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.chunked_loss import chunked_heads
@@ -24,6 +25,7 @@ from outsize.model.fitting.run.second_run import generators_of
 from outsize.model.fitting.run.sequential_runs import in_spans, is_span, owner_of
 from outsize.model.fitting.run.streamed import Streamer
 from outsize.model.fitting.update.gradient_sink import InPlace, Sink
+from outsize.model.fitting.update.optimizer_subset import state_of
 from outsize.model.fitting.update.resident_update import Update, forget_replaced
 from outsize.model.torch_port.objects import storage_key
 
@@ -148,6 +150,36 @@ class Resident(Residence):
     def gather(self) -> None:
         """Everything home, as without us."""
         self.evicted.gather()
+
+    def before_saving(self, thing: Any) -> None:
+        """What it saves is lent to it where it has no room at home."""
+        import torch
+
+        tensors = list(thing.parameters()) if isinstance(thing, torch.nn.Module) else state_of(thing)
+        self.evicted.before_saving(thing, tensors)
+
+    def after_saving(self, thing: Any, saved: Any) -> Any:
+        """Copies of what was lent."""
+        saving = self.evicted.saving
+        if saving is not None and saving.asker is thing:
+            self.evicted.saving = None
+        return saving.instead(saved, EvictedTensor) if saving is not None and thing is self.work.optimizer else None
+
+    def before_loading(self, thing: Any, saved: Any) -> Any:
+        """State that lives elsewhere is loaded there."""
+        self.evicted.saving = None
+        if thing is not self.work.optimizer:
+            return None  # into weights that are away is written where they are
+        self.forget_replaced()  # by a load that failed
+        if not self.choice.state_away:
+            return None
+        self.end_slice()  # before the first step weights are at home, in the room that is needed
+        self.store.land()
+        return load_elsewhere(saved, self.evicted)
+
+    def after_loading(self) -> None:
+        """What it replaced need not be kept."""
+        self.forget_replaced()
 
     def close(self, home: bool = True) -> None:
         """Everything home, and the store is closed."""

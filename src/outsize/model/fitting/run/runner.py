@@ -107,6 +107,28 @@ class Residence:
     def close(self, home: bool = True) -> None:
         """Everything is the user's own again, and home from where it waits unless told otherwise."""
 
+    def check_model(self) -> None:
+        """An `InputError` where the model has become another than the one that was planned for."""
+
+    def before_saving(self, thing: Any) -> None:
+        """`thing.state_dict()` begins, of a module or the optimizer."""
+        self.gather()
+
+    def after_saving(self, thing: Any, saved: Any) -> Any:
+        """It is about to give `saved`; what is returned is given instead, unless it is None."""
+
+    def before_loading(self, thing: Any, saved: Any) -> Any:
+        """A state is about to be loaded into `thing`; what is returned is loaded into an optimizer instead, unless it is None."""
+        self.gather()
+
+    def after_loading(self) -> None:
+        """A state was loaded into the optimizer."""
+
+    @property
+    def stays(self) -> str:
+        """Why some of it stays where it is when everything else is the user's own again, empty where nothing does."""
+        return ""
+
 
 AnyResidence = TypeVar("AnyResidence", bound=Residence)
 
