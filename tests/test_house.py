@@ -1,6 +1,7 @@
 """What the house promises about itself: its surface, its layers, its weight, its commands."""
 
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -94,6 +95,16 @@ def test_a_planted_upward_import_breaks_the_contract(tmp_path):
     assert planted.returncode != 0
     for place, target in PLANTED.items():
         assert f"{place} -> {target}" in planted.stdout
+
+
+def test_every_file_of_the_walks_exists_and_stands_once_in_its_walk():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    walks = text[text.index("## Four walks") : text.index("## How to add")].split("### ")[1:]
+    assert len(walks) == 4
+    for walk in walks:
+        files = re.findall(r"^\d+\. `([^`]+)`", walk, re.M)
+        assert len(files) == len(set(files)) >= 10
+        assert [name for name in files if not (ROOT / "src/outsize" / name).is_file()] == []
 
 
 def test_ci_runs_the_test_command_of_the_readme():
