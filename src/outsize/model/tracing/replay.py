@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from outsize.allocator import PhaseEvent, StepsReplay, replay_steps, settings_from_environment
-from outsize.core.allocation import AllocationEvent
+from outsize.core.allocation import EMPTY_CACHE, AllocationEvent
 from outsize.model.tracing.ledger import Held, Ledger
 
 Happened = list[tuple[bool, Held]]
@@ -47,6 +47,10 @@ def as_events(
     return [AllocationEvent(number, alloc, held.id, size(held)) for number, (alloc, held) in enumerate(happened)]
 
 
+BESIDE = EMPTY_CACHE - 1
+"""Id of what others hold: no storage of a ledger has it, and it is not the mark of an emptied cache."""
+
+
 def split_steps(ledger: Ledger, label: str, marks: list[tuple[int, str]], beside: int = 0) -> Steps:
     """The events of a first step and of every later one, from the trace of one; `beside`: bytes that others hold.
 
@@ -57,7 +61,7 @@ def split_steps(ledger: Ledger, label: str, marks: list[tuple[int, str]], beside
     phases = iter([*marks, (len(ledger.events), "")])
     _, name = next(phases)
     following = next(phases)
-    before = [PhaseEvent(True, -1, beside, GIVEN)] if beside else []
+    before = [PhaseEvent(True, BESIDE, beside, GIVEN)] if beside else []
     step: list[tuple[PhaseEvent, bool]] = []
     size_of = largest_size if label == "cpu" else likely_size  # what CPU kernels take inside is known within bounds
     for number, (alloc, held) in enumerate(ledger.events):
