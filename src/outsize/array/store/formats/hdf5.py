@@ -26,6 +26,7 @@ from outsize.array.store.io.folder import sync_path
 from outsize.array.store.io.library_memory import give_back
 from outsize.array.store.io.partial import forget_earlier, partial_path
 from outsize.array.store.keys import choose_key
+from outsize.array.store.options import DEFAULT, Options
 from outsize.core.errors import InputError, StoreError
 from outsize.core.units import KiB
 
@@ -45,14 +46,19 @@ def load_h5py() -> Any:
         raise StoreError("reading and writing HDF5 needs the h5py package: pip install outsize[hdf5]") from None
 
 
-def open_hdf5(path: str, key: str | None = None, mode: str = "r") -> Store:
+def recognise(path: str, head: bytes, size: int) -> bool:
+    """True for the magic bytes of the format."""
+    return head.startswith(b"\x89HDF\r\n\x1a\n")
+
+
+def open_file(path: str, options: Options = DEFAULT) -> Store:
     """One dataset of the file."""
     h5py = load_h5py()
     with _told(path):
-        file = h5py.File(path, mode, rdcc_nbytes=0)
+        file = h5py.File(path, options.mode, rdcc_nbytes=0)
     try:
         with _told(path):
-            dataset = file[_find(path, file, key)]
+            dataset = file[_find(path, file, options.key)]
             name = f"{path}::{dataset.name}"
             _check(dataset, name, path)
             offset = _flat_offset(h5py, dataset)
@@ -63,10 +69,10 @@ def open_hdf5(path: str, key: str | None = None, mode: str = "r") -> Store:
     if offset is None:
         return Hdf5Store(path, name, file, dataset)
     file.close()
-    return FlatStore(AlignedFile(path, writable=mode == "r+"), shape, dtype, offset, name=name)
+    return FlatStore(AlignedFile(path, writable=options.mode == "r+"), shape, dtype, offset, name=name)
 
 
-def open_dataset(dataset: Any, mode: str = "r") -> Store:
+def wrap(dataset: Any, options: Options = DEFAULT) -> Store:
     """A dataset that the user has opened with h5py; their file stays open, and theirs to close."""
     if not isinstance(dataset, load_h5py().Dataset):
         raise InputError(f"cannot open a {type(dataset).__name__} of h5py: give one of its datasets, such as file['x']")
@@ -74,7 +80,7 @@ def open_dataset(dataset: Any, mode: str = "r") -> Store:
         raise InputError("the file of this h5py dataset is closed: open it again, or give its path")
     h5py, file = load_h5py(), dataset.file
     path, name = str(file.filename), f"{file.filename}::{dataset.name}"
-    if mode == "r+" and file.mode == "r":
+    if options.mode == "r+" and file.mode == "r":
         raise InputError(f"{name} is open for reading only: open the file with h5py.File(path, 'r+')")
     with _told(path):
         _check(dataset, name, path)
@@ -84,7 +90,7 @@ def open_dataset(dataset: Any, mode: str = "r") -> Store:
         if offset is None:
             return Hdf5Store(path, name, file, dataset, borrowed=True)
         return FlatStore(
-            AlignedFile(path, writable=mode == "r+"), tuple(dataset.shape), dataset.dtype, offset, name=name
+            AlignedFile(path, writable=options.mode == "r+"), tuple(dataset.shape), dataset.dtype, offset, name=name
         )
 
 
@@ -168,7 +174,7 @@ class Hdf5Store(Store):
         return block
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_hdf5, (self._path, self._dataset.name, self._file.mode)
+        return open_file, (self._path, Options(key=self._dataset.name, mode=self._file.mode))
 
     def fingerprint(self) -> str:
         stat = os.stat(self._path)
@@ -184,15 +190,14 @@ class Hdf5Store(Store):
             self._file.close()
 
 
-def describe_hdf5(
-    path: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, key: str | None = None, chunks: tuple[int, ...] | None = None
-) -> Sink:  # fmt: skip
-    """A file of one dataset, called `key`, that is to be written."""
+def describe(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options = DEFAULT) -> Sink:
+    """A file of one dataset, called by the key, that is to be written."""
+    chunks = options.chunks
     if chunks is not None and (len(chunks) != len(shape) or any(length < 1 for length in chunks)):
         raise InputError(f"chunks {chunks} do not suit shape {shape}: give one length of 1 or more for each axis")
     if not shape or 0 in shape:  # HDF5 cuts neither into chunks
         chunks = None
-    draft = _Draft(path, shape, np.dtype(dtype), key or _DEFAULT_KEY, chunks)
+    draft = _Draft(path, shape, np.dtype(dtype), options.key or _DEFAULT_KEY, chunks)
     offset = draft.expected_offset()
     return H5pySink(draft) if offset is None else FlatHdf5Sink(draft, offset)
 
@@ -290,7 +295,7 @@ class FlatHdf5Sink(FlatSink):
 
     def reopen(self) -> Store:
         """The finished file."""
-        return open_hdf5(self.name, self._draft.key)
+        return open_file(self.name, Options(key=self._draft.key))
 
 
 class H5pySink(Sink):
@@ -327,7 +332,7 @@ class H5pySink(Sink):
         with naming(self.name):
             os.replace(self.partial, self.name)
             sync_folder(os.path.dirname(os.path.abspath(self.name)))
-        return open_hdf5(self.name, self._draft.key)
+        return open_file(self.name, Options(key=self._draft.key))
 
     def abort(self) -> None:
         self._file.close()

@@ -22,6 +22,7 @@ from outsize.array.store.io.file import AlignedFile, naming
 from outsize.array.store.io.narrow_floats import NARROW, numpy_dtype, round_to_bfloat16, widened
 from outsize.array.store.io.partial import partial_path
 from outsize.array.store.keys import choose_key
+from outsize.array.store.options import DEFAULT, Options
 from outsize.core.dtypes import parse_dtype
 from outsize.core.errors import InputError, StoreError
 from outsize.core.units import format_bytes
@@ -44,17 +45,17 @@ _NAMES = {code: name for name, code in _CODES.items()} | {
 """The format's name of a dtype -> ours, of what can be read."""
 
 
-def looks_like_safetensors(head: bytes, size: int) -> bool:
+def recognise(path: str, head: bytes, size: int) -> bool:
     """True where the first nine bytes can begin such a file: there are no magic bytes, only a length and a brace."""
     if len(head) < 9 or head[8:9] != b"{":
         return False
     return bool(8 + struct.unpack("<Q", head[:8])[0] <= size)
 
 
-def open_safetensors(path: str, key: str | None = None, mode: str = "r") -> Store:
+def open_file(path: str, options: Options = DEFAULT) -> Store:
     """One tensor of the file."""
     table, start, size = read_table(path)
-    chosen = choose_key(path, list(table), key)
+    chosen = choose_key(path, list(table), options.key)
     name = f"{path}::{chosen}"
     try:
         row = table[chosen]
@@ -73,9 +74,9 @@ def open_safetensors(path: str, key: str | None = None, mode: str = "r") -> Stor
             f"{name}: {shape} of {code} take {math.prod(shape) * bits.itemsize} bytes, the table gives it bytes "
             f"{first} to {last} of {size - start}: the file is damaged or truncated", path=path,
         )  # fmt: skip
-    if mode == "r+" and dtype in NARROW:
+    if options.mode == "r+" and dtype in NARROW:
         raise InputError(f"{name} is {dtype}: Outsize reads that as float32 and cannot write into it")
-    file = AlignedFile(path, writable=mode == "r+")
+    file = AlignedFile(path, writable=options.mode == "r+")
     return widened(FlatStore(file, shape, bits.newbyteorder("<"), start + first, name=name), dtype)
 
 
@@ -111,7 +112,7 @@ class SafetensorsSink(FlatSink):
 
     def reopen(self) -> Store:
         """The finished file."""
-        return open_safetensors(self.name, self.key)
+        return open_file(self.name, Options(key=self.key))
 
 
 class Bfloat16Sink(Sink):
@@ -158,14 +159,14 @@ class Bfloat16Sink(Sink):
         self._bits.abort()
 
 
-def describe_safetensors(path: str, shape: tuple[int, ...], dtype: Any, *, key: str | None = None) -> Sink:
-    """A safetensors file of one tensor, called `key`, that is to be written; `dtype` may be "bfloat16"."""
+def describe(path: str, shape: tuple[int, ...], dtype: Any, options: Options = DEFAULT) -> Sink:
+    """A safetensors file of one tensor, called by the key, that is to be written; `dtype` may be "bfloat16"."""
     name = parse_dtype(dtype).name
     if name == "bfloat16":
-        return Bfloat16Sink(_describe(path, shape, np.dtype(np.uint16), "BF16", key))
+        return Bfloat16Sink(_describe(path, shape, np.dtype(np.uint16), "BF16", options.key))
     if name not in _CODES:
         raise InputError(f"safetensors cannot hold {name}: it has bfloat16, {', '.join(_CODES)}")
-    return _describe(path, shape, np.dtype(dtype), _CODES[name], key)
+    return _describe(path, shape, np.dtype(dtype), _CODES[name], options.key)
 
 
 def _describe(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], code: str, key: str | None) -> SafetensorsSink:
