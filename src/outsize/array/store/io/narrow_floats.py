@@ -3,6 +3,10 @@
 Every value of these types is a float32 exactly, so nothing is lost; the store's dtype is float32, the bytes it moves
 from disk are the narrow ones, and both copies are inside the engine's buffer. Narrow tensors are opened as their bits
 (uint16 or uint8) by the store of their file, and wrapped here.
+
+`ml_dtypes` has these types and is not used. It widens 16 Mi bfloat16 in 3.3 ms where two calls of NumPy take 5.6 ms (and
+reading them takes 15 ms at 2 GB/s), rounds to bfloat16 in 23 ms instead of 50, but widens 16 Mi float8 in 340 ms where a table
+of 256 values takes 79 ms; it takes 34 ms to import. Both give the same values.
 """
 
 from __future__ import annotations
@@ -90,7 +94,9 @@ class WideStore(Store):
         values = buffer[:used].view(np.float32).reshape(shape)
         bits = self._bits.read(region, buffer[round_up(used) :])
         if self._table is None:  # a bfloat16 is the upper half of a float32
-            np.left_shift(bits, np.uint32(16), out=values.view(np.uint32), dtype=np.uint32)
+            wide = values.view(np.uint32)
+            np.copyto(wide, bits)  # a shift that casts as it goes takes 1.5 times as long as both
+            np.left_shift(wide, np.uint32(16), out=wide)
         else:
             np.take(self._table, bits, out=values, mode="wrap")  # any mode but `raise` writes straight into `out`
         return values
