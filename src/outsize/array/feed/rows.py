@@ -17,6 +17,7 @@ from outsize.array.store.base import Region, Store, whole
 from outsize.array.tuning import current
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
+from outsize.engine.pool import round_to_pages
 
 _DRAWN = 24
 """Bytes per row of a window for the numbers that say which rows are drawn."""
@@ -55,9 +56,6 @@ class RowWork(Sizable):
 
     def measure(self, region: Region, frame: Frame) -> None:
         frame.loose = True  # other stretches may lie less luckily
-        for _ in range(self.copies):
-            for store in self.stores:
-                frame.array((region[0][1] - region[0][0], *store.shape[1:]), store.dtype)
         for store in self.stores:
             mark = frame.mark()
             frame.read(store, rows_region(store, *region[0]))
@@ -70,18 +68,20 @@ class RowWork(Sizable):
         each, stretch = self.row + _DRAWN, 1 if effort.bare else self.longest
         fixed = self.held * self.row + (self.window or 0) * each
         share = fixed + (room.host - fixed) // 4 if self.window == 0 else room.host
-        while stretch > 1 and fixed + self._peak(stretch) > share:
+        while stretch > 1 and fixed + self._reading(stretch) > share:
             half = stretch // 2
             stretch = half if stretch <= self.granule else max(self.granule, half // self.granule * self.granule)
         window = self.window
         if window == 0:
-            window = max(1, min(self.length, (room.host - fixed - self._peak(stretch)) // each))
+            window = max(1, min(self.length, (room.host - fixed - self._reading(stretch)) // each))
             fixed += window * each
-        found = self.settle(Grid((self.length,), (stretch,)), (stretch,), 1, 1, 0, room, shared_bytes=fixed)
+        shared = fixed + self.copies * stretch * self.row
+        found = self.settle(Grid((self.length,), (stretch,)), (stretch,), 1, 1, 0, room, shared_bytes=shared)
         return found.extended(SizedRows, window=window or 0)
 
-    def _peak(self, rows: int) -> int:
-        return self.probe(((0, min(self.length, rows)),)).peak
+    def _reading(self, rows: int) -> int:
+        """Bytes of a stretch that is read, with its copies."""
+        return round_to_pages(self.probe(((0, min(self.length, rows)),)).peak) + self.copies * rows * self.row
 
 
 def size_rows(work: RowWork, budget: int, what: str) -> SizedRows:
