@@ -298,8 +298,39 @@ class FlatHdf5Sink(FlatSink):
         return open_file(self.name, Options(key=self._draft.key))
 
 
-class H5pySink(Sink):
-    """A chunked, uncompressed dataset (or one without a place of its own), written through h5py, chunk by chunk."""
+class _H5pyWriter(Sink):
+    """Writes into an open dataset through h5py, chunk by chunk."""
+
+    held = _CONSTANT
+    """Bytes that h5py holds meanwhile."""
+    _file: Any
+    _dataset: Any
+
+    def extent(self, region: Region) -> int:
+        return round_up(math.prod(self.granule) * self.dtype.itemsize) + self.held
+
+    def traffic(self, region: Region) -> int:
+        return math.prod(region_shape(region)) * self.dtype.itemsize
+
+    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
+        """Each chunk is packed in the buffer first: h5py would copy a block that is not contiguous as a whole."""
+        for piece in cut_regular(region, self.granule):
+            shape = region_shape(piece.region)
+            packed = buffer[: math.prod(shape) * self.dtype.itemsize].view(self.dtype).reshape(shape)
+            np.copyto(packed, block[piece.target], casting="unsafe")
+            give_back(buffer[round_up(packed.nbytes) :])
+            with _told(self.name):
+                self._dataset.write_direct(packed, dest_sel=tuple(slice(*axis) for axis in piece.region))
+
+    def sync(self) -> None:
+        with _told(self.name):
+            self._file.flush()
+        with naming(self.name):
+            sync_path(self.partial)
+
+
+class H5pySink(_H5pyWriter):
+    """A chunked, uncompressed dataset (or one without a place of its own)."""
 
     def __init__(self, draft: _Draft) -> None:
         self.name, self.shape, self.dtype, self.partial = draft.path, draft.shape, draft.dtype, draft.partial
@@ -310,21 +341,6 @@ class H5pySink(Sink):
         self._draft.take_up(resume)
         self._file = self._draft.open("r+")
         self._dataset = self._file[self._draft.key]
-
-    def extent(self, region: Region) -> int:
-        return round_up(math.prod(self.granule) * self.dtype.itemsize) + _CONSTANT
-
-    def traffic(self, region: Region) -> int:
-        return math.prod(region_shape(region)) * self.dtype.itemsize
-
-    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
-        _write_pieces(self._dataset, self.granule, region, block, buffer, self.name)
-
-    def sync(self) -> None:
-        with _told(self.name):
-            self._file.flush()
-        with naming(self.name):
-            sync_path(self.partial)
 
     def commit(self) -> Store:
         self.sync()
@@ -339,27 +355,14 @@ class H5pySink(Sink):
         self._draft.remove()
 
 
-class _InPlaceHdf5(Sink):
+class _InPlaceHdf5(_H5pyWriter):
     """Writes into a chunked dataset that exists."""
 
     def __init__(self, store: Hdf5Store) -> None:
         self._store = store
         self.name = self.partial = store._path
-        self.shape, self.dtype, self.granule = store.shape, store.dtype, store.granule
-
-    def extent(self, region: Region) -> int:
-        return round_up(math.prod(self.granule) * self.dtype.itemsize) + self._store._held
-
-    def traffic(self, region: Region) -> int:
-        return math.prod(region_shape(region)) * self.dtype.itemsize
-
-    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
-        _write_pieces(self._store._dataset, self.granule, region, block, buffer, self.name)
-
-    def sync(self) -> None:
-        with _told(self.name):
-            self._store._file.flush()
-        sync_path(self.name)
+        self.shape, self.dtype, self.granule, self.held = store.shape, store.dtype, store.granule, store._held
+        self._file, self._dataset = store._file, store._dataset
 
     def commit(self) -> Store:
         self.sync()
@@ -367,16 +370,3 @@ class _InPlaceHdf5(Sink):
 
     def abort(self) -> None:
         """Leave the file as it is."""
-
-
-def _write_pieces(
-    dataset: Any, granule: tuple[int, ...], region: Region, block: Block, buffer: Buffer, name: str
-) -> None:
-    """Chunk by chunk, each packed in the buffer first: h5py would copy a block that is not contiguous as a whole."""
-    for piece in cut_regular(region, granule):
-        shape = region_shape(piece.region)
-        packed = buffer[: math.prod(shape) * dataset.dtype.itemsize].view(dataset.dtype).reshape(shape)
-        np.copyto(packed, block[piece.target], casting="unsafe")
-        give_back(buffer[round_up(packed.nbytes) :])
-        with _told(name):
-            dataset.write_direct(packed, dest_sel=tuple(slice(*axis) for axis in piece.region))

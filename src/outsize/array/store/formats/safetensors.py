@@ -21,6 +21,7 @@ from outsize.array.store.formats.flat import FlatSink, FlatStore
 from outsize.array.store.io.file import AlignedFile, naming
 from outsize.array.store.io.narrow_floats import NARROW, numpy_dtype, round_to_bfloat16, widened
 from outsize.array.store.io.partial import partial_path
+from outsize.array.store.io.view import SeenSink
 from outsize.array.store.keys import choose_key
 from outsize.array.store.options import DEFAULT, Options
 from outsize.core.dtypes import parse_dtype
@@ -115,27 +116,24 @@ class SafetensorsSink(FlatSink):
         return open_file(self.name, Options(key=self.key))
 
 
-class Bfloat16Sink(Sink):
+class Bfloat16Sink(SeenSink):
     """A file of one bfloat16 tensor: takes float32 blocks and writes the nearest bfloat16."""
 
     def __init__(self, bits: SafetensorsSink) -> None:
         self.name, self.partial, self.shape, self.granule = bits.name, bits.partial, bits.shape, bits.granule
         self.dtype = np.dtype(np.float32)
-        self._bits = bits
-
-    def create(self, *, resume: bool = False) -> None:
-        self._bits.create(resume=resume)
+        self.sink = bits
 
     def extent(self, region: Region) -> int:
         """The block again in float32, its bits in uint16, and what writing those takes."""
         size = math.prod(region_shape(region))
-        return round_up(4 * size) + round_up(2 * size) + self._bits.extent(region)
+        return round_up(4 * size) + round_up(2 * size) + self.sink.extent(region)
 
-    def traffic(self, region: Region) -> int:
-        return self._bits.traffic(region)
+    def room(self, region: Region) -> int:
+        return Sink.room(self, region)
 
-    def seeks(self, region: Region) -> int:
-        return self._bits.seeks(region)
+    def lay(self, region: Region, buffer: Buffer) -> Block:
+        return Sink.lay(self, region, buffer)
 
     def write(self, region: Region, block: Block, buffer: Buffer) -> None:
         shape, size = region_shape(region), math.prod(region_shape(region))
@@ -147,16 +145,7 @@ class Bfloat16Sink(Sink):
             piece = flat[start : start + _ROUNDED]
             round_to_bfloat16(piece)
             np.right_shift(piece.view(np.uint32), np.uint32(16), out=bits[start : start + _ROUNDED], casting="unsafe")
-        self._bits.write(region, narrow, buffer[round_up(4 * size) + round_up(2 * size) :])
-
-    def sync(self) -> None:
-        self._bits.sync()
-
-    def commit(self) -> Store:
-        return self._bits.commit()
-
-    def abort(self) -> None:
-        self._bits.abort()
+        self.sink.write(region, narrow, buffer[round_up(4 * size) + round_up(2 * size) :])
 
 
 def describe(path: str, shape: tuple[int, ...], dtype: Any, options: Options = DEFAULT) -> Sink:
