@@ -1,9 +1,9 @@
 """torch's CUDA caching allocator, native segments: requests in, blocks and segments out, to the byte.
 
 The rules are those of torch 2.11 (`c10/cuda/CUDACachingAllocator.cpp`), checked against recordings of the real one. A
-request is rounded up, looked for among the free blocks of its stream and pool (smallest that fits, lowest address), cut
-where what is left over is worth keeping, and only then asked from the driver. Freed blocks join their free neighbours
-and stay reserved. Not modelled: the private pools of CUDA graphs.
+request is rounded up. It takes the best free block of its stream and pool: the smallest that fits, then the lowest
+address. If the rest of the block is worth keeping, the block is cut. If no block fits, the driver is asked.
+Freed blocks join their free neighbours and stay reserved. Not modelled: the private pools of CUDA graphs.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class CudaCache(Model[Piece]):
         return released >= wanted
 
     def collect(self) -> None:
-        """`garbage_collection_threshold`: give back the large segments that were passed over longest."""
+        """`garbage_collection_threshold`: give back the large segments that were unused for longest."""
         assert self.limit is not None
         target = self.reserved - int(self.settings.garbage_collection_threshold * self.limit)
         if target <= 0:
@@ -207,7 +207,7 @@ class CudaCache(Model[Piece]):
     # -- the picture ---------------------------------------------------------------------------------------------
 
     def segments(self) -> Iterator[Segment]:
-        """The segment map, by address; of an expandable segment, every run of mapped pages is one."""
+        """The segment map, by address; each run of mapped pages of an expandable segment is one entry."""
         for address in sorted(self.first):
             run: list[Piece] = []
             piece: Piece | None = self.first[address]

@@ -1,4 +1,4 @@
-"""No allocator at all: what was asked for is what is held. The floor under every other model."""
+"""No allocator: exactly the requested bytes are held. No other model can hold less."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""glibc's malloc, main arena, as an estimate: what stays with the process after arrays are freed.
+"""An estimate of glibc's malloc (main arena): what stays with the process after arrays are freed.
 
-Requests of the mmap threshold and more are mapped on their own and returned at once when freed; the threshold starts at
-128 KiB and rises to the size of the largest mapped block freed so far, 32 MiB at most. Everything below lives on the
+Requests of at least the mmap threshold are mapped on their own and returned at once when freed. The threshold starts
+at 128 KiB. It rises to the size of the largest mapped block freed so far, at most 32 MiB. Everything below lives on the
 heap: best fit, cut and joined, grown at its end, and trimmed only where its top is free. Not modelled: per-thread caches
 and fast bins (chunks up to 1 KiB that are not joined at once) and the arenas of further threads. Whether a page counts
 as resident depends on whether it was ever written; here every reserved page does.
@@ -33,7 +33,8 @@ CONSOLIDATES = 64 * KiB
 LARGEST_THRESHOLD = 32 * MiB
 """Where the mmap threshold stops rising."""
 LEADER = 64
-"""Bytes cut off before an aligned chunk; a chunk so small goes to the caches, where any small request may take it for good."""
+"""Bytes cut off before an aligned chunk. A chunk this small goes to the caches, where a small request may take it
+forever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +47,8 @@ class GlibcSettings(Noun):
     """`MALLOC_TRIM_THRESHOLD_`: bytes free at the heap's top from which they are returned; None for 128 KiB and rising."""
 
     strays: int | None = None
-    """One in so many aligned chunks of a page and more loses its leader to a small object that stays, and can then no longer be
-    joined to what lies before it; None for never."""
+    """One in this many aligned chunks of at least a page loses the bytes before it to a small object that stays. It
+    can then no longer be joined to the chunk before it. None for never."""
 
     def changed(self) -> str:
         """The settings that differ from the default, as one short text; empty if none does."""
@@ -56,7 +57,7 @@ class GlibcSettings(Noun):
 
 
 class Glibc(Model[Piece]):
-    """One process with one arena; streams mean nothing to it."""
+    """One process with one arena; streams make no difference."""
 
     def __init__(self, driver: Driver, settings: GlibcSettings) -> None:
         super().__init__(driver)

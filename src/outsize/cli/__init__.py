@@ -1,8 +1,8 @@
-"""The `outsize` command: one file a verb.
+"""The `outsize` command: one file per verb.
 
 A verb's file has `add_arguments(parser)` and `run(args) -> int`; it parses, calls the verb, and hands the noun to
-`report`. Exit status: 0 fits or done, 1 does not fit or failed, 2 a mistake in what was asked. Only the file of the verb
-that was asked for is imported, so that an answer comes within half a second.
+`report`. Exit status: 0 fits or done, 1 does not fit or failed, 2 a mistake in the arguments. Only the file of the
+verb in use is imported, so that the command answers within half a second.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ VERBS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one sentence, like all others."""
+    """A parser whose errors are one sentence, like all other errors."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -79,7 +79,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _build_parser(verb: str | None) -> argparse.ArgumentParser:
-    """The parser with every verb's help line, and the arguments of the one that was asked for."""
+    """The parser with every verb's help line, and the arguments of the verb in use."""
     from outsize import __version__
 
     parser = Parser(prog="outsize", description="Tensors and models that do not fit in memory.", allow_abbrev=False)
@@ -106,7 +106,7 @@ def _welcome() -> int:
 
 
 def _say(warning: object, *_: object) -> None:
-    """A warning in the words of all other messages, without the line of ours that raised it."""
+    """Show a warning as `outsize: ...`, like all other messages, without the source line that raised it."""
     _complain(warning, status=0)
 
 

@@ -1,4 +1,4 @@
-"""Draws a `Sizing`: the exact bytes first, then what allocators make of them, where they fit, and what would be less."""
+"""Draws a `Sizing`: the exact bytes first, then what allocators take, where it fits, and what would be smaller."""
 
 from __future__ import annotations
 

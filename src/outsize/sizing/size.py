@@ -1,7 +1,7 @@
 """`size`: shapes and dtypes in, a `Sizing` out.
 
-The bytes are exact. What allocators take for them comes from the rules in `allocator`; where they fit comes from this
-machine's reading (now) and from the table of cards (elsewhere).
+The bytes are exact. The models in `allocator` say what allocators take for them. Where they fit comes from a reading
+of this machine and from the table of cards.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MODELS = {
 }
 
 MOST_REPLAYED = 4096
-"""Requests up to which the allocators' packing is replayed; beyond it, each request is bounded by itself."""
+"""Up to this many requests are replayed together; beyond it, each request is bounded on its own."""
 
 
 def size(
