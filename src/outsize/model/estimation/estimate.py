@@ -1,8 +1,8 @@
-"""`outsize.estimate`: what a step will take, without the card and without running it.
+"""`outsize.estimate`: how much memory a step will take, found without a card and without running it.
 
-In: the user's step, and either a function that builds its arguments or the arguments themselves. Out: a `Footprint`. The step is
-traced for several steps, because optimizer state and kept gradients come late; the ledger is replayed through the allocator's
-model; the CUDA context comes on top as a constant of the machine.
+In: the user's step, and either a function that builds its arguments or the arguments themselves. Out: a `Footprint`. Several
+steps are traced, because optimizer state and kept gradients appear only after the first. The ledger is replayed
+through a model of the allocator. The CUDA context is added as a constant of the machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from outsize.model.tracing import contentless as given
 from outsize.model.tracing.tracer import DevicesDiffer, Tracer
 
 DEFAULT_CARD = "H200"
-"""Whose kernels are assumed where no card is named: the card the rules were read on."""
+"""The card that is assumed if none is named: the one on which the kernels were measured."""
 
 
 def estimate(
@@ -48,13 +48,14 @@ def estimate(
     seq: int | None = None,
     loader: Any = None,
 ) -> Footprint:
-    """What `step(*build())` takes on `device`, traced on tensors without contents: nothing is allocated, no card is needed.
+    """The memory that `step(*build())` takes on `device`. It is traced on tensors without contents: nothing is
+    allocated, and no card is needed.
 
-    `args` may be given instead of `build`: real modules, optimizers and tensors are copied without their contents and left
-    alone. `card` (`rtx4090`) names where it should fit, `budget` a number of bytes to fit in. With `batch`, `build` is called
-    as `build(batch)` and the footprint also says how it grows and the largest batch per card; with `seq` too, as
-    `build(batch, seq)`, and it also says how it grows with the sequence. `loader` is the DataLoader that will feed the step: what
-    its workers, prefetched batches and pinned copies take on the host is counted.
+    `args` may be given instead of `build`: real modules, optimizers and tensors are copied without their contents and
+    not changed. `card` (`rtx4090`) or `budget` (bytes) says where it should fit. With `batch`, `build` is called as
+    `build(batch)`; the footprint then also says how memory grows and the largest batch per card. With `seq` too it is
+    called as `build(batch, seq)`, and the footprint also says how memory grows with the sequence. `loader` is the
+    DataLoader that will feed the step: its workers, prefetched batches and pinned copies are counted on the host.
     """
     require_torch()
     chosen = None if card is None else find_card(card)
@@ -69,7 +70,7 @@ def estimate(
 def _estimate(
     job: Job, batch: int | None, seq: int | None, chosen: Card | None, capacity: int | None, loaded: Loading | None
 ) -> Footprint:
-    """The step as it was given, and how it grows where sizes were given."""
+    """Traces the step as given, and at other sizes if `batch` or `seq` is given."""
     sizes = [size for size in (batch, seq) if size is not None]
     tracer = job.trace(*sizes)
     played = job.replay(tracer)
@@ -119,7 +120,7 @@ class Job:
         return getattr(self.step, "__name__", type(self.step).__name__)
 
     def play(self, *sizes: int, steps: int | None = None) -> Course:
-        """What the allocator makes of the step at these sizes, traced for fewer steps where that is enough."""
+        """The replay of the step at these sizes; fewer steps are traced if that is enough."""
         return self.replay(self.trace(*sizes, steps=steps))
 
     def trace(self, *sizes: int, steps: int | None = None) -> Tracer:
@@ -140,7 +141,7 @@ class Job:
         return tracer
 
     def replay(self, tracer: Tracer) -> Course:
-        """What the allocator makes of a trace."""
+        """The replay of a trace through the allocator's model."""
         if self.label == "cpu":
             return course.follow(tracer.ledger, "cpu", "exact")
         settings = settings_from_environment(os.environ)
@@ -216,7 +217,8 @@ def _footprint(
 
 
 def _verdict(played: Course, use: Amount, capacity: int | None, on_host: bool, sure: bool) -> bool | None:
-    """True where even the bound fits and nothing was guessed, False where the likely amount does not, None in between."""
+    """True if even the bound fits and nothing was guessed. False if the likely amount does not fit. None in
+    between."""
     if capacity is None:
         return None
     if not on_host:
@@ -227,7 +229,7 @@ def _verdict(played: Course, use: Amount, capacity: int | None, on_host: bool, s
 
 
 def _uneven(tracer: Tracer, label: str, steps: int) -> bool:
-    """True where the last two steps, which both have state and gradients, asked for different sizes."""
+    """True if the last two steps, which both have state and gradients, requested different sizes."""
     asked = [[h.bytes for a, h in tracer.ledger.events if a and h.step == n and h.label == label] for n in range(steps)]
     return len(asked) > 2 and sorted(asked[-1]) != sorted(asked[-2])
 
@@ -254,7 +256,7 @@ def _label(device: str) -> str:
 
 
 def _explained(error: Exception, name: str) -> OutsizeError:
-    """The user's own line in front of what went wrong; an error that is ours without it."""
+    """An error of the user's code with the user's line in front; an error of Outsize without it."""
     import torch
 
     ours = find_ours(error)

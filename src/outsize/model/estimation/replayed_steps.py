@@ -1,7 +1,7 @@
-"""From a ledger to a footprint: kinds, peaks, what is alive at them, and the course of the steps.
+"""From a ledger to a footprint: kinds, peaks, what is alive at the peaks, and memory over time.
 
-In: a ledger and the label of a device. Out: the allocator's replay of what happened there, the likely one and the bound, and the
-ledger's records at the peak summed by kind, module and line.
+In: a ledger and the label of a device. Out: two replays of what happened there (likely and bound), and the bytes alive
+at the peak by kind, module and line.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from outsize.model.tracing.replay import Happened, as_events, happened_on, large
 
 KINDS = ("weights", "buffers", "gradients", "optimizer state", "inputs", "activations", "temporaries", "workspace")
 SOMEWHAT = (4 * MiB, 8 * MiB, 16 * MiB)
-"""What is added to sizes that are not sure, for the bound: partial sums of convolutions vary by that much."""
+"""Bytes added to uncertain sizes for the bound: partial sums of convolutions vary by that much."""
 
 STRETCHES = 80
 """Points of a timeline."""
@@ -62,7 +62,8 @@ def follow(ledger: Ledger, label: str, allocator: str, settings: CudaSettings | 
 
 
 def _somewhat_more(more: int, held: Held) -> int:
-    """A size that is not sure, a little larger: where blocks then fall may take more than if all were as large as can be."""
+    """An uncertain size, a little larger. Blocks may then fit so badly that more is reserved than with the largest
+    sizes."""
     return held.bytes + more if held.most != held.bytes and held.bytes >= MiB else held.bytes
 
 
@@ -80,7 +81,7 @@ def peak_within(course: Course, steps: int) -> int:
 
 
 def name_kinds(ledger: Ledger) -> None:
-    """Say of every record that has no kind yet what it is."""
+    """Give a kind to every record that has none yet."""
     backward = [i for i, (alloc, held) in enumerate(ledger.events) if alloc and held.phase == "backward"]
     for held in ledger.all:
         if held.kind:
@@ -138,7 +139,7 @@ def _sum(records: list[Held], key: Callable[[Held], str]) -> dict[str, int]:
 
 
 def timeline(course: Course) -> tuple[Layers, ...]:
-    """The highest moment of each of some eighty stretches of equal length."""
+    """The highest moment in each of about eighty equal parts of the trace."""
     width = max(1, -(-len(course.events) // STRETCHES))
     now = dict.fromkeys(KINDS, 0)
     out: list[Layers] = []

@@ -1,12 +1,12 @@
 """What the CPU's kernels take besides their results: convolutions, LSTM layers, attention. oneDNN computes on copies with the
 channels in blocks.
 
-In: an operator's name, arguments and results. Out: the order in which blocks and results come and go. Read off the resident bytes
-of single layers with torch 2.13: input, output and weights are each copied into blocks of 16 channels (padded up to a multiple),
-the result is made in blocks and then copied out, and a transposed convolution holds one more block of its output's size.
-The bound adds the partial sums of a weight gradient, one for each thread. Types that oneDNN does not know (float64) go to torch's
-own kernels, which lay what a window sees into columns. An LSTM is one operator a layer and direction, which
-keeps a workspace for the backward pass; its size was read off single layers.
+In: an operator's name, arguments and results. Out: the order in which blocks and results come and go. The rules were
+found by measuring the resident bytes of single layers with torch 2.13. Input, output and weights are each copied into
+blocks of 16 channels (padded to a multiple). The result is made in blocks and then copied out. A transposed
+convolution holds one more block of its output's size. The bound adds the partial sums of a weight gradient, one per
+thread. Types that oneDNN does not know (float64) go to torch's own kernels, which copy each window into columns
+(im2col). An LSTM is one operator per layer and direction; it keeps a workspace for the backward pass.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from outsize.model.kernels.attention import host_backward_moves, host_moves
 from outsize.model.kernels.moves import RESULT, Move
 
 BLOCK = 16
-"""Channels of a block where the processor has AVX-512; 8 where it has not."""
+"""Channels of a block if the processor has AVX-512; 8 otherwise."""
 PLAIN = 4
-"""Inputs of up to so many channels, pictures as a rule, are read as they are."""
+"""Inputs of up to this many channels (usually pictures) are not copied."""
 SMALL = 20480
-"""Elements of a single input up to which torch uses its own kernel."""
+"""Up to this many elements of a single input torch uses its own kernel."""
 DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 
 
@@ -34,21 +34,22 @@ def moves_of(name: str, args: Any, results: list[Any]) -> Iterator[Move]:
 
 
 def _used(x: Any, weight: Any, groups: int) -> bool:
-    """True where torch hands a convolution to oneDNN and the layout is not the one that it works on anyway."""
+    """True if torch hands a convolution to oneDNN and oneDNN has to change the layout."""
     if _unknown(x) or (x.dim() > 3 and x.stride()[1] == 1 and x.shape[1] > 1 and not x.is_contiguous()):
         return False
     return bool(x.shape[0] > 1 or groups > 1 or x.numel() > SMALL or min(weight.shape[2:]) > 3)
 
 
 def _unknown(x: Any) -> bool:
-    """True where oneDNN is not there, or does not know the dtype: torch's own kernels lay what a window sees into columns."""
+    """True if oneDNN is missing or does not know the dtype: torch's own kernels then copy windows into columns."""
     import torch
 
     return not torch.backends.mkldnn.is_available() or str(x.dtype) not in DTYPES
 
 
 def _columns(x: Any, weight: Any, out: Any, groups: int, transposed: bool, dilation: Any, *, backward: bool) -> int:
-    """Bytes of the columns that torch's own kernels make of one group, for the whole batch where they do so at once."""
+    """Bytes of the columns that torch's own kernels make of one group, or of the whole batch if they make them at
+    once."""
     window = math.prod(int(size) for size in weight.shape[2:])
     if window == 1 and x.shape[2:] == out.shape[2:]:
         return 0
@@ -135,7 +136,7 @@ def _convolution_backward(args: Any, results: list[Any]) -> Iterator[Move]:
 PAGE = 4096
 """Each part of the workspace fills whole pages."""
 LINE = 16
-"""Numbers of a cache line: rows of gates and states fill whole ones."""
+"""Elements of a cache line: rows of gates and states are padded to whole lines."""
 
 
 def takes_lstm(x: Any, state: Any, weights: Any) -> bool:
@@ -194,7 +195,8 @@ def lstm_results(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def lstm_gradients(func: Any, args: Any, kwargs: Any) -> Any:
-    """What the backward pass of one layer returns: a tensor for each bias, where torch's shape rule gives one twice."""
+    """What the backward pass of one layer returns: a tensor for each bias (torch's shape rule gives one tensor
+    twice)."""
     import torch
 
     out = list(func(*args, **kwargs))
@@ -228,7 +230,7 @@ def _lstm_inside(x: Any, weights: Any, hidden: int) -> Iterator[Move]:
 
 
 def _whole(numbers: int) -> int:
-    """Numbers of a row that fills whole cache lines and does not lie where the cache's ways collide."""
+    """Elements of a row, padded to whole cache lines and so that rows do not collide in the cache."""
     full = -(-numbers // LINE) * LINE
     return full + LINE if full % 256 == 0 else full
 

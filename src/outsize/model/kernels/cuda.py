@@ -1,8 +1,8 @@
-"""What the card's kernels allocate besides their results: one row an operator.
+"""What the card's kernels allocate besides their results: one row per operator.
 
 In: an operator's name, arguments and results. Out: blocks that live only inside the call, before or after its results are made,
-and blocks that stay (cuBLAS workspaces). The rows were read off traces recorded on an H200 with torch 2.11 by
-`benchmarks/record_cuda.py`; an operator without a row allocates its results and nothing else.
+and blocks that stay (cuBLAS workspaces). The rows come from traces recorded on an H200 with torch 2.11 by
+`benchmarks/record_cuda.py`. An operator without a row allocates only its results.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Blocks(NamedTuple):
     after: tuple[Size, ...] = ()
     """Asked for after the results, alive to the end of the call."""
     each: tuple[Size, ...] = ()
-    """Asked for after the first result, the second, ... and let go before the next; 0 for none."""
+    """Allocated after the first result, the second, ... and freed before the next; 0 for none."""
     stays: tuple[int, ...] = ()
-    """Kept for good."""
+    """Kept forever."""
 
 
 class Scratch:
@@ -225,7 +225,8 @@ def _efficient_backward(scratch: Scratch, args: Any, results: Any, thread: str) 
 
 
 def _cudnn_attention_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    """A float32 gradient of the queries and two rows of sums; grouped keys and values are first made whole."""
+    """A float32 gradient of the queries and two rows of sums; grouped keys and values are first expanded to all
+    heads."""
     q, k = args[1], args[2]
     rows = q.shape[0] * q.shape[1] * q.shape[2]
     size = 4 * int(q.numel()) + 4 * rows + 256

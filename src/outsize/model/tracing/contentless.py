@@ -21,7 +21,7 @@ from outsize.model.tracing import known_values
 from outsize.model.tracing.tracer import Tracer
 
 MOST = 1000
-"""Values that are looked at, to find out whether tensors are in something that a step reaches."""
+"""The most values that are searched for tensors in an object that a step reaches."""
 
 
 def convert(tracer: Tracer, step: Callable[..., Any], args: tuple[Any, ...], label: str) -> tuple[Any, tuple[Any, ...]]:

@@ -145,7 +145,7 @@ def _get_device(tracer: Trace, func: Any, call: Any) -> Any:
 
 
 def _literal(tracer: Trace, func: Any, call: Any) -> Any:
-    """`torch.tensor(data, device=...)`: made for real, since its values may steer the step, then moved."""
+    """`torch.tensor(data, device=...)`: made with its real values, because the step may depend on them, then moved."""
     import torch
 
     args, kwargs = call
@@ -158,7 +158,7 @@ def _literal(tracer: Trace, func: Any, call: Any) -> Any:
 
 
 def _linear(tracer: Trace, func: Any, call: Any) -> Any:
-    """A linear layer adds its bias in place, but not while a mode in Python looks on: the tracer has to know."""
+    """A linear layer adds its bias in place, but not while a Python mode is active: the tracer has to know."""
     before, tracer.in_linear = tracer.in_linear, True
     try:
         return func(*call[0], **call[1])
@@ -229,5 +229,5 @@ def pretend(tracer: Trace, capability: tuple[int, int], total: int) -> Iterator[
 
 
 def _shape_and_dtype(value: Any) -> dict[str, Any]:
-    """What checkpointing compares between forward and recomputation; the device is the stage's own affair."""
+    """What checkpointing compares between the forward pass and the recomputation; the fake device is left out."""
     return {"shape": value.shape, "dtype": value.dtype}

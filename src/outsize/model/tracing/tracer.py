@@ -1,8 +1,9 @@
-"""Runs a real step on tensors without contents and writes down every storage that comes and goes.
+"""Runs a real step on tensors without contents and records every storage that is allocated and freed.
 
-In: the user's own code. Out: a ledger of allocations with device, kind, module and line. Every tensor is on torch's meta device,
-where torch knows each operator's result shapes but computes nothing; this mode sits at the dispatcher, below autograd and
-autocast, so it sees what the card's kernels would be asked for, in that order, backward pass included.
+In: the user's own code. Out: a ledger of allocations with device, kind, module and line. Every tensor is on torch's
+meta device, where torch knows the shapes of results but computes nothing. The tracer is a dispatch mode, below
+autograd and autocast. So it sees the calls that the card's kernels would get, in the same order, backward pass
+included.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class DevicesDiffer(InputError):
 
 
 class Tracer:
-    """One trace: the stage, the ledger and the rules for what is not seen."""
+    """One trace: the fake device, the ledger, and the rules for what torch does not show."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Tracer:
     ) -> None:
         self.device = device
         self.everything = everything
-        """Where host tensors are counted instead, for a step that never moves anything."""
+        """Device on which host tensors are counted, for a step that never moves anything."""
         self.capability = capability
         self.total = total
         self.shapes = Shapes()
@@ -58,7 +59,7 @@ class Tracer:
         self.notes: dict[str, None] = {}
         """Sentences about what was assumed, in order."""
         self.guesses: dict[str, None] = {}
-        """Those of them that sizes may hang on: more may be taken than the trace saw."""
+        """The notes on which sizes may depend: a real run may take more than the trace saw."""
         self._generators: dict[Any, Any] = {}
         """Generator of random numbers on the host -> its state before the trace."""
         self.scratch = Scratch(capability)
@@ -81,7 +82,7 @@ class Tracer:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """The stage is set for as long as the block runs."""
+        """Tracing is on while the block runs."""
         import torch
 
         tracer = self
@@ -131,13 +132,12 @@ class Tracer:
         return str(self.ledger.label_of(tensor)).startswith("cuda")
 
     def note(self, sentence: str) -> None:
-        """Say something that turns the result into an estimate."""
+        """Add a note, which makes the result an estimate."""
         self.notes.setdefault(sentence)
 
     def note_value(self, what: str, held: Held | None, guess: bool = False) -> None:
-        """A value had to be chosen: say what and where. Filling weights with random numbers changes no size and needs no word.
-
-        `guess`: sizes may hang on it, and the choice is not the one that takes most.
+        """Note a value that had to be chosen, and where. Filling weights with random numbers changes no size and needs
+        no note. `guess`: sizes may depend on it, and another value may take more memory.
         """
         if self.ledger.step < 0 and self.owners.filling():
             return
@@ -146,7 +146,7 @@ class Tracer:
         (self.guess if guess else self.note)(sentence)
 
     def guess(self, sentence: str) -> None:
-        """Say something that sizes may hang on."""
+        """Add a note on which sizes may depend."""
         self.note(sentence)
         self.guesses.setdefault(sentence)
 
@@ -160,7 +160,7 @@ class Tracer:
         return values.real(self, self.adopt(tensor), what)
 
     def adopt(self, tensor: Any) -> Any:
-        """The meta twin of a real tensor that came from outside; any other tensor as it is."""
+        """The meta tensor that stands for a real tensor from outside; any other tensor unchanged."""
         import torch
 
         if tensor.device.type == "meta":
@@ -184,7 +184,7 @@ class Tracer:
         return twin
 
     def met(self) -> set[int]:
-        """Where the real tensors begin that came from outside and are there still."""
+        """Addresses of the real tensors from outside that are still alive."""
         storages = [storage() for storage, _ in self._twins.values()]
         return {storage.data_ptr() for storage in storages if storage is not None}
 
@@ -251,10 +251,9 @@ class Tracer:
         )
 
     def _reuses(self, name: str, args: Any) -> bool:
-        """True where a backward pass writes into its first argument although a new tensor is asked for.
-
-        Autograd sums two gradients into the first where nobody else holds it, and fills a fresh block of zeros in place; it does
-        neither while a mode in Python looks on, which holds everything once more. On its own it would.
+        """True if a real backward pass would write into its first argument, although here a new tensor is requested.
+        Autograd adds two gradients in place if nothing else refers to the first, and fills fresh zeros in place. While
+        a Python mode is active it does neither, because the mode refers to every tensor.
         """
         import torch
 
@@ -387,9 +386,8 @@ class Tracer:
         return out
 
     def _draw(self, operator: Operator, args: Any, kwargs: Any, flat: list[Any], out: Any, generator: Any) -> bool:
-        """Draw whole numbers on the host as the step would: they are indices and lengths. True where that was done.
-
-        Fractions are not drawn: what is left out by chance (a layer, a path) is taken to be there.
+        """Draw whole numbers on the host as the step would: they are indices and lengths. True if numbers were drawn.
+        Fractions are not drawn: a randomly skipped layer or path counts as present.
         """
         import torch
 
@@ -420,7 +418,8 @@ class Tracer:
         return all(t.is_cpu or storage_key(t) in known for t in flat)
 
     def _follow(self, operator: Operator, args: Any, kwargs: Any, flat: list[Any], out: Any) -> None:
-        """Keep the contents of small host tensors up to date, and forget those that are overwritten by what is not known."""
+        """Keep the contents of small host tensors up to date, and forget those that are overwritten with unknown
+        values."""
         import torch
 
         known = self.ledger.values
@@ -468,7 +467,7 @@ _RESIZING = {"aten.resize_.default", "aten.set_.source_Storage_storage_offset", 
 
 
 _SPARE = ("aten.convolution.default", "aten.convolution_backward.default")
-"""Operators whose workspaces torch does without where there is no room."""
+"""Operators whose workspaces torch can do without if there is no room."""
 
 _REUSING = {
     "aten.add.Tensor", "aten.scatter_add.default", "aten.index_put.default", "aten.index_add.default", "aten.scatter.src",
