@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 
 from outsize.allocator.driver import Driver
 from outsize.allocator.model import Model
-from outsize.allocator.pieces import FREE, HELD, SHIFT, Home, Piece, segment_of
+from outsize.allocator.pieces import FREE, SHIFT, USED, Home, Piece, segment_of
 from outsize.core.allocation import Segment
 from outsize.core.errors import InputError
 from outsize.core.noun import Noun
@@ -86,7 +86,7 @@ class Bfc(Model[Piece]):
             return False
         if piece.size >= 2 * size or piece.size - size >= self.waste:
             self.home.add(piece.cut(size))
-        piece.state = HELD
+        piece.state = USED
         piece.id = id
         piece.requested = requested
         return self.hold(id, piece)

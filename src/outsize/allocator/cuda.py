@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from outsize.allocator.driver import Driver
 from outsize.allocator.model import Model
-from outsize.allocator.pieces import HELD, SHIFT, UNMAPPED, Home, Piece, segment_of
+from outsize.allocator.pieces import SHIFT, UNMAPPED, USED, Home, Piece, segment_of
 from outsize.allocator.settings import INTERVALS, CudaSettings
 from outsize.core.allocation import Segment
 from outsize.core.units import MiB
@@ -65,7 +65,7 @@ class CudaCache(Model[Piece]):
             rest = piece.cut(size)
             rest.born = self.searches
             home.add(rest)
-        piece.state = HELD
+        piece.state = USED
         piece.id = id
         piece.requested = requested
         return self.hold(id, piece)
@@ -148,7 +148,7 @@ class CudaCache(Model[Piece]):
         address = self.driver.take(bytes)
         if address is None:
             return None
-        piece = self.first[address] = Piece(home, address, address, bytes, HELD)
+        piece = self.first[address] = Piece(home, address, address, bytes, USED)
         self.reserve(bytes)
         return piece
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from outsize.allocator.cuda import QUANTUM, SMALL_SEGMENT, CudaCache
-from outsize.allocator.pieces import FREE, HELD, SHIFT, UNMAPPED, Home, Piece
+from outsize.allocator.pieces import FREE, SHIFT, UNMAPPED, USED, Home, Piece
 
 UNBOUNDED = 1 << 42
 """Address space of one segment where the device's size is not known."""
@@ -74,7 +74,7 @@ class ExpandableCache(CudaCache):
                 piece = piece.previous
             bytes = 0
             reach: Piece | None = piece
-            while reach is not None and reach.state != HELD and bytes < size:
+            while reach is not None and reach.state != USED and bytes < size:
                 bytes += reach.size
                 reach = reach.next
             if bytes >= size:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 
 from outsize.allocator.driver import Driver
 from outsize.allocator.model import Model
-from outsize.allocator.pieces import FREE, HELD, SHIFT, Home, Piece, segment_of
+from outsize.allocator.pieces import FREE, SHIFT, USED, Home, Piece, segment_of
 from outsize.core.allocation import Segment
 from outsize.core.noun import Noun
 from outsize.core.units import KiB, MiB
@@ -82,11 +82,11 @@ class Glibc(Model[Piece]):
         if piece is None:
             return False
         if piece.home is self.heap and leader:
-            piece.state = HELD
+            piece.state = USED
             piece = self.cut(piece, leader)
         if piece.home is self.heap and piece.size - size >= SMALLEST:
             self.heap.add(self.cut(piece, size))
-        piece.state = HELD
+        piece.state = USED
         piece.id = id
         piece.requested = requested
         return self.hold(id, piece)
@@ -141,7 +141,7 @@ class Glibc(Model[Piece]):
         if address is None:
             return None
         self.reserve(bytes)
-        return Piece(self.mapped, address, address, bytes, HELD)
+        return Piece(self.mapped, address, address, bytes, USED)
 
     def extend(self, size: int) -> Piece | None:
         """Grow the heap at its end, by what is missing and a pad."""

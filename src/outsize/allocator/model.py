@@ -13,7 +13,7 @@ from outsize.allocator.driver import Driver
 from outsize.core.allocation import Segment
 
 
-class Held(Protocol):
+class UsedBlock(Protocol):
     """A block in use."""
 
     @property
@@ -22,7 +22,7 @@ class Held(Protocol):
     def requested(self) -> int: ...
 
 
-B = TypeVar("B", bound=Held)
+B = TypeVar("B", bound=UsedBlock)
 
 
 class Model(ABC, Generic[B]):

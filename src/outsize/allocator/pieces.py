@@ -14,7 +14,7 @@ from outsize.core.allocation import Block, Segment
 SHIFT = 48
 """A free piece's key is its size shifted above its address."""
 
-HELD, FREE, UNMAPPED = 0, 1, 2
+USED, FREE, UNMAPPED = 0, 1, 2
 """States of a piece; an unmapped one is address space without memory behind it."""
 
 
@@ -109,7 +109,7 @@ def segment_of(run: list[Piece], pool: str) -> Segment:
         pool=pool,
         stream=run[0].home.stream,
         blocks=tuple(
-            Block(offset=piece.address - start, bytes=piece.size, id=piece.id if piece.state == HELD else None)
+            Block(offset=piece.address - start, bytes=piece.size, id=piece.id if piece.state == USED else None)
             for piece in run
         ),
     )

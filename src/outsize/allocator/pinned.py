@@ -18,7 +18,7 @@ PAGE = 4096
 """A block of the reserved segment is rounded up to a multiple of this."""
 
 
-class _Held(NamedTuple):
+class _UsedBlock(NamedTuple):
     """A block and what was asked of it."""
 
     address: int
@@ -28,7 +28,7 @@ class _Held(NamedTuple):
     """False for a part of the reserved segment."""
 
 
-class Pinned(Model[_Held]):
+class Pinned(Model[_UsedBlock]):
     """The allocator of one process; streams share its blocks."""
 
     def __init__(self, driver: Driver, settings: CudaSettings) -> None:
@@ -52,7 +52,7 @@ class Pinned(Model[_Held]):
             if got is None:
                 return False
             address, own = got
-        return self.hold(id, _Held(address, size, requested, own))
+        return self.hold(id, _UsedBlock(address, size, requested, own))
 
     def free(self, id: int) -> None:
         """Keep a block for the next request of its size."""

@@ -66,7 +66,7 @@ class Sizing(Noun):
     """The same shapes in other dtypes."""
     halved: tuple[Alternative, ...]
     """Each axis halved, for a single tensor."""
-    moves: tuple[str, ...]
+    advice: tuple[str, ...]
     """What to do next, a sentence each."""
 
     derived: ClassVar[tuple[str, ...]] = ("bytes", "elements", "fits")

@@ -23,7 +23,7 @@ from outsize.core.sizing import Alternative, Place, Sizing
 from outsize.core.spec import Spec
 from outsize.core.units import format_bytes, parse_bytes
 from outsize.machine import memory
-from outsize.sizing.moves import choose_moves
+from outsize.sizing.advice import choose_advice
 
 OPTIMIZERS = {
     "sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "amsgrad": 3, "adamax": 2, "nadam": 2, "radam": 2, "adadelta": 2,
@@ -80,9 +80,9 @@ def size(
     sizing = Sizing(
         specs=specs, count=count, parts=parts, takes=takes,
         places=(*asked, *_places_here(takes, reading), *_places_elsewhere(takes, card and find_card(card).name)),
-        dtypes=_other_dtypes(specs, count), halved=_halved(specs, count), moves=(),
+        dtypes=_other_dtypes(specs, count), halved=_halved(specs, count), advice=(),
     )  # fmt: skip
-    return replace(sizing, moves=choose_moves(sizing, reading))
+    return replace(sizing, advice=choose_advice(sizing, reading))
 
 
 def read_specs(shape: Any, dtype: Any = None) -> Iterator[Spec]:

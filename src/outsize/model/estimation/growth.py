@@ -17,9 +17,9 @@ from outsize.core.errors import InputError
 from outsize.core.footprint import Growth, Largest
 from outsize.core.noun import Known
 from outsize.model.estimation.pressure import gets_through
-from outsize.model.estimation.replayed_steps import Course
+from outsize.model.estimation.replayed_steps import ReplayedSteps
 
-Play = Callable[[int], Course]
+Play = Callable[[int], ReplayedSteps]
 
 SAFETY = (0.99, 1.0)
 """Parts of the capacity. The likely replay must fit into each of them: memory jumps with the addresses of blocks. A
@@ -36,7 +36,7 @@ def fit(name: str, play: Play, at: int, peak: int) -> Growth | None:
     """How the reserved peak grows with a size that is `at` now, where it is `peak`; None where no other size is accepted."""
     below = _first_accepted(play, [size for size in (at // 2, at // 2 + 1, at - 2) if 0 < size < at])
     above = _first_accepted(play, [2 * at, at + 2, at + 1])
-    reserved = {size: course.likely.peak.reserved for size, course in (*below, *above)} | {at: peak}
+    reserved = {size: replayed.likely.peak.reserved for size, replayed in (*below, *above)} | {at: peak}
     if len(reserved) == 1:
         return None
     smaller, larger = min(reserved), max(reserved)
@@ -45,15 +45,15 @@ def fit(name: str, play: Play, at: int, peak: int) -> Growth | None:
     error = _error(line, at, peak)
     if error > STRAIGHT and at >= 4:
         curve = _parabola(name, [(size, reserved[size]) for size in (smaller, at, larger)])
-        for between, course in _first_accepted(play, [at + at // 2, at + at // 4]):
-            reserved[between] = course.likely.peak.reserved
+        for between, replayed in _first_accepted(play, [at + at // 2, at + at // 4]):
+            reserved[between] = replayed.likely.peak.reserved
             off = _error(curve, between, reserved[between])
             if off < _error(line, between, reserved[between]):
                 line, error = curve, off
     return dataclasses.replace(line, traced=tuple(sorted(reserved.items())), error=error)
 
 
-def _first_accepted(play: Play, sizes: list[int]) -> list[tuple[int, Course]]:
+def _first_accepted(play: Play, sizes: list[int]) -> list[tuple[int, ReplayedSteps]]:
     """The first of some sizes that the user's code accepts, with its replay; empty if it rejects all."""
     for size in sizes:
         try:
@@ -161,13 +161,13 @@ def _middle(low: int, high: int, unit: int) -> int:
     return max(unit, (low + (high - low) // 2) // unit * unit)
 
 
-def fits(course: Course, capacity: int) -> bool:
+def fits(replayed: ReplayedSteps, capacity: int) -> bool:
     """True if the step fits after the allocator has given back its cache."""
-    return all(gets_through(course.events, int(capacity * part), most=False) for part in SAFETY)
+    return all(gets_through(replayed.events, int(capacity * part), most=False) for part in SAFETY)
 
 
-def verdict(course: Course, capacity: int, margin: float) -> bool | None:
+def verdict(replayed: ReplayedSteps, capacity: int, margin: float) -> bool | None:
     """True if even the bound fits, False if the likely replay does not, None in between."""
-    if gets_through(course.events, int(capacity / (1 + margin)), most=True):
+    if gets_through(replayed.events, int(capacity / (1 + margin)), most=True):
         return True
-    return None if gets_through(course.events, capacity, most=False) else False
+    return None if gets_through(replayed.events, capacity, most=False) else False

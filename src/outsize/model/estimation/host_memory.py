@@ -17,7 +17,7 @@ from outsize.allocator import GlibcSettings, replay
 from outsize.core.footprint import Amount, Loading
 from outsize.core.noun import Known
 from outsize.core.units import MiB
-from outsize.model.estimation.replayed_steps import Course, follow
+from outsize.model.estimation.replayed_steps import ReplayedSteps, follow
 from outsize.model.tracing.replay import as_events, largest_size, likely_size
 from outsize.model.tracing.tracer import Tracer
 
@@ -75,10 +75,10 @@ def _measure_base(names: tuple[str, ...]) -> int:
     return int(answer.stdout.split()[-1])
 
 
-def amounts(tracer: Tracer, played: Course) -> tuple[Amount, Amount, Amount]:
+def amounts(tracer: Tracer, replayed: ReplayedSteps) -> tuple[Amount, Amount, Amount]:
     """(allocated, held from the system, resident) of a step on the CPU."""
     kept, worst = (
-        replay(as_events(played.events, size), allocator="glibc", settings=GlibcSettings(strays=strays)).peak
+        replay(as_events(replayed.events, size), allocator="glibc", settings=GlibcSettings(strays=strays)).peak
         for size, strays in zip((likely_size, largest_size), STRAYS, strict=True)
     )
     known = Known.ESTIMATE

@@ -13,7 +13,7 @@ from outsize.core.footprint import Amount
 from outsize.core.noun import Known
 from outsize.core.units import MiB
 from outsize.model.estimation import calibration
-from outsize.model.estimation.replayed_steps import Course
+from outsize.model.estimation.replayed_steps import ReplayedSteps
 
 CONTEXT_LIKELY = 795_000_000
 """Beyond reserved after training steps on an H200: 787 to 808 million bytes."""
@@ -29,10 +29,10 @@ VERDICT_MARGIN = 0.02
 cache."""
 
 
-def amounts(played: Course, card: Card, estimate: bool) -> tuple[Amount, Amount, Amount]:
+def amounts(replayed: ReplayedSteps, card: Card, estimate: bool) -> tuple[Amount, Amount, Amount]:
     """(allocated, reserved, device use) of a replay, each with its bound."""
     kept = calibration.read(card.name)
-    likely, most = played.likely.peak, played.most.peak
+    likely, most = replayed.likely.peak, replayed.most.peak
     allocated = Amount(
         bytes=likely.allocated,
         bound=int(max(likely.allocated, most.allocated) * (1 + ALLOCATED_MARGIN)) + 2 * MiB,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from outsize.model.kernels.moves import RESULT, Move
+from outsize.model.kernels.call_events import RESULT, CallEvent
 from outsize.model.torch_port.dispatch import host_attention_takes_groups
 
 HOST_ROWS = ((768, 256), (192, 64), (0, 32))
@@ -42,20 +42,20 @@ def _heads_go_together(given: dict[str, Any]) -> bool:
     return q == k == v
 
 
-def host_moves(args: Any, results: list[Any]) -> Iterator[Move]:
+def host_events(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     """What the CPU's kernel takes inside: a block of scores and of its output for each thread."""
     q, k = args[:2]
     rows = next(rows for least, rows in HOST_ROWS if q.shape[2] >= least)
-    yield Move("take", "scores", _per_thread(q, min(rows, q.shape[2]), k.shape[2], more=q.shape[3] + 4))
+    yield CallEvent("take", "scores", _per_thread(q, min(rows, q.shape[2]), k.shape[2], more=q.shape[3] + 4))
 
 
-def host_backward_moves(args: Any, results: list[Any]) -> Iterator[Move]:
+def host_backward_events(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     """The same of its backward pass: two blocks of scores, and the gradient laid out head by head in each position."""
     grad, q, k = args[:3]
     yield from (RESULT,) * len(results)
     if not grad.transpose(1, 2).is_contiguous():
-        yield Move("take", "gradient", int(grad.numel()) * int(grad.element_size()))
-    yield Move("take", "scores", 2 * _per_thread(q, min(256, q.shape[2]), k.shape[2]))
+        yield CallEvent("take", "gradient", int(grad.numel()) * int(grad.element_size()))
+    yield CallEvent("take", "scores", 2 * _per_thread(q, min(256, q.shape[2]), k.shape[2]))
 
 
 def _per_thread(q: Any, rows: int, columns: int, more: int = 0) -> int:

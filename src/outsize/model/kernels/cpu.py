@@ -15,8 +15,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from outsize.model.kernels.attention import host_backward_moves, host_moves
-from outsize.model.kernels.moves import RESULT, Move
+from outsize.model.kernels.attention import host_backward_events, host_events
+from outsize.model.kernels.call_events import RESULT, CallEvent
 
 BLOCK = 16
 """Channels of a block if the processor has AVX-512; 8 otherwise."""
@@ -27,7 +27,7 @@ SMALL = 20480
 DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 
 
-def moves_of(name: str, args: Any, results: list[Any]) -> Iterator[Move]:
+def events_of(name: str, args: Any, results: list[Any]) -> Iterator[CallEvent]:
     """What one call on the CPU does, in order; nothing where it only makes its results."""
     row = ROWS.get(name)
     return iter(()) if row is None else row(args, results)
@@ -74,60 +74,60 @@ def _bytes(tensor: Any) -> int:
     return int(tensor.numel()) * int(tensor.element_size())
 
 
-def _convolution(args: Any, results: list[Any]) -> Iterator[Move]:
+def _convolution(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     x, weight, transposed, groups = args[0], args[1], args[6], args[8]
     if _unknown(x):
         columns = _columns(x, weight, results[0], groups, transposed, args[5], backward=False)
-        yield Move("take", "columns", columns)
+        yield CallEvent("take", "columns", columns)
         if groups > 1:  # a copy of one group of the input, and all groups of the result before they are joined
-            yield Move("take", "groups", _bytes(x) // groups + _bytes(results[0]))
+            yield CallEvent("take", "groups", _bytes(x) // groups + _bytes(results[0]))
         elif transposed and x.dim() == 5:
-            yield Move("take", "input", _bytes(x))
+            yield CallEvent("take", "input", _bytes(x))
         yield RESULT
         return
     if not _used(x, weight, groups):
         return
     out = _blocked(results[0])
-    yield Move("take", "input", _read(x))
-    yield Move("take", "weight", _bytes(weight))
-    yield Move("take", "output", out)
+    yield CallEvent("take", "input", _read(x))
+    yield CallEvent("take", "weight", _bytes(weight))
+    yield CallEvent("take", "output", out)
     if transposed:
-        yield Move("take", "second output", out)
-    yield Move("free", "input")
-    yield Move("free", "weight")
+        yield CallEvent("take", "second output", out)
+    yield CallEvent("free", "input")
+    yield CallEvent("free", "weight")
     yield RESULT
 
 
-def _convolution_backward(args: Any, results: list[Any]) -> Iterator[Move]:
+def _convolution_backward(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     import torch
 
     grad, x, weight, groups, wanted = args[0], args[1], args[2], args[9], args[10]
     if _unknown(x):
         yield from (RESULT,) * sum(map(bool, wanted[:2]))
-        yield Move("take", "columns", _columns(x, weight, grad, groups, args[7], args[6], backward=True))
+        yield CallEvent("take", "columns", _columns(x, weight, grad, groups, args[7], args[6], backward=True))
         if groups > 1:  # copies of one group, and all groups of the gradients before they are joined
-            yield Move("take", "groups", (_bytes(x) + _bytes(grad)) // groups + _bytes(x) + _bytes(weight))
+            yield CallEvent("take", "groups", (_bytes(x) + _bytes(grad)) // groups + _bytes(x) + _bytes(weight))
         if not grad.is_contiguous():
-            yield Move("take", "gradient", _bytes(grad))
+            yield CallEvent("take", "gradient", _bytes(grad))
         return
     if not _used(x, weight, groups):
         return
     if not grad.is_contiguous():
-        yield Move("take", "whole gradient", _bytes(grad))
+        yield CallEvent("take", "whole gradient", _bytes(grad))
     if wanted[0]:
-        yield Move("take", "gradient", _blocked(grad))
-        yield Move("take", "weight", _bytes(weight))
-        yield Move("take", "input's gradient", _blocked(x))
-        yield Move("free", "gradient")
-        yield Move("free", "weight")
+        yield CallEvent("take", "gradient", _blocked(grad))
+        yield CallEvent("take", "weight", _bytes(weight))
+        yield CallEvent("take", "input's gradient", _blocked(x))
+        yield CallEvent("free", "gradient")
+        yield CallEvent("free", "weight")
         yield RESULT
-        yield Move("free", "input's gradient")
+        yield CallEvent("free", "input's gradient")
     if wanted[1]:
-        yield Move("take", "gradient", _blocked(grad))
-        yield Move("take", "input", _read(x))
-        yield Move("take", "weight's gradient", _bytes(weight), more=torch.get_num_threads() * _bytes(weight))
-        yield Move("free", "gradient")
-        yield Move("free", "input")
+        yield CallEvent("take", "gradient", _blocked(grad))
+        yield CallEvent("take", "input", _read(x))
+        yield CallEvent("take", "weight's gradient", _bytes(weight), more=torch.get_num_threads() * _bytes(weight))
+        yield CallEvent("free", "gradient")
+        yield CallEvent("free", "input")
         yield RESULT
 
 
@@ -204,29 +204,29 @@ def lstm_gradients(func: Any, args: Any, kwargs: Any) -> Any:
     return tuple(out)
 
 
-def _lstm(args: Any, results: list[Any]) -> Iterator[Move]:
+def _lstm(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     """Results, and then the weights laid out for the kernel and the gates of every step."""
     yield from (RESULT,) * len(results)
     yield from _lstm_inside(args[0], args[1:3], args[10])
     time, rows, width = args[0].shape
     if not args[15] and width > args[10]:  # no workspace for a backward pass: states as wide as the input stand beside
         states = 4 * (time + 1) * rows * _whole(width)
-        yield Move("take", "states", states, more=states)
+        yield CallEvent("take", "states", states, more=states)
 
 
-def _lstm_backward(args: Any, results: list[Any]) -> Iterator[Move]:
+def _lstm_backward(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     grad = args[10]
     yield from (RESULT,) * len(results)
     if grad is not None and not grad.is_contiguous():
-        yield Move("take", "gradient", _bytes(grad))
+        yield CallEvent("take", "gradient", _bytes(grad))
     yield from _lstm_inside(args[0], args[1:3], args[15])
 
 
-def _lstm_inside(x: Any, weights: Any, hidden: int) -> Iterator[Move]:
+def _lstm_inside(x: Any, weights: Any, hidden: int) -> Iterator[CallEvent]:
     time, rows, _ = x.shape
     size = sum(map(_bytes, weights))
-    yield Move("take", "weights", size, more=size + size // 4)  # small batches want them in two orders
-    yield Move("take", "gates", 4 * rows * (time * _whole(4 * hidden) + 2 * _whole(hidden)), more=64 * 1024)
+    yield CallEvent("take", "weights", size, more=size + size // 4)  # small batches want them in two orders
+    yield CallEvent("take", "gates", 4 * rows * (time * _whole(4 * hidden) + 2 * _whole(hidden)), more=64 * 1024)
 
 
 def _whole(numbers: int) -> int:
@@ -235,11 +235,11 @@ def _whole(numbers: int) -> int:
     return full + LINE if full % 256 == 0 else full
 
 
-ROWS: dict[str, Callable[[Any, list[Any]], Iterator[Move]]] = {
+ROWS: dict[str, Callable[[Any, list[Any]], Iterator[CallEvent]]] = {
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": host_moves,
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": host_backward_moves,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": host_events,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": host_backward_events,
     "aten.mkldnn_rnn_layer.default": _lstm,
     "aten.mkldnn_rnn_layer_backward.default": _lstm_backward,
 }

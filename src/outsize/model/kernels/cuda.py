@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from outsize.model.kernels.call_events import CallEvent
 from outsize.model.kernels.convolution import Layer, call_bound, layer_of, weight_bound
 from outsize.model.kernels.convolution_table import table
 from outsize.model.kernels.layouts import copy_bytes, works_last
-from outsize.model.kernels.moves import Move
 from outsize.model.kernels.normalization import backward_blocks, backward_copies, forward_blocks
-from outsize.model.kernels.recurrent import backward_moves, forward_moves
+from outsize.model.kernels.recurrent import backward_events, forward_events
 from outsize.model.kernels.reduction import buffer_bytes
 
 KiB, MiB = 2**10, 2**20
@@ -249,9 +249,9 @@ def _cast_sum(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     return Blocks(before=(8 * int(x.numel()),) if not x.dtype.is_floating_point and x.element_size() < 8 else ())
 
 
-MOVES: dict[str, Callable[[Scratch, Any, Any], Iterator[Move]]] = {
-    "aten._cudnn_rnn.default": forward_moves,
-    "aten._cudnn_rnn_backward.default": backward_moves,
+CALL_EVENTS: dict[str, Callable[[Scratch, Any, Any], Iterator[CallEvent]]] = {
+    "aten._cudnn_rnn.default": forward_events,
+    "aten._cudnn_rnn_backward.default": backward_events,
 }
 """Operator -> what happens inside it, where that is more than blocks around its results."""
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.model.kernels import attention
-from outsize.model.kernels.cpu import moves_of
-from outsize.model.kernels.cuda import MOVES, Scratch, Size, blocks_of
+from outsize.model.kernels.call_events import CallEvent
+from outsize.model.kernels.cpu import events_of
+from outsize.model.kernels.cuda import CALL_EVENTS, Scratch, Size, blocks_of
 from outsize.model.kernels.layouts import ON_CARD
-from outsize.model.kernels.moves import Move
 from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode, in_backward, no_functions, torch_off
 from outsize.model.torch_port.objects import holders_of, key_of, storage_key
 from outsize.model.torch_port.patches import wrapping_backward
@@ -64,7 +64,7 @@ class Tracer:
         """Generator of random numbers on the host -> its state before the trace."""
         self.scratch = Scratch(capability)
         self._placing: str | None = None
-        self._twins: dict[int, tuple[Any, Any]] = {}
+        self._stand_ins: dict[int, tuple[Any, Any]] = {}
         self._mode: Any = None
         self._alone = 2
         self.reuse = True
@@ -168,7 +168,7 @@ class Tracer:
                 self.ledger.add(tensor, self._placing or self.device, "given")
             return tensor
         storage = tensor.untyped_storage()
-        found = self._twins.get(key_of(storage))
+        found = self._stand_ins.get(key_of(storage))
         if found is None or found[0]() is not storage:
             import weakref
 
@@ -176,16 +176,16 @@ class Tracer:
                 base = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
             self.ledger.add(base, label_for(self, tensor.device), "given")
             values.keep(self, base, storage)
-            key = key_of(storage)  # the twin goes when the real one does
-            found = self._twins[key] = (weakref.ref(storage, lambda _: self._twins.pop(key, None)), base)
+            key = key_of(storage)  # the stand-in goes when the real one does
+            found = self._stand_ins[key] = (weakref.ref(storage, lambda _: self._stand_ins.pop(key, None)), base)
         with values.unseen(), no_functions():
-            twin = torch.empty(0, dtype=tensor.dtype, device="meta")
-            twin.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-        return twin
+            stand_in = torch.empty(0, dtype=tensor.dtype, device="meta")
+            stand_in.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        return stand_in
 
     def met(self) -> set[int]:
         """Addresses of the real tensors from outside that are still alive."""
-        storages = [storage() for storage, _ in self._twins.values()]
+        storages = [storage() for storage, _ in self._stand_ins.values()]
         return {storage.data_ptr() for storage in storages if storage is not None}
 
     @property
@@ -275,10 +275,10 @@ class Tracer:
     def _write(self, name: str, args: Any, results: list[Any], label: str) -> None:
         """Results and what the card's kernel takes inside, in the order in which the card is asked for them."""
         if not label.startswith("cuda"):
-            self._write_moves(moves_of(name, args, results) if label == "cpu" else (), results, label, name)
+            self._write_events(events_of(name, args, results) if label == "cpu" else (), results, label, name)
             return
-        if name in MOVES:
-            self._write_moves(MOVES[name](self.scratch, args, results), results, label, name)
+        if name in CALL_EVENTS:
+            self._write_events(CALL_EVENTS[name](self.scratch, args, results), results, label, name)
             return
         thread = "backward" if self.owners.phase() == "backward" else "forward"
         blocks = blocks_of(self.scratch, name, args, results, thread)
@@ -296,19 +296,19 @@ class Tracer:
         for held in reversed(inside):
             self.ledger.free(held)
 
-    def _write_moves(self, moves: Iterable[Move], results: list[Any], label: str, name: str) -> None:
+    def _write_events(self, events: Iterable[CallEvent], results: list[Any], label: str, name: str) -> None:
         """Results and blocks in an order of their own."""
         inside: dict[str, Held] = {}
         left = iter(results)
-        for move in moves:
-            if move.what == "free":
-                self.ledger.free(inside.pop(move.name))
-            elif move.what == "result":
+        for event in events:
+            if event.what == "free":
+                self.ledger.free(inside.pop(event.name))
+            elif event.what == "result":
                 self.ledger.add(next(left), label, name)
             else:
-                held = self._workspace((move.bytes, move.bytes + move.more), label, name)
-                if move.what == "take":
-                    inside[move.name] = held
+                held = self._workspace((event.bytes, event.bytes + event.more), label, name)
+                if event.what == "take":
+                    inside[event.name] = held
         for tensor in left:
             self.ledger.add(tensor, label, name)
         for held in inside.values():
@@ -407,11 +407,11 @@ class Tracer:
     def known_like(self, real: Any, label: str) -> Any:
         import torch
 
-        twin = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
-        self.ledger.add(twin, label, "values")
+        stand_in = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+        self.ledger.add(stand_in, label, "values")
         if real.numel() <= values.KEEP_ELEMENTS:
-            self.ledger.values[storage_key(twin)] = real.untyped_storage()
-        return twin
+            self.ledger.values[storage_key(stand_in)] = real.untyped_storage()
+        return stand_in
 
     def _all_known(self, flat: list[Any]) -> bool:
         known = self.ledger.values

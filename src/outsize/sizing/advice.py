@@ -14,7 +14,7 @@ SMALL = 0.01
 _LOSSY = ("int", "bool", "float8")
 
 
-def choose_moves(sizing: Sizing, reading: Reading) -> tuple[str, ...]:
+def choose_advice(sizing: Sizing, reading: Reading) -> tuple[str, ...]:
     """Empty if it fits easily; else what would make it fit, cheapest first."""
     if sizing.fits is False:
         return tuple(_ways_out(sizing, reading))

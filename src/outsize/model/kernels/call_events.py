@@ -1,6 +1,6 @@
 """What happens inside one call of an operator: blocks and results in the order in which they come and go.
 
-Out: `Move`, in which the rules of this room say what a kernel takes besides its results.
+Out: `CallEvent`, in which the rules of this room say what a kernel takes besides its results.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Move(NamedTuple):
+class CallEvent(NamedTuple):
     """One thing that happens inside a call."""
 
     what: str
@@ -19,4 +19,4 @@ class Move(NamedTuple):
     """What the block may have beyond that."""
 
 
-RESULT = Move("result")
+RESULT = CallEvent("result")
