@@ -20,14 +20,14 @@ from outsize.cli.streams import prepare_streams
 from outsize.core.errors import InputError, OutsizeError
 
 VERBS = {
-    "compute": "array expressions on files larger than memory, inside a budget",
-    "convert": "rewrite an array in another dtype or format, and say what that cost",
-    "memory": "what memory is here, what limits it, and who holds it",
-    "size": "what tensors of a shape take, and where they fit",
-    "estimate": "what a training or inference step will take, before it runs and without the card",
-    "explain": "why memory ran out, and what would mend it: a message, a log, a CUDA snapshot",
-    "run": "run a Python program and say why if memory ends it",
-    "tour": "a walk through Outsize in under a minute",
+    "compute": "compute an array expression on files larger than memory, inside a budget",
+    "convert": "rewrite an array in another dtype or format, and report the loss of accuracy",
+    "memory": "show the memory of this machine, what limits it, and who holds it",
+    "size": "show how many bytes tensors take, and where they fit",
+    "estimate": "show how much memory a training or inference step will take, without a card",
+    "explain": "explain why memory ran out and what to do: a message, a log, a CUDA snapshot",
+    "run": "run a Python program, and explain it if memory runs out",
+    "tour": "show what Outsize does, in under a minute",
 }
 """Verb -> its help line, in the order they are listed."""
 

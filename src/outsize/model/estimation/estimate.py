@@ -123,7 +123,7 @@ class Job:
         return self.replay(self.trace(*sizes, steps=steps))
 
     def trace(self, *sizes: int, steps: int | None = None) -> Tracer:
-        """Run the steps on the stage; the sizes go to the builder."""
+        """Run the steps under the tracer; the sizes go to the builder."""
         count = self.steps if steps is None else min(steps, self.steps)
         try:
             tracer = self._run(sizes, count, everything=None)

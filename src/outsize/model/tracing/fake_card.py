@@ -13,6 +13,7 @@ from typing import Any
 
 from outsize.core.errors import OutsizeError
 from outsize.model.torch_port.dispatch import parse_to
+from outsize.model.torch_port.fake_cuda import card_rows
 from outsize.model.torch_port.parts import find_ours
 from outsize.model.torch_port.patches import (
     checkpoints_compared_by,
@@ -20,7 +21,6 @@ from outsize.model.torch_port.patches import (
     replaced,
     scripting_undisturbed,
 )
-from outsize.model.torch_port.pretended import card_rows
 from outsize.model.tracing.attention_calls import attend
 from outsize.model.tracing.recurrent_layers import flatten
 from outsize.model.tracing.trace import Trace

@@ -95,11 +95,11 @@ class Tracer:
         self._mode = Mode
         probe = torch.empty(1, device="meta")
         self._alone = holders_of(storage_key(probe))
-        stage = make_function_mode(self)
+        fake_card = make_function_mode(self)
         try:
             with contextlib.ExitStack() as stack:
-                # Python code inside a backward pass (checkpointing, custom functions) needs the stage too, and the call that
-                # started the pass has taken it off.
+                # Python code inside a backward pass (checkpointing, custom functions) needs the fake card too, and the call that
+                # started the pass has turned it off.
                 stack.enter_context(wrapping_backward(functools.partial(make_function_mode, self)))
                 stack.enter_context(pretend(self, self.capability, self.total))
                 for autocast in self.autocasts.values():
@@ -107,7 +107,7 @@ class Tracer:
                 stack.enter_context(rewrites.installed(self))
                 stack.enter_context(self.owners.watching())
                 stack.enter_context(Mode())
-                stack.enter_context(stage)
+                stack.enter_context(fake_card)
                 yield
         finally:
             self.ledger.closed = True
