@@ -70,7 +70,7 @@ def lint_imports(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
 
 PLANTED = {
     "outsize.core.planted": "outsize.machine",
-    "outsize.model.kernels.moves": "outsize.model.tracing.ledger",
+    "outsize.model.kernels.call_events": "outsize.model.tracing.ledger",
     "outsize.model.tracing.ledger": "outsize.model.tracing.tracer",
     "outsize.model.kernels.layouts": "outsize.model.kernels.cuda",
     "outsize.model.estimation.pressure": "outsize.model.estimation.growth",

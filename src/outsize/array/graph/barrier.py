@@ -30,7 +30,7 @@ class Reduce(Barrier):
     """A reduction; reduced axes stay with length 1."""
 
     name: str
-    """A key of `reduce.FINISH`."""
+    """A key of `kernels.accumulators.FINISH`."""
     axes: tuple[int, ...]
     """Axes that are reduced."""
     working: np.dtype[Any]
