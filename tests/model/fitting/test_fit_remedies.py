@@ -349,3 +349,15 @@ def test_logits_that_a_loss_takes_in_pieces_never_exist_and_any_other_use_makes_
             gradients.append([p.grad.clone() for p in model.parameters()])
         assert heads.made == made, name
         assert nets.worst_difference(*gradients) < 1e-5, name
+
+
+def test_every_remedy_is_in_the_docstring_of_fit_and_in_its_page():
+    import pathlib
+
+    from outsize.model.fitting.fit import fit
+    from outsize.model.fitting.plan.remedies import REMEDIES
+
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "fit.md").read_text()
+    for kind in REMEDIES:
+        assert kind.key in (fit.__doc__ or "").replace("\n", " ")
+        assert f"| `{kind.key}` |" in page
