@@ -77,6 +77,7 @@ PLANTED = {
     "outsize.model.torch_port.parts": "outsize.model.torch_port.patches",
     "outsize.model.fitting.plan.choice": "outsize.model.fitting.fit",
     "outsize.array.kernels.planted": "outsize.array.passes.base",
+    "outsize.array.graph.node": "outsize.array.graph.frame",
 }
 """One import that goes up, for each contract: who imports -> what."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from outsize.array.graph.frame import phantom
 from outsize.array.graph.node import Memory, Node
 from outsize.array.kernels.blas import NOTHING, Packing
 from outsize.array.kernels.ranks import Rule
@@ -126,8 +127,6 @@ class Lane(Barrier):
         frame.reserve(int(self.memory * block.nbytes) + self.beside + 4096)
         frame.pack(self.packing)
         if frame.dry:
-            from outsize.array.graph.frame import phantom
-
             return phantom(tuple(b - a for a, b in region), self.dtype)
         return self.function(block)
 

@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from outsize.array.graph.elementwise import broadcast_region
+from outsize.array.graph.frame import phantom
 from outsize.array.graph.node import Memory, Node
+from outsize.array.graph.rearrange import Wrap
 from outsize.array.store.base import Block, Region, region_shape
 from outsize.core.errors import InputError
 
@@ -101,8 +103,6 @@ class Window(Node):
 
     def _wrap(self, wide: Region, frame: Memory) -> Block:
         """The region with the array repeated around it."""
-        from outsize.array.graph.rearrange import Wrap
-
         node = self.inputs[0]
         for axis, ((start, stop), length) in enumerate(zip(wide, node.shape, strict=True)):
             if start < 0 or stop > length:
@@ -146,8 +146,6 @@ def _call(
     function: Callable[..., Any], blocks: list[Block], shape: tuple[int, ...], dtype: np.dtype[Any], frame: Memory
 ) -> Block:
     if frame.dry:
-        from outsize.array.graph.frame import phantom
-
         frame.reserve(frame.outside)
         return phantom(shape, dtype)
     result = np.asarray(function(*blocks))
