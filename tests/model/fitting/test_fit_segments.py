@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outsize.core.errors import OutOfMemory
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import look
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.plan.search import PAGE, SURE, TIES, TRACES, Search
 from outsize.model.fitting.plan.speeds import estimate_times

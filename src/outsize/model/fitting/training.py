@@ -18,14 +18,13 @@ from outsize.core.memory import Allowance
 from outsize.machine import current_budget
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.arguments import Request
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.fitted import reopen_resident
 from outsize.model.fitting.learn.findings import Findings, leave_out, look, preserved
 from outsize.model.fitting.learn.gradients_equal import EQUAL, FAR_BELOW, TINY, compare, find_rounding
-from outsize.model.fitting.learn.normaliser import Normaliser
 from outsize.model.fitting.move.evicted import ReadWhileEvicted, is_home
 from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.move.stores import open_store
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.describe import tell
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.plan.facts import Facts
@@ -36,6 +35,7 @@ from outsize.model.fitting.plan.speeds import Timing, estimate_times, measure_ti
 from outsize.model.fitting.plan.take_apart import gather_facts, inclusive
 from outsize.model.fitting.planner import Settled
 from outsize.model.fitting.run.expandable_segments import let_grow
+from outsize.model.fitting.run.loss import Normaliser
 from outsize.model.fitting.run.resident import ResidentRunner, open_resident
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.user_errors import in_users_code, say

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from outsize.core.failure import Exactness
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import Findings
 from outsize.model.fitting.move.evicted import check_movable
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import RATES
 from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind

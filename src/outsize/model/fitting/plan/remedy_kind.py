@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from outsize.core.failure import Exactness
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import Findings
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.sizes import Sizes
 from outsize.model.fitting.run.runner import Work

@@ -15,7 +15,7 @@ from typing import Any
 
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
-from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.plan.dry_run import RATES
 from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.foreign_tensors import say_beside
