@@ -47,12 +47,6 @@ TRIED = 3
 CLOSE = 1.1
 """A plan that is predicted to take up to this many times what the fastest one took is worth a run: predictions err."""
 
-CUTS = 3
-"""Other cuts of a batch that are run."""
-
-FEW = 4
-"""Most slices of a batch that is cut otherwise: of many, none is much larger than the others."""
-
 ROUNDING = 0.5
 """Largest relative difference under autocast that may be rounding: small slices have other kernels than large ones."""
 
@@ -216,24 +210,20 @@ class Planning:
                 best, took = min(ran, key=lambda pair: pair[1], default=(first, 0.0))
                 candidate = search.another(found, CLOSE * max(took, best.seconds + self.facts.passes))
             if ran:
-                ran += self._cut_otherwise(search, ran, store, batch)
+                ran += self._try_variants(search, ran, store, batch)
         if not ran:
             return first, []
         said = ", ".join(f"{describe(c.choice)}: {1e3 * took:.1f} ms" for c, took in ran)
         return min(ran, key=lambda pair: pair[1])[0], [f"run to compare, forward and backward: {said}"]
 
-    def _cut_otherwise(
+    def _try_variants(
         self, search: Search, ran: list[tuple[Candidate, float]], store: Any, batch: Any
     ) -> list[tuple[Candidate, float]]:
-        """The fastest of those in few slices with its batch cut in unequal ones, where that is faster than all and fits."""
+        """The first variant that is faster than all that ran, and fits; those of the fastest plan that has any are run."""
         fastest = min(took for _, took in ran)
-        sliced = [(c, took) for c, took in ran if 1 < c.choice.slices <= FEW and took < CLOSE * fastest]
-        if not sliced:
-            return []
-        candidate, _ = min(sliced, key=lambda pair: pair[1])
-        timed = [
-            (c, s) for c in search.other_cuts(candidate, CUTS) if (s := self._try_out(c, store, batch)) is not None
-        ]
+        near = sorted((pair for pair in ran if pair[1] < CLOSE * fastest), key=lambda pair: pair[1])
+        variants = next(filter(None, (search.variants(candidate) for candidate, _ in near)), [])
+        timed = [(c, s) for c in variants if (s := self._try_out(c, store, batch)) is not None]
         for choice, seconds in sorted(timed, key=lambda pair: pair[1]):
             if seconds < fastest and (found := search.trace(choice)) is not None:
                 return [(found, seconds)]
