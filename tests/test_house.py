@@ -75,7 +75,8 @@ PLANTED = {
     "outsize.model.kernels.layouts": "outsize.model.kernels.cuda",
     "outsize.model.estimation.pressure": "outsize.model.estimation.growth",
     "outsize.model.torch_port.parts": "outsize.model.torch_port.patches",
-    "outsize.model.fitting.plan.choice": "outsize.model.fitting.fit",
+    "outsize.model.fitting.choice": "outsize.model.fitting.fit",
+    "outsize.model.fitting.run.loss": "outsize.model.fitting.learn.findings",
     "outsize.array.kernels.planted": "outsize.array.passes.base",
     "outsize.array.graph.node": "outsize.array.graph.frame",
 }

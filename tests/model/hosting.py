@@ -4,11 +4,11 @@ import networks as nets
 import torch
 from torch import nn
 
+from outsize.model.fitting.choice import UPDATES, Choice
 from outsize.model.fitting.move.pinned_blocks import State, Weights, state_bytes
 from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile
 from outsize.model.fitting.move.units import cut_model, sizeof
 from outsize.model.fitting.move.visits import HostSource
-from outsize.model.fitting.plan.choice import UPDATES, Choice
 from outsize.model.fitting.plan.hosted_dry_run import HostedStage
 from outsize.model.fitting.run.hosted import open_hosted
 from outsize.model.fitting.run.runner import Work

@@ -14,7 +14,7 @@ import outsize
 from outsize.core.memory import HOST, Allowance, Pool
 from outsize.core.units import parse_bytes
 from outsize.model.fitting import arguments
-from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work

@@ -9,9 +9,9 @@ from torch.nn import functional
 
 import outsize
 from outsize.core.memory import HOST, Allowance
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import look
 from outsize.model.fitting.move.stores import DiskStore
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.remedies import describe, predict
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work

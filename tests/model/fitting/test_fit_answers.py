@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import outsize
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.stores import NoStore
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.join_outputs import join
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.row_pieces import mixes_rows

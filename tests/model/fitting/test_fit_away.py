@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import outsize
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.learn.gradients_equal import compare
 from outsize.model.fitting.move.stores import DiskStore
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.describe import say_absent
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run.resident import open_resident

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional
 
 import outsize
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.learn.findings import look
 from outsize.model.fitting.move.stores import DiskStore
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 

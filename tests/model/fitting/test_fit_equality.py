@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn import gradients_equal as equality
 from outsize.model.fitting.learn.gradients_equal import Collect, compare
 from outsize.model.fitting.move.stores import DiskStore
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.runner import Work
 
 

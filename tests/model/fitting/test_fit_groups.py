@@ -9,10 +9,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import outsize
-from outsize.model.fitting.learn.normaliser import Normaliser
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.stores import DiskStore, HostStore
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
+from outsize.model.fitting.run.loss import Normaliser
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update import resident_update as update

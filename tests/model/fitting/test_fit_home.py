@@ -19,12 +19,12 @@ from torch.nn import functional
 
 import outsize
 from outsize.core.units import format_bytes
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.learn.gradients_equal import compare
 from outsize.model.fitting.move.evicted import EvictedStorage, EvictedTensor
 from outsize.model.fitting.move.out_of_memory import clear_up
 from outsize.model.fitting.move.stores import DiskStore, HostStore
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 

@@ -7,10 +7,10 @@ from torch import nn
 from torch.nn import functional
 
 import outsize
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import look
 from outsize.model.fitting.learn.gradients_equal import FAR_BELOW, TINY, compare, find_rounding
 from outsize.model.fitting.move.stores import open_store
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run.runner import Work
 

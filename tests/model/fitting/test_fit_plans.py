@@ -11,13 +11,13 @@ from torch import nn
 
 from outsize.core.errors import BudgetError
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import look
-from outsize.model.fitting.learn.normaliser import Normaliser
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.plan.search import TRACES, Search
 from outsize.model.fitting.plan.speeds import estimate_times
 from outsize.model.fitting.plan.take_apart import gather_facts, inclusive
+from outsize.model.fitting.run.loss import Normaliser
 from outsize.model.fitting.run.runner import Work
 
 

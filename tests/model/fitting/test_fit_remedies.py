@@ -18,8 +18,8 @@ from torch.nn import functional
 import outsize
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting import chunked_cross_entropy, in_trainer, lightning_step, trainer_loss
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.stores import DiskStore
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 

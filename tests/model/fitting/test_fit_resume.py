@@ -12,10 +12,10 @@ import torch
 from test_fit_home import BLOCKS, STREAM, Card, Pair, assert_same, plan_of_a_step
 
 import outsize
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.move.evicted import EvictedTensor
 from outsize.model.fitting.move.stores import DiskStore, HostStore
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outsize.core.errors import OutOfMemory
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import look
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
-from outsize.model.fitting.plan.search import PAGE, SURE, TIES, TRACES, Search
+from outsize.model.fitting.plan.remedies import PAGE, TIES
+from outsize.model.fitting.plan.search import SURE, TRACES, Search
 from outsize.model.fitting.plan.speeds import estimate_times
 from outsize.model.fitting.plan.take_apart import gather_facts, inclusive
 from outsize.model.fitting.run import expandable_segments as segments
@@ -142,12 +143,12 @@ def test_a_batch_in_few_slices_is_cut_otherwise_where_that_is_faster_and_fits(pl
     search = Search(facts, stage.project, "exact", 10 * facts.plain.peak)
     monkeypatch.setattr(planning, "_try_out", lambda choice, store, batch: abs(choice.first - largest) + 1.0)
     two = search._trace(search._candidate(Choice(slices=2)))
-    cuts = search.other_cuts(two, 3)
+    cuts = search.variants(two)
     assert cuts and all(-(-facts.rows // 2) < cut.first < facts.rows for cut in cuts)
     largest = max(cut.first for cut in cuts)
-    found = planning._cut_otherwise(search, [(two, 1.5)], None, None)
+    found = planning._try_variants(search, [(two, 1.5)], None, None)
     assert [candidate.choice.first for candidate, _ in found] == [largest]
-    assert not planning._cut_otherwise(search, [(two, 0.5)], None, None)  # nothing is faster
+    assert not planning._try_variants(search, [(two, 0.5)], None, None)  # nothing is faster
     tight = Search(facts, stage.project, "exact", two.peak - 1)
     assert all(not tight.trace(cut) for cut in cuts)  # nothing larger fits where the equal slices do not
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 import outsize
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import look
 from outsize.model.fitting.move.stores import NoStore
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.run.sequential_runs import find_spans, is_span

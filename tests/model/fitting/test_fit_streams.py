@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import outsize
 from outsize.model.fitting import fitted
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.guarded import Snapshot
 from outsize.model.fitting.move.stores import DiskStore, HostStore, NoStore
 from outsize.model.fitting.plan import dry_run as stages
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run import offload as activations
 from outsize.model.fitting.run import resident

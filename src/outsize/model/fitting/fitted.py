@@ -18,9 +18,9 @@ from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.guarded import Guarded, Snapshot, call_model
 from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.expandable_segments import let_grow
 from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.resident import ResidentRunner, open_resident

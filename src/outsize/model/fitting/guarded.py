@@ -19,8 +19,8 @@ from outsize.core.noun import Known
 from outsize.core.plan import Peak
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.out_of_memory import clear_up, in_a_line, is_out_of_memory
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.update.optimizer_subset import copy_all
 from outsize.model.torch_port.objects import add_loading_hook, add_saving_hook, buffer_table
 

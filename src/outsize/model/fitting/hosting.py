@@ -21,10 +21,10 @@ from outsize.core.units import format_bytes
 from outsize.engine.heap import keep_heap_lean
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.arguments import HostSide, Request
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.fitted import TIGHTER
 from outsize.model.fitting.learn.findings import preserved
 from outsize.model.fitting.learn.gradients_equal import EQUAL, worst_of
-from outsize.model.fitting.learn.random_sources import same_draws
 from outsize.model.fitting.move.mover import Mover
 from outsize.model.fitting.move.out_of_memory import clear_up, give_back_heap, is_out_of_memory
 from outsize.model.fitting.move.pinned_blocks import State, Weights, state_bytes
@@ -32,7 +32,6 @@ from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile, meas
 from outsize.model.fitting.move.units import Cut
 from outsize.model.fitting.move.visits import HostSource
 from outsize.model.fitting.move.weight_files import FileSource
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.describe import tell_hosted
 from outsize.model.fitting.plan.host_memory import KINDS, LIBRARIES, READAHEAD, filed_bytes, host_bytes, sizes_of
 from outsize.model.fitting.plan.hosted_dry_run import HostedStage, watching
@@ -42,7 +41,8 @@ from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.planner import Settled
 from outsize.model.fitting.run.forward_functions import without_cache
 from outsize.model.fitting.run.hosted import HostedRunner, open_hosted
-from outsize.model.fitting.run.loss_value import read_loss
+from outsize.model.fitting.run.loss import read_loss
+from outsize.model.fitting.run.random_sources import same_draws
 from outsize.model.fitting.run.row_pieces import MixesRows
 from outsize.model.fitting.update.gradient_sink import Collected
 from outsize.model.fitting.user_errors import in_users_code

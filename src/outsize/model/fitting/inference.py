@@ -16,17 +16,17 @@ from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.arguments import Request
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.fitted import reopen_resident
 from outsize.model.fitting.learn.findings import SAMPLES
-from outsize.model.fitting.learn.random_sources import same_draws
 from outsize.model.fitting.move.stores import NoStore, open_store
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.describe import tell_inference
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.plan.foreign_tensors import say_beside
 from outsize.model.fitting.plan.search import SURE
 from outsize.model.fitting.planner import Settled
 from outsize.model.fitting.run.join_outputs import NotJoined
+from outsize.model.fitting.run.random_sources import same_draws
 from outsize.model.fitting.run.resident import ResidentRunner, open_resident
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.user_errors import in_users_code

@@ -14,7 +14,7 @@ from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.arguments import read_request
-from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.plan.dry_run import Outline, Stage
 from outsize.model.fitting.plan.search import SURE
 from outsize.model.fitting.user_errors import in_users_code

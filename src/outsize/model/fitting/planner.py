@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 from outsize.core.fitting import FitPlan
-from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.choice import Choice
 
 
 class Settled(NamedTuple):

@@ -18,14 +18,13 @@ from outsize.core.memory import Allowance
 from outsize.machine import current_budget
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.arguments import Request
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.fitted import reopen_resident
 from outsize.model.fitting.learn.findings import Findings, leave_out, look, preserved
 from outsize.model.fitting.learn.gradients_equal import EQUAL, FAR_BELOW, TINY, compare, find_rounding
-from outsize.model.fitting.learn.normaliser import Normaliser
 from outsize.model.fitting.move.evicted import ReadWhileEvicted, is_home
 from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.move.stores import open_store
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.describe import tell
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.plan.facts import Facts
@@ -36,6 +35,7 @@ from outsize.model.fitting.plan.speeds import Timing, estimate_times, measure_ti
 from outsize.model.fitting.plan.take_apart import gather_facts, inclusive
 from outsize.model.fitting.planner import Settled
 from outsize.model.fitting.run.expandable_segments import let_grow
+from outsize.model.fitting.run.loss import Normaliser
 from outsize.model.fitting.run.resident import ResidentRunner, open_resident
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.user_errors import in_users_code, say
@@ -46,12 +46,6 @@ TRIED = 3
 
 CLOSE = 1.1
 """A plan that is predicted to take up to this many times what the fastest one took is worth a run: predictions err."""
-
-CUTS = 3
-"""Other cuts of a batch that are run."""
-
-FEW = 4
-"""Most slices of a batch that is cut otherwise: of many, none is much larger than the others."""
 
 ROUNDING = 0.5
 """Largest relative difference under autocast that may be rounding: small slices have other kernels than large ones."""
@@ -216,24 +210,20 @@ class Planning:
                 best, took = min(ran, key=lambda pair: pair[1], default=(first, 0.0))
                 candidate = search.another(found, CLOSE * max(took, best.seconds + self.facts.passes))
             if ran:
-                ran += self._cut_otherwise(search, ran, store, batch)
+                ran += self._try_variants(search, ran, store, batch)
         if not ran:
             return first, []
         said = ", ".join(f"{describe(c.choice)}: {1e3 * took:.1f} ms" for c, took in ran)
         return min(ran, key=lambda pair: pair[1])[0], [f"run to compare, forward and backward: {said}"]
 
-    def _cut_otherwise(
+    def _try_variants(
         self, search: Search, ran: list[tuple[Candidate, float]], store: Any, batch: Any
     ) -> list[tuple[Candidate, float]]:
-        """The fastest of those in few slices with its batch cut in unequal ones, where that is faster than all and fits."""
+        """The first variant that is faster than all that ran, and fits; those of the fastest plan that has any are run."""
         fastest = min(took for _, took in ran)
-        sliced = [(c, took) for c, took in ran if 1 < c.choice.slices <= FEW and took < CLOSE * fastest]
-        if not sliced:
-            return []
-        candidate, _ = min(sliced, key=lambda pair: pair[1])
-        timed = [
-            (c, s) for c in search.other_cuts(candidate, CUTS) if (s := self._try_out(c, store, batch)) is not None
-        ]
+        near = sorted((pair for pair in ran if pair[1] < CLOSE * fastest), key=lambda pair: pair[1])
+        variants = next(filter(None, (search.variants(candidate) for candidate, _ in near)), [])
+        timed = [(c, s) for c in variants if (s := self._try_out(c, store, batch)) is not None]
         for choice, seconds in sorted(timed, key=lambda pair: pair[1]):
             if seconds < fastest and (found := search.trace(choice)) is not None:
                 return [(found, seconds)]

@@ -14,13 +14,12 @@ from typing import Any
 from outsize.core.errors import OutOfMemory, OutsizeError
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.learn.loss_rule import IGNORED, watching_means
-from outsize.model.fitting.learn.normaliser import Normaliser
-from outsize.model.fitting.learn.random_sources import GLOBAL, same_draws
+from outsize.model.fitting.learn.loss_rule import watching_means
 from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.run.chunked_loss import chunked_heads, find_head
 from outsize.model.fitting.run.forward_functions import without_cache
-from outsize.model.fitting.run.loss_value import read_loss
+from outsize.model.fitting.run.loss import IGNORED, Normaliser, read_loss
+from outsize.model.fitting.run.random_sources import GLOBAL, same_draws
 from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.user_errors import in_users_code, say

@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import calm, preserved
 from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.move.stores import Store
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update.resident_update import Update

@@ -13,11 +13,9 @@ from collections.abc import Iterator
 from enum import Flag, auto
 from typing import Any
 
+from outsize.model.fitting.run.loss import IGNORED
 from outsize.model.torch_port.dispatch import dispatch_mode, leaves_of
 from outsize.model.torch_port.objects import base_of, is_view
-
-IGNORED = -100
-"""The label that cross entropy leaves out by default."""
 
 MOVING = {
     "clone", "copy", "_to_copy", "_unsafe_view", "_reshape_copy", "lift_fresh", "cat", "stack", "roll", "flip", "repeat",

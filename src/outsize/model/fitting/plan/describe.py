@@ -17,9 +17,9 @@ from outsize.core.noun import Known
 from outsize.core.plan import Peak, Step
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import Findings
 from outsize.model.fitting.move.units import Cut
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.foreign_tensors import note_beside
 from outsize.model.fitting.plan.host_memory import filed_bytes, host_bytes

@@ -18,13 +18,13 @@ from typing import Any
 
 from outsize.core.errors import OutsizeError
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.learn.random_sources import same_draws
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move import evicted
 from outsize.model.fitting.move.out_of_memory import is_out_of_memory
 from outsize.model.fitting.move.stores import IN_FLIGHT, NoStore
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.foreign_tensors import look_beside
 from outsize.model.fitting.plan.projection import Ends, Projection, kept_by
+from outsize.model.fitting.run.random_sources import same_draws
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update.optimizer_subset import state_of

@@ -15,11 +15,11 @@ from outsize.array.store.base import ALIGNMENT, round_up
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
 from outsize.engine.pool import round_to_pages
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.pinned_blocks import MOVERS, state_bytes
 from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.scratch_file import READERS, WRITERS, piece_of
 from outsize.model.fitting.move.units import Cut, Place
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.hosted_facts import HostedFacts
 from outsize.model.fitting.plan.projection import Projection
 

@@ -14,17 +14,17 @@ from dataclasses import replace
 from typing import Any
 
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.learn.random_sources import GLOBAL, Drawn, same_draws
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.mover import NoMover
 from outsize.model.fitting.move.pinned_blocks import Layout, Shape, State, state_bytes
 from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.units import cut_model
 from outsize.model.fitting.move.visits import Source, Visits
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import Outline, Watch, bring_state, copy_optimizer, label_of, projection_of
 from outsize.model.fitting.plan.foreign_tensors import NOTHING, Beside
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.run.hosted import open_hosted
+from outsize.model.fitting.run.random_sources import GLOBAL, Drawn, same_draws
 from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.runner import Work
 from outsize.model.torch_port.dispatch import dispatch_mode, leaves_of

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outsize.core.memory import Allowance
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.pinned_blocks import Layout, state_bytes
 from outsize.model.fitting.move.units import Cut, cut_model, sizeof
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.hosted_dry_run import HostedStage
 from outsize.model.fitting.plan.link_speeds import Rates
 from outsize.model.fitting.plan.projection import Projection

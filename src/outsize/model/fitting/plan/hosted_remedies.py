@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from outsize.core.failure import Exactness
+from outsize.model.fitting.choice import UPDATES, Choice
 from outsize.model.fitting.move.units import sizeof
-from outsize.model.fitting.plan.choice import UPDATES, Choice
 from outsize.model.fitting.plan.host_memory import filed_bytes
 from outsize.model.fitting.plan.hosted_facts import HostedFacts
 from outsize.model.fitting.plan.projection import Projection

@@ -13,11 +13,11 @@ from dataclasses import replace
 
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.pinned_blocks import state_bytes
 from outsize.model.fitting.move.ring import ALIGNMENT, aligned
 from outsize.model.fitting.move.units import Cut, cut_model, sizeof
 from outsize.model.fitting.move.visits import Nested
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.foreign_tensors import say_beside
 from outsize.model.fitting.plan.host_memory import LIBRARIES, check_disk, host_bytes, spill
 from outsize.model.fitting.plan.hosted_facts import HostedFacts

@@ -12,11 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from outsize.core.failure import Exactness
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import Findings
 from outsize.model.fitting.move.evicted import check_movable
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.dry_run import RATES
 from outsize.model.fitting.plan.facts import Facts
+from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind
 from outsize.model.fitting.plan.sizes import Sizes, groups_at_once, in_flight, passes_of, plain_sizes, undo_bytes
 from outsize.model.fitting.plan.speeds import LAUNCH
@@ -44,6 +45,18 @@ ROUNDED = 0.01
 WORTHWHILE = 0.03
 """Part of the state for which room is used."""
 
+TIES = 0.03
+"""Room that a card's plan leaves where the allocator stops at the budget: addresses, which only the driver knows, decide ties."""
+
+PAGE = 20 * 2**20
+"""By so much a segment grows at least."""
+
+CUTS = 3
+"""Other cuts of a batch that are tried."""
+
+FEW_SLICES = 4
+"""Most slices of a batch that is cut otherwise."""
+
 FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 """Parts of a ladder that the search tries; the planner refines the number afterwards."""
 
@@ -54,6 +67,7 @@ class Slices(RemedyKind):
     key = "slices"
     name = "slice the batch"
     exactness = Exactness.ROUNDING
+    only_saves = True
 
     def levels(self, facts: Facts) -> list[Level]:
         """1, 2, 3, 4, 6, 8, ... up to one sample a slice."""
@@ -63,6 +77,22 @@ class Slices(RemedyKind):
     def on(self, choice: Choice) -> bool:
         """More than one slice."""
         return choice.slices > 1
+
+    def extent(self, choice: Choice) -> int:
+        """How many there are."""
+        return choice.slices
+
+    def variants(self, choice: Choice, facts: Facts, peak: int, budget: int) -> list[Choice]:
+        """First slices up to the largest that may fit: cards take unequal times for samples, and the first slice has no
+        gradients of others beside it. Of many slices none is much larger than the others."""
+        if not 1 < choice.slices <= FEW_SLICES:
+            return []
+        rest = -(-facts.rows // choice.slices)
+        fixed = facts.weights + int((1 - choice.state_away) * facts.state) + facts.plain.beside
+        each = max(1, (peak - fixed - facts.gradients) // rest)
+        largest = min(facts.rows - choice.slices + 1, int((budget / (1 + TIES) - fixed) // each))
+        sizes = {rest + (largest - rest) * number // CUTS for number in range(1, CUTS + 1)}
+        return [replace(choice, first=size) for size in sorted(sizes, reverse=True) if size > rest]
 
     def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
         """The loss of a batch has to be known from those of its slices."""
@@ -100,6 +130,11 @@ class Checkpoint(RemedyKind):
 
     key = "checkpoint"
     name = "compute activations again"
+    graded = True
+
+    def extent(self, choice: Choice) -> int:
+        """How many modules."""
+        return len(choice.checkpoint)
 
     def levels(self, facts: Facts) -> list[Level]:
         """More and more modules, those first that free most bytes for their time; small ones only, or large ones too; and all
@@ -325,6 +360,7 @@ class Chunks(RemedyKind):
     key = "chunks"
     name = "loss in pieces"
     exactness = Exactness.ROUNDING
+    only_saves = True
 
     def levels(self, facts: Facts) -> list[Level]:
         """Off, or pieces small enough."""
@@ -363,6 +399,7 @@ class Autocast(RemedyKind):
     key = "autocast"
     name = "bfloat16 autocast"
     exactness = Exactness.APPROXIMATE
+    only_saves = True
 
     def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
         """Most activations have half the bytes."""
@@ -382,10 +419,16 @@ class Expandable(RemedyKind):
 
     key = "expandable"
     name = "let segments grow"
+    only_saves = True
+    shown_without = True
 
-    def levels(self, facts: Facts) -> list[Level]:
-        """A trace tells what is reserved either way: the search turns it on where that is less."""
-        return [{self.key: False}]
+    def shown_by(self, projection: Projection, facts: Facts) -> Projection | None:
+        """A trace tells what is reserved either way."""
+        return projection.growing() if facts.grows and projection.grown < projection.peak else None
+
+    def needed(self, peak: int) -> int:
+        """Segments that grow do so by a page, also beyond a limit."""
+        return int(peak * (1 + TIES)) + PAGE
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """Next to nothing."""

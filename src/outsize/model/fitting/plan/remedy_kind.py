@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from outsize.core.failure import Exactness
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import Findings
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.plan.facts import Facts
+from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.plan.sizes import Sizes
 from outsize.model.fitting.run.runner import Work
 
@@ -27,6 +28,12 @@ class RemedyKind:
     name: ClassVar[str]
     """As a user reads it."""
     exactness: ClassVar[Exactness] = Exactness.BITWISE
+    only_saves: ClassVar[bool] = False
+    """More of it never holds more, so that the smallest choice uses all of it."""
+    graded: ClassVar[bool] = False
+    """Choices that use more or less of it are of one kind: the search finds the degree by itself."""
+    shown_without: ClassVar[bool] = False
+    """The trace of a step without it tells what the step holds with it (`shown_by`), so it has no trace of its own."""
 
     def levels(self, facts: Facts) -> list[Level]:
         """Changes to a choice, from off to full."""
@@ -35,6 +42,10 @@ class RemedyKind:
     def on(self, choice: Choice) -> bool:
         """True where a choice uses it."""
         return bool(getattr(choice, self.key))
+
+    def extent(self, choice: Choice) -> int:
+        """How much it does to a step; a choice that does at least as much of everything as another is hardly faster."""
+        return int(self.on(choice))
 
     def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
         """Why it cannot be used for this work, empty where it can."""
@@ -58,6 +69,18 @@ class RemedyKind:
 
     def with_room(self, choice: Choice, facts: Facts, room: int) -> Choice | None:
         """The choice that uses it as little as so many bytes of room allow; None where that is no other."""
+        return None
+
+    def variants(self, choice: Choice, facts: Facts, peak: int, budget: int) -> list[Choice]:
+        """Choices that use it as far, but otherwise, and may be faster: only a run can tell; `peak`: of the one given."""
+        return []
+
+    def shown_by(self, projection: Projection, facts: Facts) -> Projection | None:
+        """The step with it, from the trace of the step without; None where it holds no less, or cannot be used."""
+        return None
+
+    def needed(self, peak: int) -> int | None:
+        """The budget of a card for a traced peak, None where it needs no other than the rest."""
         return None
 
     def exactness_of(self, random: bool) -> Exactness:

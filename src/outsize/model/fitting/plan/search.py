@@ -15,12 +15,12 @@ from typing import Any
 
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
-from outsize.model.fitting.plan.choice import Choice
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.plan.dry_run import RATES
 from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.foreign_tensors import say_beside
 from outsize.model.fitting.plan.projection import Projection
-from outsize.model.fitting.plan.remedies import ALLOWED, REMEDIES, describe, predict, remedies_on
+from outsize.model.fitting.plan.remedies import ALLOWED, REMEDIES, TIES, describe, predict, remedies_on
 from outsize.model.fitting.plan.sizes import reserved_of
 
 TRACES = 16
@@ -35,21 +35,14 @@ STRIDE = 1.04
 SURE = 0.02
 """Room that a card's plan leaves where nothing stops the allocator at the budget."""
 
-TIES = 0.03
-"""Room where it does: addresses, which only the driver knows, decide ties; the plain step is given none, as it costs nothing."""
-
-PAGE = 20 * 2**20
-"""By so much a segment grows at least."""
-
 SCATTERED = 3
 """So many choices of a kind may fail by the allocator's gaps alone before others like them are given up."""
 
 FEW = 4
 """Most traces in search of one more choice to run."""
 
-
-Places = tuple[tuple[str, ...], float]
-"""What is elsewhere, and how much of the state."""
+SETTINGS = tuple(kind for kind in REMEDIES if kind.shown_without)
+"""Remedies that need no trace of their own."""
 
 
 @dataclass(slots=True)
@@ -104,20 +97,17 @@ class Search:
         another = self._cheapest(others, len(self.tried) + FEW)
         return None if another is None or any(_does_more(another.choice, f.choice) for f in found) else another
 
-    def other_cuts(self, candidate: Candidate, most: int) -> list[Choice]:
-        """The same choice with first slices up to the largest that may fit: cards take unequal times for samples, and the
-        first slice has no gradients of others beside it."""
-        facts, choice = self.facts, candidate.choice
-        rest = -(-facts.rows // choice.slices)
-        fixed = facts.weights + int((1 - choice.state_away) * facts.state) + facts.plain.beside
-        each = max(1, (candidate.peak - fixed - facts.gradients) // rest)
-        largest = min(facts.rows - choice.slices + 1, int((self.budget / (1 + TIES) - fixed) // each))
-        sizes = {rest + (largest - rest) * number // most for number in range(1, most + 1)}
-        return [replace(choice, first=size) for size in sorted(sizes, reverse=True) if size > rest]
+    def variants(self, candidate: Candidate) -> list[Choice]:
+        """Choices that do as much otherwise, and may be faster."""
+        return [
+            variant
+            for kind in REMEDIES
+            for variant in kind.variants(candidate.choice, self.facts, candidate.peak, self.budget)
+        ]
 
     def trace(self, choice: Choice) -> Candidate | None:
         """A choice that the search had not thought of, where it fits."""
-        candidate = self._trace(self._candidate(replace(choice, expandable=False)))
+        candidate = self._trace(self._candidate(as_traced(choice)))
         return candidate if self.fits(candidate) else None
 
     def fits(self, candidate: Candidate) -> bool:
@@ -129,8 +119,8 @@ class Search:
         choice = candidate.choice
         if self._needed(choice, projection.peak) <= self.budget:
             return True
-        part = 1.0 if choice == Choice() else 1.0 / (1 + TIES)
-        return self.limited and not choice.expandable and projection.settles(int(self.budget * part))
+        part = 1.0 if choice == Choice() else 1.0 / (1 + TIES)  # the plain step costs nothing, and is given no room
+        return self.limited and choice == as_traced(choice) and projection.settles(int(self.budget * part))
 
     def _fits_at_once(self, candidate: Candidate) -> bool:
         """True where the allocator need not clear its cache; the plain step may, as it costs nothing otherwise."""
@@ -140,12 +130,11 @@ class Search:
         return self._needed(candidate.choice, candidate.projection.peak) <= self.budget
 
     def _needed(self, choice: Choice, peak: int) -> int:
-        """The budget for a traced peak: on a card somewhat more; segments that grow do so by a page, also beyond a limit."""
+        """The budget for a traced peak: on a card somewhat more."""
         if self.facts.device == "cpu":
             return peak
-        if choice.expandable:
-            return int(peak * (1 + TIES)) + PAGE
-        return int(peak * (1 + (TIES if self.limited else SURE))) + 1
+        needed = [size for kind in remedies_on(choice) if (size := kind.needed(peak)) is not None]
+        return max(needed, default=int(peak * (1 + (TIES if self.limited else SURE))) + 1)
 
     def _cheapest(self, candidates: list[Candidate], most: int) -> Candidate | None:
         """The first that fits, cheapest first; what a trace says about the arithmetic holds for the same kind of choice.
@@ -153,7 +142,7 @@ class Search:
         Where choices that keep weights, gradients and state in the same places have failed twice, the smallest of them is
         traced: where it fails too, all of them do. At most `most` traces are made in all.
         """
-        failed: dict[Places, int] = {}
+        failed: dict[Any, int] = {}
         scattered: dict[tuple[str, ...], int] = {}
         fitting: list[Candidate] = []
         while len(self.tried) < most:
@@ -164,15 +153,15 @@ class Search:
             if self.fits(self._trace(candidate)):
                 fitting.append(candidate)
                 break
-            kind, places = _keys(candidate.choice), _places(candidate.choice)
+            kind, places = _keys(candidate.choice), candidate.choice.places
             scattered[kind] = scattered.get(kind, 0) + self._scatters(candidate)
             if not 0 < scattered[kind] <= SCATTERED:
-                part = 1.0 if candidate.choice.expandable else self._handed
+                part = self._handed if candidate.choice == as_traced(candidate.choice) else 1.0
                 seen = max(STRIDE * self.budget, part * candidate.peak) / max(1, candidate.predicted)
                 self.corrections[kind] = max(self.corrections.get(kind, self._hope), seen)
             failed[places] = failed.get(places, 0) + 1
             if failed[places] == 2:
-                rest = [c for c in candidates if _places(c.choice) == places and c.projection is None]
+                rest = [c for c in candidates if c.choice.places == places and c.projection is None]
                 least = min(rest, key=_smallest_first, default=None)
                 if least is not None and self.fits(self._trace(least)):
                     fitting.append(least)
@@ -197,14 +186,9 @@ class Search:
                 found[candidate.choice.passes] = candidate.peak - candidate.predicted
         return found
 
-    def _hopeful(
-        self, candidate: Candidate, failed: dict[Places, int],
-        beyond: dict[Choice, int],
-    ) -> bool:  # fmt: skip
+    def _hopeful(self, candidate: Candidate, failed: dict[Any, int], beyond: dict[Choice, int]) -> bool:
         """True where a choice is worth a trace; `beyond`: what was learnt about choices whose passes are the same."""
-        if failed.get(_places(candidate.choice), 0) >= TRACES:
-            return False
-        if candidate.projection is not None:
+        if failed.get(candidate.choice.places, 0) >= TRACES or candidate.projection is not None:
             return False
         more = beyond.get(candidate.choice.passes)
         if more is not None and (candidate.predicted + more) * (1 - TIES) * self._handed > self.budget:
@@ -224,13 +208,15 @@ class Search:
         return HOPE * self._handed
 
     def _trace(self, candidate: Candidate) -> Candidate:
-        """What a choice holds; where it fits at best by clearing caches and growing segments would reserve less, with those."""
+        """What a choice holds; where it fits at best by clearing caches, with the settings under which it holds less."""
         self.tracing = candidate.choice
-        projection = candidate.projection = self.project(candidate.choice)
-        if self.facts.grows and projection.grown < projection.peak and not self._fits_at_once(candidate):
-            growing = replace(candidate.choice, expandable=True)
-            if self._needed(growing, projection.grown) <= self.budget or not self.fits(candidate):
-                candidate.choice, candidate.projection = growing, projection.growing()
+        candidate.projection = self.project(candidate.choice)
+        for kind in SETTINGS:
+            shown = kind.shown_by(candidate.projection, self.facts)
+            if shown is not None and not self._fits_at_once(candidate):
+                other = replace(candidate.choice, **kind.levels(self.facts)[-1])
+                if self._needed(other, shown.peak) <= self.budget or not self.fits(candidate):
+                    candidate.choice, candidate.projection = other, shown
         self.tried.append(candidate)
         self.traced()
         return candidate
@@ -239,8 +225,8 @@ class Search:
         """The smallest of all: what it takes decides between a plan and an error."""
         least: dict[tuple[Any, ...], Candidate] = {}
         for candidate in sorted(self.candidates, key=_smallest_first):
-            choice = candidate.choice
-            least.setdefault((choice.elsewhere, bool(choice.checkpoint), bool(choice.offload)), candidate)
+            uncertain = tuple(kind.key for kind in remedies_on(candidate.choice) if not kind.only_saves)
+            least.setdefault(uncertain, candidate)
         looked = list(itertools.islice(least.values(), TRACES))  # the same for every budget, also for the one it names
         for candidate in looked:
             if candidate.projection is None:
@@ -271,7 +257,7 @@ class Search:
             room = self.budget - self._needed(candidate.choice, candidate.peak)
             closer = kind.with_room(candidate.choice, self.facts, room)
             if closer is not None:
-                nearer = self._trace(self._candidate(replace(closer, expandable=False)))
+                nearer = self._trace(self._candidate(as_traced(closer)))
                 candidate = nearer if self.fits(nearer) else candidate
         return candidate
 
@@ -281,11 +267,11 @@ class Search:
             return candidate
         best, high = candidate, len(gentler) - 1
         levels = [getattr(choice, key) for choice in gentler]
-        alike = replace(candidate.choice, expandable=False, **{key: levels[0]})
+        alike = replace(as_traced(candidate.choice), **{key: levels[0]})
         failed = [
             levels.index(level)
             for c in self.tried
-            if replace(c.choice, expandable=False, **{key: levels[0]}) == alike
+            if replace(as_traced(c.choice), **{key: levels[0]}) == alike
             and (level := getattr(c.choice, key)) in levels
             and not self.fits(c)
         ]
@@ -297,7 +283,7 @@ class Search:
             if not low < middle < high:  # beside what is known, and further from it each time
                 away = min(reach, (high - low) // 2)
                 middle, reach = (low + away if middle <= low else high - away), 2 * reach
-            shorter = self._candidate(replace(gentler[middle], expandable=False))
+            shorter = self._candidate(as_traced(gentler[middle]))
             tries -= 1
             if self.fits(self._trace(shorter)):
                 best, high = shorter, middle
@@ -316,7 +302,7 @@ class Search:
         for kind in REMEDIES:
             usable = kind.exactness in ALLOWED[self.allow] and kind.key not in self.facts.forbidden
             every = kind.levels(self.facts)
-            levels.append(every if usable else every[:1])
+            levels.append(every if usable and kind not in SETTINGS else every[:1])
         choices = (Choice(**_merge(combination)) for combination in itertools.product(*levels))
         return [self._candidate(choice) for choice in choices if _sensible(choice, self.facts)]
 
@@ -324,26 +310,27 @@ class Search:
         return Candidate(choice, added(choice, self.facts), predict(choice, self.facts))
 
 
+def as_traced(choice: Choice) -> Choice:
+    """A choice without those remedies that have no trace of their own."""
+    return replace(choice, **{kind.key: getattr(Choice(), kind.key) for kind in SETTINGS})
+
+
 def _smallest_first(candidate: Candidate) -> tuple[int, int, float]:
     """Where the arithmetic sees no difference, what does most, and so costs most, holds least."""
-    return candidate.predicted, -candidate.choice.slices, -candidate.seconds
+    most = max(kind.extent(candidate.choice) for kind in REMEDIES if kind.only_saves)
+    return candidate.predicted, -most, -candidate.seconds
 
 
 def _keys(choice: Choice) -> tuple[str, ...]:
     """Which remedies a choice uses."""
-    return tuple(kind.key for kind in remedies_on(replace(choice, expandable=False)))
-
-
-def _places(choice: Choice) -> Places:
-    """Where a choice has weights, gradients and state."""
-    return choice.elsewhere, choice.state_away
+    return tuple(kind.key for kind in remedies_on(as_traced(choice)))
 
 
 def _does_more(choice: Choice, other: Choice) -> bool:
     """True where a choice does all that another does, and so is hardly faster, or the same to another degree."""
-    same = _keys(choice) == _keys(other) and choice.slices == other.slices
-    covers = set(_keys(choice)) >= set(_keys(other)) and choice.slices >= other.slices
-    return same or (covers and len(choice.checkpoint) >= len(other.checkpoint))
+    pairs = [(kind, kind.extent(choice), kind.extent(other)) for kind in REMEDIES if kind not in SETTINGS]
+    same = _keys(choice) == _keys(other) and all(one == two for kind, one, two in pairs if not kind.graded)
+    return same or all(one >= two for _, one, two in pairs)
 
 
 def _highest(candidate: Candidate) -> str | None:

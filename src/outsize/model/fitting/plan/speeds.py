@@ -21,7 +21,7 @@ from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.run.chunked_loss import chunked_heads
 from outsize.model.fitting.run.forward_functions import without_cache
-from outsize.model.fitting.run.loss_value import read_loss
+from outsize.model.fitting.run.loss import read_loss
 from outsize.model.fitting.run.resident import ResidentRunner
 from outsize.model.fitting.run.runner import Work
 

@@ -12,16 +12,16 @@ from typing import Any
 
 from outsize.core.errors import InputError, StoreError
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.learn.random_sources import GLOBAL
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.kept_inputs import KeptInputs
 from outsize.model.fitting.move.mover import Mover
 from outsize.model.fitting.move.pinned_blocks import State, Weights
 from outsize.model.fitting.move.scratch_file import ScratchFile
 from outsize.model.fitting.move.units import Cut
 from outsize.model.fitting.move.visits import Source, Visits
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.chunked_loss import chunked_heads
 from outsize.model.fitting.run.forward_functions import children_called, other_forwards, without_cache
+from outsize.model.fitting.run.random_sources import GLOBAL
 from outsize.model.fitting.run.recompute import recomputed
 from outsize.model.fitting.run.recompute_inputs import keep_inputs
 from outsize.model.fitting.run.row_pieces import MixesRows, in_pieces, mixes_rows

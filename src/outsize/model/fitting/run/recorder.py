@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from outsize.model.fitting.learn.random_sources import Drawn
 from outsize.model.fitting.move import evicted
+from outsize.model.fitting.run.random_sources import Drawn
 from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode, leaves_of
 from outsize.model.torch_port.objects import version_of
 from outsize.model.tracing.ledger import Held, Ledger

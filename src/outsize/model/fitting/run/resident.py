@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.evicted import EvictedStorages, EvictedTensor
 from outsize.model.fitting.move.loaded_state import load_elsewhere
 from outsize.model.fitting.move.stores import Store
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.run.chunked_loss import chunked_heads
 from outsize.model.fitting.run.forward_functions import find_configs, other_forwards, without_cache
 from outsize.model.fitting.run.offload import Offload

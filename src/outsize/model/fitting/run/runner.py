@@ -16,13 +16,12 @@ from typing import Any, Generic, TypeVar
 
 from outsize.core.errors import InputError
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.learn.normaliser import Normaliser
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.out_of_memory import clear_up
-from outsize.model.fitting.plan.choice import Choice
-from outsize.model.fitting.run.interrupts import Interrupts
 from outsize.model.fitting.run.join_outputs import join
-from outsize.model.fitting.run.loss_value import read_loss
+from outsize.model.fitting.run.loss import Normaliser, read_loss
 from outsize.model.fitting.update.gradient_sink import Sink
+from outsize.model.fitting.update.interrupts import Interrupts
 
 Phase = Callable[[str], None]
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from outsize.core.errors import InputError
+from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.evicted import EvictedStorages
 from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
 from outsize.model.fitting.move.stored_tensor import StoredTensor
 from outsize.model.fitting.move.units import sizeof
-from outsize.model.fitting.plan.choice import Choice
 from outsize.model.fitting.update.clip_and_scale import clip_factor
 from outsize.model.fitting.update.gradient_sink import Sink
 from outsize.model.fitting.update.optimizer_subset import (

@@ -1,8 +1,8 @@
-"""How the losses of slices add up to the loss of the batch.
+"""What a user's loss function gave, and how the losses of slices add up to the loss of the batch.
 
-In: a slice and the batch it was cut from. Out: the weight of the slice's loss. Which rule holds is found by trying it
-on a few samples (`check`), because a rule taken on trust is how gradient accumulation went wrong for years: a mean
-over tokens is not a mean of means when samples have different numbers of tokens.
+In: the value of the loss; the slices of a batch. Out: a scalar, or a total and a count whose quotient is the loss; the weight of
+each slice's loss. `learn` finds the rule by trying it on a few samples: a mean over tokens is not a mean of means when samples
+have different numbers of tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any, Literal
 from outsize.core.errors import InputError
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.learn.loss_rule import IGNORED
+
+IGNORED = -100
+"""The label that cross entropy leaves out unless it is told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,3 +80,40 @@ class Normaliser(Noun):
             "count": "the loss's own total / count",
         }
         return said[self.rule]
+
+
+def read_loss(value: Any) -> tuple[Any, Any]:
+    """(loss, None) for a scalar, (total, count) for a pair; an `InputError` for anything else."""
+    import torch
+
+    pair = isinstance(value, tuple) and len(value) == 2
+    loss, count = value if pair else (value, None)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or (pair and not _is_number(count)):
+        raise InputError(
+            f"loss(model, batch) gave {_describe(value)}: it must give a scalar tensor, or a pair (total, count) whose quotient "
+            "is the loss"
+        )
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise InputError(
+            "loss(model, batch) gave a number that has no gradient: it was detached, made under no_grad, or depends on no "
+            "parameter that is trained"
+        )
+    return loss.reshape(()), count
+
+
+def _is_number(value: Any) -> bool:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return bool(value.numel() == 1)
+    return isinstance(value, int | float)
+
+
+def _describe(value: Any) -> str:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_describe, value))})"
+    return type(value).__name__

@@ -69,6 +69,11 @@ class Placement(Noun):
         """Which of weights, gradients and state are elsewhere or gone early."""
         return tuple(name for name in ("in_backward", "state_away", "gradients_away", "stream") if getattr(self, name))
 
+    @property
+    def places(self) -> tuple[tuple[str, ...], float]:
+        """What is elsewhere, and how much of the state."""
+        return self.elsewhere, self.state_away
+
 
 UPDATES: dict[str, dict[str, Any]] = {
     "card": {"in_backward": True, "state_away": 1.0},
