@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outsize.array.device.base import Device
+from outsize.array.passes.base import Room
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,9 @@ class DeviceBudget:
     pinned: int | None = None
     """Bytes of host memory that may be page-locked, None where the host's budget is the only limit."""
 
-    def lockable(self, room: int) -> int:
-        """What of the host's room may be page-locked."""
-        return room if self.pinned is None else min(room, self.pinned)
+    def limit(self, room: Room) -> tuple[Room, int]:
+        """What a pass may hold of the host, where its buffers are page-locked, and of the device."""
+        return room if self.pinned is None else replace(room, host=min(room.host, self.pinned)), self.room
 
     @property
     def room(self) -> int:

@@ -114,7 +114,7 @@ class OnDevice(Pass):
         return max(apart, slice_elements(room, most, each + 2 * self.wide))
 
     def limit(self, room: Room) -> tuple[Room, int]:
-        return replace(room, host=self.device_budget.lockable(room.host)), self.device_budget.room
+        return self.device_budget.limit(room)
 
     def efforts(self, room: int) -> list[Effort]:
         return device_efforts(max(2, min(self.tuning.device_workers, cores())), self.tuning.device_chunk, room)

@@ -116,7 +116,7 @@ class DeviceContractPass(ContractPass):
         return NOTHING
 
     def limit(self, room: Room) -> tuple[Room, int]:
-        return replace(room, host=self.device_budget.lockable(room.host)), self.device_budget.room
+        return self.device_budget.limit(room)
 
     def fit(self, effort: Effort, room: Room, there: int = ANY) -> SizedDeviceProduct | None:
         some, back = 0 if effort.bare else room.host, self._comes_back

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -99,9 +99,7 @@ class TileWork(Sizable):
         frame.device = 0 if self.allowed is None else array_bytes(region_shape(region), self.dtype)
 
     def limit(self, room: Room) -> tuple[Room, int]:
-        if self.allowed is None:
-            return room, ANY
-        return replace(room, host=self.allowed.lockable(room.host)), self.allowed.room
+        return (room, ANY) if self.allowed is None else self.allowed.limit(room)
 
     def efforts(self, room: int) -> list[Effort]:
         return [Effort(self.slots, room // self.slots), BARE]

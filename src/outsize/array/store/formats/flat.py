@@ -17,7 +17,7 @@ import numpy as np
 
 from outsize.array.store.base import ALIGNMENT, Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.store.io.edges import Edges, edge_pages
-from outsize.array.store.io.file import AlignedFile, naming, sync_folder, window
+from outsize.array.store.io.file import AlignedFile, fingerprint_file, naming, sync_folder, window
 from outsize.array.store.io.partial import EDGES, forget_earlier
 from outsize.core.errors import StoreError
 from outsize.core.units import format_bytes
@@ -185,8 +185,7 @@ class FlatStore(Store):
 
     def fingerprint(self) -> str:
         """Name, shape and dtype, and the file's length and time of change."""
-        stat = os.stat(self.file.path)
-        return f"{os.path.abspath(self.name)} {self.shape} {self.dtype.str} {stat.st_size} {stat.st_mtime_ns}"
+        return fingerprint_file(self.file.path, self.name, self.shape, self.dtype)
 
     def update(self) -> Sink:
         """A sink into this file."""

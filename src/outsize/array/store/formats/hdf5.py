@@ -21,7 +21,7 @@ import numpy as np
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.store.formats.flat import FlatLayout, FlatSink, FlatStore
 from outsize.array.store.io.chunks import count_regular, cut_regular
-from outsize.array.store.io.file import AlignedFile, naming, sync_folder
+from outsize.array.store.io.file import AlignedFile, fingerprint_file, naming, sync_folder
 from outsize.array.store.io.folder import sync_path
 from outsize.array.store.io.library_memory import give_back
 from outsize.array.store.io.partial import forget_earlier, partial_path
@@ -177,10 +177,7 @@ class Hdf5Store(Store):
         return open_file, (self._path, Options(key=self._dataset.name, mode=self._file.mode))
 
     def fingerprint(self) -> str:
-        stat = os.stat(self._path)
-        return (
-            f"{os.path.abspath(self._path)} {self.name} {self.shape} {self.dtype.str} {stat.st_size} {stat.st_mtime_ns}"
-        )
+        return fingerprint_file(self._path, self.name, self.shape, self.dtype)
 
     def update(self) -> Sink:
         return super().update() if self._file.mode == "r" else _InPlaceHdf5(self)

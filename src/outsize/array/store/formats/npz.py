@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import itertools
 import math
-import os
 import threading
 import zipfile
 import zlib
@@ -24,7 +23,7 @@ from outsize.array.store.base import Block, Buffer, Region, Store, region_shape,
 from outsize.array.store.formats.flat import FlatLayout, FlatStore, Runs
 from outsize.array.store.formats.npy import read_header
 from outsize.array.store.formats.zip_directory import Member, holds_entry, read_directory
-from outsize.array.store.io.file import AlignedFile
+from outsize.array.store.io.file import AlignedFile, fingerprint_file
 from outsize.array.store.keys import choose_key
 from outsize.array.store.options import DEFAULT, Options
 from outsize.core.errors import StoreError
@@ -169,8 +168,7 @@ class DeflatedStore(Store):
         return open_file, (self._member.path, Options(key=self._member.info.filename.removesuffix(".npy")))
 
     def fingerprint(self) -> str:
-        stat = os.stat(self._member.path)
-        return f"{os.path.abspath(self.name)} {self.shape} {self.dtype.str} {stat.st_size} {stat.st_mtime_ns}"
+        return fingerprint_file(self._member.path, self.name, self.shape, self.dtype)
 
     def close(self) -> None:
         with self._lock:

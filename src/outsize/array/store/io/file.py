@@ -13,6 +13,8 @@ import errno
 import os
 from typing import Any
 
+import numpy as np
+
 from outsize.array.store.base import ALIGNMENT, Buffer, round_up
 from outsize.array.store.io.edges import Edges, Page
 from outsize.core.errors import StoreError
@@ -210,6 +212,12 @@ class naming(contextlib.AbstractContextManager[None]):
             if error.errno == errno.ENOENT and not os.path.isdir(folder or "."):
                 raise StoreError(f"there is no folder {folder}: make it first", path=self.path) from error
             raise StoreError(f"{self.path}: {error.strerror or error}", path=self.path) from error
+
+
+def fingerprint_file(path: str, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    """What tells an array in a file from another, or from the same one changed: the file's length and time of change."""
+    stat = os.stat(path)
+    return f"{os.path.abspath(name)} {shape} {dtype.str} {stat.st_size} {stat.st_mtime_ns}"
 
 
 def sync_folder(path: str) -> None:
