@@ -74,7 +74,7 @@ def _loss_is_sensible(choice: Choice, facts: HostedFacts) -> bool:
     """Where rows run in many pieces, whole logits would be the largest thing left."""
     if choice.chunks:
         return "chunks" not in facts.forbidden
-    return choice.pieces <= 2 or not facts.stage.work.heads
+    return choice.pieces <= 2 or not facts.work.heads
 
 
 HOSTED_REMEDIES: tuple[HostedRemedy, ...] = (
@@ -134,7 +134,7 @@ def place_of_update(facts: HostedFacts) -> str:
     if "state_away" in facts.forbidden:
         return "host"
     rates, state = facts.rates, facts.state
-    weights = sum(sizeof(p) for p in facts.stage.work.model.parameters() if p.requires_grad)
+    weights = sum(sizeof(p) for p in facts.work.model.parameters() if p.requires_grad)
     card = max((2 * weights + state) / rates.both, (weights + state) / rates.both)
     host = max(2 * weights / rates.both, weights / rates.host)
     return "card" if card <= host else "host"

@@ -15,12 +15,12 @@ from outsize.core.failure import Exactness
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import Findings
 from outsize.model.fitting.move.evicted import check_movable
-from outsize.model.fitting.plan.dry_run import RATES
 from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind
 from outsize.model.fitting.plan.sizes import Sizes, groups_at_once, in_flight, passes_of, plain_sizes, undo_bytes
 from outsize.model.fitting.plan.speeds import LAUNCH
+from outsize.model.fitting.plan.watch import RATES
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update.optimizer_subset import why_not_one_by_one
 

@@ -16,12 +16,12 @@ from typing import Any
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.plan.dry_run import RATES
 from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.foreign_tensors import say_beside
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.plan.remedies import ALLOWED, REMEDIES, TIES, describe, predict, remedies_on
 from outsize.model.fitting.plan.sizes import reserved_of
+from outsize.model.fitting.plan.watch import RATES
 
 TRACES = 16
 """Most traces of one search."""
