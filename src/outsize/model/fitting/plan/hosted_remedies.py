@@ -51,6 +51,11 @@ class HostedRemedy:
     """Bytes that the device (of what is on disk: the host) need not hold."""
 
 
+def _unit_bytes(facts: HostedFacts, part: int) -> int:
+    """At least one byte, also of a budget that nothing fits into: a choice with none would not be hosted."""
+    return max(1, facts.device // part)
+
+
 def _updates(facts: HostedFacts) -> list[Level]:
     """Where the update takes least time; after the backward pass where it has to wait."""
     if facts.call is not None:
@@ -81,7 +86,7 @@ HOSTED_REMEDIES: tuple[HostedRemedy, ...] = (
     HostedRemedy(
         name=KIND_OF["stream"].name, on=lambda choice: True,
         how=lambda choice: "from the host, the next unit while one runs",
-        levels=lambda facts: [{"unit_bytes": facts.device // part} for part in PARTS],
+        levels=lambda facts: [{"unit_bytes": _unit_bytes(facts, part)} for part in PARTS],
         saves=lambda choice, facts, projection: max(0, facts.cut(choice).weights - choice.ring),
     ),
     HostedRemedy(
@@ -108,7 +113,7 @@ HOSTED_REMEDIES: tuple[HostedRemedy, ...] = (
         how=lambda choice: "inputs of units on the host",
         levels=_inputs, saves=lambda choice, facts, projection: projection.away,
         is_sensible=lambda choice, facts: (  # smaller units are tried once inputs are away
-            choice.inputs_away or facts.call is not None or choice.unit_bytes == facts.device // PARTS[0]
+            choice.inputs_away or facts.call is not None or choice.unit_bytes == _unit_bytes(facts, PARTS[0])
         ),
     ),
     HostedRemedy(
