@@ -13,7 +13,7 @@ from torch import nn
 import outsize
 from outsize.core.memory import HOST, Allowance, Pool
 from outsize.core.units import parse_bytes
-from outsize.model.fitting import fit as verb
+from outsize.model.fitting import arguments
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run.resident import open_resident
@@ -72,7 +72,7 @@ def test_measured_is_at_most_projected_is_at_most_the_budget_and_training_is_the
 
 def test_the_peak_of_a_plan_for_a_card_is_the_cards_as_is_what_was_measured(monkeypatch):
     card = Allowance(pool=Pool(kind="device", index=0), bytes=2**30, reason="set by you")
-    monkeypatch.setattr(verb, "_allowance", lambda budget, model: card)
+    monkeypatch.setattr(arguments, "device_budget", lambda budget, model: card)
     model, batch = nets.Language(), nets.make_tokens()
     optimizer = torch.optim.AdamW(model.parameters())
     fitted = outsize.fit(model, nets.language_loss, optimizer, batch)
