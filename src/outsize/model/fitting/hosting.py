@@ -114,10 +114,10 @@ class HostedPlanner:
                     raise
         plan = self._tell(choice, self._found[choice][1])
         if seconds is not None:
-            slower = (
-                max(seconds, plan.seconds or 0.0) if choice.transfer_bytes else seconds
-            )  # a rehearsal writes nothing
-            plan = replace(plan, seconds=slower, notes=(*plan.notes, f"a rehearsal took {seconds:.2g} s"))
+            written = (plan.seconds or 0.0) if choice.transfer_bytes else 0.0  # a rehearsal writes nothing
+            plan = replace(
+                plan, seconds=max(seconds, written), notes=(*plan.notes, f"a rehearsal took {seconds:.2g} s")
+            )
         return Settled(plan, choice, runner, measured, seconds)
 
     def reopen(self, choice: Choice, old: HostedRunner | None) -> HostedRunner:
@@ -191,7 +191,7 @@ class HostedPlanner:
             self._rates = replace(self._rates, read=read, write=write)
         there, here = request.budgets
         facts = replace(facts, rates=self._rates)
-        return tell_hosted(self._work, request.batch, request.rows, (there, here), facts, choice, projection)
+        return tell_hosted(request.batch, request.rows, (there, here), facts, choice, projection)
 
     # moving
 

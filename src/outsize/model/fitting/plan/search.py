@@ -236,16 +236,18 @@ class Search:
             return self._spare(min(fitting, key=lambda c: c.seconds))
         plain = Candidate(
             Choice(), 0.0, self.facts.plain.peak, self.facts.plain
-        )  # remedies may cost more than they save
+        )  # remedies may hold more than they save
         best = min(plain, *looked, key=lambda c: c.peak)
         self.least = best.choice
         needed = self._needed(best.choice, best.peak)
-        reason = self.facts.forbidden.get("slices")
-        whole = f"; the batch is not sliced: {reason}" if reason else ""
+        forbidden = self.facts.forbidden
+        missed = [
+            f"; {kind.missed}: {forbidden[kind.key]}" for kind in REMEDIES if kind.missed and kind.key in forbidden
+        ]
         raise BudgetError(
             f"no {self.allow} plan fits the step into {format_bytes(self.budget)}: the smallest found holds "
             f"{format_bytes(best.peak)} ({describe(best.choice)}){say_beside(self.facts.plain.beside)}, so a budget of "
-            f"{needed} bytes is the smallest that has one{whole}",
+            f"{needed} bytes is the smallest that has one{''.join(missed)}",
             needed=needed, budget=self.budget, smallest=needed, culprit=_highest(best),
         )  # fmt: skip
 
