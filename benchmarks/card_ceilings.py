@@ -245,9 +245,9 @@ def direct_rate(path, size, hands=8, piece=16 << 20):
 
 def write_file(path, array):
     """A .npy file of the array, written directly by several threads."""
-    from outsize.array.store.formats.npy import describe_npy
+    from outsize.array.store.formats.npy import describe
 
-    sink = describe_npy(str(path), array.shape, array.dtype)
+    sink = describe(str(path), array.shape, array.dtype)
     sink.create()
     step = max(1, (32 << 20) // (array.shape[1] * array.itemsize))
 

@@ -149,7 +149,7 @@ def limited(limit: int, mount: Path = MOUNT) -> Iterator[Group]:
 
 
 def run(
-    command: list[str], limit: int, seconds: float = 120, *, env: dict[str, str] | None = None, cwd: str | None = None
+    command: list[str], limit: int, seconds: float = 600, *, env: dict[str, str] | None = None, cwd: str | None = None
 ) -> Outcome:
     """Run a command in a group of its own, for at most `seconds`."""
     with limited(limit) as group:

@@ -1,6 +1,7 @@
 """What the house promises about itself: its surface, its layers, its weight, its commands."""
 
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def lint_imports(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
 
 PLANTED = {
     "outsize.core.planted": "outsize.machine",
-    "outsize.model.kernels.moves": "outsize.model.tracing.ledger",
+    "outsize.model.kernels.call_events": "outsize.model.tracing.ledger",
     "outsize.model.tracing.ledger": "outsize.model.tracing.tracer",
     "outsize.model.kernels.layouts": "outsize.model.kernels.cuda",
     "outsize.model.estimation.pressure": "outsize.model.estimation.growth",
@@ -77,6 +78,7 @@ PLANTED = {
     "outsize.model.fitting.choice": "outsize.model.fitting.fit",
     "outsize.model.fitting.run.loss": "outsize.model.fitting.learn.findings",
     "outsize.array.kernels.planted": "outsize.array.passes.base",
+    "outsize.array.graph.node": "outsize.array.graph.frame",
 }
 """One import that goes up, for each contract: who imports -> what."""
 
@@ -95,6 +97,16 @@ def test_a_planted_upward_import_breaks_the_contract(tmp_path):
     assert planted.returncode != 0
     for place, target in PLANTED.items():
         assert f"{place} -> {target}" in planted.stdout
+
+
+def test_every_file_of_the_walks_exists_and_stands_once_in_its_walk():
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    walks = text[text.index("## Four walks") : text.index("## How to add")].split("### ")[1:]
+    assert len(walks) == 4
+    for walk in walks:
+        files = re.findall(r"^\d+\. `([^`]+)`", walk, re.M)
+        assert len(files) == len(set(files)) >= 10
+        assert [name for name in files if not (ROOT / "src/outsize" / name).is_file()] == []
 
 
 def test_ci_runs_the_test_command_of_the_readme():

@@ -1,7 +1,7 @@
 """Outsize: tensors and models that do not fit in memory.
 
-Sizes them (`size`), sees what memory is there (`memory`), explains an out-of-memory failure (`explain`), and runs the work
-inside a budget of bytes. Every name below is loaded at its first use, so that `import outsize` costs next to nothing.
+`size` says what a tensor takes, `memory` what this machine has, and `explain` why memory ran out. The other verbs run
+work inside a memory budget. Every name below is loaded when it is first used, so `import outsize` is fast.
 """
 
 from __future__ import annotations

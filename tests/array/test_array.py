@@ -252,3 +252,11 @@ def test_one_element_of_a_result_that_is_kept_in_memory_is_planned_without_looki
     plan = "print(xp.cumulative_sum(xp.zeros(2**36))[-1].plan(budget='8TiB').peak())"  # a look ends the process
     done = subprocess.run([sys.executable, "-c", f"import outsize.array as xp; {plan}"], capture_output=True, text=True)
     assert done.returncode == 0 and int(done.stdout) > 2**39, done.stderr
+
+
+@pytest.mark.parametrize("values", [[np.inf + 5j], [-np.inf - 3j, -np.inf - 2j], [complex(np.inf, -np.inf), 1j]])
+def test_extremes_of_complex_numbers_start_at_their_own_ends(values):
+    a = np.array(values)
+    x = outsize.open(a)
+    assert complex(x.min().compute()) == a.min()
+    assert complex(x.max().compute()) == a.max()

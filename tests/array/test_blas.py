@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tracemalloc
+import types
 
 import numpy as np
 import pytest
@@ -40,6 +42,26 @@ with blas_threads(threads):
 def test_blas_takes_no_more_than_is_counted(dtype: str, threads: int) -> None:
     done = subprocess.run([sys.executable, "-c", MEASURE, dtype, str(threads)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_threads_of_another_blas_are_set_by_threadpoolctl(monkeypatch: pytest.MonkeyPatch) -> None:
+    from outsize.array.kernels import blas
+
+    asked: list[tuple[int, str]] = []
+
+    class Controller:
+        def limit(self, *, limits: int, user_api: str) -> contextlib.AbstractContextManager[None]:
+            asked.append((limits, user_api))
+            return contextlib.nullcontext()
+
+    monkeypatch.setattr(blas, "find_symbol", lambda name: None)
+    for package, expected in ((types.SimpleNamespace(ThreadpoolController=Controller), [(3, "blas")]), (None, [])):
+        asked.clear()
+        blas._controller.cache_clear()
+        monkeypatch.setitem(sys.modules, "threadpoolctl", package)
+        with blas.blas_threads(3):
+            assert asked == expected
+    blas._controller.cache_clear()
 
 
 def test_a_product_in_strips_is_the_product() -> None:

@@ -125,6 +125,20 @@ def test_what_does_not_fit_is_refused_with_the_smallest_budget(tmp_path: Path) -
         source.take(range(500))
 
 
+def test_rows_of_several_arrays_are_sized_together_and_the_smallest_budget_works(tmp_path: Path) -> None:
+    values = np.arange(400 * 300, dtype=np.float64).reshape(400, 300)
+    write(create_sink(tmp_path / "x.zarr", values.shape, values.dtype, chunks=(25, 300)), values).close()
+    np.save(tmp_path / "y.npy", values[:, 0])
+    source = DataSource(tmp_path / "x.zarr", tmp_path / "y.npy", budget=1)
+    for ask in (lambda s: next(s.batches(3, shuffle=True)), lambda s: next(s.batches(3)), lambda s: s[[5, 399, 6]]):
+        with pytest.raises(BudgetError, match="the smallest that works") as caught:
+            ask(source)
+        rows, firsts = ask(source.with_budget(caught.value.smallest))
+        np.testing.assert_array_equal(rows[:, 0], firsts)
+        with pytest.raises(BudgetError):
+            ask(source.with_budget(caught.value.smallest - 1))
+
+
 LOOP = """
 import numpy as np
 from outsize.array.feed.source import DataSource

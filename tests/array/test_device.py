@@ -22,7 +22,7 @@ from outsize.array.device.blocked_product import choose_blocks
 from outsize.array.device.fake import FakeDevice
 from outsize.cli import main
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
-from outsize.core.memory import Pool
+from outsize.core.memory import PINNED, Pool
 
 torch = pytest.importorskip("torch")
 torch_kernels = pytest.importorskip("outsize.array.device.torch_kernels", exc_type=ImportError)
@@ -390,3 +390,16 @@ def test_the_budget_of_page_locked_memory_is_kept() -> None:
 
 def test_device_pools_are_told_apart() -> None:
     assert str(Pool(kind="device", index=1)) == "device 1"
+
+
+def test_tiles_are_planned_and_keep_to_the_budget_of_page_locked_memory() -> None:
+    device = choose.make_fake(1 << 20)
+    with outsize.budget(device="1MiB", pinned="128KiB"):
+        tiles = (outsize.open(A) + 1).tiles(device, prefetch=2, budget="8MiB")
+        assert tiles.plan.fits and tiles.plan.peak(device.pool) == 3 * tiles.device_bytes
+        assert 0 < 3 * tiles.host_bytes == tiles.plan.peak(PINNED) <= 128 << 10
+        assert tiles.plan.steps[0].tiles == len(tiles) > 1
+        np.testing.assert_allclose(sum(float(tile.sum()) for tile in tiles), (A + 1).sum(dtype="f8"), rtol=1e-5)
+        with pytest.raises(BudgetError, match="smallest budget that works") as found:
+            (outsize.open(A) + 1).tiles(device, prefetch=2, budget=1)
+        (outsize.open(A) + 1).tiles(device, prefetch=2, budget=found.value.smallest)

@@ -23,7 +23,7 @@ from outsize.array.run import execute as runner
 from outsize.array.run import results as work
 from outsize.array.run.convert import convert
 from outsize.array.run.journal import Journal
-from outsize.array.store.formats.npy import describe_npy
+from outsize.array.store.formats.npy import describe
 from outsize.array.store.io.partial import JOURNAL, partial_path
 from outsize.engine.pool import make_buffer
 
@@ -262,7 +262,7 @@ def test_results_too_large_to_keep_go_to_scratch_and_leave_none(tmp_path: Path) 
 
 def _leave_unfinished(path: Path, shape: tuple[int, ...], dtype: str) -> None:
     """What a kill leaves: half of every row written, the pages at the cut waiting, a journal that speaks of it."""
-    sink = describe_npy(str(path), shape, np.dtype(dtype))
+    sink = describe(str(path), shape, np.dtype(dtype))
     sink.create()
     region = ((0, shape[0]), (0, shape[1] // 2))
     block = sink.lay(region, make_buffer(sink.room(region)))

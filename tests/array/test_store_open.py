@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+import types
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stores import arrays, chunk_shapes, read, regions, select, write
 
+from outsize.array.store import registry
+from outsize.array.store.formats.memory import MemoryStore
 from outsize.array.store.registry import FORMATS, create_sink, open_store
 from outsize.core.errors import InputError, StoreError
 
@@ -227,9 +231,33 @@ def test_every_format_is_one_row_with_its_own_suffixes() -> None:
     assert len(suffixes) == len(set(suffixes))
 
 
-def test_a_missing_extra_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
+def test_every_formats_module_has_what_its_row_says() -> None:
+    for row in FORMATS:
+        wanted = (
+            {"recognise", "open_file"} | ({"describe"} if row.writes else set()) | ({"wrap"} if row.library else set())
+        )
+        assert {name for name in ("recognise", "open_file", "describe", "wrap") if hasattr(row.module, name)} == wanted
 
+
+def test_a_new_format_is_a_module_and_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text of numbers, one a line, kept in memory: everything else goes on as before."""
+    toy = types.ModuleType("outsize.array.store.formats.toy")
+    toy.recognise = lambda path, head, size: head.startswith(b"#toy")  # type: ignore[attr-defined]
+    toy.open_file = lambda path, options: MemoryStore(np.loadtxt(path), path)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, toy.__name__, toy)
+    monkeypatch.setattr(registry, "FORMATS", (registry.Format("toy", "toy", (".toy",)), *FORMATS))
+    (tmp_path / "x.toy").write_text("#toy\n1\n2\n")
+    assert open_store(tmp_path / "x.toy").shape == (2,)
+    with pytest.raises(InputError, match=r"\(toy\) cannot be written in place"):
+        open_store(tmp_path / "x.toy", mode="r+")
+    with pytest.raises(InputError, match=r"must end in one of \.zarr"):
+        create_sink(tmp_path / "y.toy", (3,), "f4")
+    (tmp_path / "z.toy").write_text("none")
+    with pytest.raises(StoreError, match="is not toy"):
+        open_store(tmp_path / "z.toy")
+
+
+def test_a_missing_extra_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.zarr").mkdir()
     (tmp_path / "x.zarr" / "zarr.json").write_text("{}")
     (tmp_path / "x.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))

@@ -77,7 +77,7 @@ def test_json_has_the_same_numbers(capsys):
         (["estimate", "steps_of_this_test:plain", "--card", "rtx9999"], "unknown card 'rtx9999'"),
         (["estimate", "--hf", "nowhere.json"], "no configuration at nowhere.json"),
         (["estimate", "--hf", "empty.json"], "names no model_type"),
-        (["estimate", "--hf", "sizes.json"], "says nothing about sizes"),
+        (["estimate", "--hf", "sizes.json"], "has no sizes"),
         (["estimate", "--hf", "text.json"], "is not JSON: line 1"),
     ],
 )

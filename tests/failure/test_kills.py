@@ -8,7 +8,7 @@ import sys
 import textwrap
 
 import pytest
-from arena import limited_group
+from cgroup import limited
 
 MiB = 2**20
 GROW = """
@@ -35,8 +35,8 @@ sys.exit(main(["run", "--report", "why.json", *sys.argv[1:]]))
 def run(folder, code, limit, *, log="/dev/kmsg", before="", command=("program.py",)):
     """The report on a program that runs in a group of `limit` MiB, and what it printed."""
     (folder / "program.py").write_text(textwrap.dedent(GROW) + textwrap.dedent(code))
-    with limited_group(limit * MiB) as group:
-        shell = f'echo $$ > {group}/cgroup.procs; {before} exec "$@"'
+    with limited(limit * MiB) as group:
+        shell = f'echo $$ > {group.procs}; {before} exec "$@"'
         line = ["bash", "-c", shell, "bash", sys.executable, "-c", RUN, log, *command]
         done = subprocess.run(line, capture_output=True, text=True, timeout=180, cwd=folder)
     report = folder / "why.json"

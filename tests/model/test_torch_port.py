@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import outsize
-from outsize.model.torch_port import dispatch, parts, patches, pretended
+from outsize.model.torch_port import dispatch, fake_cuda, parts, patches
 
 SOURCE = Path(outsize.__file__).parent
 PORT = SOURCE / "model" / "torch_port"
@@ -162,7 +162,7 @@ def test_versions_are_compared_as_numbers(monkeypatch):
 
 def test_the_accelerator_of_a_wheel_built_for_cuda_answers_for_a_card_that_is_not_there():
     before = torch.accelerator.current_stream, torch.accelerator.current_accelerator, torch.cuda.is_available
-    with patches.replaced(pretended.card_rows(0, (9, 0), 2**30, accelerator=True)):
+    with patches.replaced(fake_cuda.card_rows(0, (9, 0), 2**30, accelerator=True)):
         assert torch.accelerator.current_accelerator(check_available=True) == torch.device("cuda")
         assert not torch.accelerator.current_stream().is_capturing()
         assert torch.cuda.is_available() and torch.accelerator.device_count() == 1

@@ -63,8 +63,8 @@ def test_a_container_decides_whether_it_fits():
         sizing = outsize.size((1, 256, 1024, 1021), "float32")
     assert sizing.fits is False
     assert "container of 700.00 MiB" in str(sizing)
-    assert any("float16" in move for move in sizing.moves)
-    assert any("outsize compute" in move for move in sizing.moves)
+    assert any("float16" in sentence for sentence in sizing.advice)
+    assert any("outsize compute" in sentence for sentence in sizing.advice)
 
 
 def test_halving_and_dtypes_say_what_they_save():
@@ -75,7 +75,7 @@ def test_halving_and_dtypes_say_what_they_save():
 
 
 def test_a_tensor_too_small_to_be_the_cause_is_said_to_be():
-    assert "too small to exhaust memory by itself" in outsize.size((384, 192)).moves[0]
+    assert "too small to exhaust memory by itself" in outsize.size((384, 192)).advice[0]
 
 
 def test_arrays_and_mixed_lists_are_sized_as_they_are():

@@ -1,6 +1,6 @@
 """Models of allocators: what they take from the system for the blocks a program asks for.
 
-In: allocation events (a trace of a real run, a foreseen step, a list of tensors). Out: requested, allocated, active and
+In: allocation events (a trace of a real run, a traced step, a list of tensors). Out: requested, allocated, active and
 reserved bytes at every event, their peaks, the segment map. `trace` reads torch's own recordings.
 """
 

@@ -1,9 +1,9 @@
 """The best-fit-with-coalescing allocator of TensorFlow, XLA and JAX (`xla/tsl/framework/bfc_allocator.cc`).
 
 Memory comes in regions: the whole limit at once (JAX, TensorFlow without growth), or regions that double. A request is
-rounded to 256 bytes and takes the smallest free chunk that fits, lowest address first; the chunk is cut when it is twice
-the request or leaves 128 MiB over. The bins of the original only speed up its search: a chunk's bin grows with its size,
-so searching bin by bin finds what one sorted list finds.
+rounded to 256 bytes and takes the smallest free chunk that fits, lowest address first. The chunk is cut if it is twice
+the request or leaves 128 MiB over. The bins of the original only speed up its search; one sorted list finds the same
+chunk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 
 from outsize.allocator.driver import Driver
 from outsize.allocator.model import Model
-from outsize.allocator.pieces import FREE, HELD, SHIFT, Home, Piece, segment_of
+from outsize.allocator.pieces import FREE, SHIFT, USED, Home, Piece, segment_of
 from outsize.core.allocation import Segment
 from outsize.core.errors import InputError
 from outsize.core.noun import Noun
@@ -86,7 +86,7 @@ class Bfc(Model[Piece]):
             return False
         if piece.size >= 2 * size or piece.size - size >= self.waste:
             self.home.add(piece.cut(size))
-        piece.state = HELD
+        piece.state = USED
         piece.id = id
         piece.requested = requested
         return self.hold(id, piece)

@@ -1,9 +1,9 @@
 """torch's CUDA caching allocator, native segments: requests in, blocks and segments out, to the byte.
 
 The rules are those of torch 2.11 (`c10/cuda/CUDACachingAllocator.cpp`), checked against recordings of the real one. A
-request is rounded up, looked for among the free blocks of its stream and pool (smallest that fits, lowest address), cut
-where what is left over is worth keeping, and only then asked from the driver. Freed blocks join their free neighbours
-and stay reserved. Not modelled: the private pools of CUDA graphs.
+request is rounded up. It takes the best free block of its stream and pool: the smallest that fits, then the lowest
+address. If the rest of the block is worth keeping, the block is cut. If no block fits, the driver is asked.
+Freed blocks join their free neighbours and stay reserved. Not modelled: the private pools of CUDA graphs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from outsize.allocator.driver import Driver
 from outsize.allocator.model import Model
-from outsize.allocator.pieces import HELD, SHIFT, UNMAPPED, Home, Piece, segment_of
+from outsize.allocator.pieces import SHIFT, UNMAPPED, USED, Home, Piece, segment_of
 from outsize.allocator.settings import INTERVALS, CudaSettings
 from outsize.core.allocation import Segment
 from outsize.core.units import MiB
@@ -65,7 +65,7 @@ class CudaCache(Model[Piece]):
             rest = piece.cut(size)
             rest.born = self.searches
             home.add(rest)
-        piece.state = HELD
+        piece.state = USED
         piece.id = id
         piece.requested = requested
         return self.hold(id, piece)
@@ -148,7 +148,7 @@ class CudaCache(Model[Piece]):
         address = self.driver.take(bytes)
         if address is None:
             return None
-        piece = self.first[address] = Piece(home, address, address, bytes, HELD)
+        piece = self.first[address] = Piece(home, address, address, bytes, USED)
         self.reserve(bytes)
         return piece
 
@@ -186,7 +186,7 @@ class CudaCache(Model[Piece]):
         return released >= wanted
 
     def collect(self) -> None:
-        """`garbage_collection_threshold`: give back the large segments that were passed over longest."""
+        """`garbage_collection_threshold`: give back the large segments that were unused for longest."""
         assert self.limit is not None
         target = self.reserved - int(self.settings.garbage_collection_threshold * self.limit)
         if target <= 0:
@@ -207,7 +207,7 @@ class CudaCache(Model[Piece]):
     # -- the picture ---------------------------------------------------------------------------------------------
 
     def segments(self) -> Iterator[Segment]:
-        """The segment map, by address; of an expandable segment, every run of mapped pages is one."""
+        """The segment map, by address; each run of mapped pages of an expandable segment is one entry."""
         for address in sorted(self.first):
             run: list[Piece] = []
             piece: Piece | None = self.first[address]

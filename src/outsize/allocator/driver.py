@@ -1,8 +1,8 @@
 """The device under an allocator: how many bytes it has left and at which addresses it hands them out.
 
 Ties between free blocks of one size go to the lower address, so addresses decide what a caching allocator does next.
-Where a recording says at which addresses the real driver put its segments, they are used; where not, they are invented
-the way cudaMalloc was seen to choose them.
+If a recording gives the addresses of the real segments, they are used. Otherwise addresses are assumed, in the way
+that cudaMalloc was seen to choose them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from outsize.core.units import MiB
 
 START = 1 << 46
-"""Where invented addresses begin."""
+"""Where assumed addresses begin."""
 CHUNK = 32 * MiB
-"""cudaMalloc sets addresses aside in multiples of this (driver 580, H200)."""
+"""cudaMalloc reserves addresses in multiples of this (driver 580, H200)."""
 
 
 class Driver:
@@ -29,7 +29,7 @@ class Driver:
         """How often memory came from it or went back."""
         self.next = START
         self.invents = False
-        """Whether an address had to be invented."""
+        """True if an address had to be assumed."""
 
     def fits(self, size: int) -> bool:
         """Whether the device has this many bytes left."""

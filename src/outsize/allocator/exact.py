@@ -1,4 +1,4 @@
-"""No allocator at all: what was asked for is what is held. The floor under every other model."""
+"""No allocator: exactly the requested bytes are held. No other model can hold less."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outsize.allocator.model import Model
 from outsize.core.allocation import Block, Segment
 
 
-class _Held(NamedTuple):
+class _UsedBlock(NamedTuple):
     """A block and what was asked of it."""
 
     address: int
@@ -19,7 +19,7 @@ class _Held(NamedTuple):
     stream: int
 
 
-class Exact(Model[_Held]):
+class Exact(Model[_UsedBlock]):
     """Every request is one segment of its own, given back when it is freed."""
 
     def __init__(self, driver: Driver, quantum: int = 1) -> None:
@@ -33,7 +33,7 @@ class Exact(Model[_Held]):
         if address is None:
             return False
         self.reserve(size)
-        return self.hold(id, _Held(address, size, requested, stream))
+        return self.hold(id, _UsedBlock(address, size, requested, stream))
 
     def free(self, id: int) -> None:
         """Give a block back to the system."""

@@ -1,8 +1,8 @@
 """torch's CUDA caching allocator with `expandable_segments`: one growing segment per stream and pool.
 
-Address space is set aside once (1 1/8 of the device) and pages are mapped into it as blocks ask for them: 2 MiB pages
-for small blocks, 20 MiB pages for large ones. What is mapped is what is reserved. Releasing gives back only the pages
-that lie wholly inside a free block. Everything else is the native allocator.
+Address space is reserved once (1 1/8 of the device). Pages are mapped into it when blocks need them: 2 MiB pages for
+small blocks, 20 MiB pages for large ones. Mapped bytes are reserved bytes. Releasing gives back only pages that lie
+wholly inside a free block. Everything else is as in the native allocator.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from outsize.allocator.cuda import QUANTUM, SMALL_SEGMENT, CudaCache
-from outsize.allocator.pieces import FREE, HELD, SHIFT, UNMAPPED, Home, Piece
+from outsize.allocator.pieces import FREE, SHIFT, UNMAPPED, USED, Home, Piece
 
 UNBOUNDED = 1 << 42
 """Address space of one segment where the device's size is not known."""
@@ -67,14 +67,14 @@ class ExpandableCache(CudaCache):
         return piece
 
     def room(self, home: Home, size: int) -> Piece:
-        """The lowest place with this much free or unmapped space in a row; a new segment where there is none."""
+        """The lowest address with this much contiguous free or unmapped space; a new segment if there is none."""
         for address in sorted(home.unmapped):
             piece = home.unmapped[address]
             if piece.previous is not None and piece.previous.state == FREE:
                 piece = piece.previous
             bytes = 0
             reach: Piece | None = piece
-            while reach is not None and reach.state != HELD and bytes < size:
+            while reach is not None and reach.state != USED and bytes < size:
                 bytes += reach.size
                 reach = reach.next
             if bytes >= size:

@@ -1,7 +1,7 @@
-"""glibc's malloc, main arena, as an estimate: what stays with the process after arrays are freed.
+"""An estimate of glibc's malloc (main arena): what stays with the process after arrays are freed.
 
-Requests of the mmap threshold and more are mapped on their own and returned at once when freed; the threshold starts at
-128 KiB and rises to the size of the largest mapped block freed so far, 32 MiB at most. Everything below lives on the
+Requests of at least the mmap threshold are mapped on their own and returned at once when freed. The threshold starts
+at 128 KiB. It rises to the size of the largest mapped block freed so far, at most 32 MiB. Everything below lives on the
 heap: best fit, cut and joined, grown at its end, and trimmed only where its top is free. Not modelled: per-thread caches
 and fast bins (chunks up to 1 KiB that are not joined at once) and the arenas of further threads. Whether a page counts
 as resident depends on whether it was ever written; here every reserved page does.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 
 from outsize.allocator.driver import Driver
 from outsize.allocator.model import Model
-from outsize.allocator.pieces import FREE, HELD, SHIFT, Home, Piece, segment_of
+from outsize.allocator.pieces import FREE, SHIFT, USED, Home, Piece, segment_of
 from outsize.core.allocation import Segment
 from outsize.core.noun import Noun
 from outsize.core.units import KiB, MiB
@@ -33,7 +33,8 @@ CONSOLIDATES = 64 * KiB
 LARGEST_THRESHOLD = 32 * MiB
 """Where the mmap threshold stops rising."""
 LEADER = 64
-"""Bytes cut off before an aligned chunk; a chunk so small goes to the caches, where any small request may take it for good."""
+"""Bytes cut off before an aligned chunk. A chunk this small goes to the caches, where a small request may take it
+forever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +47,8 @@ class GlibcSettings(Noun):
     """`MALLOC_TRIM_THRESHOLD_`: bytes free at the heap's top from which they are returned; None for 128 KiB and rising."""
 
     strays: int | None = None
-    """One in so many aligned chunks of a page and more loses its leader to a small object that stays, and can then no longer be
-    joined to what lies before it; None for never."""
+    """One in this many aligned chunks of at least a page loses the bytes before it to a small object that stays. It
+    can then no longer be joined to the chunk before it. None for never."""
 
     def changed(self) -> str:
         """The settings that differ from the default, as one short text; empty if none does."""
@@ -56,7 +57,7 @@ class GlibcSettings(Noun):
 
 
 class Glibc(Model[Piece]):
-    """One process with one arena; streams mean nothing to it."""
+    """One process with one arena; streams make no difference."""
 
     def __init__(self, driver: Driver, settings: GlibcSettings) -> None:
         super().__init__(driver)
@@ -81,11 +82,11 @@ class Glibc(Model[Piece]):
         if piece is None:
             return False
         if piece.home is self.heap and leader:
-            piece.state = HELD
+            piece.state = USED
             piece = self.cut(piece, leader)
         if piece.home is self.heap and piece.size - size >= SMALLEST:
             self.heap.add(self.cut(piece, size))
-        piece.state = HELD
+        piece.state = USED
         piece.id = id
         piece.requested = requested
         return self.hold(id, piece)
@@ -140,7 +141,7 @@ class Glibc(Model[Piece]):
         if address is None:
             return None
         self.reserve(bytes)
-        return Piece(self.mapped, address, address, bytes, HELD)
+        return Piece(self.mapped, address, address, bytes, USED)
 
     def extend(self, size: int) -> Piece | None:
         """Grow the heap at its end, by what is missing and a pad."""

@@ -1,6 +1,6 @@
 """What every model of an allocator keeps: its counters, the blocks in use, and those that another stream still uses.
 
-A model adds where a block comes from (`malloc`) and where it goes (`free`); `hold` and `let_go` count for it.
+A model adds where a block comes from (`malloc`) and where it goes (`free`). `hold` and `let_go` do its counting.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from outsize.allocator.driver import Driver
 from outsize.core.allocation import Segment
 
 
-class Held(Protocol):
+class UsedBlock(Protocol):
     """A block in use."""
 
     @property
@@ -22,7 +22,7 @@ class Held(Protocol):
     def requested(self) -> int: ...
 
 
-B = TypeVar("B", bound=Held)
+B = TypeVar("B", bound=UsedBlock)
 
 
 class Model(ABC, Generic[B]):
@@ -32,7 +32,7 @@ class Model(ABC, Generic[B]):
         self.driver = driver
         self.requested = self.allocated = self.active = self.reserved = self.reserved_peak = self.retries = 0
         self.guessed = False
-        """True where a choice hung on addresses that are not known."""
+        """True if a choice depended on addresses that are not known."""
         self.live: dict[int, B | None] = {}
         """Blocks in use; None for one of no bytes."""
         self.waiting: dict[int, B | None] = {}
@@ -52,7 +52,7 @@ class Model(ABC, Generic[B]):
 
     @abstractmethod
     def segments(self) -> Iterator[Segment]:
-        """What is held of the system, by address."""
+        """The segments that came from the system, by address."""
 
     def wait(self, id: int) -> None:
         """The program freed a block that another stream still uses: it is active until `free` is called for it."""

@@ -1,7 +1,8 @@
-"""Pieces of segments and the lists of free ones: what every allocator that cuts and joins blocks is made of.
+"""Pieces of segments and lists of free pieces, for allocators that cut and join blocks.
 
-Free pieces of one home stand in one sorted list of whole numbers, size above address, so that the best fit (smallest that
-is large enough, then lowest address) is one bisection.
+The free pieces of one pool and stream are one sorted list of whole numbers, with the size in the high bits and the
+address in the low ones. So one bisection finds the best fit: the smallest that is large enough, then the lowest
+address.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from outsize.core.allocation import Block, Segment
 SHIFT = 48
 """A free piece's key is its size shifted above its address."""
 
-HELD, FREE, UNMAPPED = 0, 1, 2
+USED, FREE, UNMAPPED = 0, 1, 2
 """States of a piece; an unmapped one is address space without memory behind it."""
 
 
@@ -48,7 +49,7 @@ class Piece:
         return rest
 
     def absorb_next(self) -> None:
-        """Swallow the following piece."""
+        """Join the following piece to this one."""
         following = self.next
         assert following is not None
         self.size += following.size
@@ -108,7 +109,7 @@ def segment_of(run: list[Piece], pool: str) -> Segment:
         pool=pool,
         stream=run[0].home.stream,
         blocks=tuple(
-            Block(offset=piece.address - start, bytes=piece.size, id=piece.id if piece.state == HELD else None)
+            Block(offset=piece.address - start, bytes=piece.size, id=piece.id if piece.state == USED else None)
             for piece in run
         ),
     )

@@ -1,6 +1,6 @@
 """torch's pinned host allocator (`CachingHostAllocator`): blocks of a power of two, kept for reuse, never cut or joined.
 
-A request takes a free block of just its rounded size or a new one; 20.4 GiB takes 32 GiB. Freed blocks stay with the
+A request takes a free block of exactly its rounded size, or a new one; 20.4 GiB takes 32 GiB. Freed blocks stay with the
 process until `empty_cache`, unless `pinned_max_cached_size_mb` sends them back.
 """
 
@@ -15,20 +15,20 @@ from outsize.allocator.settings import CudaSettings
 from outsize.core.allocation import Block, Segment
 
 PAGE = 4096
-"""What a block out of a segment set aside is rounded to."""
+"""A block of the reserved segment is rounded up to a multiple of this."""
 
 
-class _Held(NamedTuple):
+class _UsedBlock(NamedTuple):
     """A block and what was asked of it."""
 
     address: int
     size: int
     requested: int
     own: bool
-    """False for a part of the segment set aside."""
+    """False for a part of the reserved segment."""
 
 
-class Pinned(Model[_Held]):
+class Pinned(Model[_UsedBlock]):
     """The allocator of one process; streams share its blocks."""
 
     def __init__(self, driver: Driver, settings: CudaSettings) -> None:
@@ -37,7 +37,7 @@ class Pinned(Model[_Held]):
         self.cached: dict[int, list[tuple[int, bool]]] = {}
         """Size -> free blocks of it."""
         self.aside: tuple[int, int] | None = None
-        """What is left of the segment set aside: address, bytes."""
+        """What is left of the reserved segment: address, bytes."""
 
     def malloc(self, id: int, requested: int, stream: int) -> bool:
         """Hand out a block; False where the system has no more."""
@@ -52,7 +52,7 @@ class Pinned(Model[_Held]):
             if got is None:
                 return False
             address, own = got
-        return self.hold(id, _Held(address, size, requested, own))
+        return self.hold(id, _UsedBlock(address, size, requested, own))
 
     def free(self, id: int) -> None:
         """Keep a block for the next request of its size."""
@@ -65,7 +65,7 @@ class Pinned(Model[_Held]):
             self.cached.setdefault(held.size, []).append((held.address, held.own))
 
     def release(self) -> None:
-        """Give back every free block that is not part of the segment set aside."""
+        """Give back every free block that is not part of the reserved segment."""
         for size, blocks in self.cached.items():
             for address, own in blocks:
                 if own:
@@ -80,7 +80,7 @@ class Pinned(Model[_Held]):
         return 1 << (requested - 1).bit_length()
 
     def from_aside(self, size: int) -> tuple[int, bool] | None:
-        """The next bytes of the segment set aside, which is taken at the first request."""
+        """The next bytes of the reserved segment, which is taken at the first request."""
         if self.aside is None and self.settings.pinned_reserve_segment_size:
             got = self.from_system(self.settings.pinned_reserve_segment_size)
             self.aside = (got[0], self.settings.pinned_reserve_segment_size) if got is not None else (0, 0)
@@ -100,7 +100,7 @@ class Pinned(Model[_Held]):
         return address, True
 
     def segments(self) -> Iterator[Segment]:
-        """One segment a block; the segment set aside shows as the blocks cut from it and what is left."""
+        """One segment per block; the reserved segment is shown as the blocks cut from it and the rest."""
         held = self.live | self.waiting
         found = [(block.address, block.size, id) for id, block in held.items() if block and block.size]
         blocks: list[tuple[int, int, int | None]] = [*found]

@@ -1,8 +1,8 @@
-"""Allocation events in, what an allocator makes of them out.
+"""Allocation events in, the memory that an allocator takes for them out.
 
-One loop serves all models: a model hands blocks out (`malloc`), takes them back (`free`), keeps those another stream still
-uses (`wait`), gives its cache back (`release`) and counts its bytes. The loop numbers the events, keeps the peaks and
-stops where memory runs out. `replay_steps` runs a step several times through the same loop.
+One loop serves all models. A model hands blocks out (`malloc`), takes them back (`free`), keeps those that another
+stream still uses (`wait`), gives its cache back (`release`), and counts its bytes. The loop numbers the events, keeps
+the peaks, and stops when memory runs out. `replay_steps` runs a step several times through the same loop.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def replay(
 ) -> Replay:
     """Run `events` through a model of an allocator.
 
-    `capacity` is what the device has for this process, in bytes (None: no end); `settings` belong to the allocator;
-    `samples` keeps the state after every event; `addresses` are (address, bytes) of the segments a recording saw, which
-    decide ties as the real run did.
+    `capacity` is what the device has for this process, in bytes (None: unlimited). `settings` belong to the allocator.
+    `samples` keeps the state after every event. `addresses` are (address, bytes) of the segments in a recording; they
+    decide ties as in the real run.
     """
     if allocator not in MODELS:
         raise InputError(f"unknown allocator {allocator!r}: one of {', '.join(MODELS)}")
@@ -116,7 +116,7 @@ class PhaseEvent(NamedTuple):
 
 
 class StepsReplay(NamedTuple):
-    """What an allocator makes of repeated steps."""
+    """The memory that an allocator takes for repeated steps."""
 
     peaks: dict[str, int]
     """Most bytes that were handed out, by phase."""
@@ -129,7 +129,8 @@ class StepsReplay(NamedTuple):
 
 
 STEPS = 3
-"""Steps that are replayed: the first makes state, the second meets it, the third shows whether it settles."""
+"""Steps that are replayed: the first makes optimizer state, the second runs beside it, the third shows whether memory
+still grows."""
 
 
 def replay_steps(
@@ -137,8 +138,8 @@ def replay_steps(
 ) -> StepsReplay:  # fmt: skip
     """Run the events of a first step and those of every later one through a model of an allocator.
 
-    A later step frees what it allocates, and free neighbours join. Where it neither gets memory from the driver nor gives
-    any back, it ends where it began. So would the next, which is then not replayed.
+    A later step frees what it allocates, and free neighbours join. If it neither gets memory from the driver nor gives
+    any back, it ends in the state in which it began. The next step would do the same, so it is not replayed.
     """
     kind = MODELS[allocator]
     model = kind.make(None, kind.settings() if settings is None else settings, ())
@@ -168,7 +169,7 @@ def _run_phases(model: Model[Any], events: Iterable[PhaseEvent], peaks: dict[str
 def _run(
     model: Model[Any], events: Iterable[AllocationEvent], samples: list[Sample] | None
 ) -> tuple[int, Sample, int, OutOfMemoryPoint | None]:
-    """The loop: count of events, peaks, where reserved peaked, where it failed."""
+    """The loop: counts events, keeps the peaks, and notes where reserved peaked and where memory ran out."""
     malloc, free, live, waiting = model.malloc, model.free, model.live, model.waiting
     requested = allocated = active = reserved = peak_event = number = 0
     failed: OutOfMemoryPoint | None = None

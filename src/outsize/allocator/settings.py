@@ -1,8 +1,8 @@
-"""What a user told torch's allocator: the text of `PYTORCH_ALLOC_CONF` in, a `CudaSettings` out.
+"""The settings of torch's allocator: the text of `PYTORCH_ALLOC_CONF` in, a `CudaSettings` out.
 
-The text is `key:value,key:[low:divisions,>:divisions]`. torch refuses a key it does not know; we keep it and say so,
-since the text may belong to a newer torch than the one this was written against. A value that makes no sense is an
-`InputError`, with the bounds that torch 2.13 gives.
+The text is `key:value,key:[low:divisions,>:divisions]`. torch refuses a key it does not know. Here unknown keys are
+kept and reported, because the text may be for a newer torch. A wrong value is an `InputError` with the bounds of torch
+2.13.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def _power_of_two(key: str, text: str, low: int = 1) -> int:
 
 
 def _divisions(key: str, text: str) -> tuple[int, ...]:
-    """`4` for all, or `[256:1,1024:4,>:8]` per interval in MiB: what is below the first is as the first, `>` the rest."""
+    """`4` for all sizes, or `[256:1,1024:4,>:8]` per interval in MiB. Sizes below the first entry use the first; `>`
+    is the rest."""
     if not text.startswith("["):
         return (_power_of_two(key, text),) * INTERVALS
     table = [0] * INTERVALS
@@ -159,7 +160,7 @@ _ENTRY = re.compile(r"([^:,\[\]]+):(\[[^\]]*\]|[^,\[\]]*)(?:,|$)")
 
 
 def parse_settings(text: str, **given: Any) -> CudaSettings:
-    """`"expandable_segments:True,max_split_size_mb:128"` -> CudaSettings; a nonsense value is an `InputError`."""
+    """`"expandable_segments:True,max_split_size_mb:128"` -> CudaSettings; a wrong value is an `InputError`."""
     squeezed = "".join(text.split())
     values: dict[str, Any] = dict(given)
     without_effect: list[tuple[str, str]] = []

@@ -3,8 +3,8 @@
 `torch.cuda.memory._record_memory_history()` followed by `_snapshot()` gives plain dictionaries: `device_traces`, one list of
 entries a device, and `segments`, what is held now. An `alloc` entry carries the bytes asked for, so a trace can be replayed
 under the same or other settings. `segment_alloc` entries say where the driver put each segment, which decides ties between
-equal blocks as the real run did. The history is a ring: blocks that were alive when it begins are put in front, in order of
-address, which is the best that can be said of them.
+equal blocks as the real run did. The history is a ring and may not reach back to the start. Blocks that were alive
+before it begins are put in front, in order of address; their true order is not known.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Reader:
         self.events.append(AllocationEvent(time, False, id, 0, entry["stream"], waits))
 
     def alive(self, entry: Entry) -> int:
-        """Put a block that the history never saw allocated before everything else."""
+        """Put a block whose allocation is not in the history before all events."""
         id = self.at[entry["addr"]] = self.count
         self.before[entry["addr"]] = AllocationEvent(0, True, id, entry["size"], entry["stream"])
         self.count += 1
@@ -101,8 +101,8 @@ def read_trace(
 ) -> Recording:
     """Entries of one device's trace, and the snapshot's segments where there are any, as a `Recording`.
 
-    `keep_releases=False` leaves out the moments at which cached segments were given back: right where the replay has the
-    limit that caused them, wrong where the program called `empty_cache()`.
+    `keep_releases=False` leaves out the moments at which cached segments were given back. That is right if the replay
+    has the limit that caused them. It is wrong if the program called `empty_cache()`.
     """
     reader = _Reader(keep_releases)
     reader.read(list(entries))

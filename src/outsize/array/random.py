@@ -13,19 +13,16 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from outsize.array.api.lazy import Array
 from outsize.array.graph.build import whole
-from outsize.array.graph.node import Node
+from outsize.array.graph.node import Memory, Node
 from outsize.array.store.base import Block, Region, region_shape
 from outsize.core.errors import InputError
 from outsize.core.spec import parse_shape
-
-if TYPE_CHECKING:
-    from outsize.array.graph.frame import Frame
 
 _STEP = 1 << 13
 """Numbers made at once: their temporaries stay in the cache."""
@@ -46,7 +43,7 @@ class Random(Node):
     bounds: tuple[int, int] = (0, 0)
     """Lowest number and how many there are, of whole numbers."""
 
-    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         block = frame.array(region_shape(region), self.dtype) if out is None else out
         frame.reserve(_TEMPORARIES)
         if not frame.dry and block.size:

@@ -1,8 +1,8 @@
-"""The `outsize` command: one file a verb.
+"""The `outsize` command: one file per verb.
 
 A verb's file has `add_arguments(parser)` and `run(args) -> int`; it parses, calls the verb, and hands the noun to
-`report`. Exit status: 0 fits or done, 1 does not fit or failed, 2 a mistake in what was asked. Only the file of the verb
-that was asked for is imported, so that an answer comes within half a second.
+`report`. Exit status: 0 fits or done, 1 does not fit or failed, 2 a mistake in the arguments. Only the file of the
+verb in use is imported, so that the command answers within half a second.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from outsize.cli.streams import prepare_streams
 from outsize.core.errors import InputError, OutsizeError
 
 VERBS = {
-    "compute": "array expressions on files larger than memory, inside a budget",
-    "convert": "rewrite an array in another dtype or format, and say what that cost",
-    "memory": "what memory is here, what limits it, and who holds it",
-    "size": "what tensors of a shape take, and where they fit",
-    "estimate": "what a training or inference step will take, before it runs and without the card",
-    "explain": "why memory ran out, and what would mend it: a message, a log, a CUDA snapshot",
-    "run": "run a Python program and say why if memory ends it",
-    "tour": "a walk through Outsize in under a minute",
+    "compute": "compute an array expression on files larger than memory, inside a budget",
+    "convert": "rewrite an array in another dtype or format, and report the loss of accuracy",
+    "memory": "show the memory of this machine, what limits it, and who holds it",
+    "size": "show how many bytes tensors take, and where they fit",
+    "estimate": "show how much memory a training or inference step will take, without a card",
+    "explain": "explain why memory ran out and what to do: a message, a log, a CUDA snapshot",
+    "run": "run a Python program, and explain it if memory runs out",
+    "tour": "show what Outsize does, in under a minute",
 }
 """Verb -> its help line, in the order they are listed."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose complaints are one sentence, like all others."""
+    """A parser whose errors are one sentence, like all other errors."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -79,7 +79,7 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _build_parser(verb: str | None) -> argparse.ArgumentParser:
-    """The parser with every verb's help line, and the arguments of the one that was asked for."""
+    """The parser with every verb's help line, and the arguments of the verb in use."""
     from outsize import __version__
 
     parser = Parser(prog="outsize", description="Tensors and models that do not fit in memory.", allow_abbrev=False)
@@ -106,7 +106,7 @@ def _welcome() -> int:
 
 
 def _say(warning: object, *_: object) -> None:
-    """A warning in the words of all other messages, without the line of ours that raised it."""
+    """Show a warning as `outsize: ...`, like all other messages, without the source line that raised it."""
     _complain(warning, status=0)
 
 

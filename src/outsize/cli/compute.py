@@ -14,7 +14,7 @@ from outsize.machine import budget
 from outsize.report.progress import terminal_listener
 
 _PRINTED = 10_000
-"""Elements of a result that is printed at most; a larger one needs --out."""
+"""The most elements of a result that is printed; a larger one needs --out."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", metavar="BYTES", help="memory that may be held, such as 1GiB (default: 80%% of available)"
     )
     parser.add_argument(
-        "--device", metavar="NAME", help="cuda, cuda:1 or cupy; auto uses a GPU only where it pays (default: none)"
+        "--device", metavar="NAME", help="cuda, cuda:1 or cupy; auto uses a GPU only where it is faster (default: none)"
     )
     parser.add_argument(
         "--device-budget", metavar="BYTES", help="device memory that may be held (default: 80%% of free)"

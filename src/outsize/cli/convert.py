@@ -1,4 +1,4 @@
-"""`outsize convert a.npy b.zarr --dtype float16`: rewrite an array, and say what that cost."""
+"""`outsize convert a.npy b.zarr --dtype float16`: rewrites an array and reports the loss of accuracy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("target", nargs="?", help=".npy, .zarr, .h5, .safetensors or .bin; not needed with --check")
     parser.add_argument("--dtype", help="element type to convert to (default: as it is)")
-    parser.add_argument("--check", action="store_true", help="measure what it would cost, write nothing")
+    parser.add_argument("--check", action="store_true", help="measure the loss of accuracy, write nothing")
     parser.add_argument("--budget", metavar="SIZE", help="most memory to use, such as 512MiB")
     parser.add_argument("--chunks", metavar="SHAPE", help="chunks of a zarr or HDF5 output, such as 1024,512")
     parser.add_argument("--no-compression", action="store_true", help="write zarr chunks uncompressed")

@@ -17,7 +17,7 @@ from outsize.model.estimation.configurations import OPTIMIZERS, PRECISIONS, step
 from outsize.model.estimation.estimate import estimate
 
 DEFAULT_SEQ = 512
-"""Tokens where `--seq` is not given."""
+"""Tokens if `--seq` is not given."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a function that builds everything and returns the step to run, or (step, arg, ...)",
     )  # fmt: skip
     parser.add_argument("--hf", metavar="CONFIG", help="a transformers config.json instead; no weights are needed")
-    parser.add_argument("--batch", type=_positive, metavar="N", help="batch size; also says the largest that fits")
+    parser.add_argument("--batch", type=_positive, metavar="N", help="batch size; also shows the largest that fits")
     parser.add_argument(
-        "--seq", type=_positive, metavar="N", help="tokens in a sequence (512); given, also says how it grows with it"
+        "--seq",
+        type=_positive,
+        metavar="N",
+        help="tokens in a sequence (512); if given, also shows how memory grows with it",
     )
     parser.add_argument("--optimizer", default="adamw", metavar="NAME", help=f"none, {', '.join(OPTIMIZERS)}")
     parser.add_argument("--precision", default="fp32", metavar="NAME", help=", ".join(PRECISIONS))
@@ -37,12 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--card", metavar="NAME", help="say whether it fits on this card, such as rtx4090")
     parser.add_argument("--budget", metavar="SIZE", help="say whether it fits in this much, such as 8GiB")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (cuda)")
-    parser.add_argument("--trust", action="store_true", help="exit with 0 also where it fits only if guesses are right")
+    parser.add_argument(
+        "--trust", action="store_true", help="exit with 0 also if it fits only when the guesses are right"
+    )
     parser.add_argument("--steps", type=_positive, default=3, metavar="N", help="how many steps to trace (3)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Estimate what was asked; 1 where it does not fit, or is not known to fit."""
+    """Print the estimate; 1 if it does not fit, or may not fit."""
     if (args.target is None) == (args.hf is None):
         raise InputError("give either MODULE:FUNCTION or --hf config.json")
     common = {"device": args.device, "card": args.card, "budget": args.budget, "steps": args.steps}
@@ -91,7 +96,7 @@ def _from_function(args: argparse.Namespace, common: dict[str, Any]) -> Any:
 
 
 def load(target: str) -> Callable[..., Any]:
-    """`package.module:function` -> the function; the current folder is looked in first."""
+    """`package.module:function` -> the function; the current folder is searched first."""
     name, colon, attribute = target.partition(":")
     name = name.removesuffix(".py")
     if not colon or not name or not attribute:

@@ -31,11 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--after", metavar="SNAPSHOT", help="a later snapshot of the same program: what grew between the two"
     )
-    parser.add_argument("--here", action="store_true", help="it happened on this machine: look at its memory too")
+    parser.add_argument("--here", action="store_true", help="the failure happened on this machine: read its memory too")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain what was given; 1 where it is no out-of-memory failure."""
+    """Explain the text or file; 1 if it is not an out-of-memory failure."""
     diagnosis = _explain(args)
     report.show(diagnosis, args.json)
     return 0 if diagnosis.failure is not None else 1

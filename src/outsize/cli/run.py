@@ -1,4 +1,4 @@
-"""`outsize run train.py --epochs 3`: the program unchanged, and a report where memory ended it."""
+"""`outsize run train.py --epochs 3`: runs the program unchanged, and reports if it runs out of memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outsize.failure.run import run as run_watched
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's own arguments."""
     parser.add_argument("--report", metavar="FILE", help="also write the diagnosis to this file as JSON")
-    parser.add_argument("--peak", action="store_true", help="say the peak even if all went well")
+    parser.add_argument("--peak", action="store_true", help="print the peak also if all went well")
     parser.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ...", help="run a module, as python -m does"
     )
@@ -27,7 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run it; its exit status is ours. The report goes to standard error, for standard output is the program's."""
+    """Run the program and return its exit status. The report goes to standard error: standard output is the
+    program's."""
     if args.report and not pathlib.Path(args.report).parent.is_dir():
         raise InputError(
             f"--report {args.report}: there is no folder {pathlib.Path(args.report).parent}: make it first"

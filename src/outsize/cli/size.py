@@ -12,7 +12,7 @@ from outsize.core.units import parse_bytes
 from outsize.sizing import size
 
 _DIGITS = 100
-"""Digits of a length that are read; no machine counts so far."""
+"""The most digits a length may have; no machine has that much memory."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Size what was asked; 1 where it does not fit."""
+    """Print the size; 1 if it does not fit."""
     budget = None if args.budget is None else parse_bytes(args.budget)
     specs = [read_tensor(text, args.dtype) for text in args.shapes]
     sizing = size(specs, count=args.count, grad=args.grad, optimizer=args.optimizer, budget=budget, card=args.card)

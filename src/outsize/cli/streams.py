@@ -1,7 +1,7 @@
-"""The standard streams as they were given: closed ones lead nowhere, and what an encoding lacks is written plainly.
+"""Makes the standard streams safe to write to: a closed stream discards, and missing characters are written in ASCII.
 
-A service starts commands without streams, and a terminal may not know the characters that bars and frames are drawn with;
-an answer is no less an answer there.
+A service may start a command without streams. A terminal may lack the characters for bars and frames. The command must
+answer there too.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 import sys
 
 _PLAIN = {"█": "#", "░": ".", "·": ".", "│": "|", "└": "+", "─": "-", "×": "x", "…": "."}
-"""What is drawn -> what ASCII has for it."""
+"""Character that is drawn -> ASCII for it."""
 
 
 def prepare_streams() -> None:
-    """Make the streams of this process fit to be written to."""
+    """Make the streams of this process safe to write to."""
     codecs.register_error("outsize", _write_plainly)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)

@@ -1,4 +1,4 @@
-"""`outsize tour`: the main job for a newcomer, on embedded examples, in under a minute, without a GPU or a network."""
+"""`outsize tour`: shows the main verbs on built-in examples, in under a minute, without a GPU or a network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Walk through every stop."""
+    """Show every stop."""
     shown: dict[str, Any] = {}
     for number, (command, why, visit) in enumerate(STOPS, start=1):
         answers = visit()
@@ -57,7 +57,7 @@ def _explain_the_failure() -> list[Any]:
 
 
 def _run_it_inside_the_budget() -> list[Any]:
-    """Make an array larger than the budget, and work on it: the plan, then what was measured."""
+    """Make an array larger than the budget and standardise it: show the plan, then what was measured."""
     scratch = outsize.memory().disk.name
     os.makedirs(scratch, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch, prefix="tour-") as folder:
@@ -94,4 +94,4 @@ STOPS: tuple[tuple[str, str, Callable[[], list[Any]]], ...] = (
         _run_it_inside_the_budget,
     ),
 )
-"""(what one would type, why, what it shows), in the order of the walk."""
+"""(command to type, why, function that shows the answer), in order."""

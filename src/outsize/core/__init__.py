@@ -1,1 +1,1 @@
-"""The nouns every room speaks in, their units and their errors; standard library only."""
+"""The values that all rooms exchange (nouns), with their units and errors; standard library only."""

@@ -1,4 +1,4 @@
-"""Allocations over time and what an allocator makes of them."""
+"""Allocations over time, and the memory that an allocator takes for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AllocationEvent(NamedTuple):
 
 
 EMPTY_CACHE = -1
-"""The id of a free that means `empty_cache()`: the allocator gives back what it holds and does not use."""
+"""The id of a free that means `empty_cache()`: the allocator gives back what it does not use."""
 
 
 class Sample(NamedTuple):
@@ -104,14 +104,14 @@ class OutOfMemoryPoint(Noun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay(Noun):
-    """What an allocator makes of a stream of events."""
+    """The result of replaying events through a model of an allocator."""
 
     allocator: str
     """Which model, with the settings that differ from the default."""
     events: int
     """How many events were replayed."""
     peak: Sample
-    """Highest value of each number; they need not fall on one moment."""
+    """Highest value of each number; these may be at different moments."""
     peak_event: int
     """Number of the event at which reserved first reached its peak."""
     samples: tuple[Sample, ...]
@@ -123,7 +123,7 @@ class Replay(Noun):
     out_of_memory: OutOfMemoryPoint | None
     """Where it ran out, None if it did not; the replay ends there."""
     known: Known
-    """How the reserved bytes are known: exact where no choice hung on an address that had to be invented."""
+    """How the reserved bytes are known: exact if no choice depended on an address that had to be assumed."""
 
     derived: ClassVar[tuple[str, ...]] = ("fragmentation",)
 

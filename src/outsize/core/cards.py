@@ -1,7 +1,7 @@
 """Accelerators people have: the memory they report and their compute capability, for "would it fit there?".
 
-Memory is what the driver reports as total (`nvidia-smi`, `rocm-smi`), which is a little less than the box says; ECC and the
-driver's own share differ between machines by a percent or two, so everything derived from this table is an estimate.
+Memory is the total that the driver reports (`nvidia-smi`, `rocm-smi`), a little less than the box says. ECC and the
+driver's own share differ between machines by a percent or two. So everything derived from this table is an estimate.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Card(Noun):
     capability: tuple[int, int] | None = None
     """CUDA compute capability; None for other makers."""
     common: bool = False
-    """Listed by `outsize size` without being asked."""
+    """True if `outsize size` lists it by default."""
 
     derived: ClassVar[tuple[str, ...]] = ("usable",)
 

@@ -12,8 +12,8 @@ from outsize.core.noun import Noun
 class Precision(Noun):
     """The error of a cast, over the elements that were measured.
 
-    Errors are |before - after| over elements that are finite before and after; what left the range of the new type or
-    became zero is counted instead, since one such element would drown every other.
+    Errors are |before - after| over elements that are finite before and after. Elements that left the range of the new
+    type or became zero are only counted, because one of them would hide all other errors.
     """
 
     elements: int
@@ -33,9 +33,10 @@ class Precision(Noun):
     nans_created: int
     """Numbers that are NaN now."""
     largest: float | None
-    """Largest finite magnitude before the cast; None where it was not looked for, since the new type holds all of the old."""
+    """Largest finite magnitude before the cast; None if it was not measured because the new type holds every old
+    value."""
     smallest: float | None
-    """Smallest magnitude above zero before the cast; None where there was none, or it was not looked for."""
+    """Smallest magnitude above zero before the cast; None if there is none or it was not measured."""
 
     derived: ClassVar[tuple[str, ...]] = ("exact",)
 

@@ -1,4 +1,4 @@
-"""Element types of the whole field under one name each, with their exact bits.
+"""Element types of all frameworks, each under one name, with their exact number of bits.
 
 In: what users write or frameworks print (`torch.bfloat16`, `np.float32`, `<f4`, `DT_HALF`, `tf.qint8`, `jnp.float8_e4m3fn`,
 `BF16`, `pred`), or a dtype object of any framework. Out: a `DType`. NumPy's reading wins where spellings clash (`u8` is

@@ -1,8 +1,8 @@
-"""The error tree. Every error carries its nouns, so that nobody has to parse our sentences.
+"""The error tree. Every error carries its numbers as attributes, so that no program has to parse the message.
 
 OutsizeError
 ├── InputError    a user's mistake: a bad shape, an unknown dtype, a missing file   (also a ValueError)
-├── BudgetError   the work cannot be done inside the budget; says the smallest that works
+├── BudgetError   the work does not fit the budget; names the smallest budget that works
 ├── OutOfMemory   memory ran out while running, in spite of the plan                (also a MemoryError)
 └── StoreError    a file or store could not be read or written as asked             (also an OSError)
 """
@@ -17,11 +17,11 @@ class OutsizeError(Exception):
 
 
 class InputError(OutsizeError, ValueError):
-    """What was asked makes no sense; the message says what was read and what would be accepted."""
+    """The user gave something that cannot be used; the message says what it was and what would be accepted."""
 
 
 class BudgetError(OutsizeError):
-    """The projected peak passes the budget."""
+    """The projected peak is above the budget."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What happens while work runs. Runs speak in events; whoever listens draws the bar or writes the log."""
+"""Events that a run sends while it works. A listener draws a progress bar or writes a log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Started(Noun):
     steps: int
     """How many there are."""
     bytes: int
-    """Bytes it will move; or how many of `unit` it will do, 0 where nobody knows."""
+    """Bytes it will move, or how many of `unit` it will do; 0 if unknown."""
     unit: str = "bytes"
     """What is counted."""
     done: int = 0
@@ -55,19 +55,19 @@ _default: Callable[[], Listener | None] | None = None
 
 
 def set_default_listener(loader: Callable[[], Listener | None]) -> None:
-    """Tell runs who listens where nobody was named; the loader is asked at the start of each run."""
+    """Set the listener of runs that name none. `loader` is called at the start of each run."""
     global _default
     _default = loader
 
 
 def default_listener() -> Listener | None:
-    """Who listens where nobody was named: the progress bar of a terminal, or nobody."""
+    """The listener of a run that names none: the progress bar on a terminal, or none."""
     return _default() if _default else None
 
 
 @contextlib.contextmanager
 def told(step: str, unit: str) -> Iterator[Callable[[], None]]:
-    """Tell whoever listens that a step of unknown length runs; what is given is called for each unit that is done."""
+    """Announce a step of unknown length; call the function this returns for each unit that is done."""
     listener = default_listener()
     if listener is None:
         yield lambda: None

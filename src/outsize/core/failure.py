@@ -1,4 +1,4 @@
-"""A failure as its message states it, its cause with evidence, and what would mend it."""
+"""A failure as its message states it, its cause with evidence, and what to do about it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Remedy(Noun):
     name: str
     """What to do, in a few words."""
     saves: int | None
-    """Bytes it gives back, None if that cannot be told from what is known."""
+    """Bytes it saves, None if unknown."""
     known: Known
     """How `saves` is known."""
     costs: str
@@ -62,11 +62,11 @@ class Failure(Noun):
     free_bytes: int | None = None
     """What was free."""
     allocated_bytes: int | None = None
-    """Held by the framework's allocator."""
+    """In use through the framework's allocator."""
     reserved_bytes: int | None = None
     """Total reserved by it."""
     limit_bytes: int | None = None
-    """A cap below or beside the capacity."""
+    """A limit other than the capacity."""
     pid: int | None = None
     """Process that was killed."""
     process: str | None = None
@@ -91,7 +91,7 @@ class CauseName(enum.StrEnum):
     IMPOSSIBLE = "impossible request"
     """More bytes than any machine can address."""
     WARNING = "warning only"
-    """An allocator's remark that ends nothing."""
+    """A warning of an allocator; the program goes on."""
     BROADCAST = "broadcast explosion"
     """Two long vectors made a matrix."""
     LARGER_THAN_DEVICE = "request larger than the device"
@@ -100,11 +100,11 @@ class CauseName(enum.StrEnum):
     FRAGMENTATION = "fragmentation"
     """Enough is unused, but not in one piece."""
     MEMORY_FRACTION = "memory fraction"
-    """A cap that the program set itself."""
+    """A limit that the program set itself."""
     OTHER_PROCESS = "other process"
-    """Somebody else holds the device."""
+    """Other processes hold the device's memory."""
     OTHER_ALLOCATIONS = "other allocations"
-    """This process holds it, outside the framework's allocator."""
+    """This process holds the memory, outside the framework's allocator."""
     GRAPH_POOLS = "CUDA graph pools"
     """CUDA graphs keep what they captured."""
     REFUSED = "refused though free"
@@ -120,9 +120,9 @@ class CauseName(enum.StrEnum):
     MACHINE = "machine out of memory"
     """RAM and swap are full."""
     KILLED = "killed"
-    """SIGKILL without a word."""
+    """SIGKILL without an explanation."""
     LEAK = "leak"
-    """What should be let go is kept."""
+    """Memory that should be freed is kept."""
     ALREADY_FULL = "memory already full"
     """The request that came last is too small to be the reason."""
     TRUE_NEED = "true need"
@@ -160,7 +160,7 @@ class Diagnosis(Noun):
     holders: tuple[Part, ...] = ()
     """Who holds memory, largest first: live tensors, allocation stacks, processes, growing lines."""
     timeline: tuple[Moment, ...] = ()
-    """Bytes over the last stretch before it, where it was watched or recorded."""
+    """Bytes over the time before the failure, if they were recorded."""
 
     def __repr__(self) -> str:
         return self.__str__()

@@ -1,4 +1,4 @@
-"""The plan of a fitted step: which remedies are on, what the step then holds, and what the choices beside it are."""
+"""The plan of a fitted step: which remedies it uses, what the step then holds, and which other plans were close."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outsize.core.plan import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour(Noun):
-    """A choice beside the one that was made."""
+    """A plan that was close to the chosen one."""
 
     name: str
     """Its remedies, in a few words."""
@@ -20,7 +20,7 @@ class Neighbour(Noun):
     slow_down: float
     """Predicted time over that of the plain step."""
     traced: bool
-    """True where the peak was traced, False where it is the planner's arithmetic."""
+    """True if the peak was traced, False if the planner only computed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -28,19 +28,19 @@ class FitPlan(Plan):
     """How a step runs inside its budget. `steps` are the phases of one training step."""
 
     remedies: tuple[Remedy, ...]
-    """What is done, empty where the plain step fits."""
+    """The remedies that are used; empty if the plain step fits."""
     slow_down: float
     """Predicted time over that of the plain step: an estimate."""
     plain: int
     """Projected peak of the plain step in bytes."""
     away: int
-    """Bytes that wait elsewhere at most."""
+    """The most bytes that are moved away from the device at one time."""
     place: str
-    """Where they wait: `host` or `disk`."""
+    """Where they are moved to: `host` or `disk`."""
     cheaper: Neighbour | None = None
-    """The next faster choice, which does not fit or was not needed."""
+    """The next faster plan, which does not fit or was not needed."""
     smaller: Neighbour | None = None
-    """The next choice that holds less."""
+    """The next plan that holds less."""
     moved: int = 0
     """Bytes that go over the link in a step, both ways; 0 where the model is on the device."""
     seconds: float | None = None
@@ -48,7 +48,7 @@ class FitPlan(Plan):
     tokens: int = 0
     """Tokens (or samples) of a step."""
     notes: tuple[str, ...] = ()
-    """What was found in model and loss, and what was not done because of it."""
+    """What was found in the model and the loss, and which remedies this rules out."""
 
     def __repr__(self) -> str:
         return self.__str__()

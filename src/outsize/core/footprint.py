@@ -1,4 +1,4 @@
-"""What work takes in memory, before or after it runs: parts, peaks, and their course over time."""
+"""How much memory work takes, before or after it runs: parts, peaks, and memory over time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Amount(Noun):
     """A number of bytes with how it is known and a bound above it."""
 
     bytes: int
-    """The point: the most likely value."""
+    """The most likely value."""
     bound: int
     """Never below the truth; equal to `bytes` where that is exact."""
     known: Known
@@ -38,7 +38,7 @@ class Amount(Noun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layers(Noun):
-    """The highest moment of one stretch of a step, kind by kind."""
+    """The highest moment of one part of a step, by kind."""
 
     time: int
     """Number of the allocator event."""
@@ -72,7 +72,7 @@ class Growth(Noun):
     error: float
     """How far this is from the trace that was left out, as a fraction of it."""
     square: float = 0.0
-    """Bytes times the square of the size, 0 where a line does."""
+    """Factor of the size's square in bytes; 0 if memory grows along a line."""
 
     def at(self, size: int) -> int:
         """Bytes reserved at a size."""
@@ -92,14 +92,14 @@ class Largest(Noun):
     largest: int
     """The largest that fits, 0 where not even one does."""
     next_needs: int | None
-    """Bytes reserved that one more would take, None where that was not traced."""
+    """Bytes reserved with a batch larger by one, None if that was not traced."""
     known: Known
-    """`bound` where the largest one was itself traced, `estimate` where it lies on the fitted line."""
+    """`bound` if the largest size was traced, `estimate` if it was computed from the fitted line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading(Noun):
-    """What a DataLoader holds on the host while it keeps ahead of the step."""
+    """What a DataLoader holds on the host while it prepares batches for the step."""
 
     workers: int
     """Processes that make batches; 0 where the step's own process does."""
@@ -151,7 +151,7 @@ class Footprint(Noun):
     kinds: tuple[str, ...]
     """Names of the layers of the timeline."""
     timeline: tuple[Layers, ...]
-    """The course of the traced steps."""
+    """Memory over time in the traced steps."""
     peak_label: str
     """When the peak is: `step 2 backward`."""
     host: Amount | None = None
@@ -164,8 +164,8 @@ class Footprint(Noun):
     capacity: int | None = None
     """Bytes that the step may reserve there."""
     fits: bool | None = None
-    """True where even the bound gets through inside the capacity, the allocator giving back what it does not need; False where
-    the likely course does not; None in between, where sizes hang on a guess, or without a capacity."""
+    """True if even the bound fits the capacity, after the allocator has given back its cache. False if the likely
+    value does not fit. None in between, if sizes depend on a guess, or without a capacity."""
     growth: tuple[Growth, ...] = ()
     """How the peak grows with the sizes that were given."""
     largest: tuple[Largest, ...] = ()
@@ -173,7 +173,7 @@ class Footprint(Noun):
     notes: tuple[str, ...] = ()
     """What was assumed, a sentence each; none means that the step was followed exactly."""
     guesses: tuple[str, ...] = ()
-    """Those of the notes that sizes may hang on: where there are any, `fits` is never True."""
+    """The notes that the size may depend on. If there are any, `fits` is never True."""
 
     derived: ClassVar[tuple[str, ...]] = ("fragmentation",)
 
@@ -182,11 +182,11 @@ class Footprint(Noun):
 
     @property
     def fragmentation(self) -> int:
-        """Bytes reserved above what is allocated, peak against peak."""
+        """Peak of reserved bytes less peak of allocated bytes."""
         return max(0, self.peak_reserved.bytes - self.peak_allocated.bytes)
 
     def compare(self, measured: Mapping[str, Any] | None = None, **named: int) -> Receipt:
-        """A real run beside this: `compare(torch.cuda.memory_stats())`, or any of `allocated=`, `reserved=` and `used=` in bytes.
+        """Compare with a real run: `compare(torch.cuda.memory_stats())`, or any of `allocated=`, `reserved=`, `used=` in bytes.
 
         `used` is what `nvidia-smi` shows for the process; for a step on the CPU, the process's highest resident bytes.
         """

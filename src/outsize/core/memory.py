@@ -1,4 +1,5 @@
-"""What memory is there: readings of pools, the limits on them, who holds them, and the budget we allow ourselves."""
+"""The memory of a machine: readings of its pools, their limits, who holds them, and the budget Outsize allows
+itself."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class Pool(Noun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit(Noun):
-    """Something that forbids to pass a number of bytes."""
+    """Something that does not allow more than a number of bytes."""
 
     name: str
     """What it is, as a user would say it: `container`, `ulimit -v`, `memory fraction`."""
@@ -49,7 +50,7 @@ class Holder(Noun):
     """A process that holds memory of a pool."""
 
     pid: int
-    """Process id as the system that was asked counts it (inside a container it may be the host's)."""
+    """Process id (seen from inside a container it may be the host's)."""
     name: str | None
     """Command name, None if it cannot be seen from here."""
     bytes: int | None
@@ -69,11 +70,11 @@ class PoolReading(Noun):
     available: int | None
     """Bytes that can be had now, all limits applied."""
     limits: tuple[Limit, ...] = ()
-    """Everything that caps it below its total, tightest (least left) first."""
+    """Every limit below its total, the one with the least left first."""
     holders: tuple[Holder, ...] = ()
     """Who holds it, largest first; empty if unknown."""
     source: str = ""
-    """Who answered."""
+    """The source of the reading."""
     notes: tuple[str, ...] = ()
     """What else a user should know, a sentence each."""
 
@@ -81,7 +82,7 @@ class PoolReading(Noun):
 
     @property
     def biting(self) -> Limit | None:
-        """The limit that is met first, None where what the machine itself has left is."""
+        """The limit that is reached first; None if the machine itself runs out before any limit."""
         first = self.limits[0] if self.limits else None
         return first if first is not None and first.available <= (self.available or 0) else None
 
@@ -93,14 +94,14 @@ class Allowance(Noun):
     pool: Pool
     """Which pool."""
     bytes: int
-    """What we allow ourselves."""
+    """Bytes that Outsize may use."""
     reason: str
     """Why this number, as a sentence for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget(Noun):
-    """What we allow ourselves, a number per pool."""
+    """What Outsize may use, one number per pool."""
 
     allowances: tuple[Allowance, ...]
     """One per pool that has a budget."""
@@ -145,7 +146,8 @@ class Reading(Noun):
     swap_free: int
     """Bytes of swap not in use."""
     overcommit: Literal["heuristic", "always", "never"] | None
-    """The kernel's policy: does an allocation fail (`never`), or the process die later (`always`, mostly `heuristic`)?"""
+    """The kernel's policy. With `never` an allocation fails; with `always`, and mostly with `heuristic`, the process
+    is killed later."""
     rss: int
     """Bytes of RAM this process holds now."""
     oom_kills: int | None
@@ -176,7 +178,7 @@ PINNED = Pool(kind="pinned")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part(Noun):
-    """One named share of a footprint."""
+    """One named part of a footprint."""
 
     name: str
     """What holds the bytes: `weights`, `gradients`, `tile of x`."""

@@ -1,7 +1,7 @@
 """What all nouns share: a readable text, an HTML picture for notebooks, and plain data for JSON.
 
-A noun does not know how it looks: `report` does, and it sits above. So the drawing is looked up when it is needed, through
-`drawing`, which the top of the package points at `report`.
+`report` draws a noun, and `core` may not import `report`. So a noun looks its drawing up when it is shown. The top of
+the package sets where to look (`set_drawing`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _drawing: Callable[[], Drawing] | None = None
 
 
 def set_drawing(loader: Callable[[], Drawing]) -> None:
-    """Tell nouns where their drawings are; the loader runs at the first `print`, so that importing stays cheap."""
+    """Set where nouns find their drawings. The loader runs when a noun is first shown, so importing stays fast."""
     global _drawing
     _drawing = loader
 
@@ -68,7 +68,7 @@ class Noun:
 
 
 def to_plain(value: Any) -> Any:
-    """Nouns, enums, tuples and paths as JSON-ready data; what JSON has no number for is written as a word."""
+    """Nouns, enums, tuples and paths as JSON-ready data; infinity and NaN, which JSON lacks, become words."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value) if field.repr]
         names += [name for name in getattr(value, "derived", ()) if name not in names]

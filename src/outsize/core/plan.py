@@ -1,4 +1,5 @@
-"""A plan is a value: read it before it runs; it refuses itself where it does not fit."""
+"""A plan: what a run will hold, read and write. It can be read before the run, and raises an error if it does not
+fit."""
 
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ class Peak(Noun):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level(Noun):
-    """What a step moves through one level of the machine, or computes, and the time that alone takes."""
+    """What a step moves through one level of the machine (or computes), and how long that level alone takes."""
 
     name: str
     """`disk`, `link in`, `link out`, `device memory` or `arithmetic`."""
     amount: int
     """Bytes that pass it; operations for `arithmetic`."""
     floor: int | None
-    """Fewest that any schedule inside the budget could do with, None if no bound is known."""
+    """Fewest that any schedule inside the budget needs, None if no bound is known."""
     rate: float
     """Bytes or operations a second that it can do."""
 
@@ -80,7 +81,7 @@ class Step(Noun):
 
     @property
     def distance(self) -> float | None:
-        """Bytes moved over the floor: 1.0 is optimal."""
+        """Bytes moved / floor: 1.0 is the best possible."""
         return None if not self.floor else (self.read + self.written) / self.floor
 
     def peak(self, pool: Pool) -> int:
@@ -90,7 +91,7 @@ class Step(Noun):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Plan(Noun):
-    """Steps in order, with what they hold, read and write, before any of it runs."""
+    """The steps in order, with what they will hold, read and write."""
 
     name: str
     """What the whole does."""
@@ -103,7 +104,7 @@ class Plan(Noun):
     smallest_device: int | None = None
     """Smallest device budget in bytes that works, None where no device takes part."""
     notes: tuple[str, ...] = ()
-    """Choices about the whole that are worth knowing: why a device is used or not."""
+    """Choices about the whole plan that are worth knowing, such as why a device is used or not."""
 
     derived: ClassVar[tuple[str, ...]] = ("fits", "read", "written")
 

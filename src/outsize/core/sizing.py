@@ -66,7 +66,7 @@ class Sizing(Noun):
     """The same shapes in other dtypes."""
     halved: tuple[Alternative, ...]
     """Each axis halved, for a single tensor."""
-    moves: tuple[str, ...]
+    advice: tuple[str, ...]
     """What to do next, a sentence each."""
 
     derived: ClassVar[tuple[str, ...]] = ("bytes", "elements", "fits")
@@ -86,7 +86,8 @@ class Sizing(Noun):
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits in what was asked about, else in this machine's RAM or on one of its GPUs; None if unknown."""
+        """Whether it fits in the budget or on the card that the user named, else in this machine's RAM or on one of
+        its GPUs; None if unknown."""
         asked = [place.fits for place in self.places if place.where == "asked"]
         if asked:
             return all(asked)

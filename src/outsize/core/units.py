@@ -1,8 +1,8 @@
-"""Bytes in, text out, and back: the only place where units live.
+"""Bytes to text and text to bytes: the only module that knows units.
 
-KB, MB, GB, TB, PB are powers of 1000 and KiB, MiB, GiB, TiB, PiB powers of 1024, as the standards say; the field mixes
-them up by 7 % at G, and a budget may not. A bare K, M, G, T (as in `ulimit` or Kubernetes) is refused as ambiguous, and so is
-text with a small number and no unit: `--budget 16` was never meant to be 16 bytes.
+KB, MB, GB, TB, PB are powers of 1000 and KiB, MiB, GiB, TiB, PiB powers of 1024, as the standards say. GB and GiB
+differ by 7 %, so a budget must not mix them up. A bare K, M, G, T (as in `ulimit` or Kubernetes) is refused as ambiguous, and
+so is text with a small number and no unit: `--budget 16` was never meant to be 16 bytes.
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
-"""Runs the tasks of a pass inside a budget of bytes: a pool that blocks, threads that take tiles in order, events
-out."""
+"""Runs the tasks of a pass inside a budget of bytes: a pool of buffers, threads that take tiles in order, pinned
+memory."""

@@ -1,7 +1,8 @@
-"""The C library's heap, made to give back what is freed.
+"""Makes the heap of the C library give freed memory back to the system.
 
-By itself it keeps freed blocks of up to 32 MiB, and up to 64 MiB at the end of every thread's heap: more than a budget allows,
-since what one pass has freed is still there while the next one takes all of its own. glibc only; elsewhere nothing is done.
+By default glibc keeps freed blocks of up to 32 MiB, and up to 64 MiB at the end of every thread's heap. That is more
+than a budget allows: what one pass has freed would still be there while the next pass runs. glibc only; elsewhere
+nothing is done.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from collections.abc import Iterator
 _MMAP, _TRIM = -3, -1
 """mallopt's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD."""
 _LEAN = {_MMAP: 1 << 20, _TRIM: 1 << 20}
-"""Blocks of 1 MiB and more are the system's as soon as they are freed, and so is a longer end of a heap."""
+"""Freed blocks of 1 MiB and more go back to the system at once, and so does a longer end of a heap."""
 _USUAL = {_MMAP: 32 << 20, _TRIM: 64 << 20}
-"""Where glibc itself arrives after the first large blocks; how it was cannot be asked."""
+"""The values that glibc reaches after the first large blocks. They are restored, because glibc cannot be asked for its
+values."""
 
 
 def _set(limits: dict[int, int]) -> None:
@@ -27,7 +29,7 @@ def _set(limits: dict[int, int]) -> None:
 
 
 class _Users:
-    """Who wants a lean heap now."""
+    """Counts the users that want freed memory to be given back now."""
 
     def __init__(self) -> None:
         self._lock, self._count = threading.Lock(), 0
@@ -52,7 +54,7 @@ _users = _Users()
 
 @contextlib.contextmanager
 def lean_heap() -> Iterator[None]:
-    """Inside, what is freed is given back."""
+    """Inside the `with` block freed memory is given back."""
     _users.come()
     try:
         yield
@@ -61,12 +63,12 @@ def lean_heap() -> Iterator[None]:
 
 
 def keep_heap_lean() -> None:
-    """From now on, for good: torch's aligned blocks leave holes that are a little too small for the next of their size, and a
-    step would hold a model's worth of them."""
+    """Give freed memory back from now on. torch's aligned blocks leave holes that are a little too small for the next
+    block of their size. Without this a step would hold as many bytes in holes as the model has."""
     _users.come()
 
 
 def trim_heap() -> None:
-    """Hand what is free on the heap to the system."""
+    """Give what is free on the heap back to the system."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -1,9 +1,9 @@
-"""Page-locked host memory of exactly the size that was asked for, and existing arrays locked where they lie.
+"""Page-locked (pinned) host memory of exactly the requested size, and existing arrays locked in place.
 
-A device copies to and from such memory by itself, at the full speed of the link, while the processor goes on. torch's
-own pinned blocks are rounded to powers of two (20 GiB become 32), so the memory is an anonymous map of whole pages that
-is registered with the driver; where the driver refuses that, torch's pinned memory takes its place. Without CUDA
-everything here is ordinary memory behind the same interface, so that what uses it runs anywhere.
+A device copies to and from such memory at the full speed of the link, while the processor goes on. torch rounds its
+pinned blocks up to powers of two (20 GiB become 32 GiB). So the memory here is an anonymous map of whole pages that is
+registered with the driver. If the driver refuses, torch's pinned memory is used. Without CUDA this is ordinary memory
+with the same interface, so that its users run anywhere.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Pinned:
         return torch.from_numpy(self.array)
 
     def close(self) -> None:
-        """Unlock it, after every copy that is under way."""
+        """Unlock it, after waiting for every copy that is under way."""
         if self._registered:
             import torch
 
@@ -86,8 +86,8 @@ def lock_memory(size: int) -> Pinned:
 
 
 def _touch(buffer: Buffer) -> None:
-    """Give the buffer its pages, by several threads: pages that exist are locked several times faster than pages the
-    driver has to ask for one by one."""
+    """Touch the buffer's pages with several threads. The driver locks existing pages several times faster than pages
+    it has to create."""
     hands = min(16, cores(), buffer.nbytes >> 24)
     if hands < 2:
         buffer[::4096] = 0
@@ -105,7 +105,7 @@ def _touch(buffer: Buffer) -> None:
 
 
 def lock_array(array: npt.NDArray[Any]) -> Pinned:
-    """Lock a contiguous array where it lies; it stays usable as it was. Not locked without CUDA, or if the driver refuses."""
+    """Lock a contiguous array in place; it stays usable. It is not locked without CUDA, or if the driver refuses."""
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise InputError(f"an array of strides {array.strides} is not contiguous: lock the array it is a view of")
     flat = (array if array.flags.c_contiguous else array.T).reshape(-1).view(np.uint8)

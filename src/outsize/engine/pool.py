@@ -1,7 +1,8 @@
-"""One pool of memory a run: buffers that begin on a page, and never more of them than the budget.
+"""The pool of memory of a run: buffers that begin on a page, in all never more bytes than the budget.
 
 Buffers are anonymous maps, in huge pages where the kernel has them: fewer faults, and cheaper to pin for direct I/O. A
-request that does not fit is an error: a plan counts every buffer before the run, so nothing has to wait for another.
+request that does not fit is an error. The plan has counted every buffer before the run, so no request ever has to
+wait.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class MemoryPool:
         self.budget = budget
         """Bytes that may be out at once."""
         self.peak = 0
-        """Most bytes that were."""
+        """Most bytes that were out at once."""
         self._taken = 0
         self._lock = threading.Lock()
 
@@ -45,7 +46,7 @@ class MemoryPool:
             if needed > self.budget:
                 raise BudgetError(
                     f"{format_bytes(size)} were asked of a pool of {format_bytes(self.budget)}, of which "
-                    f"{format_bytes(self._taken)} are taken: the plan foresaw less than the work takes",
+                    f"{format_bytes(self._taken)} are taken: the plan counted less than the work takes",
                     needed=needed, budget=self.budget,
                 )  # fmt: skip
             self._taken = needed
@@ -63,13 +64,13 @@ def cores() -> int:
 
 
 def round_to_pages(size: int) -> int:
-    """What a buffer of this size really takes: whole pages, huge ones from 2 MiB on."""
+    """Bytes that a buffer of this size really takes: whole pages, from 2 MiB on whole huge pages."""
     page = _HUGE if size >= _HUGE else _PAGE
     return -(-size // page) * page
 
 
 def make_buffer(size: int) -> npt.NDArray[np.uint8]:
-    """A buffer that begins on a page, and on a huge one where it is large enough."""
+    """A buffer that begins on a page, or on a huge page if it is large enough."""
     if size == 0:
         return np.empty(0, np.uint8)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory would be counted as files, and has no huge pages

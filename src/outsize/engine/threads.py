@@ -1,10 +1,10 @@
 """Threads that work through the tiles of a pass in order.
 
-In: a `Work` (what to do with a tile and its chunks), a pool. Out: events. Tiles are taken in order and chunks within
-them; every worker has a buffer of its own for the chunk it works on, and a fixed number of slots hold the tiles in
-flight, so that the memory of a pass is known before it starts: workers x buffer + slots x slot. Reading, computing and
-writing overlap because workers are in different phases, and a large tile is written by several at once. Where a tile's
-chunks must be folded in order, each waits its turn; that also makes results the same on every run.
+In: a `Work` (what to do with a tile and its chunks), a pool. Out: events. Workers take tiles in order, and the chunks
+of a tile in order. Each worker has its own buffer for its chunk. A fixed number of slots hold the tiles in flight. So
+the memory of a pass is known before it starts: workers x buffer + slots x slot. Reading, computing and writing
+overlap, because workers are in different phases. Several workers write a large tile together. If the chunks of a tile
+must be folded in order, each waits for its turn, and every run gives the same result.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Work(Protocol):
         """A copy of a payload that does not need the worker's buffer."""
 
     def fold(self, tile: Any, chunk: Any, state: Any, payload: Any) -> None:
-        """Bring a loaded chunk into the state; in order where the work is ordered."""
+        """Fold a loaded chunk into the state; in order if the work is ordered."""
 
     def pieces(self, tile: Any, state: Any) -> Iterable[Any]:
-        """After the last chunk of a tile: what is to be done to write it, in pieces that may be done at once."""
+        """After the last chunk of a tile: the pieces in which it is written; several workers may write at once."""
 
     def write(self, tile: Any, state: Any, piece: Any) -> None:
-        """Do one of these pieces."""
+        """Write one of these pieces."""
 
     def close(self, tile: Any, state: Any) -> None:
         """After the last piece."""
@@ -96,7 +96,7 @@ class _Run:
     def __init__(self, work: Work, tiles: Iterable[Any], slots: list[Buffer]) -> None:
         self.work = work
         self.change = threading.Condition()
-        """Guards the slots and the writing, and tells of every change in them."""
+        """Guards the slots and the writing, and signals every change in them."""
         self.slots = slots
         self.writing: deque[tuple[_Tile, Any]] = deque()
         self.stop = threading.Event()
@@ -104,7 +104,7 @@ class _Run:
         self.items = self._items(tiles)
 
     def _items(self, tiles: Iterable[Any]) -> Iterator[tuple[_Tile, Any, int] | None]:
-        """(tile in flight, chunk, its number), opening tiles as slots come free; None where none is."""
+        """(tile in flight, chunk, its number); opens a tile when a slot is free. None if there is no chunk to take."""
         for tile in tiles:
             while not self.slots:
                 yield None
@@ -125,7 +125,7 @@ class _Run:
             yield None
 
     def work_through(self, buffer: Buffer) -> None:
-        """The life of a worker."""
+        """The loop of a worker."""
         try:
             context = self.work.context(buffer)
             while (job := self._next_job()) is not None:
@@ -176,7 +176,7 @@ class _Run:
             self._finish(flight)
 
     def _finish(self, flight: _Tile) -> None:
-        """The last chunk is folded: write the tile, with whoever has time."""
+        """The last chunk is folded: write the tile, together with idle workers."""
         pieces = list(self.work.pieces(flight.tile, flight.state))
         flight.unwritten = len(pieces)
         if len(pieces) > 1:
@@ -218,7 +218,8 @@ class _Run:
                 flight.change.wait(0.2)
 
     def _fold_in_turn(self, flight: _Tile, chunk: Any, number: int, payload: Any) -> bool:
-        """Fold this chunk and those that waited for it; where it is not its turn, leave it and go on reading."""
+        """Fold this chunk and those that waited for it. If it is not its turn, leave it for later and go on
+        reading."""
         self._wait_for_turn(flight, lambda: number < flight.turn + self.work.ahead)
         with flight.change:
             if flight.folding or flight.turn != number:
@@ -273,8 +274,8 @@ def _take(pool: MemoryPool, size: int, count: int, lock: bool, locked: list[Pinn
 
 
 class Threads:
-    """Threads that are waited for whatever interrupts the waiting: a `Thread.join` that Ctrl-C meets takes a thread which runs
-    for one that has ended, in Python before 3.13."""
+    """Threads that are waited for even after Ctrl-C. Before Python 3.13, a `Thread.join` that Ctrl-C interrupts takes
+    a running thread for one that has ended."""
 
     def __init__(self, name: str, lives: Iterable[Callable[[], None]]) -> None:
         self._threads = [
@@ -293,13 +294,13 @@ class Threads:
             self._bell.put(None)
 
     def start(self) -> None:
-        """All of them; one that Ctrl-C meets on its way is not waited for."""
+        """Start all of them; a thread whose start Ctrl-C interrupts is not waited for."""
         for number, thread in enumerate(self._threads):
             thread.start()
             self._started.append(number)
 
     def wait(self) -> None:
-        """Until those that were started have ended."""
+        """Wait until all started threads have ended."""
         while not self._gone.issuperset(self._started):
             with contextlib.suppress(queue.Empty):
                 self._bell.get(timeout=0.1)
@@ -308,7 +309,7 @@ class Threads:
 
 
 def _join(run: _Run, buffers: list[Buffer]) -> None:
-    """Start and wait, so that Ctrl-C is heard and stops the workers before it is passed on."""
+    """Start the threads and wait for them. Ctrl-C stops the workers before it is raised."""
     ready = threading.Event()
 
     def live(buffer: Buffer) -> None:

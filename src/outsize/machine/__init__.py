@@ -22,7 +22,7 @@ def use_system(system: System) -> System:
 
 
 def memory() -> Reading:
-    """Read this machine: what is there, what limits it, who holds it, and the budget that follows.
+    """Read this machine: its memory, what limits it, who holds it, and the budget that follows.
 
     >>> outsize.memory().host.available
     """
@@ -44,7 +44,7 @@ def count_kills() -> Counters:
 
 
 def current_budget(*, devices: bool = False) -> Budget:
-    """The budget that holds now: what `outsize.budget` set, else the default rule. GPUs are asked only on request."""
+    """The current budget: what `outsize.budget` set, else the default rule. GPUs are read only on request."""
     system, wishes = _system, current_wishes()
     gpus = system.devices()[0] if devices else ()
     disk = read_disk(system, wishes.scratch or default_scratch(system))

@@ -1,7 +1,7 @@
-"""The one rule for what Outsize allows itself, and the user's own word on it.
+"""What Outsize may use: the default rule, and what the user has set.
 
-Default: 80 % of what is available now in each pool, all limits applied. The rest is for what cannot be planned: other processes,
-the kernel, the interpreter's own growth. A user's number is taken as it is.
+Default: 80 % of what is available now in each pool, all limits applied. The rest is for what no plan knows: other
+processes, the kernel, the growth of the interpreter. A number set by the user is used as it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from outsize.core.memory import PINNED, Allowance, Budget, PoolReading
 from outsize.core.units import format_bytes, parse_bytes
 
 SHARE = 0.8
-"""Part of what is available that is ours by default."""
+"""Part of the available memory that Outsize uses by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +43,9 @@ _setting = _Setting()
 
 
 class budget:
-    """Set what Outsize may use, for good or for a `with` block: `outsize.budget(host="2GiB", device="8GiB")`.
+    """Set what Outsize may use, from now on or for a `with` block: `outsize.budget(host="2GiB", device="8GiB")`.
 
-    Names that are not given keep their present value. Sizes are bytes or text such as `"2GiB"`.
+    Values that are not given stay as they are. Sizes are bytes or text such as `"2GiB"`.
     """
 
     def __init__(

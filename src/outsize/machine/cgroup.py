@@ -1,8 +1,8 @@
 """Memory limits of the container: control groups v2 and v1, through all ancestors that can be seen.
 
 In: /proc/self/cgroup and /proc/self/mountinfo, then the files of each group from our own up to the mount. Out: a `Limit`
-each. Use is counted without the page cache that the kernel would give back before it kills, because that is what decides:
-`memory.current` alone says a container is full after it has merely read a large file.
+each. Page cache that the kernel can free is not counted as used. With it (`memory.current`), a container would look
+full after reading one large file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Counters(NamedTuple):
 
 
 def read_counters(system: System) -> Counters:
-    """Kills and peak of our own group, as far as it says."""
+    """Kills and peak of our own group; None for what it does not report."""
     kills = peak = None
     for layout in LAYOUTS:
         folder = next(_groups(system, layout), None)
@@ -139,7 +139,7 @@ def _read_limits(system: System, layout: Layout, folder: str) -> Iterator[Limit]
 
 
 def _reclaimable(stat: dict[str, int], prefix: str) -> int:
-    """Page cache the kernel gives back before it kills: file pages that nobody has mapped."""
+    """Page cache that the kernel frees before it kills: file pages that no process has mapped."""
     cache = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
     mapped = stat.get(f"{prefix}mapped_file", stat.get("file_mapped", 0))
     return max(0, cache - mapped) + stat.get("slab_reclaimable", 0)

@@ -10,11 +10,12 @@ from outsize.machine.system import System
 
 _IN_MEMORY = {"tmpfs", "ramfs"}
 _KINDS = {"0": "solid state"}
-"""What `rotational` says; virtual disks answer 1 whatever is under them, so that tells nothing."""
+"""What `rotational` means. Virtual disks always answer 1, so 1 is not used."""
 
 
 def default_scratch(system: System) -> str:
-    """`OUTSIZE_SCRATCH`, else the user's cache folder, else (it cannot be written) a temporary one; /tmp, often RAM, is last."""
+    """`OUTSIZE_SCRATCH`, else the user's cache folder, else (not writable) a temporary one. /tmp is last: it is often
+    in RAM."""
     environ = system.environ
     home = environ.get("HOME") or os.path.expanduser("~")
     cache = environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
@@ -28,7 +29,7 @@ def default_scratch(system: System) -> str:
 
 
 def _is_ours(folder: str) -> bool:
-    """True where nobody else has made a folder of this name: whoever owns it could exchange what we write there."""
+    """True if no other user owns a folder of this name: the owner could replace what we write there."""
     try:
         found = os.lstat(folder)
     except OSError:

@@ -1,4 +1,4 @@
-"""A scripted machine, so that every room can be tested on memory, limits and cards that are not there.
+"""A scripted machine: tests every room on memory, limits and cards that this machine does not have.
 
     with FakeMachine(total="16GiB", container="700MiB", gpus=[("RTX 4090", "24GiB", "23GiB")]):
         outsize.memory()

@@ -1,8 +1,9 @@
 """GPUs: total, free, and who holds what.
 
-NVIDIA's management library answers without touching the card (nvidia-ml-py, the `gpu` extra). Where it is missing, torch is
-asked if the program has already imported it and started the device: starting it here would itself take half a gigabyte. What
-nobody can tell is said as unknown. Devices are numbered as CUDA numbers them for this process (`CUDA_VISIBLE_DEVICES`).
+NVIDIA's management library (nvidia-ml-py, the `gpu` extra) answers without using the card. If it is missing, torch is
+asked, but only if the program has already imported it and started the device. Starting the device would take half a
+gigabyte. What cannot be read is reported as unknown. Devices are numbered as CUDA numbers them for
+this process (`CUDA_VISIBLE_DEVICES`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _ask_nvml(system: System) -> Answer | None:
 
 
 def _visible(nvml: Any, handles: list[Any], environ: Mapping[str, str]) -> list[Any]:
-    """The devices this process may use, in CUDA's order; like CUDA, stop at the first name that is none."""
+    """The devices this process may use, in CUDA's order; like CUDA, stop at the first invalid name."""
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return handles
@@ -152,7 +153,7 @@ _INSTALL = "pip install 'outsize[gpu]'"
 
 
 def _ask_driver_files(system: System) -> Answer:
-    """No library to ask: the driver's files at least say that it is there."""
+    """Without a library, the driver's files still show that there is a driver."""
     version = (system.read_text("/proc/driver/nvidia/version") or "").strip()
     if version:
         return (), (f"an NVIDIA driver is here, but its memory is unknown: {_INSTALL}",)

@@ -26,7 +26,7 @@ def read_host(system: System) -> tuple[PoolReading, int | None]:
 
 
 def _distinct(limits: list[Limit]) -> list[Limit]:
-    """One limit a size and use: an ancestor that repeats its child's says nothing new."""
+    """Limits without repetition: a parent group with the limit and use of its child adds nothing."""
     seen: dict[tuple[int, int | None], Limit] = {}
     for limit in limits:
         seen.setdefault((limit.bytes, limit.used), limit)

@@ -1,7 +1,7 @@
-"""The one door to the operating system: every fact the machine room reads comes through a `System`.
+"""The only way to the operating system: everything this room reads comes through a `System`.
 
-The live one asks the kernel; `fake.FakeSystem` answers from a script. So the rules about containers, limits and budgets are
-tested with the same code that runs on a user's machine.
+`LiveSystem` asks the kernel, `fake.FakeSystem` answers from tables. So tests of containers, limits and budgets use the
+same code that runs on a user's machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DiskSpace:
 
 
 class System(Protocol):
-    """What the machine room asks of the operating system."""
+    """What this room asks the operating system."""
 
     @property
     def environ(self) -> Mapping[str, str]:

@@ -1,1 +1,2 @@
-"""What a training or inference step takes, known before it runs (`estimation`), and the step run inside a budget (`fitting`)."""
+"""Says what a training or inference step will take before it runs (`estimation`), and runs it inside a budget
+(`fitting`)."""

@@ -1,8 +1,8 @@
-"""A process and its children -> `TreeReading`: what they hold now, and what caps them.
+"""A process and its children -> `TreeReading`: what they hold now, and what limits them.
 
-Anonymous memory is summed over the tree; shared memory is counted once, at its largest, since the processes of a tree map the
-same pages; file pages are left out, for the kernel takes them back before it kills. A reading costs about 30 microseconds a
-process.
+Anonymous memory is summed over the tree. Shared memory is counted once, at its largest, because the processes map the
+same pages. File pages are not counted, because the kernel frees them before it kills. A reading takes about 30
+microseconds per process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ProcessReading(Noun):
     asked: int = 0
     """Bytes of memory of its own that it has asked for, touched or not."""
     ended: int | None = None
-    """How it ended, where it has and nobody has asked yet: its exit status, negative for a signal."""
+    """Its exit status if it has ended and was not waited for yet; negative for a signal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Nouns as text, JSON and HTML. One drawing a noun; every skin is made from it.
+"""Nouns as text, JSON and HTML. Each noun has one drawing, from which text and HTML are made.
 
 A drawing takes a noun and returns a rich renderable. `DRAWINGS` says which file draws which noun, and a file is imported
 when its noun is first shown. Knows only `core`.
@@ -82,7 +82,7 @@ def show_verbs(verbs: Mapping[str, str]) -> None:
 
 
 def show_stop(number: int, stops: int, command: str, why: str, answers: Sequence[Any]) -> None:
-    """Print one stop of the tour: what one would type, why, and the answer."""
+    """Print one stop of the tour: the command to type, why, and the answer."""
     show(Rule(Text(f"{number} of {stops}"), style="dim"))
     show(Text(why))
     show(Text(f"$ {command}", style="bold cyan"))
@@ -93,8 +93,8 @@ def show_stop(number: int, stops: int, command: str, why: str, answers: Sequence
 
 
 def _console(stderr: bool = False, **rest: Any) -> Console:
-    """A console that prints where it is told to. In a notebook rich would show what is printed as a cell's output instead,
-    and leave the text empty: what a notebook shows of a noun is its own `_repr_html_`, once."""
+    """A console that prints where it is told to. In a notebook rich would show the text as the cell's output and
+    return nothing. Here it must not: a notebook shows a noun through `_repr_html_`."""
     stream = sys.stderr if stderr else sys.stdout
     width = min(120, shutil.get_terminal_size((100, 24)).columns) if stream.isatty() else 100
     return Console(stderr=stderr, width=width, force_jupyter=False, markup=False, highlight=False, **rest)

@@ -73,7 +73,7 @@ def _remedies(remedies: tuple[Remedy, ...]) -> RenderableType:
 
 
 def _timeline(diagnosis: Diagnosis, width: int = 60) -> RenderableType:
-    """A bar a moment, at most a dozen of them."""
+    """One bar per moment, at most twelve."""
     moments = diagnosis.timeline
     step = max(1, -(-len(moments) // 12))
     shown = [*moments[:-1][::step], moments[-1]]

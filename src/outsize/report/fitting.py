@@ -1,4 +1,4 @@
-"""Draws a `FitPlan`: does it fit, at what price, by which remedies, and what lies beside it."""
+"""Draws a `FitPlan`: whether it fits, what it costs, its remedies, and the plans that were close."""
 
 from __future__ import annotations
 

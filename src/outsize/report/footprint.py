@@ -1,4 +1,5 @@
-"""Draws a `Footprint`: the verdict, the peaks with their bounds, what is alive at the peak, and a stacked course of the step."""
+"""Draws a `Footprint`: the verdict, the peaks with their bounds, what is alive at the peak, and a chart of memory over
+time."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from outsize.report.width import ByWidth
 
 COLOURS = ("blue", "bright_blue", "magenta", "cyan", "white", "green", "yellow", "red")
 MARKS = "WBGOIATw"
-"""A letter for each kind, so that the picture reads without colour."""
+"""A letter for each kind, so that the chart can be read without colour."""
 HEIGHT = 12
 """Rows of the picture."""
 MARGIN = 14
@@ -107,7 +108,7 @@ def _pairs(footprint: Footprint) -> Table:
 
 
 def _picture(footprint: Footprint, columns: int) -> Group:
-    """Time from left to right, bytes upwards, one colour and letter a kind; `·` is reserved and not used."""
+    """Time from left to right, bytes upwards, one colour and letter per kind; `·` is reserved and not used."""
     timeline = _squeezed(footprint.timeline, max(1, columns - MARGIN))
     top = max(max(layers.total, layers.reserved) for layers in timeline) or 1
     rows = []
@@ -124,7 +125,7 @@ def _picture(footprint: Footprint, columns: int) -> Group:
 
 
 def _squeezed(timeline: tuple[Layers, ...], most: int) -> list[Layers]:
-    """At most so many columns; of several moments that share one, the highest is shown."""
+    """At most `most` columns. If several moments share one, the highest is shown."""
     count = len(timeline)
     if count <= most:
         return list(timeline)

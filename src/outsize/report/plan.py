@@ -1,4 +1,5 @@
-"""Draws a `Plan`: the verdict, then a line a step with what it holds, reads and writes, and how far from the floor it is."""
+"""Draws a `Plan`: the verdict, then one line per step with what it holds, reads and writes, and its distance from the
+floor."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from outsize.core.units import format_bytes
 from outsize.report.width import ByWidth
 
 WIDE, NARROW = 96, 72
-"""Columns for all of a step's numbers, and below which only the most wanted are shown."""
+"""Screen widths: from WIDE on all of a step's numbers are shown, below NARROW only the most important."""
 
 
 def draw(plan: Plan) -> RenderableType:
@@ -63,7 +64,7 @@ def _verdict(plan: Plan) -> Text:
 
 
 def _steps(plan: Plan, columns: int) -> Table:
-    """A row a step; where the screen is narrow, `floor` and then `tiles` are left out before a number is broken."""
+    """One row per step. On a narrow screen `floor` and then `tiles` are left out."""
     left_out = () if columns >= WIDE else ("floor",) if columns >= NARROW else ("floor", "tiles")
     table = Table(box=None, padding=(0, 1, 0, 0 if columns < NARROW else 2), header_style="bold")
     titles = [

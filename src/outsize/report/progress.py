@@ -1,5 +1,5 @@
-"""A progress bar that listens to a run's events: bytes, bytes a second, time left, or what else is counted; drawn on standard
-error."""
+"""A progress bar on standard error that listens to a run's events. It shows bytes, bytes per second and time left, or
+other counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from outsize.core.events import Advanced, Event, Finished, Listener, Started
 
 
 class Bar:
-    """One bar a pass; the screen is left as it was when the last pass has ended."""
+    """One bar per pass. The bars disappear when the last pass has ended."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -58,5 +58,5 @@ def _columns(unit: str) -> list[ProgressColumn]:
 
 
 def terminal_listener() -> Listener | None:
-    """A bar where standard error is a terminal, else nobody."""
+    """A progress bar if standard error is a terminal, else None."""
     return Bar(Console(stderr=True, force_jupyter=False)) if sys.stderr is not None and sys.stderr.isatty() else None

@@ -1,4 +1,4 @@
-"""Draws a `Reading`: what is there, what limits it, who holds it, the default budget."""
+"""Draws a `Reading`: the memory of each pool, what limits it, who holds it, and the default budget."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _title(pool: PoolReading) -> str:
 
 
 def _bar(pool: PoolReading, width: int = 12) -> Text:
-    """How much of what may be used is taken."""
+    """The used share of what may be used."""
     cap = pool.biting.bytes if pool.biting else pool.total
     if not cap or pool.available is None:
         return Text("-")
@@ -54,7 +54,7 @@ def _limited_by(pool: PoolReading) -> str:
 
 
 _PHYSICAL = {"host": "physical RAM", "device": "the card's memory", "disk": "free disk space"}
-"""What limits a pool on which nothing else sets a limit."""
+"""The name of a pool's own size, when nothing else limits it."""
 
 
 def _details(pool: PoolReading) -> list[str]:

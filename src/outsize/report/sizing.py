@@ -1,4 +1,4 @@
-"""Draws a `Sizing`: the exact bytes first, then what allocators make of them, where they fit, and what would be less."""
+"""Draws a `Sizing`: the exact bytes first, then what allocators take, where it fits, and what would be smaller."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def draw(sizing: Sizing) -> RenderableType:
         blocks += [Text(), _alternatives("in another dtype", sizing.dtypes)]
     if sizing.halved:
         blocks += [Text(), _alternatives("halving one axis", sizing.halved)]
-    if sizing.moves:
-        blocks += [Text(), Text("next", style="bold"), *(Padding(move, (0, 0, 0, 2)) for move in sizing.moves)]
+    if sizing.advice:
+        blocks += [Text(), Text("next", style="bold"), *(Padding(sentence, (0, 0, 0, 2)) for sentence in sizing.advice)]
     return Group(*blocks)
 
 

@@ -1,7 +1,7 @@
 """Drawings that depend on how wide the screen is.
 
-In: a function from a number of columns to a renderable. Out: a renderable that asks the console for its width first, so that a
-picture is drawn as wide as there is room, and a table leaves out columns before it breaks its numbers.
+In: a function from a number of columns to a renderable. Out: a renderable that asks the console for its width first.
+So a picture uses the whole width, and a narrow table leaves out columns instead of breaking numbers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tensors of given shapes take, exactly, and where they fit: specs, this machine's `Reading` and the allocators' rules."""
+"""The exact bytes of tensors and where they fit: from specs, this machine's `Reading` and the models of allocators."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`size`: shapes and dtypes in, a `Sizing` out.
 
-The bytes are exact. What allocators take for them comes from the rules in `allocator`; where they fit comes from this
-machine's reading (now) and from the table of cards (elsewhere).
+The bytes are exact. The models in `allocator` say what allocators take for them. Where they fit comes from a reading
+of this machine and from the table of cards.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outsize.core.sizing import Alternative, Place, Sizing
 from outsize.core.spec import Spec
 from outsize.core.units import format_bytes, parse_bytes
 from outsize.machine import memory
-from outsize.sizing.moves import choose_moves
+from outsize.sizing.advice import choose_advice
 
 OPTIMIZERS = {
     "sgd": 0, "momentum": 1, "adam": 2, "adamw": 2, "amsgrad": 3, "adamax": 2, "nadam": 2, "radam": 2, "adadelta": 2,
@@ -44,7 +44,7 @@ _MODELS = {
 }
 
 MOST_REPLAYED = 4096
-"""Requests up to which the allocators' packing is replayed; beyond it, each request is bounded by itself."""
+"""Up to this many requests are replayed together; beyond it, each request is bounded on its own."""
 
 
 def size(
@@ -80,9 +80,9 @@ def size(
     sizing = Sizing(
         specs=specs, count=count, parts=parts, takes=takes,
         places=(*asked, *_places_here(takes, reading), *_places_elsewhere(takes, card and find_card(card).name)),
-        dtypes=_other_dtypes(specs, count), halved=_halved(specs, count), moves=(),
+        dtypes=_other_dtypes(specs, count), halved=_halved(specs, count), advice=(),
     )  # fmt: skip
-    return replace(sizing, moves=choose_moves(sizing, reading))
+    return replace(sizing, advice=choose_advice(sizing, reading))
 
 
 def read_specs(shape: Any, dtype: Any = None) -> Iterator[Spec]:

@@ -363,3 +363,15 @@ def test_the_search_names_no_remedy():
     named |= {node.arg for node in tree if isinstance(node, ast.keyword)}
     named |= {node.value for node in tree if isinstance(node, ast.Constant)}
     assert not named & {kind.key for kind in REMEDIES}
+
+
+def test_every_remedy_is_in_the_docstring_of_fit_and_in_its_page():
+    import pathlib
+
+    from outsize.model.fitting.fit import fit
+    from outsize.model.fitting.plan.remedies import REMEDIES
+
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "fit.md").read_text()
+    for kind in REMEDIES:
+        assert kind.key in (fit.__doc__ or "").replace("\n", " ")
+        assert f"| `{kind.key}` |" in page

@@ -107,7 +107,7 @@ def test_every_casting_rule_names_an_operator_that_torch_casts():
     assert len(set(autocast.LOWER) & registered) > 25
 
 
-def _peak_inside(moves: list[onednn.Move], results: list[int]) -> int:
+def _peak_inside(moves: list[onednn.CallEvent], results: list[int]) -> int:
     """Most bytes alive at once while a call runs."""
     live, left, peak, made = {}, list(results), 0, 0
     for move in moves:
@@ -126,19 +126,19 @@ def test_a_convolution_on_the_cpu_takes_blocked_copies_of_input_and_output() -> 
     out = torch.empty(4, 50, 32, 32, device="meta")
     args = (x, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     plane = 4 * 4 * 32 * 32
-    moves = list(onednn.moves_of("aten.convolution.default", args, [out]))
+    moves = list(onednn.events_of("aten.convolution.default", args, [out]))
     assert _peak_inside(moves, [50 * plane]) == max(32 * plane + 4 * weight.numel() + 64 * plane, (64 + 50) * plane)
 
 
 def test_a_convolution_with_channels_last_is_computed_where_it_lies() -> None:
     x = torch.empty(4, 32, 32, 32, device="meta").to(memory_format=torch.channels_last)
     args = (x, torch.empty(32, 32, 3, 3, device="meta"), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-    assert not list(onednn.moves_of("aten.convolution.default", args, [x]))
+    assert not list(onednn.events_of("aten.convolution.default", args, [x]))
 
 
 def test_the_gradients_of_a_convolution_are_made_in_the_order_of_the_results() -> None:
     x, weight = torch.empty(4, 32, 16, 16, device="meta"), torch.empty(32, 32, 3, 3, device="meta")
     for wanted in ([True, True, True], [False, True, True], [True, False, False]):
         args = (x, x, weight, [32], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, wanted)
-        moves = list(onednn.moves_of("aten.convolution_backward.default", args, []))
+        moves = list(onednn.events_of("aten.convolution_backward.default", args, []))
         assert sum(move.what == "result" for move in moves) == sum(wanted[:2])

@@ -114,7 +114,7 @@ class Array:
     def _repr_html_(self) -> str:
         from outsize.array.api.picture import draw_html
 
-        return draw_html(self)
+        return draw_html(self.node)
 
     # What can be done with it
 

@@ -4,14 +4,11 @@ written."""
 from __future__ import annotations
 
 import html
-from typing import TYPE_CHECKING
 
+from outsize.array.graph.node import Node
 from outsize.array.run.results import plan_node
 from outsize.core.errors import OutsizeError
 from outsize.core.units import format_bytes
-
-if TYPE_CHECKING:
-    from outsize.array.api.lazy import Array
 
 _SIDE = 120
 """Pixels of the longer side."""
@@ -19,20 +16,20 @@ _MOST = 40
 """Lines drawn along an axis; more would be a grey patch."""
 
 
-def draw_html(array: Array) -> str:
+def draw_html(node: Node) -> str:
     """Facts and picture as HTML."""
-    rows = {"shape": str(array.shape), "dtype": str(array.dtype), "bytes": format_bytes(array.nbytes)}
-    tile: tuple[int, ...] = array.shape
+    rows = {"shape": str(node.shape), "dtype": str(node.dtype), "bytes": format_bytes(node.nbytes)}
+    tile: tuple[int, ...] = node.shape
     try:
-        plan = plan_node(array.node)
-        tile = plan.steps[-1].tile if plan.steps else array.shape
+        plan = plan_node(node)
+        tile = plan.steps[-1].tile if plan.steps else node.shape
         rows |= {"passes": str(len(plan.steps)), "peak": format_bytes(plan.peak()), "tile": str(tile)}
         rows |= {"reads": format_bytes(plan.read), "smallest budget": format_bytes(plan.smallest)}
     except OutsizeError as error:
         rows["plan"] = str(error)
     table = "".join(f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>" for name, value in rows.items())
     return (
-        f'<div style="display:flex;gap:1.5em;align-items:center"><table>{table}</table>{_svg(array.shape, tile)}</div>'
+        f'<div style="display:flex;gap:1.5em;align-items:center"><table>{table}</table>{_svg(node.shape, tile)}</div>'
     )
 
 

@@ -25,7 +25,7 @@ from outsize.array.graph.compile import compile_program
 from outsize.array.graph.elementwise import Elementwise
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
-from outsize.array.kernels.accumulators import Accumulator, Fold, Moments, States, outside
+from outsize.array.kernels.accumulators import Accumulator, ArgExtreme, Fold, Moments, States
 from outsize.array.kernels.fused import cut_slices
 from outsize.array.passes.base import ANY, BARE, Effort, Job, Pass, Room, Sized, inside
 from outsize.array.passes.map import MapPass
@@ -291,8 +291,10 @@ class DeviceReducePass(OnDevice, ReducePass):
         kernels = self.device_budget.device.kernels
         if math.prod(self.domain) == 0 or not accumulator.axes:
             raise Trivial("nothing is reduced")
-        if not isinstance(accumulator, Fold | Moments):
+        if isinstance(accumulator, ArgExtreme):
             raise Refused("indices of extremes are found by the processor")
+        if not accumulator.device_kinds:
+            raise Refused("it has no rule for a device")
         if isinstance(accumulator, Fold) and accumulator.kind in ("minimum", "maximum"):
             if accumulator.working.kind == "c":
                 raise Refused("extremes of complex numbers are found by the processor")
@@ -320,9 +322,9 @@ class DeviceReducePass(OnDevice, ReducePass):
             for number, (_, accumulator) in enumerate(self.accumulators)
         }
         parcels = self.send(region, frame, {} if job is None else job.sized.known)
-        frame.reserve(frame.outside + sum(outside(accumulator, 0, region) for _, accumulator in self.accumulators))
+        frame.reserve(frame.outside + sum(accumulator.temporaries(0, region) for _, accumulator in self.accumulators))
         held = sum(
-            array_bytes(accumulator.kept(shape), _dtype_there(accumulator)) * (1 + isinstance(accumulator, Moments))
+            array_bytes(accumulator.kept(shape), _dtype_there(accumulator)) * len(accumulator.device_kinds)
             for _, accumulator in self.accumulators
         )
         frame.device = held + sum(parcel_bytes(leaf, region) for leaf in self.leaves)
@@ -368,7 +370,7 @@ class DeviceReducePass(OnDevice, ReducePass):
     ) -> None:  # fmt: skip
         """Reduce slice by slice into `total`; squares of deviations where a mean is given."""
         kernels, device, elements = self.device_budget.device.kernels, self.device_budget.device, registers.elements
-        kind = accumulator.kind if isinstance(accumulator, Fold) else "add"
+        kind = accumulator.device_kinds[0]
         dtype, axes = _dtype_there(accumulator), accumulator.axes
         base = max(chain.registers(elements) for chain in self.chains.values())
         for index, part in cut_slices(shape, elements):

@@ -24,24 +24,20 @@ from typing import Any, Literal
 import numpy as np
 
 from outsize.array.api.lazy import Array
+from outsize.array.feed.rows import RowWork, rows_region, size_rows
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, Source, walk
 from outsize.array.graph.settle import settle
-from outsize.array.store.base import Block, Buffer, Region, Store, region_shape, whole
+from outsize.array.plan.prepare import resolve_budget
+from outsize.array.store.base import Block, Buffer, Region, Store, region_shape
 from outsize.array.store.registry import open_store
-from outsize.core.errors import BudgetError, InputError
-from outsize.core.units import MiB, format_bytes, parse_bytes
-from outsize.machine import current_budget
+from outsize.core.errors import InputError
+from outsize.core.units import MiB, format_bytes
 
 Batch = Block | tuple[Block, ...]
 
 _STRETCH = 4 * MiB
 """Bytes of rows read at once, where the budget has room: long enough that a disk is at its full rate."""
-_DRAWN = 24
-"""Bytes per row of a window for the numbers that say which rows are drawn."""
-_SAMPLES = 64
-"""Places of an array at which the extent of a stretch is asked for; it differs only where blocks of unequal size
-meet."""
 _NEAR = 64
 """Rows that are asked for together and lie fewer rows apart than this are read as one stretch."""
 
@@ -61,10 +57,12 @@ class DataSource:
         if None in lengths or len(set(lengths)) > 1:
             raise InputError(f"arrays of one data source need the same length along axis 0, these have {lengths}")
         self._length: int = lengths[0] or 0
-        self.budget = _default_budget() if budget is None else parse_bytes(budget)
+        given = resolve_budget(budget).host
+        self.budget = 256 * MiB if given is None else given
         """Bytes that one process may hold for its rows."""
         self._process = os.getpid()
         self._buffer: Buffer | None = None
+        self._near: dict[int, int] = {}
 
     @property
     def specs(self) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]:
@@ -191,23 +189,17 @@ class DataSource:
     def _row_bytes(self) -> int:
         return sum(math.prod(store.shape[1:]) * store.dtype.itemsize for store in self._stores)
 
-    def _extent(self, rows: int) -> int:
-        """Most buffer that reading a stretch of this many rows takes."""
-        step = max(rows, self._length // _SAMPLES)
-        starts = [*range(0, self._length, step), max(0, self._length - rows)]
-        return max(
-            (store.extent(_rows_region(store, start, min(self._length, start + rows)))
-             for store in self._stores for start in starts), default=0,
-        )  # fmt: skip
+    def _nearest(self, number: int) -> int:
+        """How many rows are read together where so many are asked for; sized once for every number."""
+        if number not in self._near:
+            work = RowWork(self._stores, self._length, number, 0, _NEAR)
+            self._near[number] = size_rows(work, self.budget, f"{number} rows").stretch
+        return self._near[number]
 
     def _gather(self, indices: list[int]) -> list[Block]:
         """Rows in the order of `indices`, new arrays that belong to the caller; near ones are read together."""
-        held = len(indices) * self._row_bytes()
         ordered = sorted(range(len(indices)), key=indices.__getitem__)
-        most = 1
-        while most < _NEAR and held + self._extent(2 * most) <= self.budget:
-            most *= 2
-        self._refuse_over(held + self._extent(1), f"{len(indices)} rows")
+        most = self._nearest(len(indices))
         out = [np.empty((len(indices), *shape), dtype) for shape, dtype in self.specs]
         at = 0
         while at < len(ordered):
@@ -217,7 +209,7 @@ class DataSource:
                 end += 1
             last = indices[ordered[end - 1]] + 1
             for store, target in zip(self._open(), out, strict=True):
-                region = _rows_region(store, first, last)
+                region = rows_region(store, first, last)
                 block = store.read(region, self._scratch(store.extent(region)))
                 for place in ordered[at:end]:
                     target[place] = block[indices[place] - first]
@@ -236,29 +228,13 @@ class DataSource:
         shuffling the window, the rows drawn from it and the numbers that say which.
         """
         row = max(1, self._row_bytes())
-        wanted = 0 if not shuffle or window is None else self._length if window == "all" else int(window)
-        fixed = 2 * batch * row + wanted * (row + _DRAWN)
-
-        def held(rows: int) -> int:
-            return fixed + self._extent(rows) + (2 if shuffle else 1) * rows * row
-
-        what = f"a shuffling window of {wanted} rows" if wanted else f"batches of {batch} rows" if batch else "rows"
-        self._refuse_over(held(1), what)
+        wanted = None if not shuffle else 0 if window is None else self._length if window == "all" else int(window)
         granule = max(1, *(store.granule[0] for store in self._stores))
-        stretch = max(1, min(self._length, -(-max(1, _STRETCH // row) // granule) * granule))
-        share = fixed + (self.budget - fixed) // 4 if shuffle and not wanted else self.budget
-        while stretch > 1 and held(stretch) > share:
-            stretch = stretch // 2 if stretch <= granule else max(granule, stretch // 2 // granule * granule)
-        room = (self.budget - held(stretch)) // (row + _DRAWN)
-        return stretch, wanted or max(1, min(self._length, room))
-
-    def _refuse_over(self, needed: int, what: str) -> None:
-        if needed > self.budget:
-            raise BudgetError(
-                f"{what} hold {format_bytes(needed)}, the budget of the data source is {format_bytes(self.budget)}; "
-                f"the smallest that works is {format_bytes(needed)}",
-                needed=needed, budget=self.budget, smallest=needed, culprit=what,
-            )  # fmt: skip
+        longest = -(-max(1, _STRETCH // row) // granule) * granule
+        what = f"a shuffling window of {wanted} rows" if wanted else f"batches of {batch} rows" if batch else "rows"
+        work = RowWork(self._stores, self._length, 2 * batch, 2 if shuffle else 1, longest, wanted)
+        sized = size_rows(work, self.budget, what)
+        return sized.stretch, sized.window
 
     def _stretches(self, numbers: Iterable[int], rows: int) -> Iterator[list[Block]]:
         """Stretches of `rows` rows by number; the blocks are new arrays and belong to the caller."""
@@ -267,7 +243,7 @@ class DataSource:
             stop = min(self._length, start + rows)
             blocks = []
             for store, (_, dtype) in zip(self._open(), self.specs, strict=True):
-                region = _rows_region(store, start, stop)
+                region = rows_region(store, start, stop)
                 blocks.append(np.array(store.read(region, self._scratch(store.extent(region))), dtype, order="C"))
             yield blocks
             del blocks  # before the next stretch is read
@@ -315,14 +291,6 @@ class DataSource:
             yield [target[:filled] for target in batch]
 
 
-def _rows_region(store: Store, start: int, stop: int) -> Region:
-    return ((start, stop), *whole(store.shape)[1:])
-
-
-def _default_budget() -> int:
-    return current_budget().host or 256 * MiB
-
-
 def _as_store(array: Any) -> Store:
     """The store behind whatever was given."""
     if isinstance(array, Store):
@@ -347,14 +315,19 @@ class LazyRows(Store):
         self.paths = tuple(path for n in walk(node) if isinstance(n, Source) for path in n.store.paths)
         self._node = node
 
-    def _measured(self, region: Region) -> Frame:
+    def _measured(self, region: Region, *, loose: bool = False) -> Frame:
         frame = Frame(None, {})
+        frame.loose = loose
         frame.array(region_shape(region), self.dtype)
         frame.evaluate(self._node, region)
         return frame
 
     def extent(self, region: Region) -> int:
         frame = self._measured(region)
+        return frame.peak + frame.outside
+
+    def most(self, region: Region) -> int:
+        frame = self._measured(region, loose=True)
         return frame.peak + frame.outside
 
     def traffic(self, region: Region) -> int:

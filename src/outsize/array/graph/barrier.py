@@ -5,17 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from outsize.array.graph.node import Node
+from outsize.array.graph.frame import phantom
+from outsize.array.graph.node import Memory, Node
 from outsize.array.kernels.blas import NOTHING, Packing
+from outsize.array.kernels.ranks import Rule
 from outsize.array.store.base import Block, Region
-
-if TYPE_CHECKING:
-    from outsize.array.graph.frame import Frame
-    from outsize.array.kernels.ranks import Rule
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -24,7 +22,7 @@ class Barrier(Node):
 
     barrier = True
 
-    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         raise AssertionError(f"{self.label()} is read before its pass has run")
 
 
@@ -33,7 +31,7 @@ class Reduce(Barrier):
     """A reduction; reduced axes stay with length 1."""
 
     name: str
-    """A key of `reduce.FINISH`."""
+    """A key of `kernels.accumulators.FINISH`."""
     axes: tuple[int, ...]
     """Axes that are reduced."""
     working: np.dtype[Any]
@@ -119,7 +117,7 @@ class Lane(Barrier):
         lane = child.dtype.itemsize * child.shape[self.axis]
         return max(self.dtype.itemsize, lane // max(1, self.shape[self.axis]))
 
-    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         child = self.inputs[0]
         wide = (*region[: self.axis], (0, child.shape[self.axis]), *region[self.axis + 1 :])
         block = frame.array(tuple(b - a for a, b in wide), child.dtype)
@@ -129,8 +127,6 @@ class Lane(Barrier):
         frame.reserve(int(self.memory * block.nbytes) + self.beside + 4096)
         frame.pack(self.packing)
         if frame.dry:
-            from outsize.array.graph.frame import phantom
-
             return phantom(tuple(b - a for a, b in region), self.dtype)
         return self.function(block)
 
@@ -145,7 +141,7 @@ class Lane(Barrier):
 class Settled(Barrier):
     """Its input, written out before anything reads it: what comes next would otherwise read it in crumbs."""
 
-    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         return frame.evaluate(self.inputs[0], region, out)
 
     def detail(self) -> tuple[Any, ...]:

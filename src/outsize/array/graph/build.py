@@ -292,6 +292,8 @@ def _working(name: str, given: np.dtype[Any], result: np.dtype[Any]) -> np.dtype
         return np.dtype(bool)
     if name in ("min", "max"):
         return given.newbyteorder("=")
+    if name not in ("sum", "prod", "mean", "var", "std", "argmin", "argmax"):
+        raise AssertionError(f"{name} has no rule for the dtype of its accumulator")
     base = result if name in ("sum", "prod") else np.result_type(given, np.float64)
     if base.kind == "f" and base.itemsize < 8:
         return np.dtype(np.float64)

@@ -8,19 +8,16 @@ hold it. `Search` finds where elements belong in a sorted array: a piece of that
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import Scalar, operation
 from outsize.array.graph.frame import phantom
-from outsize.array.graph.node import Node
+from outsize.array.graph.node import Memory, Node
 from outsize.array.store.base import Block, Region, region_shape
 from outsize.array.tuning import current
-
-if TYPE_CHECKING:
-    from outsize.array.graph.frame import Frame
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -33,7 +30,7 @@ class Tally(Node):
     def stands_for(self) -> int:
         return self.block
 
-    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         (first, last), mask = region[0], self.inputs[0]
         low, high = first * self.block, min(mask.shape[0], last * self.block)
         result = frame.array((last - first,), self.dtype)
@@ -60,7 +57,7 @@ class Filtered(Node):
     block: int
     """Elements of a block."""
 
-    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         (start, stop), length = region[0], self.inputs[0].shape[0]
         result = frame.array(region_shape(region), self.dtype) if out is None else out
         first, last = int(np.searchsorted(self.ends, start, "right")) - 1, int(np.searchsorted(self.ends, stop, "left"))
@@ -79,7 +76,7 @@ class Filtered(Node):
             frame.release(mark)
         return result
 
-    def _measure(self, blocks: list[int], result: Block, frame: Frame) -> Block:
+    def _measure(self, blocks: list[int], result: Block, frame: Memory) -> Block:
         """One block stands for all; they may lie less luckily in their stores."""
         mark, loose, before = frame.mark(), frame.loose, len(frame.reads)
         frame.loose = True
@@ -127,7 +124,7 @@ class Search(Node):
 
     greedy = True
 
-    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         ordered, wanted = self.inputs
         result = frame.array(region_shape(region), self.dtype)
         values = frame.evaluate(wanted, region)

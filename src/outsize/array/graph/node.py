@@ -1,7 +1,7 @@
 """The graph: small frozen nodes with a concrete shape and dtype, and how each makes any region of itself.
 
-In: nodes, regions, a `Frame` of memory. Out: blocks. A node says how to make a region of itself from regions of its
-inputs, taking every byte it needs from the frame; a frame that is only measuring hands out nothing, so the same lines
+In: nodes, regions, memory. Out: blocks. A node says how to make a region of itself from regions of its
+inputs, taking every byte it needs from a frame (`Memory`); a frame that is only measuring hands out nothing, so the same lines
 that run the work also measure it, and a node without such a rule cannot exist. Nodes that need more than a region at a
 time (reductions, scans, products, sorts: the barriers) are made by passes and bound to a store before anything reads
 them.
@@ -13,16 +13,15 @@ import abc
 import hashlib
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from outsize.array.store.base import Block, Region, Store, region_shape
+from outsize.array.kernels.blas import Packing
+from outsize.array.store.base import Block, Buffer, Region, Store, region_shape
 from outsize.core.errors import InputError
-
-if TYPE_CHECKING:
-    from outsize.array.graph.frame import Frame
 
 Shape = tuple[int, ...]
 
@@ -68,7 +67,7 @@ class Node(abc.ABC):
         return self.dtype.itemsize
 
     @abc.abstractmethod
-    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         """The block of a region: written into `out` where that is given and convenient, else wherever it lies."""
 
     @abc.abstractmethod
@@ -84,6 +83,32 @@ class Node(abc.ABC):
         return replace(self, inputs=inputs)
 
 
+class Memory(Protocol):
+    """What a node asks of the frame that it is made in. `Frame` in `frame.py` is it, and says what each method does."""
+
+    dry: bool
+    """True where it only measures."""
+    loose: bool
+    """True where it measures for other regions of the same shape too."""
+    outside: int
+    """Most bytes that user functions and library calls may allocate by themselves."""
+    reads: list[tuple[Store, Region]]
+    """What was read, recorded only when dry."""
+    bindings: Mapping[Node, Store]
+    """What finished passes left behind."""
+
+    def mark(self) -> tuple[int, int]: ...
+    def release(self, mark: tuple[int, int]) -> None: ...
+    def bytes(self, size: int) -> Buffer: ...
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block: ...
+    def reserve(self, size: int) -> None: ...
+    def pack(self, packing: Packing) -> None: ...
+    def suppose(self, node: Node, region: Region, out: Block | None) -> None: ...
+    def read(self, store: Store, region: Region) -> Block: ...
+    def evaluate_chain(self, root: Node, region: Region, out: Block | None) -> Block: ...
+    def evaluate(self, node: Node, region: Region, out: Block | None = None) -> Block: ...
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Source(Node):
     """An array in a store."""
@@ -91,7 +116,7 @@ class Source(Node):
     store: Store
     """Where it lies."""
 
-    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         return frame.read(self.store, region)
 
     def detail(self) -> tuple[Any, ...]:
@@ -108,7 +133,7 @@ class Fill(Node):
     value: Any
     """The value."""
 
-    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         return np.broadcast_to(np.asarray(self.value, self.dtype), region_shape(region))
 
     def detail(self) -> tuple[Any, ...]:
@@ -124,7 +149,7 @@ class Range(Node):
     step: Any
     """From one value to the next."""
 
-    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         block = frame.array(region_shape(region), self.dtype) if out is None else out
         if not frame.dry:
             first, stop = region[0]

@@ -13,17 +13,16 @@ import math
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from outsize.array.graph.elementwise import broadcast_region
-from outsize.array.graph.node import Node
+from outsize.array.graph.frame import phantom
+from outsize.array.graph.node import Memory, Node
+from outsize.array.graph.rearrange import Wrap
 from outsize.array.store.base import Block, Region, region_shape
 from outsize.core.errors import InputError
-
-if TYPE_CHECKING:
-    from outsize.array.graph.frame import Frame
 
 BOUNDARIES = {"none": None, "reflect": "symmetric", "nearest": "edge", "constant": "constant", "periodic": "wrap"}
 """What lies outside the array -> the mode in which NumPy pads so. `reflect` repeats the edge element, as in SciPy."""
@@ -38,7 +37,7 @@ class Blocks(Node):
     memory: float
     """Bytes it may allocate, as a multiple of its inputs' bytes."""
 
-    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         blocks = [frame.evaluate(child, broadcast_region(region, child.shape)) for child in self.inputs]
         frame.reserve(math.ceil(self.memory * sum(block.nbytes for block in blocks)))
         return _call(self.function, blocks, region_shape(region), self.dtype, frame)
@@ -65,7 +64,7 @@ class Window(Node):
     fill: Any = 0
     """The value outside where the boundary is `constant`."""
 
-    def evaluate(self, region: Region, frame: Frame, out: Block | None) -> Block:
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         if math.prod(region_shape(region)) == 0:
             return np.empty(region_shape(region), self.dtype)
         child = self.inputs[0]
@@ -85,7 +84,7 @@ class Window(Node):
         result = _call(self.function, [padded], padded.shape, self.dtype, frame)
         return result[tuple(slice(m, m + n) for m, n in zip(margins, region_shape(region), strict=True))]
 
-    def _pad(self, inside: Region, edges: tuple[tuple[int, int], ...], frame: Frame) -> Block:
+    def _pad(self, inside: Region, edges: tuple[tuple[int, int], ...], frame: Memory) -> Block:
         """The inside with its outside made up; margins never reach beyond one array length, which the maker checks."""
         block = frame.evaluate(self.inputs[0], inside)
         if not any(before or after for before, after in edges):
@@ -102,10 +101,8 @@ class Window(Node):
                 padded[(*lead, target)] = self.fill if source is None else padded[(*lead, source)]
         return padded
 
-    def _wrap(self, wide: Region, frame: Frame) -> Block:
+    def _wrap(self, wide: Region, frame: Memory) -> Block:
         """The region with the array repeated around it."""
-        from outsize.array.graph.rearrange import Wrap
-
         node = self.inputs[0]
         for axis, ((start, stop), length) in enumerate(zip(wide, node.shape, strict=True)):
             if start < 0 or stop > length:
@@ -146,11 +143,9 @@ def _reflections(boundary: str, before: int, end: int, total: int) -> list[tuple
 
 
 def _call(
-    function: Callable[..., Any], blocks: list[Block], shape: tuple[int, ...], dtype: np.dtype[Any], frame: Frame
+    function: Callable[..., Any], blocks: list[Block], shape: tuple[int, ...], dtype: np.dtype[Any], frame: Memory
 ) -> Block:
     if frame.dry:
-        from outsize.array.graph.frame import phantom
-
         frame.reserve(frame.outside)
         return phantom(shape, dtype)
     result = np.asarray(function(*blocks))

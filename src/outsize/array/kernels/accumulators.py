@@ -53,11 +53,14 @@ def _end(dtype: np.dtype[Any], pick: Callable[..., Any]) -> Any:
         return pick is max
     if dtype.kind in "iu":
         return pick(np.iinfo(dtype).min, np.iinfo(dtype).max)
-    return pick(-np.inf, np.inf)
+    return pick(-np.inf, np.inf) * (1 if dtype.kind == "f" else complex(1, 1))
 
 
 class Accumulator(abc.ABC):
-    """What one reduction of one input keeps; as a consumer it takes slices into the partial of the current chunk."""
+    """What one reduction of one input keeps: a state a tile, a partial a chunk. `consumer` or `take_block` fills a partial."""
+
+    device_kinds: tuple[str, ...] = ()
+    """Folds that a device makes of a chunk, one array each; empty: the processor does it."""
 
     def __init__(self, axes: tuple[int, ...], ndim: int, dtype: np.dtype[Any], working: np.dtype[Any]) -> None:
         self.axes, self.dtype, self.working = axes, dtype, working
@@ -74,6 +77,11 @@ class Accumulator(abc.ABC):
     @abc.abstractmethod
     def combine(self, states: States, partial: States, count: int) -> None:
         """Fold the partial of a chunk, made of `count` elements each, into the state."""
+
+    def temporaries(self, elements: int, region: Region) -> int:
+        """Bytes that NumPy's own temporaries take while a chunk is reduced, in slices of `elements`, and folded."""
+        kept = math.prod(self.kept(region_shape(region)))
+        return (min(elements, kept) + kept) * max(self.working.itemsize, 8)
 
     def kept(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the state for a chunk of this shape."""
@@ -126,6 +134,7 @@ class Fold(Accumulator):
     ) -> None:
         super().__init__(axes, ndim, dtype, working)
         self.kind = kind
+        self.device_kinds = (kind,)
         self.ufunc, begin = _FOLDS[kind]
         self.identity = _end(working, begin) if begin in (max, min) else begin
 
@@ -146,7 +155,7 @@ class Fold(Accumulator):
 class _Folding(Taking):
     owner: Fold
     whole = True
-    """Makes no temporaries, so a slice of any length will do."""
+    """Makes no temporaries that grow with the slice, so a slice of any length will do."""
 
     def take(self, value: Block, index: Index) -> None:
         owner = self.owner
@@ -161,6 +170,11 @@ class _Folding(Taking):
 
 class Moments(Accumulator):
     """Count, mean and sum of squared deviations."""
+
+    device_kinds = ("add", "add")
+
+    def temporaries(self, elements: int, region: Region) -> int:
+        return (elements + 8 * math.prod(self.kept(region_shape(region)))) * max(self.working.itemsize, 8)
 
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
         real = np.dtype(self.working.char.lower()) if self.working.kind == "c" else self.working
@@ -280,6 +294,10 @@ class ArgExtreme(Accumulator):
     def start(self, states: States) -> None:
         states[1][...] = -1
 
+    def temporaries(self, elements: int, region: Region) -> int:
+        shape = region_shape(region)
+        return math.prod(shape) * self.dtype.itemsize + 6 * 8 * math.prod(self.kept(shape))
+
     def take_block(self, block: Block, region: Region, partial: States) -> None:
         """A whole chunk at once."""
         find = np.argmin if self.kind == "argmin" else np.argmax
@@ -348,13 +366,3 @@ def make_accumulator(
     if kind in ("argmin", "argmax"):
         return ArgExtreme(kind, axes, len(shape), dtype, shape)
     return Fold(kind, axes, len(shape), dtype, working)
-
-
-def outside(accumulator: Accumulator, elements: int, region: Region) -> int:
-    """Bytes that NumPy's own temporaries take while a chunk is reduced and folded."""
-    kept = math.prod(accumulator.kept(region_shape(region)))
-    if isinstance(accumulator, Moments):
-        return (elements + 8 * kept) * max(accumulator.working.itemsize, 8)
-    if isinstance(accumulator, ArgExtreme):
-        return math.prod(region_shape(region)) * accumulator.dtype.itemsize + 6 * 8 * kept
-    return (min(elements, kept) + kept) * max(accumulator.working.itemsize, 8)

@@ -16,6 +16,7 @@ import numpy as np
 
 from outsize.array.store.base import Block, Buffer, Region, Store, region_shape, round_up
 from outsize.array.store.io.narrow_floats import round_to_bfloat16
+from outsize.array.store.io.view import SeenStore
 from outsize.core.conversion import Precision
 
 _SLICE = 16384
@@ -162,7 +163,7 @@ def _integer_range(dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
     return np.longdouble(info.min), np.longdouble(info.max)
 
 
-class MeasuredStore(Store):
+class MeasuredStore(SeenStore):
     """A store seen through a cast; every element that is read is measured."""
 
     def __init__(self, inner: Store, dtype: np.dtype[Any], *, bfloat16: bool = False) -> None:
@@ -170,25 +171,22 @@ class MeasuredStore(Store):
         self.granule, self.order = inner.granule, inner.order
         self.dtype = np.dtype(dtype)
         self.meter = Meter(inner.dtype, self.dtype, bfloat16=bfloat16)
-        self._inner = inner
+        self.inner = inner
         self._bfloat16 = bfloat16
 
     def extent(self, region: Region) -> int:
-        return round_up(self._bytes(region)) + self._inner.extent(region) + self.meter.held
+        return round_up(self._bytes(region)) + self.inner.extent(region) + self.meter.held
+
+    def most(self, region: Region) -> int:
+        return round_up(self._bytes(region)) + self.inner.most(region) + self.meter.held
 
     def _bytes(self, region: Region) -> int:
         return math.prod(region_shape(region)) * self.dtype.itemsize
 
-    def traffic(self, region: Region) -> int:
-        return self._inner.traffic(region)
-
-    def seeks(self, region: Region) -> int:
-        return self._inner.seeks(region)
-
     def read(self, region: Region, buffer: Buffer) -> Block:
         """Read, cast and measure a region; the cast block has the strides' order of the inner one."""
         used = self._bytes(region)
-        before = self._inner.read(region, buffer[round_up(used) :])
+        before = self.inner.read(region, buffer[round_up(used) :])
         order = sorted(range(before.ndim), key=lambda axis: -abs(before.strides[axis]))
         turned = before.transpose(order)
         after = np.ndarray(turned.shape, self.dtype, buffer.data)
@@ -203,10 +201,7 @@ class MeasuredStore(Store):
         return after.transpose(np.argsort(order)) if order else after
 
     def fingerprint(self) -> str:
-        return f"{self._inner.fingerprint()} as {self.dtype.str} {self._bfloat16}"
-
-    def close(self) -> None:
-        self._inner.close()
+        return f"{self.inner.fingerprint()} as {self.dtype.str} {self._bfloat16}"
 
 
 def _rows(before: Block, after: Block) -> Iterator[tuple[Block, Block]]:

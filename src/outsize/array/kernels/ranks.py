@@ -81,7 +81,7 @@ class Rule(Accumulator):
         """What tells it from others."""
 
     @abc.abstractmethod
-    def outside(self, region: Region) -> int:
+    def temporaries(self, elements: int, region: Region) -> int:
         """Bytes of temporaries while a chunk is taken and folded, or a tile finished."""
 
 
@@ -106,7 +106,7 @@ class Counts(Rule):
     def start(self, states: States) -> None:
         states[0][...] = 0
 
-    def outside(self, region: Region) -> int:
+    def temporaries(self, elements: int, region: Region) -> int:
         few = len(self.ranks) <= _FEW
         rows, listed = (1, 0) if few else (self.rows, 4 << _LISTED)
         return listed + 48 * min(PIECE, region_shape(region)[-1]) + (16 * rows << self.bits) + 64 * len(self.ranks)
@@ -204,7 +204,7 @@ class Best(Rule):
     def start(self, states: States) -> None:
         states[1][...] = -1
 
-    def outside(self, region: Region) -> int:
+    def temporaries(self, elements: int, region: Region) -> int:
         return (region_shape(region)[-1] + 4 * self.k) * (4 * self.dtype.itemsize + 16)
 
     def take_block(self, block: Block, region: Region, partial: States, *others: Block) -> None:

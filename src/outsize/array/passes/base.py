@@ -63,7 +63,7 @@ class Room:
 class Sized:
     """A pass with all its sizes."""
 
-    work: Pass
+    work: Sizable
     """The pass."""
     grid: Grid
     """Its tiles."""
@@ -146,11 +146,9 @@ class Job:
         return self.sinks[0]
 
 
-class Pass(abc.ABC):
-    """One kind of pass over one set of nodes."""
+class Sizable(abc.ABC):
+    """Work on nodes that is sized in chunks before it runs."""
 
-    ordered = False
-    """True where the chunks of a tile are folded in order, one at a time."""
     rereads = False
     """True where reading sources again and again is the nature of the work, so that it is no reason to look further."""
     locks = (False, False)
@@ -169,8 +167,6 @@ class Pass(abc.ABC):
     @abc.abstractmethod
     def label(self) -> str:
         """What it does, in a few words."""
-
-    # How it is sized
 
     @abc.abstractmethod
     def fit(self, effort: Effort, room: Room, there: int = ANY) -> Any:
@@ -261,7 +257,12 @@ class Pass(abc.ABC):
         """Choices worth knowing."""
         return ()
 
-    # What the run calls
+
+class Pass(Sizable):
+    """One kind of pass over one set of nodes: what the run calls."""
+
+    ordered = False
+    """True where the chunks of a tile are folded in order, one at a time."""
 
     @contextlib.contextmanager
     def opened(self, sized: Any) -> Iterator[Any]:
@@ -313,7 +314,7 @@ BARE = Effort(1, 0, bare=True)
 """The barest effort."""
 
 
-def size(work: Pass, room: Room) -> tuple[Sized, bool]:
+def size(work: Sizable, room: Room) -> tuple[Sized, bool]:
     """The most generous sizes that fit the room and read little more than once; else, of those that fit, the ones that
     read the least. False, with the barest, where none fit."""
     room, there = work.limit(room)
@@ -335,7 +336,7 @@ def size(work: Pass, room: Room) -> tuple[Sized, bool]:
     return size_barely(work, room.packed), False
 
 
-def size_barely(work: Pass, packed: int) -> Sized:
+def size_barely(work: Sizable, packed: int) -> Sized:
     """The smallest sizes there are."""
     sized: Sized = work.fit(BARE, Room(0, packed))
     return sized

@@ -15,7 +15,7 @@ from typing import Any
 from outsize.array.graph.barrier import Reduce, Select
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
-from outsize.array.kernels.accumulators import FINISH, KINDS, Accumulator, ArgExtreme, States, make_accumulator, outside
+from outsize.array.kernels.accumulators import FINISH, KINDS, Accumulator, ArgExtreme, States, make_accumulator
 from outsize.array.kernels.fused import run_program
 from outsize.array.kernels.ranks import Rule
 from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, inside
@@ -103,7 +103,7 @@ class ReducePass(Pass):
                 elements = self._run_slices(source, region, sliced, partials, frame)
             else:
                 elements = 0
-            extra += sum(self._outside(n, elements, region) for n in numbers)
+            extra += sum(self.accumulators[n][1].temporaries(elements, region) for n in numbers)
         frame.reserve(frame.outside + extra)
         return partials
 
@@ -132,10 +132,6 @@ class ReducePass(Pass):
             for taker in poor:
                 taker.close(self._count(taker.owner, shape))
         return 0
-
-    def _outside(self, number: int, elements: int, region: Region) -> int:
-        accumulator = self.accumulators[number][1]
-        return accumulator.outside(region) if isinstance(accumulator, Rule) else outside(accumulator, elements, region)
 
     def _count(self, accumulator: Accumulator, shape: tuple[int, ...]) -> int:
         return math.prod(shape[axis] for axis in accumulator.axes)

@@ -3,7 +3,8 @@
 In: a node, the sink that it goes to (described, not yet created), a budget, a device. Out: `Prepared`, the plan and the
 schedule that it shows. Nothing is created, truncated or read besides headers. The budget is what was given here, else
 what `outsize.budget` set, else 80 % of what is available. With a device, passes run there where they can; `auto` comes
-back to the processor where the device's budget does not suffice.
+back to the processor where the device's budget does not suffice. Tiles and rows that a user's loop takes one by one have no
+sink: they are sized and shown by the same parts (`passes/base.py: size`, `plan/schedule.py: show_plan`).
 """
 
 from __future__ import annotations
@@ -76,8 +77,7 @@ def prepare(
 def _make(
     node: Node, sink: Sink, budget: Budget, allowed: DeviceBudget | None, notes: tuple[str, ...], name: str
 ) -> Prepared:  # fmt: skip
-    reason = next((a.reason for a in budget.allowances if a.pool == HOST), "")
-    schedule, plan = make_plan(node, sink, budget, name, reason, allowed)
+    schedule, plan = make_plan(node, sink, budget, name, allowed)
     return Prepared(node, sink, budget, replace(plan, notes=(*notes, *plan.notes)), schedule, allowed)
 
 

@@ -16,7 +16,7 @@ from outsize.array.store.base import Block, Buffer, Region, Sink, Store
 from outsize.array.store.formats.flat import FlatLayout, FlatSink, FlatStore
 from outsize.array.store.formats.memory import MemorySink, MemoryStore
 from outsize.array.store.io.file import AlignedFile
-from outsize.array.store.io.view import Seen
+from outsize.array.store.io.view import SeenSink
 from outsize.engine.pool import make_buffer
 
 
@@ -90,7 +90,7 @@ class Scratch(FlatSink):
             os.unlink(self.partial)
 
 
-class Turned(Seen):
+class Turned(SeenSink):
     """A sink seen with its axes in another order, or with axes of length 1 more or fewer."""
 
     def __init__(self, sink: Sink, shape: tuple[int, ...], targets: tuple[int | None, ...]) -> None:

@@ -52,13 +52,13 @@ class ScheduledPass:
 
     sized: Sized
     """The pass and its sizes."""
-    places: tuple[Place, ...]
+    places: tuple[Place, ...] = ()
     """What it leaves behind for later passes."""
-    last_use: int
+    last_use: int = 0
     """Number of the last pass that reads what it leaves."""
-    resident: tuple[Part, ...]
+    resident: tuple[Part, ...] = ()
     """What is held in memory meanwhile besides the pass itself."""
-    scratch: int
+    scratch: int = 0
     """Bytes of scratch files that exist meanwhile."""
 
 
@@ -108,7 +108,7 @@ class _Layout:
 
 
 def make_plan(
-    root: Node, sink: Sink, budget: Budget, name: str, reason: str, device: DeviceBudget | None = None
+    root: Node, sink: Sink, budget: Budget, name: str, device: DeviceBudget | None = None
 ) -> tuple[Schedule, Plan]:
     """The schedule and its plan; the plan may not fit, which `plan.check()` says."""
     host, tuning, root = budget.host or 0, current(), settle(root)
@@ -124,8 +124,17 @@ def make_plan(
     least = max((one.sized.device_bytes for one in barest), default=0)
     if not fits:  # what BLAS took generously in one pass, a later one may lack: then all stay bare
         layout, passes = bare, barest if host >= smallest else _size_all(bare, size, host)[0]
-    schedule = Schedule(passes, tuning, device)
-    allowances = [Allowance(pool=HOST, bytes=host, reason=reason)]
+    notes = tuple(dict.fromkeys(layout.notes))
+    return Schedule(passes, tuning, device), show_plan(passes, budget, name, device, smallest, least, notes)
+
+
+def show_plan(
+    passes: tuple[ScheduledPass, ...], budget: Budget, name: str, device: DeviceBudget | None, smallest: int, least: int,
+    notes: tuple[str, ...] = (),
+) -> Plan:  # fmt: skip
+    """The plan that shows sized passes; `smallest` and `least` are what the barest of them take of host and device."""
+    reason = next((a.reason for a in budget.allowances if a.pool == HOST), "")
+    allowances = [Allowance(pool=HOST, bytes=budget.host or 0, reason=reason)]
     if budget.disk is not None and any(one.scratch for one in passes):
         allowances.append(Allowance(pool=DISK, bytes=budget.disk, reason=f"scratch in {budget.scratch}"))
     there = device is not None and any(one.sized.device_bytes for one in passes)
@@ -133,9 +142,9 @@ def make_plan(
         allowances.append(Allowance(pool=device.device.pool, bytes=device.budget, reason=device.reason))
         if device.pinned is not None:
             allowances.append(Allowance(pool=PINNED, bytes=device.pinned, reason="set by you"))
-    return schedule, Plan(
+    return Plan(
         name=name, steps=tuple(_describe(one, device) for one in passes), budgets=tuple(allowances), smallest=smallest,
-        notes=tuple(dict.fromkeys(layout.notes)),
+        notes=notes,
         smallest_device=least + device.device.outside if device is not None and there else None,
     )  # fmt: skip
 

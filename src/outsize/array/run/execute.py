@@ -102,6 +102,7 @@ class _Run:
         """One pass, unless the journal has its results."""
         one, journal, step = self.passes[number], self.journal, self.plan.steps[number]
         sized, work = one.sized, one.sized.work
+        assert isinstance(work, Pass)
         self._make_places(number)
         if journal is not None and self._restore(number):
             return

@@ -19,7 +19,7 @@ from outsize.array.run.journal import Journal
 from outsize.array.store.base import Block, Region, Sink, Store
 from outsize.array.store.formats.memory import MemorySink
 from outsize.array.store.io.partial import JOURNAL, hold
-from outsize.array.store.io.view import Seen
+from outsize.array.store.io.view import SeenSink
 from outsize.array.store.keys import split_key
 from outsize.array.store.registry import describe_sink
 from outsize.array.tuning import current
@@ -168,7 +168,7 @@ def update_node(node: Node, store: Store, region: Region, budget: Any = None) ->
     sink.commit()
 
 
-class _Part(Seen):
+class _Part(SeenSink):
     """A region of another sink."""
 
     def __init__(self, sink: Sink, region: Region) -> None:

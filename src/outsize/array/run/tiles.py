@@ -3,7 +3,7 @@
 `for tile in x.tiles(device="cuda", prefetch=2)` gives one tensor after another. While a tile is worked on, threads make
 the next ones on the host and send them into other slots of the device; the user's stream waits for the copy, not the
 user. A tile is good until the next one is asked for: then its slot is used again, after everything that was put on the
-user's stream by then.
+user's stream by then. Tiles are sized as passes are (`passes/base.py: size`), and `Tiles.plan` shows it.
 """
 
 from __future__ import annotations
@@ -14,24 +14,26 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from outsize.array.device.base import Device, Event, array_bytes
+from outsize.array.device.budget import DeviceBudget
 from outsize.array.device.find import find_device
 from outsize.array.device.transfer.pipeline import lies_in, sendable
 from outsize.array.device.transfer.staging import Stager, Staging
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, Source
+from outsize.array.passes.base import ANY, BARE, Effort, Room, Sizable, Sized, size, size_barely
 from outsize.array.passes.tiling import Box, Grid, balance, center, grow, page_box, read_seconds
 from outsize.array.plan.prepare import resolve_budget
-from outsize.array.store.base import Block, Region, Sink, region_shape, round_up
+from outsize.array.plan.schedule import ScheduledPass, show_plan
+from outsize.array.store.base import Block, Region, Sink, region_shape
 from outsize.array.store.formats.memory import MemoryStore
-from outsize.array.tuning import current
+from outsize.array.tuning import Tuning, current
 from outsize.core.errors import BudgetError, InputError
-from outsize.core.units import format_bytes
 from outsize.engine.pinned import Pinned, lock_memory
 
 
@@ -50,6 +52,87 @@ class _Flight:
     scratch: Any = field(default=None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizedTiles(Sized):
+    """Tiles with their sizes on host and device."""
+
+    staging: Staging
+    """The staging threads that carry tiles which the device does not reach by itself."""
+    tile_bytes: int
+    """Bytes of the device for each tile."""
+
+
+class TileWork(Sizable):
+    """Tiles of a node as they are sized: so many at once, each made in a buffer of its own."""
+
+    rereads = True
+    locks = (True, False)
+
+    def __init__(
+        self, node: Node, sink: Sink | None, slots: int, box: Box | None, tuning: Tuning, allowed: DeviceBudget | None
+    ) -> None:
+        super().__init__(() if sink is None else ((node, sink),), {}, tuning)
+        self.node, self.sink, self.slots, self.box, self.allowed = node, sink, slots, box, allowed
+        self.dtype = node.dtype.newbyteorder("=")
+        store = node.store if isinstance(node, Source) else None
+        near = allowed is not None and sink is None and isinstance(store, MemoryStore)
+        self.near: Block | None = store.array if near else None  # type: ignore[union-attr]
+        """The array, where tiles are sent from where they lie: nothing of it is written back."""
+        self.reached = self.near is None or allowed is None or allowed.device.reaches(self.near)
+        """False where staging threads carry the tiles."""
+
+    def label(self) -> str:
+        return f"tiles of {self.node.label()}"
+
+    def straight(self, region: Region) -> bool:
+        """True where a tile is sent from where it lies, by the device itself or by staging threads."""
+        if self.near is None or not self.reached:
+            return self.near is not None
+        return sendable(self.near[tuple(slice(*span) for span in region)])
+
+    def measure(self, region: Region, frame: Frame) -> None:
+        frame.evaluate(self.node, region)
+        if not self.straight(region):
+            frame.array(region_shape(region), self.dtype)
+        if self.sink is not None:
+            frame.bytes(self.sink.room(region) + self.sink.extent(region))
+        frame.device = 0 if self.allowed is None else array_bytes(region_shape(region), self.dtype)
+
+    def limit(self, room: Room) -> tuple[Room, int]:
+        if self.allowed is None:
+            return room, ANY
+        return replace(room, host=self.allowed.lockable(room.host)), self.allowed.room
+
+    def efforts(self, room: int) -> list[Effort]:
+        return [Effort(self.slots, room // self.slots), BARE]
+
+    def fit(self, effort: Effort, room: Room, there: int = ANY) -> SizedTiles:
+        shape, some = self.node.shape, 0 if effort.bare else room.host
+        staging = Staging() if self.reached else Staging.choose(some, self.tuning)
+        least = page_box(shape, tuple(1 for _ in shape), None, self.dtype.itemsize)
+        box = self.box or (least if effort.bare else self._choose(least, (room.host - staging.nbytes) // self.slots))
+        grid = Grid(shape, box)
+        found = self.settle(grid, box, self.slots, self.slots, 0, room)
+        each = max((self.probe(region).device for region, _ in grid.kinds()), default=0)
+        return found.extended(
+            SizedTiles, shared_bytes=staging.nbytes, device_bytes=self.slots * each, staging=staging, tile_bytes=each
+        )  # fmt: skip
+
+    def _choose(self, least: Box, buffer: int) -> Box:
+        """The box that is read fastest, of those that fit a buffer and a slot of the device."""
+        shape, slot = self.node.shape, self.tuning.device_slot
+        most = slot if self.allowed is None else min(slot, self.allowed.room // self.slots)
+
+        def fits(box: Box) -> bool:
+            return array_bytes(box, self.dtype) <= most and self.holds(self.probe(center(shape, box)), buffer, ANY)
+
+        def seconds(box: Box) -> float:
+            return read_seconds(self.probe(center(shape, box)).reads, self.tuning) + self.tuning.send_seconds
+
+        box, _ = grow(shape, least, seconds, fits, lambda b: math.prod(b) * self.dtype.itemsize, self.tuning)
+        return balance(shape, box, least)
+
+
 class Tiles:
     """Iterates once over an array; `region` says which part the present tile is."""
 
@@ -61,86 +144,36 @@ class Tiles:
         self.node, self.write, self.tuning = node, write, current()
         self._stager: Stager | None = None
         self.sink = _target(node) if write else None
-        device_budget, _ = find_device(device)
-        self.device: Device | None = None if device_budget is None else device_budget.device
-        self._check_dtype()
+        allowed, notes = find_device(device)
+        self.device: Device | None = None if allowed is None else allowed.device
         self.slots = prefetch + 1
-        given = resolve_budget(budget).host or 0
-        room = None if device_budget is None else device_budget.room
-        self._near = self._lying()
-        """The array, where tiles are sent from where they lie: nothing of it is written back."""
-        reached = self._near is None or self.device is None or self.device.reaches(self._near)
-        self._staging = Staging() if reached else Staging.choose(given, self.tuning)
-        """The staging threads that carry tiles which the device does not reach by itself."""
-        self.grid = Grid(node.shape, self._choose(given, room) if shape is None else _clip(shape, node.shape))
-        self.host_bytes = max((self._host(region) for region, _ in self.grid.kinds()), default=0)
-        self.device_bytes = max((array_bytes(region_shape(r), self._dtype) for r, _ in self.grid.kinds()), default=0)
-        smaller, pieces = "ask for smaller tiles or less prefetch", self._staging.nbytes
-        enough = smaller if self.host_bytes else f"give at least {pieces} bytes"
-        for what, need, have, way in (
-            ("host", self.host_bytes * self.slots + pieces, given, enough),
-            ("device", self.device_bytes * self.slots, room, smaller),
-        ):
-            if have is not None and need > have:
-                raise BudgetError(
-                    f"{self.slots} tiles of {self.grid.box} take {format_bytes(need)} of the {what}, the "
-                    f"budget leaves {format_bytes(have)}: {way}",
-                    needed=need, budget=have, smallest=None, culprit="tiles",
-                )  # fmt: skip
+        box = None if shape is None else _clip(shape, node.shape)
+        self._work = TileWork(node, self.sink, self.slots, box, self.tuning, allowed)
+        self._check_dtype()
+        given = resolve_budget(budget)
+        sized, bare = size(self._work, Room(given.host or 0))[0], size_barely(self._work, 0)
+        assert isinstance(sized, SizedTiles)
+        self.grid, self._staging, self.host_bytes, self.device_bytes = (
+            sized.grid, sized.staging, sized.worker_bytes, sized.tile_bytes,
+        )  # fmt: skip
+        one = ScheduledPass(sized)
+        self.plan = show_plan((one,), given, self._work.label(), allowed, bare.peak, bare.device_bytes, notes)
+        """What a loop over the tiles reads, writes and holds."""
+        try:
+            self.plan.check()
+        except BudgetError as error:
+            raise BudgetError(
+                f"{error}: give at least {error.smallest} bytes, or ask for smaller tiles or less prefetch",
+                needed=error.needed, budget=error.budget, smallest=error.smallest, culprit=error.culprit, plan=self.plan,
+            ) from None  # fmt: skip
         self.region: Region = ()
         """The present tile's part of the array: (start, stop) along each axis."""
-
-    @property
-    def _dtype(self) -> np.dtype[Any]:
-        return self.node.dtype.newbyteorder("=")
 
     def _check_dtype(self) -> None:
         from outsize.array.device.torch_kernels import torch_dtype
 
-        if torch_dtype(self._dtype) is None:
+        if torch_dtype(self._work.dtype) is None:
             raise InputError(f"torch has no {self.node.dtype.name} to make tiles of: cast with .astype(...) first")
-
-    def _lying(self) -> Block | None:
-        store = self.node.store if isinstance(self.node, Source) else None
-        if self.device is None or self.sink is not None or not isinstance(store, MemoryStore):
-            return None
-        return store.array
-
-    def _straight(self, region: Region) -> bool:
-        """True where a tile is sent from where it lies, by the device itself or by staging threads."""
-        if self._near is None or self._staging.threads:
-            return self._near is not None
-        return sendable(self._near[tuple(slice(*span) for span in region)])
-
-    def _probe(self, region: Region) -> Frame:
-        frame = Frame(None, {}, self.tuning)
-        frame.evaluate(self.node, region, None)
-        if not self._straight(region):
-            frame.array(region_shape(region), self._dtype)
-        return frame
-
-    def _host(self, region: Region) -> int:
-        frame = self._probe(region)
-        extra = 0 if self.sink is None else self.sink.room(region) + self.sink.extent(region)
-        return frame.peak + frame.outside + round_up(extra)
-
-    def _choose(self, host: int, room: int | None) -> Box:
-        shape = self.node.shape
-        least = page_box(shape, tuple(1 for _ in shape), None, self._dtype.itemsize)
-        slot = self.tuning.device_slot
-        most = slot if room is None else min(slot, room // self.slots)
-
-        def fits(box: Box) -> bool:
-            region = center(shape, box)
-            return (
-                array_bytes(box, self._dtype) <= most and self._host(region) * self.slots <= host - self._staging.nbytes
-            )
-
-        def seconds(box: Box) -> float:
-            return read_seconds(self._probe(center(shape, box)).reads, self.tuning) + self.tuning.send_seconds
-
-        box, _ = grow(shape, least, seconds, fits, lambda b: math.prod(b) * self._dtype.itemsize, self.tuning)
-        return balance(shape, box, least)
 
     def __len__(self) -> int:
         return len(self.grid)
@@ -200,15 +233,15 @@ class Tiles:
         frame.reset()
         shape = region_shape(region)
         block = frame.evaluate(self.node, region)
-        ready = block.flags.c_contiguous and block.dtype == self._dtype and lies_in(block, frame)
-        if not ready and not self._straight(region):
-            packed = frame.array(shape, self._dtype)
+        ready = block.flags.c_contiguous and block.dtype == self._work.dtype and lies_in(block, frame)
+        if not ready and not self._work.straight(region):
+            packed = frame.array(shape, self._work.dtype)
             frame.copy(packed, block)
             block = packed
         slot.block, slot.region = block, region
         if self.device is None:
             return slot
-        slot.tensor = self.device.view(slot.offset, shape, self._dtype)
+        slot.tensor = self.device.view(slot.offset, shape, self._work.dtype)
         with (
             _SENDING_LOCK if self._stager is None else contextlib.nullcontext()
         ):  # staging threads take several tiles at once

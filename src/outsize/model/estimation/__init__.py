@@ -1,1 +1,1 @@
-"""`outsize.estimate`: what a step will take, from its trace."""
+"""`outsize.estimate`: traces a step and says how much memory it will take."""

@@ -1,7 +1,7 @@
 """What was measured on this machine, kept in a file of the user's cache folder.
 
-In: a CUDA card that is really there, or receipts of real runs. Out: the bytes of its context, and how far reserved memory
-has been above what was projected. `estimate` reads them; without a file, the constants measured on an H200 stand.
+In: a CUDA card that is really there, or receipts of real runs. Out: the bytes of its context, and how far reserved
+memory was above the projection. `estimate` reads them. Without a file it uses constants measured on an H200.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _write(calibration: Calibration) -> Calibration:
 def keep(receipt: Receipt) -> Calibration:
     """Learn from a real run: `outsize.keep(footprint.compare(torch.cuda.memory_stats()))`.
 
-    A reserved peak above the projected one widens the margin of the bound; where both reserved and what was in use on the device
-    were measured, their difference is the context.
+    A reserved peak above the projected one widens the margin of the bound. If both reserved and used bytes of the
+    device were measured, their difference is the context.
     """
     before = read(receipt.card or "H200")
     margin, context = before.reserved_margin, before.context

@@ -29,10 +29,10 @@ PRECISIONS = {
 """Name -> (dtype of the weights, whatever the configuration says they were saved in; autocast's dtype or None)."""
 
 ORDERED = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModelForImageClassification")
-"""Heads to look for where a configuration names none; one with an encoder and a decoder keeps both."""
+"""Model classes to try if a configuration names none; a model with encoder and decoder keeps both."""
 
 ONE_LABEL = ("ForSequenceClassification", "ForNextSentencePrediction")
-"""How models of text are called that want one label for each sample."""
+"""Ends of the class names of text models that need one label per sample."""
 
 
 def step_from(
@@ -105,9 +105,7 @@ def read_config(path: str) -> Any:
         "embed_dims",
     )
     if not any(name in fields for name in sizes):
-        raise InputError(
-            f"{file} says nothing about sizes (hidden_size, n_embd, d_model, ...): the model cannot be built from it"
-        )
+        raise InputError(f"{file} has no sizes (hidden_size, n_embd, d_model, ...): the model cannot be built from it")
     try:
         from transformers import AutoConfig
     except ImportError:

@@ -1,8 +1,8 @@
-"""`outsize.estimate`: what a step will take, without the card and without running it.
+"""`outsize.estimate`: how much memory a step will take, found without a card and without running it.
 
-In: the user's step, and either a function that builds its arguments or the arguments themselves. Out: a `Footprint`. The step is
-traced for several steps, because optimizer state and kept gradients come late; the ledger is replayed through the allocator's
-model; the CUDA context comes on top as a constant of the machine.
+In: the user's step, and either a function that builds its arguments or the arguments themselves. Out: a `Footprint`. Several
+steps are traced, because optimizer state and kept gradients appear only after the first. The ledger is replayed
+through a model of the allocator. The CUDA context is added as a constant of the machine.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ from outsize.core.footprint import Amount, Footprint, Loading
 from outsize.core.memory import HOST, Pool
 from outsize.core.noun import Known
 from outsize.core.units import parse_bytes
-from outsize.model.estimation import growth
+from outsize.model.estimation import growth, replayed_steps
 from outsize.model.estimation import host_memory as host
 from outsize.model.estimation import loaders as loading
 from outsize.model.estimation import margins as constants
-from outsize.model.estimation import replayed_steps as course
-from outsize.model.estimation.replayed_steps import Course
+from outsize.model.estimation.replayed_steps import ReplayedSteps
 from outsize.model.torch_port.parts import find_ours, require_torch
-from outsize.model.tracing import contentless as given
+from outsize.model.tracing import contentless
 from outsize.model.tracing.tracer import DevicesDiffer, Tracer
 
 DEFAULT_CARD = "H200"
-"""Whose kernels are assumed where no card is named: the card the rules were read on."""
+"""The card that is assumed if none is named: the one on which the kernels were measured."""
 
 
 def estimate(
@@ -48,13 +47,14 @@ def estimate(
     seq: int | None = None,
     loader: Any = None,
 ) -> Footprint:
-    """What `step(*build())` takes on `device`, traced on tensors without contents: nothing is allocated, no card is needed.
+    """The memory that `step(*build())` takes on `device`. It is traced on tensors without contents: nothing is
+    allocated, and no card is needed.
 
-    `args` may be given instead of `build`: real modules, optimizers and tensors are copied without their contents and left
-    alone. `card` (`rtx4090`) names where it should fit, `budget` a number of bytes to fit in. With `batch`, `build` is called
-    as `build(batch)` and the footprint also says how it grows and the largest batch per card; with `seq` too, as
-    `build(batch, seq)`, and it also says how it grows with the sequence. `loader` is the DataLoader that will feed the step: what
-    its workers, prefetched batches and pinned copies take on the host is counted.
+    `args` may be given instead of `build`: real modules, optimizers and tensors are copied without their contents and
+    not changed. `card` (`rtx4090`) or `budget` (bytes) says where it should fit. With `batch`, `build` is called as
+    `build(batch)`; the footprint then also says how memory grows and the largest batch per card. With `seq` too it is
+    called as `build(batch, seq)`, and the footprint also says how memory grows with the sequence. `loader` is the
+    DataLoader that will feed the step: its workers, prefetched batches and pinned copies are counted on the host.
     """
     require_torch()
     chosen = None if card is None else find_card(card)
@@ -69,12 +69,12 @@ def estimate(
 def _estimate(
     job: Job, batch: int | None, seq: int | None, chosen: Card | None, capacity: int | None, loaded: Loading | None
 ) -> Footprint:
-    """The step as it was given, and how it grows where sizes were given."""
+    """Traces the step as given, and at other sizes if `batch` or `seq` is given."""
     sizes = [size for size in (batch, seq) if size is not None]
     tracer = job.trace(*sizes)
-    played = job.replay(tracer)
-    footprint = _footprint(job, tracer, played, chosen, capacity, loaded)
-    peak = course.peak_within(played, growth.STEPS)
+    replayed = job.replay(tracer)
+    footprint = _footprint(job, tracer, replayed, chosen, capacity, loaded)
+    peak = replayed_steps.peak_within(replayed, growth.STEPS)
     grown = None
     if seq is not None:
         before = [] if batch is None else [batch]
@@ -87,7 +87,7 @@ def _estimate(
     if line is None:
         note = f"no other batch than {batch} was accepted by the step, so its growth is not known"
         return dataclasses.replace(footprint, growth=found, notes=(*footprint.notes, note))
-    known = {batch: played}
+    known = {batch: replayed}
     place = None if capacity is None else growth.Place("the budget" if chosen is None else chosen.name, capacity)
     largest = growth.largest(line, place, lambda size: known.get(size) or job.play(size, *after))
     return dataclasses.replace(footprint, growth=found, largest=largest)
@@ -118,12 +118,12 @@ class Job:
         """Name of the step."""
         return getattr(self.step, "__name__", type(self.step).__name__)
 
-    def play(self, *sizes: int, steps: int | None = None) -> Course:
-        """What the allocator makes of the step at these sizes, traced for fewer steps where that is enough."""
+    def play(self, *sizes: int, steps: int | None = None) -> ReplayedSteps:
+        """The replay of the step at these sizes; fewer steps are traced if that is enough."""
         return self.replay(self.trace(*sizes, steps=steps))
 
     def trace(self, *sizes: int, steps: int | None = None) -> Tracer:
-        """Run the steps on the stage; the sizes go to the builder."""
+        """Run the steps under the tracer; the sizes go to the builder."""
         count = self.steps if steps is None else min(steps, self.steps)
         try:
             tracer = self._run(sizes, count, everything=None)
@@ -139,13 +139,13 @@ class Job:
             tracer.note(f"nothing was put on {self.label}: everything is counted there, as if it had been moved")
         return tracer
 
-    def replay(self, tracer: Tracer) -> Course:
-        """What the allocator makes of a trace."""
+    def replay(self, tracer: Tracer) -> ReplayedSteps:
+        """The replay of a trace through the allocator's model."""
         if self.label == "cpu":
-            return course.follow(tracer.ledger, "cpu", "exact")
+            return replayed_steps.follow(tracer.ledger, "cpu", "exact")
         settings = settings_from_environment(os.environ)
         expandable = getattr(settings, "expandable_segments", False)
-        return course.follow(tracer.ledger, self.label, "cuda-expandable" if expandable else "cuda", settings)
+        return replayed_steps.follow(tracer.ledger, self.label, "cuda-expandable" if expandable else "cuda", settings)
 
     def _run(self, sizes: tuple[int, ...], steps: int, everything: str | None) -> Tracer:
         capability = self.card.capability or (9, 0)
@@ -158,7 +158,7 @@ class Job:
                     made = self.build(*sizes)
                     args = made if isinstance(made, tuple) else (made,)
                 else:
-                    step, args = given.convert(tracer, self.step, args, self.label)
+                    step, args = contentless.convert(tracer, self.step, args, self.label)
                 tracer.owners.inputs(args)
                 for number in range(steps):
                     tracer.ledger.step = number
@@ -180,54 +180,55 @@ class Job:
 
 
 def _footprint(
-    job: Job, tracer: Tracer, played: Course, card: Card | None, capacity: int | None, loaded: Loading | None
+    job: Job, tracer: Tracer, replayed: ReplayedSteps, card: Card | None, capacity: int | None, loaded: Loading | None
 ) -> Footprint:
     notes = list(tracer.notes)
     on_host = job.label == "cpu"
     if not on_host and job.card.capability not in (None, (9, 0)):
         notes.append(f"kernel workspaces are those measured on an H200, assumed for the {job.card.name}")
     known = Known.ESTIMATE if notes or on_host else Known.EXACT
-    requested = played.likely.peak.requested
+    requested = replayed.likely.peak.requested
     allocated, reserved, use = (
-        host.amounts(tracer, played) if on_host else constants.amounts(played, job.card, estimate=bool(notes))
+        host.amounts(tracer, replayed) if on_host else constants.amounts(replayed, job.card, estimate=bool(notes))
     )
     return Footprint(
         name=job.name,
         pool=HOST if on_host else Pool(kind="device", index=int(job.label.partition(":")[2] or 0)),
         steps=job.steps,
-        peak_requested=Amount(bytes=requested, bound=played.most.peak.requested, known=known),
+        peak_requested=Amount(bytes=requested, bound=replayed.most.peak.requested, known=known),
         peak_allocated=allocated,
         peak_reserved=reserved,
         device_use=use,
-        parts=course.parts_at_peak(played),
-        modules=course.largest_at_peak(played, lambda held: held.module),
-        lines=course.largest_at_peak(played, lambda held: held.line),
-        kinds=course.KINDS,
-        timeline=course.timeline(played),
-        peak_label=course.describe(played.events[played.peak][1]) if played.events else "build",
+        parts=replayed_steps.parts_at_peak(replayed),
+        modules=replayed_steps.largest_at_peak(replayed, lambda held: held.module),
+        lines=replayed_steps.largest_at_peak(replayed, lambda held: held.line),
+        kinds=replayed_steps.KINDS,
+        timeline=replayed_steps.timeline(replayed),
+        peak_label=replayed_steps.describe(replayed.events[replayed.peak][1]) if replayed.events else "build",
         host=None if on_host else host.side(tracer, loaded),
         loading=loaded,
         card=card,
         capacity=capacity,
-        fits=_verdict(played, use, capacity, on_host, sure=not tracer.guesses),
+        fits=_verdict(replayed, use, capacity, on_host, sure=not tracer.guesses),
         notes=tuple(notes),
         guesses=tuple(tracer.guesses),
     )
 
 
-def _verdict(played: Course, use: Amount, capacity: int | None, on_host: bool, sure: bool) -> bool | None:
-    """True where even the bound fits and nothing was guessed, False where the likely amount does not, None in between."""
+def _verdict(replayed: ReplayedSteps, use: Amount, capacity: int | None, on_host: bool, sure: bool) -> bool | None:
+    """True if even the bound fits and nothing was guessed. False if the likely amount does not fit. None in
+    between."""
     if capacity is None:
         return None
     if not on_host:
-        found = growth.verdict(played, capacity, constants.VERDICT_MARGIN)
+        found = growth.verdict(replayed, capacity, constants.VERDICT_MARGIN)
     else:
         found = True if use.bound <= capacity else (None if use.bytes <= capacity else False)
     return found if sure else (found and None)
 
 
 def _uneven(tracer: Tracer, label: str, steps: int) -> bool:
-    """True where the last two steps, which both have state and gradients, asked for different sizes."""
+    """True if the last two steps, which both have state and gradients, requested different sizes."""
     asked = [[h.bytes for a, h in tracer.ledger.events if a and h.step == n and h.label == label] for n in range(steps)]
     return len(asked) > 2 and sorted(asked[-1]) != sorted(asked[-2])
 
@@ -254,7 +255,7 @@ def _label(device: str) -> str:
 
 
 def _explained(error: Exception, name: str) -> OutsizeError:
-    """The user's own line in front of what went wrong; an error that is ours without it."""
+    """An error of the user's code with the user's line in front; an error of Outsize without it."""
     import torch
 
     ours = find_ours(error)

@@ -1,9 +1,9 @@
 """How a step grows with its batch and its sequence, and the largest batch that fits.
 
-In: a function that replays the step for given sizes. Out: a line through two traces, checked against a third; where that one is
-off the line, a parabola through the three where it is nearer to a fourth (attention that is written out grows with the square
-of the sequence); the largest batch per common card from that; and, where a capacity was given, the largest one that was itself
-traced and fits.
+In: a function that replays the step for given sizes. Out: how the peak grows, and the largest batch per common card.
+Growth is a line through two traces, checked against a third. If the third is off the line, a parabola through the
+three is used if it is nearer to a fourth trace. (Attention that stores its matrix grows with the square of the
+sequence.) If a capacity is given, the largest batch is found by tracing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from outsize.core.errors import InputError
 from outsize.core.footprint import Growth, Largest
 from outsize.core.noun import Known
 from outsize.model.estimation.pressure import gets_through
-from outsize.model.estimation.replayed_steps import Course
+from outsize.model.estimation.replayed_steps import ReplayedSteps
 
-Play = Callable[[int], Course]
+Play = Callable[[int], ReplayedSteps]
 
 SAFETY = (0.99, 1.0)
-"""Parts of a capacity that the likely replay has to get through, all of them: where blocks fall changes by leaps, so that a run
-may get through with a little less and fail with all of it."""
+"""Parts of the capacity. The likely replay must fit into each of them: memory jumps with the addresses of blocks. A
+run may fit into a little less than the capacity and fail with all of it."""
 
 STEPS = 2
 """Steps that are traced to see how the peak grows: the second one has gradients, states and activations together."""
@@ -36,7 +36,7 @@ def fit(name: str, play: Play, at: int, peak: int) -> Growth | None:
     """How the reserved peak grows with a size that is `at` now, where it is `peak`; None where no other size is accepted."""
     below = _first_accepted(play, [size for size in (at // 2, at // 2 + 1, at - 2) if 0 < size < at])
     above = _first_accepted(play, [2 * at, at + 2, at + 1])
-    reserved = {size: course.likely.peak.reserved for size, course in (*below, *above)} | {at: peak}
+    reserved = {size: replayed.likely.peak.reserved for size, replayed in (*below, *above)} | {at: peak}
     if len(reserved) == 1:
         return None
     smaller, larger = min(reserved), max(reserved)
@@ -45,16 +45,16 @@ def fit(name: str, play: Play, at: int, peak: int) -> Growth | None:
     error = _error(line, at, peak)
     if error > STRAIGHT and at >= 4:
         curve = _parabola(name, [(size, reserved[size]) for size in (smaller, at, larger)])
-        for between, course in _first_accepted(play, [at + at // 2, at + at // 4]):
-            reserved[between] = course.likely.peak.reserved
+        for between, replayed in _first_accepted(play, [at + at // 2, at + at // 4]):
+            reserved[between] = replayed.likely.peak.reserved
             off = _error(curve, between, reserved[between])
             if off < _error(line, between, reserved[between]):
                 line, error = curve, off
     return dataclasses.replace(line, traced=tuple(sorted(reserved.items())), error=error)
 
 
-def _first_accepted(play: Play, sizes: list[int]) -> list[tuple[int, Course]]:
-    """The first of some sizes that the user's code accepts, with its course; empty where it rejects them all."""
+def _first_accepted(play: Play, sizes: list[int]) -> list[tuple[int, ReplayedSteps]]:
+    """The first of some sizes that the user's code accepts, with its replay; empty if it rejects all."""
     for size in sizes:
         try:
             return [(size, play(size))]
@@ -85,11 +85,12 @@ class Place(NamedTuple):
 
 
 MOST = 2**20
-"""Largest batch that is spoken of: where a step hardly grows, the line through its traces says nothing beyond."""
+"""The largest batch that is reported. If a step hardly grows, its line means nothing beyond this."""
 
 
 def largest(growth: Growth, place: Place | None, play: Play) -> tuple[Largest, ...]:
-    """The largest batch in the place that was asked about, by tracing, and on each other common card, by the fitted growth."""
+    """The largest batch in the place that the user named, by tracing, and on each other common card, by the fitted
+    growth."""
     rows = [
         Largest(
             place=known.name, capacity=known.usable, size="batch", largest=_last(growth, known.usable), next_needs=None,
@@ -121,8 +122,8 @@ def _last(growth: Growth, capacity: int) -> int:
 def search(place: str, capacity: int, play: Play, guess: int, unit: int = 1) -> Largest:
     """The largest batch, a multiple of `unit`, whose own trace fits; `guess` is where to look first.
 
-    Where the user's code rejects a size, the next below it that is a multiple of 2, 4, 8 or 16 is tried (many programs want even
-    batches). Where it rejects these too, they count as too large.
+    If the user's code rejects a size, the next lower multiples of 2, 4, 8 and 16 are tried (many programs need even
+    batches). If it rejects these too, they count as too large.
     """
     low, high = 0, None
     needs: int | None = None
@@ -160,13 +161,13 @@ def _middle(low: int, high: int, unit: int) -> int:
     return max(unit, (low + (high - low) // 2) // unit * unit)
 
 
-def fits(course: Course, capacity: int) -> bool:
-    """True where the allocator, which gives back what it does not need before it fails, gets through."""
-    return all(gets_through(course.events, int(capacity * part), most=False) for part in SAFETY)
+def fits(replayed: ReplayedSteps, capacity: int) -> bool:
+    """True if the step fits after the allocator has given back its cache."""
+    return all(gets_through(replayed.events, int(capacity * part), most=False) for part in SAFETY)
 
 
-def verdict(course: Course, capacity: int, margin: float) -> bool | None:
-    """True where even the bound gets through, False where the likely course does not, None in between."""
-    if gets_through(course.events, int(capacity / (1 + margin)), most=True):
+def verdict(replayed: ReplayedSteps, capacity: int, margin: float) -> bool | None:
+    """True if even the bound fits, False if the likely replay does not, None in between."""
+    if gets_through(replayed.events, int(capacity / (1 + margin)), most=True):
         return True
-    return None if gets_through(course.events, capacity, most=False) else False
+    return None if gets_through(replayed.events, capacity, most=False) else False

@@ -1,8 +1,9 @@
-"""The host's side of a step: resident bytes where the step runs on the CPU, and host tensors beside a card.
+"""Host memory of a step: resident bytes of a step on the CPU, and host tensors of a step on a card.
 
-In: a trace. Out: amounts. glibc gives large blocks back to the system and keeps small ones, so resident bytes are a replay of the
-host's tensors through its model, on top of what the interpreter and torch hold before any tensor exists. Tensors are aligned, so
-glibc cuts a leader off each; small objects settle in some of them, and free blocks on both sides can then not be joined.
+In: a trace. Out: amounts. glibc gives large blocks back to the system and keeps small ones. So the host's tensors are
+replayed through its model. What the interpreter and torch hold before any tensor exists is added. Tensors are aligned,
+so glibc cuts a few bytes off before each. Small objects take some of these bytes, and the free blocks on both sides
+can then not be joined.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from outsize.allocator import GlibcSettings, replay
 from outsize.core.footprint import Amount, Loading
 from outsize.core.noun import Known
 from outsize.core.units import MiB
-from outsize.model.estimation.replayed_steps import Course, follow
+from outsize.model.estimation.replayed_steps import ReplayedSteps, follow
 from outsize.model.tracing.replay import as_events, largest_size, likely_size
 from outsize.model.tracing.tracer import Tracer
 
 BASE_SPREAD = 32 * MiB
-"""What two starts of one program differ by."""
+"""Bytes by which two starts of one program differ."""
 
 STRAYS = (4, 3)
-"""One in so many large chunks of the heap is cut off from the one before it by a small object: likely, and for the bound."""
+"""One in this many large chunks of the heap is separated from the chunk before it by a small object: likely, and for
+the bound."""
 
 
 HEAVY = (
@@ -59,7 +61,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def base() -> int:
-    """Resident bytes of a process with the libraries that are loaded here, after a small step: measured in one of its own."""
+    """Resident bytes of a process with the libraries that are loaded here, after a small step; measured in a new
+    process."""
     loaded = [name for name in sys.modules if name.partition(".")[0] in HEAVY]
     return _measure_base(tuple(sorted(loaded, key=lambda name: name.count("."))))
 
@@ -72,10 +75,10 @@ def _measure_base(names: tuple[str, ...]) -> int:
     return int(answer.stdout.split()[-1])
 
 
-def amounts(tracer: Tracer, played: Course) -> tuple[Amount, Amount, Amount]:
+def amounts(tracer: Tracer, replayed: ReplayedSteps) -> tuple[Amount, Amount, Amount]:
     """(allocated, held from the system, resident) of a step on the CPU."""
     kept, worst = (
-        replay(as_events(played.events, size), allocator="glibc", settings=GlibcSettings(strays=strays)).peak
+        replay(as_events(replayed.events, size), allocator="glibc", settings=GlibcSettings(strays=strays)).peak
         for size, strays in zip((likely_size, largest_size), STRAYS, strict=True)
     )
     known = Known.ESTIMATE

@@ -1,8 +1,8 @@
 """What a DataLoader takes on the host: its workers, the batches they keep ready, and pinned copies.
 
-In: a `torch.utils.data.DataLoader`. Out: a `Loading`. The size of a batch is read off one and two samples of the user's own
-dataset, put together by the loader's own function. Workers times the prefetch factor batches are on their way at any time, in
-shared memory until they are pinned; each worker also holds the samples of the batch it is working on.
+In: a `torch.utils.data.DataLoader`. Out: a `Loading`. The size of a batch comes from batches of one and of two samples
+of the user's dataset, made by the loader's own function. Workers x prefetch factor batches are in preparation at any
+time, in shared memory until they are pinned. Each worker also holds the samples of the batch it works on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if __name__ == "__main__":
 
 
 def of(loader: Any) -> Loading:
-    """What a loader holds while it keeps ahead of the step."""
+    """What a loader holds while it prepares batches for the step."""
     dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
     if dataset is None or collate is None:
         raise InputError(f"loader= is a torch.utils.data.DataLoader, not {type(loader).__name__}")
@@ -113,7 +113,7 @@ def _context(loader: Any) -> str:
 
 @functools.cache
 def _worker(context: str) -> int:
-    """Private bytes of a worker that does next to nothing, measured once in a process of its own."""
+    """Private bytes of a worker that does almost nothing, measured once in a new process."""
     import tempfile
     from pathlib import Path
 

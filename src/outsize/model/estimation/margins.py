@@ -1,8 +1,9 @@
-"""What comes on top of a replay: the machine's constants, and the margins that make a projection a bound.
+"""What is added to a replay: constants of the machine, and the margins that make a projection a bound.
 
-The context and the kernels that torch loads take memory that no allocator sees; they were measured on an H200 and are replaced by
-what `outsize.calibrate()` found on this machine. Ties between equal blocks go to the lower address, which only the driver knows,
-so two runs of one program differ in what they reserve; the margin covers what was seen, and kept receipts can widen it.
+The CUDA context and the kernels that torch loads take memory outside the allocator. They were measured on an H200;
+`outsize.calibrate()` replaces them by values of this machine. Of two equal blocks the one with the lower address is
+used, and only the driver knows addresses. So two runs of one program reserve different amounts. The margin covers what
+was seen, and stored receipts can widen it.
 """
 
 from __future__ import annotations
@@ -12,25 +13,26 @@ from outsize.core.footprint import Amount
 from outsize.core.noun import Known
 from outsize.core.units import MiB
 from outsize.model.estimation import calibration
-from outsize.model.estimation.replayed_steps import Course
+from outsize.model.estimation.replayed_steps import ReplayedSteps
 
 CONTEXT_LIKELY = 795_000_000
 """Beyond reserved after training steps on an H200: 787 to 808 million bytes."""
 
 ALLOCATED_MARGIN = 0.02
-"""Blocks of up to 1 MiB more than asked for come and go with the addresses: 1.7 % at worst over 262 measured steps."""
+"""Addresses decide whether a block is up to 1 MiB larger than requested: 1.7 % at worst over 262 measured steps."""
 
 RESERVED_MARGIN = 0.08
 """Runs of the same program with other addresses reserved up to 7 % apart, and 262 measured steps were within 7.4 %."""
 
 VERDICT_MARGIN = 0.02
-"""Room that the bound's course has to leave for a yes: near the end the allocator gives back what it caches."""
+"""Room that the bound's replay must leave free to count as fitting: near the limit the allocator gives back its
+cache."""
 
 
-def amounts(played: Course, card: Card, estimate: bool) -> tuple[Amount, Amount, Amount]:
+def amounts(replayed: ReplayedSteps, card: Card, estimate: bool) -> tuple[Amount, Amount, Amount]:
     """(allocated, reserved, device use) of a replay, each with its bound."""
     kept = calibration.read(card.name)
-    likely, most = played.likely.peak, played.most.peak
+    likely, most = replayed.likely.peak, replayed.most.peak
     allocated = Amount(
         bytes=likely.allocated,
         bound=int(max(likely.allocated, most.allocated) * (1 + ALLOCATED_MARGIN)) + 2 * MiB,

@@ -1,9 +1,9 @@
-"""Whether a step gets through a given capacity, where the libraries under it give way before they fail.
+"""Whether a step fits a capacity, when the libraries below it use less memory before they fail.
 
-In: what a trace saw on a device, and a capacity. Out: yes or no. The allocator gives back what it caches before it fails. And
-where there is no room for the workspace of the kernel that cuDNN likes best, torch takes the next one and stays with it: 1,254
-convolutions on an H200 were left too little room and none failed; 769 went to at most 8 MiB at once, 425 by way of a smaller
-workspace, and the rest had room enough for a smaller one.
+In: what a trace saw on a device, and a capacity. Out: yes or no. The allocator gives back what it caches before it fails. If
+there is no room for the workspace of cuDNN's preferred kernel, torch takes the next kernel and keeps it. 1,254
+convolutions on an H200 were given too little room, and none failed. 769 went to at most 8 MiB at once and 425 through
+a smaller workspace. The rest had room for a smaller one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from outsize.model.tracing.replay import largest_size, likely_size
 Events = Sequence[tuple[bool, Held]]
 
 WAYS = ((), (2,))
-"""What a workspace that finds no room is divided by before it is given up: both have to get through."""
+"""How a workspace without room shrinks: it is given up at once, or divided by 2 first. The step has to fit both
+ways."""
 
 
 def gets_through(events: Events, capacity: int, most: bool) -> bool:
-    """True where no block that has to be there fails, whichever way the workspaces shrink."""
+    """True if every necessary block fits, whichever way the workspaces shrink."""
     for way in WAYS:
         trial = _Try(events, capacity, most, way)
         if not trial.run():
@@ -33,17 +34,17 @@ def gets_through(events: Events, capacity: int, most: bool) -> bool:
 
 
 class _Try:
-    """Replays with ever fewer workspaces until one gets through, or fails for another reason."""
+    """Replays with smaller and smaller workspaces, until one fits or fails for another reason."""
 
     def __init__(self, events: Events, capacity: int, most: bool, way: tuple[int, ...]) -> None:
         self.events, self.capacity, self.most, self.way = events, capacity, most, way
         self.smaller: dict[tuple[str, int], list[tuple[int, int]]] = {}
         """(operator, bytes) of a workspace -> (from which event on, bytes it then has)."""
         self.released: set[int] = set()
-        """Events before which the allocator gave back what it cached, in vain."""
+        """Events before which the allocator gave back its cache and still found no room."""
 
     def run(self) -> bool:
-        """True where a replay ends well."""
+        """True if a replay does not run out of memory."""
         while True:
             made, places = self._events()
             failed = replay(made, allocator="cuda", capacity=self.capacity).out_of_memory

@@ -1,7 +1,7 @@
-"""From a ledger to a footprint: kinds, peaks, what is alive at them, and the course of the steps.
+"""From a ledger to a footprint: kinds, peaks, what is alive at the peaks, and memory over time.
 
-In: a ledger and the label of a device. Out: the allocator's replay of what happened there, the likely one and the bound, and the
-ledger's records at the peak summed by kind, module and line.
+In: a ledger and the label of a device. Out: two replays of what happened there (likely and bound), and the bytes alive
+at the peak by kind, module and line.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from outsize.model.tracing.replay import Happened, as_events, happened_on, large
 
 KINDS = ("weights", "buffers", "gradients", "optimizer state", "inputs", "activations", "temporaries", "workspace")
 SOMEWHAT = (4 * MiB, 8 * MiB, 16 * MiB)
-"""What is added to sizes that are not sure, for the bound: partial sums of convolutions vary by that much."""
+"""Bytes added to uncertain sizes for the bound: partial sums of convolutions vary by that much."""
 
 STRETCHES = 80
 """Points of a timeline."""
 
 
-class Course(NamedTuple):
+class ReplayedSteps(NamedTuple):
     """What happened on one device."""
 
     events: Happened
@@ -45,7 +45,7 @@ class Course(NamedTuple):
         return allocated.index(max(allocated)) if allocated else -1
 
 
-def follow(ledger: Ledger, label: str, allocator: str, settings: CudaSettings | None = None) -> Course:
+def follow(ledger: Ledger, label: str, allocator: str, settings: CudaSettings | None = None) -> ReplayedSteps:
     """Replay what the ledger saw on a device."""
     events = happened_on(ledger, label)
     name_kinds(ledger)
@@ -58,11 +58,12 @@ def follow(ledger: Ledger, label: str, allocator: str, settings: CudaSettings | 
     others = [run(largest_size)] if open_sizes else []
     if open_sizes and allocator.startswith("cuda"):
         others += [run(functools.partial(_somewhat_more, more)) for more in SOMEWHAT]
-    return Course(events, first.samples, first, _highest([first, *others]))
+    return ReplayedSteps(events, first.samples, first, _highest([first, *others]))
 
 
 def _somewhat_more(more: int, held: Held) -> int:
-    """A size that is not sure, a little larger: where blocks then fall may take more than if all were as large as can be."""
+    """An uncertain size, a little larger. Blocks may then fit so badly that more is reserved than with the largest
+    sizes."""
     return held.bytes + more if held.most != held.bytes and held.bytes >= MiB else held.bytes
 
 
@@ -73,14 +74,14 @@ def _highest(replays: list[Replay]) -> Replay:
     return dataclasses.replace(best, peak=Sample(*(max(values) for values in zip(*peaks, strict=True))))
 
 
-def peak_within(course: Course, steps: int) -> int:
+def peak_within(replayed: ReplayedSteps, steps: int) -> int:
     """Most that was reserved in the first few steps."""
-    last = max((i for i, (_, held) in enumerate(course.events) if held.step < steps), default=-1)
-    return max((sample.reserved for sample in course.samples[: last + 1]), default=0)
+    last = max((i for i, (_, held) in enumerate(replayed.events) if held.step < steps), default=-1)
+    return max((sample.reserved for sample in replayed.samples[: last + 1]), default=0)
 
 
 def name_kinds(ledger: Ledger) -> None:
-    """Say of every record that has no kind yet what it is."""
+    """Give a kind to every record that has none yet."""
     backward = [i for i, (alloc, held) in enumerate(ledger.events) if alloc and held.phase == "backward"]
     for held in ledger.all:
         if held.kind:
@@ -96,10 +97,10 @@ def name_kinds(ledger: Ledger) -> None:
             held.kind = "activations" if saved or not backward else "temporaries"
 
 
-def alive_at(course: Course, event: int) -> list[Held]:
+def alive_at(replayed: ReplayedSteps, event: int) -> list[Held]:
     """Records that are alive after an event."""
     alive: dict[int, Held] = {}
-    for alloc, held in course.events[: event + 1]:
+    for alloc, held in replayed.events[: event + 1]:
         if alloc:
             alive[held.id] = held
         else:
@@ -107,13 +108,13 @@ def alive_at(course: Course, event: int) -> list[Held]:
     return list(alive.values())
 
 
-def parts_at_peak(course: Course) -> tuple[Part, ...]:
+def parts_at_peak(replayed: ReplayedSteps) -> tuple[Part, ...]:
     """By kind, with the allocator's rounding as a part of its own."""
-    if not course.samples:
+    if not replayed.samples:
         return ()
-    sums = _sum(alive_at(course, course.peak), lambda held: held.kind)
+    sums = _sum(alive_at(replayed, replayed.peak), lambda held: held.kind)
     parts = [Part(name=kind, bytes=sums[kind], known=_known(kind)) for kind in KINDS if sums.get(kind)]
-    rounding = course.samples[course.peak].allocated - sum(sums.values())
+    rounding = replayed.samples[replayed.peak].allocated - sum(sums.values())
     return (*parts, Part(name="rounding", bytes=rounding, known=Known.ESTIMATE)) if rounding else tuple(parts)
 
 
@@ -121,11 +122,11 @@ def _known(kind: str) -> Known:
     return Known.ESTIMATE if kind == "workspace" else Known.EXACT
 
 
-def largest_at_peak(course: Course, key: Callable[[Held], str], count: int = 12) -> tuple[Part, ...]:
+def largest_at_peak(replayed: ReplayedSteps, key: Callable[[Held], str], count: int = 12) -> tuple[Part, ...]:
     """By module or line, largest first."""
-    if not course.samples:
+    if not replayed.samples:
         return ()
-    sums = _sum(alive_at(course, course.peak), key)
+    sums = _sum(alive_at(replayed, replayed.peak), key)
     named = sorted(((size, name) for name, size in sums.items() if name), reverse=True)[:count]
     return tuple(Part(name=name, bytes=size, known=Known.EXACT) for size, name in named)
 
@@ -137,21 +138,21 @@ def _sum(records: list[Held], key: Callable[[Held], str]) -> dict[str, int]:
     return sums
 
 
-def timeline(course: Course) -> tuple[Layers, ...]:
-    """The highest moment of each of some eighty stretches of equal length."""
-    width = max(1, -(-len(course.events) // STRETCHES))
+def timeline(replayed: ReplayedSteps) -> tuple[Layers, ...]:
+    """The highest moment in each of about eighty equal parts of the trace."""
+    width = max(1, -(-len(replayed.events) // STRETCHES))
     now = dict.fromkeys(KINDS, 0)
     out: list[Layers] = []
     total = 0
     best: tuple[int, int, tuple[int, ...]] = (-1, 0, ())
-    for number, (alloc, held) in enumerate(course.events):
+    for number, (alloc, held) in enumerate(replayed.events):
         change = held.bytes if alloc else -held.bytes
         now[held.kind] += change
         total += change
         if total > best[0]:
             best = (total, number, tuple(now.values()))
-        if number % width == width - 1 or number == len(course.events) - 1:
-            label, reserved = describe(course.events[best[1]][1]), course.samples[best[1]].reserved
+        if number % width == width - 1 or number == len(replayed.events) - 1:
+            label, reserved = describe(replayed.events[best[1]][1]), replayed.samples[best[1]].reserved
             out.append(Layers(time=best[1], label=label, bytes=best[2], reserved=reserved))
             best = (-1, number, ())
     return tuple(out)

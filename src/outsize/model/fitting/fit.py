@@ -44,7 +44,7 @@ def fit(
     called and gives its output, None calls it with the batch.
     `own_step`: you call `backward` and step the optimizer yourself. `clip` is the norm to which `step` clips gradients,
     `scaler` your GradScaler. `without` names remedies not to use: slices, checkpoint, offload, in_backward, state_away,
-    gradients_away, stream, chunks, autocast. `dry_run` only plans.
+    gradients_away, stream, chunks, autocast, expandable. `dry_run` only plans.
 
     `device`: the model stays in host memory and visits that device unit by unit; `budget` is then the device's and `host`
     the host's; what that does not hold goes to a file in the scratch folder. `weights`: the model is on the meta device, and

@@ -1,8 +1,8 @@
 """Which attention kernel torch chooses for a call, and what the kernels return and take.
 
-In: the arguments of `scaled_dot_product_attention`. Out: the name of the kernel, its results, the bytes inside it. The order of
-choice was read off an H200 with torch 2.11: cuDNN before flash before memory-efficient before plain on compute capability 9 and
-above, where each takes the call at all.
+In: the arguments of `scaled_dot_product_attention`. Out: the name of the kernel, its results, the bytes inside it. On
+compute capability 9 and above torch takes the first kernel that supports the call: cuDNN, flash, memory-efficient,
+plain. This order was seen on an H200 with torch 2.11.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from outsize.model.kernels.moves import RESULT, Move
+from outsize.model.kernels.call_events import RESULT, CallEvent
 from outsize.model.torch_port.dispatch import host_attention_takes_groups
 
 HOST_ROWS = ((768, 256), (192, 64), (0, 32))
-"""Positions of the CPU's forward kernel at once: from so many on, so many; read in torch's FlashAttentionKernel.cpp."""
+"""(from this sequence length on, positions that the CPU's forward kernel takes at once), from torch's
+FlashAttentionKernel.cpp."""
 NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
@@ -41,24 +42,24 @@ def _heads_go_together(given: dict[str, Any]) -> bool:
     return q == k == v
 
 
-def host_moves(args: Any, results: list[Any]) -> Iterator[Move]:
+def host_events(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     """What the CPU's kernel takes inside: a block of scores and of its output for each thread."""
     q, k = args[:2]
     rows = next(rows for least, rows in HOST_ROWS if q.shape[2] >= least)
-    yield Move("take", "scores", _per_thread(q, min(rows, q.shape[2]), k.shape[2], more=q.shape[3] + 4))
+    yield CallEvent("take", "scores", _per_thread(q, min(rows, q.shape[2]), k.shape[2], more=q.shape[3] + 4))
 
 
-def host_backward_moves(args: Any, results: list[Any]) -> Iterator[Move]:
+def host_backward_events(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     """The same of its backward pass: two blocks of scores, and the gradient laid out head by head in each position."""
     grad, q, k = args[:3]
     yield from (RESULT,) * len(results)
     if not grad.transpose(1, 2).is_contiguous():
-        yield Move("take", "gradient", int(grad.numel()) * int(grad.element_size()))
-    yield Move("take", "scores", 2 * _per_thread(q, min(256, q.shape[2]), k.shape[2]))
+        yield CallEvent("take", "gradient", int(grad.numel()) * int(grad.element_size()))
+    yield CallEvent("take", "scores", 2 * _per_thread(q, min(256, q.shape[2]), k.shape[2]))
 
 
 def _per_thread(q: Any, rows: int, columns: int, more: int = 0) -> int:
-    """Blocks of all threads, in the type that sums are made in; narrow types are also kept narrow, and repacked."""
+    """Blocks of all threads, in the type of the sums; for narrow types also a narrow and a repacked copy."""
     import torch
 
     size = int(rows * (min(512, columns) + more) * max(4, q.element_size()))
@@ -68,7 +69,7 @@ def _per_thread(q: Any, rows: int, columns: int, more: int = 0) -> int:
 def choose(
     capability: tuple[int, int], q: Any, k: Any, v: Any, mask: Any, dropout: float, gqa: bool, grad: bool
 ) -> str:
-    """`cudnn`, `flash`, `efficient` or `math`, as torch's own checks would have it."""
+    """`cudnn`, `flash`, `efficient` or `math`, by the same checks as torch."""
     import torch
     from torch.backends import cuda as flags
 

@@ -1,4 +1,4 @@
-"""A convolution as cuDNN sees it, and the most it may take inside.
+"""A convolution as cuDNN sees it, and the most memory it may take during a call.
 
 In: the tensors of a convolution. Out: a `Layer`, and for each of its three calls a bound on the workspace. A kernel that wants
 another memory layout copies input, output and weights into it; a weight gradient keeps partial sums in float32, at worst one for
@@ -67,7 +67,8 @@ class Layer(NamedTuple):
 
     @property
     def odd(self) -> bool:
-        """True where a filter's bytes, over its output channels, are no multiple of 16: kernels on whole vectors do not fit."""
+        """True if a filter's bytes, over its output channels, are not a multiple of 16: kernels on whole vectors
+        cannot be used."""
         return bool(self.weight // (self.channels * self.kernel) % 16 or self.channels * self.element % 16)
 
     @property

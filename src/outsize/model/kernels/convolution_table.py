@@ -1,9 +1,9 @@
-"""Convolution workspaces that were measured, and what they say about layers that were not.
+"""Measured workspaces of convolutions, and estimates for layers that were not measured.
 
-In: a layer. Out: bytes inside its forward call, its input's gradient and its weights' gradient. cuDNN picks a kernel per shape by
-its own heuristics, which no short rule reproduces; so the convolutions of the common networks were measured on an H200 (cuDNN
-9.19, `benchmarks/record_convolutions.py`) and are kept in a file. A layer in the file is answered from it; any other one takes
-the same buffers (a copy of the input, of the output, partial sums, ...) as the most similar layer in the file.
+In: a layer. Out: bytes inside its forward call, its input's gradient and its weights' gradient. cuDNN picks a kernel
+for each shape by heuristics that no short rule reproduces. So the convolutions of common networks were measured on an
+H200 (cuDNN 9.19, `benchmarks/record_convolutions.py`) and stored in a file. For a layer that is not in the file the
+most similar layer is used: the same buffers (a copy of the input, of the output, partial sums, ...) at the new sizes.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class Table:
         return found
 
     def _series(self, layer: Layer) -> Series | None:
-        """What was measured of a layer's shape; float16 takes what bfloat16 does in nine calls of ten, so it fills the gaps."""
+        """What was measured for a layer's shape. In nine calls of ten float16 takes what bfloat16 takes, so each fills
+        the other's gaps."""
         shape = layer.of(1)
         found = self._shapes.get(shape)
         if layer.dtype == "float16":
@@ -123,13 +124,14 @@ def read_layer(fields: list[Any], dtype: str, last: bool, batch: int) -> Layer:
 
 
 def at_batch(series: Series, layer: Layer) -> Inside:
-    """What the calls of a layer take, of whose shape other batches were measured."""
+    """What the calls of a layer take, if other batch sizes of its shape were measured."""
     known = sorted(series)
     return Inside(*(_between({n: series[n][call] for n in known}, layer) for call in range(3)))
 
 
 def _between(sizes: dict[int, int | None], layer: Layer) -> int | None:
-    """One call: a kernel's workspace is a line over the batch, and from one batch to the next the kernel may change."""
+    """One call. The workspace of one kernel grows linearly with the batch, but another batch size may use another
+    kernel."""
     known, batch = {n: size for n, size in sizes.items() if size is not None}, layer.batch
     if not known or batch in known:
         return known.get(batch)
@@ -151,7 +153,8 @@ def same_kernel(n: int, size: int, more: int, larger: int) -> bool:
 
 
 def _extended(known: dict[int, int], near: int, layer: Layer) -> int:
-    """The workspace if the kernel is the one measured at a batch nearby: on its line where a second point of it is known."""
+    """The workspace if the kernel is that of a nearby batch size; interpolated if two sizes of this kernel are
+    known."""
     size, batch = known[near], layer.batch
     others = sorted((n for n in known if n != near), key=lambda n: ((n > batch) != (near > batch), abs(n - near)))
     for other in others:
@@ -192,7 +195,7 @@ def kind_of(layer: Layer) -> tuple[Any, ...]:
 
 
 def place_of(layer: Layer) -> tuple[float, ...]:
-    """Where a layer lies among those of its kind."""
+    """A layer's position among those of its kind, to find the most similar one."""
     filters = layer.weight * layer.groups // (layer.element * layer.channels * layer.kernel)
     sizes = (layer.channels, filters, layer.plane, layer.kernel, layer.channels // layer.groups)
     return tuple(math.log2(size) for size in sizes)

@@ -1,12 +1,12 @@
 """What the CPU's kernels take besides their results: convolutions, LSTM layers, attention. oneDNN computes on copies with the
 channels in blocks.
 
-In: an operator's name, arguments and results. Out: the order in which blocks and results come and go. Read off the resident bytes
-of single layers with torch 2.13: input, output and weights are each copied into blocks of 16 channels (padded up to a multiple),
-the result is made in blocks and then copied out, and a transposed convolution holds one more block of its output's size.
-The bound adds the partial sums of a weight gradient, one for each thread. Types that oneDNN does not know (float64) go to torch's
-own kernels, which lay what a window sees into columns. An LSTM is one operator a layer and direction, which
-keeps a workspace for the backward pass; its size was read off single layers.
+In: an operator's name, arguments and results. Out: the order in which blocks and results come and go. The rules were
+found by measuring the resident bytes of single layers with torch 2.13. Input, output and weights are each copied into
+blocks of 16 channels (padded to a multiple). The result is made in blocks and then copied out. A transposed
+convolution holds one more block of its output's size. The bound adds the partial sums of a weight gradient, one per
+thread. Types that oneDNN does not know (float64) go to torch's own kernels, which copy each window into columns
+(im2col). An LSTM is one operator per layer and direction; it keeps a workspace for the backward pass.
 """
 
 from __future__ import annotations
@@ -15,40 +15,41 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from outsize.model.kernels.attention import host_backward_moves, host_moves
-from outsize.model.kernels.moves import RESULT, Move
+from outsize.model.kernels.attention import host_backward_events, host_events
+from outsize.model.kernels.call_events import RESULT, CallEvent
 
 BLOCK = 16
-"""Channels of a block where the processor has AVX-512; 8 where it has not."""
+"""Channels of a block if the processor has AVX-512; 8 otherwise."""
 PLAIN = 4
-"""Inputs of up to so many channels, pictures as a rule, are read as they are."""
+"""Inputs of up to this many channels (usually pictures) are not copied."""
 SMALL = 20480
-"""Elements of a single input up to which torch uses its own kernel."""
+"""Up to this many elements of a single input torch uses its own kernel."""
 DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 
 
-def moves_of(name: str, args: Any, results: list[Any]) -> Iterator[Move]:
+def events_of(name: str, args: Any, results: list[Any]) -> Iterator[CallEvent]:
     """What one call on the CPU does, in order; nothing where it only makes its results."""
     row = ROWS.get(name)
     return iter(()) if row is None else row(args, results)
 
 
 def _used(x: Any, weight: Any, groups: int) -> bool:
-    """True where torch hands a convolution to oneDNN and the layout is not the one that it works on anyway."""
+    """True if torch hands a convolution to oneDNN and oneDNN has to change the layout."""
     if _unknown(x) or (x.dim() > 3 and x.stride()[1] == 1 and x.shape[1] > 1 and not x.is_contiguous()):
         return False
     return bool(x.shape[0] > 1 or groups > 1 or x.numel() > SMALL or min(weight.shape[2:]) > 3)
 
 
 def _unknown(x: Any) -> bool:
-    """True where oneDNN is not there, or does not know the dtype: torch's own kernels lay what a window sees into columns."""
+    """True if oneDNN is missing or does not know the dtype: torch's own kernels then copy windows into columns."""
     import torch
 
     return not torch.backends.mkldnn.is_available() or str(x.dtype) not in DTYPES
 
 
 def _columns(x: Any, weight: Any, out: Any, groups: int, transposed: bool, dilation: Any, *, backward: bool) -> int:
-    """Bytes of the columns that torch's own kernels make of one group, for the whole batch where they do so at once."""
+    """Bytes of the columns that torch's own kernels make of one group, or of the whole batch if they make them at
+    once."""
     window = math.prod(int(size) for size in weight.shape[2:])
     if window == 1 and x.shape[2:] == out.shape[2:]:
         return 0
@@ -73,60 +74,60 @@ def _bytes(tensor: Any) -> int:
     return int(tensor.numel()) * int(tensor.element_size())
 
 
-def _convolution(args: Any, results: list[Any]) -> Iterator[Move]:
+def _convolution(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     x, weight, transposed, groups = args[0], args[1], args[6], args[8]
     if _unknown(x):
         columns = _columns(x, weight, results[0], groups, transposed, args[5], backward=False)
-        yield Move("take", "columns", columns)
+        yield CallEvent("take", "columns", columns)
         if groups > 1:  # a copy of one group of the input, and all groups of the result before they are joined
-            yield Move("take", "groups", _bytes(x) // groups + _bytes(results[0]))
+            yield CallEvent("take", "groups", _bytes(x) // groups + _bytes(results[0]))
         elif transposed and x.dim() == 5:
-            yield Move("take", "input", _bytes(x))
+            yield CallEvent("take", "input", _bytes(x))
         yield RESULT
         return
     if not _used(x, weight, groups):
         return
     out = _blocked(results[0])
-    yield Move("take", "input", _read(x))
-    yield Move("take", "weight", _bytes(weight))
-    yield Move("take", "output", out)
+    yield CallEvent("take", "input", _read(x))
+    yield CallEvent("take", "weight", _bytes(weight))
+    yield CallEvent("take", "output", out)
     if transposed:
-        yield Move("take", "second output", out)
-    yield Move("free", "input")
-    yield Move("free", "weight")
+        yield CallEvent("take", "second output", out)
+    yield CallEvent("free", "input")
+    yield CallEvent("free", "weight")
     yield RESULT
 
 
-def _convolution_backward(args: Any, results: list[Any]) -> Iterator[Move]:
+def _convolution_backward(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     import torch
 
     grad, x, weight, groups, wanted = args[0], args[1], args[2], args[9], args[10]
     if _unknown(x):
         yield from (RESULT,) * sum(map(bool, wanted[:2]))
-        yield Move("take", "columns", _columns(x, weight, grad, groups, args[7], args[6], backward=True))
+        yield CallEvent("take", "columns", _columns(x, weight, grad, groups, args[7], args[6], backward=True))
         if groups > 1:  # copies of one group, and all groups of the gradients before they are joined
-            yield Move("take", "groups", (_bytes(x) + _bytes(grad)) // groups + _bytes(x) + _bytes(weight))
+            yield CallEvent("take", "groups", (_bytes(x) + _bytes(grad)) // groups + _bytes(x) + _bytes(weight))
         if not grad.is_contiguous():
-            yield Move("take", "gradient", _bytes(grad))
+            yield CallEvent("take", "gradient", _bytes(grad))
         return
     if not _used(x, weight, groups):
         return
     if not grad.is_contiguous():
-        yield Move("take", "whole gradient", _bytes(grad))
+        yield CallEvent("take", "whole gradient", _bytes(grad))
     if wanted[0]:
-        yield Move("take", "gradient", _blocked(grad))
-        yield Move("take", "weight", _bytes(weight))
-        yield Move("take", "input's gradient", _blocked(x))
-        yield Move("free", "gradient")
-        yield Move("free", "weight")
+        yield CallEvent("take", "gradient", _blocked(grad))
+        yield CallEvent("take", "weight", _bytes(weight))
+        yield CallEvent("take", "input's gradient", _blocked(x))
+        yield CallEvent("free", "gradient")
+        yield CallEvent("free", "weight")
         yield RESULT
-        yield Move("free", "input's gradient")
+        yield CallEvent("free", "input's gradient")
     if wanted[1]:
-        yield Move("take", "gradient", _blocked(grad))
-        yield Move("take", "input", _read(x))
-        yield Move("take", "weight's gradient", _bytes(weight), more=torch.get_num_threads() * _bytes(weight))
-        yield Move("free", "gradient")
-        yield Move("free", "input")
+        yield CallEvent("take", "gradient", _blocked(grad))
+        yield CallEvent("take", "input", _read(x))
+        yield CallEvent("take", "weight's gradient", _bytes(weight), more=torch.get_num_threads() * _bytes(weight))
+        yield CallEvent("free", "gradient")
+        yield CallEvent("free", "input")
         yield RESULT
 
 
@@ -135,7 +136,7 @@ def _convolution_backward(args: Any, results: list[Any]) -> Iterator[Move]:
 PAGE = 4096
 """Each part of the workspace fills whole pages."""
 LINE = 16
-"""Numbers of a cache line: rows of gates and states fill whole ones."""
+"""Elements of a cache line: rows of gates and states are padded to whole lines."""
 
 
 def takes_lstm(x: Any, state: Any, weights: Any) -> bool:
@@ -194,7 +195,8 @@ def lstm_results(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def lstm_gradients(func: Any, args: Any, kwargs: Any) -> Any:
-    """What the backward pass of one layer returns: a tensor for each bias, where torch's shape rule gives one twice."""
+    """What the backward pass of one layer returns: a tensor for each bias (torch's shape rule gives one tensor
+    twice)."""
     import torch
 
     out = list(func(*args, **kwargs))
@@ -202,42 +204,42 @@ def lstm_gradients(func: Any, args: Any, kwargs: Any) -> Any:
     return tuple(out)
 
 
-def _lstm(args: Any, results: list[Any]) -> Iterator[Move]:
+def _lstm(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     """Results, and then the weights laid out for the kernel and the gates of every step."""
     yield from (RESULT,) * len(results)
     yield from _lstm_inside(args[0], args[1:3], args[10])
     time, rows, width = args[0].shape
     if not args[15] and width > args[10]:  # no workspace for a backward pass: states as wide as the input stand beside
         states = 4 * (time + 1) * rows * _whole(width)
-        yield Move("take", "states", states, more=states)
+        yield CallEvent("take", "states", states, more=states)
 
 
-def _lstm_backward(args: Any, results: list[Any]) -> Iterator[Move]:
+def _lstm_backward(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     grad = args[10]
     yield from (RESULT,) * len(results)
     if grad is not None and not grad.is_contiguous():
-        yield Move("take", "gradient", _bytes(grad))
+        yield CallEvent("take", "gradient", _bytes(grad))
     yield from _lstm_inside(args[0], args[1:3], args[15])
 
 
-def _lstm_inside(x: Any, weights: Any, hidden: int) -> Iterator[Move]:
+def _lstm_inside(x: Any, weights: Any, hidden: int) -> Iterator[CallEvent]:
     time, rows, _ = x.shape
     size = sum(map(_bytes, weights))
-    yield Move("take", "weights", size, more=size + size // 4)  # small batches want them in two orders
-    yield Move("take", "gates", 4 * rows * (time * _whole(4 * hidden) + 2 * _whole(hidden)), more=64 * 1024)
+    yield CallEvent("take", "weights", size, more=size + size // 4)  # small batches want them in two orders
+    yield CallEvent("take", "gates", 4 * rows * (time * _whole(4 * hidden) + 2 * _whole(hidden)), more=64 * 1024)
 
 
 def _whole(numbers: int) -> int:
-    """Numbers of a row that fills whole cache lines and does not lie where the cache's ways collide."""
+    """Elements of a row, padded to whole cache lines and so that rows do not collide in the cache."""
     full = -(-numbers // LINE) * LINE
     return full + LINE if full % 256 == 0 else full
 
 
-ROWS: dict[str, Callable[[Any, list[Any]], Iterator[Move]]] = {
+ROWS: dict[str, Callable[[Any, list[Any]], Iterator[CallEvent]]] = {
     "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": host_moves,
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": host_backward_moves,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": host_events,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": host_backward_events,
     "aten.mkldnn_rnn_layer.default": _lstm,
     "aten.mkldnn_rnn_layer_backward.default": _lstm_backward,
 }

@@ -1,8 +1,8 @@
-"""What the card's kernels allocate besides their results: one row an operator.
+"""What the card's kernels allocate besides their results: one row per operator.
 
 In: an operator's name, arguments and results. Out: blocks that live only inside the call, before or after its results are made,
-and blocks that stay (cuBLAS workspaces). The rows were read off traces recorded on an H200 with torch 2.11 by
-`benchmarks/record_cuda.py`; an operator without a row allocates its results and nothing else.
+and blocks that stay (cuBLAS workspaces). The rows come from traces recorded on an H200 with torch 2.11 by
+`benchmarks/record_cuda.py`. An operator without a row allocates only its results.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from outsize.model.kernels.call_events import CallEvent
 from outsize.model.kernels.convolution import Layer, call_bound, layer_of, weight_bound
 from outsize.model.kernels.convolution_table import table
 from outsize.model.kernels.layouts import copy_bytes, works_last
-from outsize.model.kernels.moves import Move
 from outsize.model.kernels.normalization import backward_blocks, backward_copies, forward_blocks
-from outsize.model.kernels.recurrent import backward_moves, forward_moves
+from outsize.model.kernels.recurrent import backward_events, forward_events
 from outsize.model.kernels.reduction import buffer_bytes
 
 KiB, MiB = 2**10, 2**20
@@ -37,9 +37,9 @@ class Blocks(NamedTuple):
     after: tuple[Size, ...] = ()
     """Asked for after the results, alive to the end of the call."""
     each: tuple[Size, ...] = ()
-    """Asked for after the first result, the second, ... and let go before the next; 0 for none."""
+    """Allocated after the first result, the second, ... and freed before the next; 0 for none."""
     stays: tuple[int, ...] = ()
-    """Kept for good."""
+    """Kept forever."""
 
 
 class Scratch:
@@ -225,7 +225,8 @@ def _efficient_backward(scratch: Scratch, args: Any, results: Any, thread: str) 
 
 
 def _cudnn_attention_backward(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
-    """A float32 gradient of the queries and two rows of sums; grouped keys and values are first made whole."""
+    """A float32 gradient of the queries and two rows of sums; grouped keys and values are first expanded to all
+    heads."""
     q, k = args[1], args[2]
     rows = q.shape[0] * q.shape[1] * q.shape[2]
     size = 4 * int(q.numel()) + 4 * rows + 256
@@ -248,9 +249,9 @@ def _cast_sum(scratch: Scratch, args: Any, results: Any, thread: str) -> Blocks:
     return Blocks(before=(8 * int(x.numel()),) if not x.dtype.is_floating_point and x.element_size() < 8 else ())
 
 
-MOVES: dict[str, Callable[[Scratch, Any, Any], Iterator[Move]]] = {
-    "aten._cudnn_rnn.default": forward_moves,
-    "aten._cudnn_rnn_backward.default": backward_moves,
+CALL_EVENTS: dict[str, Callable[[Scratch, Any, Any], Iterator[CallEvent]]] = {
+    "aten._cudnn_rnn.default": forward_events,
+    "aten._cudnn_rnn_backward.default": backward_events,
 }
 """Operator -> what happens inside it, where that is more than blocks around its results."""
 

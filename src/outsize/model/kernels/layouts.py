@@ -1,8 +1,8 @@
-"""How results lie in memory on the card, where torch's shape rules for a tensor without a card say otherwise.
+"""The memory layout of results on a card, where torch's rules for meta tensors give another one.
 
-In: an operator with its arguments. Out: its results, in the layout that the card's kernels give them. A convolution on the card
-works with the channels last where its input or its weights have them so, and hands its result and gradients on like that; batch
-normalisation keeps its input's layout in both directions.
+In: an operator with its arguments. Out: its results, in the layout that the card's kernels give them. A convolution on
+a card works in channels-last layout if its input or its weights have it; its result and gradients then have it too.
+Batch normalisation keeps its input's layout in both directions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def works_last(x: Any, weight: Any) -> bool:
 
 
 def copy_bytes(tensor: Any, last: bool) -> tuple[int, ...]:
-    """The copy that is made of a tensor that does not lie as asked for; () where none is."""
+    """The copy that is made of a tensor that is not in the required layout; () if none is made."""
     layout = layout_of(tensor) if last else None
     fits = tensor.is_contiguous() if layout is None else tensor.is_contiguous(memory_format=layout)
     return () if fits else (int(tensor.numel()) * int(tensor.element_size()),)

@@ -1,8 +1,8 @@
 """What batch normalisation takes on the card besides its results.
 
 In: the arguments of torch's two operators. Out: blocks inside the call, and the gradient laid out as the card lays it out. cuDNN
-does it for float32 and float16, torch's own kernels for bfloat16; both need partial sums only where the channels lie last in
-memory, since they then sum over rows with many blocks. The sizes are cuDNN's as recorded on an H200 and those of torch's launch
+runs it for float32 and float16, torch's own kernels for bfloat16. Both need partial sums only in channels-last layout,
+where many blocks sum over rows. The sizes are cuDNN's as recorded on an H200 and those of torch's launch
 rule (ATen/native/cuda/Normalization.cuh).
 """
 

@@ -1,7 +1,7 @@
 """What cuDNN's recurrent layers and torch's fused cells return and take on a card.
 
-In: the arguments of these operators. Out: their results, and the bytes inside them. Sizes were read off an H200 (cuDNN 9.19):
-what is kept for the backward pass is exact, the workspace within a few percent for LSTM and GRU.
+In: the arguments of these operators. Out: their results, and the bytes inside them. Sizes were measured on an H200
+(cuDNN 9.19). What is kept for the backward pass is exact. The workspace is within a few percent for LSTM and GRU.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from outsize.model.kernels.moves import RESULT, Move
+from outsize.model.kernels.call_events import RESULT, CallEvent
 
 MiB = 2**20
 
@@ -96,37 +96,37 @@ SHAPES: dict[str, Callable[[Any, Any, Any], Any]] = {
 # what is inside them
 
 
-def forward_moves(scratch: Any, args: Any, results: Any) -> Iterator[Move]:
+def forward_events(scratch: Any, args: Any, results: Any) -> Iterator[CallEvent]:
     """Results, workspace and what is kept, in cuDNN's order."""
     x, dropout = args[0], args[11] if args[12] else 0.0
     if dropout and scratch.first("dropout state", "any"):
-        yield Move("keep", "dropout state", DROPOUT_STATE)
+        yield CallEvent("keep", "dropout state", DROPOUT_STATE)
     if args[10]:
-        yield Move("take", "time first", _bytes(x))
+        yield CallEvent("take", "time first", _bytes(x))
     yield from (RESULT,) * 3
-    yield Move("take", "workspace", workspace(x, args[1], args[6], args[7], args[9], args[13], args[14], dropout))
+    yield CallEvent("take", "workspace", workspace(x, args[1], args[6], args[7], args[9], args[13], args[14], dropout))
     yield RESULT
 
 
-def backward_moves(scratch: Any, args: Any, results: Any) -> Iterator[Move]:
+def backward_events(scratch: Any, args: Any, results: Any) -> Iterator[CallEvent]:
     """The data's gradient first, then the weights'."""
     x, hx, cx, out, first = args[0], args[4], args[5], args[6], args[14]
     inside = workspace(x, args[1], args[10], args[11], args[13], args[17], args[18], args[15] if args[16] else 0.0)
     for name in ("state's gradient", "cell's gradient")[: 1 if cx is None else 2]:
-        yield Move("take", name, _bytes(hx))
+        yield CallEvent("take", name, _bytes(hx))
     if first:
-        yield Move("take", "input", _bytes(x))
-        yield Move("take", "output", _bytes(out))
+        yield CallEvent("take", "input", _bytes(x))
+        yield CallEvent("take", "output", _bytes(out))
     yield from (RESULT,) * (2 if cx is None else 3)
-    yield Move("take", "workspace", inside)
-    yield Move("free", "workspace")
+    yield CallEvent("take", "workspace", inside)
+    yield CallEvent("free", "workspace")
     if first:
-        yield Move("free", "output")
-        yield Move("free", "input")
-        yield Move("take", "input again", _bytes(x))
+        yield CallEvent("free", "output")
+        yield CallEvent("free", "input")
+        yield CallEvent("take", "input again", _bytes(x))
     yield RESULT
-    yield Move("take", "second workspace", inside)
-    yield Move("free", "second workspace")
+    yield CallEvent("take", "second workspace", inside)
+    yield CallEvent("free", "second workspace")
 
 
 def workspace(x: Any, weights: Any, kind: int, hidden: int, layers: int, both: bool, sizes: Any, dropout: float) -> int:

@@ -1,8 +1,8 @@
 """The buffer of a reduction that is split over thread blocks.
 
-In: the shape and strides of what is summed and the axes. Out: bytes of the buffer and of its counters, 0 where one block does it
-alone. Follows torch's launch rule for reductions (ATen/native/cuda/Reduce.cuh), so the bytes are those of the card: checked
-against 116 recorded reductions on an H200.
+In: the shape and strides of what is summed and the axes. Out: bytes of the buffer and of its counters, none if one
+block does the work alone. Follows torch's launch rule for reductions (ATen/native/cuda/Reduce.cuh), so the bytes are those of the
+card: checked against 116 recorded reductions on an H200.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MIN_VALUES, MAX_VALUES = 16, 256
 
 
 class Axis(NamedTuple):
-    """One axis of the input, neighbours that lie in one run merged."""
+    """One axis of the input; contiguous neighbouring axes are merged."""
 
     length: int
     stride: int
@@ -80,7 +80,7 @@ def _split(
 
 
 def _merge(axes: list[Axis]) -> list[Axis]:
-    """Axes from the fastest to the slowest, those of one role that continue each other as one."""
+    """Axes from the fastest to the slowest; contiguous axes that are all summed, or all kept, are merged."""
     out: list[Axis] = []
     for axis in sorted(axes, key=lambda a: a.stride):
         last = out[-1] if out else None

@@ -1,4 +1,4 @@
-"""Modes, dispatch keys, operators and autograd's engine: what torch keeps under private names between Python and its kernels.
+"""Modes, dispatch keys, operators and autograd's engine: private parts of torch between Python and its kernels.
 
 In: what the tracer and the fitted step want to see or to leave out. Out: torch's own context managers, classes and answers.
 """
@@ -53,7 +53,7 @@ def asks_for_functions(kind: Any) -> bool:
 
 
 def is_wrapper(tensor: Any) -> bool:
-    """True for a tensor that is made of others and says which."""
+    """True for a tensor subclass that is made of other tensors and can list them."""
     return bool(part("utils._python_dispatch.is_traceable_wrapper_subclass")(tensor))
 
 
@@ -71,7 +71,7 @@ def unwrap_functorch(tensor: Any) -> Any:
 
 
 def keys_of(tensor: Any) -> Any:
-    """The dispatch keys of a tensor: where it is, and whether its signs are read otherwise."""
+    """The dispatch keys of a tensor: its device, and whether it is a negated or conjugated view."""
     return part("_C._dispatch_keys")(tensor)
 
 
@@ -102,7 +102,7 @@ def with_key(key: str) -> Any:
 
 
 def without_key(key: str) -> Callable[[], Any]:
-    """Makes blocks whose operators pass the kernels of a dispatch key by."""
+    """Makes blocks whose operators skip the kernels of a dispatch key."""
     keys = part("_C.DispatchKeySet")(part(f"_C.DispatchKey.{key}"))
     return functools.partial(part("_C._ExcludeDispatchKeyGuard"), keys)
 
@@ -162,7 +162,7 @@ def parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
 
 
 def leave_uncompiled(code: Any) -> None:
-    """torch.compile passes a function by; `code` is its code."""
+    """Make torch.compile skip a function; `code` is its code."""
     part("_dynamo.eval_frame.skip_code")(code)
 
 

@@ -1,7 +1,7 @@
 """How many multiplications and additions an operator does.
 
-In: an operator. Out: torch's own rule for it, or ours for attention: torch's refuses keys and values with fewer heads than the
-queries have (grouped-query attention) up to torch 2.11, and knows nothing of the CPU's kernel.
+In: an operator. Out: torch's own rule for it, or ours for attention. Up to torch 2.11 torch's rule refuses
+grouped-query attention (keys and values with fewer heads than the queries). It does not know the CPU's kernel.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ATTENTION = "_scaled_dot_product_"
 
 
 def flop_rule(operator: Any) -> Callable[..., int] | None:
-    """Counts what a call of an operator computes, from its arguments and `out_val`; None where that is little."""
+    """Counts the operations of a call from its arguments and `out_val`; None if they are few."""
     name = str(operator.overloadpacket).rpartition(".")[2]
     if name.startswith(ATTENTION) and "math" not in name:
         return _attention_backward if name.endswith("_backward") else _attention

@@ -1,6 +1,5 @@
-"""What tensors, modules, optimizers, scalers and the allocator keep under private names.
-
-In: one of torch's objects. Out: what it keeps, which may be written where it is a table.
+"""Private attributes of tensors, modules, optimizers, scalers and the allocator. In: one of torch's objects. Out: the
+attribute; if it is a table, it may be written.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def storage_key(tensor: Any) -> int:
 
 
 def holders_of(key: int) -> int:
-    """How many hold the storage at an address: tensors, saved tensors, and Python where it has the storage itself."""
+    """How many references the storage at an address has: tensors, saved tensors, and Python's own."""
     return int(part("_C._storage_Use_Count")(key))
 
 
@@ -97,7 +96,7 @@ def norm_with_statistics() -> Any:
 
 
 def has_hooks(module: Any) -> bool:
-    """True where somebody looks at a module's forward or backward pass."""
+    """True if a module has forward or backward hooks."""
     return any(attribute(module, name) for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"))
 
 
@@ -120,12 +119,12 @@ def add_loading_hook(module: Any, hook: Callable[..., Any]) -> Any:
 
 
 def has_step_hooks(optimizer: Any) -> bool:
-    """True where somebody is called at each step of an optimizer."""
+    """True if an optimizer has step hooks."""
     return any(attribute(optimizer, name) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"))
 
 
 def forget_step_hooks(optimizer: Any) -> None:
-    """A copied optimizer calls nobody at its steps and warns of nothing."""
+    """Remove the hooks and warnings of a copied optimizer."""
     optimizer._optimizer_step_pre_hooks = OrderedDict()
     optimizer._optimizer_step_post_hooks = OrderedDict()
     optimizer._warned_capturable_if_run_uncaptured = True  # a copy forgets it, and some have no such setting to look at
@@ -137,7 +136,7 @@ def device_of(scaler: Any) -> str:
 
 
 def forget_optimizer(scaler: Any, optimizer: Any) -> None:
-    """A GradScaler forgets what it found in an optimizer's gradients."""
+    """Make a GradScaler forget what it found in an optimizer's gradients."""
     attribute(scaler, "_per_optimizer_states").pop(id(optimizer), None)
 
 
@@ -145,7 +144,7 @@ def forget_optimizer(scaler: Any, optimizer: Any) -> None:
 
 
 def clear_workspaces() -> None:
-    """Matrix products give back the memory that they keep on a card."""
+    """Give back the workspaces that matrix products keep on a card."""
     part("_C._cuda_clearCublasWorkspaces")()
 
 

@@ -1,7 +1,7 @@
 """Finds private parts of torch.
 
 In: the name of a part, such as `_C._dispatch_keys`. Out: the part, or an `OutsizeError` in one sentence that names the installed
-torch and what to do. The error is ours alone: it never names the line of the user's code that was running.
+torch and what to do. The error never names a line of the user's code.
 """
 
 from __future__ import annotations
@@ -73,9 +73,8 @@ def missing(what: str) -> OutsizeError:
 
 
 def find_ours(error: BaseException) -> OutsizeError | None:
-    """An error under a pretended card as ours, where torch reached for a real one or our code for what torch does not have.
-
-    None where the error is the user's.
+    """An error of a step on a fake card as an error of Outsize, if torch looked for a real card or our code for a
+    missing part of torch. None if the error is the user's.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""What is replaced in torch for as long as a block runs.
+"""Replaces functions of torch while a block runs.
 
-In: functions of ours. Out: torch calls them instead of its own until the block ends; then everything is as before. Torch has no
-public way to be told these things.
+In: functions of ours. Out: torch calls them instead of its own until the block ends. Torch has no public way to do
+this.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def checkpoints_compared_by(describe: Callable[[Any], Any]) -> Iterator[None]:
 
 
 def inner_functions_seen() -> list[Row]:
-    """Functions written in Python would take the mode off for all they call; with these rows it stays."""
+    """Torch functions written in Python turn the mode off for the calls they make; with these rows it stays on."""
     import torch
 
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
@@ -106,7 +106,7 @@ def inner_functions_seen() -> list[Row]:
 
 
 def scripting_undisturbed(rows: list[Row]) -> Row:
-    """`torch.jit.script` with torch as it is: a library that is first imported by the step may compile functions then."""
+    """`torch.jit.script` with unpatched torch: a library that the step imports may compile functions."""
     import torch
 
     script = torch.jit.script

@@ -1,1 +1,1 @@
-"""What a step does: every storage that comes and goes while it runs on tensors without contents."""
+"""Traces a step on tensors without contents: every storage that is allocated and freed."""

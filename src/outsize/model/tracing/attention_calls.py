@@ -1,4 +1,4 @@
-"""Calls of attention, sent to the kernel that the device would choose, so that what it saves is what the device saves.
+"""Sends calls of attention to the kernel that the device would choose, so that the same tensors are saved.
 
 In: a call of `scaled_dot_product_attention`. Out: the call of one of torch's own operators for it (torch knows
 their shapes without a card) or of the plain formula.
@@ -13,7 +13,7 @@ from outsize.model.torch_port.dispatch import aten_operator
 from outsize.model.tracing.trace import Trace
 
 ALIGNMENT = 8
-"""Elements that every row of a mask begins at a multiple of."""
+"""Every row of a mask begins at a multiple of this many elements."""
 DEFAULTS: dict[str, Any] = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
 
 

@@ -1,8 +1,8 @@
 """Who an allocation belongs to: its kind, its module and the line that asked for it.
 
-Weights, gradients and optimizer state are found by looking at modules and optimizers as they are used; what a forward pass makes
-is an activation; what a backward pass makes, a temporary. A backward allocation is credited to the module whose forward made
-the node that runs.
+Weights, gradients and optimizer state are found in modules and optimizers as they are used. What a forward pass
+allocates is an activation. What a backward pass allocates is a temporary. It belongs to the module whose forward pass
+made the running autograd node.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Owners:
                 handle.remove()
 
     def phase(self) -> str:
-        """What is going on now."""
+        """The current phase."""
 
         if self.ledger.step < 0:
             return "build"
@@ -82,7 +82,7 @@ class Owners:
         return False
 
     def place(self) -> str:
-        """Module and line of now, for a note."""
+        """The current module and line, for a note."""
         held = Held(-1, 0, "", "", 0, 0, self.phase())
         self.locate(held)
         return ", ".join(part for part in (held.module, held.line) if part)

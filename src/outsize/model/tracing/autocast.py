@@ -1,7 +1,7 @@
-"""What `torch.autocast` casts, applied to tensors that only pretend to be on a card or on the host.
+"""Does what `torch.autocast` does, for meta tensors that stand for tensors on a card or on the host.
 
-The C++ autocast looks at a tensor's real device and so passes ours by. While a trace runs, its kernels are replaced by these:
-which operators there are is read from torch itself, what is done to their arguments follows torch's documented policies.
+The C++ autocast looks at a tensor's real device, so it ignores meta tensors. While a trace runs, these kernels replace
+it. The list of operators comes from torch itself. The casts follow torch's documented policies.
 Casts happen above autograd, as on the card, so the graph saves what it would save there.
 """
 
@@ -39,7 +39,7 @@ RESULT = (
 """Read what they get and give float32: their `dtype` argument is set where the caller left it out."""
 
 OWN = ("_cudnn_rnn",)
-"""Cast where they are called: `rewrites` does for recurrent layers what torch does for a card's."""
+"""Cast by the caller: for recurrent layers `rewrites` does what torch does on a card."""
 
 HOST_LOWER = (
     "_addmm_activation", "_convolution.deprecated", "_native_multi_head_attention", "addbmm", "addmm", "baddbmm", "bmm",
@@ -48,7 +48,7 @@ HOST_LOWER = (
     "prelu", "scaled_dot_product_attention",
 )  # fmt: skip
 HOST_PROMOTE = ("stack", "cat", "index_copy")
-"""The same on the host, where all others run in float32."""
+"""The same on the host, where all other operators run in float32."""
 
 REFUSED = ("binary_cross_entropy",)
 """Torch raises for these under a card's autocast; its own kernel does that well."""
@@ -141,7 +141,8 @@ class Autocast:
         return args[:position], {**kwargs, "dtype": torch.float32}
 
     def _cast_all(self, args: Any, kwargs: Any, dtype: Any) -> tuple[Any, Any]:
-        """Every argument, the last one first: so the compiled kernels evaluate theirs, and the allocator sees that order."""
+        """Every argument, the last one first: compiled kernels evaluate them in this order, and the allocator sees
+        it."""
         cast = [self._cast_item(item, dtype) for item in reversed([*args, *kwargs.values()])][::-1]
         return tuple(cast[: len(args)]), dict(zip(kwargs, cast[len(args) :], strict=True))
 

@@ -21,7 +21,7 @@ from outsize.model.tracing import known_values
 from outsize.model.tracing.tracer import Tracer
 
 MOST = 1000
-"""Values that are looked at, to find out whether tensors are in something that a step reaches."""
+"""The most values that are searched for tensors in an object that a step reaches."""
 
 
 def convert(tracer: Tracer, step: Callable[..., Any], args: tuple[Any, ...], label: str) -> tuple[Any, tuple[Any, ...]]:
@@ -38,7 +38,7 @@ def _copying(tracer: Tracer, label: str) -> Iterator[None]:
 
     bases: dict[int, Any] = {}
 
-    def twin(value: Any, memo: dict[int, Any]) -> Any:
+    def empty_copy(value: Any, memo: dict[int, Any]) -> Any:
         if id(value) in memo:
             return memo[id(value)]
         with torch_off():
@@ -57,10 +57,10 @@ def _copying(tracer: Tracer, label: str) -> Iterator[None]:
                 made.requires_grad_(value.requires_grad and value.is_leaf)
             memo[id(value)] = made
             if value.is_leaf and value.grad is not None:
-                made.grad = twin(value.grad, memo)
+                made.grad = empty_copy(value.grad, memo)
         return made
 
-    with copying_tensors(twin):
+    with copying_tensors(empty_copy):
         yield
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from outsize.core.errors import OutsizeError
 from outsize.model.torch_port.dispatch import parse_to
+from outsize.model.torch_port.fake_cuda import card_rows
 from outsize.model.torch_port.parts import find_ours
 from outsize.model.torch_port.patches import (
     checkpoints_compared_by,
@@ -20,7 +21,6 @@ from outsize.model.torch_port.patches import (
     replaced,
     scripting_undisturbed,
 )
-from outsize.model.torch_port.pretended import card_rows
 from outsize.model.tracing.attention_calls import attend
 from outsize.model.tracing.recurrent_layers import flatten
 from outsize.model.tracing.trace import Trace
@@ -145,7 +145,7 @@ def _get_device(tracer: Trace, func: Any, call: Any) -> Any:
 
 
 def _literal(tracer: Trace, func: Any, call: Any) -> Any:
-    """`torch.tensor(data, device=...)`: made for real, since its values may steer the step, then moved."""
+    """`torch.tensor(data, device=...)`: made with its real values, because the step may depend on them, then moved."""
     import torch
 
     args, kwargs = call
@@ -158,7 +158,7 @@ def _literal(tracer: Trace, func: Any, call: Any) -> Any:
 
 
 def _linear(tracer: Trace, func: Any, call: Any) -> Any:
-    """A linear layer adds its bias in place, but not while a mode in Python looks on: the tracer has to know."""
+    """A linear layer adds its bias in place, but not while a Python mode is active: the tracer has to know."""
     before, tracer.in_linear = tracer.in_linear, True
     try:
         return func(*call[0], **call[1])
@@ -229,5 +229,5 @@ def pretend(tracer: Trace, capability: tuple[int, int], total: int) -> Iterator[
 
 
 def _shape_and_dtype(value: Any) -> dict[str, Any]:
-    """What checkpointing compares between forward and recomputation; the device is the stage's own affair."""
+    """What checkpointing compares between the forward pass and the recomputation; the fake device is left out."""
     return {"shape": value.shape, "dtype": value.dtype}

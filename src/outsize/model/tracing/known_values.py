@@ -1,4 +1,4 @@
-"""What a trace does where a step reads values that are not there.
+"""What a trace does when a step reads values of a tensor without contents.
 
 In: an operator whose result depends on contents (`.item()`, `nonzero`, indexing by a mask). Out: the real result where the
 contents are known, else a result chosen by the rules below and a note. Small tensors made on the host keep their contents (a
@@ -15,7 +15,7 @@ from outsize.model.torch_port.objects import storage_key
 from outsize.model.tracing.trace import Trace
 
 KEEP_ELEMENTS = 4096
-"""Largest tensor whose contents are kept: indices and lengths are small, data is not."""
+"""The most elements of a tensor whose contents are kept: indices and lengths are small, data is not."""
 
 DRAWN_ELEMENTS = 2**20
 """Most whole numbers that are drawn for real at once: an order of samples is longer than a batch."""
@@ -27,11 +27,11 @@ ZERO_ELEMENTS = 2**24
 """Most elements of an operator without a shape rule that is run on zeros."""
 
 PLAIN = ("arange", "zeros", "ones", "full", "eye", "linspace", "scalar_tensor")
-"""What makes contents that are known on a card too: positions and masks, not random weights."""
+"""Operators whose results are known on a card too: positions and masks, not random weights."""
 
 
 UNWRITTEN = ("empty", "new_empty", "_efficientzerotensor")
-"""What makes tensors that nobody has written yet; the last has no memory that could be read."""
+"""Operators that make unwritten tensors; the last one makes a tensor without memory."""
 
 DRAWN = ("rand", "uniform", "normal", "bernoulli")
 """Words in the names of operators that draw numbers."""
@@ -53,14 +53,15 @@ def shadow(tracer: Trace, tensor: Any) -> Any:
 
 
 def keep(tracer: Trace, base: Any, storage: Any) -> None:
-    """Remember the contents of a small real storage, which `base` stands for; a copy, to let the real one go."""
+    """Remember a copy of the contents of a small real storage, which `base` stands for, so that the real one can be
+    freed."""
     if storage.nbytes() <= KEEP_BYTES:
         with torch_off():
             tracer.ledger.values[storage_key(base)] = storage.cpu().clone()
 
 
 def unseen() -> Any:
-    """No mode looks on; where none does, which is so inside an operator, that takes no time."""
+    """Turn off all modes. Inside an operator none is on, and this takes no time."""
 
     return no_modes() if has_modes() else contextlib.nullcontext()
 

@@ -1,7 +1,8 @@
-"""Storages and their lifetimes: what was allocated when, where, by whom, and when it was let go.
+"""Storages and their lifetimes: what was allocated when, where and by whom, and when it was freed.
 
-In: tensors as the dispatcher sees them. Out: `Held` records and the order in which they came and went. A storage is one
-allocation whatever views look at it, so the ledger counts storages, and a weak reference to each tells the moment it dies.
+In: tensors as the dispatcher sees them. Out: `Held` records, in the order in which they were allocated and freed.
+Views share one storage, which is one allocation, so the ledger counts storages. A weak reference to each shows when it
+is freed.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class Held:
         self.phase = phase
         """`build`, `forward`, `backward`, `optimizer`."""
         self.kind = ""
-        """`weights`, `gradients`, ...; empty until somebody says."""
+        """`weights`, `gradients`, ...; empty until it is known."""
         self.spare = False
-        """True for a workspace that the library can do with less of, where there is no room."""
+        """True for a workspace that the library can make smaller if there is no room."""
         self.module = ""
         self.line = ""
         self.node = -1
@@ -74,7 +75,7 @@ class Ledger:
         self._watch: dict[int, Any] = {}
         self.step = -1
         self.closed = False
-        """True when the trace is over: what dies later is not written down."""
+        """True when the trace is over: what is freed later is not recorded."""
         self.phase: Callable[[], str] = lambda: "build"
         self.where: Callable[[Held], None] = lambda held: None
         """Writes module and line into a new record."""
@@ -125,7 +126,7 @@ class Ledger:
 
 
 def _storage_of(tensor: Any) -> Any:
-    """A tensor's storage; inside torch.func, where transformers makes its masks, that of the tensor which is wrapped."""
+    """A tensor's storage; inside torch.func (where transformers makes its masks) that of the wrapped tensor."""
     try:
         return tensor.untyped_storage()
     except NotImplementedError:

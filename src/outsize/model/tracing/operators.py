@@ -1,7 +1,7 @@
-"""What is true of an operator whatever it is called with, looked up once.
+"""What is true of an operator for all arguments, looked up once.
 
 In: an operator as the dispatcher names it. Out: its name, what it writes, whether torch's rules for its results look at more
-than shapes. A trace asks this for every call, and torch works each of it out anew.
+than shapes. A trace needs this for every call, and torch would compute it each time.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Operator:
         self.base = self.name.split(".")[1]
         composite = has_kernel(func.name(), "CompositeImplicitAutograd")
         self.decomposes = bool(composite) and self.name not in WHOLE
-        """Made of others; reaches the dispatcher whole only where autograd is off altogether."""
+        """Made of other operators; reaches the dispatcher as one call only if autograd is off."""
         self.known = torch.Tag.nondeterministic_seeded not in func.tags and not self.base.startswith(UNWRITTEN)
-        """False where nobody wrote what it gives, or chance did: the next step finds something else there."""
+        """False if its result is unwritten memory or random: the next step would find other values there."""
         self.draws = torch.Tag.nondeterministic_seeded in func.tags
         """Draws numbers at random."""
         self.mutable = is_mutable(func)
         self.view = bool(func.is_view)
         self.flops = flop_rule(func)
-        """Counts what it computes, None where that is little."""
+        """Counts its operations; None if they are few."""
         self.by_shapes = self._by_shapes(func)
         """True for torch's own that make new tensors or write into their first arguments, and change no shape."""
 

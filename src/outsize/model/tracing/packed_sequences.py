@@ -1,8 +1,8 @@
-"""Packed sequences on a stage without contents, where torch's own code would read the lengths in memory.
+"""Packed sequences without contents: torch's own code would read the lengths in memory.
 
-In: the calls behind `pack_padded_sequence`, `pad_packed_sequence` and a recurrent layer on packed data. Out: what they return,
-made by the same steps as in ATen (native/PackedSequence.cpp), with the lengths taken from what the trace knows of small host
-tensors; where it knows nothing, every sequence is taken as long as the longest can be, and a note says so.
+In: the calls behind `pack_padded_sequence`, `pad_packed_sequence` and a recurrent layer on packed data. Out: what they
+return, made by the same steps as in ATen (native/PackedSequence.cpp). The lengths come from small host tensors whose
+values the trace knows. If it does not know them, every sequence is taken as long as possible, and a note says so.
 """
 
 from __future__ import annotations

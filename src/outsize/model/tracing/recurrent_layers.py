@@ -1,8 +1,8 @@
 """Recurrent layers as cuDNN and torch's fused cells run them on a card, or oneDNN on a CPU.
 
-In: the calls behind `torch.nn.LSTM`, `GRU`, `RNN` and their cells. Out: the operators that the device runs instead. cuDNN wants
-all weights of a layer in one block: they are moved there when the module comes to the card, copied there in half precision under
-autocast, and their gradients come in one block as well.
+In: the calls behind `torch.nn.LSTM`, `GRU`, `RNN` and their cells. Out: the operators that the device runs instead. cuDNN
+needs all weights of a layer in one block. They are moved there when the module goes to the card. Under autocast they
+are copied there in half precision. Their gradients are in one block too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What an allocator makes of a trace: the one way from a ledger to replayed events.
+"""From a ledger to allocator events: what an allocator takes for a traced step.
 
 In: a ledger and the label of a device. Out: allocation events for the models in `outsize.allocator`, and the peaks of repeated
-steps. `fit` traces one step and replays it several times, since later steps find optimizer state and a cache that earlier ones
-have left; what a step keeps for good (state, workspaces) comes once.
+steps. `fit` traces one step and replays it several times, because later steps begin with the optimizer state and the
+cache of earlier ones. What a step keeps forever (state, workspaces) is allocated once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from outsize.allocator import PhaseEvent, StepsReplay, replay_steps, settings_from_environment
-from outsize.core.allocation import AllocationEvent
+from outsize.core.allocation import EMPTY_CACHE, AllocationEvent
 from outsize.model.tracing.ledger import Held, Ledger
 
 Happened = list[tuple[bool, Held]]
@@ -43,21 +43,25 @@ def largest_size(held: Held) -> int:
 def as_events(
     happened: Iterable[tuple[bool, Held]], size: Callable[[Held], int] = likely_size
 ) -> list[AllocationEvent]:
-    """What happened, as an allocator's model takes it; `size` says how many bytes a block has."""
+    """The events in the form that an allocator's model takes; `size` gives the bytes of a block."""
     return [AllocationEvent(number, alloc, held.id, size(held)) for number, (alloc, held) in enumerate(happened)]
+
+
+BESIDE = EMPTY_CACHE - 1
+"""Id of what others hold: no storage of a ledger has it, and it is not the mark of an emptied cache."""
 
 
 def split_steps(ledger: Ledger, label: str, marks: list[tuple[int, str]], beside: int = 0) -> Steps:
     """The events of a first step and of every later one, from the trace of one; `beside`: bytes that others hold.
 
-    What the traced step leaves alive is kept by the steps that follow. A record that was there before the step and is freed
-    in it (a weight that goes to its place elsewhere) is freed once.
+    What the traced step leaves alive is kept by the steps that follow. A record that existed before the step and is
+    freed in it (a weight that moves elsewhere) is freed once.
     """
     begins = marks[0][0]
     phases = iter([*marks, (len(ledger.events), "")])
     _, name = next(phases)
     following = next(phases)
-    before = [PhaseEvent(True, -1, beside, GIVEN)] if beside else []
+    before = [PhaseEvent(True, BESIDE, beside, GIVEN)] if beside else []
     step: list[tuple[PhaseEvent, bool]] = []
     size_of = largest_size if label == "cpu" else likely_size  # what CPU kernels take inside is known within bounds
     for number, (alloc, held) in enumerate(ledger.events):

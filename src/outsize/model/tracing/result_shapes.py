@@ -1,8 +1,8 @@
-"""What torch has said once about an operator's results, so that it need not be asked again.
+"""A cache of the results that torch gives for an operator's arguments.
 
-In: an operator and arguments without contents. Out: what torch would give. Most of torch's rules for shapes are Python and
-take longer than everything else in a trace, while a model asks the same thing for every layer and every choice. Only what
-shapes, strides and dtypes decide is remembered: new tensors of their own, an argument that is written in place, nothing.
+In: an operator and arguments without contents. Out: what torch would give. Most of torch's shape rules are Python and
+take longer than the rest of a trace, and a model needs the same ones for every layer. Only results that follow from
+shapes, strides and dtypes are kept: new tensors, an argument written in place, or nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from outsize.model.torch_port.objects import key_of, storage_key
 from outsize.model.tracing.operators import Operator
 
 _ASK, _FIRST, _NOTHING, _NEW, _LIST = range(5)
-"""Ask torch every time; it gives its first argument; nothing; one new tensor; several."""
+"""Kinds of results: ask torch every time; the first argument; nothing; one new tensor; several."""
 
 _PLAIN = (int, float, bool, str, type(None))
 
@@ -53,7 +53,7 @@ class Shapes:
 
 
 def _describe(values: Any, key: list[Any]) -> bool:
-    """Append all that a rule for shapes may look at; False where that is not known."""
+    """Append everything that a shape rule may look at; False if that is not known."""
     import torch
 
     for value in values:

@@ -1,8 +1,8 @@
-"""Operators that the card's torch runs under another name, or in another way, than torch picks for a tensor without a card.
+"""Operators for which torch picks another kernel on a card than for a meta tensor.
 
-Torch looks at a tensor's real device when it picks the fused form of an operator. While a trace runs, these composite operators
-are replaced by what torch picks on CUDA, so that the same things are saved for the backward pass. `SHAPES` says what a few
-operators return for which torch has no shape rule, or one that leaves out the bytes that cuDNN keeps.
+Torch looks at a tensor's real device when it picks the fused form of an operator. While a trace runs, these composite
+operators are replaced by what torch picks on CUDA, so that the same tensors are saved for the backward pass. `SHAPES`
+has the results of a few operators for which torch has no shape rule, or one without the bytes that cuDNN keeps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WHOLE = (
     "aten.mish_backward.default",
     "aten._pack_padded_sequence_backward.default",
 )
-"""Composite, but one kernel on CUDA, or one that reads what is not there."""
+"""Composite operators that are one kernel on CUDA, or that read contents."""
 
 
 @contextlib.contextmanager
@@ -104,7 +104,7 @@ def _in_place(func: Any, args: Any, kwargs: Any) -> None:
 
 
 def _reduced(func: Any, args: Any, kwargs: Any) -> Any:
-    """Losses that are made whole and then reduced into the same tensor, whose memory stays as large."""
+    """Losses that are computed per element and then reduced into the same tensor, whose memory does not shrink."""
     import torch
 
     out = func(*args, **kwargs)
@@ -157,4 +157,4 @@ SHAPES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "aten._fused_sgd_.tensor_lr": _in_place,
     "aten._fused_adagrad_.default": _in_place,
 }
-"""Operator -> its results, where torch's own shape rule does not do."""
+"""Operator -> its results, if torch's own shape rule is not enough."""

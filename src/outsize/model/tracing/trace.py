@@ -1,7 +1,7 @@
-"""What the rules of this room may ask of a running trace.
+"""The interface of a running trace for the rules in this room.
 
-In: nothing. Out: `Trace`, the face of the tracer that rules for single operators see. The tracer stands above its rules and
-imports them; they know only this.
+Out: `Trace`, the part of the tracer that rules for single operators use. The tracer imports its rules, so they cannot
+import the tracer; they know only this protocol.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Runs a real step on tensors without contents and writes down every storage that comes and goes.
+"""Runs a real step on tensors without contents and records every storage that is allocated and freed.
 
-In: the user's own code. Out: a ledger of allocations with device, kind, module and line. Every tensor is on torch's meta device,
-where torch knows each operator's result shapes but computes nothing; this mode sits at the dispatcher, below autograd and
-autocast, so it sees what the card's kernels would be asked for, in that order, backward pass included.
+In: the user's own code. Out: a ledger of allocations with device, kind, module and line. Every tensor is on torch's
+meta device, where torch knows the shapes of results but computes nothing. The tracer is a dispatch mode, below
+autograd and autocast. So it sees the calls that the card's kernels would get, in the same order, backward pass
+included.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.model.kernels import attention
-from outsize.model.kernels.cpu import moves_of
-from outsize.model.kernels.cuda import MOVES, Scratch, Size, blocks_of
+from outsize.model.kernels.call_events import CallEvent
+from outsize.model.kernels.cpu import events_of
+from outsize.model.kernels.cuda import CALL_EVENTS, Scratch, Size, blocks_of
 from outsize.model.kernels.layouts import ON_CARD
-from outsize.model.kernels.moves import Move
 from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode, in_backward, no_functions, torch_off
 from outsize.model.torch_port.objects import holders_of, key_of, storage_key
 from outsize.model.torch_port.patches import wrapping_backward
@@ -37,7 +38,7 @@ class DevicesDiffer(InputError):
 
 
 class Tracer:
-    """One trace: the stage, the ledger and the rules for what is not seen."""
+    """One trace: the fake device, the ledger, and the rules for what torch does not show."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class Tracer:
     ) -> None:
         self.device = device
         self.everything = everything
-        """Where host tensors are counted instead, for a step that never moves anything."""
+        """Device on which host tensors are counted, for a step that never moves anything."""
         self.capability = capability
         self.total = total
         self.shapes = Shapes()
@@ -58,12 +59,12 @@ class Tracer:
         self.notes: dict[str, None] = {}
         """Sentences about what was assumed, in order."""
         self.guesses: dict[str, None] = {}
-        """Those of them that sizes may hang on: more may be taken than the trace saw."""
+        """The notes on which sizes may depend: a real run may take more than the trace saw."""
         self._generators: dict[Any, Any] = {}
         """Generator of random numbers on the host -> its state before the trace."""
         self.scratch = Scratch(capability)
         self._placing: str | None = None
-        self._twins: dict[int, tuple[Any, Any]] = {}
+        self._stand_ins: dict[int, tuple[Any, Any]] = {}
         self._mode: Any = None
         self._alone = 2
         self.reuse = True
@@ -81,7 +82,7 @@ class Tracer:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """The stage is set for as long as the block runs."""
+        """Tracing is on while the block runs."""
         import torch
 
         tracer = self
@@ -94,11 +95,11 @@ class Tracer:
         self._mode = Mode
         probe = torch.empty(1, device="meta")
         self._alone = holders_of(storage_key(probe))
-        stage = make_function_mode(self)
+        fake_card = make_function_mode(self)
         try:
             with contextlib.ExitStack() as stack:
-                # Python code inside a backward pass (checkpointing, custom functions) needs the stage too, and the call that
-                # started the pass has taken it off.
+                # Python code inside a backward pass (checkpointing, custom functions) needs the fake card too, and the call that
+                # started the pass has turned it off.
                 stack.enter_context(wrapping_backward(functools.partial(make_function_mode, self)))
                 stack.enter_context(pretend(self, self.capability, self.total))
                 for autocast in self.autocasts.values():
@@ -106,7 +107,7 @@ class Tracer:
                 stack.enter_context(rewrites.installed(self))
                 stack.enter_context(self.owners.watching())
                 stack.enter_context(Mode())
-                stack.enter_context(stage)
+                stack.enter_context(fake_card)
                 yield
         finally:
             self.ledger.closed = True
@@ -131,13 +132,12 @@ class Tracer:
         return str(self.ledger.label_of(tensor)).startswith("cuda")
 
     def note(self, sentence: str) -> None:
-        """Say something that turns the result into an estimate."""
+        """Add a note, which makes the result an estimate."""
         self.notes.setdefault(sentence)
 
     def note_value(self, what: str, held: Held | None, guess: bool = False) -> None:
-        """A value had to be chosen: say what and where. Filling weights with random numbers changes no size and needs no word.
-
-        `guess`: sizes may hang on it, and the choice is not the one that takes most.
+        """Note a value that had to be chosen, and where. Filling weights with random numbers changes no size and needs
+        no note. `guess`: sizes may depend on it, and another value may take more memory.
         """
         if self.ledger.step < 0 and self.owners.filling():
             return
@@ -146,7 +146,7 @@ class Tracer:
         (self.guess if guess else self.note)(sentence)
 
     def guess(self, sentence: str) -> None:
-        """Say something that sizes may hang on."""
+        """Add a note on which sizes may depend."""
         self.note(sentence)
         self.guesses.setdefault(sentence)
 
@@ -160,7 +160,7 @@ class Tracer:
         return values.real(self, self.adopt(tensor), what)
 
     def adopt(self, tensor: Any) -> Any:
-        """The meta twin of a real tensor that came from outside; any other tensor as it is."""
+        """The meta tensor that stands for a real tensor from outside; any other tensor unchanged."""
         import torch
 
         if tensor.device.type == "meta":
@@ -168,7 +168,7 @@ class Tracer:
                 self.ledger.add(tensor, self._placing or self.device, "given")
             return tensor
         storage = tensor.untyped_storage()
-        found = self._twins.get(key_of(storage))
+        found = self._stand_ins.get(key_of(storage))
         if found is None or found[0]() is not storage:
             import weakref
 
@@ -176,16 +176,16 @@ class Tracer:
                 base = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
             self.ledger.add(base, label_for(self, tensor.device), "given")
             values.keep(self, base, storage)
-            key = key_of(storage)  # the twin goes when the real one does
-            found = self._twins[key] = (weakref.ref(storage, lambda _: self._twins.pop(key, None)), base)
+            key = key_of(storage)  # the stand-in goes when the real one does
+            found = self._stand_ins[key] = (weakref.ref(storage, lambda _: self._stand_ins.pop(key, None)), base)
         with values.unseen(), no_functions():
-            twin = torch.empty(0, dtype=tensor.dtype, device="meta")
-            twin.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-        return twin
+            stand_in = torch.empty(0, dtype=tensor.dtype, device="meta")
+            stand_in.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+        return stand_in
 
     def met(self) -> set[int]:
-        """Where the real tensors begin that came from outside and are there still."""
-        storages = [storage() for storage, _ in self._twins.values()]
+        """Addresses of the real tensors from outside that are still alive."""
+        storages = [storage() for storage, _ in self._stand_ins.values()]
         return {storage.data_ptr() for storage in storages if storage is not None}
 
     @property
@@ -251,10 +251,9 @@ class Tracer:
         )
 
     def _reuses(self, name: str, args: Any) -> bool:
-        """True where a backward pass writes into its first argument although a new tensor is asked for.
-
-        Autograd sums two gradients into the first where nobody else holds it, and fills a fresh block of zeros in place; it does
-        neither while a mode in Python looks on, which holds everything once more. On its own it would.
+        """True if a real backward pass would write into its first argument, although here a new tensor is requested.
+        Autograd adds two gradients in place if nothing else refers to the first, and fills fresh zeros in place. While
+        a Python mode is active it does neither, because the mode refers to every tensor.
         """
         import torch
 
@@ -276,10 +275,10 @@ class Tracer:
     def _write(self, name: str, args: Any, results: list[Any], label: str) -> None:
         """Results and what the card's kernel takes inside, in the order in which the card is asked for them."""
         if not label.startswith("cuda"):
-            self._write_moves(moves_of(name, args, results) if label == "cpu" else (), results, label, name)
+            self._write_events(events_of(name, args, results) if label == "cpu" else (), results, label, name)
             return
-        if name in MOVES:
-            self._write_moves(MOVES[name](self.scratch, args, results), results, label, name)
+        if name in CALL_EVENTS:
+            self._write_events(CALL_EVENTS[name](self.scratch, args, results), results, label, name)
             return
         thread = "backward" if self.owners.phase() == "backward" else "forward"
         blocks = blocks_of(self.scratch, name, args, results, thread)
@@ -297,19 +296,19 @@ class Tracer:
         for held in reversed(inside):
             self.ledger.free(held)
 
-    def _write_moves(self, moves: Iterable[Move], results: list[Any], label: str, name: str) -> None:
+    def _write_events(self, events: Iterable[CallEvent], results: list[Any], label: str, name: str) -> None:
         """Results and blocks in an order of their own."""
         inside: dict[str, Held] = {}
         left = iter(results)
-        for move in moves:
-            if move.what == "free":
-                self.ledger.free(inside.pop(move.name))
-            elif move.what == "result":
+        for event in events:
+            if event.what == "free":
+                self.ledger.free(inside.pop(event.name))
+            elif event.what == "result":
                 self.ledger.add(next(left), label, name)
             else:
-                held = self._workspace((move.bytes, move.bytes + move.more), label, name)
-                if move.what == "take":
-                    inside[move.name] = held
+                held = self._workspace((event.bytes, event.bytes + event.more), label, name)
+                if event.what == "take":
+                    inside[event.name] = held
         for tensor in left:
             self.ledger.add(tensor, label, name)
         for held in inside.values():
@@ -387,9 +386,8 @@ class Tracer:
         return out
 
     def _draw(self, operator: Operator, args: Any, kwargs: Any, flat: list[Any], out: Any, generator: Any) -> bool:
-        """Draw whole numbers on the host as the step would: they are indices and lengths. True where that was done.
-
-        Fractions are not drawn: what is left out by chance (a layer, a path) is taken to be there.
+        """Draw whole numbers on the host as the step would: they are indices and lengths. True if numbers were drawn.
+        Fractions are not drawn: a randomly skipped layer or path counts as present.
         """
         import torch
 
@@ -409,18 +407,19 @@ class Tracer:
     def known_like(self, real: Any, label: str) -> Any:
         import torch
 
-        twin = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
-        self.ledger.add(twin, label, "values")
+        stand_in = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+        self.ledger.add(stand_in, label, "values")
         if real.numel() <= values.KEEP_ELEMENTS:
-            self.ledger.values[storage_key(twin)] = real.untyped_storage()
-        return twin
+            self.ledger.values[storage_key(stand_in)] = real.untyped_storage()
+        return stand_in
 
     def _all_known(self, flat: list[Any]) -> bool:
         known = self.ledger.values
         return all(t.is_cpu or storage_key(t) in known for t in flat)
 
     def _follow(self, operator: Operator, args: Any, kwargs: Any, flat: list[Any], out: Any) -> None:
-        """Keep the contents of small host tensors up to date, and forget those that are overwritten by what is not known."""
+        """Keep the contents of small host tensors up to date, and forget those that are overwritten with unknown
+        values."""
         import torch
 
         known = self.ledger.values
@@ -468,7 +467,7 @@ _RESIZING = {"aten.resize_.default", "aten.set_.source_Storage_storage_offset", 
 
 
 _SPARE = ("aten.convolution.default", "aten.convolution_backward.default")
-"""Operators whose workspaces torch does without where there is no room."""
+"""Operators whose workspaces torch can do without if there is no room."""
 
 _REUSING = {
     "aten.add.Tensor", "aten.scatter_add.default", "aten.index_put.default", "aten.index_add.default", "aten.scatter.src",

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outsize.array.store.base import Block, Buffer, Region, Store, region_shape, round_up
+from outsize.array.store.formats import npy
 from outsize.array.store.formats.flat import FlatStore, most_extent
-from outsize.array.store.formats.npy import open_npy, read_header
 from outsize.array.store.io.chunks import Piece, cut
 from outsize.array.store.io.file import naming
+from outsize.array.store.options import Options
 from outsize.core.errors import StoreError
 
 _OPEN = 64
@@ -40,9 +41,14 @@ class _Head(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def is_blocks(path: str) -> bool:
+def recognise(path: str, head: bytes, size: int) -> bool:
     """True for a folder with `.npy` files."""
-    return any(entry.name.endswith(".npy") for entry in os.scandir(path))
+    return os.path.isdir(path) and any(name.endswith(".npy") for name in os.listdir(path))
+
+
+def open_file(path: str, options: Options) -> Store:
+    """The array that the folder's blocks make up."""
+    return BlocksStore(path)
 
 
 class BlocksStore(Store):
@@ -71,7 +77,7 @@ class BlocksStore(Store):
         with self._lock:
             store = self._open.get(place)
             if store is None:
-                store = self._open[place] = open_npy(self._heads[place].path)
+                store = self._open[place] = npy.open_file(self._heads[place].path)
                 if len(self._open) > _OPEN:
                     self._open.popitem(last=False)  # closes when its last reader lets go of it
             self._open.move_to_end(place)
@@ -152,7 +158,7 @@ def _complete(path: str, grid: dict[tuple[int, ...], _Head]) -> dict[tuple[int, 
 
 def _read_head(path: str) -> _Head:
     with naming(path), open(path, "rb") as file:
-        shape, dtype, _, _ = read_header(file, path)
+        shape, dtype, _, _ = npy.read_header(file, path)
     return _Head(path, shape, dtype)
 
 

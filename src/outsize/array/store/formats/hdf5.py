@@ -26,6 +26,7 @@ from outsize.array.store.io.folder import sync_path
 from outsize.array.store.io.library_memory import give_back
 from outsize.array.store.io.partial import forget_earlier, partial_path
 from outsize.array.store.keys import choose_key
+from outsize.array.store.options import DEFAULT, Options
 from outsize.core.errors import InputError, StoreError
 from outsize.core.units import KiB
 
@@ -45,14 +46,19 @@ def load_h5py() -> Any:
         raise StoreError("reading and writing HDF5 needs the h5py package: pip install outsize[hdf5]") from None
 
 
-def open_hdf5(path: str, key: str | None = None, mode: str = "r") -> Store:
+def recognise(path: str, head: bytes, size: int) -> bool:
+    """True for the magic bytes of the format."""
+    return head.startswith(b"\x89HDF\r\n\x1a\n")
+
+
+def open_file(path: str, options: Options = DEFAULT) -> Store:
     """One dataset of the file."""
     h5py = load_h5py()
     with _told(path):
-        file = h5py.File(path, mode, rdcc_nbytes=0)
+        file = h5py.File(path, options.mode, rdcc_nbytes=0)
     try:
         with _told(path):
-            dataset = file[_find(path, file, key)]
+            dataset = file[_find(path, file, options.key)]
             name = f"{path}::{dataset.name}"
             _check(dataset, name, path)
             offset = _flat_offset(h5py, dataset)
@@ -63,10 +69,10 @@ def open_hdf5(path: str, key: str | None = None, mode: str = "r") -> Store:
     if offset is None:
         return Hdf5Store(path, name, file, dataset)
     file.close()
-    return FlatStore(AlignedFile(path, writable=mode == "r+"), shape, dtype, offset, name=name)
+    return FlatStore(AlignedFile(path, writable=options.mode == "r+"), shape, dtype, offset, name=name)
 
 
-def open_dataset(dataset: Any, mode: str = "r") -> Store:
+def wrap(dataset: Any, options: Options = DEFAULT) -> Store:
     """A dataset that the user has opened with h5py; their file stays open, and theirs to close."""
     if not isinstance(dataset, load_h5py().Dataset):
         raise InputError(f"cannot open a {type(dataset).__name__} of h5py: give one of its datasets, such as file['x']")
@@ -74,7 +80,7 @@ def open_dataset(dataset: Any, mode: str = "r") -> Store:
         raise InputError("the file of this h5py dataset is closed: open it again, or give its path")
     h5py, file = load_h5py(), dataset.file
     path, name = str(file.filename), f"{file.filename}::{dataset.name}"
-    if mode == "r+" and file.mode == "r":
+    if options.mode == "r+" and file.mode == "r":
         raise InputError(f"{name} is open for reading only: open the file with h5py.File(path, 'r+')")
     with _told(path):
         _check(dataset, name, path)
@@ -84,7 +90,7 @@ def open_dataset(dataset: Any, mode: str = "r") -> Store:
         if offset is None:
             return Hdf5Store(path, name, file, dataset, borrowed=True)
         return FlatStore(
-            AlignedFile(path, writable=mode == "r+"), tuple(dataset.shape), dataset.dtype, offset, name=name
+            AlignedFile(path, writable=options.mode == "r+"), tuple(dataset.shape), dataset.dtype, offset, name=name
         )
 
 
@@ -168,7 +174,7 @@ class Hdf5Store(Store):
         return block
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_hdf5, (self._path, self._dataset.name, self._file.mode)
+        return open_file, (self._path, Options(key=self._dataset.name, mode=self._file.mode))
 
     def fingerprint(self) -> str:
         stat = os.stat(self._path)
@@ -184,15 +190,14 @@ class Hdf5Store(Store):
             self._file.close()
 
 
-def describe_hdf5(
-    path: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, key: str | None = None, chunks: tuple[int, ...] | None = None
-) -> Sink:  # fmt: skip
-    """A file of one dataset, called `key`, that is to be written."""
+def describe(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options = DEFAULT) -> Sink:
+    """A file of one dataset, called by the key, that is to be written."""
+    chunks = options.chunks
     if chunks is not None and (len(chunks) != len(shape) or any(length < 1 for length in chunks)):
         raise InputError(f"chunks {chunks} do not suit shape {shape}: give one length of 1 or more for each axis")
     if not shape or 0 in shape:  # HDF5 cuts neither into chunks
         chunks = None
-    draft = _Draft(path, shape, np.dtype(dtype), key or _DEFAULT_KEY, chunks)
+    draft = _Draft(path, shape, np.dtype(dtype), options.key or _DEFAULT_KEY, chunks)
     offset = draft.expected_offset()
     return H5pySink(draft) if offset is None else FlatHdf5Sink(draft, offset)
 
@@ -290,11 +295,42 @@ class FlatHdf5Sink(FlatSink):
 
     def reopen(self) -> Store:
         """The finished file."""
-        return open_hdf5(self.name, self._draft.key)
+        return open_file(self.name, Options(key=self._draft.key))
 
 
-class H5pySink(Sink):
-    """A chunked, uncompressed dataset (or one without a place of its own), written through h5py, chunk by chunk."""
+class _H5pyWriter(Sink):
+    """Writes into an open dataset through h5py, chunk by chunk."""
+
+    held = _CONSTANT
+    """Bytes that h5py holds meanwhile."""
+    _file: Any
+    _dataset: Any
+
+    def extent(self, region: Region) -> int:
+        return round_up(math.prod(self.granule) * self.dtype.itemsize) + self.held
+
+    def traffic(self, region: Region) -> int:
+        return math.prod(region_shape(region)) * self.dtype.itemsize
+
+    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
+        """Each chunk is packed in the buffer first: h5py would copy a block that is not contiguous as a whole."""
+        for piece in cut_regular(region, self.granule):
+            shape = region_shape(piece.region)
+            packed = buffer[: math.prod(shape) * self.dtype.itemsize].view(self.dtype).reshape(shape)
+            np.copyto(packed, block[piece.target], casting="unsafe")
+            give_back(buffer[round_up(packed.nbytes) :])
+            with _told(self.name):
+                self._dataset.write_direct(packed, dest_sel=tuple(slice(*axis) for axis in piece.region))
+
+    def sync(self) -> None:
+        with _told(self.name):
+            self._file.flush()
+        with naming(self.name):
+            sync_path(self.partial)
+
+
+class H5pySink(_H5pyWriter):
+    """A chunked, uncompressed dataset (or one without a place of its own)."""
 
     def __init__(self, draft: _Draft) -> None:
         self.name, self.shape, self.dtype, self.partial = draft.path, draft.shape, draft.dtype, draft.partial
@@ -306,55 +342,27 @@ class H5pySink(Sink):
         self._file = self._draft.open("r+")
         self._dataset = self._file[self._draft.key]
 
-    def extent(self, region: Region) -> int:
-        return round_up(math.prod(self.granule) * self.dtype.itemsize) + _CONSTANT
-
-    def traffic(self, region: Region) -> int:
-        return math.prod(region_shape(region)) * self.dtype.itemsize
-
-    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
-        _write_pieces(self._dataset, self.granule, region, block, buffer, self.name)
-
-    def sync(self) -> None:
-        with _told(self.name):
-            self._file.flush()
-        with naming(self.name):
-            sync_path(self.partial)
-
     def commit(self) -> Store:
         self.sync()
         self._file.close()
         with naming(self.name):
             os.replace(self.partial, self.name)
             sync_folder(os.path.dirname(os.path.abspath(self.name)))
-        return open_hdf5(self.name, self._draft.key)
+        return open_file(self.name, Options(key=self._draft.key))
 
     def abort(self) -> None:
         self._file.close()
         self._draft.remove()
 
 
-class _InPlaceHdf5(Sink):
+class _InPlaceHdf5(_H5pyWriter):
     """Writes into a chunked dataset that exists."""
 
     def __init__(self, store: Hdf5Store) -> None:
         self._store = store
         self.name = self.partial = store._path
-        self.shape, self.dtype, self.granule = store.shape, store.dtype, store.granule
-
-    def extent(self, region: Region) -> int:
-        return round_up(math.prod(self.granule) * self.dtype.itemsize) + self._store._held
-
-    def traffic(self, region: Region) -> int:
-        return math.prod(region_shape(region)) * self.dtype.itemsize
-
-    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
-        _write_pieces(self._store._dataset, self.granule, region, block, buffer, self.name)
-
-    def sync(self) -> None:
-        with _told(self.name):
-            self._store._file.flush()
-        sync_path(self.name)
+        self.shape, self.dtype, self.granule, self.held = store.shape, store.dtype, store.granule, store._held
+        self._file, self._dataset = store._file, store._dataset
 
     def commit(self) -> Store:
         self.sync()
@@ -362,16 +370,3 @@ class _InPlaceHdf5(Sink):
 
     def abort(self) -> None:
         """Leave the file as it is."""
-
-
-def _write_pieces(
-    dataset: Any, granule: tuple[int, ...], region: Region, block: Block, buffer: Buffer, name: str
-) -> None:
-    """Chunk by chunk, each packed in the buffer first: h5py would copy a block that is not contiguous as a whole."""
-    for piece in cut_regular(region, granule):
-        shape = region_shape(piece.region)
-        packed = buffer[: math.prod(shape) * dataset.dtype.itemsize].view(dataset.dtype).reshape(shape)
-        np.copyto(packed, block[piece.target], casting="unsafe")
-        give_back(buffer[round_up(packed.nbytes) :])
-        with _told(name):
-            dataset.write_direct(packed, dest_sel=tuple(slice(*axis) for axis in piece.region))

@@ -18,6 +18,7 @@ from outsize.array.store.base import ALIGNMENT, Store
 from outsize.array.store.formats.flat import FlatSink, FlatStore
 from outsize.array.store.io.file import AlignedFile, naming
 from outsize.array.store.io.partial import partial_path
+from outsize.array.store.options import DEFAULT, Options
 from outsize.core.errors import StoreError
 
 _MAGIC = b"\x93NUMPY"
@@ -25,11 +26,16 @@ _LONGEST_HEADER = 1 << 20
 """Bytes: no honest header of a numeric array comes near this."""
 
 
-def open_npy(path: str, mode: str = "r") -> FlatStore:
-    """Open a .npy file by its header alone; `mode="r+"` allows writing into it."""
+def recognise(path: str, head: bytes, size: int) -> bool:
+    """True for the magic bytes of the format."""
+    return head.startswith(_MAGIC)
+
+
+def open_file(path: str, options: Options = DEFAULT) -> FlatStore:
+    """Open a .npy file by its header alone."""
     with naming(path), open(path, "rb") as file:
         shape, dtype, fortran, offset = read_header(file, path)
-    return FlatStore(AlignedFile(path, writable=mode == "r+"), shape, dtype, offset, fortran=fortran)
+    return FlatStore(AlignedFile(path, writable=options.mode == "r+"), shape, dtype, offset, fortran=fortran)
 
 
 def read_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], bool, int]:
@@ -84,9 +90,9 @@ class NpySink(FlatSink):
 
     def reopen(self) -> Store:
         """The finished file."""
-        return open_npy(self.name)
+        return open_file(self.name)
 
 
-def describe_npy(path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NpySink:
+def describe(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options = DEFAULT) -> NpySink:
     """A .npy file that is to be written."""
     return NpySink(path, partial_path(path), shape, dtype, make_header(shape, dtype))

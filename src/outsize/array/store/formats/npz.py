@@ -23,9 +23,10 @@ import numpy as np
 from outsize.array.store.base import Block, Buffer, Region, Store, region_shape, round_up
 from outsize.array.store.formats.flat import FlatLayout, FlatStore, Runs
 from outsize.array.store.formats.npy import read_header
-from outsize.array.store.formats.zip_directory import Member, read_directory
+from outsize.array.store.formats.zip_directory import Member, holds_entry, read_directory
 from outsize.array.store.io.file import AlignedFile
 from outsize.array.store.keys import choose_key
+from outsize.array.store.options import DEFAULT, Options
 from outsize.core.errors import StoreError
 from outsize.core.units import KiB, MiB
 
@@ -37,12 +38,17 @@ _HELD = MiB
 """Bytes one read holds beside its block: a piece, its compressed bytes, zlib's window (0.6 MiB measured)."""
 
 
-def open_npz(path: str, key: str | None = None) -> Store:
+def recognise(path: str, head: bytes, size: int) -> bool:
+    """True for a zip with `.npy` files in it."""
+    return holds_entry(path, head, ".npy")
+
+
+def open_file(path: str, options: Options = DEFAULT) -> Store:
     """One member of the file, called by its name without `.npy`."""
     members = {
         name.removesuffix(".npy"): member for name, member in read_directory(path).items() if name.endswith(".npy")
     }
-    chosen = choose_key(path, list(members), key)
+    chosen = choose_key(path, list(members), options.key)
     member, name = members[chosen], f"{path}::{chosen}"
     if member.info.flag_bits & 1:
         raise StoreError(f"{name} is encrypted", path=path)
@@ -160,7 +166,7 @@ class DeflatedStore(Store):
             dropped.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_npz, (self._member.path, self._member.info.filename.removesuffix(".npy"))
+        return open_file, (self._member.path, Options(key=self._member.info.filename.removesuffix(".npy")))
 
     def fingerprint(self) -> str:
         stat = os.stat(self._member.path)

@@ -10,8 +10,21 @@ import numpy as np
 from outsize.array.store.formats.flat import FlatSink, FlatStore
 from outsize.array.store.io.file import AlignedFile, naming
 from outsize.array.store.io.partial import partial_path
+from outsize.array.store.options import Options
 from outsize.core.errors import InputError
 from outsize.core.spec import parse_shape
+
+
+def recognise(path: str, head: bytes, size: int) -> bool:
+    """True for a file with one of the usual suffixes: nothing else tells them."""
+    return os.path.isfile(path) and path.lower().endswith((".bin", ".raw", ".dat"))
+
+
+def open_file(path: str, options: Options) -> FlatStore:
+    """An `InputError`: the file says nothing of itself."""
+    raise InputError(
+        f"{path} looks like raw binary: say its shape= and dtype=, and offset= if a header stands before them"
+    )
 
 
 def open_raw(path: str, shape: Any, dtype: Any, *, offset: int = 0, order: str = "C", mode: str = "r") -> FlatStore:
@@ -33,6 +46,6 @@ def open_raw(path: str, shape: Any, dtype: Any, *, offset: int = 0, order: str =
     return FlatStore(file, parse_shape(axes), element, offset, fortran=order == "F")
 
 
-def describe_raw(path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> FlatSink:
+def describe(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options) -> FlatSink:
     """A raw file that is to be written."""
     return FlatSink(path, partial_path(path), shape, dtype, b"")

@@ -21,7 +21,9 @@ from outsize.array.store.formats.flat import FlatSink, FlatStore
 from outsize.array.store.io.file import AlignedFile, naming
 from outsize.array.store.io.narrow_floats import NARROW, numpy_dtype, round_to_bfloat16, widened
 from outsize.array.store.io.partial import partial_path
+from outsize.array.store.io.view import SeenSink
 from outsize.array.store.keys import choose_key
+from outsize.array.store.options import DEFAULT, Options
 from outsize.core.dtypes import parse_dtype
 from outsize.core.errors import InputError, StoreError
 from outsize.core.units import format_bytes
@@ -44,17 +46,17 @@ _NAMES = {code: name for name, code in _CODES.items()} | {
 """The format's name of a dtype -> ours, of what can be read."""
 
 
-def looks_like_safetensors(head: bytes, size: int) -> bool:
+def recognise(path: str, head: bytes, size: int) -> bool:
     """True where the first nine bytes can begin such a file: there are no magic bytes, only a length and a brace."""
     if len(head) < 9 or head[8:9] != b"{":
         return False
     return bool(8 + struct.unpack("<Q", head[:8])[0] <= size)
 
 
-def open_safetensors(path: str, key: str | None = None, mode: str = "r") -> Store:
+def open_file(path: str, options: Options = DEFAULT) -> Store:
     """One tensor of the file."""
     table, start, size = read_table(path)
-    chosen = choose_key(path, list(table), key)
+    chosen = choose_key(path, list(table), options.key)
     name = f"{path}::{chosen}"
     try:
         row = table[chosen]
@@ -73,9 +75,9 @@ def open_safetensors(path: str, key: str | None = None, mode: str = "r") -> Stor
             f"{name}: {shape} of {code} take {math.prod(shape) * bits.itemsize} bytes, the table gives it bytes "
             f"{first} to {last} of {size - start}: the file is damaged or truncated", path=path,
         )  # fmt: skip
-    if mode == "r+" and dtype in NARROW:
+    if options.mode == "r+" and dtype in NARROW:
         raise InputError(f"{name} is {dtype}: Outsize reads that as float32 and cannot write into it")
-    file = AlignedFile(path, writable=mode == "r+")
+    file = AlignedFile(path, writable=options.mode == "r+")
     return widened(FlatStore(file, shape, bits.newbyteorder("<"), start + first, name=name), dtype)
 
 
@@ -111,30 +113,27 @@ class SafetensorsSink(FlatSink):
 
     def reopen(self) -> Store:
         """The finished file."""
-        return open_safetensors(self.name, self.key)
+        return open_file(self.name, Options(key=self.key))
 
 
-class Bfloat16Sink(Sink):
+class Bfloat16Sink(SeenSink):
     """A file of one bfloat16 tensor: takes float32 blocks and writes the nearest bfloat16."""
 
     def __init__(self, bits: SafetensorsSink) -> None:
         self.name, self.partial, self.shape, self.granule = bits.name, bits.partial, bits.shape, bits.granule
         self.dtype = np.dtype(np.float32)
-        self._bits = bits
-
-    def create(self, *, resume: bool = False) -> None:
-        self._bits.create(resume=resume)
+        self.sink = bits
 
     def extent(self, region: Region) -> int:
         """The block again in float32, its bits in uint16, and what writing those takes."""
         size = math.prod(region_shape(region))
-        return round_up(4 * size) + round_up(2 * size) + self._bits.extent(region)
+        return round_up(4 * size) + round_up(2 * size) + self.sink.extent(region)
 
-    def traffic(self, region: Region) -> int:
-        return self._bits.traffic(region)
+    def room(self, region: Region) -> int:
+        return Sink.room(self, region)
 
-    def seeks(self, region: Region) -> int:
-        return self._bits.seeks(region)
+    def lay(self, region: Region, buffer: Buffer) -> Block:
+        return Sink.lay(self, region, buffer)
 
     def write(self, region: Region, block: Block, buffer: Buffer) -> None:
         shape, size = region_shape(region), math.prod(region_shape(region))
@@ -146,26 +145,17 @@ class Bfloat16Sink(Sink):
             piece = flat[start : start + _ROUNDED]
             round_to_bfloat16(piece)
             np.right_shift(piece.view(np.uint32), np.uint32(16), out=bits[start : start + _ROUNDED], casting="unsafe")
-        self._bits.write(region, narrow, buffer[round_up(4 * size) + round_up(2 * size) :])
-
-    def sync(self) -> None:
-        self._bits.sync()
-
-    def commit(self) -> Store:
-        return self._bits.commit()
-
-    def abort(self) -> None:
-        self._bits.abort()
+        self.sink.write(region, narrow, buffer[round_up(4 * size) + round_up(2 * size) :])
 
 
-def describe_safetensors(path: str, shape: tuple[int, ...], dtype: Any, *, key: str | None = None) -> Sink:
-    """A safetensors file of one tensor, called `key`, that is to be written; `dtype` may be "bfloat16"."""
+def describe(path: str, shape: tuple[int, ...], dtype: Any, options: Options = DEFAULT) -> Sink:
+    """A safetensors file of one tensor, called by the key, that is to be written; `dtype` may be "bfloat16"."""
     name = parse_dtype(dtype).name
     if name == "bfloat16":
-        return Bfloat16Sink(_describe(path, shape, np.dtype(np.uint16), "BF16", key))
+        return Bfloat16Sink(_describe(path, shape, np.dtype(np.uint16), "BF16", options.key))
     if name not in _CODES:
         raise InputError(f"safetensors cannot hold {name}: it has bfloat16, {', '.join(_CODES)}")
-    return _describe(path, shape, np.dtype(dtype), _CODES[name], key)
+    return _describe(path, shape, np.dtype(dtype), _CODES[name], options.key)
 
 
 def _describe(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], code: str, key: str | None) -> SafetensorsSink:

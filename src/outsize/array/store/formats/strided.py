@@ -16,6 +16,7 @@ from outsize.array.store.base import Block, Buffer, Region, Store, region_shape,
 from outsize.array.store.formats.flat import FlatStore
 from outsize.array.store.io.file import AlignedFile
 from outsize.array.store.io.narrow_floats import numpy_dtype, widened
+from outsize.array.store.io.view import SeenStore
 from outsize.core.errors import StoreError
 
 
@@ -59,12 +60,12 @@ def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-class TransposedStore(Store):
+class TransposedStore(SeenStore):
     """A store with its axes exchanged; no bytes move for that."""
 
     def __init__(self, inner: Store, order: list[int]) -> None:
         """`order[i]` is the axis of this store that is axis i of `inner`."""
-        self._inner = inner
+        self.inner = inner
         self._order = order
         self._back = [order.index(axis) for axis in range(len(order))]
         self.name, self.paths, self.dtype = inner.name, inner.paths, inner.dtype
@@ -72,32 +73,17 @@ class TransposedStore(Store):
         self.granule = tuple(inner.granule[axis] for axis in self._back)
         self.order = tuple(order)
 
-    def _turned(self, region: Region) -> Region:
+    def _under(self, region: Region) -> Region:
         return tuple(region[axis] for axis in self._order)
 
-    def extent(self, region: Region) -> int:
-        return self._inner.extent(self._turned(region))
-
-    def most(self, region: Region) -> int:
-        return self._inner.most(self._turned(region))
-
-    def traffic(self, region: Region) -> int:
-        return self._inner.traffic(self._turned(region))
-
-    def seeks(self, region: Region) -> int:
-        return self._inner.seeks(self._turned(region))
-
     def read(self, region: Region, buffer: Buffer) -> Block:
-        return self._inner.read(self._turned(region), buffer).transpose(self._back)
+        return self.inner.read(self._under(region), buffer).transpose(self._back)
 
     def fingerprint(self) -> str:
-        return f"{self._inner.fingerprint()} {self._order}"
-
-    def close(self) -> None:
-        self._inner.close()
+        return f"{self.inner.fingerprint()} {self._order}"
 
 
-class SpanStore(Store):
+class SpanStore(SeenStore):
     """Elements at strides that leave gaps or repeat: read as one stretch of bytes and viewed."""
 
     def __init__(
@@ -105,7 +91,7 @@ class SpanStore(Store):
     ) -> None:
         self.name, self.shape, self.dtype, self.paths = path, shape, dtype, (path,)
         self._strides = strides
-        self._flat = FlatStore(AlignedFile(path), (self._last(whole(shape)),), dtype, offset)
+        self.inner = FlatStore(AlignedFile(path), (self._last(whole(shape)),), dtype, offset)
         far = max(strides, default=1)
         self.granule = tuple(1 if step == far else n for n, step in zip(shape, strides, strict=True))
 
@@ -115,24 +101,12 @@ class SpanStore(Store):
             return 0
         return sum((stop - 1) * step for (_, stop), step in zip(region, self._strides, strict=True)) + 1
 
-    def _stretch(self, region: Region) -> Region:
+    def _under(self, region: Region) -> Region:
         last = self._last(region)
         return ((min(last, sum(start * step for (start, _), step in zip(region, self._strides, strict=True))), last),)
 
-    def extent(self, region: Region) -> int:
-        return self._flat.extent(self._stretch(region))
-
-    def most(self, region: Region) -> int:
-        return self._flat.most(self._stretch(region))
-
-    def traffic(self, region: Region) -> int:
-        return self._flat.traffic(self._stretch(region))
-
-    def seeks(self, region: Region) -> int:
-        return self._flat.seeks(self._stretch(region))
-
     def read(self, region: Region, buffer: Buffer) -> Block:
-        flat = self._flat.read(self._stretch(region), buffer)
+        flat = self.inner.read(self._under(region), buffer)
         steps = tuple(step * self.dtype.itemsize for step in self._strides)
         shape = region_shape(region)
         if math.prod(shape) == 0:
@@ -140,7 +114,4 @@ class SpanStore(Store):
         return np.lib.stride_tricks.as_strided(flat, shape, steps, writeable=False)
 
     def fingerprint(self) -> str:
-        return f"{self._flat.fingerprint()} {self.shape} {self._strides}"
-
-    def close(self) -> None:
-        self._flat.close()
+        return f"{self.inner.fingerprint()} {self.shape} {self._strides}"

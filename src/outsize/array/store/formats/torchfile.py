@@ -17,8 +17,9 @@ from typing import Any
 
 from outsize.array.store.base import Store
 from outsize.array.store.formats.strided import open_strided
-from outsize.array.store.formats.zip_directory import Member, read_directory
+from outsize.array.store.formats.zip_directory import Member, holds_entry, read_directory
 from outsize.array.store.keys import choose_key
+from outsize.array.store.options import DEFAULT, Options
 from outsize.core.errors import StoreError
 from outsize.core.units import MiB, format_bytes
 
@@ -75,11 +76,25 @@ class _Bad(Exception):
     """The pickle is not one that describes tensors."""
 
 
-def open_torchfile(path: str, key: str | None = None) -> Store:
-    """One tensor of a `.pt`/`.pth` file."""
+def recognise(path: str, head: bytes, size: int) -> bool:
+    """True for a zip with a pickle in it, and for the bare pickles of old."""
+    return holds_entry(path, head, ".pkl") or _is_old(path, head)
+
+
+def _is_old(path: str, head: bytes) -> bool:
+    return head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04") and path.endswith((".pt", ".pth", ".bin", ".ckpt"))
+
+
+def open_file(path: str, options: Options = DEFAULT) -> Store:
+    """One tensor of a `.pt`/`.pth` file; the format before torch 1.6, a bare pickle, is refused."""
+    with open(path, "rb") as file:
+        if _is_old(path, file.read(2)):
+            raise StoreError(
+                f"{path} is in torch's old format (before 1.6), which can only be read by running it; where you trust "
+                f"it: torch.save(torch.load('{os.path.basename(path)}'), 'new.pt')", path=path,
+            )  # fmt: skip
     tensors, members, prefix, swapped = read_tensors(path)
-    if list(tensors) == [""] and key is None:
-        key = ""
+    key = "" if options.key is None and list(tensors) == [""] else options.key
     chosen = choose_key(path, list(tensors), key)
     tensor = tensors[chosen]
     member = members.get(f"{prefix}data/{tensor.storage.entry}")
@@ -121,14 +136,6 @@ def read_tensors(path: str) -> tuple[dict[str, TensorRef], dict[str, Member], st
     if not tensors:
         raise StoreError(f"{path} holds no tensors that can be read without running its code", path=path)
     return tensors, members, prefix, swapped
-
-
-def refuse_legacy(path: str) -> StoreError:
-    """What to say about the formats before torch 1.6 (a bare pickle, or a tar)."""
-    return StoreError(
-        f"{path} is in torch's old format (before 1.6), which can only be read by running it; where you trust "
-        f"it: torch.save(torch.load('{os.path.basename(path)}'), 'new.pt')", path=path,
-    )  # fmt: skip
 
 
 def _find_tensors(root: Any) -> Iterator[tuple[str, TensorRef]]:

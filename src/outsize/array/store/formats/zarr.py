@@ -21,7 +21,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -33,10 +33,9 @@ from outsize.array.store.io.folder import replace_folder, sync_path
 from outsize.array.store.io.library_memory import give_back
 from outsize.array.store.io.partial import forget_earlier, partial_path
 from outsize.array.store.keys import choose_key
+from outsize.array.store.options import DEFAULT, Options
 from outsize.core.errors import InputError, StoreError
 from outsize.core.units import MiB, format_bytes
-
-Missing = Literal["error", "fill"]
 
 _MARKERS = ("zarr.json", ".zarray", ".zgroup")
 _LIBRARY_COPIES = 5
@@ -51,9 +50,19 @@ _CHUNK_TARGET = 8 * MiB
 """Chunks of new arrays are at most this large."""
 
 
-def is_zarr(path: str) -> bool:
+def recognise(path: str, head: bytes = b"", size: int = 0) -> bool:
     """True for a folder that holds a zarr array or group."""
     return any(os.path.exists(os.path.join(path, marker)) for marker in _MARKERS)
+
+
+def open_file(path: str, options: Options = DEFAULT) -> Store:
+    """One array of the folder."""
+    return ZarrStore(path, options)
+
+
+def describe(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options = DEFAULT) -> Sink:
+    """A folder of one array that is to be written."""
+    return ZarrSink(path, shape, dtype, chunks=options.chunks, compress=options.compress)
 
 
 def load_zarr() -> Any:
@@ -70,11 +79,11 @@ def load_zarr() -> Any:
 class ZarrStore(Store):
     """One array of a zarr folder."""
 
-    def __init__(self, path: str, *, key: str | None = None, missing: Missing = "error", mode: str = "r") -> None:
-        if missing not in ("error", "fill"):
-            raise InputError(f"missing={missing!r}: use 'error' (a missing chunk stops the read) or 'fill'")
-        array = _open_array(path, key, mode)
-        self._again = (path, key, missing, mode)
+    def __init__(self, path: str, options: Options = DEFAULT) -> None:
+        if options.missing not in ("error", "fill"):
+            raise InputError(f"missing={options.missing!r}: use 'error' (a missing chunk stops the read) or 'fill'")
+        array = _open_array(path, options.key, options.mode)
+        self._again = (path, options)
         self.name = path if not array.path else f"{path}::{array.path}"
         self.paths = (path,)
         self.shape = tuple(array.shape)
@@ -84,8 +93,8 @@ class ZarrStore(Store):
         self._chunk: tuple[int, ...] = tuple(max(1, length) for length in array.chunks)
         self.granule = tuple(min(c, max(1, n)) for c, n in zip(self._chunk, self.shape, strict=True))
         self._array = array
-        self._missing = missing
-        self._writable = mode == "r+"
+        self._missing = options.missing
+        self._writable = options.mode == "r+"
         self._folder = os.path.join(path, array.path) if array.path else path
         self._coding = plain_coding(array)
         self._shard = tuple(array.shards) if array.shards else self._chunk
@@ -121,7 +130,7 @@ class ZarrStore(Store):
         return block
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_again, self._again
+        return ZarrStore, self._again
 
     def fingerprint(self) -> str:
         """Metadata and the folder's own times: a chunk that is replaced changes the folder it stands in."""
@@ -171,11 +180,7 @@ class ZarrStore(Store):
             )
 
 
-def _open_again(path: str, key: str | None, missing: Missing, mode: str) -> ZarrStore:
-    return ZarrStore(path, key=key, missing=missing, mode=mode)
-
-
-def open_array(array: Any, mode: str = "r", missing: Missing = "error") -> ZarrStore:
+def wrap(array: Any, options: Options = DEFAULT) -> Store:
     """An array that the user has opened with zarr-python, read from its folder."""
     if not hasattr(array, "store_path") or not hasattr(array, "chunks"):
         raise InputError(f"cannot open a {type(array).__name__} of zarr: give one of its arrays, such as group['x']")
@@ -185,7 +190,7 @@ def open_array(array: Any, mode: str = "r", missing: Missing = "error") -> ZarrS
             f"this zarr array lies in a {type(array.store).__name__}, which Outsize does not read piece by piece: copy it into "
             "a folder (zarr.save_array, or zarr.copy), and open that"
         )
-    return ZarrStore(os.fspath(root), key=array.path or None, mode=mode, missing=missing)
+    return ZarrStore(os.fspath(root), options._replace(key=array.path or None))
 
 
 def _open_array(path: str, key: str | None, mode: str) -> Any:
@@ -296,7 +301,7 @@ class ZarrSink(_ZarrWriter):
         self, path: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, chunks: tuple[int, ...] | None = None,
         compress: bool = True,
     ) -> None:  # fmt: skip
-        if os.path.lexists(path) and not is_zarr(path) and not (os.path.isdir(path) and not os.listdir(path)):
+        if os.path.lexists(path) and not recognise(path) and not (os.path.isdir(path) and not os.listdir(path)):
             raise InputError(
                 f"{path} exists and is not a zarr array: it is not overwritten; remove it or choose another name"
             )
@@ -312,7 +317,7 @@ class ZarrSink(_ZarrWriter):
 
     def _reopen(self) -> Any:
         """The array an interrupted run left, None where there is none or it is another one."""
-        if not is_zarr(self.partial):
+        if not recognise(self.partial):
             return None
         with _told(self.partial, "its metadata"):
             array = _open_to_write(self.partial)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from outsize.core.errors import StoreError
 
+_SIGNATURE = b"PK\x03\x04"
 _LOCAL = struct.Struct("<4s5H3I2H")
 """Header in front of an entry's bytes: signature, ..., length of the name, length of the extra field."""
 
@@ -42,7 +43,7 @@ class Member:
             file.seek(self.info.header_offset)
             header = file.read(_LOCAL.size)
             length = os.fstat(file.fileno()).st_size
-        if len(header) < _LOCAL.size or header[:4] != b"PK\x03\x04":
+        if len(header) < _LOCAL.size or header[:4] != _SIGNATURE:
             raise StoreError(
                 f"{self.path}: no entry where its directory says {self.info.filename!r} is", path=self.path
             )
@@ -64,6 +65,11 @@ class Member:
             raise StoreError(
                 f"{self.path}: cannot read entry {self.info.filename!r}: {error}", path=self.path
             ) from None
+
+
+def holds_entry(path: str, head: bytes, ending: str) -> bool:
+    """True where the first bytes are a zip's, and one of its entries has this ending."""
+    return head.startswith(_SIGNATURE) and any(name.endswith(ending) for name in read_directory(path))
 
 
 def read_directory(path: str) -> dict[str, Member]:

@@ -3,6 +3,10 @@
 Every value of these types is a float32 exactly, so nothing is lost; the store's dtype is float32, the bytes it moves
 from disk are the narrow ones, and both copies are inside the engine's buffer. Narrow tensors are opened as their bits
 (uint16 or uint8) by the store of their file, and wrapped here.
+
+`ml_dtypes` has these types and is not used. It widens 16 Mi bfloat16 in 3.3 ms where two calls of NumPy take 5.6 ms (and
+reading them takes 15 ms at 2 GB/s), rounds to bfloat16 in 23 ms instead of 50, but widens 16 Mi float8 in 340 ms where a table
+of 256 values takes 79 ms; it takes 34 ms to import. Both give the same values.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outsize.array.store.base import Block, Buffer, Region, Store, region_shape, round_up
+from outsize.array.store.io.view import SeenStore
 from outsize.core.errors import StoreError
 
 
@@ -61,7 +66,7 @@ def widened(store: Store, name: str) -> Store:
     return WideStore(store, name) if name in NARROW else store
 
 
-class WideStore(Store):
+class WideStore(SeenStore):
     """The float32 values of a store of bits."""
 
     def __init__(self, bits: Store, name: str) -> None:
@@ -69,37 +74,30 @@ class WideStore(Store):
         self.dtype = np.dtype(np.float32)
         self.narrow = name
         """The type as stored."""
-        self._bits = bits
+        self.inner = bits
         self._table = None if name == "bfloat16" else float8_values(name)
 
     def extent(self, region: Region) -> int:
-        return round_up(4 * math.prod(region_shape(region))) + self._bits.extent(region)
+        return round_up(4 * math.prod(region_shape(region))) + self.inner.extent(region)
 
     def most(self, region: Region) -> int:
-        return round_up(4 * math.prod(region_shape(region))) + self._bits.most(region)
-
-    def traffic(self, region: Region) -> int:
-        return self._bits.traffic(region)
-
-    def seeks(self, region: Region) -> int:
-        return self._bits.seeks(region)
+        return round_up(4 * math.prod(region_shape(region))) + self.inner.most(region)
 
     def read(self, region: Region, buffer: Buffer) -> Block:
         shape = region_shape(region)
         used = 4 * math.prod(shape)
         values = buffer[:used].view(np.float32).reshape(shape)
-        bits = self._bits.read(region, buffer[round_up(used) :])
+        bits = self.inner.read(region, buffer[round_up(used) :])
         if self._table is None:  # a bfloat16 is the upper half of a float32
-            np.left_shift(bits, np.uint32(16), out=values.view(np.uint32), dtype=np.uint32)
+            wide = values.view(np.uint32)
+            np.copyto(wide, bits)  # a shift that casts as it goes takes 1.5 times as long as both
+            np.left_shift(wide, np.uint32(16), out=wide)
         else:
             np.take(self._table, bits, out=values, mode="wrap")  # any mode but `raise` writes straight into `out`
         return values
 
     def fingerprint(self) -> str:
-        return f"{self._bits.fingerprint()} {self.narrow}"
-
-    def close(self) -> None:
-        self._bits.close()
+        return f"{self.inner.fingerprint()} {self.narrow}"
 
 
 def float8_values(name: str) -> np.ndarray[Any, np.dtype[np.float32]]:

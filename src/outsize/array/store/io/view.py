@@ -1,21 +1,48 @@
-"""A sink seen through other axes or as a part: regions and blocks are translated, everything else is the sink's own."""
+"""A store or a sink seen otherwise: through other axes, as a part, or in another dtype. What is not said anew is its own."""
 
 from __future__ import annotations
-
-import abc
 
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store
 
 
-class Seen(Sink):
+class SeenStore(Store):
+    """Translates regions with `_under`; how blocks are read is the store's own."""
+
+    inner: Store
+    """What is read from."""
+
+    def _under(self, region: Region) -> Region:
+        """A region of ours, in the store below."""
+        return region
+
+    def extent(self, region: Region) -> int:
+        return self.inner.extent(self._under(region))
+
+    def most(self, region: Region) -> int:
+        return self.inner.most(self._under(region))
+
+    def traffic(self, region: Region) -> int:
+        return self.inner.traffic(self._under(region))
+
+    def seeks(self, region: Region) -> int:
+        return self.inner.seeks(self._under(region))
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class SeenSink(Sink):
     """Translates regions with `_under`, and blocks with `_over` and `_below` where their axes differ."""
 
     sink: Sink
     """What is written into."""
 
-    @abc.abstractmethod
+    def create(self, *, resume: bool = False) -> None:
+        self.sink.create(resume=resume)
+
     def _under(self, region: Region) -> Region:
         """A region of ours, in the sink below."""
+        return region
 
     def _over(self, block: Block) -> Block:
         """A block of the sink below, with our axes."""

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outsize.array.store.base import ALIGNMENT, round_up
-from outsize.array.store.formats.safetensors import _NAMES, looks_like_safetensors, read_table
+from outsize.array.store.formats.safetensors import _NAMES, read_table
+from outsize.array.store.formats.safetensors import recognise as is_safetensors
 from outsize.array.store.formats.torchfile import read_tensors
 from outsize.array.store.io.file import AlignedFile
 from outsize.core.errors import InputError, StoreError
@@ -154,7 +155,7 @@ def _read(path: str) -> Iterable[tuple[str, Extent]]:
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise _unreadable(path, error) from error
-    if looks_like_safetensors(head, size):
+    if is_safetensors(path, head, size):
         table, start, _ = read_table(path)
         for name, row in table.items():
             first, last = row["data_offsets"]

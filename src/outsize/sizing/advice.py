@@ -1,4 +1,4 @@
-"""What to do next about a size, as sentences a user can act on."""
+"""What to do if a tensor does not fit, as sentences a user can act on."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SMALL = 0.01
 _LOSSY = ("int", "bool", "float8")
 
 
-def choose_moves(sizing: Sizing, reading: Reading) -> tuple[str, ...]:
-    """Empty where it fits comfortably; else what would make it fit, cheapest first."""
+def choose_advice(sizing: Sizing, reading: Reading) -> tuple[str, ...]:
+    """Empty if it fits easily; else what would make it fit, cheapest first."""
     if sizing.fits is False:
         return tuple(_ways_out(sizing, reading))
     available = reading.host.available or 0
@@ -53,7 +53,7 @@ def _say_halves(halves: list[Alternative]) -> str:
 
 
 def _room(sizing: Sizing) -> int:
-    """The most bytes that would fit where the verdict is about."""
+    """The most bytes that would fit in the place that the verdict is about."""
     wanted = "asked" if any(place.where == "asked" for place in sizing.places) else "here"
     places = [place for place in sizing.places if place.where == wanted and place.name != "disk here"]
     return max((place.capacity or 0 for place in places), default=0)

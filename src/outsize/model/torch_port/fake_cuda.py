@@ -1,7 +1,8 @@
 """`torch.cuda` and `torch.accelerator` of a card that is not there.
 
 In: what the card is. Out: rows for `patches.replaced`, with which both answer as if the card were there, and do nothing. The
-default wheels of torch are built for CUDA and reach for a driver at the first such call, on a machine without a card too.
+default wheels of torch are built for CUDA. They look for a driver at the first such call, also on a machine without a
+card.
 """
 
 from __future__ import annotations
