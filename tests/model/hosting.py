@@ -1,5 +1,7 @@
 """Networks, optimizers and runners with tiny rings, for the tests of hosted steps."""
 
+import dataclasses
+
 import networks as nets
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from outsize.model.fitting.move.pinned_blocks import State, Weights, state_bytes
 from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile
 from outsize.model.fitting.move.units import cut_model, sizeof
 from outsize.model.fitting.move.visits import HostSource
-from outsize.model.fitting.plan.hosted_dry_run import HostedStage
+from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run.hosted import open_hosted
 from outsize.model.fitting.run.runner import Work
 
@@ -62,7 +64,7 @@ def open_runner(
     options = UPDATES[options.pop("update")] | {names.get(name, name): value for name, value in options.items()}
     if disk is not None:
         options |= {"disk": disk, "transfer_bytes": 8192}
-    stage = HostedStage(work, batch, lane.device)
+    stage = Stage(work, batch, device=lane.device)
     layout = stage.layout()
     choice = Choice(small_bytes=4096, **options)
     held, order, written = (), list(cut_model(model, choice.unit_bytes).units), {}
@@ -73,7 +75,7 @@ def open_runner(
         if choice.update == "host":
             state = 2 * max(sizeof(p) + 512 for p in model.parameters())
         choice = Choice(ring=ring, small_bytes=4096, state_ring=state, held=held, **options)
-        sketch = stage.project(choice, layout, order, written)
+        sketch = stage.project(choice, work=dataclasses.replace(work, written=written), layout=layout, order=order)
         known = (held, order, written)
         held, order, written = tuple(dict.fromkeys((*held, *sketch.outside))), list(sketch.order), sketch.written
         if known == (held, order, written):

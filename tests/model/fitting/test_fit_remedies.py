@@ -351,6 +351,20 @@ def test_logits_that_a_loss_takes_in_pieces_never_exist_and_any_other_use_makes_
         assert nets.worst_difference(*gradients) < 1e-5, name
 
 
+def test_the_search_names_no_remedy():
+    import ast
+    import inspect
+
+    from outsize.model.fitting.plan import search
+    from outsize.model.fitting.plan.remedies import REMEDIES
+
+    tree = list(ast.walk(ast.parse(inspect.getsource(search))))
+    named = {node.attr for node in tree if isinstance(node, ast.Attribute)}
+    named |= {node.arg for node in tree if isinstance(node, ast.keyword)}
+    named |= {node.value for node in tree if isinstance(node, ast.Constant)}
+    assert not named & {kind.key for kind in REMEDIES}
+
+
 def test_every_remedy_is_in_the_docstring_of_fit_and_in_its_page():
     import pathlib
 

@@ -24,7 +24,7 @@ from outsize.model.fitting.move.mover import LEAVING, CardMover, Leaving, Mover
 from outsize.model.fitting.move.pinned_blocks import State, Weights
 from outsize.model.fitting.move.ring import Ring
 from outsize.model.fitting.move.units import cut_model, sizeof
-from outsize.model.fitting.plan.hosted_dry_run import HostedStage
+from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update.gradient_sink import Collected
 
@@ -476,8 +476,8 @@ def test_weights_and_state_move_to_other_places_without_a_second_copy_of_all():
     model, batch = nets.Language(blocks=4), nets.make_tokens()
     optimizer = torch.optim.AdamW(model.parameters())
     nets.plain_step(model, nets.language_loss, optimizer, batch)
-    layout = HostedStage(
-        Work(model=model, loss=nets.language_loss, optimizer=optimizer), batch, torch.device("cpu")
+    layout = Stage(
+        Work(model=model, loss=nets.language_loss, optimizer=optimizer), batch, device=torch.device("cpu")
     ).layout()
     values = [p.detach().clone() for p in model.parameters()]
     state = copy.deepcopy(optimizer.state_dict())

@@ -65,7 +65,7 @@ def loader(
 
 
 def _check(dataset: Any, batch_size: Any, workers: Any, settings: dict[str, Any]) -> None:
-    """The user's mistakes."""
+    """An `InputError` for arguments that no loader can be made of."""
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise InputError(f"a batch has a whole number of samples and at least one, not {batch_size!r}")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 0):

@@ -33,8 +33,9 @@ from outsize.model.fitting.move.units import Cut
 from outsize.model.fitting.move.visits import HostSource
 from outsize.model.fitting.move.weight_files import FileSource
 from outsize.model.fitting.plan.describe import tell_hosted
+from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.plan.host_memory import KINDS, LIBRARIES, READAHEAD, filed_bytes, host_bytes, sizes_of
-from outsize.model.fitting.plan.hosted_dry_run import HostedStage, watching
+from outsize.model.fitting.plan.hosted_facts import HostedFacts
 from outsize.model.fitting.plan.hosted_search import HostedSearch
 from outsize.model.fitting.plan.link_speeds import measure, typical
 from outsize.model.fitting.plan.projection import Projection
@@ -43,6 +44,7 @@ from outsize.model.fitting.run.forward_functions import without_cache
 from outsize.model.fitting.run.hosted import HostedRunner, open_hosted
 from outsize.model.fitting.run.loss import read_loss
 from outsize.model.fitting.run.random_sources import same_draws
+from outsize.model.fitting.run.recorder import watching
 from outsize.model.fitting.run.row_pieces import MixesRows
 from outsize.model.fitting.update.gradient_sink import Collected
 from outsize.model.fitting.user_errors import in_users_code
@@ -58,14 +60,14 @@ class HostedPlanner:
         self._request, self._host = request, host
         self._work = request.work
         self._room, self._host_room = (allowance.bytes for allowance in request.budgets)
-        self._forbidden = set(request.without)
+        self._forbidden = frozenset(request.without)
         """Remedies that are not used."""
         self._outside: dict[str, None] = {}
         """Parameters that a rehearsal has found to be used outside of their units."""
         self._scratch: ScratchFile | None = None
         """The scratch file, once something is in it."""
-        self._found: dict[Choice, tuple[HostedSearch, Projection]] = {}
-        """Choice -> the search that gave it, and its trace."""
+        self._found: dict[Choice, tuple[HostedFacts, Projection]] = {}
+        """Choice -> what the search that gave it knew, and its trace."""
         kind = request.device.type
         self._rates = typical(kind) if request.dry_run else measure(host.mover, self._work.optimizer, self._room)
         """Measured once, while the device is empty."""
@@ -103,7 +105,7 @@ class HostedPlanner:
                 if wrong == "memory":
                     limit = int(self._found[choice][1].peak * TIGHTER["hosted"])
                 elif wrong != "outside":
-                    self._forbidden.add(wrong)
+                    self._forbidden |= {wrong}
                 runner.roll_back()
                 try:
                     plan, choice = self.plan(limit, None)
@@ -112,18 +114,18 @@ class HostedPlanner:
                     raise
         plan = self._tell(choice, self._found[choice][1])
         if seconds is not None:
-            slower = (
-                max(seconds, plan.seconds or 0.0) if choice.transfer_bytes else seconds
-            )  # a rehearsal writes nothing
-            plan = replace(plan, seconds=slower, notes=(*plan.notes, f"a rehearsal took {seconds:.2g} s"))
+            written = (plan.seconds or 0.0) if choice.transfer_bytes else 0.0  # a rehearsal writes nothing
+            plan = replace(
+                plan, seconds=max(seconds, written), notes=(*plan.notes, f"a rehearsal took {seconds:.2g} s")
+            )
         return Settled(plan, choice, runner, measured, seconds)
 
     def reopen(self, choice: Choice, old: HostedRunner | None) -> HostedRunner:
         """Weights into their blocks, and a runner on them."""
-        search, projection = self._found[choice]
+        facts, projection = self._found[choice]
         request, files, mover = self._request, self._host.files, self._host.mover
-        cut = search.cut(choice)
-        work = replace(self._work, written=search.written)
+        cut = facts.cut(choice)
+        work = replace(self._work, written=facts.work.written)
         order = [name for name in projection.order if name in cut.units]
         if old is not None:
             old.leave_device()
@@ -135,8 +137,8 @@ class HostedPlanner:
             empty = [b for b in work.model.buffers() if b.device.type == "meta"]
             runner.weights.visits.given = {id(b): files.read(files.extents[id(b)]) for b in empty}
             return runner
-        mover = self._open_scratch(search, choice, cut)
-        weights, state = self._lay_out(search, choice, cut, old)
+        mover = self._open_scratch(facts, choice, cut)
+        weights, state = self._lay_out(facts, choice, cut, old)
         return open_hosted(
             work, choice, cut, mover, HostSource(weights, mover), order, weights=weights, state=state, rows=request.rows,
             scratch=self._scratch,
@@ -147,17 +149,22 @@ class HostedPlanner:
     def _run(self, limit: int, traced: Callable[[], None] = lambda: None) -> tuple[Choice, Projection]:
         """One search; what it learns of the work holds for all that follow."""
         request, host, scratch = self._request, self._host, self._scratch
-        search = HostedSearch(
-            stage=HostedStage(self._work, request.batch, request.device, host.beside), device=limit, host=self._host_room,
+        stage = Stage(self._work, request.batch, device=request.device, beside=host.beside)
+        facts = HostedFacts(
+            stage=stage, work=replace(self._work, written={}), device=limit, host=self._host_room,
             base=host.base, rates=self._rates, rows=request.rows, forced=host.forced, later=host.later,
             streamed=host.files is not None, call=request.call, kind=request.device.type, forbidden=self._forbidden,
-            exact=request.allow == "exact", outside=dict(self._outside), before=host.before, grounded=host.grounded,
+            exact=request.allow == "exact", outside=tuple(self._outside), before=host.before, grounded=host.grounded,
             disk=host.disk, folder=request.scratch, spills=scratch is not None,
-            piece=scratch.piece if scratch is not None else 0, traced=traced,
+            piece=scratch.piece if scratch is not None else 0,
         )  # fmt: skip
-        choice, projection = search.run()
-        self._work = search.stage.work
-        self._found[choice] = search, projection
+        search = HostedSearch(facts, traced)
+        try:
+            choice, projection = search.run()
+        finally:
+            self._forbidden = search.facts.forbidden
+        self._work = search.facts.work
+        self._found[choice] = search.facts, projection
         return choice, projection
 
     def _confirm(self, error: BudgetError) -> BudgetError:
@@ -178,18 +185,17 @@ class HostedPlanner:
         )  # fmt: skip
 
     def _tell(self, choice: Choice, projection: Projection) -> FitPlan:
-        request, search = self._request, self._found[choice][0]
+        request, facts = self._request, self._found[choice][0]
         if choice.transfer_bytes and not self._rates.read:
-            read, write = measure_disk(
-                request.scratch, choice.transfer_bytes, sum(filed_bytes(search, choice).values())
-            )
-            self._rates = search.rates = replace(self._rates, read=read, write=write)
+            read, write = measure_disk(request.scratch, choice.transfer_bytes, sum(filed_bytes(facts, choice).values()))
+            self._rates = replace(self._rates, read=read, write=write)
         there, here = request.budgets
-        return tell_hosted(self._work, request.batch, request.rows, (there, here), search, choice, projection)
+        facts = replace(facts, rates=self._rates)
+        return tell_hosted(request.batch, request.rows, (there, here), facts, choice, projection)
 
     # moving
 
-    def _open_scratch(self, search: HostedSearch, choice: Choice, cut: Cut) -> Mover:
+    def _open_scratch(self, facts: HostedFacts, choice: Choice, cut: Cut) -> Mover:
         """The scratch file with room for all that is to be there, and the mover that reaches it."""
         request, host = self._request, self._host
         if choice.transfer_bytes and self._scratch is None:
@@ -202,12 +208,12 @@ class HostedPlanner:
         places = {place.name: place for place in cut.places()}
         self._scratch.reserve(
             {
-                (kind, id(places[name].parameter)): sizes_of(search, choice, kind, places[name])
+                (kind, id(places[name].parameter)): sizes_of(facts, choice, kind, places[name])
                 for kind in KINDS
                 for name in choice.disk.get(kind, ())
             }
         )
-        state = sum(state_bytes(shapes) for shapes in search.layout.values())
+        state = sum(state_bytes(shapes) for shapes in facts.layout.values())
         needed, room = host.base + LIBRARIES[request.device.type] + cut.weights + state, self._host_room
         self._scratch.stays = "" if needed <= room else (
             f"weights and state take {format_bytes(needed)} of host memory, the budget is {format_bytes(room)}: they stay in "
@@ -216,7 +222,7 @@ class HostedPlanner:
         return FileMover(host.mover, self._scratch)
 
     def _lay_out(
-        self, search: HostedSearch, choice: Choice, cut: Cut, old: HostedRunner | None
+        self, facts: HostedFacts, choice: Choice, cut: Cut, old: HostedRunner | None
     ) -> tuple[Weights, State | None]:
         """Weights and state in blocks; those of a plan before this one are used where they lie right."""
         filed = {
@@ -232,7 +238,7 @@ class HostedPlanner:
         if choice.update not in ("card", "kept") or not choice.state_ring:
             return weights, None
         if state is None:
-            state = State(cut, search.layout, filed["state"], self._scratch)
+            state = State(cut, facts.layout, filed["state"], self._scratch)
             if old is not None and old.weights.state is not None:
                 state.take_over(old.weights.state, self._work.optimizer)
             state.move_in(self._work.optimizer)
@@ -330,6 +336,6 @@ class HostedPlanner:
             "by another module than their own?"
         )
 
-    def _projected(self, choice: Choice) -> tuple[HostedSearch, Choice, Projection]:
-        search, projection = self._found[choice]
-        return search, choice, projection
+    def _projected(self, choice: Choice) -> tuple[HostedFacts, Choice, Projection]:
+        facts, projection = self._found[choice]
+        return facts, choice, projection

@@ -72,13 +72,13 @@ class InferencePlanner:
         )  # fmt: skip
 
     def settle(self, plan: FitPlan, choice: Choice) -> Settled:
-        """Its runner."""
+        """Open the runner of a choice; nothing has to be rehearsed."""
         request = self._request
         store = open_store(request.device, request.scratch)
         return Settled(plan, choice, open_resident(request.work, choice, store, rows=request.rows))
 
     def reopen(self, choice: Choice, old: ResidentRunner) -> ResidentRunner:
-        """On the same store."""
+        """A runner on the store of the old one."""
         return reopen_resident(choice, old, self._request.rows)
 
 

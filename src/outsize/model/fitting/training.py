@@ -79,7 +79,7 @@ class TrainingPlanner:
         return self._planning.run(replace(self._request.budgets[0], bytes=limit), self._few, batch)
 
     def settle(self, plan: FitPlan, choice: Choice) -> Settled:
-        """Its runner."""
+        """Open the runner of a choice; nothing has to be rehearsed."""
         work = self._planning.work
         runner = open_resident(work, choice, self._planning.open_store(), rows=self._request.rows)
         if work.device == "cuda":
@@ -87,7 +87,7 @@ class TrainingPlanner:
         return Settled(plan, choice, runner)
 
     def reopen(self, choice: Choice, old: ResidentRunner) -> ResidentRunner:
-        """On the same store."""
+        """A runner on the store of the old one."""
         return reopen_resident(choice, old, self._request.rows)
 
 

@@ -15,7 +15,7 @@ from outsize.core.errors import OutOfMemory, OutsizeError
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.loss_rule import watching_means
-from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
+from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory, where_room
 from outsize.model.fitting.run.chunked_loss import chunked_heads, find_head
 from outsize.model.fitting.run.forward_functions import without_cache
 from outsize.model.fitting.run.loss import IGNORED, Normaliser, read_loss
@@ -212,19 +212,16 @@ def _find_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
     name = find_head(work.model, ran)
     if name is None:
         return ()
-    for train in (True, False):  # without gradients it takes less room
-        try:
-            with (
-                chunked_heads(work.model, (name,), 1, work.device, always=True) as heads,
-                torch.set_grad_enabled(train),
-            ):
-                read_loss(work.loss(work.model, part))
-            return (name,) if heads.taken and not heads.made else ()
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        clear_up()
-    return ()
+
+    def is_taken(train: bool) -> bool:
+        with chunked_heads(work.model, (name,), 1, work.device, always=True) as heads, torch.set_grad_enabled(train):
+            read_loss(work.loss(work.model, part))
+        return bool(heads.taken and not heads.made)
+
+    taken = where_room(lambda: is_taken(train=True))
+    if taken is None:
+        taken = where_room(lambda: is_taken(train=False))  # without gradients it takes less room
+    return (name,) if taken else ()
 
 
 def _written(before: dict[Any, dict[str, Any]]) -> dict[Any, tuple[str, ...]]:
@@ -313,9 +310,7 @@ def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]
             return None, "the loss of the same samples changes from call to call"
         if means.weighted:
             return None, "the loss is a mean in which classes weigh differently: give (total, count) to have it cut"
-        labels = (
-            _label_rules(part, means.ignored) if means.counts else []
-        )  # a label that nobody leaves out is not tried
+        labels = _label_rules(part, means.ignored) if means.counts else []  # no mean leaves labels out
         rules = [Normaliser(rule="samples"), Normaliser(rule="sum"), *labels]
         holding = [rule for rule in rules if _holds(work, rule, part, runs)]
         if not holding:
@@ -402,7 +397,7 @@ def _label_rules(part: Any, ignored: list[int]) -> list[Normaliser]:
 
 
 def leave_out(rule: Normaliser, part: Any) -> Any:
-    """The same samples with half the labels in the first: what a mean over labels does with them is no secret then."""
+    """The same samples with half the labels in the first: this shows what a mean over labels does without them."""
 
     def plant(path: str, tensor: Any) -> Any:
         if path != rule.path:
@@ -428,12 +423,8 @@ def _tells_apart(work: Work, rule: Normaliser, part: Any, runs: Any, few: int) -
             counts.append(means.counts)
     except (IndexError, RuntimeError):  # these numbers are no labels: an embedding refuses the one that was planted
         return False
-    if (
-        means.picked
-        or means.made
-        or not means.counts
-        or any(number != rule.measure(planted) for number in means.divisors)
-    ):
+    others = any(number != rule.measure(planted) for number in means.divisors)
+    if means.picked or means.made or not means.counts or others:
         return False  # something else is counted as well
     if all(len(found) == 1 for found in counts):  # what was counted is known: losses of samples may be too much alike
         return counts == [[rule.measure(part)], [rule.measure(planted)]] and counts[0] != counts[1]

@@ -15,7 +15,7 @@ from typing import Any
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import calm, preserved
-from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
+from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory, where_room
 from outsize.model.fitting.move.stores import Store
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
@@ -31,7 +31,6 @@ class Collect(Update):
     """Then: parameter -> norm of the difference, norm of the other's gradient."""
 
     def accumulated(self, parameter: Any, holder: Any) -> None:
-        """Away with it."""
         left = None if self.other is None else self.other.take(parameter)
         if left is None:
             self._keep(parameter)
@@ -75,13 +74,12 @@ def compare(
     if fitted.slices > 1:
         with calm():
             return worst_of(_differences(work, fitted, batch, store, at_once=False), rounding)
-    try:
-        return worst_of(_differences(work, fitted, batch, store, at_once=True), rounding)
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-    clear_up()  # two gradients of a parameter had no room beside the pass
-    return worst_of(_differences(work, fitted, batch, store, at_once=False), rounding)
+    worst = where_room(lambda: worst_of(_differences(work, fitted, batch, store, at_once=True), rounding))
+    if worst is not None:
+        return worst
+    return worst_of(
+        _differences(work, fitted, batch, store, at_once=False), rounding
+    )  # one gradient of a parameter at a time
 
 
 def find_rounding(work: Work, batch: Any, store: Store) -> dict[str, float]:

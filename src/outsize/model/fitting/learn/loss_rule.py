@@ -1,9 +1,9 @@
-"""Sees how a loss takes its means: a few samples that have all their labels, or a full mask, do not show what it leaves out.
+"""Sees how a loss takes its means. Samples with all their labels, or with a full mask, do not show what it leaves out.
 
-In: a loss that runs on a few samples. Out: `Means`: the labels that cross entropies leave out and how many they counted,
-and whatever makes the number of terms depend on the batch's contents: a division by a sum of them (a mask's), a mean over
-elements that were picked by their values, labels that the loss makes itself. Where one of these is there, the losses of
-slices cannot be weighed before they are known. Found by following the batch's tensors from operator to operator.
+In: a loss that runs on a few samples. Out: `Means`: the labels that cross entropies leave out, how many labels they counted, and
+what makes the number of terms depend on the batch's contents. That is a division by a sum of them (a mask's), a mean over
+elements that are picked by their values, or labels that the loss makes itself. With any of these, the weight of a slice is not
+known before it runs. The batch's tensors are followed from operator to operator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PICKING = {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "uni
 """Operators whose results have as many elements as values say."""
 
 INTO = ("index_put", "index_add", "index_copy", "scatter", "masked_scatter", "index_fill")
-"""Operators whose result has the size of what they write into; by how their names begin."""
+"""Beginnings of the names of operators whose result has the size of what they write into."""
 
 
 class Origin(Flag):
@@ -49,7 +49,7 @@ class Origin(Flag):
 
 
 class Means:
-    """What was seen."""
+    """How a loss took its means."""
 
     def __init__(self) -> None:
         self.found: dict[int, None] = {}

@@ -405,11 +405,3 @@ def require_home(model: Any, optimizer: Any) -> None:
             raise InputError(
                 "an earlier fit of this model keeps its weights or state elsewhere: call undo() on it first"
             )
-
-
-def require_movable(named: Iterable[tuple[str, Any]]) -> None:
-    """An `InputError` that names the first tensor that cannot be away."""
-    for name, tensor in named:
-        why = check_movable(name, tensor)
-        if why:
-            raise InputError(f"{why}, so its storage cannot be emptied: copy it with .clone() first")

@@ -14,7 +14,7 @@ from outsize.model.fitting.move.mover import Mark, Mover
 
 
 class KeptInput:
-    """One tensor that waits."""
+    """One tensor that waits for the backward pass."""
 
     __slots__ = ("block", "layout", "ready", "sent", "tensor")
 

@@ -7,8 +7,12 @@ of cuBLAS or cuDNN.
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
+from typing import TypeVar
 
 from outsize.engine.heap import trim_heap
+
+T = TypeVar("T")
 
 MESSAGES = ("out of memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 
@@ -32,6 +36,17 @@ def clear_up() -> None:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+
+
+def where_room(act: Callable[[], T]) -> T | None:
+    """What an act gives, None where memory does not suffice for it; then what it left is cleared up."""
+    try:
+        return act()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+    clear_up()
+    return None
 
 
 def give_back_heap() -> None:

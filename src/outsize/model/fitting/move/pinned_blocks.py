@@ -100,7 +100,7 @@ class HostTensors:
             self.blocks.pop(name).unlock()
 
     def unlock(self) -> None:
-        """Ordinary memory again."""
+        """The blocks are ordinary memory from now on."""
         for block in self.blocks.values():
             block.unlock()
 
@@ -232,7 +232,6 @@ class State(HostTensors):
             old.forget(moved)
 
     def forget(self, moved: Collection[int]) -> None:
-        """Their tensors too."""
         super().forget(moved)
         for key in [key for key in self._tensors if key in moved]:
             del self._tensors[key]

@@ -116,17 +116,17 @@ class ScratchFile:
         self.file.allocate(self._end)
 
     def take(self, size: int) -> Stretch:
-        """Room at the end."""
+        """So many bytes at the end of the file."""
         stretch = Stretch(self, self._end, size)
         self._end += round_up(size)
         return stretch
 
     def stretch(self, kind: str, parameter: Any) -> Stretch:
-        """What was reserved."""
+        """Where a parameter's bytes of one kind are in the file."""
         return self._stretches[kind, id(parameter)]
 
     def open_window(self, stretch: Stretch) -> Any:
-        """A map of some bytes."""
+        """A memory map of a stretch."""
         return mmap.mmap(self.file._buffered, round_up(stretch.size), offset=stretch.start)
 
     def settle(self) -> None:
@@ -259,11 +259,9 @@ class FileMover(Mover):
         self._writes: list[Future[None]] = []
 
     def empty(self, size: int) -> Any:
-        """As the mover does."""
         return self._mover.empty(size)
 
     def mark(self) -> Mark:
-        """As the mover does."""
         return self._mover.mark()
 
     def bring(self, into: Any, source: Any, after: Iterable[Mark] = ()) -> Mark:

@@ -156,7 +156,6 @@ class DiskStore(Store):
         return self._file.take(size)
 
     def close(self) -> None:
-        """Remove the file."""
         super().close()
         self._file.close()
 

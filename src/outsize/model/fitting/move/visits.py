@@ -306,7 +306,7 @@ class Visits:
         self.show_alone(place, Lease(0, place.size, memory, []))
 
     def show_alone(self, place: Place, memory: Lease) -> None:
-        """A parameter in memory of its own."""
+        """A parameter is on the device in memory of its own."""
         self._alone[id(place.parameter)] = place
         self._show(place, memory)
 
@@ -315,7 +315,7 @@ class Visits:
         return id(parameter) in self._alone
 
     def hide_alone(self) -> None:
-        """Those have gone."""
+        """Parameters in memory of their own have left the device."""
         for place in self._alone.values():
             self._hide(place)
         self._alone.clear()

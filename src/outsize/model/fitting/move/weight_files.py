@@ -320,7 +320,6 @@ class FileSource(Source):
         return mark
 
     def close(self) -> None:
-        """Stop reading."""
         self._pool.shutdown(cancel_futures=True)
         for buffer in self._buffers:
             buffer.block.unlock()

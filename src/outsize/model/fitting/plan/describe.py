@@ -176,8 +176,7 @@ def tell_inference(
 
 
 def tell_hosted(
-    work: Work, batch: Any, rows: int, budgets: tuple[Allowance, Allowance], facts: HostedFacts, choice: Choice,
-    projection: Projection,
+    batch: Any, rows: int, budgets: tuple[Allowance, Allowance], facts: HostedFacts, choice: Choice, projection: Projection
 ) -> FitPlan:  # fmt: skip
     """The plan of a model that lives on the host."""
     there, _ = budgets

@@ -1,8 +1,8 @@
 """A model, an optimizer and a batch without contents, on which a fitted step runs to show what it would hold.
 
-In: the user's work and a choice. Out: a `Projection`. The user's own module objects run, with tensors without contents
-in the place of their parameters for that time; every attribute is put back. The tracer that `outsize.estimate` uses
-writes down every storage, so that a card's kernels, workspaces and allocator are those of the estimate.
+In: the user's work and a choice. Out: a `Projection`. The runner that the choice asks for is the one that runs the real step. The
+user's own module objects run: those of a model on its device with tensors without contents in the place of their parameters
+for that time, those of a model on the host with the proxies that they visit with. Every attribute is put back.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import copy
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
@@ -19,16 +19,23 @@ from typing import Any
 from outsize.core.errors import OutsizeError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.move import evicted
+from outsize.model.fitting.move.mover import NoMover
 from outsize.model.fitting.move.out_of_memory import is_out_of_memory
+from outsize.model.fitting.move.pinned_blocks import Layout, Shape, State, state_bytes
+from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.stores import IN_FLIGHT, NoStore
-from outsize.model.fitting.plan.foreign_tensors import look_beside
-from outsize.model.fitting.plan.projection import Ends, Projection, kept_by
-from outsize.model.fitting.run.random_sources import same_draws
+from outsize.model.fitting.move.units import Cut, cut_model
+from outsize.model.fitting.move.visits import Source, Visits
+from outsize.model.fitting.plan.foreign_tensors import NOTHING, Beside, look_beside
+from outsize.model.fitting.plan.projection import Projection
+from outsize.model.fitting.plan.watch import Watch, label_of, projection_of
+from outsize.model.fitting.run.hosted import open_hosted
+from outsize.model.fitting.run.random_sources import GLOBAL, same_draws
+from outsize.model.fitting.run.recorder import watching
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update.optimizer_subset import state_of
-from outsize.model.torch_port.dispatch import is_functorch, torch_off
+from outsize.model.torch_port.dispatch import torch_off
 from outsize.model.torch_port.objects import (
     buffer_table,
     flat_weights,
@@ -37,19 +44,12 @@ from outsize.model.torch_port.objects import (
     set_flat_weights,
     storage_key,
 )
-from outsize.model.tracing.attribution import Owners
 from outsize.model.tracing.known_values import KEEP_ELEMENTS
-from outsize.model.tracing.ledger import Held, Ledger
-from outsize.model.tracing.operators import look_up
-from outsize.model.tracing.replay import peaks_of, split_steps
 from outsize.model.tracing.result_shapes import Shapes
 from outsize.model.tracing.tracer import Tracer
 
-RATES = {"cpu": (5e10, 1e10), "cuda": (1.5e14, 3e12)}
-"""Operations and bytes a second of a kind of device; only their ratio matters: times are shared out by it."""
-
-CAPABILITY = (9, 0)
-"""Whose kernels are assumed where there is no card to ask: that on which the tracer's rules were read."""
+Call = Callable[[Any, Any], Any]
+"""How an inference calls the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,17 +114,26 @@ def collecting_little() -> Iterator[None]:
 class Stage:
     """Projects choices for one model and one batch."""
 
-    def __init__(self, work: Work, batch: Any) -> None:
+    def __init__(self, work: Work, batch: Any, *, device: Any = None, beside: Beside | None = None) -> None:
+        """`device`: where a model that lives on the host is to visit, `beside`: what is there already."""
         self.work = work
-        self.batch = batches.transform(batch, lambda _, tensor: Outline.of(tensor, known=True))
+        hosted, model = device is not None, work.model
+        home = next(model.parameters()).device
+        self.label = label_of(device.type, device) if hosted else label_of(work.device, home)
+        self.batch = batches.transform(batch, lambda _, tensor: Outline.of(tensor, known=not hosted))
         """The batch, with outlines for tensors."""
-        model = work.model
-        self._outlines = {id(b): (b, Outline.of(b, known=not b.dtype.is_floating_point)) for b in model.buffers()}
-        self._outlines |= {id(p): (p, Outline.of(p)) for p in model.parameters()}
-        self._beside = look_beside(next(model.parameters()).device, _own(work, batch))
+        self._outlines: dict[int, tuple[Any, Outline]] = {}
+        if not hosted:  # a model on the host has proxies for its parameters, and keeps its buffers
+            buffers = {id(b): (b, Outline.of(b, known=not b.dtype.is_floating_point)) for b in model.buffers()}
+            self._outlines = buffers | {id(p): (p, Outline.of(p)) for p in model.parameters()}
+        if beside is None:
+            beside = NOTHING if hosted else look_beside(home, _own(work, batch))
+        self._beside = beside
         self._shapes = Shapes()
         self._reads = False
         """A step fails unless it can read what the batch holds: labels that are looked up or checked."""
+        self._begun = False
+        """The optimizer makes state as it is made itself, and finds it in its first step: Adagrad before torch 2.13."""
 
     def with_batch(self, batch: Any) -> Stage:
         """The same work with another batch of outlines."""
@@ -132,50 +141,68 @@ class Stage:
         other.batch = batch
         return other
 
-    def project(self, choice: Choice, *, call: Callable[[Any, Any], Any] | None = None) -> Projection:
+    def project(
+        self, choice: Choice, *, call: Call | None = None, work: Work | None = None, layout: Layout | None = None,
+        order: Iterable[str] = (),
+    ) -> Projection:  # fmt: skip
         """Run a step (or, with `call`, an inference) without contents: other batches than this one hold at most as much.
 
-        Where that fails, values of the batch steer the step: then it reads those of this batch.
+        Where that fails on a model on its device, values of the batch steer the step: then it reads those of this batch.
+        Of a model on the host `work` is what is known of it by now, `layout` its state and `order` that of its units.
         """
+
+        def trace(reads: bool) -> Projection:
+            watch = Watch(self.label, self.work.model)
+            watch.shapes = self._shapes
+            with same_draws(), watch.running():
+                fakes = {key: outline.known_to(watch, self.label) for key, (_, outline) in self._outlines.items()}
+
+                def enter(_: str, outline: Outline) -> Any:
+                    known = reads or not outline.shape
+                    return outline.known_to(watch, self.label) if known else outline.make(self.label)
+
+                batch = batches.transform(self.batch, enter, leaf=Outline)
+                given = sum(held.bytes for held in watch.ledger.live.values() if held.label == self.label)
+                if choice.hosted:
+                    found, alive = self._run_hosted(
+                        watch, choice, batch, call, work or self.work, layout or {}, list(order)
+                    )
+                else:
+                    found, alive = self._run_resident(watch, choice, batch, call, fakes)
+            beside = self._beside.without(watch.met())
+            projection = projection_of(watch, self.label, given=given, beside=beside, **found)
+            del alive  # not before: what it holds would look as if the step had let it go
+            return projection
+
         with collecting_little():
             if not self._reads:
                 try:
-                    return self._project(choice, call)
+                    return trace(reads=False)
                 except Exception as error:
-                    if isinstance(error, OutsizeError) or is_out_of_memory(error):
+                    if choice.hosted or isinstance(error, OutsizeError) or is_out_of_memory(error):
                         raise
-            projection = self._project(choice, call, reads=True)
+            projection = trace(reads=True)
             self._reads = True
             return projection
 
-    def _project(self, choice: Choice, call: Callable[[Any, Any], Any] | None, reads: bool = False) -> Projection:
-        label = label_of(self.work.device, next(self.work.model.parameters()).device)
-        watch = Watch(label, self.work.model)
-        watch.shapes = self._shapes
-        store = NoStore(0 if label == "cpu" else IN_FLIGHT)
-        with same_draws(), watch.running():
-            fakes = {key: outline.known_to(watch, label) for key, (_, outline) in self._outlines.items()}
+    # a model on its device
 
-            def enter(_: str, outline: Outline) -> Any:
-                return outline.known_to(watch, label) if reads or not outline.shape else outline.make(label)
-
-            batch = batches.transform(self.batch, enter, leaf=Outline)
-            given = sum(held.bytes for held in watch.ledger.live.values() if held.label == label)
-            optimizer = None if self.work.optimizer is None or call else self._optimizer(fakes, label)
-            with self._swapped(fakes) as model:
-                watch.begin(model)
-                work = replace(self.work, optimizer=optimizer, scaler=None)
-                runner = open_resident(work, choice, store, real=False)
-                runner.phase = watch.phase
-                if call is not None:
-                    runner.infer(batch, call)
-                else:
-                    runner.step(batch) if optimizer is not None else runner.backward(batch)
-            size = sum(tensor.numel() * tensor.element_size() for tensor in _state(optimizer))
-        beside = self._beside.without(watch.met())
-        return projection_of(
-            watch, label, away=store.peak, state=size, given=given, beside=beside, taken_apart=call is None
-        )
+    def _run_resident(
+        self, watch: Watch, choice: Choice, batch: Any, call: Call | None, fakes: dict[int, Any]
+    ) -> tuple[dict[str, Any], Any]:
+        """The step on fakes. Out: what it shows beside storages, and what still holds some."""
+        store = NoStore(0 if self.label == "cpu" else IN_FLIGHT)
+        optimizer = None if self.work.optimizer is None or call else self._optimizer(fakes, self.label)
+        with self._swapped(fakes) as model:
+            watch.begin(model)
+            runner = open_resident(replace(self.work, optimizer=optimizer, scaler=None), choice, store, real=False)
+            runner.phase = watch.phase
+            if call is not None:
+                runner.infer(batch, call)
+            else:
+                runner.step(batch) if optimizer is not None else runner.backward(batch)
+        state = sum(tensor.numel() * tensor.element_size() for tensor in _state(optimizer))
+        return {"away": store.peak, "state": state, "taken_apart": call is None}, (runner, optimizer)
 
     def _optimizer(self, fakes: dict[int, Any], label: str) -> Any:
         """The user's optimizer over fakes; state that it has comes along, state that it has not is made by its first step."""
@@ -210,10 +237,95 @@ class Stage:
                     table.clear()
                     table.update(before_it)
 
+    # a model on the host
 
-def label_of(kind: str, device: Any) -> str:
-    """What a trace calls a device of this kind."""
-    return "cpu" if kind == "cpu" else f"cuda:{device.index or 0}"
+    def _run_hosted(
+        self, watch: Watch, choice: Choice, batch: Any, call: Call | None, work: Work, layout: Layout, order: list[str]
+    ) -> tuple[dict[str, Any], Any]:
+        """One step, in which optimizer state is made: later ones find it and hold less. Out: as of the one on fakes."""
+        import torch
+
+        optimizer = self._stateless_optimizer(layout)
+        work = replace(work, optimizer=optimizer, scaler=None)
+        cut = cut_model(work.model, choice.unit_bytes, choice.held, order)
+        watch.begin(work.model)
+        mover = NoMover(torch.device(self.label))
+        runner = open_hosted(work, choice, cut, mover, Source(), order, state=State(cut, layout))
+        runner.phase = watch.phase
+        weights = runner.weights
+        met: dict[str, None] = {}
+        with watching(weights.visits) as seen, _meeting(cut, met):
+            if call is not None:
+                runner.infer(batch, call)
+            elif optimizer is None or choice.update in ("kept", "none"):
+                runner.rehearse(batch)
+            else:
+                runner.step(batch)
+        visiting = 0
+        if choice.state_ring and choice.update != "host":
+            visiting = sum(state_bytes(shapes) for shapes in layout.values())
+            visiting += 2 * cut.weights if choice.update == "kept" else 0
+        sources = seen.drawn.sources()
+        random = (*seen.random, *(source.name for source in sources if source in GLOBAL))
+        names = {id(place.parameter): place.name for place in cut.places()}
+        found = {
+            "away": weights.kept_inputs.held if weights.kept_inputs is not None else 0, "state": 0, "taken_apart": False,
+            "brought": weights.visits.brought + visiting, "order": tuple(met), "random": tuple(dict.fromkeys(random)),
+            "outside": tuple(names[key] for key in seen.outside), "sources": sources,
+            "written": _written(work.model, weights.visits), "heads_taken": weights.heads_taken,
+        }  # fmt: skip
+        runner.roll_back()
+        return found, (runner, optimizer)
+
+    def layout(self) -> Layout:
+        """Which state the user's optimizer keeps for each parameter, found by one step on tensors without contents."""
+        import torch
+
+        if self.work.optimizer is None:
+            return {}
+        watch = Watch(self.label, self.work.model)
+        with watch.running():
+            pairs = []
+            copied = copy_optimizer(self.work.optimizer)
+            for group in copied.param_groups:
+                fakes = []
+                for parameter in group["params"]:
+                    fake = Outline.of(parameter).make(self.label)
+                    if parameter.requires_grad:
+                        fake.grad = torch.empty_like(fake)
+                    pairs.append((parameter, fake))
+                    fakes.append(fake)
+                group["params"] = fakes
+            try:
+                copied.step()
+            except KeyError:
+                self._begun = True
+                bring_state(self.work.optimizer, copied, {id(parameter): fake for parameter, fake in pairs}, self.label)
+                copied.step()
+            return {id(parameter): self._shapes_of(copied.state.get(fake, {}), watch) for parameter, fake in pairs}
+
+    def _stateless_optimizer(self, layout: Layout) -> Any:
+        """The user's optimizer without state, or with what it cannot do without: what travels is elsewhere."""
+        real = self.work.optimizer
+        if real is None:
+            return None
+        copied = copy_optimizer(real)
+        for parameter, values in real.state.items() if self._begun else ():
+            travels = {shape.name for shape in layout.get(id(parameter), [])}
+            copied.state[parameter] = {n: None if n in travels else copy.deepcopy(v) for n, v in values.items()}
+        return copied
+
+    def _shapes_of(self, state: dict[str, Any], watch: Watch) -> list[Shape]:
+        """State that travels: what is as large as a parameter, and what the optimizer itself put on the device."""
+        import torch
+
+        shapes: list[Shape] = []
+        at = 0
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and (value.dim() or watch.on_card(value)):
+                shapes.append(Shape(name, tuple(value.shape), value.dtype, at))
+                at += aligned(shapes[-1].size)
+        return shapes
 
 
 def _state(optimizer: Any) -> list[Any]:
@@ -229,139 +341,6 @@ def _own(work: Work, batch: Any) -> list[Any]:
     weights = list(work.model.parameters())
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     return [*weights, *work.model.buffers(), *gradients, *_state(work.optimizer), *batches.tensors_of(batch).values()]
-
-
-def projection_of(
-    watch: Watch, label: str, *, away: int, state: int, given: int, beside: int, taken_apart: bool, **found: Any
-) -> Projection:
-    """What a trace shows; `taken_apart`: also what each module keeps. `found`: what else is known of a model on the host."""
-    moves, again = split_steps(watch.ledger, label, watch.marks, beside)
-    card = label != "cpu"
-    names = set(watch.names.values())
-    kept, stays, gives = kept_by(watch.ledger, label, watch.marks, names, watch.ends) if taken_apart else ({}, {}, {})
-    return Projection(
-        peaks=peaks_of(moves, again, card), away=away, kept=kept, stays=stays, gives=gives, fixed=given + state + beside,
-        state=state, calls=watch.calls, beside=beside,
-        seconds=watch.seconds, operators=watch.operators, moves=moves, again=again, card=card,
-        grown_peaks=peaks_of(moves, again, card, expandable=True) if card and not found else {}, **found,
-    )  # fmt: skip
-
-
-class ModuleNames(Owners):
-    """Attributes storages to modules whose names are known beforehand, and to no line of the user's code."""
-
-    def __init__(self, ledger: Ledger, names: dict[int, str]) -> None:
-        super().__init__(ledger)
-        self._names = dict(names)
-
-    def add_root(self, model: Any) -> None:
-        """The model whose modules are followed."""
-        self._roots.add(model)
-
-    def running(self) -> str:
-        """The module that runs now, empty outside of all."""
-        return self._stack[-1] if self._stack else ""
-
-    def mark(self) -> None:
-        """Weights are known already."""
-
-    def _line(self) -> str:
-        return ""
-
-
-class Watch(Tracer):
-    """The tracer of a fitted step: also phases, calls and estimated times."""
-
-    owners: ModuleNames
-
-    def __init__(self, label: str, model: Any) -> None:
-        import torch
-
-        there = label != "cpu" and torch.cuda.is_available()
-        super().__init__(label, torch.cuda.get_device_capability() if there else CAPABILITY)
-        self.reuse = label != "cpu"  # on a CPU a mode in Python counts the real step too
-        self.marks: list[tuple[int, str]] = []
-        """(number of the event, phase that begins there)."""
-        self.names = {id(child): name for name, child in model.named_modules()}
-        self.calls: dict[str, int] = {}
-        """How often modules ran in the forward pass; 0 for those that the user's own code runs again in the backward pass."""
-        self._backward = False
-        """A backward pass has begun."""
-        self.ends: dict[str, Ends] = {}
-        """What modules took and gave in the forward pass."""
-        self._entered: dict[str, tuple[int, set[Held]]] = {}
-        self.seconds: dict[tuple[str, str], float] = {}
-        self.operators: dict[str, int] = {}
-        self._rates = RATES[label.partition(":")[0]]
-        self.owners = ModuleNames(self.ledger, self.names)
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Count while the block runs."""
-        from torch.nn.modules import module as hooks
-
-        handles = [
-            hooks.register_module_forward_pre_hook(self._called),
-            hooks.register_module_forward_hook(self._gave),
-        ]
-        evicted.listeners.append(self._resized)
-        try:
-            with super().running():
-                yield
-        finally:
-            evicted.listeners.remove(self._resized)
-            for handle in handles:
-                handle.remove()
-
-    def begin(self, model: Any) -> None:
-        """Everything is built: a step begins."""
-        self.ledger.step = 0
-        self.owners.add_root(model)
-
-    def phase(self, name: str) -> None:
-        """A phase begins."""
-        self._backward |= name == "backward"
-        self.marks.append((len(self.ledger.events), name))
-
-    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """One operator, and its estimated time: what it computes or what it touches, whichever takes longer."""
-        import torch
-
-        out = super().dispatch(func, args, kwargs)
-        operator = look_up(func)
-        if operator.view or not self.marks:
-            return out
-        count = operator.flops
-        flops = count(*args, **kwargs, out_val=out) if count is not None else 0
-        results = out if isinstance(out, tuple | list) else (out,)
-        touched = sum(r.numel() * r.element_size() for r in results if isinstance(r, torch.Tensor))
-        phase = self.marks[-1][1]
-        module = self.owners.running()
-        key = (phase, module if module in self.calls else "")
-        seconds = max(flops / self._rates[0], 2 * touched / self._rates[1])
-        self.seconds[key] = self.seconds.get(key, 0.0) + seconds
-        self.operators[phase] = self.operators.get(phase, 0) + 1
-        return out
-
-    def _called(self, module: Any, args: Any) -> None:
-        name = self.names.get(id(module))
-        if name is not None:
-            self.calls[name] = 0 if self._backward else self.calls.get(name, 0) + 1
-            self._entered[name] = len(self.ledger.events), self._records(args)
-
-    def _gave(self, module: Any, args: Any, out: Any) -> None:
-        name = self.names.get(id(module))
-        if name is not None and not self._backward:
-            entered, taken = self._entered[name]
-            all_taken, gave = self.ends.setdefault(name, (set(), set()))
-            all_taken |= taken
-            gave |= {held for held in self._records(out) if held.born >= entered}
-
-    def _records(self, value: Any) -> set[Held]:
-        return {held for tensor in _tensors(value) if (held := self.ledger.of(tensor)) is not None}
-
-    def _resized(self, tensor: Any) -> None:
-        self.ledger.add(tensor, self.device, "resize")
 
 
 def bring_state(real: Any, fake: Any, fakes: Mapping[int, Any], label: str) -> None:
@@ -399,13 +378,24 @@ def _is_data(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | complex | str | bytes | FunctionType)
 
 
-def _tensors(value: Any) -> Iterator[Any]:
-    """Tensors in what a module gives."""
-    import torch
+def _written(model: Any, visits: Visits) -> dict[Any, tuple[str, ...]]:
+    found = {}
+    for module in model.modules():
+        names = tuple(n for n, b in buffer_table(module).items() if b is not None and id(b) in visits.written)
+        if names:
+            found[module] = names
+    return found
 
-    if type(value) is torch.Tensor:
-        if not is_functorch(value):  # inside torch.func: it has no storage
-            yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
+
+@contextlib.contextmanager
+def _meeting(cut: Cut, met: dict[str, None]) -> Iterator[None]:
+    """Write down the units that run."""
+    handles = [
+        unit.module.register_forward_pre_hook(lambda module, args, name=name: met.setdefault(name))
+        for name, unit in cut.units.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -118,7 +118,7 @@ def spill(facts: HostedFacts, choice: Choice, projection: Projection) -> Choice:
 
 def _not_the_optimizers(facts: HostedFacts, places: list[Place]) -> set[str]:
     """Parameters whose gradients stay where the user finds them."""
-    optimizer: Any = facts.stage.work.optimizer
+    optimizer: Any = facts.work.optimizer
     groups = [] if optimizer is None else optimizer.param_groups
     mine = {id(parameter) for group in groups for parameter in group["params"]}
     return {place.name for place in places if id(place.parameter) not in mine}

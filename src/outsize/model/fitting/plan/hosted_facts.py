@@ -1,7 +1,7 @@
 """What is known of a model that lives on the host, while a plan for it is looked for.
 
-In: nothing. Out: `HostedFacts`: budgets, rates, what the optimizer keeps, and what traces have taught so far. The remedies, the
-host's memory, the search and the description of hosted plans read it.
+In: nothing. Out: `HostedFacts`: budgets, rates, what the optimizer keeps, and what traces have taught so far. The search replaces
+it by another as it learns; the remedies, the host's memory and the description of hosted plans read it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from outsize.core.memory import Allowance
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.pinned_blocks import Layout, state_bytes
 from outsize.model.fitting.move.units import Cut, cut_model, sizeof
-from outsize.model.fitting.plan.hosted_dry_run import HostedStage
+from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.plan.link_speeds import Rates
-from outsize.model.fitting.plan.projection import Projection
+from outsize.model.fitting.run.runner import Work
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostedFacts:
-    """What a search for a hosted plan knows; what its traces teach is written into it."""
+    """What a search for a hosted plan knows."""
 
-    stage: HostedStage
+    stage: Stage
+    work: Work
+    """With the buffers that a forward pass writes, its generators and output heads, as far as traces have shown them."""
     device: int
     """Bytes of the device's budget."""
     host: int
@@ -42,16 +44,13 @@ class HostedFacts:
     """How an inference calls the model, None for training."""
     kind: str = "cuda"
     layout: Layout = field(default_factory=dict)
-    outside: dict[str, None] = field(default_factory=dict)
+    outside: tuple[str, ...] = ()
     """Parameters that have to stay."""
-    order: list[str] = field(default_factory=list)
-    written: dict[Any, tuple[str, ...]] = field(default_factory=dict)
-    traced: Callable[[], None] = lambda: None
-    """Called after each trace."""
-    tried: list[tuple[Choice, Projection]] = field(default_factory=list)
+    order: tuple[str, ...] = ()
+    """Units as a forward pass meets them."""
     exact: bool = True
     """Random numbers have to be those of the plain step."""
-    forbidden: set[str] = field(default_factory=set)
+    forbidden: frozenset[str] = frozenset()
     """Remedies that are not used."""
     before: int = 0
     """Bytes of memory that model and optimizer state take before anything is moved."""
@@ -68,12 +67,12 @@ class HostedFacts:
 
     def cut(self, choice: Choice) -> Cut:
         """The model in the units of a choice."""
-        return cut_model(self.stage.work.model, choice.unit_bytes, choice.held, self.order)
+        return cut_model(self.work.model, choice.unit_bytes, choice.held, self.order)
 
     @property
     def weights(self) -> int:
         """Bytes of all weights."""
-        return sum(sizeof(p) for p in {id(p): p for p in self.stage.work.model.parameters()}.values())
+        return sum(sizeof(p) for p in {id(p): p for p in self.work.model.parameters()}.values())
 
     @property
     def state(self) -> int:

@@ -51,6 +51,11 @@ class HostedRemedy:
     """Bytes that the device (of what is on disk: the host) need not hold."""
 
 
+def _unit_bytes(facts: HostedFacts, part: int) -> int:
+    """At least one byte, also of a budget that nothing fits into: a choice with none would not be hosted."""
+    return max(1, facts.device // part)
+
+
 def _updates(facts: HostedFacts) -> list[Level]:
     """Where the update takes least time; after the backward pass where it has to wait."""
     if facts.call is not None:
@@ -74,14 +79,14 @@ def _loss_is_sensible(choice: Choice, facts: HostedFacts) -> bool:
     """Where rows run in many pieces, whole logits would be the largest thing left."""
     if choice.chunks:
         return "chunks" not in facts.forbidden
-    return choice.pieces <= 2 or not facts.stage.work.heads
+    return choice.pieces <= 2 or not facts.work.heads
 
 
 HOSTED_REMEDIES: tuple[HostedRemedy, ...] = (
     HostedRemedy(
         name=KIND_OF["stream"].name, on=lambda choice: True,
         how=lambda choice: "from the host, the next unit while one runs",
-        levels=lambda facts: [{"unit_bytes": facts.device // part} for part in PARTS],
+        levels=lambda facts: [{"unit_bytes": _unit_bytes(facts, part)} for part in PARTS],
         saves=lambda choice, facts, projection: max(0, facts.cut(choice).weights - choice.ring),
     ),
     HostedRemedy(
@@ -108,7 +113,7 @@ HOSTED_REMEDIES: tuple[HostedRemedy, ...] = (
         how=lambda choice: "inputs of units on the host",
         levels=_inputs, saves=lambda choice, facts, projection: projection.away,
         is_sensible=lambda choice, facts: (  # smaller units are tried once inputs are away
-            choice.inputs_away or facts.call is not None or choice.unit_bytes == facts.device // PARTS[0]
+            choice.inputs_away or facts.call is not None or choice.unit_bytes == _unit_bytes(facts, PARTS[0])
         ),
     ),
     HostedRemedy(
@@ -134,7 +139,7 @@ def place_of_update(facts: HostedFacts) -> str:
     if "state_away" in facts.forbidden:
         return "host"
     rates, state = facts.rates, facts.state
-    weights = sum(sizeof(p) for p in facts.stage.work.model.parameters() if p.requires_grad)
+    weights = sum(sizeof(p) for p in facts.work.model.parameters() if p.requires_grad)
     card = max((2 * weights + state) / rates.both, (weights + state) / rates.both)
     host = max(2 * weights / rates.both, weights / rates.host)
     return "card" if card <= host else "host"

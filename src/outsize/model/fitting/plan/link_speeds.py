@@ -6,9 +6,7 @@ bytes of parameters a second the user's optimizer updates on the host and on the
 
 from __future__ import annotations
 
-import copy
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +15,7 @@ from outsize.core.noun import Noun
 from outsize.model.fitting.move.locked_memory import Block
 from outsize.model.fitting.move.mover import CardMover, Mover
 from outsize.model.fitting.move.out_of_memory import clear_up
+from outsize.model.fitting.plan.dry_run import copy_optimizer
 
 SAMPLE = 128 * 2**20
 """Bytes of one measured copy at most."""
@@ -48,7 +47,7 @@ class Rates(Noun):
 
 
 def typical(kind: str) -> Rates:
-    """Without measuring."""
+    """Assumed rates, where nothing can be measured."""
     bring, send, host = TYPICAL[kind]
     return Rates(bring=bring, send=send, both=0.9 * min(bring, send), host=host, measured=False)
 
@@ -94,13 +93,9 @@ def time_optimizer(optimizer: Any, device: str, elements: int = ELEMENTS) -> flo
     """Bytes of parameters a second that a copy of the user's optimizer updates."""
     import torch
 
-    copied = copy.copy(optimizer)
-    copied.__dict__.pop("step", None)
-    group = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
     parameter = torch.nn.Parameter(torch.zeros(elements, device=device))
     parameter.grad = torch.ones_like(parameter)
-    copied.__dict__["param_groups"] = [{**group, "params": [parameter]}]
-    copied.__dict__["state"] = defaultdict(dict)
+    copied = copy_optimizer(optimizer, [{**optimizer.param_groups[0], "params": [parameter]}])
     copied.step()
     start = time.perf_counter()
     copied.step()

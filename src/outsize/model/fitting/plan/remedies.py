@@ -15,12 +15,12 @@ from outsize.core.failure import Exactness
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import Findings
 from outsize.model.fitting.move.evicted import check_movable
-from outsize.model.fitting.plan.dry_run import RATES
 from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind
 from outsize.model.fitting.plan.sizes import Sizes, groups_at_once, in_flight, passes_of, plain_sizes, undo_bytes
 from outsize.model.fitting.plan.speeds import LAUNCH
+from outsize.model.fitting.plan.watch import RATES
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update.optimizer_subset import why_not_one_by_one
 
@@ -66,6 +66,7 @@ class Slices(RemedyKind):
 
     key = "slices"
     name = "slice the batch"
+    missed = "the batch is not sliced"
     exactness = Exactness.ROUNDING
     only_saves = True
 
@@ -75,11 +76,9 @@ class Slices(RemedyKind):
         return [{"slices": count} for count in counts]
 
     def on(self, choice: Choice) -> bool:
-        """More than one slice."""
         return choice.slices > 1
 
     def extent(self, choice: Choice) -> int:
-        """How many there are."""
         return choice.slices
 
     def variants(self, choice: Choice, facts: Facts, peak: int, budget: int) -> list[Choice]:
@@ -118,7 +117,6 @@ class Slices(RemedyKind):
         return longer + 3 * (choice.slices - 1) * facts.gradients / RATES[facts.device][1] + ROUNDED * facts.passes
 
     def how(self, choice: Choice, facts: Facts) -> str:
-        """Sizes of the slices."""
         if choice.first:
             rest = -(-(facts.rows - choice.first) // (choice.slices - 1))
             return f"{choice.first} of {facts.rows} samples, then {choice.slices - 1} slices of {rest}"
@@ -133,7 +131,6 @@ class Checkpoint(RemedyKind):
     graded = True
 
     def extent(self, choice: Choice) -> int:
-        """How many modules."""
         return len(choice.checkpoint)
 
     def levels(self, facts: Facts) -> list[Level]:
@@ -169,7 +166,6 @@ class Checkpoint(RemedyKind):
         return max(longer, 0.1 * again, 0.01 * calls)  # what the card has time for still costs something
 
     def how(self, choice: Choice, facts: Facts) -> str:
-        """Which modules."""
         return f"{len(choice.checkpoint)} modules: {shorten(choice.checkpoint)}"
 
 
@@ -243,7 +239,6 @@ class InBackward(RemedyKind):
         return calls + copies + log * (0.6 if facts.device == "cuda" else 1.0)
 
     def how(self, choice: Choice, facts: Facts) -> str:
-        """What happens to gradients."""
         return f"{facts.parameters} gradients are used and freed as they come, a few at a time"
 
 
@@ -311,7 +306,6 @@ class GradientsAway(RemedyKind):
         return 2 * choice.slices * (facts.gradients / facts.link + facts.parameters * COPY[facts.device])
 
     def how(self, choice: Choice, facts: Facts) -> str:
-        """Where to."""
         return f"on the {place(facts)} until the update"
 
 
@@ -350,7 +344,6 @@ class Stream(RemedyKind):
         return (2 * choice.slices + IN_AND_OUT[facts.device]) * moved / facts.link + copies
 
     def how(self, choice: Choice, facts: Facts) -> str:
-        """Where from."""
         return f"{len(choice.stream)} modules from the {place(facts)}: {shorten(choice.stream)}"
 
 
@@ -389,7 +382,6 @@ class Chunks(RemedyKind):
         return 1e-4 * facts.passes + 2 * max(choice.chunks, choice.slices) * head / RATES[facts.device][1]
 
     def how(self, choice: Choice, facts: Facts) -> str:
-        """Which head."""
         return f"{choice.chunks} pieces of {', '.join(facts.heads)} and its cross entropy"
 
 
@@ -410,7 +402,6 @@ class Autocast(RemedyKind):
         return 0.0
 
     def how(self, choice: Choice, facts: Facts) -> str:
-        """The setting."""
         return f'torch.autocast("{facts.device}", dtype=torch.bfloat16) around the forward pass'
 
 
@@ -431,11 +422,9 @@ class Expandable(RemedyKind):
         return int(peak * (1 + TIES)) + PAGE
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
-        """Next to nothing."""
         return 1e-4 * facts.passes
 
     def how(self, choice: Choice, facts: Facts) -> str:
-        """The setting."""
         return "torch's allocator with expandable_segments:True until undo()"
 
 
@@ -522,7 +511,7 @@ def moved_bytes(choice: Choice, facts: Facts) -> int:
 
 
 def place(facts: Facts) -> str:
-    """Where things wait."""
+    """The place where things wait: next to a card the host, next to a CPU its disk."""
     return "host" if facts.device == "cuda" else "disk"
 
 

@@ -28,6 +28,8 @@ class RemedyKind:
     name: ClassVar[str]
     """As a user reads it."""
     exactness: ClassVar[Exactness] = Exactness.BITWISE
+    missed: ClassVar[str] = ""
+    """What an error says, before the reason, where it is forbidden and nothing fits without it; empty: nothing."""
     only_saves: ClassVar[bool] = False
     """More of it never holds more, so that the smallest choice uses all of it."""
     graded: ClassVar[bool] = False

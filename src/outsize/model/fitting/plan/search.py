@@ -16,12 +16,12 @@ from typing import Any
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.plan.dry_run import RATES
 from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.foreign_tensors import say_beside
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.plan.remedies import ALLOWED, REMEDIES, TIES, describe, predict, remedies_on
 from outsize.model.fitting.plan.sizes import reserved_of
+from outsize.model.fitting.plan.watch import RATES
 
 TRACES = 16
 """Most traces of one search."""
@@ -236,16 +236,18 @@ class Search:
             return self._spare(min(fitting, key=lambda c: c.seconds))
         plain = Candidate(
             Choice(), 0.0, self.facts.plain.peak, self.facts.plain
-        )  # remedies may cost more than they save
+        )  # remedies may hold more than they save
         best = min(plain, *looked, key=lambda c: c.peak)
         self.least = best.choice
         needed = self._needed(best.choice, best.peak)
-        reason = self.facts.forbidden.get("slices")
-        whole = f"; the batch is not sliced: {reason}" if reason else ""
+        forbidden = self.facts.forbidden
+        missed = [
+            f"; {kind.missed}: {forbidden[kind.key]}" for kind in REMEDIES if kind.missed and kind.key in forbidden
+        ]
         raise BudgetError(
             f"no {self.allow} plan fits the step into {format_bytes(self.budget)}: the smallest found holds "
             f"{format_bytes(best.peak)} ({describe(best.choice)}){say_beside(self.facts.plain.beside)}, so a budget of "
-            f"{needed} bytes is the smallest that has one{whole}",
+            f"{needed} bytes is the smallest that has one{''.join(missed)}",
             needed=needed, budget=self.budget, smallest=needed, culprit=_highest(best),
         )  # fmt: skip
 

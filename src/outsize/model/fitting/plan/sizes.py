@@ -50,7 +50,7 @@ class Sizes:
         activations = (self.activations + self.again) * self.share * self.precision
         last = (
             self.fixed + gradients + self.again * self.share
-        )  # all gradients are there while the first block runs backward
+        )  # at the first block's backward pass all gradients are there
         update = self.update + self.visits_update * comes
         return int(max(self.fixed + activations + early, last, self.fixed + update))
 

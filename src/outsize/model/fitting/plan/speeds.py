@@ -1,14 +1,16 @@
 """How long a step takes: measured on a card, estimated elsewhere.
 
 In: the user's work, a batch, the plain step's projection. Out: `Timing`: forward and backward pass at one or two batch
-sizes, the forward pass of every module, the rate of the link to the host. A slice with gradients has to fit; a forward
-pass alone, which keeps nothing, runs with far more samples, where work and not launches fill the card. Between sizes
-times lie on lines, beyond the largest they grow with the samples, below the smallest launches take as long.
+sizes, the forward pass of every module, the rate of the link to the host. A slice with gradients has to fit. A forward pass
+without them keeps nothing, so it is also timed with more samples, where the card is busy with work and not with launches.
+Times between two measured sizes are interpolated. Above the largest they grow with the samples, below the smallest they
+stay the same, as launches take as long.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from typing import Any
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.findings import dropping
-from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
+from outsize.model.fitting.move.out_of_memory import where_room
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.run.chunked_loss import chunked_heads
 from outsize.model.fitting.run.forward_functions import without_cache
@@ -95,7 +97,7 @@ def estimate_times(
     device: str, plain: Projection, rows: int, inclusive: Callable[[dict[str, float]], dict[str, float]]
 ) -> Timing:
     """From the numbers that operators compute and touch, and from how many there are."""
-    took = {phase: sum(t for (p, _), t in plain.seconds.items() if p == phase) for phase in ("forward", "backward")}
+    took = _seconds(plain)
     least = {phase: plain.operators.get(phase, 0) * LAUNCH[device] for phase in took}
     points = [
         (n, *(max(least[phase], seconds * n / rows) for phase, seconds in took.items())) for n in sorted({1, rows})
@@ -113,19 +115,15 @@ def measure_times(work: Work, batch: Any, plain: Projection, budget: int) -> Tim
     each = max(1, (plain.peak - plain.fixed) // rows)
     there = plain.fixed - plain.state
     most = max(1, min(rows, int((ROOM * budget - there) // each)))
-    while True:
-        try:
-            return _measure(work, batch, most, rows, plain)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        clear_up()
-        if most == 1:
-            return None
+    timing = None
+    while timing is None and most:
+        timing = where_room(functools.partial(_measure, work, batch, most, rows, plain))
         most //= 2
+    return timing
 
 
 def _measure(work: Work, batch: Any, most: int, rows: int, plain: Projection) -> Timing:
+    """Times of slices of up to so many samples with gradients, and of up to `rows` without."""
     with without_cache(work.model), dropping(work.model):
         _run(work, batches.take(batch, 0, max(1, most // 8)))
         sizes = sorted({max(1, most // 8), max(1, most // 2), most})
@@ -139,9 +137,14 @@ def _measure(work: Work, batch: Any, most: int, rows: int, plain: Projection) ->
     return Timing(points=tuple(points), modules=modules, link=measure_link(), measured=True)
 
 
+def _seconds(plain: Projection) -> dict[str, float]:
+    """Estimated seconds of both passes."""
+    return {phase: sum(t for (p, _), t in plain.seconds.items() if p == phase) for phase in ("forward", "backward")}
+
+
 def _ratio(plain: Projection) -> float:
     """Time of the backward pass over that of the forward pass, by what their operators compute and touch."""
-    took = {phase: sum(t for (p, _), t in plain.seconds.items() if p == phase) for phase in ("forward", "backward")}
+    took = _seconds(plain)
     return min(3.0, max(1.5, took["backward"] / max(took["forward"], 1e-12)))
 
 
@@ -171,14 +174,8 @@ def _forward_alone(work: Work, part: Any) -> float | None:
     """Seconds of a forward pass that keeps nothing, None where even that has no room."""
     import torch
 
-    try:
-        with torch.no_grad():
-            return _quickest([lambda: work.loss(work.model, part)])[0]
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-    clear_up()
-    return None
+    with torch.no_grad():
+        return where_room(lambda: _quickest([lambda: work.loss(work.model, part)])[0])
 
 
 def _modules(work: Work, part: Any, forward: float) -> dict[str, float]:
@@ -214,8 +211,7 @@ def _clocked(work: Work, part: Any) -> tuple[float, float]:
 
 
 def _quickest(acts: list[Callable[[], Any]]) -> list[float]:
-    """Seconds of each act in the quickest of some runs of them all: whatever else the machine does only adds; a first run
-    warms up."""
+    """Seconds of each act in the quickest of a few runs, after one that warms up: other work of the machine only adds time."""
     import torch
 
     best: list[float] = []
@@ -237,19 +233,18 @@ def _quickest(acts: list[Callable[[], Any]]) -> list[float]:
 
 def try_out(runner: ResidentRunner, batch: Any) -> float | None:
     """Seconds of forward and backward pass as a choice runs them, None where memory does not suffice."""
-    try:
-        return _quickest([lambda: runner.passes(batch, runner.sink), lambda: _forget(runner.work.model)])[0]
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-    _forget(runner.work.model)
-    clear_up()
-    return None
 
+    def forget() -> None:
+        for parameter in runner.work.model.parameters():
+            parameter.grad = None
 
-def _forget(model: Any) -> None:
-    for parameter in model.parameters():
-        parameter.grad = None
+    def passes() -> float:
+        try:
+            return _quickest([lambda: runner.passes(batch, runner.sink), forget])[0]
+        finally:
+            forget()
+
+    return where_room(passes)
 
 
 @contextlib.contextmanager

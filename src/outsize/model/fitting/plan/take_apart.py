@@ -144,9 +144,8 @@ def find_blocks(model: Any, plain: Projection, timing: Timing) -> tuple[Block, .
         children = list(module.named_children())
         ran = plain.calls.get(name, 0)
         list_of_blocks = type(module).__name__ in LISTS and any(list(child.children()) for _, child in children)
-        small = (
-            kept.get(name, 0) <= limit * max(1, ran) and not list_of_blocks
-        )  # of several runs one is there at a time
+        room = limit * max(1, ran)  # of several runs one is there at a time
+        small = kept.get(name, 0) <= room and not list_of_blocks
         before = len(found)
         if not (name and ran and small):
             for child, part in children:

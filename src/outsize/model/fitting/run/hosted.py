@@ -73,13 +73,11 @@ class Hosted(Residence):
         return self._heads is not None and bool(self._heads.taken) and not self._heads.made
 
     def place(self, batch: Any) -> Any:
-        """A copy there."""
         if not self.real:
             return batch
         return batches.transform(batch, lambda _, tensor: tensor.to(self.mover.device, non_blocking=True))
 
     def holders(self) -> Iterable[tuple[Any, Any]]:
-        """Proxies."""
         trained = (place.parameter for place in self.visits.cut.places() if place.parameter.requires_grad)
         return [(parameter, self.visits.proxies[id(parameter)]) for parameter in trained]
 
@@ -155,7 +153,6 @@ class Hosted(Residence):
             proxy.grad = None
 
     def drain(self) -> None:
-        """Copies."""
         self.mover.drain()
 
     def gather(self) -> None:

@@ -153,7 +153,7 @@ class Settings:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """As it was."""
+        """Autocast as it was in the first run."""
         import torch
 
         with contextlib.ExitStack() as stack:

@@ -20,13 +20,13 @@ Keep = Callable[[Any], Callable[[], Any]]
 
 
 class Inputs(Protocol):
-    """Arguments that wait."""
+    """Arguments of a first run that wait for the second."""
 
     def check(self, module: Any) -> None:
         """An `InputError` where the first run has changed what it was given: it could not run a second time."""
 
     def bring(self) -> tuple[Any, Any]:
-        """(args, kwargs)."""
+        """(args, kwargs) for the second run."""
 
 
 KeepInputs = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any, Inputs]]
@@ -34,7 +34,7 @@ KeepInputs = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any, Inputs]
 
 
 def save_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Inputs]:
-    """They wait with what autograd saves."""
+    """Arguments wait among what autograd saves."""
     return args, kwargs, SavedInputs(args, kwargs)
 
 

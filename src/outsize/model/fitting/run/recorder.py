@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from outsize.model.fitting.move import evicted
+from outsize.model.fitting.move.visits import Visits
 from outsize.model.fitting.run.random_sources import Drawn
 from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode, leaves_of
-from outsize.model.torch_port.objects import version_of
+from outsize.model.torch_port.objects import storage_key, version_of
 from outsize.model.tracing.ledger import Held, Ledger
 
 
@@ -65,7 +66,7 @@ class Recorder:
                 if kwargs and "generator" in kwargs:
                     recorder.drawn.meet(kwargs["generator"])
                 out = func(*args, **(kwargs or {}))
-                if torch.Tag.nondeterministic_seeded in func.tags and recorder._draws(func, args, kwargs or {}):
+                if torch.Tag.nondeterministic_seeded in func.tags and recorder.draws(func, args, kwargs or {}):
                     recorder._drawn(func)
                 leaves = [leaf for leaf in leaves_of(out) if isinstance(leaf, torch.Tensor)]
                 for leaf in leaves:
@@ -87,7 +88,7 @@ class Recorder:
                 handle.remove()
 
     @staticmethod
-    def _draws(func: Any, args: Any, kwargs: Any) -> bool:
+    def draws(func: Any, args: Any, kwargs: Any) -> bool:
         """An attention kernel is marked as random but draws only where it drops."""
         for position, argument in enumerate(arguments_of(func)):
             if argument.name == "dropout_p":
@@ -133,3 +134,44 @@ class Recorder:
         for (start, name), (stop, _) in itertools.pairwise(marks):
             found[name] = max(found.get(name, 0), max(course[max(0, start - 1) : stop], default=0))
         return found
+
+
+class Seen:
+    """What a trace shows beside storages."""
+
+    def __init__(self) -> None:
+        self.outside: dict[int, None] = {}
+        """ids of parameters whose proxies are used while they have no data."""
+        self.random: dict[str, None] = {}
+        """Operators that draw random numbers."""
+        self.drawn = Drawn()
+        """Generators beside torch's; those of the user's own are put back in the end."""
+
+
+@contextlib.contextmanager
+def watching(visits: Visits) -> Iterator[Seen]:
+    """See what operators are called with while the block runs, on tensors with contents or without."""
+    import torch
+
+    seen = Seen()
+    keys = {id(proxy): key for key, proxy in visits.proxies.items()}
+    blanks = visits.blanks
+
+    class Mode(dispatch_mode()):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if "generator" in kwargs:
+                seen.drawn.meet(kwargs["generator"])
+            if torch.Tag.nondeterministic_seeded in func.tags and Recorder.draws(func, args, kwargs):
+                seen.random.setdefault(func.overloadpacket.__name__)
+            if func.namespace == "aten":
+                for leaf in leaves_of((args, kwargs)):
+                    if id(leaf) in keys and storage_key(leaf) in blanks:
+                        seen.outside.setdefault(keys[id(leaf)])
+            return func(*args, **kwargs)
+
+    try:
+        with Mode():
+            yield seen
+    finally:
+        seen.drawn.put_back()

@@ -64,7 +64,6 @@ class Resident(Residence):
         return batches.cut(rows, -(-rows // (stop - start)))
 
     def holders(self) -> Iterable[tuple[Any, Any]]:
-        """The parameters themselves."""
         return [(parameter, parameter) for parameter in self.work.model.parameters() if parameter.requires_grad]
 
     def begin_backward(self) -> None:

@@ -48,7 +48,7 @@ class GradientCheck:
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def see(self, parameter: Any, holder: Any) -> None:
-        """A gradient, in `holder.grad`."""
+        """Unscale a gradient, which is in `holder.grad`, and add to the norm of all."""
         import torch
 
         if self._scaler is not None and id(parameter) in self.mine:

@@ -91,7 +91,6 @@ class InPlace(Sink):
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def finish(self, scale: Any) -> None:
-        """The sum."""
         if scale is not None:
             for parameter in self._parameters:
                 if parameter.grad is not None:
@@ -130,7 +129,6 @@ class Collected(Sink):
         """By id of the parameter."""
 
     def accumulated(self, parameter: Any, holder: Any) -> None:
-        """Keep it."""
         self.gradients[id(parameter)] = holder.grad.detach().clone()
         holder.grad = None
 

@@ -46,12 +46,10 @@ class KeptGradients(Sink):
 
     @property
     def half_updated(self) -> bool:
-        """Where the optimizer steps."""
         return self._changed or (self.on_card is not None and self.on_card.half_updated)
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Of the update too."""
         with super().rehearsal(), self.on_card.rehearsal() if self.on_card is not None else contextlib.nullcontext():
             yield
 
@@ -67,7 +65,6 @@ class KeptGradients(Sink):
         return loss if self._check is None or self.rehearsing else self._check.scale(loss)
 
     def accumulated(self, parameter: Any, holder: Any) -> None:
-        """Seen, then out."""
         if self._check is not None and not self.rehearsing:
             self._check.see(parameter, holder)
         self.send(parameter, holder)
@@ -147,14 +144,11 @@ class HandedOver(Sink):
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def accumulated(self, parameter: Any, holder: Any) -> None:
-        """Out."""
         self._kept.send(parameter, holder)
 
     def finish(self, scale: Any) -> None:
-        """The sum."""
         for parameter, _ in self._kept.take_all():
             add_gradient(parameter, self._kept.tensor(parameter))
 
     def roll_back(self) -> None:
-        """They are let go."""
         self._kept.roll_back()

@@ -65,7 +65,6 @@ class UpdateOnCard(Sink):
             self.flush()
 
     def flush(self) -> None:
-        """Update those that wait."""
         rows, self._waiting = self._waiting, []
         if rows:
             self._visit(rows)

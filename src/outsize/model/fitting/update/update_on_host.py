@@ -122,7 +122,7 @@ class HostRing:
         return False
 
     def give(self, start: int) -> None:
-        """The stretch is free."""
+        """A stretch may be taken again."""
         with self._change:
             del self._taken[start]
             self._change.notify_all()
