@@ -102,8 +102,8 @@ class ScratchFile:
         self._end = 0
         self._in: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
         self._out: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
-        self._buffers = [Buffer(piece) for _ in range(READERS + WRITERS if piece else 0)]
-        for number, buffer in enumerate(self._buffers):
+        self.buffers = [Buffer(piece) for _ in range(READERS + WRITERS if piece else 0)]
+        for number, buffer in enumerate(self.buffers):
             (self._in if number < READERS else self._out).put(buffer)
         self._readers = ThreadPoolExecutor(READERS, "outsize-read")
         self._writers = ThreadPoolExecutor(WRITERS, "outsize-write")
@@ -227,7 +227,7 @@ class ScratchFile:
         """No more transfers; windows stay what they are for as long as somebody has them."""
         for pool in (self._readers, self._writers):
             pool.shutdown()
-        for buffer in self._buffers:
+        for buffer in self.buffers:
             buffer.block.unlock()
         self.file.close()
 
@@ -351,7 +351,7 @@ def measure_disk(folder: str, piece: int, most: int) -> tuple[float, float]:
         size = min(SAMPLE, most)
         file.reserve({("sample", 0): size})
         pieces = list(file.cut(size))
-        for buffer in file._buffers:
+        for buffer in file.buffers:
             buffer.block.bytes.random_()  # zeros may never reach a disk
         start = time.perf_counter()
         wait([file.write(a, b - a, lambda buffer: None, lambda mark: None)[1] for a, b in pieces])
