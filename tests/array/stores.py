@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from outsize.array.store.base import Region, Sink, Store, region_shape, whole
+from outsize.array.store.registry import FORMATS
 
 
 def make_buffer(size: int) -> Any:
@@ -127,3 +128,7 @@ def end():
 
 
 Maker = Callable[[Path, np.ndarray], Any]
+
+
+WRITTEN = [row.suffixes[0] for row in FORMATS if row.writes]
+"""The suffix of every format that can be written."""

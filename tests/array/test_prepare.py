@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from stores import WRITTEN
 
 import outsize
 import outsize.array as xp
@@ -118,3 +119,8 @@ def test_a_schedule_runs_again_and_nothing_of_it_changes(on_device: bool, tmp_pa
         assert after.keys() == before.keys() and all(after[name] is before[name] for name in before)
         with pytest.raises(dataclasses.FrozenInstanceError):
             one.sized.workers = 7  # type: ignore[misc]
+
+
+def test_every_format_that_is_written_is_planned_here():
+    tried = {Path(name).suffix for name, _ in FORMATS.values()}
+    assert tried >= set(WRITTEN)

@@ -66,7 +66,7 @@ FORMATS = (
     Format("safetensors", "safetensors", (".safetensors",), writes=True, in_place=True, keyed=True, bfloat16=True),
     Format("raw binary", "raw", (".bin", ".raw", ".dat"), writes=True, in_place=True),
 )  # fmt: skip
-"""Every format, in the order in which a file is tried."""
+"""Every format, in the order in which a file is tried: those with magic bytes before those that only look likely."""
 
 
 def open_store(

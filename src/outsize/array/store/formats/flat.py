@@ -23,6 +23,8 @@ from outsize.core.errors import StoreError
 from outsize.core.units import format_bytes
 from outsize.engine.pool import make_buffer
 
+_AXES = 64
+"""Axes of an array at the most, in NumPy."""
 _BOUNCE = 1 << 20
 """Bytes gathered at once when runs are close together; fits the second-level cache."""
 _CLOSE = 65536
@@ -115,6 +117,8 @@ class FlatStore(Store):
         self.order = tuple(reversed(range(len(shape)))) if self.fortran else None
         self.layout = FlatLayout(shape[::-1] if self.fortran else shape, dtype, offset)
         self.granule = tuple(min(length, 1) for length in shape)
+        if len(shape) > _AXES:
+            raise StoreError(f"{self.name} says {len(shape)} axes: NumPy has at most {_AXES}", path=file.path)
         missing = offset + self.layout.nbytes - file.size
         if missing > 0:
             raise StoreError(

@@ -2,7 +2,7 @@
 
 Opening reads the table and believes none of it before it is checked: lengths against the file, offsets against the
 length, shapes against offsets. A tensor is then a flat array at an offset and is read directly. bfloat16 and float8
-tensors are opened as float32 (see `widen`). An output holds one tensor; its table is padded to a page, which the
+tensors are opened as float32 (by `io/narrow_floats.py`). An output holds one tensor; its table is padded to a page, which the
 format allows, so that the data is written directly too.
 """
 

@@ -61,8 +61,7 @@ class AlignedFile:
         return os.fstat(self._buffered).st_size
 
     def read(self, offset: int, length: int, buffer: Buffer) -> Buffer:
-        """`length` bytes at `offset`, as a view inside `buffer`, which holds at least `window(offset, length)`
-        bytes."""
+        """`length` bytes at `offset`, as a view inside `buffer`, which holds at least `window(length)` bytes."""
         start = offset // ALIGNMENT * ALIGNMENT
         lead = offset - start
         wanted = round_up(lead + length)
