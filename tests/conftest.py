@@ -1,6 +1,7 @@
 """Makes the helpers beside this file importable, and keeps every test's scratch and budget to itself."""
 
 import gc
+import itertools
 import pathlib
 import signal
 import sys
@@ -16,6 +17,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 """A shell without job control starts background jobs with SIGINT ignored, and their children inherit that."""
 
 
+NUMBERS = itertools.count()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def quick_collections():
     """Steps and failures collect garbage again and again: what was there before the module is not looked through each time."""
@@ -26,6 +30,6 @@ def quick_collections():
 
 @pytest.fixture(autouse=True)
 def own_scratch_and_budget(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("OUTSIZE_SCRATCH", str(tmp_path_factory.getbasetemp() / "scratch"))
+    monkeypatch.setenv("OUTSIZE_SCRATCH", str(tmp_path_factory.getbasetemp() / f"scratch-{next(NUMBERS)}"))
     with outsize.budget():  # what a test sets for good ends with it
         yield

@@ -185,15 +185,14 @@ def find_causes(case: Case) -> tuple[Cause, ...]:
         found.append(cause)
         if cause.certain:
             break
-    first, *rest = found
-    rest += [
-        cause
-        for cause in (outer_product(case), others_too(case))
-        if cause is not None and cause.name not in {other.name for other in found}
-    ]
+    first = found[0]
+    more = [outer_product(case), others_too(case)]
     if first.name == CauseName.ALREADY_FULL or (not first.certain and first.name != CauseName.BROADCAST):
-        rest += [other for other in _usual_suspects(case) if other.name not in {cause.name for cause in found}]
-    return (first, *rest)
+        more += _usual_suspects(case)
+    for cause in more:
+        if cause is not None and all(cause.name != other.name for other in found):
+            found.append(cause)
+    return tuple(found)
 
 
 def _usual_suspects(case: Case) -> list[Cause]:
