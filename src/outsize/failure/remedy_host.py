@@ -98,8 +98,8 @@ def less_in_ram(case: Case) -> Iterator[Remedy]:
             "outsize run your_script.py   # peak, timeline and the growing line",
             "under 1 % of time",
         )
-    if case.library is None and (case.spec is None or case.spec.bytes < 2**26):
-        mib = min(2**31, (case.host_room or 2**32) // 2) // 2**20
+    mib = min(2**31, (case.host_room or 2**32) // 2) // 2**20
+    if mib and case.library is None and (case.spec is None or case.spec.bytes < 2**26):
         yield make_remedy(
             "stream large arrays instead of holding them",
             None,

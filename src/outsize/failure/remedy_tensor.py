@@ -61,7 +61,8 @@ def _stream(case: Case, spec: Spec) -> Iterator[Remedy]:
     """Through a budget of RAM, from and to disk."""
     if not case.on_host and case.failure.framework not in {"numpy", "tensorflow", "pytorch"}:
         return
-    room = case.host_room if case.reading is None else case.reading.host.available
+    rooms = [case.host_room, None if case.reading is None else case.reading.host.available]
+    room = min((size for size in rooms if size is not None), default=None)
     disk = case.reading.disk.available if case.reading else None
     if disk is not None and spec.bytes > disk:
         return
