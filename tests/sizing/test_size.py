@@ -67,6 +67,16 @@ def test_a_container_decides_whether_it_fits():
     assert any("outsize compute" in sentence for sentence in sizing.advice)
 
 
+def test_what_may_be_low_rank_is_told_of_its_factors():
+    with FakeMachine(total="64GiB", container="700MiB"):
+        assert "outsize decompose x.npy x.tucker --error 0.01" in " ".join(
+            outsize.size((256, 1024, 1021), "float32").advice
+        )
+        for shape, dtype in (((2**28,), "float32"), ((2**25, 8), "float32"), ((256, 1024, 1021), "int32")):
+            sizing = outsize.size(shape, dtype)
+            assert sizing.advice and "decompose" not in " ".join(sizing.advice)
+
+
 def test_halving_and_dtypes_say_what_they_save():
     sizing = outsize.size((1, 256, 1024, 1021), "float32")
     assert {row.name: row.saves for row in sizing.halved}["axis 1: 256 -> 128"] == sizing.bytes // 2

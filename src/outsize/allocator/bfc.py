@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from outsize.allocator.driver import Driver
-from outsize.allocator.model import Model
+from outsize.allocator.model import AllocatorSettings, Model
 from outsize.allocator.pieces import FREE, SHIFT, USED, Home, Piece, segment_of
 from outsize.core.allocation import Segment
 from outsize.core.errors import InputError
-from outsize.core.noun import Noun
 from outsize.core.units import MiB
 
 QUANTUM = 256
@@ -31,7 +30,7 @@ BACKPEDAL = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BfcSettings(Noun):
+class BfcSettings(AllocatorSettings):
     """Settings of the BFC allocator; the defaults are those of TensorFlow with memory growth on."""
 
     growth: bool = True
@@ -42,12 +41,6 @@ class BfcSettings(Noun):
     """Give whole unused regions back before failing, as TensorFlow does; False for JAX."""
     fragmentation_fraction: float = 0.0
     """Share of the limit above which what is left over is cut off; 0 for 128 MiB."""
-
-    def changed(self) -> str:
-        """The settings that differ from the default, as one short text; empty if none does."""
-        plain = BfcSettings()
-        names = [f.name for f in fields(self) if getattr(self, f.name) != getattr(plain, f.name)]
-        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
 
 class Bfc(Model[Piece]):
@@ -71,7 +64,6 @@ class Bfc(Model[Piece]):
         self.first: dict[int, Piece] = {}
 
     def malloc(self, id: int, requested: int, stream: int) -> bool:
-        """Hand out a chunk; False where memory ran out."""
         if requested == 0:
             self.live[id] = None
             return True

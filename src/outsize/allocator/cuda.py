@@ -49,7 +49,6 @@ class CudaCache(Model[Piece]):
     # -- the common path -----------------------------------------------------------------------------------------
 
     def malloc(self, id: int, requested: int, stream: int) -> bool:
-        """Hand out a block; False where memory ran out."""
         size = self.round(requested) if self.divisions else (requested + QUANTUM - 1) & -QUANTUM
         if size == 0:
             self.live[id] = None

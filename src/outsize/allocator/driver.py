@@ -67,7 +67,6 @@ class CudaDriver(Driver):
             self.recorded.setdefault(size, deque()).append(address)
 
     def take(self, size: int) -> int | None:
-        """The address of new memory, None where the device is full."""
         if not self.fits(size):
             return None
         self.held += size

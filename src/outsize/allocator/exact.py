@@ -27,7 +27,6 @@ class Exact(Model[_UsedBlock]):
         self.quantum = quantum
 
     def malloc(self, id: int, requested: int, stream: int) -> bool:
-        """Hand out a block; False where memory ran out."""
         size = -(-requested // self.quantum) * self.quantum
         address = self.driver.take(size)
         if address is None:

@@ -24,7 +24,6 @@ class ExpandableCache(CudaCache):
         return SMALL_SEGMENT if home.small else self.settings.large_segment_size
 
     def splits(self, home: Home, size: int, rest: int) -> bool:
-        """Whether what is left over of a block is cut off."""
         return rest >= QUANTUM
 
     def find(self, home: Home, size: int) -> Piece | None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from outsize.allocator.driver import Driver
-from outsize.allocator.model import Model
+from outsize.allocator.model import AllocatorSettings, Model
 from outsize.allocator.pieces import FREE, SHIFT, USED, Home, Piece, segment_of
 from outsize.core.allocation import Segment
-from outsize.core.noun import Noun
 from outsize.core.units import KiB, MiB
 
 PAGE = 4096
@@ -38,7 +37,7 @@ forever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GlibcSettings(Noun):
+class GlibcSettings(AllocatorSettings):
     """Settings of glibc's malloc; setting either threshold stops both from moving."""
 
     mmap_threshold: int | None = None
@@ -49,11 +48,6 @@ class GlibcSettings(Noun):
     strays: int | None = None
     """One in this many aligned chunks of at least a page loses the bytes before it to a small object that stays. It
     can then no longer be joined to the chunk before it. None for never."""
-
-    def changed(self) -> str:
-        """The settings that differ from the default, as one short text; empty if none does."""
-        names = [field.name for field in fields(self) if getattr(self, field.name) is not None]
-        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
 
 class Glibc(Model[Piece]):
@@ -73,7 +67,6 @@ class Glibc(Model[Piece]):
         """The highest chunk of the heap; where it is free it is the heap's top."""
 
     def malloc(self, id: int, requested: int, stream: int) -> bool:
-        """Hand out a chunk; False where the system has no more."""
         size = max(SMALLEST, (requested + HEADER + ALIGNMENT - 1) & -ALIGNMENT)
         leader = self.leader(requested)
         piece = self.find(size + leader)

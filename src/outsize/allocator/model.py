@@ -7,10 +7,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Generic, Protocol, TypeVar
 
 from outsize.allocator.driver import Driver
 from outsize.core.allocation import Segment
+from outsize.core.noun import Noun
+
+
+class AllocatorSettings(Noun):
+    """Settings of an allocator, each with its default."""
+
+    __slots__ = ()
+
+    def changed(self) -> str:
+        """The settings that differ from the default, as one short text; empty if none does."""
+        plain, names = type(self)(), [field.name for field in fields(self)]  # type: ignore[arg-type]
+        differ = [name for name in names if getattr(self, name) != getattr(plain, name)]
+        return ", ".join(f"{name}={getattr(self, name)}" for name in differ)
 
 
 class UsedBlock(Protocol):

@@ -40,7 +40,6 @@ class Pinned(Model[_UsedBlock]):
         """What is left of the reserved segment: address, bytes."""
 
     def malloc(self, id: int, requested: int, stream: int) -> bool:
-        """Hand out a block; False where the system has no more."""
         size = self.round(requested)
         cached = self.cached.get(size)
         if size == 0:

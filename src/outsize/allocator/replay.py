@@ -175,8 +175,10 @@ def _run(
     failed: OutOfMemoryPoint | None = None
     for number, (_, alloc, id, size, stream, waits) in enumerate(events, 1):
         if alloc:
-            if id in live or size < 0:
-                raise InputError(_bad_alloc(number - 1, id, size))
+            if size < 0:
+                raise InputError(f"event {number - 1} allocates {size} bytes: a size cannot be negative")
+            if id in live:
+                raise InputError(f"event {number - 1} allocates {id}, which is still allocated then")
             if not malloc(id, size, stream):
                 failed = _out_of_memory(model, number - 1, size)
         elif id in live or id in waiting:
@@ -202,12 +204,6 @@ def _run(
         if failed is not None:
             break
     return number, Sample(requested, allocated, active, reserved), peak_event, failed
-
-
-def _bad_alloc(number: int, id: int, size: int) -> str:
-    if size < 0:
-        return f"event {number} allocates {size} bytes: a size cannot be negative"
-    return f"event {number} allocates {id}, which is still allocated then"
 
 
 def _out_of_memory(model: Model[Any], number: int, size: int) -> OutOfMemoryPoint:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from outsize.allocator.model import AllocatorSettings
 from outsize.core.errors import InputError
-from outsize.core.noun import Noun
 from outsize.core.units import MiB
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -24,7 +24,7 @@ INTERVALS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CudaSettings(Noun):
+class CudaSettings(AllocatorSettings):
     """Settings of torch's CUDA caching allocator; the defaults are torch's."""
 
     expandable_segments: bool = False
@@ -57,12 +57,6 @@ class CudaSettings(Noun):
     """Keys that change speed but no bytes, as written."""
     unknown: tuple[tuple[str, str], ...] = ()
     """Keys we do not know, as written; they are not modelled."""
-
-    def changed(self) -> str:
-        """The settings that differ from the default, as one short text; empty if none does."""
-        plain = CudaSettings()
-        names = [field.name for field in fields(self) if getattr(self, field.name) != getattr(plain, field.name)]
-        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
 
 def _whole(key: str, text: str, low: int = 0) -> int:
@@ -143,16 +137,11 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
 }
 """Key in the text -> field, reader of the value."""
 
-_WITHOUT_EFFECT: dict[str, Callable[[str, str], Any]] = {
-    "release_lock_on_cudamalloc": _truth,
-    "release_lock_on_hipmalloc": _truth,
-    "pinned_use_cuda_host_register": _truth,
-    "pinned_use_hip_host_register": _truth,
-    "pinned_num_register_threads": _power_of_two,
-    "pinned_use_background_threads": _truth,
-    "graph_capture_record_stream_reuse": _truth,
-    "throw_on_cudamalloc_oom": _truth,
-}
+_SWITCHES = (
+    "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "pinned_use_cuda_host_register", "pinned_use_hip_host_register",
+    "pinned_use_background_threads", "graph_capture_record_stream_reuse", "throw_on_cudamalloc_oom",
+)  # fmt: skip
+_WITHOUT_EFFECT = dict.fromkeys(_SWITCHES, _truth) | {"pinned_num_register_threads": _power_of_two}
 """Keys that are read and checked but change no bytes outside CUDA graphs."""
 
 _ENTRY = re.compile(r"([^:,\[\]]+):(\[[^\]]*\]|[^,\[\]]*)(?:,|$)")

@@ -95,12 +95,14 @@ def _key(name: str) -> str:
 
 
 def find_card(name: str) -> Card:
-    """`rtx4090`, `RTX 4090`, `NVIDIA GeForce RTX 4090`, `h100` -> the card; an `InputError` with near names otherwise."""
+    """`rtx4090`, `RTX 4090`, `NVIDIA GeForce RTX 4090`, `4090`, `h100` -> the card; an `InputError` with near names otherwise."""
     wanted = _key(name)
     keys = {_key(card.name): card for card in CARDS}
     if wanted in keys:
         return keys[wanted]
     starting = [card for key, card in keys.items() if wanted and key.startswith(wanted)]
+    if not starting and len(wanted) >= 4:  # `3090`, `a6000`: the name without what stands before it
+        starting = [card for key, card in keys.items() if key.endswith(wanted)]
     if len(starting) > 1:  # a card of several sizes: the common one, where there is only one of those
         starting = [card for card in starting if card.common] or starting
     if len(starting) == 1:

@@ -75,9 +75,6 @@ class Conversion(Noun):
 
     derived: ClassVar[tuple[str, ...]] = ("saved",)
 
-    def __repr__(self) -> str:
-        return self.__str__()
-
     @property
     def saved(self) -> int:
         """Bytes by which the elements are smaller."""

@@ -5,6 +5,7 @@ OutsizeError
 ├── BudgetError   the work does not fit the budget; names the smallest budget that works
 ├── OutOfMemory   memory ran out while running, in spite of the plan                (also a MemoryError)
 └── StoreError    a file or store could not be read or written as asked             (also an OSError)
+    └── MissingPath   a file or folder that is not there                        (also an InputError)
 """
 
 from __future__ import annotations
@@ -65,3 +66,7 @@ class StoreError(OutsizeError, OSError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class MissingPath(StoreError, InputError):
+    """A file or folder that the user named is not there."""

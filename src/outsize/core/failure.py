@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from outsize.core.allocator_history import AllocatorHistory
 from outsize.core.footprint import Moment
 from outsize.core.memory import Part
 from outsize.core.noun import Known, Noun
@@ -161,6 +162,5 @@ class Diagnosis(Noun):
     """Who holds memory, largest first: live tensors, allocation stacks, processes, growing lines."""
     timeline: tuple[Moment, ...] = ()
     """Bytes over the time before the failure, if they were recorded."""
-
-    def __repr__(self) -> str:
-        return self.__str__()
+    history: AllocatorHistory | None = field(default=None, repr=False, compare=False)
+    """What the allocator did, where the diagnosis is of a snapshot: for pictures, left out of text and JSON."""

@@ -49,6 +49,3 @@ class FitPlan(Plan):
     """Tokens (or samples) of a step."""
     notes: tuple[str, ...] = ()
     """What was found in the model and the loss, and which remedies this rules out."""
-
-    def __repr__(self) -> str:
-        return self.__str__()

@@ -48,6 +48,8 @@ class Layers(Noun):
     """Bytes of each of the footprint's `kinds`."""
     reserved: int
     """Bytes the allocator held from the system."""
+    line: str = ""
+    """The line of code (in a backward pass the module) whose allocation made this moment the highest; empty if unknown."""
 
     derived: ClassVar[tuple[str, ...]] = ("total",)
 
@@ -124,6 +126,18 @@ class Loading(Noun):
         return self.shared + self.pinned + self.making + self.processes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase(Noun):
+    """A part of a script, and the highest moments in it."""
+
+    name: str
+    """`build`, `first step`, `steady step` or `evaluation`."""
+    allocated: int
+    """Most bytes in the allocator's blocks."""
+    reserved: int
+    """Most bytes that the allocator held from the system. It keeps what earlier phases needed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Footprint(Noun):
     """What a step holds on one device, at its peak and over time."""
@@ -166,6 +180,8 @@ class Footprint(Noun):
     fits: bool | None = None
     """True if even the bound fits the capacity, after the allocator has given back its cache. False if the likely
     value does not fit. None in between, if sizes depend on a guess, or without a capacity."""
+    phases: tuple[Phase, ...] = ()
+    """Peaks of the parts of a script, where one was followed."""
     growth: tuple[Growth, ...] = ()
     """How the peak grows with the sizes that were given."""
     largest: tuple[Largest, ...] = ()
@@ -174,11 +190,10 @@ class Footprint(Noun):
     """What was assumed, a sentence each; none means that the step was followed exactly."""
     guesses: tuple[str, ...] = ()
     """The notes that the size may depend on. If there are any, `fits` is never True."""
+    printed: tuple[str, ...] = ()
+    """Lines that the script printed, where one was followed."""
 
     derived: ClassVar[tuple[str, ...]] = ("fragmentation",)
-
-    def __repr__(self) -> str:
-        return self.__str__()
 
     @property
     def fragmentation(self) -> int:
@@ -232,19 +247,17 @@ class Receipt(Noun):
     @property
     def allocated_error(self) -> float | None:
         """Projected over measured, less one."""
-        return None if not self.measured_allocated else self.projected_allocated.bytes / self.measured_allocated - 1
+        return _error(self.projected_allocated, self.measured_allocated)
 
     @property
     def reserved_error(self) -> float | None:
         """Projected over measured, less one."""
-        return None if not self.measured_reserved else self.projected_reserved.bytes / self.measured_reserved - 1
+        return _error(self.projected_reserved, self.measured_reserved)
 
     @property
     def use_error(self) -> float | None:
         """Projected over measured, less one."""
-        if self.projected_use is None or not self.measured_use:
-            return None
-        return self.projected_use.bytes / self.measured_use - 1
+        return _error(self.projected_use, self.measured_use)
 
     @property
     def held(self) -> bool:
@@ -255,3 +268,7 @@ class Receipt(Noun):
             (self.measured_use, self.projected_use),
         )
         return all((measured or 0) <= projected.bound for measured, projected in pairs if projected is not None)
+
+
+def _error(projected: Amount | None, measured: int | None) -> float | None:
+    return None if projected is None or not measured else projected.bytes / measured - 1

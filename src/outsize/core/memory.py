@@ -157,9 +157,6 @@ class Reading(Noun):
     notes: tuple[str, ...] = ()
     """What could not be read and why."""
 
-    def __repr__(self) -> str:
-        return self.__str__()
-
     @property
     def pools(self) -> tuple[PoolReading, ...]:
         """Every pool that was read."""

@@ -65,6 +65,8 @@ class Step(Noun):
     """How many tiles it works through."""
     tile: tuple[int, ...] = ()
     """Shape of a tile of the output."""
+    shape: tuple[int, ...] = ()
+    """Shape of what is cut into tiles; empty if nothing is."""
     smallest: int | None = None
     """Smallest host budget in bytes with which this step could run, None if unknown."""
     notes: tuple[str, ...] = ()
@@ -105,11 +107,15 @@ class Plan(Noun):
     """Smallest device budget in bytes that works, None where no device takes part."""
     notes: tuple[str, ...] = ()
     """Choices about the whole plan that are worth knowing, such as why a device is used or not."""
+    floor: int | None = None
+    """Fewest bytes that any schedule of the whole could move inside this budget, None if no bound is known."""
 
-    derived: ClassVar[tuple[str, ...]] = ("fits", "read", "written")
+    derived: ClassVar[tuple[str, ...]] = ("fits", "read", "written", "distance")
 
-    def __repr__(self) -> str:
-        return self.__str__()
+    @property
+    def distance(self) -> float | None:
+        """Bytes that the whole moves / floor: 1.0 is the best possible."""
+        return None if not self.floor else (self.read + self.written) / self.floor
 
     @property
     def read(self) -> int:

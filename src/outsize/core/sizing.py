@@ -71,9 +71,6 @@ class Sizing(Noun):
 
     derived: ClassVar[tuple[str, ...]] = ("bytes", "elements", "fits")
 
-    def __repr__(self) -> str:
-        return self.__str__()
-
     @property
     def bytes(self) -> int:
         """Exact bytes of everything asked for."""

@@ -12,6 +12,9 @@ from outsize.core.dtypes import DType, parse_dtype
 from outsize.core.errors import InputError
 from outsize.core.noun import Noun
 
+_LONG = 32
+"""Length of an axis that can be shortened much."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec(Noun):
@@ -41,6 +44,11 @@ class Spec(Noun):
 
     def __str__(self) -> str:
         return f"{self.dtype.name}[{', '.join(map(str, self.shape))}]"
+
+
+def may_be_low_rank(spec: Spec) -> bool:
+    """True where a tensor is large along two axes at least, of real or complex numbers: factors may then be much smaller."""
+    return spec.dtype.kind in ("float", "complex") and sum(length >= _LONG for length in spec.shape) > 1
 
 
 def parse_shape(shape: Iterable[Any] | int) -> tuple[int, ...]:

@@ -59,3 +59,21 @@ def format_bytes(value: int | None) -> str:
             hundredths = (size * 100 + scale // 2) // scale
             return f"{sign}{hundredths // 100:,}.{hundredths % 100:02d} {unit}"
     return f"{sign}{size} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """90.0 -> `'90 s'`, 400.0 -> `'6.7 min'`, 9000.0 -> `'2.5 h'`."""
+    if seconds < 120:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.0f} days"
+
+
+def parse_seconds(text: str) -> float:
+    """`"5s"` -> 5.0, `"2min"` -> 120.0, `"1.5h"` -> 5400.0; a bare number is seconds."""
+    match = _TEXT.fullmatch(text)
+    scale = {"": 1, "s": 1, "ms": 0.001, "m": 60, "min": 60, "h": 3600}.get(match.group(2).lower()) if match else None
+    if match is None or scale is None:
+        raise InputError(f"cannot read {text!r} as a time: write a number and a unit, such as 500ms, 5s, 2min or 1h")
+    return float(match.group(1).replace("_", "")) * scale

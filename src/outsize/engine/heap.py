@@ -28,44 +28,34 @@ def _set(limits: dict[int, int]) -> None:
             library.mallopt(name, value)
 
 
-class _Users:
-    """Counts the users that want freed memory to be given back now."""
-
-    def __init__(self) -> None:
-        self._lock, self._count = threading.Lock(), 0
-
-    def come(self) -> None:
-        """One more."""
-        with self._lock:
-            self._count += 1
-            if self._count == 1:
-                _set(_LEAN)
-
-    def go(self) -> None:
-        """One less."""
-        with self._lock:
-            self._count -= 1
-            if self._count == 0:
-                _set(_USUAL)
+_lock = threading.Lock()
+_users = 0
+"""How many want freed memory to be given back now."""
 
 
-_users = _Users()
+def _count(change: int) -> None:
+    """One user more, or one less: limits are lean as long as there is any."""
+    global _users
+    with _lock:
+        before, _users = _users, _users + change
+        if not before or not _users:
+            _set(_LEAN if _users else _USUAL)
 
 
 @contextlib.contextmanager
 def lean_heap() -> Iterator[None]:
     """Inside the `with` block freed memory is given back."""
-    _users.come()
+    _count(1)
     try:
         yield
     finally:
-        _users.go()
+        _count(-1)
 
 
 def keep_heap_lean() -> None:
     """Give freed memory back from now on. torch's aligned blocks leave holes that are a little too small for the next
     block of their size. Without this a step would hold as many bytes in holes as the model has."""
-    _users.come()
+    _count(1)
 
 
 def trim_heap() -> None:

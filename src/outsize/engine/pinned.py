@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
@@ -97,11 +97,8 @@ def _touch(buffer: Buffer) -> None:
     def give(start: int) -> None:
         buffer[start : start + step : 4096] = 0
 
-    threads = [threading.Thread(target=give, args=(start,)) for start in range(0, buffer.nbytes, step)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(hands) as threads:
+        list(threads.map(give, range(0, buffer.nbytes, step)))
 
 
 def lock_array(array: npt.NDArray[Any]) -> Pinned:

@@ -34,10 +34,10 @@ class MemoryPool:
         self._taken = 0
         self._lock = threading.Lock()
 
-    def take(self, size: int) -> npt.NDArray[np.uint8]:
+    def take(self, size: int, *, huge: bool = True) -> npt.NDArray[np.uint8]:
         """A buffer of `size` bytes; a `BudgetError` where the budget has no room for it."""
         self.count(size)
-        return make_buffer(size)
+        return make_buffer(size, huge=huge)
 
     def count(self, size: int) -> None:
         """Count bytes that someone else allocates."""
@@ -69,13 +69,15 @@ def round_to_pages(size: int) -> int:
     return -(-size // page) * page
 
 
-def make_buffer(size: int) -> npt.NDArray[np.uint8]:
-    """A buffer that begins on a page, or on a huge page if it is large enough."""
+def make_buffer(size: int, *, huge: bool = True) -> npt.NDArray[np.uint8]:
+    """A buffer that begins on a page, or on a huge page if it is large enough. What is written once and is most of the memory
+    is better off without huge pages: the kernel clears the page cache to find them (a GiB took 7 s beside a full one, 1.6 in
+    small pages)."""
     if size == 0:
         return np.empty(0, np.uint8)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory would be counted as files, and has no huge pages
     memory: Any = mmap.mmap(-1, round_to_pages(size), flags=flags)
-    if size >= _HUGE:
+    if size >= _HUGE and huge:
         with contextlib.suppress(OSError, AttributeError):
             memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.uint8)[:size]

@@ -1,6 +1,6 @@
 """Threads that work through the tiles of a pass in order.
 
-In: a `Work` (what to do with a tile and its chunks), a pool. Out: events. Workers take tiles in order, and the chunks
+In: a `Work` (what to do with a tile and its chunks), its sizes, a pool. Workers take tiles in order, and the chunks
 of a tile in order. Each worker has its own buffer for its chunk. A fixed number of slots hold the tiles in flight. So
 the memory of a pass is known before it starts: workers x buffer + slots x slot. Reading, computing and writing
 overlap, because workers are in different phases. Several workers write a large tile together. If the chunks of a tile
@@ -9,13 +9,15 @@ must be folded in order, each waits for its turn, and every run gives the same r
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,11 +28,12 @@ from outsize.engine.pool import MemoryPool, round_to_pages
 Buffer = npt.NDArray[np.uint8]
 
 
-class Work(Protocol):
-    """One pass, as the threads see it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Threads of a pass, and their memory."""
 
     workers: int
-    """Threads at work."""
+    """Threads."""
     slots: int
     """Tiles in flight."""
     worker_bytes: int
@@ -39,46 +42,60 @@ class Work(Protocol):
     """Buffer of a slot."""
     outside_bytes: int
     """What a worker's calls may allocate by themselves."""
-    ordered: bool
-    """True where the chunks of a tile are folded in order, one at a time."""
-    locks: tuple[bool, bool]
-    """Whether workers' buffers and slots are page-locked."""
-    ahead: int
+    ahead: int = 0
     """How many loaded chunks may wait for their turn outside their worker's buffer; 0 where the worker itself waits."""
 
-    def chunks(self, tile: Any) -> Iterable[Any]:
-        """The chunks of a tile, in order; at least one."""
 
-    def context(self, buffer: Buffer) -> Any:
+class Work(abc.ABC):
+    """One pass, as the threads see it. `job` is whatever the caller of `run_work` gave."""
+
+    ordered = False
+    """True where the chunks of a tile are folded in order, one at a time."""
+    locks = (False, False)
+    """Whether workers' buffers and slots are page-locked, for a device to copy by itself."""
+
+    @abc.abstractmethod
+    def context(self, job: Any, buffer: Buffer) -> Any:
         """What a worker keeps from chunk to chunk."""
 
-    def open(self, tile: Any, slot: Buffer) -> Any:
+    @abc.abstractmethod
+    def chunks(self, job: Any, tile: Any) -> Iterator[Any]:
+        """The chunks of a tile, in order; at least one."""
+
+    @abc.abstractmethod
+    def open(self, job: Any, tile: Any, slot: Buffer) -> Any:
         """The state of a tile, before its first chunk."""
 
-    def load(self, tile: Any, chunk: Any, state: Any, context: Any) -> Any:
+    @abc.abstractmethod
+    def load(self, job: Any, tile: Any, chunk: Any, state: Any, context: Any) -> Any:
         """Read and compute a chunk; many at once."""
 
     def detach(self, payload: Any) -> Any:
-        """A copy of a payload that does not need the worker's buffer."""
+        """A copy of a payload that does not need the worker's buffer, for work that allows chunks to wait."""
+        return payload
 
-    def fold(self, tile: Any, chunk: Any, state: Any, payload: Any) -> None:
+    @abc.abstractmethod
+    def fold(self, job: Any, tile: Any, chunk: Any, state: Any, payload: Any) -> None:
         """Fold a loaded chunk into the state; in order if the work is ordered."""
 
-    def pieces(self, tile: Any, state: Any) -> Iterable[Any]:
-        """After the last chunk of a tile: the pieces in which it is written; several workers may write at once."""
+    def pieces(self, job: Any, tile: Any, state: Any) -> Iterable[Any]:
+        """After the last chunk: the pieces in which a tile is written, by several workers; none where `close` writes it."""
+        return ()
 
-    def write(self, tile: Any, state: Any, piece: Any) -> None:
+    def write(self, job: Any, tile: Any, state: Any, piece: Any) -> None:
         """Write one of these pieces."""
+        raise AssertionError(piece)
 
-    def close(self, tile: Any, state: Any) -> None:
-        """After the last piece."""
+    @abc.abstractmethod
+    def close(self, job: Any, tile: Any, state: Any) -> None:
+        """After the last piece: write what is not written yet, and tell of it."""
 
 
 class _Tile:
     """A tile in flight."""
 
-    def __init__(self, tile: Any, state: Any, slot: Buffer) -> None:
-        self.tile, self.state, self.slot = tile, state, slot
+    def __init__(self, number: int, tile: Any, state: Any, slot: Buffer) -> None:
+        self.number, self.tile, self.state, self.slot = number, tile, state, slot
         self.turn = 0
         self.pending = 0
         self.unwritten = 0
@@ -93,8 +110,11 @@ class _Stopped(Exception):
 
 
 class _Run:
-    def __init__(self, work: Work, tiles: Iterable[Any], slots: list[Buffer]) -> None:
-        self.work = work
+    def __init__(
+        self, work: Work, sizes: Sizes, job: Any, tiles: Iterable[tuple[int, Any]], slots: list[Buffer],
+        closed: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self.work, self.sizes, self.job, self.closed = work, sizes, job, closed
         self.change = threading.Condition()
         """Guards the slots and the writing, and signals every change in them."""
         self.slots = slots
@@ -103,16 +123,16 @@ class _Run:
         self.error: BaseException | None = None
         self.items = self._items(tiles)
 
-    def _items(self, tiles: Iterable[Any]) -> Iterator[tuple[_Tile, Any, int] | None]:
+    def _items(self, tiles: Iterable[tuple[int, Any]]) -> Iterator[tuple[_Tile, Any, int] | None]:
         """(tile in flight, chunk, its number); opens a tile when a slot is free. None if there is no chunk to take."""
-        for tile in tiles:
+        for place, tile in tiles:
             while not self.slots:
                 yield None
             slot = self.slots.pop()
-            flight = _Tile(tile, self.work.open(tile, slot), slot)
+            flight = _Tile(place, tile, self.work.open(self.job, tile, slot), slot)
             previous: Any = None
             number = 0
-            for chunk in self.work.chunks(tile):
+            for chunk in self.work.chunks(self.job, tile):
                 if number:
                     yield flight, previous, number - 1
                 previous = chunk
@@ -121,13 +141,13 @@ class _Run:
                     flight.pending += 1
             flight.all_taken = True
             yield flight, previous, number - 1
-        while len(self.slots) < self.work.slots:
+        while len(self.slots) < self.sizes.slots:
             yield None
 
     def work_through(self, buffer: Buffer) -> None:
         """The loop of a worker."""
         try:
-            context = self.work.context(buffer)
+            context = self.work.context(self.job, buffer)
             while (job := self._next_job()) is not None:
                 job(context)
         except _Stopped:
@@ -162,22 +182,20 @@ class _Run:
 
     def _do(self, flight: _Tile, chunk: Any, number: int, context: Any) -> None:
         work = self.work
-        payload = work.load(flight.tile, chunk, flight.state, context)
-        if not work.ordered:
-            work.fold(flight.tile, chunk, flight.state, payload)
-            last = self._count(flight, 1)
-        elif work.ahead:
+        payload = work.load(self.job, flight.tile, chunk, flight.state, context)
+        if work.ordered and self.sizes.ahead:
             last = self._fold_in_turn(flight, chunk, number, payload)
         else:
-            self._wait_for_turn(flight, lambda: flight.turn == number)
-            work.fold(flight.tile, chunk, flight.state, payload)
-            last = self._count(flight, 1)
+            if work.ordered:
+                self._wait_for_turn(flight, lambda: flight.turn == number)
+            work.fold(self.job, flight.tile, chunk, flight.state, payload)
+            last = self._count(flight)
         if last:
             self._finish(flight)
 
     def _finish(self, flight: _Tile) -> None:
         """The last chunk is folded: write the tile, together with idle workers."""
-        pieces = list(self.work.pieces(flight.tile, flight.state))
+        pieces = list(self.work.pieces(self.job, flight.tile, flight.state))
         flight.unwritten = len(pieces)
         if len(pieces) > 1:
             with self.change:
@@ -185,11 +203,11 @@ class _Run:
                 self.change.notify_all()
             return
         for piece in pieces:
-            self.work.write(flight.tile, flight.state, piece)
+            self.work.write(self.job, flight.tile, flight.state, piece)
         self._close(flight)
 
     def _write(self, flight: _Tile, piece: Any) -> None:
-        self.work.write(flight.tile, flight.state, piece)
+        self.work.write(self.job, flight.tile, flight.state, piece)
         with flight.change:
             flight.unwritten -= 1
             last = flight.unwritten == 0
@@ -197,16 +215,17 @@ class _Run:
             self._close(flight)
 
     def _close(self, flight: _Tile) -> None:
-        self.work.close(flight.tile, flight.state)
+        self.work.close(self.job, flight.tile, flight.state)
+        self.closed(flight.number)
         with self.change:
             self.slots.append(flight.slot)
             self.change.notify_all()
 
-    def _count(self, flight: _Tile, folded: int) -> bool:
-        """Count folded chunks; True after the last one."""
+    def _count(self, flight: _Tile) -> bool:
+        """Count a folded chunk; True after the last one."""
         with flight.change:
-            flight.turn += folded
-            flight.pending -= folded
+            flight.turn += 1
+            flight.pending -= 1
             flight.change.notify_all()
             return flight.pending == 0 and flight.all_taken
 
@@ -220,7 +239,7 @@ class _Run:
     def _fold_in_turn(self, flight: _Tile, chunk: Any, number: int, payload: Any) -> bool:
         """Fold this chunk and those that waited for it. If it is not its turn, leave it for later and go on
         reading."""
-        self._wait_for_turn(flight, lambda: number < flight.turn + self.work.ahead)
+        self._wait_for_turn(flight, lambda: number < flight.turn + self.sizes.ahead)
         with flight.change:
             if flight.folding or flight.turn != number:
                 flight.waiting[number] = (chunk, self.work.detach(payload))
@@ -229,8 +248,8 @@ class _Run:
                 chunk, payload = flight.waiting.pop(flight.turn)
             flight.folding = True
         while True:
-            self.work.fold(flight.tile, chunk, flight.state, payload)
-            last = self._count(flight, 1)
+            self.work.fold(self.job, flight.tile, chunk, flight.state, payload)
+            last = self._count(flight)
             with flight.change:
                 if flight.turn not in flight.waiting:
                     flight.folding = False
@@ -238,15 +257,19 @@ class _Run:
                 chunk, payload = flight.waiting.pop(flight.turn)
 
 
-def run_work(work: Work, tiles: Iterable[Any], pool: MemoryPool) -> None:
-    """Work through the tiles; the first error of any worker is raised here, after all have stopped."""
-    total = work.slots * work.slot_bytes + work.workers * work.worker_bytes
+def run_work(
+    work: Work, sizes: Sizes, job: Any, tiles: Iterable[tuple[int, Any]], pool: MemoryPool, closed: Callable[[int], None]
+) -> None:  # fmt: skip
+    """Work through numbered tiles; `closed` is told the number of each that is done. The first error of any worker is
+    raised here, after all have stopped."""
+    total = sizes.slots * sizes.slot_bytes + sizes.workers * sizes.worker_bytes
     locked: list[Pinned] = []
-    run = _Run(work, tiles, _take(pool, work.slot_bytes, work.slots, work.locks[1], locked))
-    buffers = _take(pool, work.worker_bytes, work.workers, work.locks[0], locked)
-    pool.count(work.workers * work.outside_bytes)
+    slots = _take(pool, sizes.slot_bytes, sizes.slots, work.locks[1], locked)
+    run = _Run(work, sizes, job, tiles, slots, closed)
+    buffers = _take(pool, sizes.worker_bytes, sizes.workers, work.locks[0], locked)
+    pool.count(sizes.workers * sizes.outside_bytes)
     try:
-        if work.workers == 1:
+        if sizes.workers == 1:
             run.work_through(buffers[0])
         else:
             _join(run, buffers)
@@ -255,7 +278,7 @@ def run_work(work: Work, tiles: Iterable[Any], pool: MemoryPool) -> None:
     finally:
         for memory in locked:
             memory.close()
-        pool.give(total + work.workers * work.outside_bytes)
+        pool.give(total + sizes.workers * sizes.outside_bytes)
 
 
 def _take(pool: MemoryPool, size: int, count: int, lock: bool, locked: list[Pinned]) -> list[Buffer]:
@@ -267,9 +290,7 @@ def _take(pool: MemoryPool, size: int, count: int, lock: bool, locked: list[Pinn
         made = [lock_memory(size) for _ in range(count)]
         locked += made
         return [memory.array for memory in made]
-    locked.append(
-        lock_memory(size * count)
-    )  # at once, where that takes no more: the driver takes its time for every call
+    locked.append(lock_memory(size * count))  # at once, where that takes no more: every call costs the driver time
     return [locked[-1].array[number * size : (number + 1) * size] for number in range(count)]
 
 

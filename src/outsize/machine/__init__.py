@@ -7,7 +7,7 @@ from outsize.machine.budget import budget, choose_budget, current_wishes
 from outsize.machine.cgroup import Counters, read_counters
 from outsize.machine.disk import default_scratch, read_disk
 from outsize.machine.host import read_host, read_overcommit, read_rss, read_shm, read_swap
-from outsize.machine.system import LiveSystem, System
+from outsize.machine.system import LiveSystem, ReadOnce, System
 
 __all__ = ["budget", "count_kills", "current_budget", "memory", "use_system"]
 
@@ -21,12 +21,17 @@ def use_system(system: System) -> System:
     return before
 
 
+def current_system() -> System:
+    """The system that is read."""
+    return _system
+
+
 def memory() -> Reading:
     """Read this machine: its memory, what limits it, who holds it, and the budget that follows.
 
     >>> outsize.memory().host.available
     """
-    system, wishes = _system, current_wishes()
+    system, wishes = ReadOnce(_system), current_wishes()
     host, kills = read_host(system)
     devices, notes = system.devices()
     disk = read_disk(system, wishes.scratch or default_scratch(system))
@@ -45,7 +50,7 @@ def count_kills() -> Counters:
 
 def current_budget(*, devices: bool = False) -> Budget:
     """The current budget: what `outsize.budget` set, else the default rule. GPUs are read only on request."""
-    system, wishes = _system, current_wishes()
+    system, wishes = ReadOnce(_system), current_wishes()
     gpus = system.devices()[0] if devices else ()
     disk = read_disk(system, wishes.scratch or default_scratch(system))
     return choose_budget(wishes, (read_host(system)[0], *gpus, disk), disk.name)

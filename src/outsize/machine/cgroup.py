@@ -67,6 +67,17 @@ def read_counters(system: System) -> Counters:
     return Counters(kills, peak)
 
 
+def read_page_cache(system: System) -> int | None:
+    """File pages that the kernel keeps for our own group, None where it does not say."""
+    for layout in LAYOUTS:
+        folder = next(_groups(system, layout), None)
+        stat = _numbers(system.read_text(f"{folder}/memory.stat")) if folder is not None else {}
+        names = (f"{layout.prefix}inactive_file", f"{layout.prefix}active_file")
+        if names[0] in stat:
+            return sum(stat.get(name, 0) for name in names)
+    return None
+
+
 def read_cgroups(system: System) -> tuple[list[Limit], int | None]:
     """Limits of every group this process is in, and how often the kernel has killed there; none outside Linux."""
     limits: list[Limit] = []

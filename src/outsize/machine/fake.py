@@ -9,6 +9,7 @@ It writes the files the kernel would show (`/proc/meminfo`, control groups, moun
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 import outsize.machine
@@ -19,22 +20,15 @@ from outsize.machine.system import DiskSpace, System
 Size = int | str
 
 
+@dataclass
 class FakeSystem:
     """Answers from tables."""
 
-    def __init__(
-        self,
-        files: Mapping[str, str],
-        rlimits: Mapping[str, int],
-        disk: DiskSpace,
-        gpus: tuple[PoolReading, ...],
-        environ: Mapping[str, str],
-    ) -> None:
-        self.files = dict(files)
-        self.rlimits = dict(rlimits)
-        self.disk = disk
-        self.gpus = gpus
-        self.environ = dict(environ)
+    files: dict[str, str]
+    rlimits: dict[str, int]
+    disk: DiskSpace
+    gpus: tuple[PoolReading, ...]
+    environ: Mapping[str, str]
 
     def now(self) -> float:
         """A fixed moment."""

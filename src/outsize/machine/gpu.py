@@ -38,7 +38,7 @@ def _ask_nvml(system: System) -> Answer | None:
         return None
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        handles = _visible(pynvml, handles, system.environ)
+        handles = visible_devices(pynvml, handles, system.environ)
         return tuple(_read_nvml(pynvml, index, handle) for index, handle in enumerate(handles)), ()
     except pynvml.NVMLError as error:
         return (), (f"the NVIDIA driver did not answer: {error}",)
@@ -46,13 +46,13 @@ def _ask_nvml(system: System) -> Answer | None:
         pynvml.nvmlShutdown()
 
 
-def _visible(nvml: Any, handles: list[Any], environ: Mapping[str, str]) -> list[Any]:
+def visible_devices(nvml: Any, handles: list[Any], environ: Mapping[str, str]) -> list[Any]:
     """The devices this process may use, in CUDA's order; like CUDA, stop at the first invalid name."""
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return handles
     by_name = {str(index): handle for index, handle in enumerate(handles)}
-    by_name |= {_text(nvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
+    by_name |= {text_of(nvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
     seen = []
     for name in (word.strip() for word in wanted.split(",")):
         matches = [key for key in by_name if key == name or (name.startswith("GPU-") and key.startswith(name))]
@@ -65,13 +65,13 @@ def _visible(nvml: Any, handles: list[Any], environ: Mapping[str, str]) -> list[
 def _read_nvml(nvml: Any, index: int, handle: Any) -> PoolReading:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     return PoolReading(
-        pool=Pool(kind="device", index=index), name=_text(nvml.nvmlDeviceGetName(handle)), total=int(memory.total),
+        pool=Pool(kind="device", index=index), name=text_of(nvml.nvmlDeviceGetName(handle)), total=int(memory.total),
         available=int(memory.free), limits=_fraction_limit(index, int(memory.total)),
-        holders=_read_holders(nvml, handle), source="nvidia-ml-py",
+        holders=read_holders(nvml, handle), source="nvidia-ml-py",
     )  # fmt: skip
 
 
-def _read_holders(nvml: Any, handle: Any) -> tuple[Holder, ...]:
+def read_holders(nvml: Any, handle: Any) -> tuple[Holder, ...]:
     held: dict[int, int | None] = {}
     for ask in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
         try:
@@ -160,5 +160,5 @@ def _ask_driver_files(system: System) -> Answer:
     return (), ()
 
 
-def _text(value: str | bytes) -> str:
+def text_of(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value

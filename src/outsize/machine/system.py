@@ -89,7 +89,7 @@ class LiveSystem:
         space = os.statvfs(folder)
         return DiskSpace(
             folder=folder, total=space.f_frsize * space.f_blocks, free=space.f_frsize * space.f_bavail,
-            direct=direct_io_works(folder),
+            direct=_direct_io(folder),
         )  # fmt: skip
 
     def devices(self) -> tuple[tuple[PoolReading, ...], tuple[str, ...]]:
@@ -97,6 +97,41 @@ class LiveSystem:
         from outsize.machine.gpu import read_devices
 
         return read_devices(self)
+
+
+class ReadOnce:
+    """Another system, each file of which is read once: for one reading, whose parts then agree with each other."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._texts: dict[str, str | None] = {}
+        self.environ = system.environ
+        self.now, self.rlimit, self.disk_space, self.devices = (
+            system.now, system.rlimit, system.disk_space, system.devices,
+        )  # fmt: skip
+
+    def read_text(self, path: str) -> str | None:
+        """A file, as it was when it was first asked for."""
+        if path not in self._texts:
+            self._texts[path] = self._system.read_text(path)
+        return self._texts[path]
+
+
+_tried: dict[tuple[str, int], bool] = {}
+"""(folder, its device) -> whether direct I/O works there: tried once, since it writes a file."""
+
+
+def _direct_io(folder: str) -> bool | None:
+    try:
+        key = (folder, os.stat(folder).st_dev)
+    except OSError:
+        return None
+    if key not in _tried:
+        found = direct_io_works(folder)
+        if found is None:
+            return None
+        _tried[key] = found
+    return _tried[key]
 
 
 def direct_io_works(folder: str) -> bool | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outsize.core.memory import Reading
-from outsize.core.sizing import Alternative, Sizing
+from outsize.core.sizing import Sizing
+from outsize.core.spec import may_be_low_rank
 from outsize.core.units import format_bytes
 
 SMALL = 0.01
@@ -35,21 +36,22 @@ def _ways_out(sizing: Sizing, reading: Reading) -> Iterator[str]:
         )
     halves = [row for row in sizing.halved if row.bytes <= room]
     if halves and len(sizing.parts) == 1:
-        yield _say_halves(halves)
+        names = ", ".join(row.name for row in halves)
+        yield f"half of it fits ({format_bytes(halves[0].bytes)}): process it in two parts along one of {names}"
     disk = reading.disk.available
     if disk is not None and sizing.bytes <= disk:
         yield (
             f"keep it on disk ({format_bytes(disk)} free here) and stream it through "
             f"{format_bytes(reading.budget.host)}: outsize compute, or outsize.open(...) in Python"
         )
+        if len(sizing.specs) == len(sizing.parts) == 1 and may_be_low_rank(sizing.specs[0]):
+            yield (
+                "where its values are low-rank (fields, video, simulations), a few factors may do, with a promised error: "
+                "outsize decompose x.npy x.tucker --error 0.01"
+            )
     cards = [place.name for place in sizing.places if place.where == "card" and place.fits]
     if cards:
         yield f"it fits whole on: {', '.join(cards)}"
-
-
-def _say_halves(halves: list[Alternative]) -> str:
-    names = ", ".join(row.name for row in halves)
-    return f"half of it fits ({format_bytes(halves[0].bytes)}): process it in two parts along one of {names}"
 
 
 def _room(sizing: Sizing) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
-from outsize.allocator import replay, take
+from outsize.allocator import TAKERS, replay, take
 from outsize.core.allocation import AllocationEvent, Take
 from outsize.core.cards import CARDS, find_card
 from outsize.core.dtypes import DTYPES
@@ -33,15 +33,6 @@ OPTIMIZERS = {
 
 COMPARED = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "int64", "int32", "int8", "int4", "bool")
 """Dtypes of the comparison table."""
-
-ALLOCATORS = ("host", "cuda", "cuda expandable", "tensorflow", "pinned")
-_MODELS = {
-    "cuda": "cuda",
-    "cuda expandable": "cuda-expandable",
-    "tensorflow": "bfc",
-    "pinned": "pinned",
-    "host": "glibc",
-}
 
 MOST_REPLAYED = 4096
 """Up to this many requests are replayed together; beyond it, each request is bounded on its own."""
@@ -75,7 +66,7 @@ def size(
         Part(name=name, bytes=number * count * sum(spec.bytes for spec in specs), known=Known.EXACT)
         for name, number in copies.items()
     )
-    takes = tuple(_take(name, specs, count * sum(copies.values())) for name in ALLOCATORS)
+    takes = tuple(_take(name, specs, count * sum(copies.values())) for name in TAKERS)
     asked = [*_asked_places(takes, budget, card)]
     sizing = Sizing(
         specs=specs, count=count, parts=parts, takes=takes,
@@ -116,10 +107,10 @@ def _take(allocator: str, specs: tuple[Spec, ...], copies: int) -> Take:
     asked = copies * sum(requests)
     if len(requests) * copies <= MOST_REPLAYED:
         numbered = enumerate(requests * copies)
-        result = replay([AllocationEvent(i, True, i, n) for i, n in numbered], _MODELS[allocator])
+        result = replay([AllocationEvent(i, True, i, n) for i, n in numbered], TAKERS[allocator].model)
         return Take(
             allocator=allocator, requested=asked, allocated=result.peak.allocated, reserved=result.peak.reserved,
-            known=take(1, allocator).known, note=f"{len(requests) * copies} tensors packed",
+            known=TAKERS[allocator].known, note=f"{len(requests) * copies} tensors packed",
         )  # fmt: skip
     alone = [take(n, allocator) for n in requests]
     return Take(

@@ -1,0 +1,76 @@
+"""What a decomposition made: how much smaller, how far from the data, and the singular values that it was cut at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from outsize.core.noun import Known, Noun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spectrum(Noun):
+    """Singular values along one mode (or at one cut of a tensor train), and how many were kept."""
+
+    name: str
+    """`mode 0`, or `cut 1 | 2` of a tensor train."""
+    values: tuple[float, ...]
+    """Falling. Of a long mode, as many as were computed."""
+    kept: int
+    """How many of them were kept."""
+    length: int
+    """How many there are: the length of the mode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Factoring(Noun):
+    """A tensor kept as factors."""
+
+    method: str
+    """`tucker`, `tt`, `cp`, `svd`, or a plain dtype or codec."""
+    shape: tuple[int, ...]
+    """Lengths of the axes."""
+    dtype: str
+    """Element type of the factors."""
+    ranks: tuple[int, ...]
+    """Of each mode; of each cut of a tensor train; the one rank of CP and SVD; () of a plain dtype."""
+    error: float | None
+    """Frobenius norm of what is lost, relative to that of the data; None where no bound is known."""
+    known: Known
+    """How the error is known."""
+    asked: float | None
+    """The error that was asked for, None where a rank was."""
+    bytes_before: int
+    """Bytes of the data as they were."""
+    bytes_after: int
+    """Bytes of the factors."""
+    spectra: tuple[Spectrum, ...] = ()
+    """Singular values and cuts, where they are known."""
+    notes: tuple[str, ...] = ()
+    """What a user should know, a sentence each."""
+    seconds: float | None = None
+    """How long it took, None where it was not measured."""
+    read: int | None = None
+    """Bytes of data that were read in all, None where that was not measured."""
+    projected: int | None = None
+    """Host bytes that the plan said it would hold at most."""
+    measured: int | None = None
+    """Host bytes that it held at most."""
+    budget: int | None = None
+    """Host budget in bytes it ran inside."""
+    source: str | None = None
+    """What was decomposed."""
+    target: str | None = None
+    """What was written."""
+
+    derived: ClassVar[tuple[str, ...]] = ("ratio", "rate")
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller."""
+        return self.bytes_before / self.bytes_after if self.bytes_after else float("inf")
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes of the data per second, each counted once however often it was read."""
+        return self.bytes_before / self.seconds if self.seconds else None
