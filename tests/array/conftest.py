@@ -12,8 +12,15 @@ import pytest
 from outsize.array.tuning import current, use
 
 
+@pytest.fixture(autouse=True)
+def planned() -> Iterator[None]:
+    """Small work is planned and run in passes as large work is; tests of the other way set `at_once`."""
+    with use(replace(current(), at_once=0)):
+        yield
+
+
 @pytest.fixture
-def tune() -> Iterator[Callable[..., None]]:
+def tune(planned: None) -> Iterator[Callable[..., None]]:
     """Change fields of the tuning in use, until the end of the test."""
     with contextlib.ExitStack() as stack:
 

@@ -61,7 +61,7 @@ def test_numpys_own_functions_come_here(tmp_path: Path) -> None:
         assert isinstance(lazy, xp.Array)
         np.testing.assert_allclose(lazy.compute(), want)
     with pytest.raises(outsize.InputError, match="no out-of-core rule"):
-        np.linalg.lstsq(x, x)
+        np.linalg.cond(x)
 
 
 def test_writing_in_place_changes_that_region_and_nothing_else(tmp_path: Path) -> None:
@@ -80,10 +80,10 @@ def test_writing_in_place_changes_that_region_and_nothing_else(tmp_path: Path) -
         np.testing.assert_array_equal(np.load(path), want)
         with pytest.raises(outsize.InputError, match="both read and written"):
             x[:10] = x[10:20]
-    with pytest.raises(outsize.InputError, match="reading only"):
-        outsize.open(path)[0] = 1
-    with pytest.raises(outsize.InputError, match="expression"):
-        (outsize.open(path) + 1)[0] = 1
+    y = outsize.open(path)
+    y[0] = 1
+    assert float(y.sum()) != float(outsize.open(path).sum())
+    np.testing.assert_array_equal(np.load(path), want)  # what is open for reading is not written
 
 
 def test_a_user_function_without_a_memory_rule_is_refused() -> None:
@@ -188,8 +188,8 @@ def test_products_and_transposes_do_without_the_blas_symbols(monkeypatch: pytest
     np.testing.assert_array_equal(turned, a.T)
 
 
-def test_lanes_across_rows_are_turned_in_passes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outsize.array.api.lanes._LARGE", 0)
+def test_lanes_across_rows_are_turned_in_passes_of_their_own(tmp_path: Path, tune: Callable[..., None]) -> None:
+    tune(turned=0)
     a = np.random.default_rng(0).random((300, 40, 5))
     np.save(tmp_path / "a.npy", a)
     x = outsize.open(tmp_path / "a.npy")

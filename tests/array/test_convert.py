@@ -190,7 +190,7 @@ def test_the_command_converts_checks_and_refuses(tmp_path: Path, capsys: pytest.
     assert "measured only" in " ".join(capsys.readouterr().out.split())
     assert main(["convert", x]) == 2
     assert main(["convert", x, y, "--chunks", "many"]) == 2
-    assert main(["convert", str(tmp_path / "no.npy"), y]) == 1
+    assert main(["convert", str(tmp_path / "no.npy"), y]) == 2
     (tmp_path / "r.bin").write_bytes(np.arange(12, dtype="<i2").tobytes())
     raw = ["convert", str(tmp_path / "r.bin"), str(tmp_path / "r.npy"), "--shape=-1,2", "--raw-dtype", "<i2"]
     assert main(raw) == 0

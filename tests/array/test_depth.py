@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import long
 
 import outsize
 import outsize.array as xp
@@ -63,7 +64,16 @@ def joins(v: Any, rounds: int) -> Any:
 
 @pytest.mark.parametrize(
     ("loop", "rounds"),
-    [(chain, 500), (chain, 20_000), (squares, 40), (doubles, 60), (stencil, 12), (means, 60), (rolls, 80), (joins, 60)],
+    [
+        (chain, 500),
+        (chain, 20_000 if long() else 4_000),
+        (squares, 40),
+        (doubles, 60),
+        (stencil, 12),
+        (means, 60),
+        (rolls, 80),
+        (joins, 60),
+    ],
 )
 def test_a_loop_of_any_length_gives_numpys_values_inside_its_plan(loop: Loop, rounds: int) -> None:
     lazy = loop(outsize.open(X), rounds)

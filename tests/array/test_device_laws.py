@@ -115,6 +115,12 @@ def test_reductions_equal_numpy(
         else:
             limit = tolerance(got.dtype) * 50
             np.testing.assert_allclose(got.astype("f8"), want.astype("f8"), rtol=limit, atol=limit)
+    along = data.draw(st.integers(0, len(shape) - 1))
+    if a.dtype.kind == "f":
+        a.reshape(-1)[:: data.draw(st.integers(2, 9))] = data.draw(st.sampled_from([np.nan, np.inf, 0.5]))
+        x = place(a, tmp_path, disk, "ties")
+    for name in ("argmin", "argmax"):
+        np.testing.assert_array_equal(run(getattr(x, name)(along), device, host), getattr(np, name)(a, axis=along))
 
 
 @QUICK

@@ -12,7 +12,7 @@ import pytest
 from outsize.array.graph.frame import Frame
 from outsize.core.errors import BudgetError, OutOfMemory
 from outsize.engine.pool import MemoryPool, make_buffer, round_to_pages
-from outsize.engine.threads import run_work
+from outsize.engine.threads import Sizes, Work, run_work
 
 
 def test_a_pool_refuses_what_it_has_no_room_for_until_some_is_given_back() -> None:
@@ -43,54 +43,56 @@ def test_buffers_begin_on_a_page(size: int) -> None:
     assert round_to_pages(size) >= size
 
 
-class Count:
+class Count(Work):
     """Work that records what happens; tiles are numbers, each with `tile + 1` chunks."""
 
-    workers, slots, worker_bytes, slot_bytes, outside_bytes, ordered, ahead = 4, 2, 4096, 4096, 0, True, 0
-    locks = (False, False)
+    ordered = True
 
     def __init__(self, ahead: int = 0, fail_at: int | None = None) -> None:
-        self.ahead, self.fail_at = ahead, fail_at
+        self.sizes = Sizes(workers=4, slots=2, worker_bytes=4096, slot_bytes=4096, outside_bytes=0, ahead=ahead)
+        self.fail_at = fail_at
         self.folded: dict[int, list[int]] = {}
         self.closed: list[int] = []
+        self.told: list[int] = []
         self.in_flight = self.most = 0
         self.written: dict[int, list[int]] = {}
 
-    def chunks(self, tile: int) -> Iterator[int]:
+    def chunks(self, job: Any, tile: int) -> Iterator[int]:
         return iter(range(tile + 1))
 
-    def context(self, buffer: Any) -> Any:
+    def context(self, job: Any, buffer: Any) -> Any:
         return None
 
-    def open(self, tile: int, slot: Any) -> list[int]:
+    def open(self, job: Any, tile: int, slot: Any) -> list[int]:
         self.in_flight += 1
         self.most = max(self.most, self.in_flight)
         return self.folded.setdefault(tile, [])
 
-    def load(self, tile: int, chunk: int, state: list[int], context: Any) -> int:
+    def load(self, job: Any, tile: int, chunk: int, state: list[int], context: Any) -> int:
         time.sleep(0.001 * ((chunk * 7 + tile) % 3))
         if self.fail_at == tile:
             raise RuntimeError("broken tile")
         return chunk
 
-    def detach(self, payload: int) -> int:
-        return payload
-
-    def fold(self, tile: int, chunk: int, state: list[int], payload: int) -> None:
+    def fold(self, job: Any, tile: int, chunk: int, state: list[int], payload: int) -> None:
         state.append(payload)
 
-    def pieces(self, tile: int, state: list[int]) -> Iterator[int]:
+    def pieces(self, job: Any, tile: int, state: list[int]) -> Iterator[int]:
         assert state == list(range(tile + 1))
         return iter(range(tile % 4))
 
-    def write(self, tile: int, state: list[int], piece: int) -> None:
+    def write(self, job: Any, tile: int, state: list[int], piece: int) -> None:
         time.sleep(0.001 * (piece % 2))
         self.written.setdefault(tile, []).append(piece)
 
-    def close(self, tile: int, state: list[int]) -> None:
+    def close(self, job: Any, tile: int, state: list[int]) -> None:
         assert sorted(self.written.get(tile, [])) == list(range(tile % 4))
         self.closed.append(tile)
         self.in_flight -= 1
+
+
+def run(work: Count, tiles: int, pool: MemoryPool) -> None:
+    run_work(work, work.sizes, None, enumerate(range(tiles)), pool, work.told.append)
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
@@ -98,9 +100,9 @@ def test_chunks_are_folded_in_order_pieces_are_written_before_a_tile_closes_and_
     ahead: int,
 ) -> None:
     work = Count(ahead)
-    run_work(work, range(20), MemoryPool(1 << 20))
+    run(work, 20, MemoryPool(1 << 20))
     assert work.folded == {tile: list(range(tile + 1)) for tile in range(20)}
-    assert sorted(work.closed) == list(range(20)) and work.most <= 2
+    assert sorted(work.closed) == sorted(work.told) == list(range(20)) and work.most <= 2
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
@@ -108,7 +110,7 @@ def test_the_error_of_one_worker_is_raised_after_all_have_stopped(ahead: int) ->
     work = Count(ahead, fail_at=5)
     pool = MemoryPool(1 << 20)
     with pytest.raises(RuntimeError, match="broken tile"):
-        run_work(work, range(20), pool)
+        run(work, 20, pool)
     assert not [thread for thread in threading.enumerate() if thread.name == "outsize"]
     assert pool.take(1 << 20).nbytes == 1 << 20
 
@@ -133,5 +135,5 @@ def test_workers_have_ended_where_another_could_not_be_started(
 
     monkeypatch.setattr(threading.Thread, "start", failing)
     with pytest.raises(error):
-        run_work(Slow(), range(8), MemoryPool(1 << 20))
+        run(Slow(), 8, MemoryPool(1 << 20))
     assert not begun[0].is_alive()

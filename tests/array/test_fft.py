@@ -1,6 +1,7 @@
 """Fourier transforms are NumPy's, whatever the length, axis, norm and budget."""
 
 import json
+from dataclasses import replace
 
 import forks
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import outsize
 from outsize.array import fft as ours
+from outsize.array.tuning import Tuning, use
 
 NAMES = ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
 DTYPES = ("f4", "f8", "c8", "c16", "i4", ">f8")
@@ -48,10 +50,8 @@ def test_one_axis_as_numpy_has_it_also_where_lanes_are_cut(name, dtype, shape, n
     if n is None and name in ("irfft", "hfft") and shape[axis] < 2:
         n = 3
     x = drawn(shape, dtype)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            ours, "_WHOLE", 16 * 12 if long else 1 << 24
-        )  # lanes of more than twelve points are cut, where they can be
+    # lanes of more than twelve points are cut, where they can be
+    with use(replace(Tuning(), transformed_lane=16 * 12 if long else 1 << 24)):
         found = getattr(ours, name)(outsize.open(x), n=n, axis=axis, norm=norm).compute()
     check(found, getattr(np.fft, name)(x, n, axis, norm))
 
@@ -117,8 +117,8 @@ def test_frequencies_and_shifts():
         np.testing.assert_array_equal(ours.ifftshift(outsize.open(x), axes=axes).compute(), np.fft.ifftshift(x, axes))
 
 
-def test_a_lane_larger_than_the_budget_is_transformed_inside_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(ours, "_WHOLE", 1 << 18)
+def test_a_lane_larger_than_the_budget_is_transformed_inside_it(tmp_path, tune):
+    tune(transformed_lane=1 << 18)
     x = drawn(1 << 18, "f8")  # 4 MiB as complex numbers
     np.save(tmp_path / "x.npy", x)
     y = outsize.array.fft.fft(outsize.open(tmp_path / "x.npy"))

@@ -36,13 +36,13 @@ def tiny_tiles(monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]) -> No
 _compute = xp.Array.compute
 
 
-def compute_or_take_its_word(array: xp.Array, budget: int | str | None = None) -> Any:
+def compute_or_take_its_word(array: xp.Array, budget: int | str | None = None, out: Any = None) -> Any:
     """The values; where the budget is refused, those inside the one that the refusal says works."""
     try:
-        return _compute(array, budget)
+        return _compute(array, budget, out=out)
     except outsize.BudgetError as error:
         assert error.smallest is not None and isinstance(budget, int) and error.smallest > budget
-        return _compute(array, error.smallest)
+        return _compute(array, error.smallest, out=out)
 
 
 def values(dtype: str, shape: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
@@ -126,6 +126,34 @@ def test_reductions_equal_numpy(
             if axis is None or isinstance(axis, int):
                 same(x.argmax(axis).compute(budget), np.argmax(a, axis=axis))
                 same(x.argmin(axis).compute(budget), np.argmin(a, axis=axis))
+
+
+@QUICK
+@given(
+    hnp.array_shapes(min_dims=2, max_dims=4, min_side=1, max_side=9), DTYPES, st.integers(0, 3), st.integers(1, 6),
+    st.sampled_from(["CC", "CF", "FC", "FF"]), st.booleans(), st.sampled_from([0, 1, 3, 8, 64]),
+)  # fmt: skip
+@example((5, 6, 6, 7), "c8", 1, 2, "FC", False, 1)
+@example((9, 4, 8, 9), "u2", 2, 4, "FC", False, 3)
+@example((3, 5, 9, 5), "c8", 0, 3, "FC", False, 8)
+def test_a_repeat_or_reshape_keeps_to_its_plan_wherever_its_chunks_lie(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, number: int, times: int, orders: str, gaps: bool, pages: int
+) -> None:
+    """A chunk of a tile, or a caller's own array, has gaps: what is put together beside it was not counted once."""
+    a, axis = np.asarray(values(dtype, shape, number), order=orders[0]), number % len(shape)  # type: ignore[call-overload]
+    x = on_disk(a, tmp_path)
+    split = (*shape[:axis], 2, shape[axis], times, *shape[axis + 1 :])
+    for made, want in [
+        (xp.repeat(x, times, axis=axis), np.repeat(a, times, axis)),
+        (xp.repeat(x, 2 * times, axis=axis).reshape(split), np.repeat(a, 2 * times, axis).reshape(split)),
+    ]:
+        smallest = made.plan(1).smallest
+        assert smallest is not None
+        same(made.compute(smallest + 4096 * pages), want)
+        room = np.zeros([length + gaps for length in want.shape], want.dtype, orders[1])
+        out = room[tuple(slice(length) for length in want.shape)]
+        made.compute(4096 * (pages + 3), out=out)
+        same(out, want)
 
 
 @QUICK

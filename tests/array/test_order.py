@@ -17,30 +17,19 @@ from test_laws import BUDGETS, DTYPES, on_disk, same, tiny_tiles  # noqa: F401
 
 import outsize
 import outsize.array as xp
-from outsize.array.api import lazy as ours
-from outsize.array.api import order_statistics as ranks
-from outsize.array.api import sets
-from outsize.array.api import sorting as order
 from outsize.array.graph.external_sort import Merged
 from outsize.array.graph.node import Source, walk
-from outsize.array.kernels import ranks as select
 from outsize.array.passes import reduction
 from outsize.array.passes.map import MapPass
-from outsize.array.run import now as fresh
 
 QUICK = examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=40)
 
 
 @pytest.fixture(autouse=True)
-def long_lanes(monkeypatch: pytest.MonkeyPatch, tune: Callable[..., None]) -> None:
+def long_lanes(tune: Callable[..., None]) -> None:
     """Lanes of a few elements are already long, and large arrays are small."""
-    monkeypatch.setattr(ranks, "_SHORT", 64)
-    monkeypatch.setattr(ranks, "_LARGE", 512)
-    monkeypatch.setattr(select, "PIECE", 7)
-    monkeypatch.setattr(order, "_SHORT", 64)
-    monkeypatch.setattr(sets, "_PIECE", 32)
-    monkeypatch.setattr(fresh, "SMALL", 64)
+    tune(ranked_lane=64, turned=512, rank_piece=7, sorted_lane=64, search_piece=32, made_now=64)
     tune(sort_grain=64, filter_block=16)
 
 
@@ -68,8 +57,8 @@ def draw_axis(data: Any, ndim: int) -> Any:
 
 
 @pytest.mark.parametrize("short", [0, 1 << 20])
-def test_quantiles_of_one_array_are_told_apart(short: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_SHORT", short)
+def test_quantiles_of_one_array_are_told_apart(short: int, tune: Callable[..., None]) -> None:
+    tune(ranked_lane=short)
     a = np.random.default_rng(0).normal(size=(20, 31))
     x = outsize.open(a)
     for low, high in (
@@ -255,9 +244,8 @@ def test_chosen_indices_are_numpys_in_any_order_and_inside_a_small_budget(
         np.testing.assert_array_equal(lazy[(*key, mask)].compute(), x[(*key, mask)])
 
 
-def test_large_index_arrays_lie_in_a_scratch_file_and_are_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ours, "SMALL", 64)
-    monkeypatch.setattr(fresh, "SMALL", 64)
+def test_large_index_arrays_lie_in_a_scratch_file_and_are_a_snapshot(tune: Callable[..., None]) -> None:
+    tune(made_now=64)
     x = np.random.default_rng(1).random((50, 3))
     picks, mask = np.random.default_rng(2).integers(-50, 50, 200), x[:, 0] < 0.5
     lazy, wide = outsize.open(x), np.repeat(mask, 2)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from effort import long
 from stores import WRITTEN
 
 import outsize
@@ -17,17 +19,19 @@ from outsize.array.plan.prepare import prepare
 from outsize.array.run.execute import run_schedule
 from outsize.array.run.results import plan_compute
 from outsize.array.store.formats.memory import MemorySink
+from outsize.array.store.registry import describe_sink
 from outsize.cli import main
 from outsize.core.events import Started
 
+SHAPE, CHUNK = ((300, 200), 100) if long() else ((120, 80), 40)
 FORMATS = {
     "npy": ("x.npy", {}),
     "raw": ("x.bin", {}),
     "safetensors": ("x.safetensors", {}),
     "zarr": ("x.zarr", {}),
-    "chunked zarr": ("x.zarr", {"chunks": (100, 100)}),
+    "chunked zarr": ("x.zarr", {"chunks": (CHUNK, CHUNK)}),
     "hdf5": ("x.h5", {}),
-    "chunked hdf5": ("x.h5", {"chunks": (100, 100)}),
+    "chunked hdf5": ("x.h5", {"chunks": (CHUNK, CHUNK)}),
 }
 EXPRESSIONS = {
     "chain": lambda x: x * 2 + 1,
@@ -43,8 +47,8 @@ EXPRESSIONS = {
 def test_a_plan_for_a_target_fits_where_its_run_does_and_has_its_steps(form: str, what: str, tmp_path: Path) -> None:
     name, options = FORMATS[form]
     if "chunks" in options and what == "sum":
-        options = {"chunks": (100,)}
-    np.save(tmp_path / "in.npy", np.random.default_rng(0).normal(size=(300, 200)))
+        options = {"chunks": (CHUNK,)}
+    np.save(tmp_path / "in.npy", np.random.default_rng(0).normal(size=SHAPE))
     z = EXPRESSIONS[what](outsize.open(tmp_path / "in.npy"))
     target = tmp_path / name
     smallest = z.plan(1, target, **options).smallest
@@ -124,3 +128,34 @@ def test_a_schedule_runs_again_and_nothing_of_it_changes(on_device: bool, tmp_pa
 def test_every_format_that_is_written_is_planned_here():
     tried = {Path(name).suffix for name, _ in FORMATS.values()}
     assert tried >= set(WRITTEN)
+
+
+def test_a_product_in_little_memory_reads_in_blocks_and_the_plan_says_how_often(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((2000, 300), np.float32))
+    x = outsize.open(tmp_path / "x.npy")
+    product = x.T @ x
+    smallest = product.plan("1GiB").smallest
+    assert smallest is not None
+    plans = [product.plan(int(smallest * share)) for share in (1, 1.05, 1.5, 2, 4, 100)]
+    for tighter, wider in itertools.pairwise(plans):
+        assert wider.read <= tighter.read
+    step, wide = plans[1].steps[0], plans[-1].steps[0]
+    assert min(step.tile) >= 32
+    assert any(f"reads x.npy {step.read / (2000 * 300 * 4):,.1f} times" in note for note in step.notes)
+    assert not any("times" in note for note in wide.notes)
+
+
+@pytest.mark.parametrize("budget", ["8MiB", "16MiB", "32MiB"])
+def test_an_array_in_fortran_order_is_read_in_long_runs(budget: str, tmp_path: Path) -> None:
+    """Whole rows of the output would be a short piece of each column of the input."""
+    path, shape = tmp_path / "x.npy", (100_000, 200)
+    np.lib.format.open_memmap(path, "w+", np.float32, shape, fortran_order=True).flush()
+    x = outsize.open(path)
+    sink = describe_sink(tmp_path / "z.npy", shape, np.dtype(np.float32))
+    sized = prepare(((x - x.mean(axis=0)) / x.std(axis=0)).node, sink, budget).schedule.passes[-1].sized
+    reads = [(store.seeks(region) * number * times, store.traffic(region) * number * times)
+             for region, number in sized.work.kinds(sized.grid, sized.chunk)
+             for (store, region), times in sized.work.probe(region).reads.items()]  # fmt: skip
+    rows = sized.grid.box[0]
+    assert sum(seeks for seeks, _ in reads) <= 1.1 * len(sized.grid) * shape[1]
+    assert rows * 4 >= 4096 and sum(traffic for _, traffic in reads) <= 1.5 * 100_000 * 200 * 4

@@ -16,6 +16,7 @@ import outsize
 import outsize.array as xp
 from outsize.array.graph import rearrange
 from outsize.array.graph.frame import Frame
+from outsize.array.passes.base import traffic
 
 SHAPES = [(24, 10), (4, 6, 10), (24, 2, 5), (2, 12, 2, 5), (240,), (6, 4, 10), (8, 3, 10, 1), (24, 5, 2)]
 
@@ -69,3 +70,23 @@ def test_a_column_of_short_rows_is_taken_from_whole_rows_and_not_in_crumbs(
         np.testing.assert_array_equal(column.compute("256KiB"), a.reshape(shape)[..., 1:2])
         np.testing.assert_array_equal(column.sum(axis=0).compute("256KiB"), a.reshape(shape)[..., 1:2].sum(axis=0))
     assert len(asked) < 1000
+
+
+def test_a_plan_looks_at_a_few_of_many_short_runs_and_counts_them_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((3000, 1400), np.float32))
+    node = outsize.open(tmp_path / "x.npy").reshape(2100, 2000).node
+    region = ((0, 2100), (100, 1483))
+
+    def look() -> Frame:
+        frame = Frame(None, {})
+        frame.evaluate(node, region)
+        return frame
+
+    few = look()
+    monkeypatch.setattr(rearrange, "_LOOKED_AT", 2100)
+    every = look()
+    assert len(few.reads) < 400 < len(every.reads)
+    assert traffic(few) == pytest.approx(traffic(every), rel=0.05)
+    assert few.peak >= every.peak

@@ -21,27 +21,35 @@ from outsize.array import random as random
 from outsize.array.api.blockwise import *
 from outsize.array.api.creation import *
 from outsize.array.api.elementwise import *
+from outsize.array.api.histograms import *
 from outsize.array.api.inspection import *
 from outsize.array.api.inspection import Info as __array_namespace_info__  # noqa: F401
+from outsize.array.api.joining import *
 from outsize.array.api.lazy import Array as Array
 from outsize.array.api.manipulation import *
+from outsize.array.api.numerics import *
 from outsize.array.api.order_statistics import *
 from outsize.array.api.products import *
 from outsize.array.api.reductions import *
 from outsize.array.api.sets import *
 from outsize.array.api.sorting import *
 from outsize.array.api.ufuncs import *
+from outsize.array.api.without_nan import *
+from outsize.array.linalg import cross as cross
+from outsize.array.linalg import diagonal as diagonal
+from outsize.array.linalg import trace as trace
 
 _SUBJECTS = (
-    _api.blockwise, _api.creation, _api.elementwise, _api.inspection, _api.manipulation, _api.order_statistics,
-    _api.products, _api.reductions, _api.sets, _api.sorting, _api.ufuncs,
+    _api.blockwise, _api.creation, _api.elementwise, _api.histograms, _api.inspection, _api.joining, _api.manipulation,
+    _api.numerics, _api.order_statistics, _api.products, _api.reductions, _api.sets, _api.sorting, _api.ufuncs, _api.without_nan,
 )  # fmt: skip
 _NAMES = (
-    "Array", "open", "fft", "linalg", "random", "e", "pi", "inf", "nan", "newaxis", "bool", "int8", "int16", "int32", "int64",
+    "Array", "open", "fft", "linalg", "random", "cross", "diagonal", "trace",
+    "e", "pi", "inf", "nan", "newaxis", "bool", "int8", "int16", "int32", "int64",
     "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128",
 )  # fmt: skip
 
-__array_api_version__ = "2023.12"
+__array_api_version__ = "2025.12"
 __all__ = [*_NAMES, *(name for subject in _SUBJECTS for name in subject.__all__)]
 
 e, pi, inf, nan, newaxis = _np.e, _np.pi, _np.inf, _np.nan, None
@@ -61,7 +69,9 @@ def open(source: _Any, **options: _Any) -> Array:
     from outsize.array.graph.build import source as make_source
     from outsize.array.store.registry import open_store
 
-    return Array(make_source(open_store(source, **options)))
+    store = open_store(source, **options)
+    made: Array = (store.held_as or Array)(make_source(store))
+    return made
 
 
 def __dir__() -> list[str]:

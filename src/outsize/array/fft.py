@@ -7,8 +7,9 @@ are transformed, and it is read out across (Gentleman and Sande's four steps): e
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ import numpy as np
 from outsize.array.api.creation import arange
 from outsize.array.api.elementwise import real
 from outsize.array.api.lanes import in_lanes
-from outsize.array.api.lazy import Array, _as_node, lazy
+from outsize.array.api.lazy import Array, _as_node
 from outsize.array.api.manipulation import concat, flip, pad, roll
+from outsize.array.api.ufuncs import conj, exp
 from outsize.array.graph.barrier import Settled
 from outsize.array.graph.build import axis_index, permute, whole
 from outsize.array.graph.node import Node
 from outsize.array.store.base import Block
+from outsize.array.tuning import current
 from outsize.core.errors import InputError
 
 __all__ = [
@@ -29,9 +32,7 @@ __all__ = [
     "rfftn",
 ]  # fmt: skip
 
-_WHOLE = 16 << 20
-"""Bytes of a transformed lane up to which NumPy transforms it at once."""
-_NORMS = ("backward", "ortho", "forward")
+Numbers = Sequence[int] | None
 _OPPOSITE = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
 
 
@@ -57,38 +58,30 @@ def irfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "bac
 
 def hfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """`fft` of numbers with Hermitian symmetry, which gives real ones; `n` as for `irfft`."""
-    return irfft(_conj(x), n=n, axis=axis, norm=_opposite(norm))
+    return irfft(conj(x), n=n, axis=axis, norm=_opposite(norm))
 
 
 def ihfft(x: Array, /, *, n: int | None = None, axis: int = -1, norm: str = "backward") -> Array:
     """The inverse of `hfft`."""
-    return _conj(rfft(x, n=n, axis=axis, norm=_opposite(norm)))
+    return conj(rfft(x, n=n, axis=axis, norm=_opposite(norm)))
 
 
-def fftn(
-    x: Array, /, *, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str = "backward"
-) -> Array:
+def fftn(x: Array, /, *, s: Numbers = None, axes: Numbers = None, norm: str = "backward") -> Array:
     """`fft` along several axes, left out all of them."""
     return _several(fft, fft, x, s, axes, norm)
 
 
-def ifftn(
-    x: Array, /, *, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str = "backward"
-) -> Array:
+def ifftn(x: Array, /, *, s: Numbers = None, axes: Numbers = None, norm: str = "backward") -> Array:
     """The inverse of `fftn`."""
     return _several(ifft, ifft, x, s, axes, norm)
 
 
-def rfftn(
-    x: Array, /, *, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str = "backward"
-) -> Array:
+def rfftn(x: Array, /, *, s: Numbers = None, axes: Numbers = None, norm: str = "backward") -> Array:
     """`rfft` along the last of several axes, `fft` along the others."""
     return _several(rfft, fft, x, s, axes, norm)
 
 
-def irfftn(
-    x: Array, /, *, s: Sequence[int] | None = None, axes: Sequence[int] | None = None, norm: str = "backward"
-) -> Array:
+def irfftn(x: Array, /, *, s: Numbers = None, axes: Numbers = None, norm: str = "backward") -> Array:
     """The inverse of `rfftn`."""
     lengths, places = _axes(x, s, axes)
     for n, axis in zip(lengths[:-1], places[:-1], strict=True):
@@ -128,7 +121,7 @@ def _places(x: Array, axes: int | Sequence[int] | None) -> tuple[int, ...]:
     return tuple(axis_index(axis, x.ndim) for axis in ([axes] if isinstance(axes, int | np.integer) else axes))
 
 
-def _axes(x: Array, s: Sequence[int] | None, axes: Sequence[int] | None) -> tuple[list[int], list[int]]:
+def _axes(x: Array, s: Numbers, axes: Numbers) -> tuple[list[int], list[int]]:
     """(lengths, axes) of a transform along several."""
     count = x.ndim if s is None else len(s)
     places = list(_places(x, axes if axes is not None else range(x.ndim - count, x.ndim)))
@@ -138,28 +131,24 @@ def _axes(x: Array, s: Sequence[int] | None, axes: Sequence[int] | None) -> tupl
     return [x.shape[axis] if n == -1 else n for n, axis in zip(lengths, places, strict=True)], places
 
 
-def _several(last: Any, other: Any, x: Array, s: Any, axes: Any, norm: str) -> Array:
+def _several(last: Callable[..., Array], other: Callable[..., Array], x: Array, s: Any, axes: Any, norm: str) -> Array:
     lengths, places = _axes(x, s, axes)
     found = last(x, n=lengths[-1], axis=places[-1], norm=norm)
     for n, axis in zip(reversed(lengths[:-1]), reversed(places[:-1]), strict=True):
         found = other(found, n=n, axis=axis, norm=norm)
-    return lazy(found)
+    return found
 
 
 def _opposite(norm: str) -> str:
-    _check_norm(norm)
+    if norm not in _OPPOSITE:
+        raise InputError(f"norm {norm!r} is not one of {', '.join(_OPPOSITE)}")
     return _OPPOSITE[norm]
-
-
-def _check_norm(norm: str) -> None:
-    if norm not in _NORMS:
-        raise InputError(f"norm {norm!r} is not one of {', '.join(_NORMS)}")
 
 
 def _transform(name: str, x: Array, n: int | None, axis: int, norm: str) -> Array:
     node = _as_node(x)
     place = axis_index(axis, node.ndim)
-    _check_norm(norm)
+    _opposite(norm)  # or an error
     length = node.shape[place] if n is None else whole("n", n)
     if name == "irfft" and n is None:
         length = 2 * (length - 1)
@@ -171,26 +160,26 @@ def _transform(name: str, x: Array, n: int | None, axis: int, norm: str) -> Arra
         raise InputError(f"{name} takes numbers and not {node.dtype}: rfft and ihfft real ones") from None
     if not node.shape[place]:  # NumPy would read the first point all the same
         node = _fitted(Array(node), place, length).node
-    if length * np.dtype(np.complex128).itemsize > _WHOLE and _cut(length) is not None:
+    if length * np.dtype(np.complex128).itemsize > current().transformed_lane and _cut(length) is not None:
         return _long(name, Array(node), length, place, norm).astype(element)
     return Array(_whole(name, node, length, place, norm, element))
 
 
 def _whole(name: str, node: Node, length: int, axis: int, norm: str, element: np.dtype[Any]) -> Node:
-    function = getattr(np.fft, name)
     kept = length // 2 + 1 if name == "rfft" else length
     made, given = kept * element.itemsize, node.shape[axis] * node.dtype.itemsize
     widest = 16 * max(length, node.shape[axis])
-
-    def transform(block: Block, axis: int) -> Block:
-        found: Block = function(block, length, axis, norm).astype(element, copy=False)
-        return found
-
+    function = functools.partial(_transformed, name=name, length=length, norm=norm, element=element)
     memory = (made + 2 * widest) / max(1, given)
     return in_lanes(
-        node, axis, transform, name=f"{name} {length} {norm}", length=kept, dtype=element, memory=memory,
+        node, axis, function, name=f"{name} {length} {norm}", length=kept, dtype=element, memory=memory,
         beside=_workspace(length),
     )  # fmt: skip
+
+
+def _transformed(block: Block, axis: int, name: str, length: int, norm: str, element: np.dtype[Any]) -> Block:
+    found: Block = getattr(np.fft, name)(block, length, axis, norm).astype(element, copy=False)
+    return found
 
 
 def _workspace(length: int) -> int:
@@ -208,7 +197,7 @@ def _workspace(length: int) -> int:
 def _cut(length: int) -> tuple[int, int] | None:
     """n1 x n2 = length, as near each other as can be, both short enough; None where there are none."""
     first = next(n for n in range(math.isqrt(length), 0, -1) if length % n == 0)
-    return (first, length // first) if 16 * (length // first) <= _WHOLE else None
+    return (first, length // first) if 16 * (length // first) <= current().transformed_lane else None
 
 
 def _long(name: str, x: Array, length: int, axis: int, norm: str) -> Array:
@@ -217,7 +206,7 @@ def _long(name: str, x: Array, length: int, axis: int, norm: str) -> Array:
         return _part(_long("fft", x, length, axis, norm), axis, 0, length // 2 + 1)
     if name == "irfft":
         half = _fitted(x, axis, length // 2 + 1)
-        mirrored = flip(_conj(_part(half, axis, 1, (length + 1) // 2)), axis=axis)
+        mirrored = flip(conj(_part(half, axis, 1, (length + 1) // 2)), axis=axis)
         return real(_long("ifft", concat([half, mirrored], axis=axis), length, axis, norm))
     inverse = name == "ifft"
     first, second = _cut(length) or (1, length)
@@ -226,22 +215,18 @@ def _long(name: str, x: Array, length: int, axis: int, norm: str) -> Array:
     sign, plain = (2j, "forward") if inverse else (-2j, "backward")  # neither scales
     columns = _transform(name, matrix, None, axis, plain)
     turns = (arange(first)[:, None] * arange(second)[None, :]) % length
-    roots = np.exp(turns * (sign * math.pi / length))
+    roots = exp(turns * (sign * math.pi / length))
     columns = columns * roots.reshape((first, second, *(1 for _ in trail)))
     rows = _transform(name, columns, None, axis + 1, plain)
     order = [*range(axis), axis + 1, axis, *range(axis + 2, rows.ndim)]
     turned = permute(rows.node, order)
     found = Array(Settled(shape=turned.shape, dtype=turned.dtype, inputs=(turned,)))  # read along, it is in crumbs
     scale = 1 / math.sqrt(length) if norm == "ortho" else 1 / length if inverse == (norm == "backward") else 1.0
-    return lazy(found.reshape((*lead, length, *trail)) * scale)
-
-
-def _conj(x: Array) -> Array:
-    return lazy(np.conjugate(x))
+    return found.reshape((*lead, length, *trail)) * scale
 
 
 def _part(x: Array, axis: int, start: int, stop: int) -> Array:
-    return lazy(x[(*(slice(None) for _ in range(axis)), slice(start, stop))])
+    return x[(*(slice(None) for _ in range(axis)), slice(start, stop))]
 
 
 def _fitted(x: Array, axis: int, length: int) -> Array:

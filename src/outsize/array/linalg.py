@@ -1,62 +1,76 @@
 """Linear algebra: `outsize.array.linalg`, with the names of the array API standard.
 
 In: matrices in the last two axes, vectors in one. Out: lazy arrays. Norms, traces, products and powers stream like
-everything else. Decompositions, inverses and solutions are LAPACK's through NumPy, a whole matrix at a time: stacks of any
-length stream, a single matrix has to fit into the budget (the plan says how much that is).
+everything else. Decompositions, inverses and solutions of matrices that fit are LAPACK's through NumPy, a whole matrix at a time;
+stacks of any length stream. A tall or wide matrix (`qr`, `svd`, `svdvals`, `pinv`, `lstsq`) is worked on block by block of its
+rows, whatever its length. A square matrix larger than the budget is factored at the call, in panels of columns
+(`api/large_matrices.py`): `cholesky`, `solve`, `inv`, `det`, `slogdet`. The others have to fit; the plan says how much that is.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from outsize.array.api.creation import zeros
-from outsize.array.api.elementwise import real, where
+from outsize.array.api import large_matrices as large
+from outsize.array.api.creation import eye, tril, zeros
+from outsize.array.api.elementwise import asarray, real, where
 from outsize.array.api.lanes import in_lanes
-from outsize.array.api.lazy import Array, _as_node, lazy
-from outsize.array.api.manipulation import broadcast_to, concat, expand_dims, matrix_transpose, moveaxis, squeeze, stack
-from outsize.array.api.products import matmul, tensordot, vecdot
+from outsize.array.api.lazy import Array, _as_node
+from outsize.array.api.manipulation import (
+    broadcast_to,
+    concat,
+    expand_dims,
+    matrix_transpose,
+    moveaxis,
+    pad,
+    squeeze,
+    stack,
+)
+from outsize.array.api.products import matmul, tensordot, vecdot, vector_norm
+from outsize.array.api.ufuncs import conj
 from outsize.array.graph.build import axis_index, axis_tuple, whole
 from outsize.array.kernels.blas import packing
+from outsize.array.plan.prepare import resolve_budget
+from outsize.array.random import default_rng
 from outsize.array.store.base import Block
+from outsize.array.tuning import current
 from outsize.core.errors import InputError
 
 __all__ = [
-    "cholesky", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv", "matmul", "matrix_norm", "matrix_power", "matrix_rank",
-    "matrix_transpose", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot", "trace", "vecdot",
+    "cholesky", "cross", "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "inv", "lstsq", "matmul", "matrix_norm",
+    "matrix_power", "matrix_rank",
+    "matrix_transpose", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svd_lowrank",
+    "svdvals", "tensordot", "trace", "vecdot",
     "vector_norm",
 ]  # fmt: skip
 
-Core = tuple[int, ...]
+
+class EigResult(NamedTuple):
+    eigenvalues: Array
+    eigenvectors: Array
 
 
 class EighResult(NamedTuple):
-    """What `eigh` gives."""
-
     eigenvalues: Array
     eigenvectors: Array
 
 
 class QRResult(NamedTuple):
-    """What `qr` gives."""
-
     Q: Array
     R: Array
 
 
 class SlogdetResult(NamedTuple):
-    """What `slogdet` gives."""
-
     sign: Array
     logabsdet: Array
 
 
 class SVDResult(NamedTuple):
-    """What `svd` gives."""
-
     U: Array
     S: Array
     Vh: Array
@@ -67,15 +81,15 @@ class SVDResult(NamedTuple):
 
 def outer(x1: Any, x2: Any, /) -> Array:
     """Every element of one vector times every element of another."""
-    a, b = Array(_as_node(x1)), Array(_as_node(x2))
+    a, b = asarray(x1), asarray(x2)
     if a.ndim != 1 or b.ndim != 1:
         raise InputError(f"outer takes two vectors, not arrays of {a.ndim} and {b.ndim} dimensions")
-    return lazy(a[:, None] * b[None, :])
+    return a[:, None] * b[None, :]
 
 
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
     """The vector across two others, three numbers along an axis."""
-    a, b = Array(_as_node(x1)), Array(_as_node(x2))
+    a, b = asarray(x1), asarray(x2)
     if not -min(a.ndim, b.ndim) <= axis < 0 and not (a.ndim == b.ndim and 0 <= axis < a.ndim):
         axis_index(axis, min(a.ndim, b.ndim))
     a, b = moveaxis(a, axis, -1), moveaxis(b, axis, -1)
@@ -91,34 +105,18 @@ def diagonal(x: Array, /, *, offset: int = 0) -> Array:
     first = offset if offset >= 0 else -offset * columns
     length = max(0, min(rows + min(0, offset), columns - max(0, offset)))
     flat = x.reshape((*x.shape[:-2], rows * columns))
-    return lazy(flat[..., first : first + length * (columns + 1) : columns + 1] if length else flat[..., :0])
+    return flat[..., first : first + length * (columns + 1) : columns + 1] if length else flat[..., :0]
 
 
 def trace(x: Array, /, *, offset: int = 0, dtype: Any = None) -> Array:
     """The sum of each matrix's diagonal."""
-    return lazy(diagonal(x, offset=offset).sum(axis=-1, dtype=dtype))
-
-
-def vector_norm(x: Array, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Array:
-    """The norm of vectors along axes, left out of the whole array as one vector."""
-    x = _inexact(x)
-    size = abs(x)
-    axes = axis_tuple(axis, x.ndim)
-    if ord in (math.inf, -math.inf):
-        return lazy((size.max if ord > 0 else size.min)(axis=axes, keepdims=keepdims))
-    if ord == 0:
-        return lazy((x != 0).astype(size.dtype).sum(axis=axes, keepdims=keepdims))
-    if ord == 1:
-        return lazy(size.sum(axis=axes, keepdims=keepdims))
-    if ord == 2:
-        return lazy(np.sqrt((size * size).sum(axis=axes, keepdims=keepdims)))
-    return lazy(((size**ord).sum(axis=axes, keepdims=keepdims) ** (1 / ord)).astype(size.dtype))
+    return diagonal(x, offset=offset).sum(axis=-1, dtype=dtype)
 
 
 def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
     """The norm of each matrix: `fro`, `nuc`, 1, -1, 2, -2, inf, -inf."""
     _matrix(x)
-    x = _inexact(x)
+    x = x if x.dtype.kind in "fc" else x.astype(np.float64)
     if ord == "fro":
         return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
     if ord in ("nuc", 2, -2):
@@ -129,7 +127,7 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Arr
         found = (sums.max if ord > 0 else sums.min)(axis=-1)
     else:
         raise InputError(f"matrix_norm has no ord {ord!r}: 'fro', 'nuc', 1, -1, 2, -2, inf or -inf")
-    return expand_dims(expand_dims(found, axis=-1), axis=-1) if keepdims else lazy(found)
+    return expand_dims(expand_dims(found, axis=-1), axis=-1) if keepdims else found
 
 
 def norm(x: Array, /, *, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Array:
@@ -153,7 +151,7 @@ def matrix_power(x: Array, n: int, /) -> Array:
         x, n = inv(x), -n
     if n == 0:
         one = np.eye(rows, dtype=x.dtype)
-        return broadcast_to(Array(_as_node(one)), x.shape)
+        return broadcast_to(asarray(one), x.shape)
     found = None
     while n:
         if n & 1:
@@ -170,24 +168,26 @@ def matrix_power(x: Array, n: int, /) -> Array:
 def cholesky(x: Array, /, *, upper: bool = False) -> Array:
     """The triangular factor of positive definite matrices."""
     n = _square(x)
-
-    def factor(a: Block) -> Block:
-        found = np.linalg.cholesky(a)
-        return np.conjugate(np.swapaxes(found, -1, -2)) if upper else found
-
-    return _each(f"cholesky {upper}", x, lambda a: (factor(a),), ((n, n),), 3)[0]
+    if _is_large(x, 3 + 2):
+        return _large_cholesky(x, upper)
+    return _each(f"cholesky {upper}", x, functools.partial(np.linalg.cholesky, upper=upper), ((n, n),), 3)[0]
 
 
 def det(x: Array, /) -> Array:
     """Determinants."""
     _square(x)
-    return _each("det", x, lambda a: (np.linalg.det(a),), ((),), 3)[0]
+    if _is_large(x, 3):
+        turn, logarithm = large.log_determinant(large.factor(x.astype(_solved_in(x.dtype))))
+        return asarray(np.asarray(turn * np.exp(logarithm), _solved_in(x.dtype)))
+    return _each("det", x, np.linalg.det, ((),), 3)[0]
 
 
 def inv(x: Array, /) -> Array:
     """Inverses."""
     n = _square(x)
-    return _each("inv", x, lambda a: (np.linalg.inv(a),), ((n, n),), 4)[0]
+    if _is_large(x, 4 + 2):
+        return solve(x, eye(n, dtype=_solved_in(x.dtype)))
+    return _each("inv", x, np.linalg.inv, ((n, n),), 4)[0]
 
 
 def pinv(x: Array, /, *, rtol: Any = None) -> Array:
@@ -201,7 +201,23 @@ def pinv(x: Array, /, *, rtol: Any = None) -> Array:
 def matrix_rank(x: Array, /, *, rtol: Any = None) -> Array:
     """How many singular values are above `rtol` of the largest."""
     values = svdvals(x)
-    return lazy((values > _limits(x, values, rtol)).astype(np.int64).sum(axis=-1))
+    return (values > _limits(x, values, rtol)).astype(np.int64).sum(axis=-1)
+
+
+def eig(x: Array, /) -> EigResult:
+    """Eigenvalues and eigenvectors of any square matrices; complex, whatever the matrices are."""
+    n = _square(x)
+    return EigResult(*_each("eig", _as_complex(x), np.linalg.eig, ((n,), (n, n)), 8))
+
+
+def eigvals(x: Array, /) -> Array:
+    """Eigenvalues of any square matrices; complex."""
+    n = _square(x)
+    return _each("eigvals", _as_complex(x), np.linalg.eigvals, ((n,),), 5)[0]
+
+
+def _as_complex(x: Array) -> Array:
+    return x.astype(np.complex64 if _solved_in(x.dtype).itemsize == 4 else np.complex128) if x.dtype.kind != "c" else x
 
 
 def eigh(x: Array, /) -> EighResult:
@@ -214,7 +230,7 @@ def eigh(x: Array, /) -> EighResult:
 def eigvalsh(x: Array, /) -> Array:
     """Eigenvalues of Hermitian matrices."""
     n = _square(x)
-    return _real(_each("eigvalsh", x, lambda a: (np.linalg.eigvalsh(a),), ((n,),), 4)[0])
+    return _real(_each("eigvalsh", x, np.linalg.eigvalsh, ((n,),), 4)[0])
 
 
 def qr(x: Array, /, *, mode: str = "reduced") -> QRResult:
@@ -223,13 +239,19 @@ def qr(x: Array, /, *, mode: str = "reduced") -> QRResult:
     if mode not in ("reduced", "complete"):
         raise InputError(f"qr mode {mode!r} is neither 'reduced' nor 'complete'")
     inner = rows if mode == "complete" else min(rows, columns)
-    made = _each(f"qr {mode}", x, lambda a: np.linalg.qr(a, mode), ((rows, inner), (inner, columns)), 6)  # type: ignore[call-overload]
-    return QRResult(*made)
+    if mode == "reduced" and _is_tall(x):
+        return _tall_qr(x.astype(_solved_in(x.dtype)))
+    function: Any = functools.partial(np.linalg.qr, mode=mode)
+    return QRResult(*_each(f"qr {mode}", x, function, ((rows, inner), (inner, columns)), 6))
 
 
 def slogdet(x: Array, /) -> SlogdetResult:
     """Sign and logarithm of determinants."""
     _square(x)
+    if _is_large(x, 3):
+        element = _solved_in(x.dtype)
+        turn, logarithm = large.log_determinant(large.factor(x.astype(element)))
+        return SlogdetResult(asarray(np.asarray(turn, element)), _real(asarray(np.asarray(logarithm, element))))
     sign, size = _each("slogdet", x, np.linalg.slogdet, ((), ()), 3)
     return SlogdetResult(sign, _real(size))
 
@@ -238,21 +260,31 @@ def svd(x: Array, /, *, full_matrices: bool = True) -> SVDResult:
     """Singular vectors and values."""
     rows, columns = _matrix(x)
     inner = min(rows, columns)
+    if not full_matrices and _is_tall(x):
+        q, r = qr(x)
+        u, s, vh = svd(r, full_matrices=False)
+        return SVDResult(matmul(q, u), s, vh)
+    if not full_matrices and x.ndim == 2 and _is_tall(x.T):
+        v, s, uh = svd(_adjoint(x), full_matrices=False)
+        return SVDResult(_adjoint(uh), s, _adjoint(v))
     left, right = (rows, columns) if full_matrices else (inner, inner)
     cores = ((rows, left), (inner,), (right, columns))
-    u, s, vh = _each(f"svd {full_matrices}", x, lambda a: np.linalg.svd(a, full_matrices), cores, 8)
+    function = functools.partial(np.linalg.svd, full_matrices=full_matrices)
+    u, s, vh = _each(f"svd {full_matrices}", x, function, cores, 8)
     return SVDResult(u, _real(s), vh)
 
 
 def svdvals(x: Array, /) -> Array:
     """Singular values, the largest first."""
     inner = min(_matrix(x))
-    return _real(_each("svdvals", x, lambda a: (np.linalg.svd(a, compute_uv=False),), ((inner,),), 5)[0])
+    if x.ndim == 2 and (_is_tall(x) or _is_tall(x.T)):
+        return svdvals(_tall_r((x if x.shape[0] > x.shape[1] else x.T).astype(_solved_in(x.dtype))))
+    return _real(_each("svdvals", x, functools.partial(np.linalg.svd, compute_uv=False), ((inner,),), 5)[0])
 
 
 def solve(x1: Array, x2: Array, /) -> Array:
     """x with `x1 @ x = x2`, for a vector or the columns of matrices."""
-    a, b = Array(_as_node(x1)), Array(_as_node(x2))
+    a, b = asarray(x1), asarray(x2)
     n = _square(a)
     vector = b.ndim == 1
     b = b[:, None] if vector else b
@@ -261,15 +293,130 @@ def solve(x1: Array, x2: Array, /) -> Array:
     lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     element = np.result_type(_solved_in(a.dtype), _solved_in(b.dtype))
     columns = b.shape[-1]
+    if a.ndim == b.ndim == 2 and _is_large(a, 4 + 4):
+        parts = large.solve_columns(large.factor(a.astype(element)), b.astype(element))
+        found = concat(parts, axis=1) if parts else b.astype(element)
+        return squeeze(found, axis=-1) if vector else found
     both = concat(
         [broadcast_to(a.astype(element), (*lead, n, n)), broadcast_to(b.astype(element), (*lead, n, columns))], axis=-1
     )
-
-    def solved(block: Block) -> tuple[Block]:
-        return (np.linalg.solve(block[..., :n], block[..., n:]),)
-
-    found = _each("solve", both, solved, ((n, columns),), 4)[0]
+    found = _each("solve", both, functools.partial(_solved, n=n), ((n, columns),), 4)[0]
     return squeeze(found, axis=-1) if vector else found
+
+
+def _solved(block: Block, n: int) -> Block:
+    return np.linalg.solve(block[..., :n], block[..., n:])
+
+
+def lstsq(x1: Array, x2: Any, /, rcond: float | None = None) -> tuple[Array, Array, Array, Array]:
+    """(x with the smallest `|x1 @ x - x2|`, the squares of what is left, the rank, the singular values), as NumPy's. The rank is
+    found at the call."""
+    a, b = asarray(x1), asarray(x2)
+    rows, columns = _matrix(a)
+    if a.ndim != 2 or b.ndim not in (1, 2) or b.shape[0] != rows:
+        raise InputError(f"lstsq takes a matrix and right sides of its {rows} rows, not {a.shape} and {b.shape}")
+    u, s, vh = svd(a.astype(np.result_type(_solved_in(a.dtype), np.float64)), full_matrices=False)
+    limit = max(rows, columns) * float(np.finfo(s.dtype).eps) if rcond is None else rcond
+    kept = s > limit * s.max() if s.size else s > 0
+    scale = where(kept, 1 / where(kept, s, 1.0), 0.0)
+    right = b[:, None] if b.ndim == 1 else b
+    found = matmul(_adjoint(vh), scale[:, None] * matmul(_adjoint(u), right))
+    rank = kept.sum()
+    full = rows > columns and int(rank) == columns
+    left = right - matmul(a, found)
+    residuals = (abs(left) ** 2).sum(axis=0) if full else zeros((0,), dtype=s.dtype)
+    return (found[:, 0] if b.ndim == 1 else found), residuals, rank.astype(np.int32), s
+
+
+def svd_lowrank(x: Array, rank: int, /, *, oversampling: int = 10, iterations: int = 2, seed: int = 0) -> SVDResult:
+    """The largest `rank` singular values and their vectors, by random projection (Halko, Martinsson and Tropp, 2011).
+
+    The matrix is read 2 + 2 * `iterations` times. The error `|x - u s vh|` is expected to be at most
+    `(1 + 4 * sqrt(2 * min(rows, columns) / (rank - 1))) ** (1 / (2 * iterations + 1))` times the next singular value.
+    """
+    rows, columns = _matrix(x)
+    if x.ndim != 2 or not 1 <= rank <= min(rows, columns):
+        raise InputError(f"a matrix of {rows} rows and {columns} columns has no first {rank} singular values")
+    element = _solved_in(x.dtype)
+    wide = min(rank + oversampling, min(rows, columns))
+    x = x.astype(element)
+    draw = default_rng(seed).normal(size=(columns, wide)).astype(element)
+    basis = qr(matmul(x, draw)).Q
+    for _ in range(iterations):
+        other = qr(matmul(_adjoint(x), basis)).Q
+        basis = qr(matmul(x, other)).Q
+    u, s, vh = svd(matmul(_adjoint(basis), x), full_matrices=False)
+    return SVDResult(matmul(basis, u[:, :rank]), s[:rank], vh[:rank])
+
+
+# tall matrices, block by block of their rows
+
+
+def _is_tall(x: Array) -> bool:
+    """True for one long matrix of few columns that is not small."""
+    return x.ndim == 2 and x.shape[0] >= 4 * x.shape[1] > 0 and x.nbytes > current().tall_matrix
+
+
+def _row_blocks(x: Array) -> Array:
+    """A tall matrix as a stack of shorter ones, with rows of zeros at its end."""
+    rows, columns = x.shape
+    height = max(4 * columns, current().tall_matrix // 4 // (columns * x.dtype.itemsize))
+    number = -(-rows // height)
+    return pad(x, ((0, number * height - rows), (0, 0))).reshape((number, height, columns))
+
+
+def _tall_r(x: Array) -> Array:
+    """The triangular factor of a tall matrix: of the triangles of its blocks, and so on."""
+    if not _is_tall(x):
+        return _each("qr r", x, _triangle, ((min(x.shape), x.shape[1]),), 6)[0]
+    blocks = _row_blocks(x)
+    return _tall_r(_each("qr r", blocks, _triangle, ((x.shape[1],) * 2,), 6)[0].reshape((-1, x.shape[1])))
+
+
+def _triangle(block: Block) -> Block:
+    found: Any = np.linalg.qr(block, mode="r")
+    return np.asarray(found)
+
+
+def _tall_qr(x: Array) -> QRResult:
+    """QR of a tall matrix (Demmel, Grigori, Hoemmen and Langou, 2012): the blocks' own, then that of their triangles."""
+    rows, columns = x.shape
+    blocks = _row_blocks(x)
+    number, height, _ = blocks.shape
+    triangles = _each("qr r", blocks, _triangle, ((columns, columns),), 6)[0].reshape((-1, columns))
+    second, r = qr(triangles)
+    both = concat([blocks, second.reshape((number, columns, columns))], axis=1)
+    q = _each("qr q", both, functools.partial(_tall_q, height=height), ((height, columns),), 6)[0]
+    return QRResult(q.reshape((number * height, columns))[:rows], r)
+
+
+def _tall_q(block: Block, height: int) -> Block:
+    found: Block = np.linalg.qr(block[..., :height, :])[0] @ block[..., height:, :]
+    return found
+
+
+# square matrices larger than the budget
+
+
+def _is_large(x: Array, copies: float) -> bool:
+    """True for one matrix of which LAPACK and its copies do not fit into the current budget."""
+    if x.ndim != 2 or x.nbytes <= current().made_now:
+        return False
+    worked = x.size * np.result_type(_solved_in(x.dtype), np.float64).itemsize
+    return copies * worked + _BLAS > (resolve_budget(None).host or 0)
+
+
+_BLAS = 4 << 20
+"""Bytes that BLAS and LAPACK take for themselves, nearly."""
+
+
+def _large_cholesky(x: Array, upper: bool) -> Array:
+    element = _solved_in(x.dtype)
+    x = _adjoint(x) if upper else x
+    panels = large.cholesky_panels(x.astype(element))
+    parts = [pad(part, ((x.shape[0] - part.shape[0], 0), (0, 0))) for part in panels.parts]
+    found = tril(concat(parts, axis=1))
+    return _adjoint(found) if upper else found
 
 
 # inside
@@ -296,11 +443,6 @@ def _real(x: Array) -> Array:
     return real(x) if x.dtype.kind == "c" else x
 
 
-def _inexact(x: Array) -> Array:
-    """Whole numbers as floats: their squares and sums leave a narrow dtype."""
-    return x if x.dtype.kind in "fc" else x.astype(np.float64)
-
-
 def _solved_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype in which LAPACK works on elements of this one."""
     if dtype.kind not in "biufc":
@@ -310,7 +452,7 @@ def _solved_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _adjoint(x: Array) -> Array:
-    return matrix_transpose(lazy(np.conjugate(x)))
+    return matrix_transpose(conj(x))
 
 
 def _limits(x: Array, values: Array, rtol: Any) -> Array:
@@ -322,14 +464,14 @@ def _limits(x: Array, values: Array, rtol: Any) -> Array:
         rtol = max(_matrix(x)) * float(np.finfo(element).eps)
     largest = values.max(axis=-1, keepdims=True)
     if isinstance(rtol, int | float):
-        return lazy(largest * rtol)
-    return lazy(largest * Array(_as_node(rtol))[..., None])
+        return largest * rtol
+    return largest * asarray(rtol)[..., None]
 
 
 def _each(
-    name: str, x: Array, function: Callable[[Block], Any], cores: Sequence[Core], memory: float
+    name: str, x: Array, function: Callable[[Block], Any], cores: Sequence[tuple[int, ...]], memory: float
 ) -> tuple[Array, ...]:
-    """function(matrices) -> several results; `cores` are their shapes for one matrix.
+    """function(matrices) -> one or several results; `cores` are their shapes for one matrix.
 
     A matrix is a lane of its elements, and so are its results, one after another: they are made once, whoever asks.
     """
@@ -338,29 +480,37 @@ def _each(
     node = _as_node(flat if rows * columns else zeros((*x.shape[:-2], 1), dtype=x.dtype))  # memory is counted by input
     element = _solved_in(x.dtype)
     sizes = [math.prod(core) for core in cores]
-
-    def transform(block: Block, axis: int) -> Block:
-        stack_ = block[..., : rows * columns].reshape((*block.shape[:-1], rows, columns))
-        try:
-            made = function(stack_)
-        except np.linalg.LinAlgError as error:
-            raise InputError(f"{name.split()[0]} of one of the matrices failed: {error}") from None
-        flat = [np.asarray(part).reshape((*block.shape[:-1], size)) for part, size in zip(made, sizes, strict=True)]
-        found: Block = np.concatenate(flat, axis=-1).astype(element, copy=False)
-        return found
-
+    work = functools.partial(
+        _of_matrices, name=name.split()[0], function=function, shape=(rows, columns), sizes=sizes, element=element
+    )
     worked = np.result_type(element, np.float64)  # NumPy widens every matrix that it gives to LAPACK
     wide = worked.itemsize / x.dtype.itemsize
     longer, shorter = max(rows, columns), min(rows, columns)
     grown = (memory + 2 * sum(sizes) / max(1, rows * columns)) * wide
     packed = Array(
         in_lanes(
-            node, node.ndim - 1, transform, name=f"{name} {rows}x{columns}", length=sum(sizes), dtype=element,
+            node, node.ndim - 1, work, name=f"{name} {rows}x{columns}", length=sum(sizes), dtype=element,
             memory=grown, packing=packing(longer, longer if sum(sizes) > longer * shorter else shorter, shorter, worked),
         )
     )  # fmt: skip
     ends = np.cumsum(sizes).tolist()
     return tuple(
-        lazy(packed[..., end - size : end].reshape((*x.shape[:-2], *core)))
+        packed[..., end - size : end].reshape((*x.shape[:-2], *core))
         for end, size, core in zip(ends, sizes, cores, strict=True)
     )
+
+
+def _of_matrices(
+    block: Block, axis: int, name: str, function: Callable[[Block], Any], shape: tuple[int, int], sizes: list[int],
+    element: np.dtype[Any],
+) -> Block:  # fmt: skip
+    """The results of a function of the matrices that lie in lanes, one after another in lanes."""
+    lanes = block.shape[:-1]
+    try:
+        made = function(block[..., : math.prod(shape)].reshape((*lanes, *shape)))
+    except np.linalg.LinAlgError as error:
+        raise InputError(f"{name} of one of the matrices failed: {error}") from None
+    parts = made if isinstance(made, tuple) else (made,)
+    flat = [np.asarray(part).reshape((*lanes, size)) for part, size in zip(parts, sizes, strict=True)]
+    found: Block = np.concatenate(flat, axis=-1).astype(element, copy=False)
+    return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from outsize.array.api.lazy import Array
 from outsize.array.graph.build import whole
 from outsize.array.graph.node import Memory, Node
 from outsize.array.store.base import Block, Region, region_shape
+from outsize.array.store.formats.flat import FlatLayout, offsets
 from outsize.core.errors import InputError
 from outsize.core.spec import parse_shape
 
@@ -47,7 +48,7 @@ class Random(Node):
         block = frame.array(region_shape(region), self.dtype) if out is None else out
         frame.reserve(_TEMPORARIES)
         if not frame.dry and block.size:
-            for index, start in _runs(region, self.shape):
+            for index, start in offsets(FlatLayout(self.shape, np.dtype(np.uint8), 0).runs(region)):
                 part: Any = (*index, ...)
                 self._fill(block[part], start)
         return block
@@ -66,24 +67,8 @@ class Random(Node):
             made = LAWS[self.law](words, self)
             flat[low:high] = made[start + low - first :][: high - low]
 
-    def detail(self) -> tuple[Any, ...]:
-        return (self.key, self.law, self.bounds, self.shape, self.dtype.str)
-
     def label(self) -> str:
         return f"random {self.law}"
-
-
-def _runs(region: Region, shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
-    """(index of the leading axes, first place) of the runs of a region that are whole in the flattened array."""
-    whole = len(shape)
-    while whole > 0 and region[whole - 1] == (0, shape[whole - 1]):
-        whole -= 1
-    lead = max(0, whole - 1)  # the axis before the whole ones is cut, but still one run
-    steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    inner = sum(a * step for (a, _), step in zip(region[lead:], steps[lead:], strict=True))
-    for index in itertools.product(*(range(b - a) for a, b in region[:lead])):
-        outer = sum((a + i) * step for (a, _), i, step in zip(region, index, steps, strict=False))
-        yield index, outer + inner
 
 
 def _draw(key: tuple[int, int], first: int, last: int) -> Block:
@@ -148,7 +133,7 @@ class Generator:
         return f"outsize.array.random.default_rng({self._seeds.entropy})"
 
     def _array(self, law: str, size: Any, dtype: Any, bounds: tuple[int, int] = (0, 0)) -> Array:
-        shape = () if size is None else parse_shape((size,) if isinstance(size, int | np.integer) else size)
+        shape = () if size is None else parse_shape(size)
         with self._turn:
             call = next(self._calls)
         own = np.random.SeedSequence(self._seeds.entropy, spawn_key=(call,))
@@ -193,10 +178,9 @@ def _shape(size: Any, *given: Any) -> Any:
     shape = np.broadcast_shapes(*(np.shape(value) if not isinstance(value, Array) else value.shape for value in given))
     if size is None:
         return shape
-    wanted = parse_shape((size,) if isinstance(size, int | np.integer) else size)
-    if len(shape) > len(wanted) or any(
-        n not in (1, m) for n, m in zip(reversed(shape), reversed(wanted), strict=False)
-    ):
+    wanted = parse_shape(size)
+    pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    if len(shape) > len(wanted) or any(n not in (1, m) for n, m in pairs):
         raise InputError(f"parameters of shape {shape} do not go into numbers of shape {wanted}")
     return wanted
 

@@ -23,6 +23,9 @@ class Tuning:
     """A worker's buffer at its most generous: transfers this long lose nothing to their latency."""
     small: int = 2 << 20
     """Work that fits in this runs in one piece on the calling thread."""
+    at_once: int = 8 << 20
+    """Work that never holds more than this is not planned: NumPy does it at once. 0 plans everything. Arrays beyond the caches
+    are better off in slices."""
     largest: int = 256 << 20
     """A tile of a map, or a chunk of a reduction that takes no buffer, is at most this large. Longer runs save nothing that
     fresh memory does not cost, and shorter chunks end sooner where the work is interrupted."""
@@ -74,8 +77,14 @@ class Tuning:
 
     # Schedules and runs
 
+    local_lane: int = 8 << 20
+    """A lane up to this size is reduced, summed up or sorted inside the pass that reads the result, where that pass has room for
+    whole lanes."""
+
     tiny_result: int = 1 << 16
     """A result up to this size always stays in memory."""
+    modest: int = 512 << 20
+    """Room of a pass beyond which it seldom gains: the rest of a budget keeps what later passes read again."""
     kept_sources: int = 1 << 30
     """Sources up to this size are read into memory for several passes: beyond it, fresh memory costs more than a second
     read."""
@@ -88,8 +97,24 @@ class Tuning:
     sync_share: int = 20
     """Syncs may take one part in so many of the time."""
 
-    # Sorting and filtering
+    # Lanes, sorting, filtering and indices
 
+    turned: int = 32 << 20
+    """Lanes across the rows of an array from this size on are first turned along them, in a pass of its own."""
+    ranked_lane: int = 1 << 20
+    """A lane up to this size is read whole for its median or quantiles; a longer one is gone through in reductions."""
+    rank_piece: int = 1 << 16
+    """Elements of such a lane that are counted at a time, so that their keys stay in cache."""
+    tall_matrix: int = 64 << 20
+    """A matrix of few columns larger than this is factored by blocks of its rows, a quarter of this each."""
+    sorted_lane: int = 4 << 20
+    """A lane up to this size is sorted whole."""
+    transformed_lane: int = 16 << 20
+    """A lane up to this size, in complex numbers, is transformed by NumPy at once."""
+    search_piece: int = 1 << 18
+    """Elements of a sorted array that are searched at a time."""
+    made_now: int = 1 << 20
+    """Results up to this size that are made at once, and indices, stay in memory."""
     sort_grain: int = 128 << 10
     """A sorted run is the geometric mean of this and the lane, so that runs and what tells them apart grow alike."""
     filter_block: int = 1 << 16

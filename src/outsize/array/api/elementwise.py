@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.api.lazy import Array, _as_node, apply
+from outsize.array.api.lazy import Array, _as_node, apply, check_device
 from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import IMAG, REAL, WHERE, operation, rounding
+from outsize.array.graph.node import Source
+from outsize.array.run.results import to_numpy
 from outsize.core.errors import InputError
 
 __all__ = [
@@ -18,9 +20,22 @@ __all__ = [
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Array:
-    """An array from anything that is one."""
+    """An array from anything that is one. NumPy's and other libraries' memory is shared unless `copy=True`."""
+    check_device(device)
+    if isinstance(obj, Array) and not copy and dtype in (None, obj.dtype):
+        return obj
+    if copy is False and (isinstance(obj, list | tuple | bool | int | float | complex) or _is_cast(obj, dtype)):
+        raise ValueError(
+            f"asarray(copy=False) cannot share memory with {type(obj).__name__} of another kind: leave out copy"
+        )
     found = Array(_as_node(obj))
+    if copy and isinstance(found.node, Source) and found.node.store.resident:
+        found = Array(make.constant(to_numpy(found.node).copy()))
     return found if dtype is None else found.astype(dtype)
+
+
+def _is_cast(obj: Any, dtype: Any) -> bool:
+    return dtype is not None and hasattr(obj, "dtype") and not isinstance(obj, Array) and obj.dtype != np.dtype(dtype)
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Array:
@@ -79,7 +94,7 @@ def round(x: Any, /, decimals: int = 0) -> Array:
 
 def astype(x: Array, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
     """Another element type."""
-    return x.astype(dtype)
+    return x.astype(dtype, copy=copy, device=device)
 
 
 def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
@@ -97,9 +112,10 @@ def isdtype(dtype: Any, kind: Any) -> bool:
     return bool(np.isdtype(np.dtype(dtype), kind))
 
 
-def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8) -> Array:
-    """True where two arrays are close."""
+def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Array:
+    """True where two arrays are close; NaN is close to NaN where `equal_nan` says so."""
     first, second = asarray(a), asarray(b)
     second = second.astype(np.result_type(second.dtype, 1.0))  # differences of whole numbers may wrap
     near = abs(first - second) <= (atol + rtol * abs(second))
-    return near & apply(operation(np.isfinite), second) | (first == second)
+    found = near & apply(operation(np.isfinite), second) | (first == second)
+    return found | ((first != first) & (second != second)) if equal_nan else found

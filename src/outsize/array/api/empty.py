@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from typing import Any
@@ -13,7 +14,8 @@ from outsize.array.graph import build as make
 from outsize.array.plan.prepare import resolve_budget
 from outsize.array.run.now import remove, scratch_file
 from outsize.array.store.formats.memory import MemoryStore
-from outsize.array.store.registry import as_numpy, create_sink, open_store
+from outsize.array.store.options import as_numpy
+from outsize.array.store.registry import create_sink, open_store
 from outsize.core.errors import BudgetError
 from outsize.core.spec import parse_shape
 from outsize.core.units import format_bytes
@@ -32,9 +34,7 @@ def empty(
     >>> x = outsize.empty((3075200, 512), "float32")
     """
     lengths, element = parse_shape(shape), as_numpy(dtype)
-    size = element.itemsize
-    for length in lengths:
-        size *= length
+    size = math.prod(lengths) * element.itemsize
     if path is not None:
         return _in_file(os.fspath(path), lengths, element)
     budget = resolve_budget(None)

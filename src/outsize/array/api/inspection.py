@@ -7,22 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.api.lazy import Array
+from outsize.array.api.lazy import Array, check_device
 from outsize.core.errors import InputError
 
 __all__ = ["finfo", "iinfo"]
 
-_KINDS = {
-    "bool": ("bool",),
-    "signed integer": ("int8", "int16", "int32", "int64"),
-    "unsigned integer": ("uint8", "uint16", "uint32", "uint64"),
-    "real floating": ("float32", "float64"),
-    "complex floating": ("complex64", "complex128"),
-}
-_GROUPS = {
-    "integral": ("signed integer", "unsigned integer"),
-    "numeric": ("signed integer", "unsigned integer", "real floating", "complex floating"),
-}
+_DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64", "complex64",
+    "complex128",
+)  # fmt: skip
+_KINDS = "bool, signed integer, unsigned integer, integral, real floating, complex floating, numeric"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +65,13 @@ class Info:
         """Arrays are planned on the processor unless a device is named."""
         return "cpu"
 
-    def devices(self) -> list[str]:
+    def devices(self) -> tuple[str, ...]:
         """Where arrays lie; `compute(device=)` says where they are worked on."""
-        return ["cpu"]
+        return ("cpu",)
 
     def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype[Any]]:
         """dtypes of numbers that do not name theirs."""
+        check_device(device)
         names = {
             "real floating": "float64", "complex floating": "complex128", "integral": "int64", "indexing": "int64",
         }  # fmt: skip
@@ -84,9 +79,9 @@ class Info:
 
     def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, np.dtype[Any]]:
         """dtypes of a kind, or all."""
-        asked = tuple(_KINDS) if kind is None else kind if isinstance(kind, tuple) else (kind,)
-        kinds = [one for name in asked for one in _GROUPS.get(name, (name,))]
-        unknown = [one for one in kinds if one not in _KINDS]
-        if unknown:
-            raise InputError(f"{unknown[0]!r} is no kind of dtype: one of {', '.join((*_KINDS, *_GROUPS))}")
-        return {name: np.dtype(name) for one in kinds for name in _KINDS[one]}
+        check_device(device)
+        found = {name: np.dtype(name) for name in _DTYPES}
+        try:
+            return {name: dtype for name, dtype in found.items() if kind is None or np.isdtype(dtype, kind)}
+        except (TypeError, ValueError):
+            raise InputError(f"{kind!r} is no kind of dtype: one of {_KINDS}") from None

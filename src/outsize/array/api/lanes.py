@@ -6,6 +6,7 @@ array are first turned along them, in a pass of its own: otherwise every lane wo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,15 +17,13 @@ from outsize.array.graph.barrier import Lane, Settled
 from outsize.array.graph.node import Node
 from outsize.array.kernels.blas import NOTHING, Packing
 from outsize.array.store.base import Block
-
-_LARGE = 32 << 20
-"""Bytes from which lanes across an array's rows are turned."""
+from outsize.array.tuning import current
 
 
 def turn_along(node: Node, axis: int, always: bool = False) -> tuple[Node, int, list[int] | None]:
     """(node, the axis in it, order of axes that turns a result back or None), the axis last where that pays."""
     last = node.ndim - 1
-    if axis == last or not (always or node.nbytes > _LARGE):
+    if axis == last or not (always or node.nbytes > current().turned):
         return node, axis, None
     order = [*(a for a in range(node.ndim) if a != axis), axis]
     turned = make.permute(node, order)
@@ -33,15 +32,15 @@ def turn_along(node: Node, axis: int, always: bool = False) -> tuple[Node, int, 
 
 
 def in_lanes(
-    node: Node, axis: int, function: Callable[[Block, int], Block], *, name: str, length: int, dtype: Any, memory: float,
+    node: Node, axis: int, function: Callable[..., Block], *, name: str, length: int, dtype: Any, memory: float,
     beside: int = 0, packing: Packing = NOTHING,
 ) -> Node:  # fmt: skip
-    """function(block, axis) of whole lanes, each `length` long afterwards; `memory`, `beside` and `packing` as of a
+    """function(block, axis=...) of whole lanes, each `length` long afterwards; `memory`, `beside` and `packing` as of a
     `Lane`."""
     node, along, back = turn_along(node, axis)
     lane = Lane(
         shape=(*node.shape[:along], length, *node.shape[along + 1 :]), dtype=np.dtype(dtype), inputs=(node,),
-        function=lambda block: function(block, along), name=name, axis=along, memory=memory, beside=beside,
+        function=functools.partial(function, axis=along), name=name, axis=along, memory=memory, beside=beside,
         packing=packing,
     )  # fmt: skip
     return make.permute(lane, back) if back is not None else lane

@@ -6,26 +6,37 @@ shows what a result would take, `save` writes it to disk inside the budget, `com
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from outsize.array.api import indexing
+from outsize.array.api.methods import Methods
+from outsize.array.api.protocols import call_function, call_ufunc
 from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import Operation, Scalar, operation
-from outsize.array.graph.filter import keep
-from outsize.array.graph.node import Node, Range, Source
-from outsize.array.run.count import count, masked
-from outsize.array.run.now import SMALL, make_now
+from outsize.array.graph.node import Node, Source, put_together, take_apart, walk
+from outsize.array.run.execute import ARRAY_PREFIX
+from outsize.array.run.now import keep_now, masked
 from outsize.array.run.results import compute_node, plan_node, save_node, to_numpy, update_node
-from outsize.array.store.base import Block
+from outsize.array.store.base import Block, Store
+from outsize.array.tuning import current
 from outsize.core.errors import InputError
 from outsize.core.events import Listener, default_listener
 from outsize.core.plan import Plan
 from outsize.core.units import format_bytes
+
+_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
+"""Of the array API standard."""
+
+
+def check_device(device: Any) -> None:
+    """An `InputError` for a device on which no arrays lie; `compute` and `save` take devices to work on."""
+    if device is not None and str(device) != "cpu":
+        raise InputError(f"arrays live on 'cpu', not {device!r}: give the device to compute, save or tiles")
 
 
 def _known(value: Any) -> bool:
@@ -45,7 +56,7 @@ def _unary(ufunc: np.ufunc) -> Callable[[Array], Array]:
     return lambda self: apply(operation(ufunc), self)
 
 
-class Array:
+class Array(Methods):
     """An array that may be larger than memory."""
 
     __slots__ = ("node",)
@@ -82,19 +93,37 @@ class Array:
         return self.node.nbytes
 
     @property
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """Lengths of the pieces in which other libraries (xarray, dask) should take it; plans choose their own."""
+        rows = max(1, current().chunk // max(1, self.nbytes // max(1, self.shape[0]))) if self.shape else 1
+        return tuple(
+            (n,) if axis or n <= rows else (*[rows] * (n // rows), *([n % rows] if n % rows else []))
+            for axis, n in enumerate(self.shape)
+        )
+
+    def rechunk(self, chunks: Any = None) -> Array:
+        """The array: plans cut it as the budget asks."""
+        return self
+
+    @property
     def device(self) -> str:
         """Where results are: always the host."""
         return "cpu"
 
     def to_device(self, device: Any, /, *, stream: Any = None) -> Array:
         """This array; only `cpu` exists."""
-        if str(device) != "cpu":
-            raise InputError(f"arrays live on 'cpu', not {device!r}")
+        check_device(device)
+        if stream is not None:
+            raise InputError(f"arrays on 'cpu' have no streams: leave out stream={stream!r}")
         return self
 
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
         import outsize.array
 
+        if api_version is not None and api_version not in _VERSIONS:
+            raise InputError(
+                f"the array API standard has no version {api_version!r} here: one of {', '.join(_VERSIONS)}"
+            )
         return outsize.array
 
     def __len__(self) -> int:
@@ -115,6 +144,16 @@ class Array:
         from outsize.array.api.picture import draw_html
 
         return draw_html(self.node)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Files are pickled by their paths, arrays in memory by their values."""
+        for node in walk(self.node):
+            if isinstance(node, Source):
+                _check_shared(node.store)
+        return _unpickle, (take_apart(self.node),)
+
+    def __copy__(self) -> Array:
+        return Array(self.node)
 
     # What can be done with it
 
@@ -153,6 +192,13 @@ class Array:
         )
         return Array(make.source(store))
 
+    def cache(self, budget: int | str | None = None) -> Array:
+        """The same array, made now and kept for what is done with it next: in memory where it takes at most half of the budget,
+        else in a scratch file. Memory that is kept so is taken off later budgets. Both go when the last array that reads
+        them does.
+        """
+        return Array(keep_now(self.node, budget))
+
     def tiles(
         self, device: Any = None, prefetch: int = 2, budget: int | str | None = None, *, write: bool = False,
         shape: tuple[int, ...] | None = None,
@@ -180,33 +226,43 @@ class Array:
         return (1, 0)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Block:
+        shared = isinstance(self.node, Source) and self.node.store.resident and dtype in (None, self.dtype)
+        if copy is False and not shared:
+            raise ValueError(
+                "an array that is not in memory cannot become NumPy's without a copy: leave out copy=False"
+            )
         found = to_numpy(self.node)
         if dtype is not None and found.dtype != dtype:
             return found.astype(dtype)
         return found.copy() if copy else found
 
     def astype(self, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
-        """Another element type; the cast streams."""
+        """Another element type; the cast streams. Arrays never change their elements, so nothing is copied for `copy=True`."""
+        check_device(device)
         return Array(make.cast(self.node, dtype))
 
     def __getitem__(self, key: Any) -> Array:
-        """A part of it; a mask of its own shape gives the elements where it is true, which are counted at once."""
+        """A part of it, by any index of NumPy's. What a mask keeps is counted at once."""
         mask = isinstance(key, Array | np.ndarray) and key.dtype == np.dtype(bool)
-        large = isinstance(key, Array) or self.ndim > 1 or (mask and key.nbytes > SMALL)
+        large = isinstance(key, Array) or self.ndim > 1 or (mask and key.nbytes > current().made_now)
         if mask and key.shape == self.shape and large and self.ndim:
             return Array(masked(self.node, _as_node(key)))
-        return Array(make.index(self.node, _plain_key(key)))
+        return Array(indexing.get(self.node, _key(key)))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Write into a store that was opened for writing."""
-        if not isinstance(self.node, Source):
-            raise InputError("only an array opened with mode='r+' can be written into; this one is an expression")
-        target = make.index(self.node, _plain_key(key))
-        region = _region(target, self.node)
+        """Write into a store that was opened for writing; any other array becomes what it is with this part replaced, and nothing
+        that it was made of changes."""
+        if isinstance(self.node, Source) and _is_writable(self.node.store):
+            return self._write(key, value)
+        self.node = indexing.replaced(self.node, _key(key), _fitting(value, self.dtype))
+        return None
+
+    def _write(self, key: Any, value: Any) -> None:
+        assert isinstance(self.node, Source)
+        region, whole = _region(key, self.node)
         shape = tuple(b - a for a, b in region)
-        node = _operand(value)
-        node = make.constant(node.value) if isinstance(node, Scalar) else node
-        spread = make.broadcast_to(node, target.shape)
+        target = make.index(self.node, whole)
+        spread = make.broadcast_to(_fitting(value, self.dtype), target.shape)
         update_node(make.cast(make.reshape(spread, shape), self.dtype), self.node.store, region)
 
     # Shapes
@@ -246,13 +302,13 @@ class Array:
         """Arithmetic mean."""
         return Array(make.reduce("mean", self.node, axis, keepdims))
 
-    def var(self, axis: Any = None, *, ddof: float = 0, keepdims: bool = False) -> Array:
-        """Variance."""
-        return Array(make.reduce("var", self.node, axis, keepdims, ddof=ddof))
+    def var(self, axis: Any = None, *, correction: float = 0, ddof: float = 0, keepdims: bool = False) -> Array:
+        """Variance; `correction` (in NumPy `ddof`) is taken off the count."""
+        return Array(make.reduce("var", self.node, axis, keepdims, ddof=correction or ddof))
 
-    def std(self, axis: Any = None, *, ddof: float = 0, keepdims: bool = False) -> Array:
-        """Standard deviation."""
-        return Array(make.reduce("std", self.node, axis, keepdims, ddof=ddof))
+    def std(self, axis: Any = None, *, correction: float = 0, ddof: float = 0, keepdims: bool = False) -> Array:
+        """Standard deviation; `correction` as in `var`."""
+        return Array(make.reduce("std", self.node, axis, keepdims, ddof=correction or ddof))
 
     def min(self, axis: Any = None, *, keepdims: bool = False) -> Array:
         """Smallest element."""
@@ -313,30 +369,10 @@ class Array:
     # NumPy's protocols
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        if method != "__call__" or set(options) - {"dtype", "casting"}:
-            return NotImplemented
-        if ufunc.signature is not None:
-            import outsize.array
-
-            ours = getattr(outsize.array, ufunc.__name__) if ufunc.__name__ in outsize.array.__all__ else None
-            if ours is not None and not options:
-                return ours(*(Array(_as_node(value)) for value in inputs))
-        result = apply(operation(ufunc), *inputs)
-        return result.astype(options["dtype"]) if options.get("dtype") is not None else result
+        return call_ufunc(ufunc, method, inputs, options)
 
     def __array_function__(self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
-        import outsize.array
-
-        part, name = function.__module__.removeprefix("numpy").removeprefix("."), function.__name__
-        if not part and name in ("shape", "ndim"):
-            return getattr(args[0], name)
-        space = {"": outsize.array, "fft": outsize.array.fft, "linalg": outsize.array.linalg}.get(part)
-        ours = getattr(space, name) if space is not None and name in space.__all__ else None
-        if ours is None:
-            called = ".".join(word for word in ("np", part, name) if word)
-            raise InputError(f"{called} has no out-of-core rule; call it on x.compute() if the array fits in memory")
-        args, kwargs = _as_ours(function, ours, args, kwargs)
-        return ours(*args, **kwargs)
+        return call_function(function, args, kwargs)
 
     # Single values
 
@@ -348,6 +384,14 @@ class Array:
     def item(self) -> Any:
         """The only element, as a Python number."""
         return self._item().item()
+
+    def tolist(self) -> Any:
+        """All elements as Python numbers, in lists."""
+        return self.compute().tolist()
+
+    def __format__(self, spec: str) -> str:
+        """A single value by its own format, such as `f"{x.mean():.3f}"`; an array by its text."""
+        return format(self._item(), spec) if spec and not self.ndim else format(repr(self), spec)
 
     def __bool__(self) -> bool:
         return bool(self._item())
@@ -385,49 +429,19 @@ def _operand(value: Any) -> Node | Scalar:
     return make.source(open_store(value))
 
 
-_RENAMED = {"a_min": "min", "a_max": "max"}
-"""NumPy's older names of options."""
-_MANNERS = ("kind", "optimize", "overwrite_input", "subok", "casting")
-"""Options that say how and not what."""
+def _check_shared(store: Store) -> None:
+    """An `InputError` that names a source which another process could not open."""
+    for path in store.paths:
+        if os.path.basename(path).startswith(ARRAY_PREFIX):
+            raise InputError(
+                f"cannot pickle {path}: it is a scratch file that goes with its array; save the array, open that"
+            )
+        if not os.path.exists(path):
+            raise InputError(f"cannot pickle {store.name}: no other process can open {path}, which is no file")
 
 
-def _as_ours(
-    function: Callable[..., Any], ours: Callable[..., Any], args: Any, kwargs: Any
-) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call of NumPy's function for ours, where options are named; those left as they are are not passed on."""
-    theirs, own = inspect.signature(function), inspect.signature(ours).parameters
-    bound = theirs.bind(*args, **kwargs)
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in theirs.parameters.values()):
-        plain, given = list(bound.args), bound.kwargs
-    else:
-        named = [name for name, parameter in own.items() if parameter.kind is not parameter.POSITIONAL_ONLY]
-        leading = sum(name not in named or name not in theirs.parameters for name in _placed(own))
-        plain = list(bound.arguments.values())[:leading]
-        given = dict(list(bound.arguments.items())[leading:])
-        given |= given.pop("kwargs", {})
-    options = {
-        _RENAMED.get(name, name): value
-        for name, value in given.items()
-        if name not in _MANNERS and not _usual(theirs, name, value)
-    }
-    unknown = [name for name in options if name not in own]
-    if unknown:
-        raise InputError(
-            f"{function.__name__} of an array that may be larger than memory has no option {', '.join(unknown)}; call it on "
-            "x.compute() if the array fits in memory"
-        )
-    return plain, options
-
-
-def _placed(own: Mapping[str, inspect.Parameter]) -> list[str]:
-    """The parameters that can be given by their place."""
-    return [name for name, one in own.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-
-
-def _usual(theirs: inspect.Signature, name: str, value: Any) -> bool:
-    """True where an option is given as NumPy has it anyway."""
-    default = theirs.parameters[name].default if name in theirs.parameters else inspect.Parameter.empty
-    return value is default or (isinstance(value, bool | int | float | str) and value == default)
+def _unpickle(parts: list[tuple[Node, tuple[int, ...]]]) -> Array:
+    return Array(put_together(parts))
 
 
 def _as_node(value: Any) -> Node:
@@ -440,50 +454,61 @@ def apply(op: Operation, *operands: Any) -> Array:
     return Array(make.apply(op, *(_operand(value) for value in operands)))
 
 
-def lazy(x: Any) -> Array:
-    """What an operator or a NumPy function has made of arrays, which is one."""
-    assert isinstance(x, Array)
-    return x
-
-
-def _plain_key(key: Any) -> Any:
-    """An index in which every array of indices is ready to be read piece by piece."""
+def _key(key: Any) -> Any:
+    """A key in which arrays of ours are nodes."""
     if isinstance(key, tuple):
-        return tuple(_plain_key(part) for part in key)
-    if isinstance(key, Array) and not key.ndim and key.dtype != bool:
-        return key._item()
-    return as_indices(key) if isinstance(key, Array | np.ndarray) and key.ndim == 1 else _computed(key)
+        return tuple(_key(part) for part in key)
+    return key.node if isinstance(key, Array) else key
 
 
-def _computed(key: Any) -> Any:
-    return key.compute() if isinstance(key, Array) else key
+def as_indices(key: Any) -> make.Indices:
+    """A one-dimensional array of indices, or a mask: small ones are held, large ones are in a scratch file of ours."""
+    node = key.node if isinstance(key, Array) else np.asarray(key)
+    if node.dtype == bool:
+        return indexing.places_of(_as_node(key))
+    return indexing.indices_of(node)
 
 
-def as_indices(key: Any) -> Any:
-    """A one-dimensional array of indices, or a mask: small ones as NumPy's, large ones in a scratch file of ours."""
-    if not isinstance(key, Array | np.ndarray) or key.nbytes <= SMALL:
-        return _computed(key)
-    if key.dtype == bool:
-        flat = _as_node(key)
-        found = keep(Range(shape=flat.shape, dtype=np.dtype(np.int64), start=0, step=1), flat, count(flat))
-        return make.Indices(found, 0, max(0, flat.shape[0] - 1), True)
-    if isinstance(key, np.ndarray):
-        return make.known_indices(key, make_now(make.constant(key)))
-    now = Array(make_now(key.node))
-    return make.Indices(now.node, int(now.min()), int(now.max()), False)
+def _fitting(value: Any, dtype: np.dtype[Any]) -> Node:
+    """A value that is to be written among elements of a dtype."""
+    node = _operand(value)
+    if not isinstance(node, Scalar):
+        return node
+    if isinstance(node.value, bool | int | float | complex):  # NumPy refuses what does not fit, such as 300 among bytes
+        return make.constant(np.full((), node.value, dtype) if _is_of(node.value, dtype) else node.value)
+    return make.constant(node.value)
 
 
-def _region(target: Node, base: Node) -> tuple[tuple[int, int], ...]:
-    """The region of a store that an index names; only whole numbers and slices of step 1 name one."""
-    from outsize.array.graph.rearrange import Affine
+def _is_of(value: Any, dtype: np.dtype[Any]) -> bool:
+    """True where a Python number is of the kind of a dtype, or below it."""
+    kinds = "biufc"
+    return kinds.index(np.asarray(value).dtype.kind) <= kinds.index(dtype.kind)
 
-    if target is base:
-        return tuple((0, n) for n in base.shape)
-    if not isinstance(target, Affine) or target.inputs[0] is not base:
-        raise InputError("in-place writing takes whole numbers and slices, not lists of indices")
-    region = []
-    for axis, start, step in target.axes:
-        if axis is not None and step != 1:
-            raise InputError(f"in-place writing takes slices of step 1, not {step}")
-        region.append((start, start + (1 if axis is None else target.shape[axis])))
-    return tuple(region)
+
+def _is_writable(store: Store) -> bool:
+    try:
+        store.update()
+    except InputError:
+        return False
+    return True
+
+
+def _region(key: Any, base: Node) -> tuple[tuple[tuple[int, int], ...], tuple[Any, ...]]:
+    """(the region of a store that a key names, the key with a part for each axis); only numbers and slices of step 1 name one."""
+    region: list[tuple[int, int]] = []
+    parts = make.expand_ellipsis(list(key) if isinstance(key, tuple) else [key], base)
+    for part in parts:
+        if part is None:
+            continue
+        length = base.shape[len(region)]
+        if isinstance(part, slice):
+            start, stop, step = part.indices(length)
+            if step != 1:
+                raise InputError(f"in-place writing takes slices of step 1, not {step}")
+            region.append((start, max(start, stop)))
+            continue
+        if not isinstance(part, int | np.integer):
+            raise InputError("in-place writing takes whole numbers and slices, not lists of indices")
+        start = make.whole_index(part, length, len(region))
+        region.append((start, start + 1))
+    return tuple(region), tuple(parts)

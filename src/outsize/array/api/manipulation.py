@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,15 +11,17 @@ import numpy as np
 from outsize.array.api.elementwise import asarray
 from outsize.array.api.lazy import Array, _as_node, apply, as_indices
 from outsize.array.graph import build as make
-from outsize.array.graph.elementwise import broadcast_shapes, operation
+from outsize.array.graph.elementwise import WHERE, operation
+from outsize.array.graph.elementwise import broadcast_shapes as _common_shape
+from outsize.array.graph.node import Node, Range
 from outsize.array.graph.rearrange import Concat, Wrap
 from outsize.core.errors import InputError
 from outsize.core.spec import parse_shape
 
 __all__ = [
-    "broadcast_arrays", "broadcast_to", "concat", "concatenate", "diff", "expand_dims", "flip", "matrix_transpose",
-    "moveaxis", "pad", "permute_dims", "repeat", "reshape", "roll", "squeeze", "stack", "swapaxes", "take", "tile",
-    "transpose", "unstack",
+    "broadcast_arrays", "broadcast_shapes", "broadcast_to", "concat", "concatenate", "diff", "expand_dims", "flip",
+    "matrix_transpose", "moveaxis", "pad", "permute_dims", "repeat", "reshape", "roll", "squeeze", "stack", "swapaxes", "take",
+    "take_along_axis", "tile", "transpose", "unstack",
 ]  # fmt: skip
 
 
@@ -77,11 +80,16 @@ def broadcast_to(x: Any, /, shape: Any) -> Array:
     return Array(make.broadcast_to(asarray(x).node, parse_shape(shape)))
 
 
-def broadcast_arrays(*arrays: Any) -> list[Array]:
+def broadcast_shapes(*shapes: Any) -> tuple[int, ...]:
+    """The common shape of arrays of these shapes."""
+    return _common_shape(*(parse_shape(shape) for shape in shapes))
+
+
+def broadcast_arrays(*arrays: Any) -> tuple[Array, ...]:
     """All broadcast to their common shape."""
     found = [asarray(a) for a in arrays]
-    shape = broadcast_shapes(*(a.shape for a in found))
-    return [broadcast_to(a, shape) for a in found]
+    shape = _common_shape(*(a.shape for a in found))
+    return tuple(broadcast_to(a, shape) for a in found)
 
 
 def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Array:
@@ -169,33 +177,122 @@ def take(x: Array, indices: Any, /, *, axis: int | None = None) -> Array:
     return taken if places.ndim == 1 else taken.reshape((*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]))
 
 
-def diff(x: Array, /, *, axis: int = -1, n: int = 1) -> Array:
-    """Differences of neighbours."""
+def take_along_axis(x: Any, indices: Any, /, *, axis: int | None = -1) -> Array:
+    """Of each lane along an axis, the elements that its own indices choose; `argsort` gives such indices. The other axes
+    broadcast."""
+    array, chosen = asarray(x), asarray(indices)
+    if axis is None:
+        array, axis = array.reshape(-1), 0
+    place = make.axis_index(axis, array.ndim)
+    if chosen.ndim != array.ndim:
+        raise InputError(f"take_along_axis needs indices of {array.ndim} dimensions, not of {chosen.ndim}")
+    found = as_indices(chosen.reshape(-1))
+    length = array.shape[place]
+    if found.node.shape[0] and not -length <= found.low <= found.high < length:
+        blamed = found.low if found.low < -length else found.high
+        raise IndexError(f"index {blamed} is outside axis {axis} of length {length}")
+    return gather(array, Array(make.reshape(found.node, chosen.shape)), place, found.low < 0)
+
+
+def gather(x: Array, indices: Array, axis: int, negative: bool = False) -> Array:
+    """`take_along_axis` with indices that are known to be inside."""
+    lead, tail = x.shape[:axis], x.shape[axis + 1 :]
+    shape = _common_shape((*lead, 1, *tail), (*indices.shape[:axis], 1, *indices.shape[axis + 1 :]))
+    shape = (*shape[:axis], indices.shape[axis], *shape[axis + 1 :])
+    if 0 in shape:
+        return Array(make.fill(shape, 0, x.dtype))
+    x = broadcast_to(x, (*shape[:axis], x.shape[axis], *shape[axis + 1 :]))
+    places = broadcast_to(indices.astype(np.int64), shape)
+    if negative:
+        places = apply(WHERE, places < 0, places + x.shape[axis], places)
+    places = places * math.prod(x.shape[axis + 1 :])
+    step = 1
+    for other in reversed(range(x.ndim)):  # where each lane begins among all elements
+        if other != axis and shape[other] > 1:
+            line = Array(Range(shape=(shape[other],), dtype=np.dtype(np.int64), start=0, step=step))
+            places = places + line[(slice(None), *[None] * (x.ndim - 1 - other))]
+        step *= x.shape[other]
+    chosen = make.Indices(places.reshape(-1).node, 0, x.size - 1, False)
+    return Array(make.take(x.reshape(-1).node, chosen, 0)).reshape(shape)
+
+
+def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: Any = None) -> Array:
+    """Differences of neighbours; `prepend` and `append` are put before and behind the array first."""
+    array = asarray(x)
     if make.whole("the order of a difference", n) < 0:
         raise InputError(f"a difference of order {n} is none: give 0 or more")
-    place = make.axis_index(axis, x.ndim)
+    place = make.axis_index(axis, array.ndim)
+    edge = (*array.shape[:place], 1, *array.shape[place + 1 :])
+    parts = [asarray(part) for part in (prepend, array, append) if part is not None]
+    parts = [part if part.ndim else broadcast_to(part, edge) for part in parts]
+    array = concat(parts, axis=place) if len(parts) > 1 else array
     lead = (slice(None),) * place
     for _ in range(n):
-        high, low = x[(*lead, slice(1, None))], x[(*lead, slice(None, -1))]
-        x = apply(operation(np.not_equal if x.dtype == bool else np.subtract), high, low)
-    return x
+        high, low = array[(*lead, slice(1, None))], array[(*lead, slice(None, -1))]
+        array = apply(operation(np.not_equal if array.dtype == bool else np.subtract), high, low)
+    return array
 
 
-def pad(x: Array, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> Array:
-    """A margin around the array: of one value, or of one for each side or each side of each axis."""
-    if mode != "constant":
-        raise InputError(f"pad mode {mode!r} has no rule here: use 'constant', or map_overlap with a boundary")
-    node = x.node
+def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: Any = 0, reflect_type: str = "even") -> Array:
+    """A margin around the array: of one value (or of one for each side or each side of each axis), of the array's own elements
+    (`edge`, `reflect`, `symmetric`, `wrap`), or of the `minimum`, `maximum`, `mean` or `median` along the axis."""
+    array = asarray(x)
+    if mode not in ("constant", "empty", *_MIRRORS, *_SUMMARIES) or reflect_type != "even":
+        raise InputError(
+            f"pad has no mode {mode!r} of type {reflect_type!r}: constant, {', '.join((*_MIRRORS, *_SUMMARIES))}"
+        )
     try:
-        widths, fills = (np.broadcast_to(np.asarray(given), (x.ndim, 2)) for given in (pad_width, constant_values))
+        widths, fills = (np.broadcast_to(np.asarray(given), (array.ndim, 2)) for given in (pad_width, constant_values))
     except ValueError:
         raise InputError(
-            f"pad takes one width, a pair, or a pair for each of {x.ndim} axes, and values likewise, not {pad_width!r} "
+            f"pad takes one width, a pair, or a pair for each of {array.ndim} axes, and values likewise, not {pad_width!r} "
             f"and {constant_values!r}"
         ) from None
     for axis, (before, after) in enumerate(map(parse_shape, widths.tolist())):
-        edges = [(*node.shape[:axis], n, *node.shape[axis + 1 :]) for n in (before, after)]
-        parts = (make.fill(edges[0], fills[axis, 0], node.dtype), node, make.fill(edges[1], fills[axis, 1], node.dtype))
-        shape = (*node.shape[:axis], node.shape[axis] + before + after, *node.shape[axis + 1 :])
-        node = Concat(shape=shape, dtype=node.dtype, inputs=parts, axis=axis)
-    return Array(node)
+        if not before and not after:
+            continue
+        if not array.shape[axis] and mode not in ("constant", "empty"):
+            raise InputError(f"axis {axis} has no elements to pad it with by {mode!r}")
+        sides = [
+            _margin(array, axis, mode, count, fill)
+            for count, fill in ((-before, fills[axis, 0]), (after, fills[axis, 1]))
+        ]
+        shape = (*array.shape[:axis], array.shape[axis] + before + after, *array.shape[axis + 1 :])
+        parts = (sides[0], array.node, sides[1])
+        array = Array(Concat(shape=shape, dtype=array.dtype, inputs=parts, axis=axis))
+    return array
+
+
+_MIRRORS = ("edge", "reflect", "symmetric", "wrap")
+_SUMMARIES = ("maximum", "mean", "median", "minimum")
+
+
+def _margin(array: Array, axis: int, mode: str, count: int, fill: Any) -> Node:
+    """The margin before an axis (of -count) or behind it."""
+    length, number = array.shape[axis], abs(count)
+    shape = (*array.shape[:axis], number, *array.shape[axis + 1 :])
+    if mode in ("constant", "empty") or not number:
+        return make.fill(shape, fill if mode == "constant" else 0, array.dtype)
+    if mode in _SUMMARIES:
+        found = {"minimum": array.min, "maximum": array.max, "mean": array.mean}.get(mode)
+        if found is None:
+            from outsize.array.api.order_statistics import median
+
+            one = median(array, axis, keepdims=True)
+        else:
+            one = found(axis, keepdims=True)
+        whole = array.dtype.kind in "iu" and one.dtype.kind == "f"
+        one = apply(operation(np.rint), one) if whole else one
+        return make.broadcast_to(one.astype(array.dtype).node, shape)
+    places = np.arange(count, 0) if count < 0 else np.arange(length, length + number)
+    if mode == "edge":
+        places = np.clip(places, 0, length - 1)
+    elif mode == "wrap" or length == 1:
+        places = places % length
+    elif mode == "symmetric":
+        places = places % (2 * length)
+        places = np.where(places < length, places, 2 * length - 1 - places)
+    else:
+        places = places % (2 * length - 2)
+        places = np.where(places < length, places, 2 * length - 2 - places)
+    return make.take(array.node, places, axis)

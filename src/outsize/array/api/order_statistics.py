@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,14 +17,10 @@ from outsize.array.graph.external_sort import sort_lanes
 from outsize.array.graph.node import Node
 from outsize.array.kernels.ranks import Best, Counts, digits_of
 from outsize.array.store.base import Block
+from outsize.array.tuning import current
 from outsize.core.errors import InputError
 
 __all__ = ["median", "percentile", "quantile", "topk"]
-
-_SHORT = 1 << 20
-"""Bytes of a lane up to which it is read whole; longer ones are gone through in reductions."""
-_LARGE = 32 << 20
-"""Bytes from which lanes that lie across an array's rows are first turned along them, in a pass of its own."""
 
 
 def _lanes(x: Any, axis: Any) -> tuple[Node, tuple[int, ...]]:
@@ -33,7 +30,7 @@ def _lanes(x: Any, axis: Any) -> tuple[Node, tuple[int, ...]]:
     kept = [a for a in range(node.ndim) if a not in axes]
     order = [*kept, *axes]
     turned = make.permute(make.cast(node, node.dtype.newbyteorder("=")), order)
-    if order != sorted(order) and node.nbytes > _LARGE:
+    if order != sorted(order) and node.nbytes > current().turned:
         turned = Settled(shape=turned.shape, dtype=turned.dtype, inputs=(turned,))
     length = math.prod(node.shape[a] for a in axes)
     lanes = make.reshape(turned, (*(node.shape[a] for a in kept), length))
@@ -46,27 +43,16 @@ def _ranked(
     """then(the elements of these ranks) for every lane; `then` works along the last axis, `key` tells it from others."""
     probe = then(np.zeros(len(ranks), node.dtype))
     shape = (*node.shape[:-1], len(probe))
-    if node.shape[-1] * node.dtype.itemsize <= _SHORT:
-
-        def pick(block: Block) -> Block:
-            block.partition(ranks, axis=-1)
-            return then(block[..., list(ranks)])
-
-        return Lane(
-            shape=shape, dtype=probe.dtype, inputs=(node,), function=pick, name=name, axis=node.ndim - 1, memory=1,
-            key=key,
-        )  # fmt: skip
+    lane = functools.partial(Lane, shape=shape, dtype=probe.dtype, name=name, axis=node.ndim - 1, key=key)
+    if node.shape[-1] * node.dtype.itemsize <= current().ranked_lane:
+        return lane(inputs=(node,), function=functools.partial(_pick, ranks=ranks, then=then), memory=1)
     if node.dtype.kind == "c":
-        picked = make.take(sort_lanes(node), ranks, node.ndim - 1)
-        return Lane(
-            shape=shape, dtype=probe.dtype, inputs=(picked,), function=then, name=name, axis=node.ndim - 1, memory=2,
-            key=key,
-        )  # fmt: skip
+        return lane(inputs=(make.take(sort_lanes(node), ranks, node.ndim - 1),), function=then, memory=2)
     found: tuple[Node, ...] = ()
-    digits = digits_of(node.dtype, len(ranks))
+    digits, piece = digits_of(node.dtype, len(ranks)), current().rank_piece
     for number, (shift, bits) in enumerate(digits, 1):
         last = number == len(digits)
-        rule = Counts(node.ndim, node.dtype, ranks, shift, bits, then if last else None, key if last else ())
+        rule = Counts(node.ndim, node.dtype, ranks, shift, bits, piece, then if last else None, key if last else ())
         made = Select(
             shape=shape if last else (*shape[:-1], 2 * len(ranks)), dtype=probe.dtype if last else np.dtype(np.uint64),
             inputs=(node, *found), name=f"{name}, digit {number} of {len(digits)},", axes=(node.ndim - 1,),
@@ -74,6 +60,11 @@ def _ranked(
         )  # fmt: skip
         found = (made,)
     return made
+
+
+def _pick(block: Block, ranks: tuple[int, ...], then: Callable[[Block], Block]) -> Block:
+    block.partition(ranks, axis=-1)
+    return then(block[..., list(ranks)])
 
 
 def _shaped(node: Node, ones: tuple[int, ...], lead: tuple[int, ...], axis: Any, keepdims: bool) -> Array:
@@ -97,12 +88,13 @@ def median(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
     inexact = node.dtype.kind in "fc"
     ranks = tuple(sorted({(length - 1) // 2, length // 2, *([length - 1] if inexact else [])}))
     middle = [ranks.index((length - 1) // 2), ranks.index(length // 2)][: 2 - length % 2]
-
-    def then(found: Block) -> Block:
-        result = np.mean(found[..., middle], axis=-1, keepdims=True)
-        return _nan_where(result, found) if inexact else result
-
+    then = functools.partial(_middle, places=middle, inexact=inexact)
     return _shaped(_ranked("median", node, ranks, then), ones, (), axis, keepdims)
+
+
+def _middle(found: Block, places: list[int], inexact: bool) -> Block:
+    result = np.mean(found[..., places], axis=-1, keepdims=True)
+    return _nan_where(result, found) if inexact else result
 
 
 def _nan_where(result: Block, found: Block) -> Block:
@@ -144,21 +136,21 @@ def _quantile(name: str, x: Any, q: Block, weak: bool, axis: Any, method: str, k
     gamma = float(gamma[0]) if weak and gamma is not None else gamma
     ranks = tuple(sorted({*below.tolist(), *above.tolist(), *([length - 1] if inexact else [])}))
     low, high = (np.searchsorted(ranks, places) for places in (below, above))
-
-    def then(found: Block) -> Block:
-        result = found[..., low] if gamma is None else _between(found[..., low], found[..., high], gamma)
-        return _nan_where(result, found) if inexact else result
-
+    then = functools.partial(_between, low=low, high=high, share=gamma, inexact=inexact)
     key = (q.dtype.str, q.tobytes(), weak)
     return _shaped(_ranked(name, node, ranks, then, key), ones, q.shape, axis, keepdims)
 
 
-def _between(a: Block, b: Block, share: Any) -> Block:
-    """From a to b by a share, from whichever is nearer: as NumPy rounds it."""
-    step = b - a
-    result: Block = np.asarray(a + step * share)
-    np.subtract(b, step * (1 - share), out=result, where=np.asarray(share >= 0.5), casting="unsafe")
-    return result
+def _between(found: Block, low: Block, high: Block, share: Any, inexact: bool) -> Block:
+    """From the elements at `low` to those at `high` by a share (None: none of it), from whichever is nearer: as NumPy rounds
+    it."""
+    result = found[..., low]
+    if share is not None:
+        b = found[..., high]
+        step = b - result
+        result = np.asarray(result + step * share)
+        np.subtract(b, step * (1 - share), out=result, where=np.asarray(share >= 0.5), casting="unsafe")
+    return _nan_where(result, found) if inexact else result
 
 
 def topk(x: Any, k: int, /, axis: int = -1, *, largest: bool = True) -> tuple[Array, Array]:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import builtins
 import math
+import string
 from typing import Any
 
 import numpy as np
 
 from outsize.array.api.elementwise import asarray
 from outsize.array.api.lazy import Array, _as_node, apply
-from outsize.array.api.manipulation import broadcast_arrays, permute_dims
+from outsize.array.api.manipulation import broadcast_arrays, concat, permute_dims
 from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import operation
 from outsize.core.errors import InputError
 
 __all__ = ["cov", "dot", "einsum", "matmul", "norm", "outer", "tensordot", "vecdot", "vector_norm"]
+
+
+_ALPHABET = string.ascii_letters
 
 
 def matmul(x1: Any, x2: Any, /) -> Array:
@@ -74,40 +78,86 @@ def outer(x1: Any, x2: Any) -> Array:
 
 
 def einsum(subscripts: str, *operands: Any) -> Array:
-    """Einstein's summation of one or two arrays (more are taken two at a time from the left), without repeated
-    letters."""
+    """Einstein's summation of one or two arrays; more are taken two at a time from the left. A letter twice in a term is a
+    diagonal, `...` stands for the axes that are not named."""
     if not isinstance(subscripts, str):
         raise InputError(f"einsum begins with its letters, such as 'ij,jk->ik', not with {type(subscripts).__name__}")
-    inputs, arrow, output = subscripts.replace(" ", "").partition("->")
-    labels, arrays = inputs.split(","), [asarray(o) for o in operands]
-    if "." in subscripts or len(labels) != len(arrays) or builtins.any(len(set(t)) != len(t) for t in labels):
-        raise InputError(f"einsum {subscripts!r}: one term an array, each letter once in it, no '...'")
-    for term, array in zip(labels, arrays, strict=True):
-        if len(term) != array.ndim:
-            raise InputError(f"einsum {subscripts!r}: {term!r} names {len(term)} axes of an array of {array.ndim}")
-    if not arrow:
-        joined = "".join(labels)
-        output = "".join(sorted(c for c in set(joined) if joined.count(c) == 1))
-    if set(output) - set(inputs) or len(set(output)) != len(output):
-        raise InputError(f"einsum {subscripts!r}: {output!r} has a letter that no array has, or one twice")
-    term, result = labels[0], arrays[0]
-    for position in range(1, len(arrays)):
-        later = set("".join(labels[position + 1 :]) + output)
-        term, result = _einsum_pair(term, result, labels[position], arrays[position], later)
-    extra = [i for i, letter in enumerate(term) if letter not in output]
-    if extra:
-        result = result.sum(tuple(extra)).astype(result.dtype)
-        term = "".join(letter for letter in term if letter in output)
+    arrays = [asarray(o) for o in operands]
+    labels, output = _letters(subscripts, arrays)
+    pairs = [_diagonals(term, array) for term, array in zip(labels, arrays, strict=True)]
+    lengths: dict[str, int] = {}
+    for term, array in pairs:
+        for letter, length in zip(term, array.shape, strict=True):
+            if lengths.setdefault(letter, length) == 1:
+                lengths[letter] = length
+    pairs = [_dropped(term, array, lengths) for term, array in pairs]
+    term, result = pairs[0]
+    for position in range(1, len(pairs)):
+        later = {*"".join(other for other, _ in pairs[position + 1 :]), *output}
+        term, result = _einsum_pair(term, result, *pairs[position], later)
+    term, result = _only(term, result, set(output))
     return permute_dims(result, [term.index(letter) for letter in output]) if term else result
 
 
+def _letters(subscripts: str, arrays: list[Array]) -> tuple[list[str], str]:
+    """(the letters of each array's axes, those of the result's), with letters for `...`."""
+    inputs, arrow, output = subscripts.replace(" ", "").partition("->")
+    labels = inputs.split(",")
+    if len(labels) != len(arrays):
+        raise InputError(f"einsum {subscripts!r} names {len(labels)} arrays, and {len(arrays)} are given")
+    extra = [array.ndim - len(term.replace("...", "")) for term, array in zip(labels, arrays, strict=True)]
+    for term, array, more in zip(labels, arrays, extra, strict=True):
+        if more < 0 or (more and "..." not in term) or "." in term.replace("...", "", 1):
+            raise InputError(f"einsum {subscripts!r}: {term!r} does not name the {array.ndim} axes of its array")
+    free = [letter for letter in _ALPHABET if letter not in subscripts]
+    most = builtins.max((more for term, more in zip(labels, extra, strict=True) if "..." in term), default=0)
+    dots = "".join(free[:most])
+    labels = [term.replace("...", dots[most - more :]) for term, more in zip(labels, extra, strict=True)]
+    joined = "".join(labels)
+    if not arrow:
+        output = dots + "".join(sorted(c for c in set(joined) - set(dots) if joined.count(c) == 1))
+    else:
+        output = output.replace("...", dots)
+    if set(output) - set(joined) or len(set(output)) != len(output):
+        raise InputError(f"einsum {subscripts!r}: the result has a letter that no array has, or one twice")
+    return labels, output
+
+
+def _diagonals(term: str, array: Array) -> tuple[str, Array]:
+    """Of axes with the same letter, their diagonal."""
+    for letter in sorted(set(term)):
+        while term.count(letter) > 1:
+            one, two = [place for place, other in enumerate(term) if other == letter][:2]
+            if array.shape[one] != array.shape[two]:
+                raise InputError(f"einsum: {letter!r} names axes of lengths {array.shape[one]} and {array.shape[two]}")
+            rest = [place for place in range(array.ndim) if place not in (one, two)]
+            length = array.shape[one]
+            flat = permute_dims(array, [*rest, one, two]).reshape((*(array.shape[a] for a in rest), length * length))
+            array = flat[..., :: length + 1]
+            term = "".join(term[place] for place in rest) + letter
+    return term, array
+
+
+def _dropped(term: str, array: Array, lengths: dict[str, int]) -> tuple[str, Array]:
+    """Without axes of length 1 that are longer elsewhere; those broadcast."""
+    for letter, length in zip(term, array.shape, strict=True):
+        if length not in (1, lengths[letter]):
+            raise InputError(f"einsum: {letter!r} is {length} long in one array and {lengths[letter]} in another")
+    short = tuple(place for place, letter in enumerate(term) if array.shape[place] == 1 != lengths[letter])
+    key = tuple(0 if place in short else slice(None) for place in range(array.ndim))
+    return "".join(letter for place, letter in enumerate(term) if place not in short), array[key] if short else array
+
+
+def _only(term: str, array: Array, letters: set[str]) -> tuple[str, Array]:
+    """The array with its other letters summed over."""
+    lonely = tuple(place for place, letter in enumerate(term) if letter not in letters)
+    if lonely:
+        array = array.sum(lonely).astype(array.dtype)
+    return "".join(letter for letter in term if letter in letters), array
+
+
 def _einsum_pair(a_term: str, a: Array, b_term: str, b: Array, keep: set[str]) -> tuple[str, Array]:
-    for own, other in ((a_term, b_term), (b_term, a_term)):
-        lonely = [i for i, letter in enumerate(own) if letter not in other and letter not in keep]
-        if lonely and own is a_term:
-            a, a_term = a.sum(tuple(lonely)).astype(a.dtype), "".join(c for i, c in enumerate(own) if i not in lonely)
-        elif lonely:
-            b, b_term = b.sum(tuple(lonely)).astype(b.dtype), "".join(c for i, c in enumerate(own) if i not in lonely)
+    (a_term, a), (b_term, b) = _only(a_term, a, {*b_term, *keep}), _only(b_term, b, {*a_term, *keep})
     batch = [c for c in a_term if c in b_term and c in keep]
     summed = [c for c in a_term if c in b_term and c not in keep]
     rows = [c for c in a_term if c not in b_term]
@@ -121,30 +171,48 @@ def _einsum_pair(a_term: str, a: Array, b_term: str, b: Array, keep: set[str]) -
     return "".join((*batch, *rows, *columns)), Array(make.contract(left, right, len(batch), len(summed)))
 
 
-def cov(m: Any, /, *, rowvar: bool = True, ddof: int = 1) -> Array:
-    """Covariance of variables in rows (or, with rowvar=False, columns): one pass for the means, one product."""
-    x = asarray(m).astype(np.result_type(asarray(m).dtype, np.float64))
-    x = x if rowvar else x.T
+def cov(
+    m: Any, y: Any = None, *, rowvar: bool = True, bias: bool = False, ddof: int | None = None, dtype: Any = None
+) -> Array:
+    """Covariance of variables in rows (or, with rowvar=False, columns): one pass for the means, one product. A single variable
+    has a variance, without dimensions."""
+    given = [asarray(part) for part in (m, y) if part is not None]
+    element = np.dtype(dtype) if dtype is not None else np.result_type(*(part.dtype for part in given), np.float64)
+    rows = []
+    for part in given:
+        if part.ndim > 2:
+            raise InputError(f"cov takes variables in rows and samples in columns, not {part.ndim} dimensions")
+        table = part.astype(element).reshape((1, -1)) if part.ndim < 2 else part.astype(element)
+        rows.append(table if rowvar or part.ndim < 2 else table.T)
+    x = concat(rows, axis=0)
+    if not x.shape[0]:
+        return asarray(np.zeros((0, 0), element))
+    taken = (0 if bias else 1) if ddof is None else ddof
+    if x.shape[1] - taken <= 0:  # as NumPy's: nothing to divide by
+        return asarray(np.squeeze(np.full((x.shape[0],) * 2, np.nan, element)))
     centred = x - x.mean(axis=1, keepdims=True)
     other = apply(operation(np.conjugate), centred).T if x.dtype.kind == "c" else centred.T
-    return matmul(centred, other) / (x.shape[1] - ddof)
+    found = matmul(centred, other) / (x.shape[1] - taken)
+    return found[0, 0] if x.shape[0] == 1 else found
 
 
 def vector_norm(x: Array, /, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Array:
-    """Norm of vectors; any order. Whole numbers are float64 before they are squared."""
+    """The norm of vectors along axes, left out of the whole array as one vector. Whole numbers are float64 before they are
+    squared."""
     x = x if x.dtype.kind in "fc" else x.astype(np.float64)
     size = apply(operation(np.absolute), x)
-    if ord == math.inf:
-        return size.max(axis, keepdims=keepdims)
-    if ord == -math.inf:
-        return size.min(axis, keepdims=keepdims)
+    axes = make.axis_tuple(axis, x.ndim)
+    if ord == math.inf and 0 in (x.shape[a] for a in axes):  # the norm of nothing is 0
+        return size.sum(axis, keepdims=keepdims)
+    if ord in (math.inf, -math.inf):
+        return (size.max if ord > 0 else size.min)(axis, keepdims=keepdims)
     if ord == 0:
         return (x != 0).sum(axis, keepdims=keepdims).astype(size.dtype)
     if ord == 1:
         return size.sum(axis, keepdims=keepdims)
     if ord == 2:
         return apply(operation(np.sqrt), (size * size).sum(axis, keepdims=keepdims))
-    return (size**ord).sum(axis, keepdims=keepdims) ** (1 / ord)
+    return ((size**ord).sum(axis, keepdims=keepdims) ** (1 / ord)).astype(size.dtype)
 
 
 norm = vector_norm

@@ -1,8 +1,10 @@
-"""Reductions and running sums as functions."""
+"""Reductions and running sums as functions; those that arrays have as methods are the methods."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
@@ -19,62 +21,25 @@ __all__ = [
 ]  # fmt: skip
 
 
-def sum(x: Any, /, axis: Any = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
-    """Sum of elements; float32 does not drift."""
-    return asarray(x).sum(axis, dtype=dtype, keepdims=keepdims)
+Given = ParamSpec("Given")
 
 
-def prod(x: Any, /, axis: Any = None, *, dtype: Any = None, keepdims: bool = False) -> Array:
-    """Product of elements."""
-    return asarray(x).prod(axis, dtype=dtype, keepdims=keepdims)
+def _of_anything(method: Callable[Concatenate[Array, Given], Array]) -> Callable[Concatenate[Any, Given], Array]:
+    """A method of lazy arrays as a function of whatever is an array."""
+
+    @functools.wraps(method)
+    def function(x: Any, /, *args: Given.args, **options: Given.kwargs) -> Array:
+        return method(asarray(x), *args, **options)
+
+    function.__qualname__ = method.__name__
+    return function
 
 
-def mean(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
-    """Arithmetic mean."""
-    return asarray(x).mean(axis, keepdims=keepdims)
-
-
-def min(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
-    """Smallest element."""
-    return asarray(x).min(axis, keepdims=keepdims)
-
-
-def max(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
-    """Largest element."""
-    return asarray(x).max(axis, keepdims=keepdims)
-
-
-def any(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
-    """True where any element is."""
-    return asarray(x).any(axis, keepdims=keepdims)
-
-
-def all(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
-    """True where all elements are."""
-    return asarray(x).all(axis, keepdims=keepdims)
-
-
-def argmin(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
-    """Index of the smallest element."""
-    return asarray(x).argmin(axis, keepdims=keepdims)
-
-
-def argmax(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Array:
-    """Index of the largest element."""
-    return asarray(x).argmax(axis, keepdims=keepdims)
-
-
+sum, prod, mean = _of_anything(Array.sum), _of_anything(Array.prod), _of_anything(Array.mean)
+min, max, var, std = _of_anything(Array.min), _of_anything(Array.max), _of_anything(Array.var), _of_anything(Array.std)
+any, all = _of_anything(Array.any), _of_anything(Array.all)
+argmin, argmax = _of_anything(Array.argmin), _of_anything(Array.argmax)
 amin, amax = min, max
-
-
-def var(x: Any, /, axis: Any = None, *, correction: float = 0, ddof: float = 0, keepdims: bool = False) -> Array:
-    """Variance; `correction` (in NumPy `ddof`) is taken off the count."""
-    return asarray(x).var(axis, ddof=correction or ddof, keepdims=keepdims)
-
-
-def std(x: Any, /, axis: Any = None, *, correction: float = 0, ddof: float = 0, keepdims: bool = False) -> Array:
-    """Standard deviation; `correction` (in NumPy `ddof`) is taken off the count."""
-    return asarray(x).std(axis, ddof=correction or ddof, keepdims=keepdims)
 
 
 def count_nonzero(x: Array, /, axis: Any = None, *, keepdims: bool = False) -> Array:

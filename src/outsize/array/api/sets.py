@@ -10,23 +10,20 @@ import numpy as np
 
 from outsize.array.api.elementwise import asarray
 from outsize.array.api.lazy import Array, as_indices
-from outsize.array.api.manipulation import concat, stack
+from outsize.array.api.manipulation import broadcast_to, concat, stack
 from outsize.array.api.sorting import argsort, sort
 from outsize.array.graph import build as make
 from outsize.array.graph.external_sort import sort_lanes
 from outsize.array.graph.filter import Search, flat_mask, keep
 from outsize.array.graph.node import Node, Range
-from outsize.array.run.count import count
-from outsize.array.run.now import make_now
+from outsize.array.run.now import count, make_now
+from outsize.array.tuning import current
 from outsize.core.errors import InputError
 
 __all__ = [
-    "argwhere", "nonzero", "searchsorted", "unique", "unique_all", "unique_counts", "unique_inverse",
+    "argwhere", "isin", "nonzero", "searchsorted", "unique", "unique_all", "unique_counts", "unique_inverse",
     "unique_values",
 ]  # fmt: skip
-
-_PIECE = 1 << 18
-"""Elements of a sorted array that are searched at a time."""
 
 
 class _Counts(NamedTuple):
@@ -69,35 +66,6 @@ def argwhere(x: Any, /) -> Array:
     return stack(list(nonzero(x)), axis=1)
 
 
-class _Sorted:
-    """The elements in order, which of them are the first of their kind, and how many these are."""
-
-    def __init__(self, x: Any, equal_nan: bool, *, order: bool) -> None:
-        flat = Array(make.reshape(asarray(x).node, (-1,)))
-        self.length = flat.size
-        self.order = (
-            Array(make_now(argsort(flat).node)) if order else None
-        )  # first: it needs the largest budget, and says so
-        self.values = Array(make_now(sort(flat).node))
-        self.first = _first(self.values, equal_nan)
-        self.ends = count(self.first.node)
-
-    def firsts(self, of: Node) -> Array:
-        return Array(keep(of, self.first.node, self.ends))
-
-    def counts(self) -> Array:
-        start = self.firsts(_places(self.length))
-        return concat([start, asarray(np.array([self.length]))])[1:] - start if self.length else start
-
-    def inverse(self, shape: tuple[int, ...]) -> Array:
-        """The number of each element's kind, brought back to where the elements were."""
-        assert self.order is not None
-        if not self.length:
-            return Array(make.reshape(_places(0), shape))
-        kind = Array(make.scan(np.add, self.first.astype(np.int64).node, 0)) - 1
-        return Array(make.reshape(sort_lanes(self.order.node, carried=kind.node), shape))
-
-
 def _first(ordered: Array, equal_nan: bool) -> Array:
     if ordered.size < 2:
         return asarray(np.ones(ordered.shape, bool))
@@ -107,30 +75,54 @@ def _first(ordered: Array, equal_nan: bool) -> Array:
     return concat([asarray(np.ones(1, bool)), differs], axis=0)
 
 
+def _distinct(
+    x: Any, *, index: bool = False, inverse: bool = False, counts: bool = False, equal_nan: bool = False
+) -> list[Array]:
+    """The distinct elements in order; then, where asked for: where each is first, which of them every element is, how often each
+    is there. Sorted (in scratch where they are many) and counted now."""
+    flat = Array(make.reshape(asarray(x).node, (-1,)))
+    # first the order: it needs the largest budget, and says so
+    order = make_now(argsort(flat).node) if index or inverse else None
+    values = Array(make_now(sort(flat).node))
+    first = _first(values, equal_nan)
+    ends = count(first.node)
+
+    def firsts(of: Node) -> Array:
+        return Array(keep(of, first.node, ends))
+
+    parts = [firsts(values.node)]
+    if index and order is not None:
+        parts.append(firsts(order))
+    if inverse and order is not None:
+        back = _places(0)
+        if flat.size:  # the number of each element's kind, brought back to where the elements were
+            kind = Array(make.scan(np.add, first.astype(np.int64).node, 0)) - 1
+            back = sort_lanes(order, carried=kind.node)
+        parts.append(Array(make.reshape(back, asarray(x).shape)))
+    if counts:
+        start = firsts(_places(flat.size))
+        parts.append(concat([start, asarray(np.array([flat.size]))])[1:] - start if flat.size else start)
+    return parts
+
+
 def unique_values(x: Any, /) -> Array:
     """The distinct elements in order; every NaN is its own. Sorted (in scratch where they are many) and counted now."""
-    found = _Sorted(x, False, order=False)
-    return found.firsts(found.values.node)
+    return _distinct(x)[0]
 
 
 def unique_counts(x: Any, /) -> _Counts:
     """The distinct elements and how often each is there."""
-    found = _Sorted(x, False, order=False)
-    return _Counts(found.firsts(found.values.node), found.counts())
+    return _Counts(*_distinct(x, counts=True))
 
 
 def unique_inverse(x: Any, /) -> _Inverse:
     """The distinct elements, and for every element which of them it is."""
-    found = _Sorted(x, False, order=True)
-    return _Inverse(found.firsts(found.values.node), found.inverse(asarray(x).shape))
+    return _Inverse(*_distinct(x, inverse=True))
 
 
 def unique_all(x: Any, /) -> _All:
     """The distinct elements, where each is first, which of them every element is, and how often each is there."""
-    found = _Sorted(x, False, order=True)
-    assert found.order is not None
-    first = found.firsts(found.order.node)
-    return _All(found.firsts(found.values.node), first, found.inverse(asarray(x).shape), found.counts())
+    return _All(*_distinct(x, index=True, inverse=True, counts=True))
 
 
 def unique(
@@ -140,15 +132,27 @@ def unique(
     """NumPy's `unique` of all elements: NaNs are one unless `equal_nan=False`; the array, or a tuple with what is asked."""
     if axis is not None:
         raise InputError(f"unique is of all elements, not of the rows along axis {axis}: give it one column at a time")
-    found = _Sorted(x, equal_nan, order=return_index or return_inverse)
-    parts = [found.firsts(found.values.node)]
-    if return_index and found.order is not None:
-        parts.append(found.firsts(found.order.node))
-    if return_inverse:
-        parts.append(found.inverse(asarray(x).shape))
-    if return_counts:
-        parts.append(found.counts())
+    parts = _distinct(x, index=return_index, inverse=return_inverse, counts=return_counts, equal_nan=equal_nan)
     return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def isin(x1: Any, x2: Any, /, *, invert: bool = False, assume_unique: bool = False, kind: Any = None) -> Array:
+    """True where an element of `x1` is one of `x2`; NaN is none. `x2` is sorted now, in scratch where it is large.
+
+    `assume_unique` and `kind` are NumPy's; nothing depends on them here."""
+    wanted, others = asarray(x1), asarray(x2).reshape(-1)
+    if not others.size:
+        found = asarray(np.zeros((), bool))
+        return broadcast_to(~found if invert else found, wanted.shape)
+    dtype = np.result_type(_weak(x1, wanted), _weak(x2, others)).newbyteorder("=")
+    ordered = Array(make_now(sort(others.astype(dtype)).node))
+    wanted = wanted.astype(dtype)
+    inside = (searchsorted(ordered, wanted, side="right") > searchsorted(ordered, wanted)) & (wanted == wanted)
+    return ~inside if invert else inside
+
+
+def _weak(given: Any, made: Array) -> Any:
+    return given if isinstance(given, int | float | complex) else made.dtype
 
 
 def searchsorted(x1: Any, x2: Any, /, side: str = "left", sorter: Any = None) -> Array:
@@ -160,6 +164,7 @@ def searchsorted(x1: Any, x2: Any, /, side: str = "left", sorter: Any = None) ->
     if ordered.ndim != 1 or side not in ("left", "right"):
         raise InputError(f"searchsorted takes one dimension and 'left' or 'right', not {ordered.ndim} and {side!r}")
     dtype = np.result_type(ordered.dtype, wanted.dtype).newbyteorder("=")
-    node = ordered.node if sorter is None else make.take(ordered.node, as_indices(sorter), 0)
+    node = ordered.node if sorter is None else make.take(ordered.node, as_indices(asarray(sorter)), 0)
     inputs = (make.cast(node, dtype), make.cast(wanted.node, dtype))
-    return Array(Search(shape=wanted.shape, dtype=np.dtype(np.int64), inputs=inputs, side=side, piece=_PIECE))
+    piece = current().search_piece
+    return Array(Search(shape=wanted.shape, dtype=np.dtype(np.int64), inputs=inputs, side=side, piece=piece))

@@ -6,6 +6,7 @@ CuPy has NumPy's functions under NumPy's names and in NumPy's dtypes, so the tab
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,9 +32,7 @@ class ArrayKernels(Kernels):
         return self.module.empty(size, np.uint8)
 
     def view(self, slab: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        size = dtype.itemsize
-        for length in shape:
-            size *= length
+        size = math.prod(shape) * dtype.itemsize
         return slab[offset : offset + size].view(dtype).reshape(shape)
 
     def upload(self, target: Any, block: Block) -> None:
@@ -60,14 +59,10 @@ class ArrayKernels(Kernels):
             runtime.memcpy2DAsync(here, pitch, there, width, width, count, _TO_HOST, stream)
 
     def function(self, name: str, char: str) -> Callable[..., None] | None:
-        special: dict[str, Callable[..., None]] = {
-            "astype": self.cast,
-            "where": self._where,
-            "real": self._real,
-            "imag": self._imag,
-        }
-        if name in special:
-            return special[name]
+        if name in ("real", "imag"):
+            return lambda out, value: self.cast(out, getattr(value, name))
+        if name in ("astype", "where"):
+            return self.cast if name == "astype" else self._where
         found = getattr(self.module, name, None)
         if found is None or (name in _UNSAFE and char in "bBhHiIlL"):
             return None
@@ -76,12 +71,6 @@ class ArrayKernels(Kernels):
     def _where(self, out: Any, condition: Any, x: Any, y: Any) -> None:
         out[...] = y
         self.module.copyto(out, x, where=condition)
-
-    def _real(self, out: Any, value: Any) -> None:
-        out[...] = value.real
-
-    def _imag(self, out: Any, value: Any) -> None:
-        out[...] = value.imag
 
     def scalar(self, value: Any, dtype: np.dtype[Any]) -> Any:
         return dtype.type(np.asarray(value).astype(dtype))
@@ -92,24 +81,11 @@ class ArrayKernels(Kernels):
         else:
             out[...] = value
 
-    def fill(self, out: Any, value: Any) -> None:
-        out[...] = value
-
-    def truth(self, out: Any, value: Any) -> None:
-        self.module.not_equal(value, 0, out=out.view(np.bool_))
-
     def reduce(self, kind: str, out: Any, value: Any, axes: tuple[int, ...]) -> None:
         getattr(self.module, _REDUCE[kind])(value, axis=axes, keepdims=True, out=out)
 
-    def combine(self, kind: str, out: Any, value: Any) -> None:
-        getattr(self.module, kind)(out, value, out=out)
-
-    def deviate(self, out: Any, value: Any, mean: Any) -> None:
-        self.module.subtract(value, mean, out=out)
-        self.module.multiply(out, out, out=out)
-
-    def divide(self, out: Any, count: int) -> None:
-        self.module.divide(out, count, out=out)
+    def arg(self, kind: str, out: Any, value: Any, axis: int) -> None:
+        out[...] = getattr(self.module, kind)(value, axis=axis, keepdims=True)
 
     def multiply(self, c: Any, a: Any, b: Any, add: bool, tf32: bool) -> None:
         if self._host:

@@ -5,7 +5,7 @@ kernels that may run beside those of `work`. Lanes run at the same time; an even
 another, and waited for by a thread of the host. Nothing else orders them. All memory is one reserved stretch of bytes,
 out of which the passes cut arrays, so that what a device holds is known to the byte before it runs. The kernels
 (elementwise functions, reductions, a matrix product) come from an array library; `Kernels` is the small part of one that
-is needed.
+is needed. `DeviceBudget` is a device as a plan sees it: which one, and how many bytes of it may be held.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import abc
 import ctypes
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from outsize.array.passes.base import Room
 from outsize.array.store.base import Block
 from outsize.core.errors import OutOfMemory
 from outsize.core.memory import Pool
@@ -122,6 +123,12 @@ class Kernels(abc.ABC):
     def function(self, name: str, char: str) -> Callable[..., None] | None:
         """f(out, *arrays or scalars) of an elementwise operation over inputs of a dtype, None where there is none."""
 
+    def apply(self, name: str, dtype: np.dtype[Any], out: Any, *args: Any) -> None:
+        """out = an elementwise operation that every library has, of arrays or numbers."""
+        call = self.function(name, dtype.char)
+        assert call is not None, name
+        call(out, *args)
+
     @abc.abstractmethod
     def scalar(self, value: Any, dtype: np.dtype[Any]) -> Any:
         """A number as `function`'s results take it."""
@@ -131,28 +138,13 @@ class Kernels(abc.ABC):
         """out[...] = value, whatever the dtypes."""
 
     @abc.abstractmethod
-    def fill(self, out: Any, value: Any) -> None:
-        """out[...] = a number."""
-
-    @abc.abstractmethod
-    def truth(self, out: Any, value: Any) -> None:
-        """out (uint8) = value != 0."""
-
-    @abc.abstractmethod
     def reduce(self, kind: str, out: Any, value: Any, axes: tuple[int, ...]) -> None:
         """out = value reduced over axes that stay with length 1, `value` is lost; kinds: add, multiply, minimum, maximum."""
 
     @abc.abstractmethod
-    def combine(self, kind: str, out: Any, value: Any) -> None:
-        """out = out (kind) value."""
-
-    @abc.abstractmethod
-    def deviate(self, out: Any, value: Any, mean: Any) -> None:
-        """out = (value - mean) squared."""
-
-    @abc.abstractmethod
-    def divide(self, out: Any, count: int) -> None:
-        """out = out / count."""
+    def arg(self, kind: str, out: Any, value: Any, axis: int) -> None:
+        """out = where along an axis, which stays with length 1, the first smallest or largest element is (kinds: argmin, argmax);
+        the first NaN where there is one."""
 
     @abc.abstractmethod
     def multiply(self, c: Any, a: Any, b: Any, add: bool, tf32: bool) -> None:
@@ -243,13 +235,36 @@ class Device(abc.ABC):
         return found
 
 
-def straight(block: Block) -> bool:
-    """True where a block can be copied as it lies: contiguous, or contiguous rows of equal length at one pitch."""
-    return rows_of(block) is not None
+@dataclass(frozen=True, slots=True)
+class DeviceBudget:
+    """A device as a plan sees it."""
+
+    device: Device
+    """The device."""
+    budget: int
+    """Bytes that may be held on it in all."""
+    reason: str
+    """Why this number."""
+    strict: bool
+    """True where the user named the device: what cannot run on it is an error, not a note."""
+    tf32: bool = False
+    """True where products of float32 may be rounded to TF32's ten bits."""
+    pinned: int | None = None
+    """Bytes of host memory that may be page-locked, None where the host's budget is the only limit."""
+
+    def limit(self, room: Room) -> tuple[Room, int]:
+        """What a pass may hold of the host, where its buffers are page-locked, and of the device."""
+        return room if self.pinned is None else replace(room, host=min(room.host, self.pinned)), self.room
+
+    @property
+    def room(self) -> int:
+        """Bytes that passes may reserve: what the device's libraries take is set aside."""
+        return max(0, self.budget - self.device.outside)
 
 
 def rows_of(block: Block) -> tuple[int, int, int] | None:
-    """(bytes of a row, rows, bytes from one to the next) of a block in C order, None where it is not of that kind."""
+    """(bytes of a row, rows, bytes from one to the next) of a block that can be copied as it lies: contiguous, or contiguous
+    rows of equal length at one pitch. None where it cannot."""
     width, axis = block.itemsize, block.ndim
     while axis > 0 and (block.shape[axis - 1] == 1 or block.strides[axis - 1] == width):
         axis -= 1

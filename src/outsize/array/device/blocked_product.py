@@ -115,16 +115,9 @@ class Blocks:
 
 @functools.lru_cache(maxsize=256)
 def choose_blocks(
-    m: int,
-    n: int,
-    k: int,
-    item: int,
-    wide: int,
-    room: int,
-    line: int,
-    rates_key: tuple[float, float, float, float],
+    m: int, n: int, k: int, item: int, wide: int, room: int, line: int, rates_key: tuple[float, float, float, float],
     shortest: int = Tuning().device_strip,
-) -> Blocks | None:
+) -> Blocks | None:  # fmt: skip
     """The cut that takes the least time inside `room` bytes; of equally good ones the smallest. None where none fits.
 
     `line` is the most bytes that a row may have (a piece of page-locked memory has to hold it), `shortest` the fewest of a
@@ -213,9 +206,8 @@ class _Product:
     def block(self, a: Block, b: Block, c: Block) -> None:
         """One block of C."""
         kept = self.device.view(0, c.shape, self.dtype)
-        strips = [
-            slice(low, min(c.shape[0], low + self.blocks.strip)) for low in range(0, c.shape[0], self.blocks.strip)
-        ]
+        step, rows = self.blocks.strip, c.shape[0]
+        strips = [slice(low, min(rows, low + step)) for low in range(0, rows, step)]
         depths = [slice(low, low + self.blocks.panel) for low in range(0, a.shape[1], self.blocks.panel)]
         tail = max(1, min(self.blocks.panels - 1, len(depths)))
         drained: list[Event] = []

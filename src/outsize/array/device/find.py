@@ -7,10 +7,10 @@ there is one with room, and says why not otherwise. `fake` is the pretended devi
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
-from outsize.array.device.base import Device
-from outsize.array.device.budget import DeviceBudget
+from outsize.array.device.base import Device, DeviceBudget
 from outsize.core.errors import InputError, OutOfMemory
 from outsize.core.units import format_bytes
 from outsize.machine.budget import SHARE, current_wishes
@@ -76,7 +76,10 @@ def _find(name: str) -> Device:
     index = int(number) if number else 0
     if kind == "fake":
         return make_fake(current_wishes().device or _FAKE_LIMIT)
-    return _find_cuda(index, name) if kind == "cuda" else _find_cupy(index, name)
+    count, make = _find_cuda(name) if kind == "cuda" else _find_cupy(name)
+    if index >= count:
+        raise InputError(f"device={name!r} does not exist: there are {count}, {kind}:0 to {kind}:{count - 1}")
+    return make(index)
 
 
 def make_fake(limit: int, **options: Any) -> Device:
@@ -94,7 +97,7 @@ def make_fake(limit: int, **options: Any) -> Device:
     return FakeDevice(TorchKernels("cpu"), limit=limit, **options)
 
 
-def _find_cuda(index: int, name: str) -> Device:
+def _find_cuda(name: str) -> tuple[int, Callable[[int], Device]]:
     try:
         import torch
     except ImportError:
@@ -102,15 +105,12 @@ def _find_cuda(index: int, name: str) -> Device:
     if not torch.cuda.is_available():
         why = "this torch was built without CUDA" if torch.version.cuda is None else "its driver shows none"
         raise InputError(f"device={name!r}: torch sees no CUDA device ({why}); leave device= out, or use 'auto'")
-    count = torch.cuda.device_count()
-    if index >= count:
-        raise InputError(f"device={name!r} does not exist: there are {count}, cuda:0 to cuda:{count - 1}")
     from outsize.array.device.cuda import TorchDevice
 
-    return TorchDevice(index)
+    return torch.cuda.device_count(), TorchDevice
 
 
-def _find_cupy(index: int, name: str) -> Device:
+def _find_cupy(name: str) -> tuple[int, Callable[[int], Device]]:
     try:
         import cupy
     except ImportError:
@@ -121,8 +121,6 @@ def _find_cupy(index: int, name: str) -> Device:
         count = int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise InputError(f"device={name!r}: CuPy sees no CUDA device ({error})") from None
-    if index >= count:
-        raise InputError(f"device={name!r} does not exist: there are {count}, cupy:0 to cupy:{count - 1}")
     from outsize.array.device.cupy_device import CupyDevice
 
-    return CupyDevice(index)
+    return count, CupyDevice

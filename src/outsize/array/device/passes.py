@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.device.base import array_bytes, padded
-from outsize.array.device.budget import DeviceBudget
+from outsize.array.device.base import DeviceBudget, array_bytes, padded
 from outsize.array.device.lower import DeviceRegisters, Lowered, Refused, Trivial, lower, slice_elements
 from outsize.array.device.transfer.pipeline import Parcel, Pipeline, load, parcel_bytes, settled
-from outsize.array.device.transfer.staging import Stager, Staging
+from outsize.array.device.transfer.staging import Staging, staging_threads
 from outsize.array.graph.barrier import Reduce
 from outsize.array.graph.compile import compile_program
-from outsize.array.graph.elementwise import Elementwise
+from outsize.array.graph.elementwise import Elementwise, broadcast_region
+from outsize.array.graph.fold import count
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
 from outsize.array.kernels.accumulators import Accumulator, ArgExtreme, Fold, Moments, States
@@ -88,6 +88,8 @@ class OnDevice(Pass):
     """Bytes of an element while it is reduced."""
     results = 0
     """Elements of a reduction's results, at most."""
+    longest = 0
+    """Elements of the longest lane that a slice must hold whole."""
     locks = (True, False)
 
     def _gather(self, roots: Sequence[Node], bindings: Mapping[Node, Store]) -> None:
@@ -120,7 +122,7 @@ class OnDevice(Pass):
         return device_efforts(max(2, min(self.tuning.device_workers, cores())), self.tuning.device_chunk, room)
 
     def fit(self, effort: Effort, room: Room, there: int = ANY) -> SizedOnDevice | None:
-        elements = 256 if effort.bare else self._slice()
+        elements = max(256 if effort.bare else self._slice(), self.longest)
         slots = min(self.tuning.device_slots, effort.workers)
         there = min((self.device_budget.room - self.scratch(elements)) // slots, self.tuning.device_slot)
         settled, some = self._settled(), 0 if effort.bare else room.host
@@ -148,17 +150,14 @@ class OnDevice(Pass):
     def opened(self, sized: SizedOnDevice) -> Iterator[Opened]:
         """The device is open; every array on it is let go of at the end, so that its memory goes back with the run."""
         device = self.device_budget.device
-        stager = Stager(device, sized.staging, self.tuning.stage_pause) if sized.staging.threads else None
-        pipeline = Pipeline(device, self.scratch(sized.elements), sized.device_slot_bytes, sized.device_slots, stager)
-        registers = {key: DeviceRegisters(chain, device, 0, sized.elements) for key, chain in self.chains.items()}
-        try:
-            if stager is not None:
-                stager.start()
-            yield Opened(pipeline, registers)
-        finally:
-            registers.clear()  # an error's traceback would keep arrays on the device alive
-            if stager is not None:
-                stager.close()
+        base, registers = self.scratch(sized.elements), {}
+        with staging_threads(device, sized.staging, self.tuning.stage_pause) as stager:
+            for key, chain in self.chains.items():
+                registers[key] = DeviceRegisters(chain, device, 0, sized.elements)
+            try:
+                yield Opened(Pipeline(device, base, sized.device_slot_bytes, sized.device_slots, stager), registers)
+            finally:
+                registers.clear()  # an error's traceback would keep arrays on the device alive
 
     def send(self, region: Region, frame: Frame, known: Mapping[int, bool]) -> list[Parcel]:
         """Every leaf's block of a region."""
@@ -173,7 +172,8 @@ class OnDevice(Pass):
     def levels(self, sized: Any) -> tuple[Level, ...]:
         rates = self.device_budget.device.rates()
         chunks = self.kinds(sized.grid, sized.chunk)
-        into = sum(n * sum(_exact(leaf, region) for leaf in self.leaves) for region, n in chunks)
+        into = sum(n * math.prod(region_shape(broadcast_region(region, leaf.shape))) * leaf.dtype.itemsize
+                   for region, n in chunks for leaf in self.leaves)  # fmt: skip
         out = sum(node.nbytes for node, _ in self.outputs)
         operations = sum(len(chain.program.instructions) for chain in self.chains.values()) + 1
         touched, once = 2 * operations * into, sum(leaf.nbytes for leaf in self.leaves)
@@ -194,14 +194,6 @@ class OnDevice(Pass):
             *super().notes(sized),
             f"on {self.device_budget.device.name}: {sized.device_slots} slots of {format_bytes(each)}, {way}",
         )
-
-
-def _exact(leaf: Node, region: Region) -> int:
-    shape = region_shape(region)
-    return (
-        math.prod(min(n, m) for n, m in zip(leaf.shape, shape[len(shape) - leaf.ndim :], strict=True))
-        * leaf.dtype.itemsize
-    )
 
 
 class DeviceMapPass(OnDevice, MapPass):
@@ -251,20 +243,16 @@ class DeviceMapPass(OnDevice, MapPass):
             frame.copy(target, landing)
 
 
-_DEVICE_KINDS = {
-    "add": "add",
-    "multiply": "multiply",
-    "minimum": "minimum",
-    "maximum": "maximum",
-    "or": "maximum",
-    "and": "minimum",
-}
-"""Kind of fold -> what a device does."""
+_PLACES = np.dtype(np.int64)
+"""dtype of indices."""
+_TRUTHS = {"or": "maximum", "and": "minimum"}
+"""Kind of fold of truths -> what a device does with bytes."""
 
 
 def _dtype_there(accumulator: Accumulator) -> np.dtype[Any]:
-    """dtype in which a device accumulates: integers wrap alike with and without sign, truths are bytes."""
-    working = accumulator.working.newbyteorder("=")
+    """dtype in which a device accumulates: integers wrap alike with and without sign, truths are bytes; extremes are looked for
+    in what they are of."""
+    working = (accumulator.dtype if isinstance(accumulator, ArgExtreme) else accumulator.working).newbyteorder("=")
     others: dict[str, np.dtype[Any]] = {"?": np.dtype(np.uint8), "L": np.dtype(np.int64)}
     return others.get(working.char, working)
 
@@ -273,37 +261,40 @@ class DeviceReducePass(OnDevice, ReducePass):
     """Makes reductions."""
 
     def __init__(
-        self,
-        outputs: Sequence[tuple[Reduce, Sink]],
-        bindings: Mapping[Node, Store],
-        tuning: Tuning,
-        device_budget: DeviceBudget,
-    ) -> None:
+        self, outputs: Sequence[tuple[Reduce, Sink]], bindings: Mapping[Node, Store], tuning: Tuning, allowed: DeviceBudget
+    ) -> None:  # fmt: skip
         super().__init__(outputs, bindings, tuning)
-        self.device_budget = device_budget
+        self.device_budget = allowed
         for source, accumulator in self.accumulators:
             self._check(source, accumulator)
         self._gather([source for source, _ in self.accumulators], bindings)
         self.wide = max(_dtype_there(accumulator).itemsize for _, accumulator in self.accumulators)
         self.results = max(math.prod(accumulator.kept(self.domain)) for _, accumulator in self.accumulators)
+        lanes = [self.domain[one.axes[0]] for _, one in self.accumulators if isinstance(one, ArgExtreme)]
+        self.longest = max(lanes, default=0)
 
     def _check(self, source: Node, accumulator: Accumulator) -> None:
         kernels = self.device_budget.device.kernels
         if math.prod(self.domain) == 0 or not accumulator.axes:
             raise Trivial("nothing is reduced")
-        if isinstance(accumulator, ArgExtreme):
-            raise Refused("indices of extremes are found by the processor")
-        if not accumulator.device_kinds:
+        kind, working = accumulator.kind if isinstance(accumulator, Fold) else "", accumulator.working
+        several, extreme = len(accumulator.axes) > 1 and not accumulator.flat, kind in ("minimum", "maximum")
+        where = isinstance(accumulator, ArgExtreme)
+        extreme, working = extreme or where, accumulator.dtype if where else working
+        for what, found in (
+            ("indices of extremes over several axes", where and len(accumulator.axes) > 1),
+            ("extremes of complex numbers", extreme and working.kind == "c"),
+            (
+                "extremes of uint64",
+                extreme and working.char == "L",
+            ),  # held as int64, which wraps sums alike and no order
+            ("moments of complex numbers", isinstance(accumulator, Moments) and working.kind == "c"),
+            ("products over several axes", kind == "multiply" and several),
+        ):
+            if found:
+                raise Refused(f"{what} are found by the processor")
+        if not accumulator.device_kinds and not where:
             raise Refused("it has no rule for a device")
-        if isinstance(accumulator, Fold) and accumulator.kind in ("minimum", "maximum"):
-            if accumulator.working.kind == "c":
-                raise Refused("extremes of complex numbers are found by the processor")
-            if accumulator.working.char == "L":  # it would be held as int64, which wraps sums alike and no order
-                raise Refused("extremes of uint64 are found by the processor")
-        if isinstance(accumulator, Moments) and accumulator.working.kind == "c":
-            raise Refused("moments of complex numbers are found by the processor")
-        if isinstance(accumulator, Fold) and accumulator.kind == "multiply" and not self._one_axis(accumulator):
-            raise Refused("products over several axes are found by the processor")
         if _dtype_there(accumulator).char not in kernels.dtypes:
             raise Refused(f"{kernels.name} does not accumulate in {accumulator.working.name}")
 
@@ -311,9 +302,6 @@ class DeviceReducePass(OnDevice, ReducePass):
         if all(direct is False for direct in self._settled().values()):  # workers neither read nor copy
             return device_efforts(self.tuning.device_slots, self.tuning.device_chunk, room)
         return super().efforts(room)
-
-    def _one_axis(self, accumulator: Accumulator) -> bool:
-        return accumulator.flat or len(accumulator.axes) == 1
 
     def _evaluate(self, region: Region, frame: Frame, job: Job | None = None) -> dict[int, States]:
         shape = region_shape(region)
@@ -324,7 +312,8 @@ class DeviceReducePass(OnDevice, ReducePass):
         parcels = self.send(region, frame, {} if job is None else job.sized.known)
         frame.reserve(frame.outside + sum(accumulator.temporaries(0, region) for _, accumulator in self.accumulators))
         held = sum(
-            array_bytes(accumulator.kept(shape), _dtype_there(accumulator)) * len(accumulator.device_kinds)
+            array_bytes(accumulator.kept(shape), _dtype_there(accumulator)) * (len(accumulator.device_kinds) or 1)
+            + (array_bytes(accumulator.kept(shape), _PLACES) if isinstance(accumulator, ArgExtreme) else 0)
             for _, accumulator in self.accumulators
         )
         frame.device = held + sum(parcel_bytes(leaf, region) for leaf in self.leaves)
@@ -333,16 +322,15 @@ class DeviceReducePass(OnDevice, ReducePass):
             opened.pipeline.run(
                 parcels, lambda arrays, place: self._reduce(opened.registers, arrays, place, shape, partials)
             )
+            for number, (_, accumulator) in enumerate(self.accumulators):
+                if isinstance(accumulator, ArgExtreme):
+                    partials[number][1] += region[accumulator.axes[0]][0]
         return partials
 
     def _reduce(
-        self,
-        registers: Mapping[int, DeviceRegisters],
-        arrays: list[Any],
-        place: int,
-        shape: tuple[int, ...],
+        self, registers: Mapping[int, DeviceRegisters], arrays: list[Any], place: int, shape: tuple[int, ...],
         partials: dict[int, States],
-    ) -> Iterable[tuple[Block, Any]]:
+    ) -> Iterable[tuple[Block, Any]]:  # fmt: skip
         """All reductions of a chunk that lies on the device."""
         returns = []
         for number, (source, accumulator) in enumerate(self.accumulators):
@@ -352,6 +340,12 @@ class DeviceReducePass(OnDevice, ReducePass):
             kept = accumulator.kept(shape)
             total = self.device_budget.device.view(place, kept, dtype)
             place += array_bytes(kept, dtype)
+            if isinstance(accumulator, ArgExtreme):
+                where = self.device_budget.device.view(place, kept, _PLACES)
+                place += array_bytes(kept, _PLACES)
+                self._find(registers[id(source)], accumulator, ins, shape, total, where)
+                returns += [(partials[number][0].view(dtype), total), (partials[number][1], where)]
+                continue
             if isinstance(accumulator, Fold):
                 self._fold(registers[id(source)], accumulator, ins, shape, total, None)
                 returns.append((partials[number][0].view(dtype), total))
@@ -359,7 +353,8 @@ class DeviceReducePass(OnDevice, ReducePass):
             squares = self.device_budget.device.view(place, kept, dtype)
             place += array_bytes(kept, dtype)
             self._fold(registers[id(source)], accumulator, ins, shape, total, None)
-            self.device_budget.device.kernels.divide(total, self._count(accumulator, shape))
+            each = float(count(accumulator, shape))
+            self.device_budget.device.kernels.apply("divide", dtype, total, total, each)
             self._fold(registers[id(source)], accumulator, ins, shape, squares, total)
             returns += [(partials[number][1], total), (partials[number][2], squares)]
         return returns
@@ -370,26 +365,46 @@ class DeviceReducePass(OnDevice, ReducePass):
     ) -> None:  # fmt: skip
         """Reduce slice by slice into `total`; squares of deviations where a mean is given."""
         kernels, device, elements = self.device_budget.device.kernels, self.device_budget.device, registers.elements
-        kind = accumulator.device_kinds[0]
+        fold = accumulator.device_kinds[0]
+        kind = _TRUTHS.get(fold, fold)
         dtype, axes = _dtype_there(accumulator), accumulator.axes
         base = max(chain.registers(elements) for chain in self.chains.values())
         for index, part in cut_slices(shape, elements):
             value = registers.value(ins, index, part)
             places = tuple(slice(0, 1) if axis in axes else span for axis, span in enumerate(index))
             wide = device.view(base, tuple(value.shape), dtype)
-            if mean is not None:
-                kernels.cast(wide, value)
-                kernels.deviate(wide, wide, mean[places])
-            elif kind in ("or", "and"):
-                kernels.truth(wide, value)
+            if fold in _TRUTHS:
+                truths = np.dtype(bool)
+                kernels.apply("not_equal", truths, device.view(base, tuple(value.shape), truths), value, 0)
             else:
                 kernels.cast(wide, value)
+            if mean is not None:
+                kernels.apply("subtract", dtype, wide, wide, mean[places])
+                kernels.apply("multiply", dtype, wide, wide, wide)
             if all(index[axis].start == 0 for axis in axes):
-                self._reduce_slice(_DEVICE_KINDS[kind], total[places], wide, axes)
+                self._reduce_slice(kind, total[places], wide, axes)
                 continue
             reduced = device.view(base + padded(elements * dtype.itemsize), accumulator.kept(part), dtype)
-            self._reduce_slice(_DEVICE_KINDS[kind], reduced, wide, axes)
-            kernels.combine(_DEVICE_KINDS[kind], total[places], reduced)
+            self._reduce_slice(kind, reduced, wide, axes)
+            kernels.apply(kind, dtype, total[places], total[places], reduced)
+
+    def _find(
+        self, registers: DeviceRegisters, accumulator: ArgExtreme, ins: list[Any], shape: tuple[int, ...], total: Any,
+        where: Any,
+    ) -> None:  # fmt: skip
+        """Extremes and their places, in slices that are whole along the axis."""
+        kernels, device, axis = self.device_budget.device.kernels, self.device_budget.device, accumulator.axes[0]
+        dtype, elements = _dtype_there(accumulator), registers.elements
+        base = max(chain.registers(elements) for chain in self.chains.values())
+        others = (*shape[:axis], *shape[axis + 1 :])
+        for cut, part in cut_slices(others, max(1, elements // shape[axis])):
+            index = (*cut[:axis], slice(0, shape[axis]), *cut[axis:])
+            value = registers.value(ins, index, (*part[:axis], shape[axis], *part[axis:]))
+            wide = device.view(base, tuple(value.shape), dtype)
+            kernels.cast(wide, value)
+            places = (*cut[:axis], slice(0, 1), *cut[axis:])
+            kernels.arg(accumulator.kind, where[places], wide, axis)
+            self._reduce_slice("minimum" if accumulator.kind == "argmin" else "maximum", total[places], wide, (axis,))
 
     def _reduce_slice(self, kind: str, out: Any, value: Any, axes: tuple[int, ...]) -> None:
         if kind == "multiply" and len(axes) > 1:  # over everything: one long axis

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from outsize.array.device.budget import DeviceBudget
+from outsize.array.device.base import DeviceBudget
 from outsize.array.device.lower import Refused, Trivial
 from outsize.array.device.passes import DeviceMapPass, DeviceReducePass, OnDevice
 from outsize.array.device.product_pass import DeviceContractPass
-from outsize.array.graph.barrier import Contract, Lane, Reduce, Scan, Select, Settled
+from outsize.array.graph.barrier import Contract, Lane, Reduce, Scan, Select
 from outsize.array.graph.external_sort import Merged, Runs
 from outsize.array.graph.node import Node, Source, walk
 from outsize.array.passes.base import Pass
@@ -24,6 +24,7 @@ from outsize.engine.pool import cores
 
 _CORE_FLOPS = {"f": 6e10, "d": 3e10, "F": 3e10, "D": 1.5e10}
 """Operations a second of a core in a product."""
+Outputs = Sequence[tuple[Node, Sink]]
 _SLOW = frozenset(
     ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "power",
      "arcsin", "arccos", "arctan", "arctan2", "hypot", "logaddexp")
@@ -31,16 +32,12 @@ _SLOW = frozenset(
 
 
 def pass_on_device(
-    outputs: Sequence[tuple[Node, Sink]],
-    bindings: Mapping[Node, Store],
-    tuning: Tuning,
-    device_budget: DeviceBudget,
-    notes: list[str],
+    outputs: Outputs, bindings: Mapping[Node, Store], tuning: Tuning, device_budget: DeviceBudget, notes: list[str]
 ) -> Pass | None:
     """The pass on the device, or None with a note: refused by an `InputError` where the user named the device."""
-    node, sink = outputs[0]
+    node = outputs[0][0]
     try:
-        made = _make(node, sink, outputs, bindings, tuning, device_budget)
+        made = _make(outputs, bindings, tuning, device_budget)
     except Refused as refusal:
         if device_budget.strict and not isinstance(refusal, Trivial):
             raise InputError(
@@ -58,23 +55,15 @@ def pass_on_device(
 
 
 def _make(
-    node: Node,
-    sink: Sink,
-    outputs: Sequence[tuple[Node, Sink]],
-    bindings: Mapping[Node, Store],
-    tuning: Tuning,
-    device_budget: DeviceBudget,
+    outputs: Outputs, bindings: Mapping[Node, Store], tuning: Tuning, device_budget: DeviceBudget
 ) -> OnDevice | DeviceContractPass:
-    if isinstance(node, Runs | Merged) or any(isinstance(made, Select) for made, _ in outputs):
+    node, sink = outputs[0]
+    if any(isinstance(made, Select | Scan | Lane | Runs | Merged) for made, _ in outputs):
         raise Refused("it has no rule for a device")
     if isinstance(node, Reduce):
         return DeviceReducePass(outputs, bindings, tuning, device_budget)  # type: ignore[arg-type]
     if isinstance(node, Contract):
         return DeviceContractPass(node, sink, bindings, tuning, device_budget)
-    if isinstance(node, Scan | Lane):
-        raise Refused("it has no rule for a device")
-    if isinstance(node, Settled):
-        raise Trivial("it only moves elements")
     return DeviceMapPass(node, sink, bindings, tuning, device_budget)
 
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from outsize.array.device.base import DeviceBudget
 from outsize.array.device.blocked_product import Blocks, choose_blocks, link_floor, stream_product
-from outsize.array.device.budget import DeviceBudget
 from outsize.array.device.lower import Refused, Trivial
 from outsize.array.device.transfer.matrices import MatrixCopies
 from outsize.array.device.transfer.pipeline import lies_in, settled
-from outsize.array.device.transfer.staging import Stager, Staging
+from outsize.array.device.transfer.staging import Stager, Staging, staging_threads
 from outsize.array.graph.barrier import Contract
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
@@ -103,9 +103,8 @@ class DeviceContractPass(ContractPass):
         block = super()._operand(child, region, axes, frame)
         if self._staged:  # staging threads take matrices of any layout
             return block
-        if any(
-            stride == block.itemsize or n == 1 for stride, n in zip(block.strides[-2:], block.shape[-2:], strict=True)
-        ):
+        matrix = zip(block.strides[-2:], block.shape[-2:], strict=True)
+        if any(stride == block.itemsize or n == 1 for stride, n in matrix):
             return block
         packed = frame.array(block.shape, block.dtype)
         frame.copy(packed, block)
@@ -139,19 +138,17 @@ class DeviceContractPass(ContractPass):
     def _cut(self, sized: SizedProduct, piece: int, bare: bool) -> dict[tuple[int, int, int], Blocks]:
         """Blocks for every kind of tile and panel."""
         blocks = {}
-        for region, _ in self.kinds(sized.grid, sized.chunk):
-            _, m, n, k, _ = self._matrix(region)
-            blocks[m, n, k] = self._blocks(m, n, k, piece, bare)
-        return blocks
-
-    def _blocks(self, m: int, n: int, k: int, piece: int, bare: bool) -> Blocks:
         item, wide, edge = self._item, self.working.itemsize, self.tuning.edge
-        rates = self.device_budget.device.rates()
+        rates, room = self.device_budget.device.rates(), self.device_budget.room
         flops = rates.product(self.working.char, self.device_budget.tf32)[1]
         key = (rates.link_in, rates.link_out, rates.memory, flops)
         line, shortest = piece or 1 << 40, self.tuning.device_strip
-        found = None if bare else choose_blocks(m, n, k, item, wide, self.device_budget.room, line, key, shortest)
-        return found or Blocks(min(m, edge), min(n, edge), min(k, edge), min(m, edge), 1, 1, item, wide)
+        for region, _ in self.kinds(sized.grid, sized.chunk):
+            _, m, n, k, _ = self._matrix(region)
+            found = None if bare else choose_blocks(m, n, k, item, wide, room, line, key, shortest)
+            least = Blocks(min(m, edge), min(n, edge), min(k, edge), min(m, edge), 1, 1, item, wide)
+            blocks[m, n, k] = found or least
+        return blocks
 
     @property
     def _item(self) -> int:
@@ -177,11 +174,8 @@ class DeviceContractPass(ContractPass):
         with contextlib.ExitStack() as stack:
             memory = stack.enter_context(lock_memory(sized.pieces * sized.piece)).array
             ring = [memory[n * sized.piece : (n + 1) * sized.piece] for n in range(sized.pieces)]
-            stager = None
-            if sized.staging.threads:
-                stager = Stager(self.device_budget.device, sized.staging, self.tuning.stage_pause)
-                stack.callback(stager.close)
-                stager.start()
+            staging = staging_threads(self.device_budget.device, sized.staging, self.tuning.stage_pause)
+            stager = stack.enter_context(staging)
             count = max(1, min(self.tuning.return_threads, cores()))
             threads = stack.enter_context(ThreadPoolExecutor(count, "outsize-return"))
             conductor = stack.enter_context(ThreadPoolExecutor(1, "outsize-product"))

@@ -71,10 +71,6 @@ def _put(out: Any, value: Any) -> None:
         out.copy_(value)
 
 
-def _floor_divide(out: Any, a: Any, b: Any) -> None:
-    torch.div(a, b, rounding_mode="floor", out=out)
-
-
 def _sign(out: Any, x: Any) -> None:
     if not x.is_floating_point():
         torch.sign(x, out=out)
@@ -89,8 +85,8 @@ _SPECIAL: dict[str, tuple[Callable[..., None], str]] = {
     "conjugate": (lambda out, x: out.copy_(x.conj()), _REAL + _COMPLEX),
     "real": (lambda out, x: out.copy_(x.real if x.is_complex() else x), _REAL + _COMPLEX),
     "imag": (lambda out, x: out.copy_(x.imag), _COMPLEX),
-    "isnan": (lambda out, x: torch.ne(x, x, out=out), _FLOAT), "floor_divide": (_floor_divide, _FLOAT),
-    "sign": (_sign, _REAL),
+    "isnan": (lambda out, x: torch.ne(x, x, out=out), _FLOAT), "sign": (_sign, _REAL),
+    "floor_divide": (lambda out, a, b: torch.div(a, b, rounding_mode="floor", out=out), _FLOAT),
 }  # fmt: skip
 """Operations that are more than one function with `out=`."""
 
@@ -112,9 +108,7 @@ class TorchKernels(Kernels):
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def view(self, slab: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        size = dtype.itemsize
-        for length in shape:
-            size *= length
+        size = math.prod(shape) * dtype.itemsize
         return slab[offset : offset + size].view(_DTYPES[dtype.char]).view(shape)
 
     def upload(self, target: Any, block: Block) -> None:
@@ -144,12 +138,6 @@ class TorchKernels(Kernels):
     def cast(self, out: Any, value: Any) -> None:
         out.copy_(value)
 
-    def fill(self, out: Any, value: Any) -> None:
-        out.fill_(value)
-
-    def truth(self, out: Any, value: Any) -> None:
-        torch.ne(value, 0, out=out.view(torch.bool))
-
     def reduce(self, kind: str, out: Any, value: Any, axes: tuple[int, ...]) -> None:
         value = self._halve(kind, value, axes)
         if kind == "add":
@@ -168,19 +156,13 @@ class TorchKernels(Kernels):
         for axis in axes:
             while (length := value.shape[axis]) > 1 and math.prod(value.shape[a] for a in axes) > self.few:
                 first = -(-length // 2)
-                self.combine(kind, value.narrow(axis, 0, length - first), value.narrow(axis, first, length - first))
+                front, back = value.narrow(axis, 0, length - first), value.narrow(axis, first, length - first)
+                _COMBINE[kind](front, back, out=front)
                 value = value.narrow(axis, 0, first)
         return value
 
-    def combine(self, kind: str, out: Any, value: Any) -> None:
-        _COMBINE[kind](out, value, out=out)
-
-    def deviate(self, out: Any, value: Any, mean: Any) -> None:
-        torch.sub(value, mean, out=out)
-        torch.mul(out, out, out=out)
-
-    def divide(self, out: Any, count: int) -> None:
-        torch.div(out, float(count), out=out)
+    def arg(self, kind: str, out: Any, value: Any, axis: int) -> None:
+        (torch.argmin if kind == "argmin" else torch.argmax)(value, dim=axis, keepdim=True, out=out)
 
     def multiply(self, c: Any, a: Any, b: Any, add: bool, tf32: bool) -> None:
         if c.device.type == "cpu":  # torch's own product on the processor takes no strips of C in place
@@ -195,10 +177,7 @@ class TorchKernels(Kernels):
 
 
 def _call(function: Any, out: Any, *args: Any) -> None:
-    if len(args) == 1 or isinstance(args[0], torch.Tensor):
-        function(*args, out=out)
-    else:
-        raise AssertionError(args)
+    function(*args, out=out)
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> Any:

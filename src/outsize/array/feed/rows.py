@@ -16,9 +16,11 @@ from outsize.array.passes.tiling import Grid
 from outsize.array.store.base import Region, Store, whole
 from outsize.array.tuning import current
 from outsize.core.errors import BudgetError
-from outsize.core.units import format_bytes
+from outsize.core.units import MiB, format_bytes
 from outsize.engine.pool import round_to_pages
 
+_STRETCH = 4 * MiB
+"""Bytes of rows read at once, where the budget has room: long enough that a disk is at its full rate."""
 _DRAWN = 24
 """Bytes per row of a window for the numbers that say which rows are drawn."""
 
@@ -42,13 +44,22 @@ class RowWork(Sizable):
     rereads = True
 
     def __init__(
-        self, stores: Sequence[Store], length: int, held: int, copies: int, longest: int, window: int | None = None
+        self,
+        stores: Sequence[Store],
+        length: int,
+        held: int,
+        copies: int,
+        longest: int | None,
+        window: int | None = None,
     ) -> None:
-        """`held` rows are with the caller, and `copies` times a stretch; a window of 0 rows is one that fills the budget."""
+        """`held` rows are with the caller, and `copies` times a stretch of up to `longest` rows; a window of 0 rows is one that
+        fills the budget."""
         super().__init__((), {}, current())
         self.stores, self.length, self.held, self.copies, self.window = stores, length, held, copies, window
         self.row = max(1, sum(math.prod(store.shape[1:]) * store.dtype.itemsize for store in stores))
         self.granule = max(1, *(store.granule[0] for store in stores))
+        if longest is None:
+            longest = -(-max(1, _STRETCH // self.row) // self.granule) * self.granule
         self.longest = max(1, min(length, longest))
 
     def label(self) -> str:
@@ -66,7 +77,7 @@ class RowWork(Sizable):
 
     def fit(self, effort: Effort, room: Room, there: int = ANY) -> SizedRows:
         each, stretch = self.row + _DRAWN, 1 if effort.bare else self.longest
-        fixed = self.held * self.row + (self.window or 0) * each
+        fixed = self.held * self.row + (self.window or 0) * each + sum(store.holds for store in self.stores)
         share = fixed + (room.host - fixed) // 4 if self.window == 0 else room.host
         while stretch > 1 and fixed + self._reading(stretch) > share:
             half = stretch // 2

@@ -14,7 +14,6 @@ shuffle=True)` is one too, at the price of a read per row.
 from __future__ import annotations
 
 import contextlib
-import math
 import mmap
 import os
 import pickle
@@ -28,6 +27,7 @@ from outsize.array.feed.rows import RowWork, rows_region, size_rows
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, Source, walk
 from outsize.array.graph.settle import settle
+from outsize.array.passes.base import traffic
 from outsize.array.plan.prepare import resolve_budget
 from outsize.array.store.base import Block, Buffer, Region, Store, region_shape
 from outsize.array.store.registry import open_store
@@ -36,8 +36,6 @@ from outsize.core.units import MiB, format_bytes
 
 Batch = Block | tuple[Block, ...]
 
-_STRETCH = 4 * MiB
-"""Bytes of rows read at once, where the budget has room: long enough that a disk is at its full rate."""
 _NEAR = 64
 """Rows that are asked for together and lie fewer rows apart than this are read as one stretch."""
 
@@ -186,9 +184,6 @@ class DataSource:
             self._buffer = np.frombuffer(mmap.mmap(-1, max(size, mmap.PAGESIZE)), np.uint8)
         return self._buffer[:size]
 
-    def _row_bytes(self) -> int:
-        return sum(math.prod(store.shape[1:]) * store.dtype.itemsize for store in self._stores)
-
     def _nearest(self, number: int) -> int:
         """How many rows are read together where so many are asked for; sized once for every number."""
         if number not in self._near:
@@ -227,12 +222,9 @@ class DataSource:
         Held are two batches (one with the caller, one being filled), a stretch with what reading it takes, and when
         shuffling the window, the rows drawn from it and the numbers that say which.
         """
-        row = max(1, self._row_bytes())
         wanted = None if not shuffle else 0 if window is None else self._length if window == "all" else int(window)
-        granule = max(1, *(store.granule[0] for store in self._stores))
-        longest = -(-max(1, _STRETCH // row) // granule) * granule
         what = f"a shuffling window of {wanted} rows" if wanted else f"batches of {batch} rows" if batch else "rows"
-        work = RowWork(self._stores, self._length, 2 * batch, 2 if shuffle else 1, longest, wanted)
+        work = RowWork(self._stores, self._length, 2 * batch, 2 if shuffle else 1, None, wanted)
         sized = size_rows(work, self.budget, what)
         return sized.stretch, sized.window
 
@@ -322,16 +314,15 @@ class LazyRows(Store):
         frame.evaluate(self._node, region)
         return frame
 
-    def extent(self, region: Region) -> int:
-        frame = self._measured(region)
+    def extent(self, region: Region, *, loose: bool = False) -> int:
+        frame = self._measured(region, loose=loose)
         return frame.peak + frame.outside
 
     def most(self, region: Region) -> int:
-        frame = self._measured(region, loose=True)
-        return frame.peak + frame.outside
+        return self.extent(region, loose=True)
 
     def traffic(self, region: Region) -> int:
-        return sum(store.traffic(read) for store, read in self._measured(region).reads)
+        return traffic(self._measured(region))
 
     def read(self, region: Region, buffer: Buffer) -> Block:
         frame = Frame(buffer, {})

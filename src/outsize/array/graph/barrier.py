@@ -1,29 +1,50 @@
-"""Nodes that need more than a region at a time: each is made by a pass of its own and read from where that pass left
-it."""
+"""Nodes that need more than a region at a time: each is made by a pass of its own and read from where that pass left it.
+
+Those that need whole lanes (reductions, scans, sorts of rows) can also be made region by region, where lanes are short: they
+are then `local`, and ride in the pass that reads them. `local.py` decides which.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from outsize.array.graph.fold import fold, load
 from outsize.array.graph.frame import phantom
 from outsize.array.graph.node import Memory, Node
+from outsize.array.kernels.accumulators import FINISH, KINDS, make_accumulator
 from outsize.array.kernels.blas import NOTHING, Packing
 from outsize.array.kernels.ranks import Rule
-from outsize.array.store.base import Block, Region
+from outsize.array.store.base import Block, Region, region_shape
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Barrier(Node):
     """Base of these nodes."""
 
-    barrier = True
+    local: bool = False
+    """True where it is made inside the pass that reads it: whole lanes of its input are there."""
+
+    @property
+    def barrier(self) -> bool:
+        return not self.local
+
+    @property
+    def lane(self) -> tuple[int, ...]:
+        """Axes of the first input that must be whole for a region of it; none where no region is enough."""
+        return ()
 
     def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         raise AssertionError(f"{self.label()} is read before its pass has run")
+
+    def across(self, region: Region) -> Region:
+        """The region of the input that is whole along the lanes."""
+        lengths = self.inputs[0].shape
+        return tuple((0, lengths[axis]) if axis in self.lane else span for axis, span in enumerate(region))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -39,8 +60,25 @@ class Reduce(Barrier):
     ddof: float = 0
     """Degrees of freedom taken off the count, for var and std."""
 
-    def detail(self) -> tuple[Any, ...]:
-        return (self.name, self.axes, self.working.str, self.ddof)
+    @property
+    def lane(self) -> tuple[int, ...]:
+        return self.axes
+
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+        if not (self.local or frame.at_once):
+            return super().evaluate(region, frame, out)
+        child, wide = self.inputs[0], self.across(region)
+        accumulator = make_accumulator(KINDS[self.name], self.axes, child.shape, child.dtype, self.working)
+        load(child, wide, [accumulator], frame)
+        result = frame.array(region_shape(region), self.dtype) if out is None else out
+        mark = frame.mark()
+        partial = [frame.array(accumulator.kept(region_shape(wide)), dtype) for dtype in accumulator.dtypes()]
+        frame.reserve(fold(child, wide, [(accumulator, partial, ())], frame) + 2 * result.size * 16 + 4096)
+        if not frame.dry:
+            count = math.prod(child.shape[axis] for axis in self.axes)
+            FINISH[self.name](partial, count, self.ddof, result)
+        frame.release(mark)
+        return result
 
     def label(self) -> str:
         return self.name
@@ -52,6 +90,10 @@ class Select(Reduce):
 
     rule: Rule
     """What is kept of a lane; nodes that share one ride together."""
+
+    @property
+    def lane(self) -> tuple[int, ...]:
+        return ()
 
     def detail(self) -> tuple[Any, ...]:
         return (self.name, *self.rule.detail(), self.shape)
@@ -68,8 +110,26 @@ class Scan(Barrier):
     working: np.dtype[Any]
     """dtype in which it is accumulated."""
 
-    def detail(self) -> tuple[Any, ...]:
-        return (self.ufunc.__name__, self.axis, self.working.str)
+    @property
+    def lane(self) -> tuple[int, ...]:
+        return (self.axis,)
+
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+        if not (self.local or frame.at_once):
+            return super().evaluate(region, frame, out)
+        start, stop = region[self.axis]
+        wide = (*region[: self.axis], (0, stop), *region[self.axis + 1 :])
+        block = frame.evaluate(self.inputs[0], wide)
+        result = frame.array(region_shape(region), self.dtype) if out is None else out
+        mark = frame.mark()
+        work = frame.array(region_shape(wide), self.working)
+        frame.copy(work, block)
+        frame.reserve(2 * work.nbytes // max(1, stop) + 4096)
+        if not frame.dry:
+            self.ufunc.accumulate(work, axis=self.axis, out=work)
+        frame.copy(result, work[(*(slice(None),) * self.axis, slice(start, stop))])
+        frame.release(mark)
+        return result
 
     def label(self) -> str:
         return f"cumulative {self.ufunc.__name__}"
@@ -84,11 +144,21 @@ class Contract(Barrier):
     summed: int
     """How many axes are summed over: the last of A, the first after the batch of B."""
 
-    def detail(self) -> tuple[Any, ...]:
-        return (self.batch, self.summed)
+    called = "matrix product"
 
-    def label(self) -> str:
-        return "matrix product"
+    def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
+        if not frame.at_once:
+            return super().evaluate(region, frame, out)
+        wide = {"e": np.float32, "f": np.float64, "F": np.complex128}
+        a, b = (frame.evaluate(child, tuple((0, n) for n in child.shape)) for child in self.inputs)
+        summed = a.shape[a.ndim - self.summed :]
+        if self.dtype.char == "e" or (self.dtype.char in "fF" and math.prod(summed) > frame.tuning.long_sum):
+            a, b = (block.astype(wide[self.dtype.char]) for block in (a, b))
+        batch, rows = a.shape[: self.batch], a.shape[self.batch : a.ndim - self.summed]
+        left = a.reshape((*batch, math.prod(rows), math.prod(summed)))
+        right = b.reshape((*batch, math.prod(summed), -1 if b.size else math.prod(b.shape[self.batch + self.summed :])))
+        product: Block = np.matmul(left, right)
+        return product.astype(self.dtype, copy=False).reshape(self.shape)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -117,18 +187,36 @@ class Lane(Barrier):
         lane = child.dtype.itemsize * child.shape[self.axis]
         return max(self.dtype.itemsize, lane // max(1, self.shape[self.axis]))
 
+    @property
+    def lane(self) -> tuple[int, ...]:
+        return (self.axis,)
+
     def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
-        child = self.inputs[0]
-        wide = (*region[: self.axis], (0, child.shape[self.axis]), *region[self.axis + 1 :])
-        block = frame.array(tuple(b - a for a, b in wide), child.dtype)
-        mark = frame.mark()
-        frame.evaluate(child, wide, block)
-        frame.release(mark)
+        if self.local or frame.at_once:
+            return self._evaluate_beside(region, frame, out)
+        child, wide = self.inputs[0], self.across(region)
+        block = frame.array(region_shape(wide), child.dtype)
+        frame.fill(block, child, wide)
         frame.reserve(int(self.memory * block.nbytes) + self.beside + 4096)
         frame.pack(self.packing)
         if frame.dry:
-            return phantom(tuple(b - a for a, b in region), self.dtype)
+            return phantom(region_shape(region), self.dtype)
         return self.function(block)
+
+    def _evaluate_beside(self, region: Region, frame: Memory, out: Block | None) -> Block:
+        """A part of the lanes, beside others that read the same: what was read stays, and nothing outside of the frame does."""
+        wide, (start, stop) = self.across(region), region[self.axis]
+        read = frame.evaluate(self.inputs[0], wide)
+        result = frame.array(region_shape(region), self.dtype) if out is None else out
+        mark = frame.mark()
+        block = frame.array(read.shape, read.dtype)
+        frame.copy(block, read)
+        frame.reserve(int(self.memory * block.nbytes) + self.beside + 4096)
+        frame.pack(self.packing)
+        if not frame.dry:
+            frame.copy(result, self.function(block)[(*(slice(None),) * self.axis, slice(start, stop))])
+        frame.release(mark)
+        return result
 
     def detail(self) -> tuple[Any, ...]:
         return (self.name, self.axis, self.shape, self.key)
@@ -143,9 +231,6 @@ class Settled(Barrier):
 
     def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         return frame.evaluate(self.inputs[0], region, out)
-
-    def detail(self) -> tuple[Any, ...]:
-        return ()
 
     def label(self) -> str:
         return self.inputs[0].label()

@@ -3,6 +3,7 @@ out here."""
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Sequence
@@ -89,20 +90,12 @@ def drop_axes(node: Node, axes: Sequence[int]) -> Node:
     for axis in axes:
         if node.shape[axis] != 1:
             raise InputError(f"axis {axis} has length {node.shape[axis]}: only axes of length 1 can be dropped")
-    kept = [a for a in range(node.ndim) if a not in axes]
-    rank = {axis: place for place, axis in enumerate(kept)}
-    picks: Axes = tuple((rank[a], 0, 1) if a in rank else (None, 0, 0) for a in range(node.ndim))
-    return make_affine(node, tuple(node.shape[a] for a in kept), picks)
+    return index(node, tuple(0 if axis in axes else slice(None) for axis in range(node.ndim)))
 
 
 def insert_axes(node: Node, axes: Sequence[int]) -> Node:
     """With new axes of length 1 at these places of the result."""
-    ndim = node.ndim + len(axes)
-    old = [place for place in range(ndim) if place not in axes]
-    shape = [1] * ndim
-    for place, length in zip(old, node.shape, strict=True):
-        shape[place] = length
-    return make_affine(node, tuple(shape), tuple((place, 0, 1) for place in old))
+    return index(node, tuple(None if place in axes else slice(None) for place in range(node.ndim + len(axes))))
 
 
 def broadcast_to(node: Node, shape: tuple[int, ...]) -> Node:
@@ -117,15 +110,10 @@ def broadcast_to(node: Node, shape: tuple[int, ...]) -> Node:
 
 
 def index(node: Node, key: Any) -> Node:
-    """node[key] for whole numbers, slices, None, Ellipsis, one-dimensional lists of indices, and masks over leading axes."""
-    parts = list(key) if isinstance(key, tuple) else [key]
-    if isinstance(parts[0] if parts else None, np.ndarray) and parts[0].dtype == bool and parts[0].ndim != 1:
-        node, parts[0] = _under_mask(node, parts[0])
-    apart = _apart(parts)
-    parts = _expand_ellipsis(parts, node)
+    """node[key] for whole numbers, slices, None and Ellipsis: a view."""
+    parts = expand_ellipsis(list(key) if isinstance(key, tuple) else [key], node)
     axes: list[tuple[int | None, int, int]] = []
     shape: list[int] = []
-    picks: list[tuple[int, Any]] = []
     for part in parts:
         if part is None:
             shape.append(1)
@@ -137,60 +125,26 @@ def index(node: Node, key: Any) -> Node:
             count = len(range(*part.indices(length)))
             axes.append((len(shape), start if count else 0, step))
             shape.append(count)
-        elif isinstance(part, Indices) or (isinstance(part, list | np.ndarray | range) and np.ndim(part) == 1):
-            picks.append((len(shape), part))
-            axes.append((len(shape), 0, 1))
-            shape.append(length)
         else:
-            axes.append((None, _whole(part, length, axis), 0))
-    result = make_affine(node, tuple(shape), tuple(axes))
-    if len(picks) > 1:
-        raise InputError("only one axis can be indexed with a list at a time: index twice, or use slices")
-    for place, indices in picks:
-        result = take(result, indices, place)
-        if apart:
-            result = permute(result, (place, *(axis for axis in range(result.ndim) if axis != place)))
-    return result
+            axes.append((None, whole_index(part, length, axis), 0))
+    return make_affine(node, tuple(shape), tuple(axes))
 
 
-def _apart(parts: list[Any]) -> bool:
-    """True where a list of indices and whole numbers stand apart: NumPy then puts the list's axis first."""
-    picks = [not (part is None or part is Ellipsis or isinstance(part, slice)) for part in parts]
-    return True in picks and not all(picks[picks.index(True) : len(picks) - picks[::-1].index(True)])
-
-
-def _under_mask(node: Node, mask: Any) -> tuple[Node, Any]:
-    """(the array with the axes under a mask as one, the mask with one axis)."""
-    if mask.ndim > node.ndim or any(n not in (0, length) for n, length in zip(mask.shape, node.shape, strict=False)):
-        raise IndexError(f"a mask of shape {mask.shape} does not match an array of shape {node.shape}")
-    rest = node.shape[mask.ndim :]
-    if 0 in mask.shape:  # nothing is chosen, also where the mask is shorter than the array
-        return fill((0, *rest), 0, node.dtype), np.zeros(0, bool)
-    return reshape(node, (mask.size, *rest)), mask.reshape(-1)
-
-
-def _expand_ellipsis(parts: list[Any], node: Node) -> list[Any]:
+def expand_ellipsis(parts: list[Any], node: Node) -> list[Any]:
+    """The parts of a key, one for each axis."""
     used = sum(part is not None and part is not Ellipsis for part in parts)
     if used > node.ndim:
         raise InputError(f"{used} indices for an array of {node.ndim} dimensions")
     places = [place for place, part in enumerate(parts) if part is Ellipsis]
     if len(places) > 1:
         raise InputError("an index has at most one '...'")
-    fill = [slice(None)] * (node.ndim - used)
-    if places:
-        return [*parts[: places[0]], *fill, *parts[places[0] + 1 :]]
-    return parts + fill
+    place = places[0] if places else len(parts)
+    return [*parts[:place], *[slice(None)] * (node.ndim - used), *parts[place + 1 :]]
 
 
-def _whole(part: Any, length: int, axis: int) -> int:
-    if isinstance(part, bool | np.bool_):
-        raise InputError("a boolean scalar is not an index: use a slice or None")
-    try:
-        number = operator.index(part)
-    except TypeError:
-        raise InputError(
-            f"cannot index axis {axis} with {type(part).__name__}: use whole numbers, slices, None, ... or one list of indices"
-        ) from None
+def whole_index(part: Any, length: int, axis: int) -> int:
+    """An index along an axis, from its start."""
+    number = operator.index(part)
     if not -length <= number < length:
         raise IndexError(f"index {number} is outside axis {axis} of length {length}")
     return number % length
@@ -302,6 +256,12 @@ def _working(name: str, given: np.dtype[Any], result: np.dtype[Any]) -> np.dtype
     return np.dtype(base)
 
 
+@functools.lru_cache(1024)
+def _numpys_dtype(name: str, given: np.dtype[Any]) -> np.dtype[Any]:
+    """dtype of NumPy's own reduction."""
+    return np.asarray(getattr(np, name)(np.zeros(1, given))).dtype
+
+
 def reduce(name: str, node: Node, axis: Any, keepdims: bool = False, dtype: Any = None, ddof: float = 0) -> Node:
     """A reduction, its dtype as NumPy would have it."""
     axes = axis_tuple(axis, node.ndim)
@@ -310,11 +270,7 @@ def reduce(name: str, node: Node, axis: Any, keepdims: bool = False, dtype: Any 
         raise InputError(f"{name} of no elements (shape {node.shape}, axis {axis}) has no value")
     if name in ("argmin", "argmax") and axis is not None and len(axes) != 1:
         raise InputError(f"{name} works along one axis or over all of them")
-    if name in ("var", "std"):
-        probe = getattr(np, name)(np.zeros(2, node.dtype))
-        result = np.asarray(probe).dtype
-    else:
-        result = np.asarray(getattr(np, name)(np.zeros(1, node.dtype))).dtype
+    result = _numpys_dtype(name, node.dtype)
     if dtype is not None and result != dtype:  # elements are cast before they are added or multiplied, as NumPy's
         result = np.dtype(dtype)
         node = cast(node, result)
@@ -333,14 +289,8 @@ def scan(ufunc: np.ufunc, node: Node, axis: Any, dtype: Any = None) -> Node:
     if dtype is not None and result != dtype:
         result = np.dtype(dtype)
         node = cast(node, result)
-    return Scan(
-        shape=node.shape,
-        dtype=result,
-        inputs=(node,),
-        ufunc=ufunc,
-        axis=axis,
-        working=_working("sum", node.dtype, result),
-    )
+    working = _working("sum", node.dtype, result)
+    return Scan(shape=node.shape, dtype=result, inputs=(node,), ufunc=ufunc, axis=axis, working=working)
 
 
 def contract(a: Node, b: Node, batch: int, summed: int) -> Node:
@@ -350,6 +300,8 @@ def contract(a: Node, b: Node, batch: int, summed: int) -> Node:
     if a.shape[:batch] != b.shape[:batch] or a.shape[batch + m :] != b.shape[batch : batch + summed]:
         raise InputError(f"shapes {a.shape} and {b.shape} do not match for a product")
     shape = (*a.shape[: batch + m], *b.shape[batch + summed :])
+    if 0 in a.shape or 0 in b.shape:  # sums of nothing
+        return fill(shape, 0, dtype)
     return Contract(shape=shape, dtype=dtype, inputs=(a, b), batch=batch, summed=summed)
 
 

@@ -6,6 +6,7 @@ Python scalars included) is never imitated.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.graph.node import Memory, Node, Shape
-from outsize.array.store.base import Block, Region, region_shape
+from outsize.array.store.base import Block, Region
 from outsize.core.errors import InputError
 
 
@@ -27,8 +28,13 @@ class Operation:
     """apply(out, *blocks): writes the result into `out`."""
     probe: Callable[..., Any]
     """probe(*empty arrays or scalars) -> an array of the result's dtype."""
+    again: str | tuple[Any, ...]
+    """What pickle keeps of it: the name of a constant of this module, or (function, arguments) that make it."""
     in_place: bool = True
     """True where `out` may be one of the blocks."""
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        return self.again
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,41 +45,31 @@ class Scalar:
     """The scalar itself: Python's stay weak in promotion."""
 
 
-def _from_ufunc(ufunc: np.ufunc) -> Operation:
-    return Operation(ufunc.__name__, lambda out, *blocks: ufunc(*blocks, out=out), ufunc)
-
-
 def _cast(out: Block, block: Block) -> None:
     np.copyto(out, block, casting="unsafe")
 
 
 def _where(out: Block, condition: Block, x: Any, y: Any) -> None:
-    np.copyto(
-        out, np.asarray(y), casting="unsafe"
-    )  # as arrays: Python's -1 among unsigned numbers wraps, as NumPy's does
+    # as arrays: Python's -1 among unsigned numbers wraps, as NumPy's does
+    np.copyto(out, np.asarray(y), casting="unsafe")
     np.copyto(out, np.asarray(x), casting="unsafe", where=condition)
 
 
-def _probe_where(condition: Any, x: Any, y: Any) -> Any:
-    return np.empty(0, np.result_type(x, y))
-
-
-CAST = Operation("astype", _cast, lambda block: block)
-WHERE = Operation("where", _where, _probe_where, in_place=False)
-REAL = Operation("real", lambda out, block: np.copyto(out, block.real), lambda block: block.real, in_place=False)
-IMAG = Operation("imag", lambda out, block: np.copyto(out, block.imag), lambda block: block.imag, in_place=False)
+CAST = Operation("astype", _cast, lambda block: block, "CAST")
+WHERE = Operation("where", _where, lambda _, x, y: np.empty(0, np.result_type(x, y)), "WHERE", in_place=False)
+REAL = Operation("real", lambda out, block: np.copyto(out, block.real), lambda b: b.real, "REAL", in_place=False)
+IMAG = Operation("imag", lambda out, block: np.copyto(out, block.imag), lambda b: b.imag, "IMAG", in_place=False)
 
 
 def rounding(decimals: int) -> Operation:
     """np.round to a number of decimals."""
     return Operation(
-        f"round({decimals})", lambda out, block: np.round(block, decimals, out=out), lambda b: np.round(b, decimals)
-    )
+        f"round({decimals})", lambda out, block: np.round(block, decimals, out=out), lambda b: np.round(b, decimals),
+        (rounding, (decimals,)),
+    )  # fmt: skip
 
 
-_UFUNCS: dict[str, Operation] = {}
-
-
+@functools.cache
 def operation(ufunc: np.ufunc) -> Operation:
     """The operation of a ufunc with one output and no core dimensions."""
     if ufunc.nout != 1 or ufunc.signature is not None:
@@ -81,7 +77,7 @@ def operation(ufunc: np.ufunc) -> Operation:
         raise InputError(
             f"np.{ufunc.__name__} has no elementwise rule: {why}; call it on x.compute() if that fits in memory"
         )
-    return _UFUNCS.setdefault(ufunc.__name__, _from_ufunc(ufunc))
+    return Operation(ufunc.__name__, lambda out, *blocks: ufunc(*blocks, out=out), ufunc, (operation, (ufunc,)))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -90,8 +86,8 @@ class Elementwise(Node):
 
     operation: Operation
     """What is done."""
-    args: tuple[Node | Scalar, ...] = field(repr=False)
-    """Operands in order."""
+    args: tuple[Any, ...] = field(repr=False)
+    """Operands in order, each a `Node` or a `Scalar`; None for a node where it stands alone."""
 
     def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         return frame.evaluate_chain(self, region, out)
@@ -102,6 +98,9 @@ class Elementwise(Node):
     def label(self) -> str:
         return self.operation.name
 
+    def alone(self) -> Node:
+        return replace(self, inputs=(), args=tuple(arg if isinstance(arg, Scalar) else None for arg in self.args))
+
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
         left = iter(inputs)
         return replace(self, inputs=inputs, args=tuple(a if isinstance(a, Scalar) else next(left) for a in self.args))
@@ -110,16 +109,39 @@ class Elementwise(Node):
 def make_elementwise(op: Operation, args: tuple[Node | Scalar, ...], dtype: Any = None) -> Elementwise:
     """The node of an operation on operands, its shape and dtype worked out."""
     nodes = tuple(arg for arg in args if isinstance(arg, Node))
-    shape = broadcast_shapes(*(node.shape for node in nodes))
+    shape = nodes[0].shape if len(nodes) == 1 else broadcast_shapes(*(node.shape for node in nodes))
     if dtype is None:
-        probe = op.probe(*(np.empty(0, arg.dtype) if isinstance(arg, Node) else arg.value for arg in args))
-        dtype = np.asarray(probe).dtype
+        dtype = _result_dtype(op, args)
     return Elementwise(shape=shape, dtype=np.dtype(dtype), inputs=nodes, operation=op, args=args)
+
+
+_KNOWN: dict[tuple[Any, ...], np.dtype[Any]] = {}
+"""Results of ufuncs that were asked for: (ufunc, dtypes, and types of scalars whose value decides nothing)."""
+
+
+def _result_dtype(op: Operation, args: tuple[Node | Scalar, ...]) -> np.dtype[Any]:
+    """NumPy's own answer for operands of no elements, asked once for each kind of operands."""
+    key: tuple[Any, ...] | None = (op.probe,) if isinstance(op.probe, np.ufunc) else None
+    for arg in args if key is not None else ():
+        kind = arg.dtype if isinstance(arg, Node) else type(arg.value)
+        if kind is int and not 0 <= arg.value <= 127:  # type: ignore[union-attr]
+            key = None  # NumPy refuses integers that a dtype does not hold
+            break
+        key = (*key, kind)  # type: ignore[misc]
+    found = None if key is None else _KNOWN.get(key)
+    if found is None:
+        probe = op.probe(*(np.empty(0, arg.dtype) if isinstance(arg, Node) else arg.value for arg in args))
+        found = np.asarray(probe).dtype
+        if key is not None:
+            _KNOWN[key] = found
+    return found
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:
     """The common shape, or an `InputError` that names the shapes; any length goes, NumPy's own function stops at
     2**63."""
+    if len(set(shapes)) == 1:
+        return tuple(shapes[0])
     ndim = max((len(shape) for shape in shapes), default=0)
     result = [1] * ndim
     for shape in shapes:
@@ -134,8 +156,3 @@ def broadcast_region(region: Region, shape: Shape) -> Region:
     """The region that an operand of this shape contributes to a region of the result."""
     tail = region[len(region) - len(shape) :]
     return tuple((0, 1) if length == 1 else span for span, length in zip(tail, shape, strict=True))
-
-
-def covers(region: Region, shape: Shape) -> bool:
-    """True where the region is the whole of the shape."""
-    return region_shape(region) == shape

@@ -21,7 +21,7 @@ from outsize.array.graph.barrier import Barrier
 from outsize.array.graph.frame import phantom
 from outsize.array.graph.node import Memory, Node, Range
 from outsize.array.graph.rearrange import make_affine
-from outsize.array.store.base import Block, Region, Store, region_shape
+from outsize.array.store.base import Block, Region, Store, region_shape, round_up
 from outsize.array.tuning import current
 from outsize.engine.pool import make_buffer
 
@@ -29,12 +29,6 @@ _ROUND = 4096
 """Elements: long runs are whole multiples of this, so that they begin on pages."""
 _AT_WORK = 2
 """Lanes whose runs are told apart at a time."""
-
-
-def run_length(length: int, itemsize: int, grain: int) -> int:
-    """Elements of a run of a lane."""
-    run = max(1, math.isqrt(length * itemsize * grain) // itemsize)
-    return min(length, -(-run // _ROUND) * _ROUND if run > 4 * _ROUND else run)
 
 
 def pair(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -53,6 +47,8 @@ class Runs(Barrier):
 
     run: int
     """Elements of a run; the last is shorter."""
+
+    called = "sorted runs"
 
     @property
     def step(self) -> int:
@@ -73,9 +69,7 @@ class Runs(Barrier):
         child = self.inputs[0]
         result = frame.array(region_shape(region), self.dtype) if out is None else out
         block = result if _packed(result, child.dtype) else frame.array(region_shape(region), child.dtype)
-        mark = frame.mark()
-        frame.evaluate(child, region, block)
-        frame.release(mark)
+        frame.fill(block, child, region)
         size = math.prod(region_shape(region))
         frame.reserve(self.known() + (size * (16 + child.dtype.itemsize) if self.dtype.names else 0) + 4096)
         beside = [frame.evaluate(other, region) for other in self.inputs[1:]]
@@ -90,12 +84,6 @@ class Runs(Barrier):
             if block is not result:
                 result[...] = block
         return result
-
-    def detail(self) -> tuple[Any, ...]:
-        return (self.run, self.dtype.str, self.shape)
-
-    def label(self) -> str:
-        return "sorted runs"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -157,13 +145,10 @@ class Merged(Barrier):
         frame.release(mark)
         share = max(1, length // runs.number)
         parts = [(number * runs.run, number * runs.run + share) for number in range(-(-length // share))]
-        for _ in range(math.prod(region_shape(region)[:-1])):
-            frame.reads += [
-                (store, (*single, (low, min(runs.shape[-1], high)))) for low, high in parts if low < runs.shape[-1]
-            ]
-
-    def detail(self) -> tuple[Any, ...]:
-        return (self.dtype.str, self.shape)
+        with frame.repeated(math.prod(region_shape(region)[:-1])):
+            for low, high in parts:
+                if low < runs.shape[-1]:
+                    frame.count_read(store, (*single, (low, min(runs.shape[-1], high))))
 
     def label(self) -> str:
         return "sort" if self.dtype == self.inputs[0].dtype else "argsort"
@@ -254,7 +239,9 @@ def sort_lanes(node: Node, *, carried: Node | None = None) -> Node:
     """Lanes along the last axis, sorted; or whole numbers that were beside their elements, in the order that sorts
     them."""
     dtype = node.dtype if carried is None else pair(node.dtype)
-    run = run_length(node.shape[-1], dtype.itemsize, current().sort_grain)
+    length, size = node.shape[-1], dtype.itemsize
+    run = max(1, math.isqrt(length * size * current().sort_grain) // size)
+    run = min(length, round_up(run, _ROUND) if run > 4 * _ROUND else run)
     inputs = (node,) if carried is None else (node, carried)
     runs = Runs(shape=node.shape, dtype=dtype, inputs=inputs, run=run)
     return Merged(shape=node.shape, dtype=dtype if carried is None else np.dtype(np.int64), inputs=(runs,))

@@ -27,6 +27,8 @@ class Tally(Node):
     block: int
     """Elements of a block; the last is shorter."""
 
+    called = "count"
+
     def stands_for(self) -> int:
         return self.block
 
@@ -41,12 +43,6 @@ class Tally(Node):
                 result[place] = np.count_nonzero(values[place * self.block : (place + 1) * self.block])
         return result
 
-    def detail(self) -> tuple[Any, ...]:
-        return (self.block,)
-
-    def label(self) -> str:
-        return "count"
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Filtered(Node):
@@ -56,6 +52,8 @@ class Filtered(Node):
     """How many elements come before each block, and all."""
     block: int
     """Elements of a block."""
+
+    called = "filter"
 
     def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         (start, stop), length = region[0], self.inputs[0].shape[0]
@@ -78,20 +76,17 @@ class Filtered(Node):
 
     def _measure(self, blocks: list[int], result: Block, frame: Memory) -> Block:
         """One block stands for all; they may lie less luckily in their stores."""
-        mark, loose, before = frame.mark(), frame.loose, len(frame.reads)
+        mark, loose = frame.mark(), frame.loose
         frame.loose = True
-        for child in self.inputs:
-            frame.evaluate(child, ((0, min(self.inputs[0].shape[0], self.block)),))
+        with frame.repeated(max(1, len(blocks))):
+            for child in self.inputs:
+                frame.evaluate(child, ((0, min(self.inputs[0].shape[0], self.block)),))
         frame.loose = loose
         frame.release(mark)
-        frame.reads += frame.reads[before:] * max(0, len(blocks) - 1)
         return phantom(result.shape, self.dtype)
 
     def detail(self) -> tuple[Any, ...]:
         return (self.block, self.shape)
-
-    def label(self) -> str:
-        return "filter"
 
 
 def tally(mask: Node) -> Node:
@@ -123,6 +118,7 @@ class Search(Node):
     """Elements of the sorted array that are read at a time."""
 
     greedy = True
+    called = "searchsorted"
 
     def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         ordered, wanted = self.inputs
@@ -138,9 +134,3 @@ class Search(Node):
                 result += np.searchsorted(part, values, side=self.side)  # type: ignore[call-overload]
             frame.release(mark)
         return result
-
-    def detail(self) -> tuple[Any, ...]:
-        return (self.side, self.piece)
-
-    def label(self) -> str:
-        return "searchsorted"

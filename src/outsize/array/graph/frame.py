@@ -7,15 +7,17 @@ learns its exact peak and its reads.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from outsize.array.graph.compile import compile_program
 from outsize.array.graph.elementwise import broadcast_region
-from outsize.array.graph.node import Node
+from outsize.array.graph.node import Node, Source
 from outsize.array.kernels.blas import NOTHING, Packing
 from outsize.array.kernels.copies import copy_block
 from outsize.array.kernels.fused import Program, lies_across, natural_order, run_program
@@ -32,6 +34,8 @@ _SMALL = 1 << 15
 class Frame:
     """A stack of memory; dry where `buffer` is None."""
 
+    at_once = False
+
     def __init__(self, buffer: Buffer | None, bindings: Mapping[Node, Store], tuning: Tuning | None = None) -> None:
         self.tuning = tuning or current()
         self.buffer = buffer
@@ -46,13 +50,15 @@ class Frame:
         """Most that BLAS takes for its own buffers, and keeps."""
         self.device = 0
         """Bytes of a device that the chunk takes, where one takes part."""
-        self.reads: list[tuple[Store, Region]] = []
-        """What was read, recorded only when dry."""
+        self.reads: Counter[tuple[Store, Region]] = Counter()
+        """What was read and how many times, recorded only when dry."""
+        self._times = 1
         self.loose = False
         """Dry, and other regions of this shape may lie less luckily in their stores: reads are counted at their most."""
         self._memo: dict[tuple[int, Region], Block] = {}
         self._supposed: dict[tuple[Any, ...], tuple[int, int, Packing]] = {}
         self._programs: dict[int, Program] = {}
+        self._windows: dict[int, list[tuple[Region, Block]]] = {}
 
     def reset(self) -> None:
         """Take everything back."""
@@ -85,10 +91,7 @@ class Frame:
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
         """An uninitialised block."""
-        size = dtype.itemsize
-        for length in shape:
-            size *= length
-        memory = self.bytes(size)
+        memory = self.bytes(math.prod(shape) * dtype.itemsize)
         if self.dry:
             return phantom(shape, dtype)
         return np.ndarray(shape, dtype, memory.data)
@@ -123,10 +126,24 @@ class Frame:
                 return block
         if self.dry:
             self.bytes(store.most(region) if self.loose else store.extent(region))
+            self.pack(Packing(*store.packing(region)))
             if not store.resident:
-                self.reads.append((store, region))
+                self.count_read(store, region)
             return phantom(region_shape(region), store.dtype, store.order)
         return store.read(region, self.bytes(store.extent(region)))
+
+    def count_read(self, store: Store, region: Region) -> None:
+        """Note a read that is only planned."""
+        self.reads[store, region] += self._times
+
+    @contextlib.contextmanager
+    def repeated(self, times: int) -> Iterator[None]:
+        """What the block reads, when dry, stands for so many others that are like it."""
+        before, self._times = self._times, self._times * times
+        try:
+            yield
+        finally:
+            self._times = before
 
     def copy(self, target: Block, block: Block) -> None:
         """Copy a block, with a cast where the dtypes differ."""
@@ -150,9 +167,11 @@ class Frame:
         if target is None or (lies_across(target, order, shape) and math.prod(shape) > _SMALL):
             turned = self.array(tuple(shape[axis] for axis in order), root.dtype)
             target = turned.transpose(tuple(np.argsort(order))) if order else turned
+        mark = self.mark()
         scratch = self.bytes(program.scratch(shape))
         if not self.dry:
             run_program(program, blocks, shape, target, scratch, ())
+        self.release(mark)
         if out is not None and target is not out:
             self.copy(out, target)
             return out
@@ -172,6 +191,8 @@ class Frame:
             return phantom(region_shape(region), node.dtype) if out is None else out
         key = (id(node), region)
         block = self._memo.get(key)
+        if block is None and id(node) in self._windows:
+            block = self._inside_window(node, region)
         if block is None:
             store = self.bindings.get(node)
             block = node.evaluate(region, self, out) if store is None else self.read(store, region)
@@ -182,6 +203,47 @@ class Frame:
             self.copy(out, block)
             return out
         return block
+
+    @contextlib.contextmanager
+    def look_into(self, node: Node, region: Region) -> Iterator[None]:
+        """Read at once what a region of a node reads: meanwhile parts of that are views of it."""
+        trace, before = _Trace(self), self._windows
+        trace.evaluate(node, region)
+        self._windows = dict(before)
+        for leaf, wide in trace.found.values():
+            self._windows.setdefault(id(leaf), []).append((wide, self.evaluate(leaf, wide)))
+        try:
+            yield
+        finally:
+            self._windows = before
+
+    def _inside_window(self, node: Node, region: Region) -> Block | None:
+        for wide, block in self._windows[id(node)]:
+            if all(low <= a and b <= high for (a, b), (low, high) in zip(region, wide, strict=True)):
+                place: Any = tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(region, wide, strict=True))
+                return block[place] if place else block
+        return None
+
+    def fill(self, out: Block, node: Node, region: Region) -> None:
+        """A node's region into a block; what making it took is taken back."""
+        mark = self.mark()
+        self.evaluate(node, region, out)
+        self.release(mark)
+
+
+class _Trace(Frame):
+    """A dry frame that notes which regions of stored arrays are wanted."""
+
+    def __init__(self, frame: Frame) -> None:
+        super().__init__(None, frame.bindings, frame.tuning)
+        self._programs = frame._programs
+        self.found: dict[tuple[int, Region], tuple[Node, Region]] = {}
+
+    def evaluate(self, node: Node, region: Region, out: Block | None = None) -> Block:
+        if node in self.bindings or isinstance(node, Source):
+            self.found[id(node), region] = node, region
+            return phantom(region_shape(region), node.dtype)
+        return super().evaluate(node, region, out)
 
 
 def phantom(shape: tuple[int, ...], dtype: np.dtype[Any], order: tuple[int, ...] | None = None) -> Block:

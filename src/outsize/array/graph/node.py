@@ -9,18 +9,21 @@ them.
 
 from __future__ import annotations
 
-import abc
 import hashlib
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from outsize.array.kernels.blas import Packing
+from outsize.array.kernels.fused import Program
 from outsize.array.store.base import Block, Buffer, Region, Store, region_shape
+from outsize.array.tuning import Tuning
 from outsize.core.errors import InputError
 
 Shape = tuple[int, ...]
@@ -30,7 +33,7 @@ _MOST = 2**63 - 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Node(abc.ABC):
+class Node:
     """One operation."""
 
     shape: Shape
@@ -40,17 +43,23 @@ class Node(abc.ABC):
     inputs: tuple[Node, ...] = field(default=(), repr=False)
     """What it reads."""
 
-    barrier = False
-    """True where it cannot be made a region at a time."""
     greedy = False
     """True where small regions would be read in crumbs, so that workers' buffers are as large as there is room."""
+    called = ""
+    """Words for plans and messages, where the class has others than its name."""
 
     def __post_init__(self) -> None:
-        if math.prod(self.shape) > _MOST or any(length > _MOST for length in self.shape):
+        size = math.prod(self.shape)
+        if size > _MOST or (size == 0 and max(self.shape) > _MOST):
             raise InputError(
                 f"an array of shape {self.shape} has more elements than 64 bits count: ask for less than 2**63, along every axis "
                 "and in all"
             )
+
+    @property
+    def barrier(self) -> bool:
+        """True where it cannot be made a region at a time."""
+        return False
 
     @property
     def ndim(self) -> int:
@@ -66,21 +75,34 @@ class Node(abc.ABC):
         """Bytes of input that an element of the result is made of, where they are many more than its own."""
         return self.dtype.itemsize
 
-    @abc.abstractmethod
+    def __init_subclass__(cls) -> None:
+        """A node without a rule cannot exist. (An abstract base class would say so too, and make every `isinstance` slow.)"""
+        assert cls.evaluate is not Node.evaluate, f"{cls.__name__} has no rule that makes a region of it"
+
     def evaluate(self, region: Region, frame: Memory, out: Block | None) -> Block:
         """The block of a region: written into `out` where that is given and convenient, else wherever it lies."""
+        raise AssertionError(self)
 
-    @abc.abstractmethod
     def detail(self) -> tuple[Any, ...]:
-        """What tells this node from others of its class with the same inputs; hashable or printable."""
+        """What tells this node from others of its class with the same shape, dtype and inputs: its other fields, if their text
+        tells all of them."""
+        return tuple(getattr(self, one.name) for one in fields(self)[_FIELDS:])
 
     def label(self) -> str:
         """A few words for plans and messages."""
-        return type(self).__name__.lower()
+        return self.called or type(self).__name__.lower()
 
     def with_inputs(self, inputs: tuple[Node, ...]) -> Node:
         """The same operation on other nodes of the same shapes and dtypes."""
         return replace(self, inputs=inputs)
+
+    def alone(self) -> Node:
+        """The same operation without its inputs, which `with_inputs` gives it again."""
+        return replace(self, inputs=())
+
+
+_FIELDS = len(fields(Node))
+"""Fields that every node has."""
 
 
 class Memory(Protocol):
@@ -88,14 +110,18 @@ class Memory(Protocol):
 
     dry: bool
     """True where it only measures."""
+    at_once: bool
+    """True where every node is made whole, one after another, out of what the system allocates."""
     loose: bool
     """True where it measures for other regions of the same shape too."""
-    outside: int
-    """Most bytes that user functions and library calls may allocate by themselves."""
-    reads: list[tuple[Store, Region]]
-    """What was read, recorded only when dry."""
+    reads: Counter[tuple[Store, Region]]
+    """What was read and how many times, recorded only when dry."""
     bindings: Mapping[Node, Store]
     """What finished passes left behind."""
+    tuning: Tuning
+    """What sizes go by."""
+    outside: int
+    """Most bytes that calls may allocate by themselves."""
 
     def mark(self) -> tuple[int, int]: ...
     def release(self, mark: tuple[int, int]) -> None: ...
@@ -105,8 +131,15 @@ class Memory(Protocol):
     def pack(self, packing: Packing) -> None: ...
     def suppose(self, node: Node, region: Region, out: Block | None) -> None: ...
     def read(self, store: Store, region: Region) -> Block: ...
+    def count_read(self, store: Store, region: Region) -> None: ...
+    def repeated(self, times: int) -> AbstractContextManager[None]: ...
+    def program(self, node: Node) -> Program: ...
+    def load_leaves(self, program: Program, region: Region) -> list[Block]: ...
+    def look_into(self, node: Node, region: Region) -> AbstractContextManager[None]: ...
     def evaluate_chain(self, root: Node, region: Region, out: Block | None) -> Block: ...
     def evaluate(self, node: Node, region: Region, out: Block | None = None) -> Block: ...
+    def fill(self, out: Block, node: Node, region: Region) -> None: ...
+    def copy(self, target: Block, block: Block) -> None: ...
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -175,11 +208,11 @@ def structure(node: Node, known: dict[int, str]) -> str:
     return known[id(node)]
 
 
-def walk(root: Node) -> list[Node]:
+def walk(*roots: Node) -> list[Node]:
     """Every node once, inputs before users."""
     seen: set[int] = set()
     order: list[Node] = []
-    stack = [(root, False)]
+    stack = [(root, False) for root in reversed(roots)]
     while stack:
         node, done = stack.pop()
         if done:
@@ -189,3 +222,24 @@ def walk(root: Node) -> list[Node]:
             stack.append((node, True))
             stack.extend((child, False) for child in reversed(node.inputs))
     return order
+
+
+def held_by_stores(root: Node) -> dict[str, int]:
+    """What stores keep in memory while they are open, by name."""
+    stores = {node.store for node in walk(root) if isinstance(node, Source)}
+    return {store.name: store.holds for store in stores if store.holds}
+
+
+def take_apart(root: Node) -> list[tuple[Node, tuple[int, ...]]]:
+    """A graph as a list, for pickle, which would go down a deep one by recursion: (node alone, places of its inputs)."""
+    order = walk(root)
+    places = {id(node): place for place, node in enumerate(order)}
+    return [(node.alone(), tuple(places[id(child)] for child in node.inputs)) for node in order]
+
+
+def put_together(parts: list[tuple[Node, tuple[int, ...]]]) -> Node:
+    """The root of a graph that was taken apart."""
+    made: list[Node] = []
+    for node, inputs in parts:
+        made.append(node.with_inputs(tuple(made[place] for place in inputs)))
+    return made[-1]

@@ -17,6 +17,7 @@ import numpy as np
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Memory, Node, Shape, Source
 from outsize.array.store.base import ALIGNMENT, Block, Region, region_shape
+from outsize.array.store.formats.flat import FlatLayout, run_offset
 
 _SPARSE = 1 << 16
 """Bytes: with steps further apart than this, rows are read one by one and what lies between is left out."""
@@ -66,18 +67,11 @@ class Affine(Node):
         block = frame.array(region_shape(region), self.dtype) if out is None else out
         start, stop = region[axis]
         places = range(start, start + 1) if frame.dry else range(start, stop)
-        for place in places:
-            part = (*region[:axis], (place, place + 1), *region[axis + 1 :])
-            mark = frame.mark()
-            view = block[(slice(None),) * axis + (slice(place - start, place - start + 1),)]
-            frame.evaluate(self, part, view)
-            frame.release(mark)
-        if frame.dry and frame.reads:
-            frame.reads.extend([frame.reads[-1]] * (stop - start - 1))
+        with frame.repeated((stop - start) // len(places)):
+            for place in places:
+                part = (*region[:axis], (place, place + 1), *region[axis + 1 :])
+                frame.fill(block[(slice(None),) * axis + (slice(place - start, place - start + 1),)], self, part)
         return block
-
-    def detail(self) -> tuple[Any, ...]:
-        return (self.axes, self.shape)
 
     def label(self) -> str:
         order = [target for target, _, _ in self.axes if target is not None]
@@ -101,6 +95,8 @@ def make_affine(node: Node, shape: Shape, axes: tuple[tuple[int | None, int, int
     return Affine(shape=shape, dtype=node.dtype, inputs=(node,), axes=axes)
 
 
+_LOOKED_AT = 64
+"""Runs of which a plan looks at each one; of more, at every so many-th: a list of them all would be megabytes."""
 _GAPS = 16
 """Elements of a whole row for each one that is wanted, at most: a plan holds them all."""
 
@@ -115,12 +111,12 @@ class Reshape(Node):
             block = frame.evaluate(self, wide)
             return block[tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(region, wide, strict=True))]
         shape = region_shape(region)
-        packed = out if out is not None and out.flags.c_contiguous and out.dtype == self.dtype else None
-        block = frame.array(shape, self.dtype) if packed is None else packed
+        before, after = self._alike()
+        straight = out is not None and out.dtype == self.dtype and _runs_on(out, before, len(shape) - after)
+        block = out if out is not None and straight else frame.array(shape, self.dtype)
         if 0 in self.shape:  # a plan asks for one element at least
             return block
         child = self.inputs[0]
-        before, after = self._alike()
         lead, middle, tail = region[:before], region[before : len(region) - after], region[len(region) - after :]
         inner = child.shape[before : child.ndim - after]
         flat = block.reshape((*shape[:before], -1, *shape[len(shape) - after :]))
@@ -131,17 +127,21 @@ class Reshape(Node):
             place = (slice(None),) * before + (slice(position, position + math.prod(region_shape(box))),)
             return whole, flat[place].reshape(region_shape(whole))
 
-        position = 0
-        for start, stop in _stretches(self.shape[before : len(shape) - after], middle):
-            for box in _boxes(inner, start, stop):
-                mark = frame.mark()
-                frame.evaluate(child, *part(box, position))
-                frame.release(mark)
-                position += math.prod(region_shape(box))
+        runs = FlatLayout(self.shape[before : len(shape) - after], np.dtype(np.uint8), 0).runs(middle)
+        number = runs.number if runs.length else 0
+        every = max(1, number // _LOOKED_AT) if frame.dry else 1
+        for run in range(0, number, every):
+            start, position = run_offset(runs, run), run * runs.length
+            with frame.repeated(min(every, number - run)):
+                for box in _boxes(inner, start, start + runs.length):
+                    whole, place = part(box, position)
+                    frame.fill(place, child, whole)
+                    position += math.prod(region_shape(box))
         if frame.dry and block.size:
             row, size = math.prod(inner[1:]), math.prod(region_shape(middle))
-            for box in _boxes(inner, 0, min(math.prod(inner), size // row * row or size)):
-                frame.suppose(child, *part(box, 0))
+            for length in {size // row * row or size, runs.length}:
+                for box in _boxes(inner, 0, min(math.prod(inner), length)):
+                    frame.suppose(child, *part(box, 0))
         return block
 
     def _widened(self, region: Region) -> Region:
@@ -167,29 +167,11 @@ class Reshape(Node):
         rest = list(zip(reversed(self.shape[before:]), reversed(theirs[before:]), strict=False))
         return before, next((place for place, (own, other) in enumerate(rest) if own != other), len(rest))
 
-    def detail(self) -> tuple[Any, ...]:
-        return (self.shape,)
 
-
-def _stretches(shape: Shape, region: Region) -> list[tuple[int, int]]:
-    """The region as ranges of flat indices, in order."""
-    lengths = region_shape(region)
-    if math.prod(lengths) == 0:
-        return []
-    axis = len(shape)
-    while axis > 0 and lengths[axis - 1] == shape[axis - 1]:
-        axis -= 1
-    axis = max(axis - 1, 0)
-    strides = [math.prod(shape[a + 1 :]) for a in range(len(shape))]
-    base = sum(start * stride for (start, _), stride in zip(region, strides, strict=True))
-    size = math.prod(lengths[axis:]) if shape else 1
-    return [
-        (
-            base + sum(i * strides[a] for a, i in enumerate(index)),
-            base + sum(i * strides[a] for a, i in enumerate(index)) + size,
-        )
-        for index in itertools.product(*(range(length) for length in lengths[:axis]))
-    ]
+def _runs_on(block: Block, first: int, end: int) -> bool:
+    """True where these axes of a block are one long axis as they lie."""
+    axes = [axis for axis in range(first, end) if block.shape[axis] > 1]
+    return all(block.strides[a] == block.strides[b] * block.shape[b] for a, b in itertools.pairwise(axes))
 
 
 def _boxes(shape: Shape, start: int, stop: int) -> list[Region]:
@@ -233,9 +215,7 @@ class Concat(Node):
             low, high = max(start, begin), min(stop, end)
             if low < high:
                 part = (*region[: self.axis], (low - begin, high - begin), *region[self.axis + 1 :])
-                mark = frame.mark()
-                frame.evaluate(child, part, block[(slice(None),) * self.axis + (slice(low - start, high - start),)])
-                frame.release(mark)
+                frame.fill(block[(slice(None),) * self.axis + (slice(low - start, high - start),)], child, part)
             begin = end
         for child in self._kinds(frame) if frame.dry else ():
             length = min(stop - start, child.shape[self.axis])
@@ -267,9 +247,6 @@ class Concat(Node):
             found[key] = child
         return list(found.values())
 
-    def detail(self) -> tuple[Any, ...]:
-        return (self.axis,)
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Wrap(Node):
@@ -291,18 +268,13 @@ class Wrap(Node):
             low = (place + self.shift) % length
             high = min(length, low + stop - place)
             part = (*region[: self.axis], (low, high), *region[self.axis + 1 :])
-            mark = frame.mark()
             view = block[(slice(None),) * self.axis + (slice(place - start, place - start + high - low),)]
-            frame.evaluate(self.inputs[0], part, view)
-            frame.release(mark)
+            frame.fill(view, self.inputs[0], part)
             place += high - low
         span = (0, min(length, stop - start))
         part = (*region[: self.axis], span, *region[self.axis + 1 :])
         frame.suppose(self.inputs[0], part, block[(slice(None),) * self.axis + (slice(*span),)])
         return block
-
-    def detail(self) -> tuple[Any, ...]:
-        return (self.axis, self.shift, self.shape)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -372,11 +344,8 @@ class Take(Node):
             spread = number * max(1, ALIGNMENT * gap // _SPARSE)
         trial = Frame(None, frame.bindings)
         trial.evaluate(child, (*region[: self.axis], (0, spread), *region[self.axis + 1 :]))
-        frame.reads += trial.reads
+        frame.reads.update(trial.reads)
         frame.suppose(child, (*region[: self.axis], (0, rows), *region[self.axis + 1 :]), None)
-
-    def detail(self) -> tuple[Any, ...]:
-        return (self.axis,)
 
 
 _PIECE = 1 << 20

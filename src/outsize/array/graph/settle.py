@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from typing import Any
 
 from outsize.array.graph.barrier import Reduce, Settled
 from outsize.array.graph.elementwise import Elementwise
+from outsize.array.graph.local import Graph, Once, Together
 from outsize.array.graph.node import Node, walk
 from outsize.array.graph.rearrange import Affine, Concat, Reshape, Take, Wrap
 
@@ -30,7 +32,7 @@ Times = dict[int, float]
 """Whose evaluation makes a node -> how many times, in wholes of the node."""
 
 
-def settle(root: Node) -> Node:
+def settle(root: Graph) -> Graph:
     """The graph with a `Settled` above every node that is better written out."""
     order = walk(root)
     chosen = _choose(order)
@@ -44,7 +46,8 @@ def settle(root: Node) -> Node:
         if id(node) in chosen:
             found = Settled(shape=node.shape, dtype=node.dtype, inputs=(found,))
         made[id(node)] = found
-    return made[id(root)]
+    top: Any = made[id(root)]
+    return top  # type: ignore[no-any-return]
 
 
 def _choose(order: list[Node]) -> set[int]:
@@ -56,12 +59,14 @@ def _choose(order: list[Node]) -> set[int]:
     """By whom a node is evaluated as a block of its own."""
     depth: dict[int, int] = defaultdict(int)
     chosen: set[int] = set()
+    tops = {id(child) for child in root.inputs} if isinstance(root, Together) else set()
     read[id(root)][id(root)] = 1.0
     for node in reversed(order):
         times, deep = inlined.pop(id(node), {}), depth.pop(id(node), 0)
         if id(node) in read:
-            times = {**times, id(node): sum(read.pop(id(node)).values())}
-        if node.barrier or node is root or not node.inputs:
+            found = read.pop(id(node)).values()
+            times = {**times, id(node): max(found) if isinstance(node, Once) else sum(found)}
+        if node.barrier or node is root or id(node) in tops or not node.inputs:
             anew = node.barrier
         else:
             often = sum(times.values()) > MOST and not isinstance(node, _MOVED)
@@ -78,7 +83,7 @@ def _choose(order: list[Node]) -> set[int]:
                 continue
             depth[id(child)] = max(depth[id(child)], deep + 1)
             part = _part(node, child)
-            if isinstance(node, Reduce):  # reductions of one node share one pass over it
+            if isinstance(node, Reduce) and node.barrier:  # reductions of one node share one pass over it
                 times = {0: 1.0}
             for reader, often_read in times.items():
                 read[id(child)][reader] = max(read[id(child)].get(reader, 0.0), often_read * part)

@@ -24,8 +24,8 @@ from outsize.array.graph.rearrange import Wrap
 from outsize.array.store.base import Block, Region, region_shape
 from outsize.core.errors import InputError
 
-BOUNDARIES = {"none": None, "reflect": "symmetric", "nearest": "edge", "constant": "constant", "periodic": "wrap"}
-"""What lies outside the array -> the mode in which NumPy pads so. `reflect` repeats the edge element, as in SciPy."""
+BOUNDARIES = ("none", "reflect", "nearest", "constant", "periodic")
+"""What may lie outside the array. `reflect` repeats the edge element, as in SciPy."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,7 +60,7 @@ class Window(Node):
     depth: tuple[int, ...]
     """Elements of margin on each side of each axis."""
     boundary: str
-    """What lies outside the array: a key of `BOUNDARIES`."""
+    """What lies outside the array: one of `BOUNDARIES`."""
     fill: Any = 0
     """The value outside where the boundary is `constant`."""
 
@@ -71,15 +71,14 @@ class Window(Node):
         wide = [(start - depth, stop + depth) for (start, stop), depth in zip(region, self.depth, strict=True)]
         inside = tuple((max(0, a), min(n, b)) for (a, b), n in zip(wide, child.shape, strict=True))
         edges = tuple((i[0] - w[0], w[1] - i[1]) for i, w in zip(inside, wide, strict=True))
+        margins = self.depth
         if self.boundary == "none":
             padded = frame.evaluate(child, inside)
-            margins = [d - e for d, e in zip(self.depth, (edge[0] for edge in edges), strict=True)]
+            margins = tuple(depth - before for depth, (before, _) in zip(self.depth, edges, strict=True))
         elif self.boundary == "periodic":
             padded = self._wrap(tuple(wide), frame)
-            margins = list(self.depth)
         else:
             padded = self._pad(inside, edges, frame)
-            margins = list(self.depth)
         frame.reserve(math.ceil(self.memory * padded.nbytes))
         result = _call(self.function, [padded], padded.shape, self.dtype, frame)
         return result[tuple(slice(m, m + n) for m, n in zip(margins, region_shape(region), strict=True))]
@@ -113,9 +112,7 @@ class Window(Node):
             for (start, stop), length in zip(wide, self.inputs[0].shape, strict=True)
         )
         block = frame.array(region_shape(final), node.dtype)
-        mark = frame.mark()
-        frame.evaluate(node, final, block)
-        frame.release(mark)
+        frame.fill(block, node, final)
         return block
 
     def detail(self) -> tuple[Any, ...]:
@@ -133,20 +130,13 @@ def _reflections(boundary: str, before: int, end: int, total: int) -> list[tuple
         return [(slice(0, before), slice(before, before + 1)), (slice(end, total), slice(end - 1, end))]
     stop = end - (total - end) - 1
     after = slice(end - 1, stop if stop >= 0 else None, -1)
-    low = 2 * before - 1
-    pairs: list[tuple[slice, slice | None]] = []
-    if before:
-        pairs.append((slice(0, before), slice(low, before - 1, -1)))
-    if total > end:
-        pairs.append((slice(end, total), after))
-    return pairs
+    return [(slice(0, before), slice(2 * before - 1, before - 1, -1)), (slice(end, total), after)]
 
 
 def _call(
     function: Callable[..., Any], blocks: list[Block], shape: tuple[int, ...], dtype: np.dtype[Any], frame: Memory
 ) -> Block:
     if frame.dry:
-        frame.reserve(frame.outside)
         return phantom(shape, dtype)
     result = np.asarray(function(*blocks))
     if result.shape != shape:

@@ -120,10 +120,32 @@ class Taking:
 
     def long(self, value: Block) -> bool:
         """True where more elements are summed one after another than float32 bears."""
-        if self.axes is None or (len(value.shape) - 1 in self.axes and value.shape[-1] > 8):
-            return False
-        rows: int = math.prod(value.shape[axis] for axis in self.axes)
-        return rows > _SAFE_ROWS
+        return self.axes is not None and _is_long(value, self.axes)
+
+
+def _is_long(value: Block, axes: tuple[int, ...]) -> bool:
+    if len(value.shape) - 1 in axes and value.shape[-1] > 8:
+        return False
+    rows: int = math.prod(value.shape[axis] for axis in axes)
+    return rows > _SAFE_ROWS
+
+
+def _folded_in(kind: str, value: Block, long: bool, working: np.dtype[Any]) -> np.dtype[Any] | None:
+    """dtype in which a slice is folded: None is its own."""
+    if kind == "add" and value.dtype.char in "fFdD" and not long:
+        return None  # pairwise or short: NumPy's own sum is good, and fast
+    return None if kind in ("minimum", "maximum", "or", "and") else working
+
+
+def fold_whole(name: str, value: Block, axes: tuple[int, ...], working: np.dtype[Any], out: Block) -> bool:
+    """A reduction of a whole block at once, as a fold of slices makes it; False where it is no fold."""
+    kind = KINDS[name]
+    if kind not in _FOLDS:
+        return False
+    dtype = _folded_in(kind, value, _is_long(value, axes), working)
+    state: Any = _FOLDS[kind][0].reduce(value, axis=axes, dtype=dtype, keepdims=True)
+    FINISH[name]([state], math.prod(value.shape[axis] for axis in axes), 0, out)
+    return True
 
 
 class Fold(Accumulator):
@@ -159,11 +181,7 @@ class _Folding(Taking):
 
     def take(self, value: Block, index: Index) -> None:
         owner = self.owner
-        dtype: np.dtype[Any] | None = owner.working
-        if owner.kind == "add" and value.dtype.char in "fFdD" and not self.long(value):
-            dtype = None  # pairwise or short: NumPy's own sum is good, and fast
-        elif owner.kind in ("minimum", "maximum", "or", "and"):
-            dtype = None
+        dtype = _folded_in(owner.kind, value, self.long(value), owner.working)
         (place,) = self.places(index)
         owner.ufunc(place, self.reduce(owner.ufunc, value, dtype), out=place)
 
@@ -173,8 +191,13 @@ class Moments(Accumulator):
 
     device_kinds = ("add", "add")
 
+    @property
+    def narrow(self) -> np.dtype[Any]:
+        """dtype in which slices are shifted and squared; they want room of as many elements."""
+        return self.dtype if self.dtype.char in "fdgFDG" else self.working
+
     def temporaries(self, elements: int, region: Region) -> int:
-        return (elements + 8 * math.prod(self.kept(region_shape(region)))) * max(self.working.itemsize, 8)
+        return 8 * math.prod(self.kept(region_shape(region))) * max(self.working.itemsize, 8)
 
     def dtypes(self) -> tuple[np.dtype[Any], ...]:
         real = np.dtype(self.working.char.lower()) if self.working.kind == "c" else self.working
@@ -197,23 +220,21 @@ class Moments(Accumulator):
         squares += part_squares + np.square(np.abs(delta)) * (n * (count / total))
         n[...] = total
 
-    def consumer(self, partial: States) -> Any:
-        return _Shifting(self, partial)
+    def consumer(self, partial: States, room: Block) -> Any:
+        return _Shifting(self, partial, room)
 
 
 class _Shifting(Taking):
     """Sums of x - shift and of its square; the shift lives in the partial's third array until `close`."""
 
-    def __init__(self, owner: Accumulator, partial: States, shift: Block | None = None) -> None:
+    def __init__(self, owner: Moments, partial: States, room: Block, shift: Block | None = None) -> None:
         super().__init__(owner, partial)
-        self.given = shift
-        narrow = owner.dtype if owner.dtype.char in "fdgFDG" else owner.working
-        self.shift = np.zeros(partial[0].shape, narrow)
+        self.given, self.room = shift, room
+        self.shift = np.zeros(partial[0].shape, owner.narrow)
         if shift is not None:
             np.copyto(self.shift, shift, where=np.isfinite(shift), casting="unsafe")
         self.sums = np.zeros(partial[1].shape, owner.working)
         self.squares = np.zeros(partial[2].shape, partial[2].dtype)
-        self.room: Block | None = None
         self.shifted = shift is not None or owner.dtype != self.shift.dtype
         """Slices are shifted before they are squared; always so where they must be widened anyway."""
 
@@ -227,7 +248,7 @@ class _Shifting(Taking):
         shift, sums, squares = self.places(index)
         wide = self.owner.working if self.long(value) or value.dtype.char not in "fdgFDG" else None
         spans = index if self.axes is None else tuple(index[axis] for axis in self.axes)
-        room = self._room(value, shift)
+        room = self.room[: value.size].reshape(value.shape)
         first = self.given is None and all(span.start == 0 for span in spans)
         if not first:
             if self.shifted:
@@ -236,8 +257,9 @@ class _Shifting(Taking):
         else:
             if value.dtype != room.dtype:
                 np.copyto(room, value, casting="unsafe")
-            total, square = self._sum(room if value.dtype != room.dtype else value, room, wide)
+            plain = room if value.dtype != room.dtype else value
             count = value.size if self.axes is None else math.prod(value.shape[axis] for axis in self.axes)
+            total, square = self._sum(plain, room, wide) if self.spare else (self.reduce(np.add, plain, wide), np.inf)
             if self._choose(shift, total / count, square / count) or self.shifted:
                 np.subtract(value, shift, out=room, casting="unsafe")
                 total, square = self._sum(room, room, wide)
@@ -262,13 +284,10 @@ class _Shifting(Taking):
             np.multiply(value.imag, value.imag, out=imag)
             np.add(real, imag, out=real)
             return total, self.reduce(np.add, real, None if wide is None else self.squares.dtype)
+        if wide is None and self.axes == (value.ndim - 1,) and value.flags.c_contiguous:
+            return total, np.vecdot(value, value)[..., None]  # one visit of rows instead of two
         np.multiply(value, value, out=room)
         return total, self.reduce(np.add, room, wide)
-
-    def _room(self, value: Block, shift: Block) -> Block:
-        if self.room is None or self.room.size < value.size:
-            self.room = np.empty(value.size, shift.dtype)
-        return self.room[: value.size].reshape(value.shape)
 
     def close(self, count: int) -> bool:
         """Turn the sums into mean and squared deviations; False where the shift was too poor to trust them."""

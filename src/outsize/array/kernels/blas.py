@@ -68,11 +68,12 @@ def packing(rows: int, columns: int, depth: int, dtype: np.dtype[Any], strip: in
     """What a product of rows x depth by depth x columns takes, its rows in strips of so many bytes."""
     if dtype.kind not in _SHARE or not rows * columns * depth:  # whole numbers are multiplied without BLAS
         return NOTHING
-    left = min(rows, _strip_rows(depth, dtype.itemsize, strip)) * min(depth, _DEPTH) * dtype.itemsize
+    left = min(rows, strip_rows(depth, dtype.itemsize, strip)) * min(depth, _DEPTH) * dtype.itemsize
     return Packing(left, min(columns * depth * dtype.itemsize, _SHARE[dtype.kind]) + _LITTLE)
 
 
-def _strip_rows(depth: int, itemsize: int, strip: int) -> int:
+def strip_rows(depth: int, itemsize: int, strip: int = STRIP_BYTES) -> int:
+    """Rows of the left matrix that are handed to BLAS at once."""
     return max(1, strip // max(1, min(depth, _DEPTH) * itemsize))
 
 
@@ -133,7 +134,7 @@ def multiply_add(a: Block, b: Block, c: Block, strip: int = STRIP_BYTES) -> None
     """c += a @ b for matrices; c is C-ordered along its rows, a and b lie any way. Neither what BLAS copies of a at once
     nor, where `gemm` is not found, the product that is added passes `strip` bytes, but for a row."""
     size = max(a.itemsize, c.itemsize)
-    rows = _strip_rows(a.shape[1], size, strip)
+    rows = strip_rows(a.shape[1], size, strip)
     few = min(rows, max(1, strip // max(1, b.shape[1] * size)))
     start = 0
     while start < c.shape[0]:

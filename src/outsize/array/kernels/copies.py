@@ -41,7 +41,11 @@ def copy_block(target: Block, block: Block) -> None:
     order = (*others, fast_in, fast_out)
     source, sink = block.transpose(order), target.transpose(order)
     for index in itertools.product(*(range(length) for length in source.shape[:-2])):
-        _transpose_plane(sink[index], source[index])
+        plane, into = source[index], sink[index]  # contiguous along axis 0, and along axis 1
+        if target.dtype == block.dtype and _by_blas(into, plane):
+            continue
+        for start in range(0, plane.shape[1], _STRIP):
+            np.copyto(into[:, start : start + _STRIP], plane[:, start : start + _STRIP], casting="unsafe")
 
 
 def _fastest(block: Block) -> int | None:
@@ -50,14 +54,6 @@ def _fastest(block: Block) -> int | None:
         if length > 1 and stride == block.itemsize:
             return axis
     return None
-
-
-def _transpose_plane(target: Block, block: Block) -> None:
-    """Copy where the source is contiguous along axis 0 and the target along axis 1."""
-    if target.dtype == block.dtype and _by_blas(target, block):
-        return
-    for start in range(0, block.shape[1], _STRIP):
-        np.copyto(target[:, start : start + _STRIP], block[:, start : start + _STRIP], casting="unsafe")
 
 
 def _by_blas(target: Block, block: Block) -> bool:

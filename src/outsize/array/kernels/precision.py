@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.store.base import Block, Buffer, Region, Store, region_shape, round_up
+from outsize.array.store.base import Block, Buffer, Region, Store, round_up
 from outsize.array.store.io.narrow_floats import round_to_bfloat16
 from outsize.array.store.io.view import SeenStore
 from outsize.core.conversion import Precision
@@ -174,19 +174,12 @@ class MeasuredStore(SeenStore):
         self.inner = inner
         self._bfloat16 = bfloat16
 
-    def extent(self, region: Region) -> int:
-        return round_up(self._bytes(region)) + self.inner.extent(region) + self.meter.held
-
-    def most(self, region: Region) -> int:
-        return round_up(self._bytes(region)) + self.inner.most(region) + self.meter.held
-
-    def _bytes(self, region: Region) -> int:
-        return math.prod(region_shape(region)) * self.dtype.itemsize
+    def _beside(self, region: Region) -> int:
+        return round_up(self.bytes_of(region)) + self.meter.held
 
     def read(self, region: Region, buffer: Buffer) -> Block:
         """Read, cast and measure a region; the cast block has the strides' order of the inner one."""
-        used = self._bytes(region)
-        before = self.inner.read(region, buffer[round_up(used) :])
+        before = self.inner.read(region, buffer[round_up(self.bytes_of(region)) :])
         order = sorted(range(before.ndim), key=lambda axis: -abs(before.strides[axis]))
         turned = before.transpose(order)
         after = np.ndarray(turned.shape, self.dtype, buffer.data)

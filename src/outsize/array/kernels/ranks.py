@@ -19,8 +19,6 @@ import numpy as np
 from outsize.array.kernels.accumulators import Accumulator, States
 from outsize.array.store.base import Block, Region, region_shape
 
-PIECE = 1 << 16
-"""Elements that go through the counting at a time, so that their keys stay in cache."""
 _TABLE = 2 << 20
 """Bytes of counts of a lane: what many ranks at once have to share."""
 _FEW = 8
@@ -80,20 +78,16 @@ class Rule(Accumulator):
     def detail(self) -> tuple[Any, ...]:
         """What tells it from others."""
 
-    @abc.abstractmethod
-    def temporaries(self, elements: int, region: Region) -> int:
-        """Bytes of temporaries while a chunk is taken and folded, or a tile finished."""
-
 
 class Counts(Rule):
     """Counts of the next bits of elements that begin as the wanted ones do."""
 
     def __init__(
-        self, ndim: int, dtype: np.dtype[Any], ranks: tuple[int, ...], shift: int, bits: int,
+        self, ndim: int, dtype: np.dtype[Any], ranks: tuple[int, ...], shift: int, bits: int, piece: int,
         then: Callable[[Block], Block] | None, key: tuple[Any, ...],
     ) -> None:  # fmt: skip
         super().__init__(ndim, dtype)
-        self.ranks, self.shift, self.bits, self.then, self.key = ranks, shift, bits, then, key
+        self.ranks, self.shift, self.bits, self.piece, self.then, self.key = ranks, shift, bits, piece, then, key
         self.first = shift + bits == 8 * dtype.itemsize
         self.rows = 1 if self.first else len(ranks)
 
@@ -109,7 +103,7 @@ class Counts(Rule):
     def temporaries(self, elements: int, region: Region) -> int:
         few = len(self.ranks) <= _FEW
         rows, listed = (1, 0) if few else (self.rows, 4 << _LISTED)
-        return listed + 48 * min(PIECE, region_shape(region)[-1]) + (16 * rows << self.bits) + 64 * len(self.ranks)
+        return listed + 48 * min(self.piece, region_shape(region)[-1]) + (16 * rows << self.bits) + 64 * len(self.ranks)
 
     def take_block(self, block: Block, region: Region, partial: States, *others: Block) -> None:
         counts, wanted = partial
@@ -119,8 +113,8 @@ class Counts(Rule):
             starts = np.unique(wanted[lane][0, : len(self.ranks)])
             table = counts[lane][0].reshape(self.rows, -1)
             find = self._finder(starts)
-            for low in range(0, block.shape[-1], PIECE):
-                keys = to_keys(np.ascontiguousarray(block[lane][low : low + PIECE]))
+            for low in range(0, block.shape[-1], self.piece):
+                keys = to_keys(np.ascontiguousarray(block[lane][low : low + self.piece]))
                 if self.first:
                     table[0] += np.bincount(self._digits(keys), minlength=table.shape[1])
                     continue

@@ -13,19 +13,24 @@ import abc
 import contextlib
 import itertools
 import math
+import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
-from outsize.array.passes.tiling import Box, Grid
-from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape
+from outsize.array.passes.tiling import Box, Grid, inner_grid
+from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape, whole
 from outsize.array.tuning import Tuning
 from outsize.core.memory import HOST, Part
 from outsize.core.noun import Known
 from outsize.core.plan import Level, Peak, Step
 from outsize.engine.pool import cores, round_to_pages
+from outsize.engine.threads import Sizes, Work
 
 Progress = Callable[[int], None]
 """Called with the bytes that were moved."""
@@ -60,7 +65,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sized:
+class Sized(Sizes):
     """A pass with all its sizes."""
 
     work: Sizable
@@ -69,22 +74,10 @@ class Sized:
     """Its tiles."""
     chunk: Box
     """The part of a tile that one worker makes at once."""
-    workers: int
-    """Threads."""
-    slots: int
-    """Tiles in flight."""
-    worker_bytes: int
-    """Buffer of a worker."""
-    slot_bytes: int
-    """Buffer of a tile."""
-    outside_bytes: int
-    """What a worker's calls may allocate by themselves."""
     packed: int
     """What BLAS's own buffers take at the end of the pass."""
     threads: int
     """Threads of BLAS."""
-    ahead: int = 0
-    """Loaded chunks that may wait for their turn outside their worker's buffer."""
     shared_bytes: int = 0
     """Host memory that all workers take together."""
     device_bytes: int = 0
@@ -120,7 +113,8 @@ class Sized:
         return Step(
             name=work.label(), peaks=(Peak(pool=HOST, bytes=held, known=Known.BOUND),),
             parts=tuple(part for part in parts if part.bytes), read=work.reads(self), written=work.writes(),
-            floor=work.floor(self), tiles=max(1, len(self.grid)), tile=self.grid.box, notes=work.notes(self),
+            floor=work.floor(self), tiles=max(1, len(self.grid)), tile=self.grid.box, shape=self.grid.shape,
+            notes=(*work.notes(self), *work.rereads_of(self)),
             levels=work.levels(self),
         )  # fmt: skip
 
@@ -151,6 +145,8 @@ class Sizable(abc.ABC):
 
     rereads = False
     """True where reading sources again and again is the nature of the work, so that it is no reason to look further."""
+    overlap = 1
+    """The reading of an effort after the first must cost so many times less than the first's to be taken."""
     locks = (False, False)
     """Whether workers' buffers and slots are page-locked, for a device to copy by itself."""
 
@@ -163,6 +159,7 @@ class Sizable(abc.ABC):
         """Descriptions of what earlier passes leave."""
         self.tuning = tuning
         self._probes: dict[Region, Frame] = {}
+        self._loads: dict[Frame, tuple[int, int]] = {}
 
     @abc.abstractmethod
     def label(self) -> str:
@@ -222,7 +219,7 @@ class Sizable(abc.ABC):
         for region, _ in self.kinds(grid, chunk):
             frame = self.probe(region)
             total.peak, total.outside = max(total.peak, frame.peak), max(total.outside, frame.outside)
-            total.reads += frame.reads
+            total.reads.update(frame.reads)
             total.pack(frame.packing)
         return total
 
@@ -232,14 +229,47 @@ class Sizable(abc.ABC):
 
     # What the plan says of it
 
+    def frames(self, sized: Any) -> Iterator[tuple[Frame, int]]:
+        """A dry frame of each kind of chunk, and how many there are."""
+        return ((self.probe(region), number) for region, number in self.kinds(sized.grid, sized.chunk))
+
     def sources(self, sized: Sized) -> int:
         """Bytes of every source, once."""
-        stores = {id(store): store for store, _ in self.probe_all(sized.grid, sized.chunk).reads}
-        return sum(math.prod(store.shape) * store.dtype.itemsize for store in stores.values())
+        stores = {store for frame, _ in self.frames(sized) for store, _ in frame.reads}
+        return sum(math.prod(store.shape) * store.dtype.itemsize for store in stores)
+
+    def cost(self, sized: Sized) -> float:
+        """Bytes that it will read, and those that could be read while transfers begin: each worker waits for its own."""
+        each = self.tuning.transfer * self.tuning.disk_rate / sized.workers
+        return self.reads(sized) + each * sum(number * seeks for _, seeks, number in self._loaded(sized))
+
+    def _loaded(self, sized: Any) -> Iterator[tuple[int, int, int]]:
+        """(bytes, transfers, how many) of each kind of chunk; layouts are compared by them again and again."""
+        for frame, number in self.frames(sized):
+            found = self._loads.get(frame)
+            if found is None:
+                seeks = sum(times * store.seeks(region) for (store, region), times in frame.reads.items())
+                found = self._loads[frame] = traffic(frame), seeks
+            yield *found, number
+
+    def enough(self, sized: Sized) -> float:
+        """A cost that is as good as less."""
+        return self.tuning.reread * self.sources(sized)
 
     def reads(self, sized: Any) -> int:
         """Bytes that it will read."""
-        return sum(traffic(self.probe(region)) * number for region, number in self.kinds(sized.grid, sized.chunk))
+        return sum(moved * number for moved, _, number in self._loaded(sized))
+
+    def rereads_of(self, sized: Any) -> list[str]:
+        """A note on every source of which a large part of the traffic is reading it again."""
+        moved: Counter[Store] = Counter()
+        for frame, number in self.frames(sized):
+            for (store, region), times in frame.reads.items():
+                moved[store] += number * times * store.traffic(region)
+        once = {store: store.traffic(whole(store.shape)) for store in moved}
+        again = [store for store in moved if moved[store] - once[store] > moved.total() // 4]
+        return [f"reads {os.path.basename(store.name.rstrip('/'))} {moved[store] / once[store]:,.1f} times: "
+                "a larger budget reads it less often" for store in again]  # fmt: skip
 
     def writes(self) -> int:
         """Bytes that it will write."""
@@ -258,11 +288,8 @@ class Sizable(abc.ABC):
         return ()
 
 
-class Pass(Sizable):
+class Pass(Sizable, Work):
     """One kind of pass over one set of nodes: what the run calls."""
-
-    ordered = False
-    """True where the chunks of a tile are folded in order, one at a time."""
 
     @contextlib.contextmanager
     def opened(self, sized: Any) -> Iterator[Any]:
@@ -277,37 +304,14 @@ class Pass(Sizable):
         """Tiles in order."""
         return sized.grid
 
-    @abc.abstractmethod
     def chunks(self, job: Job, tile: Region) -> Iterator[Region]:
-        """Chunks of a tile."""
+        return inner_grid(tile, job.sized.chunk)
 
-    @abc.abstractmethod
-    def open(self, job: Job, tile: Region, slot: Buffer) -> Any:
-        """The state of a tile."""
-
-    @abc.abstractmethod
-    def load(self, job: Job, tile: Region, chunk: Region, state: Any, frame: Frame) -> Any:
-        """Read and compute a chunk."""
-
-    def detach(self, payload: Any) -> Any:
-        """A copy of a payload, for passes that allow chunks to wait."""
-        return payload
-
-    @abc.abstractmethod
-    def fold(self, job: Job, tile: Region, chunk: Region, state: Any, payload: Any) -> None:
-        """Bring it into the state."""
-
-    def pieces(self, job: Job, tile: Region, state: Any) -> Iterable[Region]:
-        """Parts of the tile that may be written at once; none where closing it writes it."""
-        return ()
-
-    def write(self, job: Job, tile: Region, state: Any, piece: Region) -> None:
-        """Write a part of the tile."""
-        raise AssertionError(piece)
-
-    @abc.abstractmethod
-    def close(self, job: Job, tile: Region, state: Any) -> None:
-        """Write what is not written yet, and tell of it."""
+    def context(self, job: Job, buffer: Buffer) -> Frame:
+        np.seterr(
+            all="ignore"
+        )  # a thread starts with NumPy's defaults: it would warn where the caller's call already did
+        return Frame(buffer, job.bindings, self.tuning)
 
 
 BARE = Effort(1, 0, bare=True)
@@ -315,10 +319,10 @@ BARE = Effort(1, 0, bare=True)
 
 
 def size(work: Sizable, room: Room) -> tuple[Sized, bool]:
-    """The most generous sizes that fit the room and read little more than once; else, of those that fit, the ones that
-    read the least. False, with the barest, where none fit."""
+    """The most generous sizes that fit the room and read little more than once, in long reads. Else, of those that fit and
+    read little more than the fewest bytes, the ones whose reading costs the least. False, with the barest, where none fit."""
     room, there = work.limit(room)
-    fitting: list[tuple[int, int, Sized]] = []
+    fitting: list[tuple[int, float, Sized]] = []
     for effort in work.efforts(max(room.host, 0)):
         for share in (1.0,) if effort.bare else work.tuning.shares:
             sized = work.fit(effort, replace(room, host=int(room.host * share)))
@@ -326,13 +330,15 @@ def size(work: Sizable, room: Room) -> tuple[Sized, bool]:
                 break
             if sized.peak > room.host or sized.device_bytes > there:
                 continue
-            reads = 0 if work.rereads else work.reads(sized)
-            if reads <= work.tuning.reread * work.sources(sized):
+            cost = 0 if work.rereads else work.cost(sized)
+            if cost <= work.enough(sized):
                 return sized, True
-            fitting.append((reads, len(fitting), sized))
+            weight = work.overlap if fitting else 1
+            fitting.append((work.reads(sized) * weight, cost * weight, sized))
             break
     if fitting:
-        return min(fitting, key=lambda row: row[:2])[2], True
+        most = work.tuning.reread * min(row[0] for row in fitting)
+        return min((row for row in fitting if row[0] <= most), key=lambda row: row[1])[2], True
     return size_barely(work, room.packed), False
 
 
@@ -344,7 +350,7 @@ def size_barely(work: Sizable, packed: int) -> Sized:
 
 def traffic(frame: Frame) -> int:
     """Bytes of everything a dry frame has read."""
-    return sum(store.traffic(region) for store, region in frame.reads)
+    return sum(times * store.traffic(region) for (store, region), times in frame.reads.items())
 
 
 def inside(region: Region, outer: Region) -> tuple[slice, ...]:

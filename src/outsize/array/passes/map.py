@@ -7,26 +7,18 @@ tile is one chunk; for a transposition tiles are as large as the budget allows a
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from outsize.array.graph.barrier import Lane
-from outsize.array.graph.frame import Frame, phantom
+from outsize.array.graph.external_sort import Runs, index_of
+from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, walk
 from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, inside, split
-from outsize.array.passes.tiling import (
-    Box,
-    Grid,
-    balance,
-    center,
-    grow,
-    inner_grid,
-    page_box,
-    read_seconds,
-    write_seconds,
-)
+from outsize.array.passes.tiling import Box, Grid, balance, center, grow, page_box, read_seconds, write_seconds
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape
 from outsize.array.tuning import Tuning
 
@@ -45,12 +37,13 @@ class MapPass(Pass):
     def __init__(self, node: Node, sink: Sink, bindings: Mapping[Node, Store], tuning: Tuning) -> None:
         super().__init__(((node, sink),), bindings, tuning)
         self.node, self.sink = node, sink
+        self._known_seconds: dict[Box, float] = {}
 
     def label(self) -> str:
         return f"write {self.node.label()}" if self.sink.partial else f"compute {self.node.label()}"
 
     def measure(self, region: Region, frame: Frame) -> None:
-        self.node.evaluate(region, frame, phantom(region_shape(region), self.node.dtype, self.sink.order))
+        self.node.evaluate(region, frame, self.sink.sketch(region))
 
     def _smallest_box(self) -> Box:
         """One granule of the sink, or a page; whole lanes where the node must not be cut."""
@@ -81,9 +74,8 @@ class MapPass(Pass):
             if self._slot(least) > allowed:
                 continue
             slots = number
-            tile, starved = grow(
-                shape, least, self._seconds, self._slot_fits(allowed), self._bytes, self.tuning, self.tuning.largest
-            )
+            fits = functools.partial(self._fits_slot, allowed)
+            tile, starved = grow(shape, least, self._seconds, fits, self._bytes, self.tuning, self.tuning.largest)
             if not starved:
                 break
         if tile is None:
@@ -94,15 +86,15 @@ class MapPass(Pass):
             tile = chunk if self._slot(chunk) >= self._slot(tile) // 4 and self._aligned(chunk, tile) else tile
         return self._settle(tile, chunk, effort.workers, min(slots, max(1, len(Grid(shape, tile)))), room)
 
-    def _slot_fits(self, allowed: int) -> Callable[[Box], bool]:
-        return lambda box: self._slot(box) <= allowed
+    def _fits_slot(self, allowed: int, box: Box) -> bool:
+        return self._slot(box) <= allowed
 
     def _aligned(self, chunk: Box, tile: Box) -> bool:
         """True where cutting the tile at the chunk only cuts its slowest axis, so that runs stay whole."""
         cut = [axis for axis in range(len(tile)) if chunk[axis] != tile[axis]]
         order = self.sink.order or tuple(range(len(tile)))
         first = next((axis for axis in order if tile[axis] > 1), None)
-        return cut == [first]
+        return first is not None and cut == [first] and chunk[first] % self._smallest_box()[first] == 0
 
     def _light(self, whole: Box, room: int, there: int) -> bool:
         if self.node.nbytes > self.tuning.small or math.prod(self.node.shape) == 0:
@@ -114,11 +106,17 @@ class MapPass(Pass):
         return math.prod(box) * self.node.dtype.itemsize
 
     def _seconds(self, box: Box) -> float:
-        region = center(self.node.shape, box)
-        return read_seconds(self.probe(region).reads, self.tuning) + write_seconds(self.sink, region, self.tuning)
+        """Disk time of a box; every effort asks for the same ones again."""
+        found = self._known_seconds.get(box)
+        if found is None:
+            region = center(self.node.shape, box)
+            found = read_seconds(self.probe(region).reads, self.tuning) + write_seconds(self.sink, region, self.tuning)
+            self._known_seconds[box] = found
+        return found
 
     def _choose_chunk(self, tile: Box, least: Box, buffer: int, there: int) -> Box:
-        """The part of a tile that one worker reads at once."""
+        """The part of a tile that one worker reads at once. It is grown from what the sink writes, or from one element: where a
+        source lies across the sink, whole rows of the sink would be read in short pieces."""
         shape = self.node.shape
 
         def fits(box: Box) -> bool:
@@ -127,11 +125,22 @@ class MapPass(Pass):
         if fits(tile):
             return tile
 
-        def seconds(box: Box) -> float:
-            return read_seconds(self.probe(center(shape, box)).reads, self.tuning)
+        def seconds(box: Box, transfer: float | None = None) -> float:
+            return read_seconds(self.probe(center(shape, box)).reads, self.tuning, transfer)
 
-        box, _ = grow(tile, least, seconds, fits, self._bytes, self.tuning)
-        return balance(tile, box, least)
+        def each(box: Box, transfer: float | None = None) -> float:
+            return seconds(box, transfer) / math.prod(box)
+
+        def grown(start: Box) -> Box:
+            return balance(tile, grow(tile, start, seconds, fits, self._bytes, self.tuning)[0], start)
+
+        box = grown(least)
+        if each(box) <= 2 * each(box, 0.0):  # transfers are long: their bytes take longer than their beginnings
+            return box
+        lane = self.node.axis if isinstance(self.node, Lane) else None
+        boxes = (box, grown(tuple(n if axis == lane else 1 for axis, n in enumerate(shape))))
+        most = self.tuning.reread * min(each(one, 0.0) for one in boxes)
+        return min((one for one in boxes if each(one, 0.0) <= most), key=each)
 
     def _settle(self, tile: Box, chunk: Box, workers: int, slots: int, room: Room) -> Sized:
         grid = Grid(self.node.shape, tile)
@@ -142,9 +151,6 @@ class MapPass(Pass):
 
     def volume(self) -> int:
         return self.node.nbytes
-
-    def chunks(self, job: Job, tile: Region) -> Iterator[Region]:
-        return inner_grid(tile, job.sized.chunk)
 
     def open(self, job: Job, tile: Region, slot: Buffer) -> State:
         room = job.sink.room(tile)
@@ -173,3 +179,20 @@ class MapPass(Pass):
     def notes(self, sized: Any) -> tuple[str, ...]:
         functions = sorted({node.label() for node in walk(self.node) if node.label().startswith("map_")})
         return tuple(f"{name} is trusted to keep to its declared memory" for name in functions)
+
+
+class RunsPass(MapPass):
+    """Makes the sorted runs of lanes: one run is one tile, and every so many-th element of it is kept for the merge."""
+
+    node: Runs
+
+    def fit(self, effort: Effort, room: Room, there: int = ANY) -> Sized:
+        box: Box = (*(1 for _ in self.node.shape[:-1]), self.node.run)
+        return self._settle(box, box, effort.workers, effort.workers, room)
+
+    def load(self, job: Job, tile: Region, chunk: Region, state: State, frame: Frame) -> None:
+        super().load(job, tile, chunk, state, frame)
+        store = getattr(job.sink, "reader", None)
+        if store is not None:
+            kept = state.block.reshape(-1)[:: self.node.step]
+            index_of(store, self.node).keep(tile, (kept["value"] if self.node.dtype.names else kept).copy())

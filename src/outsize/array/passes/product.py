@@ -23,7 +23,7 @@ from outsize.array.graph.barrier import Contract
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
 from outsize.array.kernels.blas import Packing, find_symbol, multiply_add, packing, takes
-from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, split, traffic
+from outsize.array.passes.base import ANY, BARE, Effort, Job, Pass, Room, Sized, split
 from outsize.array.passes.tiling import Box, Grid, balance, center, grow, read_seconds, write_seconds
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.tuning import Tuning
@@ -53,7 +53,7 @@ class ContractPass(Pass):
     """Makes one contraction."""
 
     ordered = True
-    rereads = True
+    overlap = 2  # one worker reads while the other multiplies: that is worth up to twice the reads
 
     def __init__(self, node: Contract, sink: Sink, bindings: Mapping[Node, Store], tuning: Tuning) -> None:
         super().__init__(((node, sink),), bindings, tuning)
@@ -178,8 +178,9 @@ class ContractPass(Pass):
                  *(1 for _ in self.lengths))  # fmt: skip
         strip = max(self.tuning.shortest_strip, min(self.tuning.strip, room.host // 4))
         threads = max(1, min(cores(), room.host // self.tuning.thread_room))
+        smallest = tuple(map(max, least, self._smallest_box()))
         if effort.bare:
-            return self._settle(1, tuple(map(max, least, self._smallest_box())), False, strip, threads, room)
+            return self._settle(1, smallest, False, strip, threads, room)
         workers = min(2, effort.workers)
 
         def held(box: Box, stays: bool = False) -> int:
@@ -187,23 +188,23 @@ class ContractPass(Pass):
             packed = max(room.packed, self._packing(box, strip).total(1, threads))
             return self._slot(box[:split_at], stays) + workers * (peak + max(outside, self._added(box, strip))) + packed
 
-        if held(least) > room.host:
+        stays, searched = False, self.plain() and len(self.lengths) == 1
+        if held(smallest if searched else least) > room.host:
             return None
-        stays = False
-        if self.plain() and len(self.lengths) == 1:
-            box, stays = self._search(least, room.host, held)
+        if searched:
+            box, stays = self._search(least, smallest, room.host, held)
         else:
             box, _ = grow(self.domain, least, self._seconds, lambda b: held(b) <= room.host, held, self.tuning)
         return self._settle(workers, balance(self.domain, box, least), stays, strip, threads, room)
 
+    def efforts(self, room: int) -> list[Effort]:
+        return [Effort(2, 0), Effort(1, 0), BARE]
+
     def _smallest_box(self) -> Box:
         """One matrix, whose edges are a few elements long whatever number of axes they are made of."""
         box = [1] * len(self.domain)
-        for first, count in (
-            (self.batch, self.m),
-            (self.batch + self.m, self.n),
-            (len(self.node.shape), len(self.lengths)),
-        ):
+        middle, end = self.batch + self.m, len(self.node.shape)
+        for first, count in ((self.batch, self.m), (middle, self.n), (end, len(self.lengths))):
             edge = self.tuning.edge
             for axis in reversed(range(first, first + count)):
                 box[axis] = max(1, min(edge, self.domain[axis]))
@@ -218,14 +219,14 @@ class ContractPass(Pass):
         write = write_seconds(self.sink, region[:split_at], self.tuning) / max(panels, 1)
         return self._measure(box, stays)[2] + write + self.tuning.panel_seconds
 
-    def _search(self, least: Box, room: int, held: Callable[[Box, bool], int]) -> tuple[Box, bool]:
+    def _search(self, least: Box, smallest: Box, room: int, held: Callable[[Box, bool], int]) -> tuple[Box, bool]:
         """The best of even cuts of C and of panels in powers of two, with A streaming or staying; of equally good ones the
         smallest."""
         m, n, k = self.domain
         if held(self.domain, False) <= min(room, self.tuning.whole_product):
             return self.domain, False
         panels = [step for step in (16, 64, 256, 1024, 2048, 4096, 8192) if step < k] + [k]
-        found = [(math.inf, 0, least, False)]
+        found = [(math.inf, 0, smallest, False)]
         hidden = self.tuning.hidden_transfer
         for rows, columns, stays in itertools.product(_cuts(m, least[0]), _cuts(n, least[1]), (False, True)):
             if rows * (columns + k * stays) * self.working.itemsize > room:
@@ -264,19 +265,18 @@ class ContractPass(Pass):
             for panel, times in Grid(self.lengths, chunk).kinds():
                 yield (*tile, *panel), number * times
 
-    def _reads(self, sized: SizedProduct) -> Iterator[tuple[Frame, int]]:
-        """A dry frame of each kind of read, and how many there are."""
+    def frames(self, sized: SizedProduct) -> Iterator[tuple[Frame, int]]:
+        """Of each kind of panel, and of the rows of A that stay."""
         for region, number in self.kinds(sized.grid, sized.chunk):
             yield self._panel(region, sized.left_stays, sized.strip), number
         for tile, number in sized.grid.kinds() if sized.left_stays else ():
             yield self._probe_left(tile), number
 
-    def sources(self, sized: Any) -> int:
-        stores = {id(store): store for frame, _ in self._reads(sized) for store, _ in frame.reads}
-        return sum(math.prod(store.shape) * store.dtype.itemsize for store in stores.values())
+    def cost(self, sized: Any) -> float:
+        return self.reads(sized)
 
-    def reads(self, sized: Any) -> int:
-        return sum(traffic(frame) * number for frame, number in self._reads(sized))
+    def enough(self, sized: Any) -> float:
+        return self.overlap * (self.floor(sized) or 0)
 
     def volume(self) -> int:
         return math.prod(self.node.shape) * max(1, math.prod(self.lengths))

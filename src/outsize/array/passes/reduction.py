@@ -1,4 +1,5 @@
-"""A pass that reduces: everything that rides on one read is reduced in it, each into its own sink.
+"""A pass over one domain: everything that rides on one read is reduced in it, or written region by region, each into its own
+sink.
 
 The domain (the inputs' common shape) is cut into tiles along the axes that are kept, so that a tile's state is
 complete when its last chunk has been folded; within a tile chunks run over everything. Reductions over different axes
@@ -13,11 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from outsize.array.graph.barrier import Reduce, Select
+from outsize.array.graph.fold import count, fold
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
-from outsize.array.kernels.accumulators import FINISH, KINDS, Accumulator, ArgExtreme, States, make_accumulator
-from outsize.array.kernels.fused import run_program
-from outsize.array.kernels.ranks import Rule
+from outsize.array.kernels.accumulators import FINISH, KINDS, Accumulator, States, make_accumulator
 from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, inside
 from outsize.array.passes.tiling import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
@@ -32,20 +32,22 @@ class _State:
 
 
 class ReducePass(Pass):
-    """Makes reductions of inputs that have one shape."""
+    """Makes reductions of inputs that have one shape, and nodes of that shape (riders), which are written chunk by chunk."""
 
     ordered = True
 
-    def __init__(self, outputs: Sequence[tuple[Reduce, Sink]], bindings: Mapping[Node, Store], tuning: Tuning) -> None:
+    def __init__(self, outputs: Sequence[tuple[Node, Sink]], bindings: Mapping[Node, Store], tuning: Tuning) -> None:
         super().__init__(tuple(outputs), bindings, tuning)
-        self.nodes = [node for node, _ in outputs]
-        self.domain = self.nodes[0].inputs[0].shape
+        self.nodes = [node for node, _ in outputs if isinstance(node, Reduce) and node.barrier]
+        self.riders = [(place, node, sink) for place, (node, sink) in enumerate(outputs) if node not in self.nodes]
+        """(number of the output, node, sink)."""
+        self.domain = self.nodes[0].inputs[0].shape if self.nodes else self.riders[0][1].shape
         self.accumulators: list[tuple[Node, Accumulator]] = []
         self.others: dict[int, tuple[Node, ...]] = {}
         self.used: list[int] = []
         self._number_accumulators()
         axes = {node.axes for node in self.nodes}
-        reduced = set().union(*axes) if len(axes) == 1 else set(range(len(self.domain)))
+        reduced = set().union(*axes) if len(axes) == 1 and not self.riders else set(range(len(self.domain)))
         self.free = tuple(axis for axis in range(len(self.domain)) if axis not in reduced)
         """Axes along which tiles may be cut."""
 
@@ -76,7 +78,9 @@ class ReducePass(Pass):
 
     def label(self) -> str:
         names = sorted({node.name for node in self.nodes})
-        return f"{' and '.join(names)} of {self.nodes[0].inputs[0].label()}"
+        written = [f"write {node.label()}" for _, node, _ in self.riders]
+        reduced = [f"{' and '.join(names)} of {self.nodes[0].inputs[0].label()}"] if names else []
+        return ", ".join([*reduced, *written])
 
     def measure(self, region: Region, frame: Frame) -> None:
         self._evaluate(region, frame)
@@ -92,56 +96,36 @@ class ReducePass(Pass):
         extra = 0
         for numbers in groups.values():
             source = self.accumulators[numbers[0]][0]
-            found = [(n, acc) for n in numbers if isinstance(acc := self.accumulators[n][1], ArgExtreme | Rule)]
-            if found:
-                block = frame.evaluate(source, region)
-                others = {number: self._rows(number, region, frame) for number, _ in found}
-                for number, accumulator in found if not frame.dry else ():
-                    accumulator.take_block(block, region, partials[number], *others[number])
-            sliced = [n for n in numbers if not isinstance(self.accumulators[n][1], ArgExtreme | Rule)]
-            if sliced:
-                elements = self._run_slices(source, region, sliced, partials, frame)
-            else:
-                elements = 0
-            extra += sum(self.accumulators[n][1].temporaries(elements, region) for n in numbers)
+            takers = [(self.accumulators[n][1], partials[n], self._rows(n, region, frame)) for n in numbers]
+            extra += fold(source, region, takers, frame)
         frame.reserve(frame.outside + extra)
+        for place, node, sink in self.riders:
+            self._write_rider(node, sink if job is None else job.sinks[place], region, frame)
         return partials
+
+    def _write_rider(self, node: Node, sink: Sink, region: Region, frame: Frame) -> None:
+        """A chunk of a result, made of what was read for the others and written at once."""
+        memory, scratch = frame.bytes(sink.room(region)), frame.bytes(sink.extent(region))
+        if frame.dry:
+            node.evaluate(region, frame, sink.sketch(region))
+            return
+        target = sink.lay(region, memory)
+        block = node.evaluate(region, frame, target)
+        if block is not target:
+            frame.copy(target, block)
+        sink.write(region, target, scratch)
 
     def _rows(self, number: int, region: Region, frame: Frame) -> list[Block]:
         """What earlier reductions found for the lanes of a chunk."""
         rows = self.others.get(number, ())
         return [frame.evaluate(node, (*region[:-1], (0, node.shape[-1]))) for node in rows]
 
-    def _run_slices(
-        self, source: Node, region: Region, numbers: list[int], partials: dict[int, States], frame: Frame
-    ) -> int:
-        program = frame.program(source)
-        shape = region_shape(region)
-        blocks = frame.load_leaves(program, region)
-        scratch = frame.bytes(program.scratch(shape))
-        if frame.dry:
-            return min(program.slice_elements(), math.prod(shape))
-        takers = [self.accumulators[n][1].consumer(partials[n]) for n in numbers]  # type: ignore[attr-defined]
-        run_program(program, blocks, shape, None, scratch, takers)
-        poor = []
-        for taker in takers:
-            if hasattr(taker, "close") and not taker.close(self._count(taker.owner, shape)):
-                poor.append(type(taker)(taker.owner, taker.partial, taker.partial[1]))
-        if poor:
-            run_program(program, blocks, shape, None, scratch, poor)
-            for taker in poor:
-                taker.close(self._count(taker.owner, shape))
-        return 0
-
-    def _count(self, accumulator: Accumulator, shape: tuple[int, ...]) -> int:
-        return math.prod(shape[axis] for axis in accumulator.axes)
-
     def _state_bytes(self, tile: Box) -> int:
         return sum(
             round_up(math.prod(acc.kept(tile)) * dtype.itemsize)
             for _, acc in self.accumulators
             for dtype in acc.dtypes()
-        ) + max(self._finish_bytes(tile, node, sink) for node, sink in self.outputs)
+        ) + max((self._finish_bytes(tile, node, sink) for node, sink in self.outputs if node in self.nodes), default=0)
 
     def _finish_bytes(self, tile: Box, node: Node, sink: Sink) -> int:
         kept = tuple(node.shape[axis] if axis in node.axes else n for axis, n in enumerate(tile))  # type: ignore[attr-defined]
@@ -151,7 +135,8 @@ class ReducePass(Pass):
     def fit(self, effort: Effort, room: Room, there: int = ANY) -> Sized | None:
         domain = self.domain
         ones = tuple(1 if axis in self.free else max(1, n) for axis, n in enumerate(domain))
-        page = page_box(domain, tuple(1 for _ in domain), None, self._bytes(tuple(1 for _ in domain)))
+        element = self._grain()
+        page = page_box(domain, element, None, self._bytes(element))
         if effort.bare:
             tile = tuple(max(one, step) for one, step in zip(ones, page, strict=True))
             return self._settle(tile, page, 1, 1, room)
@@ -168,22 +153,27 @@ class ReducePass(Pass):
         tile = whole
         if self.free and self._state_bytes(whole) > min(allowed // 2, 4 * buffer):
             slots = min(2, effort.workers)
-            tile = self._choose_tile(ones, min(allowed // slots, 2 * buffer))
+            tile = self._choose_tile(min(allowed // slots, 2 * buffer))
         if self._state_bytes(tile) > allowed // slots:
             return None
-        chunk, _ = grow(
-            domain,
-            tuple(1 for _ in domain),
-            self._seconds,
-            self._chunk_fits(buffer, tile, there),
-            self._bytes,
-            self.tuning,
-            self.tuning.largest,
-        )
-        slots = min(slots, max(1, len(Grid(domain, tile))))
-        return self._settle(tile, balance(tile, chunk, tuple(1 for _ in domain)), effort.workers, slots, room)
 
-    def _choose_tile(self, ones: Box, allowed: int) -> Box:
+        def fits(box: Box) -> bool:
+            whole = all(step <= length for step, length in zip(box, tile, strict=True))
+            return whole and self.holds(self.probe(center(domain, box)), buffer, there)
+
+        chunk, _ = grow(domain, element, self._seconds, fits, self._bytes, self.tuning, self.tuning.largest)
+        slots = min(slots, max(1, len(Grid(domain, tile))))
+        chunk = balance(tile, tuple(max(g, step // g * g) for step, g in zip(chunk, element, strict=True)), element)
+        return self._settle(tile, chunk, effort.workers, slots, room)
+
+    def _grain(self) -> Box:
+        """The smallest chunk: of what riders' sinks write in one piece, the least that is whole for all."""
+        grains = [
+            math.lcm(1, *(max(1, sink.granule[axis]) for _, _, sink in self.riders)) for axis in range(len(self.domain))
+        ]
+        return tuple(min(grain, max(1, n)) for grain, n in zip(grains, self.domain, strict=True))
+
+    def _choose_tile(self, allowed: int) -> Box:
         """Cut the kept axes, slowest first, until the state fits."""
         tile = [max(1, n) for n in self.domain]
         for axis in self.free:
@@ -191,19 +181,12 @@ class ReducePass(Pass):
                 tile[axis] = -(-tile[axis] // 2)
         return balance(self.domain, tuple(tile), tuple(1 for _ in tile))
 
-    def _chunk_fits(self, buffer: int, tile: Box, there: int) -> Any:
-        def fits(box: Box) -> bool:
-            if any(step > length for step, length in zip(box, tile, strict=True)):
-                return False
-            return self.holds(self.probe(center(self.domain, box)), buffer, there)
-
-        return fits
-
     def _seconds(self, box: Box) -> float:
         return read_seconds(self.probe(center(self.domain, box)).reads, self.tuning)
 
     def _bytes(self, box: Box) -> int:
-        return math.prod(box) * max(source.dtype.itemsize for source, _ in self.accumulators)
+        sizes = [source.dtype.itemsize for source, _ in self.accumulators]
+        return math.prod(box) * max(sizes + [node.dtype.itemsize for _, node, _ in self.riders])
 
     def _settle(self, tile: Box, chunk: Box, workers: int, slots: int, room: Room) -> Sized:
         grid = Grid(self.domain, tile)
@@ -249,9 +232,7 @@ class ReducePass(Pass):
         return self._evaluate(chunk, frame, job)
 
     def detach(self, payload: dict[int, States] | None) -> dict[int, States] | None:
-        if payload is None:
-            return None
-        return {number: [array.copy() for array in arrays] for number, arrays in payload.items()}
+        return payload and {number: [array.copy() for array in arrays] for number, arrays in payload.items()}
 
     def fold(self, job: Job, tile: Region, chunk: Region, state: _State, payload: dict[int, States] | None) -> None:
         if payload is None:
@@ -262,18 +243,18 @@ class ReducePass(Pass):
                 slice(0, 1) if axis in accumulator.axes else part for axis, part in enumerate(inside(chunk, tile))
             )
             views = [array[(*place, ...)] for array in state.states[number]]
-            accumulator.combine(views, payload[number], self._count(accumulator, shape))
+            accumulator.combine(views, payload[number], count(accumulator, shape))
         job.progress(self._bytes(shape))
 
     def close(self, job: Job, tile: Region, state: _State) -> None:
-        for (node, _), sink, number in zip(self.outputs, job.sinks, self.used, strict=True):
-            assert isinstance(node, Reduce)
+        reduced = [sink for (node, _), sink in zip(self.outputs, job.sinks, strict=True) if node in self.nodes]
+        for node, sink, number in zip(self.nodes, reduced, self.used, strict=True):
             region = tuple((0, node.shape[axis]) if axis in node.axes else span for axis, span in enumerate(tile))
             room = sink.room(region)
             block = sink.lay(region, state.slot[:room])
-            count = math.prod(self.domain[axis] for axis in node.axes)
+            number_each = math.prod(self.domain[axis] for axis in node.axes)
             if isinstance(node, Select):
                 node.rule.finish(node.name, state.states[number], block)
             else:
-                FINISH[node.name](state.states[number], count, node.ddof, block)
+                FINISH[node.name](state.states[number], number_each, node.ddof, block)
             sink.write(region, block, state.slot[room:])

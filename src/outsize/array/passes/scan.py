@@ -1,13 +1,13 @@
 """A pass for running sums and products: chunks go along the axis in order, each takes up where the last one stopped.
 
-Tiles are cut along all other axes and hold only the carry. Floats are accumulated in float64, a chunk at a time.
+Tiles are cut along all other axes. Their state is the carry, and memory to write a chunk from. Floats are accumulated in
+float64, a chunk at a time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,28 +15,10 @@ import numpy as np
 from outsize.array.graph.barrier import Scan
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
-from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, inside, split
-from outsize.array.passes.tiling import (
-    Box,
-    Grid,
-    balance,
-    center,
-    grow,
-    inner_grid,
-    page_box,
-    read_seconds,
-    write_seconds,
-)
+from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, inside
+from outsize.array.passes.tiling import Box, Grid, balance, center, grow, page_box, read_seconds, write_seconds
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.tuning import Tuning
-
-
-@dataclass(slots=True)
-class _State:
-    carry: Block
-    begun: bool
-    place: Buffer
-    scratch: Buffer
 
 
 class ScanPass(Pass):
@@ -86,9 +68,8 @@ class ScanPass(Pass):
             region = center(shape, box)
             return read_seconds(self.probe(region).reads, self.tuning) + write_seconds(self.sink, region, self.tuning)
 
-        chunk, _ = grow(
-            shape, least, seconds, fits, lambda box: math.prod(box) * self.node.dtype.itemsize, self.tuning
-        )  # fmt: skip
+        item = self.node.dtype.itemsize
+        chunk, _ = grow(shape, least, seconds, fits, lambda box: math.prod(box) * item, self.tuning)
         return self._settle(effort, balance(shape, chunk, least), room)
 
     def _settle(self, effort: Effort, chunk: Box, room: Room) -> Sized:
@@ -106,34 +87,30 @@ class ScanPass(Pass):
     def volume(self) -> int:
         return self.node.nbytes
 
-    def chunks(self, job: Job, tile: Region) -> Iterator[Region]:
-        return inner_grid(tile, job.sized.chunk)
-
-    def open(self, job: Job, tile: Region, slot: Buffer) -> _State:
+    def open(self, job: Job, tile: Region, slot: Buffer) -> tuple[Block, Buffer]:
         kept = self._kept(region_shape(tile))
         size = round_up(math.prod(kept) * self.node.working.itemsize)
-        carry, rest = split(slot, size, slot.nbytes - size)
-        return _State(np.ndarray(kept, self.node.working, carry.data), False, rest, rest)
+        return np.ndarray(kept, self.node.working, slot.data), slot[size:]
 
-    def load(self, job: Job, tile: Region, chunk: Region, state: _State, frame: Frame) -> Block:
+    def load(self, job: Job, tile: Region, chunk: Region, state: Any, frame: Frame) -> Block:
         frame.reset()
         block = self._load(chunk, frame)
         self.node.ufunc.accumulate(block, axis=self.node.axis, out=block)
         return block
 
-    def fold(self, job: Job, tile: Region, chunk: Region, state: _State, payload: Any) -> None:
+    def fold(self, job: Job, tile: Region, chunk: Region, state: Any, payload: Any) -> None:
         across = tuple(slice(0, 1) if axis == self.node.axis else part for axis, part in enumerate(inside(chunk, tile)))
-        carry = state.carry[across]
+        carries, rest = state
+        carry = carries[across]
         if chunk[self.node.axis][0] > 0:
             self.node.ufunc(payload, carry, out=payload)
         last = (slice(None),) * self.node.axis + (slice(-1, None),)
         carry[...] = payload[last]
         room = job.sink.room(chunk)
-        place, scratch = split(state.place, room, state.place.nbytes - room)
-        block = job.sink.lay(chunk, place)
+        block = job.sink.lay(chunk, rest[:room])
         np.copyto(block, payload, casting="unsafe")
-        job.sink.write(chunk, block, scratch)
+        job.sink.write(chunk, block, rest[room:])
         job.progress(block.nbytes)
 
-    def close(self, job: Job, tile: Region, state: _State) -> None:
+    def close(self, job: Job, tile: Region, state: Any) -> None:
         """Nothing: chunks were written as they came."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from outsize.array.store.base import Region, Sink, Store, region_shape
@@ -90,10 +90,13 @@ def center(shape: tuple[int, ...], box: Box) -> Region:
     return tuple((start, min(length, start + step)) for start, step, length in zip(starts, box, shape, strict=True))
 
 
-def read_seconds(reads: Iterable[tuple[Store, Region]], tuning: Tuning, transfer: float | None = None) -> float:
+def read_seconds(reads: Mapping[tuple[Store, Region], int], tuning: Tuning, transfer: float | None = None) -> float:
     """Disk time of some reads."""
     each = tuning.transfer if transfer is None else transfer
-    return sum(store.traffic(r) / tuning.disk_rate + store.seeks(r) * each for store, r in reads)
+    return sum(
+        times * (store.traffic(region) / tuning.disk_rate + store.seeks(region) * each)
+        for (store, region), times in reads.items()
+    )
 
 
 def write_seconds(sink: Sink, region: Region, tuning: Tuning) -> float:
@@ -103,14 +106,9 @@ def write_seconds(sink: Sink, region: Region, tuning: Tuning) -> float:
 
 
 def grow(
-    shape: tuple[int, ...],
-    smallest: Box,
-    seconds: Callable[[Box], float],
-    fits: Callable[[Box], bool],
-    size: Callable[[Box], int],
-    tuning: Tuning,
-    most: int | None = None,
-) -> tuple[Box, bool]:
+    shape: tuple[int, ...], smallest: Box, seconds: Callable[[Box], float], fits: Callable[[Box], bool],
+    size: Callable[[Box], int], tuning: Tuning, most: int | None = None,
+) -> tuple[Box, bool]:  # fmt: skip
     """(the best box, whether it stopped for want of memory). `seconds` is what a box costs, `size` its bytes."""
     if not shape:
         return (), False
@@ -158,9 +156,6 @@ def balance(shape: tuple[int, ...], box: Box, granule: Box) -> Box:
         if length == 0 or step >= length:
             result.append(max(length, 1))
             continue
-        count = -(-length // step)
-        even = -(-length // count)
-        grain = max(grain, 1)
-        rounded = min(-(-even // grain) * grain, step)
-        result.append(rounded)
+        even, grain = -(-length // -(-length // step)), max(grain, 1)
+        result.append(min(-(-even // grain) * grain, step))
     return tuple(result)

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from outsize.array.device.budget import DeviceBudget
+from outsize.array.device.base import DeviceBudget
 from outsize.array.graph.node import Node
+from outsize.array.plan.layout import Wanted
 from outsize.array.plan.schedule import Schedule, make_plan
-from outsize.array.store.base import Sink
+from outsize.array.store.base import Block, Sink
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.memory import HOST, Allowance, Budget
 from outsize.core.plan import Plan
@@ -34,10 +36,8 @@ Result = TypeVar("Result")
 class Prepared:
     """Work that is planned and not begun."""
 
-    node: Node
-    """What is wanted."""
-    sink: Sink
-    """Where it goes."""
+    wanted: tuple[Wanted, ...]
+    """What is wanted, and where it goes."""
     budget: Budget
     """What may be held."""
     plan: Plan
@@ -47,24 +47,41 @@ class Prepared:
     device: DeviceBudget | None
     """The device that takes part."""
 
+    @property
+    def node(self) -> Node:
+        """The only thing that is wanted, or the first."""
+        return self.wanted[0][0]
+
+    @property
+    def sink(self) -> Sink:
+        """Where that goes."""
+        return self.wanted[0][1]
+
     def on_processor(self, why: Exception) -> Prepared:
         """The same work without its device."""
         note = f"on the processor: {why}"
         warnings.warn(note, stacklevel=5)
-        return _make(self.node, self.sink, self.budget, None, (note,), self.plan.name)
+        return _make(self.wanted, self.budget, None, (note,), self.plan.name)
 
 
 def prepare(
     node: Node, sink: Sink, budget: Any = None, device: Any = None, *, tf32: bool = False, name: str | None = None
 ) -> Prepared:
     """Plan a node into a sink; `name` is what the plan calls it."""
+    return prepare_all([(node, sink)], budget, device, tf32=tf32, name=name or title(node))
+
+
+def prepare_all(
+    wanted: Sequence[Wanted], budget: Any = None, device: Any = None, *, tf32: bool = False, name: str
+) -> Prepared:  # fmt: skip
+    """Plan several nodes, each into its sink, in one walk over what they read."""
     allowed: DeviceBudget | None = None
     notes: tuple[str, ...] = ()
     if device is not None or tf32:
         from outsize.array.device.find import find_device
 
         allowed, notes = find_device(device, tf32)
-    prepared = _make(node, sink, resolve_budget(budget), allowed, notes, name or title(node))
+    prepared = _make(tuple(wanted), resolve_budget(budget), allowed, notes, name)
     if allowed is not None and not allowed.strict:
         try:
             prepared.plan.check()
@@ -75,10 +92,10 @@ def prepare(
 
 
 def _make(
-    node: Node, sink: Sink, budget: Budget, allowed: DeviceBudget | None, notes: tuple[str, ...], name: str
+    wanted: tuple[Wanted, ...], budget: Budget, allowed: DeviceBudget | None, notes: tuple[str, ...], name: str
 ) -> Prepared:  # fmt: skip
-    schedule, plan = make_plan(node, sink, budget, name, allowed)
-    return Prepared(node, sink, budget, replace(plan, notes=(*notes, *plan.notes)), schedule, allowed)
+    schedule, plan = make_plan(wanted, budget, name, allowed)
+    return Prepared(wanted, budget, replace(plan, notes=(*notes, *plan.notes)), schedule, allowed)
 
 
 def run_prepared(prepared: Prepared, run: Callable[[Prepared], Result]) -> Result:
@@ -110,14 +127,33 @@ def title(node: Node) -> str:
 
 
 def resolve_budget(budget: int | str | Budget | None) -> Budget:
-    """The budget that holds."""
+    """The budget that holds, without what arrays keep of it (`Array.cache`). The default rule sees that memory as taken."""
     if isinstance(budget, Budget):
         return budget
     from outsize.machine import current_budget
+    from outsize.machine.budget import current_wishes
 
     current = current_budget()
-    if budget is None:
+    if budget is None and current_wishes().host is None:
         return current
     others = tuple(a for a in current.allowances if a.pool != HOST)
-    asked = Allowance(pool=HOST, bytes=parse_bytes(budget), reason="asked for")
-    return Budget(allowances=(asked, *others), scratch=current.scratch)
+    bytes_, reason = (current.host or 0, "set by you") if budget is None else (parse_bytes(budget), "asked for")
+    kept = kept_bytes()
+    if kept:
+        bytes_, reason = max(0, bytes_ - kept), f"{reason}, less {format_bytes(kept)} that cached arrays hold"
+    return Budget(allowances=(Allowance(pool=HOST, bytes=bytes_, reason=reason), *others), scratch=current.scratch)
+
+
+_kept: dict[int, int] = {}
+"""id of memory that cached arrays hold -> its bytes."""
+
+
+def keep_count(values: Block) -> None:
+    """Count memory of an array as taken, until its last view goes."""
+    _kept[id(values)] = values.nbytes
+    weakref.finalize(values, _kept.pop, id(values), None)
+
+
+def kept_bytes() -> int:
+    """Bytes that cached arrays hold."""
+    return sum(_kept.copy().values())

@@ -1,5 +1,5 @@
-"""Where a pass may put its result besides a user's file: memory that stays, a scratch file, or a turned view of
-another sink.
+"""Where a pass may put its result besides a user's file: memory that stays, a scratch file, or a turned view of another sink;
+and a source of which the beginning stays in memory after it was read.
 
 A plan has descriptions of them, which take no memory and no file. The run makes the real ones out of these.
 """
@@ -16,7 +16,7 @@ from outsize.array.store.base import Block, Buffer, Region, Sink, Store
 from outsize.array.store.formats.flat import FlatLayout, FlatSink, FlatStore
 from outsize.array.store.formats.memory import MemorySink, MemoryStore
 from outsize.array.store.io.file import AlignedFile
-from outsize.array.store.io.view import SeenSink
+from outsize.array.store.io.view import SeenSink, SeenStore
 from outsize.engine.pool import make_buffer
 
 
@@ -47,11 +47,62 @@ class Kept(MemorySink):
         return MemoryStore(self.array, self.name)
 
 
+class Head(SeenStore):
+    """A source whose first indices along its slowest axis stay in memory once a pass has read them. It is only a cache: what was
+    not read is read from the source."""
+
+    def __init__(self, inner: Store, rows: int, *, filled: bool) -> None:
+        self.inner, self.rows, self.filled = inner, rows, filled
+        self.name, self.shape, self.dtype, self.paths = inner.name, inner.shape, inner.dtype, inner.paths
+        self.granule, self.order = inner.granule, inner.order
+        self.axis = inner.order[0] if inner.order else 0
+        self.memory: Block | None = None
+
+    def kept(self) -> Kept:
+        """The memory that its beginning takes."""
+        order = self.order or tuple(range(len(self.shape)))
+        lengths = [self.rows if axis == self.axis else self.shape[axis] for axis in order]
+        return Kept(
+            tuple(lengths), self.dtype, f"{self.rows / self.shape[self.axis]:.0%} of {os.path.basename(self.name)}"
+        )
+
+    def lie_in(self, kept: Kept) -> Head:
+        """One that keeps its beginning there."""
+        made = Head(self.inner, self.rows, filled=False)
+        made.memory = kept.array.transpose(np.argsort(self.order)) if self.order else kept.array
+        return made
+
+    def traffic(self, region: Region) -> int:
+        """On the average of all regions, where a pass before this one has filled it."""
+        return self._share(self.inner.traffic(region))
+
+    def seeks(self, region: Region) -> int:
+        return self._share(self.inner.seeks(region))
+
+    def _share(self, of_all: int) -> int:
+        length = self.shape[self.axis]
+        return -(-of_all * (length - self.rows) // length) if self.filled else of_all
+
+    def read(self, region: Region, buffer: Buffer) -> Block:
+        start, stop = region[self.axis]
+        memory = self.memory
+        assert memory is not None
+        place = tuple(slice(*span) for span in region)
+        if self.filled and stop <= self.rows:
+            return memory[place]
+        block = self.inner.read(region, buffer)
+        if not self.filled and start < self.rows:
+            part = (slice(None),) * self.axis
+            np.copyto(memory[(*place[: self.axis], slice(start, min(stop, self.rows)), *place[self.axis + 1 :])],
+                      block[(*part, slice(0, min(stop, self.rows) - start))])  # fmt: skip
+        return block
+
+
 class ScratchStore(FlatStore):
     """Reads a scratch file."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
-        self.shape, self.dtype, self.name, self.fortran = shape, dtype, name, False
+        self.shape, self.dtype, self.name = shape, dtype, name
         self.layout = FlatLayout(shape, dtype, 0)
         self.granule = tuple(min(length, 1) for length in shape)
 

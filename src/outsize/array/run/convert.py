@@ -23,8 +23,8 @@ from outsize.array.run.execute import run_schedule
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store
 from outsize.array.store.io.chunks import choose_chunks
 from outsize.array.store.io.partial import hold
-from outsize.array.store.keys import split_key
-from outsize.array.store.registry import as_numpy, describe_sink, is_bfloat16, open_store
+from outsize.array.store.options import as_numpy, split_key
+from outsize.array.store.registry import describe_sink, is_bfloat16, open_store
 from outsize.core.conversion import Conversion, Precision
 from outsize.core.errors import InputError
 from outsize.core.events import Listener
@@ -49,7 +49,7 @@ def convert(
     store = open_store(source, **options)
     began = time.perf_counter()
     narrow = dtype is not None and is_bfloat16(dtype)
-    wanted = np.dtype(np.float32) if narrow else _as_dtype(dtype, store)
+    wanted = np.dtype(np.float32) if narrow else store.dtype if dtype is None else as_numpy(dtype)
     _check_kinds(store, wanted)
     measured = MeasuredStore(store, wanted, bfloat16=narrow)
     if target is not None:
@@ -70,7 +70,7 @@ def convert(
         dtype_before=getattr(store, "narrow", store.dtype.name), dtype_after=name,
         bytes_before=elements * (store.dtype.itemsize if not hasattr(store, "narrow") else _narrow_size(store)),
         bytes_after=elements * (2 if narrow else wanted.itemsize), precision=cost, budget=prepared.budget.host or 0,
-        seconds=time.perf_counter() - began, notes=tuple(_notes(cost, name)),
+        seconds=time.perf_counter() - began, notes=(*_notes(cost, name), *((store.note,) if store.note else ())),
     )  # fmt: skip
 
 
@@ -82,10 +82,6 @@ def _run(prepared: Prepared, listener: Listener | None) -> None:
     except BaseException:
         prepared.sink.abort()
         raise
-
-
-def _as_dtype(dtype: Any, store: Store) -> np.dtype[Any]:
-    return store.dtype if dtype is None else as_numpy(dtype)
 
 
 def _check_kinds(store: Store, wanted: np.dtype[Any]) -> None:
@@ -115,9 +111,8 @@ def _notes(cost: Precision, name: str) -> list[str]:
     notes = []
     if cost.overflowed and cost.largest is not None:
         limit = f", {name} ends at {_LARGEST[name]:.4g}" if name in _LARGEST else ""
-        better = (
-            ": bfloat16 has the range of float32" if name == "float16" and cost.largest < _LARGEST["bfloat16"] else ""
-        )
+        wider = name == "float16" and cost.largest < _LARGEST["bfloat16"]
+        better = ": bfloat16 has the range of float32" if wider else ""
         notes.append(f"the largest magnitude is {cost.largest:.4g}{limit}{better}")
     if cost.flushed and cost.smallest is not None and name in _LARGEST:
         notes.append(f"the smallest magnitude above zero is {cost.smallest:.4g}: scaling the values up would keep it")

@@ -8,25 +8,25 @@ does not change: all that exists while it runs is the run's.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
-from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, Source, structure, walk
 from outsize.array.kernels.blas import blas_threads
 from outsize.array.passes.base import Job, Pass
+from outsize.array.plan.layout import Place
 from outsize.array.plan.prepare import Prepared
 from outsize.array.plan.residency import Kept, Scratch
-from outsize.array.plan.schedule import Schedule
+from outsize.array.plan.schedule import Schedule, ScheduledPass
 from outsize.array.run.journal import Journal
-from outsize.array.store.base import Buffer, Region, Sink, Store
+from outsize.array.store.base import Sink, Store
 from outsize.core.events import Advanced, Finished, Listener, Started
 from outsize.core.plan import Plan
 from outsize.engine.heap import lean_heap, trim_heap
@@ -107,7 +107,7 @@ class _Run:
         if journal is not None and self._restore(number):
             return
         report = _Report(self.listener, step.name, work, step.read + step.written)
-        done = journal.done.get(number, set()) if journal is not None and not one.places else set()
+        done = journal.done.get(number, set()) if journal is not None and not _results(one) else set()
         report.start(number, len(self.plan.steps), len(done) / max(1, len(sized.grid)))
         sinks = tuple(self.sinks.get(sink, sink) for _, sink in work.outputs)
         bindings = {node: self.stores[store] for node, store in work.bindings.items() if store in self.stores}
@@ -116,26 +116,39 @@ class _Run:
         try:
             with work.opened(sized) as opened, blas_threads(sized.threads):
                 job = Job(sized, sinks, bindings, report.moved, opened)
-                closed = None if journal is None or one.places else journal.noting(number, self.final.sync)
                 tiles = (tile for tile in enumerate(work.tiles(sized)) if tile[0] not in done)
-                run_work(_Work(work, job, closed), tiles, self.pool)
+                run_work(work, sized, job, tiles, self.pool, functools.partial(self._note, number))
         finally:
             self.pool.give(beside)
         report.finish()
         self._keep(number)
+        for place in one.places:
+            if place.filling is not None and not done:
+                self.stores[place.store].filled = True  # type: ignore[attr-defined]
+
+    def _note(self, number: int, tile: int) -> None:
+        """A tile of a pass is finished."""
+        if self.journal is not None and not _results(self.passes[number]):
+            self.journal.tile(number, tile, self.final.sync)
 
     def _make_places(self, number: int) -> None:
         """Memory and files for what a pass leaves."""
         for index, place in enumerate(self.passes[number].places):
             if isinstance(place.sink, Kept):
-                made: Kept | Scratch = place.sink.make(self.pool.take(place.sink.nbytes))
+                buffer = self.pool.take(place.sink.nbytes, huge=place.filling is None)
+                made: Kept | Scratch = place.sink.make(buffer)
             else:
                 made = place.sink.make(os.path.join(self.folder, f"{number}-{index}.raw"))
-            self.sinks[place.sink], self.stores[place.store] = made, made.store()
+            self.sinks[place.sink] = made
+            if place.filling is None:
+                self.stores[place.store] = made.store()
+            else:
+                assert isinstance(made, Kept)
+                self.stores[place.store] = self.stores[place.filling] = place.filling.lie_in(made)
 
     def _restore(self, number: int) -> bool:
         """Bring back what an earlier run put aside; True where the whole pass need not run."""
-        places, journal = self.passes[number].places, self.journal
+        places, journal = _results(self.passes[number]), self.journal
         assert journal is not None
         names = [f"{number}-{index}" for index in range(len(places))]
         if not names or not all(name in journal.kept for name in names):
@@ -148,7 +161,7 @@ class _Run:
 
     def _keep(self, number: int) -> None:
         """Put small results of a finished pass aside, or bring what was written into the journal."""
-        made = [self.sinks[place.sink] for place in self.passes[number].places]
+        made = [self.sinks[place.sink] for place in _results(self.passes[number])]
         small = [sink for sink in made if isinstance(sink, Kept) and sink.nbytes <= self.tuning.journaled_result]
         if self.journal is None:
             return
@@ -163,6 +176,8 @@ class _Run:
         for one in self.passes[: number + 1]:
             for place in one.places if one.last_use == number else ():
                 del self.stores[place.store]
+                if place.filling is not None:
+                    del self.stores[place.filling]
                 self._end(place.sink)
 
     def _end(self, sink: Sink) -> None:
@@ -179,46 +194,9 @@ class _Run:
             self._end(sink)
 
 
-class _Work:
-    """A pass and its job as the threads see them: tiles carry their numbers, and finished ones are told of."""
-
-    def __init__(self, work: Pass, job: Job, closed: Callable[[int], None] | None) -> None:
-        sized = job.sized
-        self._work, self._job, self._closed = work, job, closed
-        self.workers, self.slots, self.ordered, self.ahead = sized.workers, sized.slots, work.ordered, sized.ahead
-        self.locks = work.locks
-        self.detach = work.detach
-        self.worker_bytes, self.slot_bytes = sized.worker_bytes, sized.slot_bytes
-        self.outside_bytes = sized.outside_bytes
-
-    def chunks(self, tile: tuple[int, Region]) -> Iterator[Region]:
-        return self._work.chunks(self._job, tile[1])
-
-    def context(self, buffer: Buffer) -> Frame:
-        np.seterr(
-            all="ignore"
-        )  # a thread starts with NumPy's defaults: it would warn where the caller's call already did
-        return Frame(buffer, self._job.bindings, self._work.tuning)
-
-    def open(self, tile: tuple[int, Region], slot: Buffer) -> Any:
-        return self._work.open(self._job, tile[1], slot)
-
-    def load(self, tile: tuple[int, Region], chunk: Region, state: Any, context: Frame) -> Any:
-        return self._work.load(self._job, tile[1], chunk, state, context)
-
-    def fold(self, tile: tuple[int, Region], chunk: Region, state: Any, payload: Any) -> None:
-        self._work.fold(self._job, tile[1], chunk, state, payload)
-
-    def pieces(self, tile: tuple[int, Region], state: Any) -> Iterable[Region]:
-        return self._work.pieces(self._job, tile[1], state)
-
-    def write(self, tile: tuple[int, Region], state: Any, piece: Region) -> None:
-        self._work.write(self._job, tile[1], state, piece)
-
-    def close(self, tile: tuple[int, Region], state: Any) -> None:
-        self._work.close(self._job, tile[1], state)
-        if self._closed is not None:
-            self._closed(tile[0])
+def _results(one: ScheduledPass) -> list[Place]:
+    """What a pass makes for later ones; parts of sources that stay in memory are only a cache."""
+    return [place for place in one.places if place.filling is None]
 
 
 class _Report:
@@ -226,7 +204,7 @@ class _Report:
 
     def __init__(self, listener: Listener | None, name: str, work: Pass, total: int) -> None:
         self._listener, self._name, self._total = listener, name, total
-        self._volume = max(1, work.volume())
+        self._volume, self._moved, self._told = max(1, work.volume()), 0, 0
         self._lock = threading.Lock()
         self._began = time.perf_counter()
 
@@ -238,7 +216,10 @@ class _Report:
     def moved(self, amount: int) -> None:
         if self._listener is not None:
             with self._lock:
-                self._listener(Advanced(step=self._name, bytes=amount * self._total // self._volume))
+                self._moved += amount
+                done = self._moved * self._total // self._volume
+                told, self._told = self._told, done
+                self._listener(Advanced(step=self._name, bytes=done - told))
 
     def finish(self) -> None:
         if self._listener is not None:
@@ -248,19 +229,16 @@ class _Report:
 @contextlib.contextmanager
 def _scratch_folder(schedule: Schedule, parent: str) -> Iterator[str]:
     """A folder for scratch files, if any pass leaves one; folders of dead processes are removed first."""
+    clean_scratch(parent)
     if not any(isinstance(place.sink, Scratch) for one in schedule.passes for place in one.places):
-        clean_scratch(parent)
         yield ""
         return
     os.makedirs(parent, exist_ok=True)
-    clean_scratch(parent)
     import tempfile
 
-    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent)
-    try:
+    prefix = f"{_PREFIX}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as folder:
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def clean_scratch(parent: str) -> None:

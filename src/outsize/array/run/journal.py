@@ -85,10 +85,6 @@ class Journal:
             end = time.monotonic()
             self._next = end + max(self._tuning.sync_every, self._tuning.sync_share * (end - begin))
 
-    def noting(self, number: int, sync: Callable[[], None]) -> Callable[[int], None]:
-        """What is called with each finished tile of a pass."""
-        return lambda tile: self.tile(number, tile, sync)
-
     def keep(self, name: str, block: Block) -> None:
         """Put a result aside."""
         path = os.path.join(self.folder, name + ".npy")
@@ -114,12 +110,9 @@ class Journal:
             self._append(pending)
 
     def _append(self, lines: list[str]) -> None:
-        fd = os.open(self._log, os.O_WRONLY | os.O_APPEND)
-        try:
-            os.write(fd, "".join(lines).encode())
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        with open(self._log, "ab", buffering=0) as log:
+            log.write("".join(lines).encode())
+            os.fsync(log.fileno())
 
     def remove(self) -> None:
         """The work is done, or is no longer wanted."""

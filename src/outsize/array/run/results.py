@@ -6,21 +6,32 @@ and runs what it prepared, so that `plan_node` shows what `save_node` and `compu
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from outsize.array.graph.node import Node, Source, walk
-from outsize.array.plan.prepare import Prepared, prepare, refuse_endless, resolve_budget, run_prepared, title
+from outsize.array.plan.prepare import (
+    Prepared,
+    prepare,
+    prepare_all,
+    refuse_endless,
+    resolve_budget,
+    run_prepared,
+    title,
+)
 from outsize.array.plan.residency import Kept
+from outsize.array.run.at_once import compute_all_at_once, compute_at_once
 from outsize.array.run.execute import digest_of, run_schedule
 from outsize.array.run.journal import Journal
 from outsize.array.store.base import Block, Region, Sink, Store
 from outsize.array.store.formats.memory import MemorySink
 from outsize.array.store.io.partial import JOURNAL, hold
 from outsize.array.store.io.view import SeenSink
-from outsize.array.store.keys import split_key
+from outsize.array.store.options import split_key
 from outsize.array.store.registry import describe_sink
 from outsize.array.tuning import current
 from outsize.core.errors import BudgetError, InputError
@@ -63,6 +74,9 @@ def compute_node(
     """The node as a NumPy array: a new one, or `out`."""
     if out is not None:
         return _compute_into(node, budget, listener, device, tf32, out)
+    at_once = compute_at_once(node, budget) if device is None and not tf32 else None
+    if at_once is not None:
+        return at_once
     prepared = _prepare_compute(node, budget, device, tf32)
     sink, plan, host = prepared.sink, prepared.plan, prepared.budget.host or 0
     assert isinstance(sink, Kept)
@@ -154,6 +168,82 @@ def _earlier_budget(sink: Sink, given: Budget) -> Budget:
         for a in given.allowances
     )
     return Budget(allowances=allowances, scratch=given.scratch)
+
+
+def plan_nodes(wanted: Mapping[str, Node], budget: Any = None, *, device: Any = None, tf32: bool = False) -> Plan:
+    """The plan of `save_nodes`."""
+    return prepare_all(_described(wanted), budget, device, tf32=tf32, name=_saving_all(wanted)).plan
+
+
+def compute_nodes(
+    nodes: Sequence[Node], budget: Any = None, listener: Listener | None = None, *, device: Any = None, tf32: bool = False
+) -> list[Block]:  # fmt: skip
+    """Several nodes as NumPy arrays, in one walk over what they read."""
+    if device is None and not tf32:
+        found = compute_all_at_once(nodes, budget)
+        if found is not None:
+            return found
+    for node in nodes:
+        refuse_endless(node)
+    sinks = [Kept(node.shape, node.dtype, "result") for node in nodes]
+    name = f"compute {len(nodes)} arrays"
+    prepared = prepare_all(list(zip(nodes, sinks, strict=True)), budget, device, tf32=tf32, name=name)
+    prepared.plan.check()
+    for sink in sinks:
+        sink.create()
+    run_prepared(prepared, lambda work: run_schedule(work, listener))
+    return [sink.array for sink in sinks]
+
+
+def save_nodes(
+    wanted: Mapping[str, Node], budget: Any = None, listener: Listener | None = None, *, device: Any = None,
+    tf32: bool = False,
+) -> list[Store]:  # fmt: skip
+    """Write several nodes, each to its file, in one walk over what they read. All appear at the end, or none does."""
+    _refuse_shared(list(wanted))
+    with contextlib.ExitStack() as held:
+        for path, node in wanted.items():
+            target = split_key(path, None)[0]
+            for other in wanted.values():
+                refuse_overlap(other, target)
+            refuse_endless(node)
+            held.enter_context(hold(target))
+        prepared = prepare_all(_described(wanted), budget, device, tf32=tf32, name=_saving_all(wanted))
+        return run_prepared(prepared, lambda work: _save_all(work, listener))
+
+
+def _save_all(prepared: Prepared, listener: Listener | None) -> list[Store]:
+    begun: list[Sink] = []
+    try:
+        for _, sink in prepared.wanted:
+            sink.create()
+            begun.append(sink)
+        run_schedule(prepared, listener)
+        for sink in begun:
+            sink.sync()
+    except BaseException:
+        for sink in begun:
+            sink.abort()
+        raise
+    return [sink.commit() for sink in begun]
+
+
+def _described(wanted: Mapping[str, Node]) -> list[tuple[Node, Sink]]:
+    return [(node, describe_sink(path, node.shape, node.dtype)) for path, node in wanted.items()]
+
+
+def _saving_all(wanted: Mapping[str, Node]) -> str:
+    return f"save {', '.join(os.path.basename(path) for path in wanted)}"
+
+
+def _refuse_shared(paths: Sequence[str]) -> None:
+    """An `InputError` where two results would be one file."""
+    real = [os.path.realpath(split_key(path, None)[0]) for path in paths]
+    twice = next((path for place, path in enumerate(paths) if real[place] in real[:place]), None)
+    if twice is not None or not paths:
+        raise InputError(
+            f"{twice} is the target of two arrays: give each a file of its own" if twice else "nothing to save"
+        )
 
 
 def update_node(node: Node, store: Store, region: Region, budget: Any = None) -> None:

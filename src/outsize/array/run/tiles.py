@@ -14,18 +14,17 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from outsize.array.device.base import Device, Event, array_bytes
-from outsize.array.device.budget import DeviceBudget
+from outsize.array.device.base import Device, DeviceBudget, Event, array_bytes
 from outsize.array.device.find import find_device
 from outsize.array.device.transfer.pipeline import lies_in, sendable
-from outsize.array.device.transfer.staging import Stager, Staging
+from outsize.array.device.transfer.staging import Stager, Staging, staging_threads
 from outsize.array.graph.frame import Frame
-from outsize.array.graph.node import Node, Source
+from outsize.array.graph.node import Node, Source, held_by_stores
 from outsize.array.passes.base import ANY, BARE, Effort, Room, Sizable, Sized, size, size_barely
 from outsize.array.passes.tiling import Box, Grid, balance, center, grow, page_box, read_seconds
 from outsize.array.plan.prepare import resolve_budget
@@ -34,6 +33,8 @@ from outsize.array.store.base import Block, Region, Sink, region_shape
 from outsize.array.store.formats.memory import MemoryStore
 from outsize.array.tuning import Tuning, current
 from outsize.core.errors import BudgetError, InputError
+from outsize.core.memory import Part
+from outsize.core.noun import Known
 from outsize.engine.pinned import Pinned, lock_memory
 
 
@@ -49,7 +50,6 @@ class _Flight:
     arrived: Event | None = None
     freed: Any = None
     """What the user's stream had to do with it before it may be used again."""
-    scratch: Any = field(default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +137,8 @@ class Tiles:
     def __init__(
         self, node: Node, device: Any, prefetch: int, budget: Any, write: bool, shape: tuple[int, ...] | None
     ) -> None:
+        from outsize.array.device.torch_kernels import torch_dtype
+
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise InputError(f"prefetch is a number of tiles, not {prefetch!r}")
         self.node, self.write, self.tuning = node, write, current()
@@ -147,15 +149,21 @@ class Tiles:
         self.slots = prefetch + 1
         box = None if shape is None else _clip(shape, node.shape)
         self._work = TileWork(node, self.sink, self.slots, box, self.tuning, allowed)
-        self._check_dtype()
+        if torch_dtype(self._work.dtype) is None:
+            raise InputError(f"torch has no {node.dtype.name} to make tiles of: cast with .astype(...) first")
         given = resolve_budget(budget)
-        sized, bare = size(self._work, Room(given.host or 0))[0], size_barely(self._work, 0)
+        resident = tuple(
+            Part(name=f"factors of {name}", bytes=size, known=Known.EXACT)
+            for name, size in held_by_stores(node).items()
+        )
+        held = sum(part.bytes for part in resident)
+        sized, bare = size(self._work, Room((given.host or 0) - held))[0], size_barely(self._work, 0)
         assert isinstance(sized, SizedTiles)
         self.grid, self._staging, self.host_bytes, self.device_bytes = (
             sized.grid, sized.staging, sized.worker_bytes, sized.tile_bytes,
         )  # fmt: skip
-        one = ScheduledPass(sized)
-        self.plan = show_plan((one,), given, self._work.label(), allowed, bare.peak, bare.device_bytes, notes)
+        one = ScheduledPass(sized, resident=resident)
+        self.plan = show_plan((one,), given, self._work.label(), allowed, bare.peak + held, bare.device_bytes, notes)
         """What a loop over the tiles reads, writes and holds."""
         try:
             self.plan.check()
@@ -167,43 +175,28 @@ class Tiles:
         self.region: Region = ()
         """The present tile's part of the array: (start, stop) along each axis."""
 
-    def _check_dtype(self) -> None:
-        from outsize.array.device.torch_kernels import torch_dtype
-
-        if torch_dtype(self._work.dtype) is None:
-            raise InputError(f"torch has no {self.node.dtype.name} to make tiles of: cast with .astype(...) first")
-
     def __len__(self) -> int:
         return len(self.grid)
 
     def __iter__(self) -> Iterator[Any]:
-        locked: list[Pinned] = []
-        try:
-            if self.device is not None:
-                self.device.open(max(1, self.device_bytes * self.slots))
-            if self._staging.threads and self.device is not None:
-                self._stager = Stager(self.device, self._staging, self.tuning.stage_pause)
-                self._stager.start()
-            yield from self._hand_out_all(locked)
-        finally:
-            if self._stager is not None:
-                self._stager.close()
-                self._stager = None
-            if self.device is not None:
-                self.device.close()
-            for memory in locked:
-                memory.close()
+        with contextlib.ExitStack() as stack:  # what was entered last goes first
             if self.sink is not None:
-                self.sink.sync()
+                stack.callback(self.sink.sync)
+            locked = [stack.enter_context(lock_memory(self.host_bytes)) for _ in range(min(self.slots, len(self.grid)))]
+            if self.device is not None:
+                stack.callback(self.device.close)
+                self.device.open(max(1, self.device_bytes * self.slots))
+                threads = staging_threads(self.device, self._staging, self.tuning.stage_pause)
+                self._stager = stack.enter_context(threads)
+            yield from self._hand_out_all(locked)
 
     def _hand_out_all(self, locked: list[Pinned]) -> Iterator[Any]:
         regions = iter(self.grid)
         slots: deque[Future[_Flight]] = deque()
         last: list[Future[None]] = []
         with ThreadPoolExecutor(max(1, self.slots), "outsize-tiles") as stager:
-            for number in range(min(self.slots, len(self.grid))):
-                locked.append(lock_memory(self.host_bytes))
-                slot = _Flight(Frame(locked[-1].array, {}, self.tuning), number * self.device_bytes)
+            for number, memory in enumerate(locked):
+                slot = _Flight(Frame(memory.array, {}, self.tuning), number * self.device_bytes)
                 slots.append(stager.submit(self._fill, slot, next(regions)))
             while slots:
                 slot = slots.popleft().result()
@@ -240,9 +233,7 @@ class Tiles:
         if self.device is None:
             return slot
         slot.tensor = self.device.view(slot.offset, shape, self._work.dtype)
-        with (
-            _SENDING_LOCK if self._stager is None else contextlib.nullcontext()
-        ):  # staging threads take several tiles at once
+        with _SENDING_LOCK if self._stager is None else contextlib.nullcontext():  # stagers take several tiles at once
             if slot.freed is not None:
                 self.device.follow("in", slot.freed)
             if self._stager is not None:

@@ -11,7 +11,12 @@ then takes it.
 from __future__ import annotations
 
 import abc
+import ctypes
+import functools
 import math
+import mmap
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,11 +44,10 @@ def whole(shape: tuple[int, ...]) -> Region:
     return tuple((0, length) for length in shape)
 
 
-def count_granules(region: Region, granule: tuple[int, ...]) -> int:
-    """How many granules a region touches; granules of one element do not count as a grid."""
-    if all(length <= 1 for length in granule):
-        return 1
-    return math.prod(-(-stop // g) - start // g for (start, stop), g in zip(region, granule, strict=True))
+def count_chunks(region: Region, chunk: Sequence[int]) -> int:
+    """How many chunks of a regular grid a region touches."""
+    spans = zip(region, chunk, strict=True)
+    return math.prod(-(-stop // length) - start // length if start < stop else 0 for (start, stop), length in spans)
 
 
 def round_up(value: int, step: int = ALIGNMENT) -> int:
@@ -51,9 +55,26 @@ def round_up(value: int, step: int = ALIGNMENT) -> int:
     return -(-value // step) * step
 
 
-class Store(abc.ABC):
-    """An array that can be read in regions. Opening reads headers only; all methods are safe to call from many
-    threads."""
+def give_back(buffer: Buffer) -> None:
+    """Return the whole pages inside `buffer` to the system; they read as zeros afterwards.
+
+    A store that decodes through a library (zarr-python's filters, HDF5's) cannot make it work inside our buffer. So its `extent`
+    asks for as much more as the library takes, and it gives that part back before it calls the library: what the process
+    holds is then the buffer's size or less, whoever allocates it.
+    """
+    start = round_up(buffer.ctypes.data, mmap.PAGESIZE)
+    stop = (buffer.ctypes.data + buffer.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if stop > start:
+        _libc().madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
+
+
+@functools.cache
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+class Stored(abc.ABC):
+    """What stores and sinks have in common: an array that is moved in regions. All methods are safe to call from many threads."""
 
     name: str
     """What a user calls it: its path, or `memory`."""
@@ -62,17 +83,55 @@ class Store(abc.ABC):
     dtype: np.dtype[Any]
     """Element type as stored, byte order included."""
     granule: tuple[int, ...]
-    """Shape of the smallest piece that is cheap to read: a chunk, or one stretch of contiguous bytes."""
-    paths: tuple[str, ...] = ()
-    """Files it reads, so that nobody writes over them while they are needed."""
+    """Shape of the smallest piece that is cheap to move: a chunk, or one stretch of contiguous bytes. Regions of a sink that are
+    cut at multiples of it are written without reading anything back; other cuts may not be parallel."""
     order: tuple[int, ...] | None = None
-    """Axes from the slowest to the fastest in memory; None is C order."""
-    resident: bool = False
-    """True where the data already lies in memory: reading it moves nothing and needs no buffer."""
+    """Axes from the slowest to the fastest where it lies; None is C order."""
 
     @abc.abstractmethod
     def extent(self, region: Region) -> int:
-        """Bytes of buffer that `read` needs for this region; an upper bound on all memory the read takes."""
+        """Bytes of buffer that moving this region needs: for a read everything that it takes, at most; for a write what it takes
+        beside the block itself."""
+
+    @abc.abstractmethod
+    def traffic(self, region: Region) -> int:
+        """Bytes that moving this region takes from disk or brings to it."""
+
+    def seeks(self, region: Region) -> int:
+        """How many separate transfers moving this region takes; granules of one element do not count as a grid."""
+        return 1 if all(length <= 1 for length in self.granule) else count_chunks(region, self.granule)
+
+    def bytes_of(self, region: Region) -> int:
+        """Bytes of a region's elements."""
+        return math.prod(region_shape(region)) * self.dtype.itemsize
+
+
+class Store(Stored):
+    """An array that can be read in regions. Opening reads headers only."""
+
+    paths: tuple[str, ...] = ()
+    """Files it reads, so that nobody writes over them while they are needed."""
+    resident: bool = False
+    """True where the data already lies in memory: reading it moves nothing and needs no buffer."""
+
+    @property
+    def holds(self) -> int:
+        """Bytes of memory that it keeps while it is open, which a plan counts: the factors of a tensor."""
+        return 0
+
+    @property
+    def held_as(self) -> Callable[[Any], Any] | None:
+        """Makes what users hold of it out of its node, where that is more than a lazy array."""
+        return None
+
+    @property
+    def note(self) -> str:
+        """What a user should know of its values, as a sentence."""
+        return ""
+
+    def packing(self, region: Region) -> tuple[int, int]:
+        """Bytes that BLAS takes for its own buffers while this region is read: (of every call, of every thread)."""
+        return (0, 0)
 
     def most(self, region: Region) -> int:
         """What `extent` may be for any region up to this shape, wherever it lies."""
@@ -86,58 +145,36 @@ class Store(abc.ABC):
         A damaged or short file is a `StoreError`.
         """
 
-    @abc.abstractmethod
-    def traffic(self, region: Region) -> int:
-        """Bytes that reading this region moves from disk."""
-
-    def seeks(self, region: Region) -> int:
-        """How many separate transfers reading this region takes."""
-        return count_granules(region, self.granule)
-
     def fingerprint(self) -> str:
         """Text that changes when the data may have changed; a journal is only followed while it stays the same."""
-        return f"{self.name} {self.shape} {self.dtype.str}"
+        files = [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, self.paths)]
+        return f"{os.path.abspath(self.name)} {self.shape} {self.dtype.str} {files}"
 
     def update(self) -> Sink:
         """A sink that writes into this very array; an `InputError` where it was not opened for writing."""
         raise InputError(f"{self.name} is open for reading only: open it with mode='r+' to write into it")
 
-    def close(self) -> None:  # noqa: B027  (most stores hold nothing open)
+    def close(self) -> None:
         """Let go of files."""
 
 
-class Sink(abc.ABC):
+class Sink(Stored):
     """An array that is to be written: beside its target, and renamed to it by `commit`.
 
     A new sink only describes the output, which is enough to plan with; `create` makes it."""
 
-    name: str
-    """The target's path."""
-    shape: tuple[int, ...]
-    """Lengths of the axes."""
-    dtype: np.dtype[Any]
-    """Element type as it will be stored."""
-    granule: tuple[int, ...]
-    """Regions cut at multiples of this are written without reading anything back; other cuts may not be parallel."""
     partial: str
     """Path of the unfinished output: the same for the same target, so that a resumed run finds it."""
-    order: tuple[int, ...] | None = None
-    """Axes from the slowest to the fastest in the file; None is C order."""
 
-    def create(self, *, resume: bool = False) -> None:  # noqa: B027  (what lies in memory is there already)
+    def create(self, *, resume: bool = False) -> None:
         """Make the unfinished output; with `resume` take up the one that an earlier run left, if it is the same."""
 
-    @abc.abstractmethod
-    def extent(self, region: Region) -> int:
-        """Bytes of scratch buffer that `write` needs beside the block itself."""
+    def traffic(self, region: Region) -> int:
+        return self.bytes_of(region)
 
     @abc.abstractmethod
     def write(self, region: Region, block: Block, buffer: Buffer) -> None:
         """Write a block into a region; disjoint regions may be written from several threads at once."""
-
-    @abc.abstractmethod
-    def traffic(self, region: Region) -> int:
-        """Bytes that writing this region moves to disk."""
 
     @abc.abstractmethod
     def sync(self) -> None:
@@ -151,19 +188,38 @@ class Sink(abc.ABC):
     def abort(self) -> None:
         """Remove the unfinished output."""
 
-    def seeks(self, region: Region) -> int:
-        """How many separate transfers writing this region takes."""
-        return count_granules(region, self.granule)
-
     def pieces(self, region: Region) -> list[Region]:
         """The region in parts that may be written at once, out of one block and with one scratch buffer."""
         return [region]
 
     def room(self, region: Region) -> int:
         """Bytes of buffer that `lay` needs for this region."""
-        return round_up(math.prod(region_shape(region)) * self.dtype.itemsize)
+        return round_up(self.bytes_of(region))
+
+    def sketch(self, region: Region) -> Block:
+        """What a plan knows of the block to fill: shape, dtype and strides; its elements may not be touched. The block may be a
+        part of a tile, or have gaps between its runs: only whole axes, and one more, lie without gaps."""
+        shape, strides, step, gap = region_shape(region), [0] * len(region), self.dtype.itemsize, 0
+        for axis in reversed(self.order or range(len(shape))):
+            strides[axis] = step
+            gap = gap or self.dtype.itemsize * (shape[axis] < self.shape[axis])
+            step = step * shape[axis] + gap
+        return np.lib.stride_tricks.as_strided(np.zeros((), self.dtype), shape, strides, writeable=False)
 
     def lay(self, region: Region, buffer: Buffer) -> Block:
         """The block to fill for this region: a view inside `buffer`, placed as `write` likes it best."""
-        shape = region_shape(region)
-        return np.ndarray(shape, self.dtype, buffer.data)
+        return np.ndarray(region_shape(region), self.dtype, buffer.data)
+
+
+class InPlace(Sink):
+    """Writes into an array that exists: nothing to rename, nothing to remove."""
+
+    store: Store
+    """The array."""
+
+    def commit(self) -> Store:
+        self.sync()
+        return self.store
+
+    def abort(self) -> None:
+        """Leave the array as it is."""

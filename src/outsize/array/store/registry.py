@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outsize.array.store.base import Sink, Store
+from outsize.array.store.formats.remote import is_remote, open_remote
 from outsize.array.store.io.file import naming
-from outsize.array.store.keys import split_key
-from outsize.array.store.options import Options
+from outsize.array.store.options import Options, as_numpy, split_key
 from outsize.core.dtypes import parse_dtype
-from outsize.core.errors import InputError, StoreError
+from outsize.core.errors import InputError, MissingPath, StoreError
 from outsize.core.spec import parse_shape
 
 
@@ -32,7 +32,7 @@ class Format(NamedTuple):
     name: str
     """As users call it."""
     file: str
-    """Its module in `formats`."""
+    """Its module in `formats`; a name with dots is a module of a room above, which is only known here by its name."""
     suffixes: tuple[str, ...] = ()
     """How its files are called."""
     writes: bool = False
@@ -47,13 +47,15 @@ class Format(NamedTuple):
     """True where an output is a folder, of one array."""
     bfloat16: bool = False
     """True where an output may be of bfloat16, which NumPy does not have: its blocks are float32."""
+    made_by: str = ""
+    """The verb that writes it, where an array is not written in it as it is."""
     library: str = ""
     """The package whose array objects are arrays in this format."""
 
     @property
     def module(self) -> Any:
         """Its module, imported when it is first needed."""
-        return importlib.import_module(f"outsize.array.store.formats.{self.file}")
+        return importlib.import_module(self.file if "." in self.file else f"outsize.array.store.formats.{self.file}")
 
 
 FORMATS = (
@@ -63,10 +65,32 @@ FORMATS = (
     Format("HDF5", "hdf5", (".h5", ".hdf5", ".he5"), writes=True, in_place=True, keyed=True, chunked=True, library="h5py"),
     Format(".npz", "npz", (".npz",), keyed=True),
     Format("torch", "torchfile", (".pt", ".pth"), keyed=True),
+    Format("factors", "outsize.factor.files", (".tucker", ".tt", ".train", ".cp", ".svd", ".zfp"), made_by="outsize.decompose"),
     Format("safetensors", "safetensors", (".safetensors",), writes=True, in_place=True, keyed=True, bfloat16=True),
+    Format("Parquet or Arrow", "parquet", (".parquet", ".arrow", ".feather"), keyed=True),
+    Format("TIFF", "tiff", (".tif", ".tiff"), keyed=True),
     Format("raw binary", "raw", (".bin", ".raw", ".dat"), writes=True, in_place=True),
 )  # fmt: skip
 """Every format, in the order in which a file is tried: those with magic bytes before those that only look likely."""
+
+
+_PICTURE = "read it with imageio or Pillow, or write a stack of them as TIFF"
+_PICKLE = "a pickle, which can run any code when it is read: write the array with np.save where it was made"
+_ELSEWHERE: tuple[tuple[bytes, tuple[str, ...], str], ...] = (
+    (b"CDF", (), "a netCDF file of the classic format, which is not read: `nccopy -k nc4 in.nc out.nc` makes one that is"),
+    (b"", (".csv", ".tsv", ".txt"), "text, which is never taken for an array by itself: read it with pandas or polars, a part at "
+     "a time where it is large, and write Parquet, which is read here"),
+    (b"\x89PNG", (".png",), f"a PNG picture: {_PICTURE}"),
+    (b"\xff\xd8\xff", (".jpg", ".jpeg"), f"a JPEG picture: {_PICTURE}"),
+    (b"MATLAB 5.0", (".mat",), "a MATLAB file: save it from MATLAB with -v7.3 (HDF5, which is read here)"),
+    (b"\x80\x04", (".pkl", ".pickle"), _PICKLE),
+    (b"\x80\x05", (), _PICKLE),
+    (b"", (".xlsx", ".xls"), "a spreadsheet: read it with pandas.read_excel and write Parquet"),
+    (b"", (".fits", ".fit"), "a FITS file: read it with astropy.io.fits, whose memory-mapped data outsize.open takes"),
+    (b"", (".nii",), "a NIfTI image: read it with nibabel, whose dataobj outsize.open takes as an array"),
+    (b"GRIB", (".grib", ".grb", ".grib2"), "a GRIB file: open it with xarray and cfgrib, and write zarr"),
+)  # fmt: skip
+"""Formats that are not read: (first bytes, suffixes, what it is and the way in)."""
 
 
 def open_store(
@@ -82,10 +106,15 @@ def open_store(
     if not isinstance(source, str | os.PathLike):
         return _open_object(source, Options(mode=mode, missing=missing))
     path = os.fspath(source)
+    if is_remote(path):
+        path, key = split_key(path, key)
+        return open_remote(path, Options(key=key, mode=mode, missing=missing))
     if not os.path.lexists(path):
         path, key = split_key(path, key)
     if shape is not None or dtype is not None:
-        return _open_raw(path, shape, dtype, offset, order, mode)
+        from outsize.array.store.formats.raw import open_raw
+
+        return open_raw(path, shape, dtype, offset=offset, order=order, mode=mode)
     if offset or order != "C":
         raise InputError(f"offset= and order= describe raw binary: {path} needs shape= and dtype= with them")
     found = _find_format(path)
@@ -100,7 +129,7 @@ def open_store(
 
 def _open_object(source: Any, options: Options) -> Store:
     """An array object: in memory, or a library's handle on a file."""
-    from outsize.array.store.formats.foreign import open_memory
+    from outsize.array.store.formats.memory import open_memory
 
     library = type(source).__module__.partition(".")[0]
     row = next((row for row in FORMATS if row.library == library), None)
@@ -108,23 +137,11 @@ def _open_object(source: Any, options: Options) -> Store:
     return store
 
 
-def _open_raw(path: str, shape: Any, dtype: Any, offset: int, order: str, mode: str) -> Store:
-    from outsize.array.store.formats.raw import open_raw
-
-    if shape is None or dtype is None:
-        raise InputError(f"{path} as raw binary needs both shape= and dtype=")
-    if offset < 0:
-        raise InputError(f"offset is a number of bytes from the file's start, not {offset}")
-    if os.path.isdir(path):
-        raise StoreError(f"{path} is a folder, not a file of raw binary", path=path)
-    return open_raw(path, shape, as_numpy(dtype), offset=offset, order=order, mode=mode)
-
-
 def _find_format(path: str) -> Format:
     """The first row whose bytes match; a `StoreError` that says what is there instead where none does."""
     head, size = b"", 0
     if not os.path.lexists(path):
-        raise StoreError(f"{path}: no such file or folder: check the path, seen from {os.getcwd()}", path=path)
+        raise MissingPath(f"{path}: no such file or folder: check the path, seen from {os.getcwd()}", path=path)
     if not os.path.isdir(path):
         with naming(path):
             if not os.path.isfile(path):
@@ -143,6 +160,9 @@ def _find_format(path: str) -> Format:
         raise StoreError(f"{path} is empty", path=path)
     if meant is not None:
         raise StoreError(f"{path} is not {meant.name}: it begins with {head[:8]!r} ({size} bytes)", path=path)
+    told = next((way for start, end, way in _ELSEWHERE if (start and head.startswith(start)) or suffix in end), None)
+    if told is not None:
+        raise StoreError(f"{path} is {told}", path=path)
     raise StoreError(
         f"{path} is in no format Outsize knows (it begins with {head[:8]!r}); if it is raw binary, say its shape= and "
         f"dtype=",
@@ -167,6 +187,11 @@ def describe_sink(
     row = next((row for row in FORMATS if suffix in row.suffixes and row.writes), None)
     if row is None:
         known = ", ".join(suffix for row in FORMATS if row.writes for suffix in row.suffixes)
+        verb = next((row.made_by for row in FORMATS if suffix in row.suffixes and row.made_by), None)
+        if verb is not None:
+            raise InputError(
+                f"cannot write an array to {target} as it is: {verb} makes such files, or end in one of {known}"
+            )
         raise InputError(f"cannot write {target}: the name must end in one of {known}")
     if chunks is not None and not row.chunked:
         raise InputError(f"{target} ({row.name}) has no chunks: leave chunks= out, or write zarr or HDF5")
@@ -176,9 +201,12 @@ def describe_sink(
         raise InputError(f"{target} is a folder: it is not overwritten by a file")
     if key is not None and os.path.isfile(target):
         _check_alone(target, key)
-    options = Options(key=key, chunks=None if chunks is None else parse_shape(chunks), compress=compress)
+    lengths, pieces = parse_shape(shape), None if chunks is None else parse_shape(chunks)
+    if pieces is not None and (len(pieces) != len(lengths) or 0 in pieces):
+        raise InputError(f"chunks {pieces} do not suit shape {lengths}: give one length of 1 or more for each axis")
+    options = Options(key=key, chunks=pieces, compress=compress)
     element = "bfloat16" if row.bfloat16 and is_bfloat16(dtype) else as_numpy(dtype)
-    sink: Sink = row.module.describe(target, parse_shape(shape), element, options)
+    sink: Sink = row.module.describe(target, lengths, element, options)
     return sink
 
 
@@ -204,18 +232,3 @@ def is_bfloat16(dtype: Any) -> bool:
     if isinstance(dtype, np.dtype):
         return bool(dtype.name == "bfloat16")
     return "bf" in str(dtype).lower() and parse_dtype(dtype).name == "bfloat16"
-
-
-def as_numpy(dtype: Any) -> np.dtype[Any]:
-    """NumPy's own reading first; then the names of other frameworks. `f16` is float16, as everywhere in Outsize."""
-    if isinstance(dtype, str) and dtype.lower() == "f16":
-        dtype = "float16"
-    try:
-        return np.dtype(dtype)  # type: ignore[no-any-return]
-    except TypeError:
-        name = parse_dtype(dtype).name
-    try:
-        return np.dtype(name)
-    except TypeError:
-        way_out = "only .safetensors can hold it" if name == "bfloat16" else "use float16 or float32 instead"
-        raise InputError(f"NumPy has no {name}: {way_out}") from None

@@ -24,13 +24,9 @@ class MatrixCopies:
     """The copies of one product."""
 
     def __init__(
-        self,
-        device: Device,
-        stager: Stager | None,
-        pieces: list[Buffer],
-        threads: ThreadPoolExecutor,
+        self, device: Device, stager: Stager | None, pieces: list[Buffer], threads: ThreadPoolExecutor,
         reaches: Callable[[Block], bool],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.device, self.stager, self.threads, self.reaches = device, stager, threads, reaches
         self._pieces: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
         for piece in pieces:

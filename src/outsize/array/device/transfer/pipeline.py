@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from outsize.array.device.base import STREAMS, Device, Event, array_bytes, rows_of, straight
+from outsize.array.device.base import STREAMS, Device, Event, array_bytes, rows_of
 from outsize.array.device.transfer.staging import Stager
 from outsize.array.graph.elementwise import broadcast_region
 from outsize.array.graph.frame import Frame
@@ -40,14 +40,9 @@ class Parcel:
     staged: bool
     """True where the device does not reach it, so that staging threads must take it there."""
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """dtype on the device."""
-        return self.block.dtype.newbyteorder("=")
-
     def view(self, device: Device, offset: int) -> tuple[Any, Any]:
         """(the array that is sent to, the same with the original axes)."""
-        target = device.view(offset, self.block.shape, self.dtype)
+        target = device.view(offset, self.block.shape, self.block.dtype.newbyteorder("="))
         straight_on = self.back == tuple(range(len(self.back)))
         return target, target if straight_on else device.kernels.turn(target, self.back)
 
@@ -55,8 +50,7 @@ class Parcel:
 def pack(block: Block, frame: Frame, device: Device, *, direct: bool | None = None) -> Parcel:
     """A block as it can be sent; `direct` says whether from where it lies, where that is settled."""
     order = _by_pitch(block)
-    turned = block.transpose(order)
-    back = tuple(int(axis) for axis in np.argsort(order))
+    turned, back = block.transpose(order), tuple(int(axis) for axis in np.argsort(order))
     if direct is None:
         direct = _plain(turned) and _long(turned, frame.tuning) and (lies_in(turned, frame) or device.reaches(turned))
     return Parcel(turned, back, not direct)
@@ -69,7 +63,7 @@ def _by_pitch(block: Block) -> tuple[int, ...]:
 
 def sendable(block: Block) -> bool:
     """True where a block can be sent at once, as it is: native bytes, nothing repeated or reversed, rows at a pitch."""
-    return _plain(block) and straight(block)
+    return _plain(block) and rows_of(block) is not None
 
 
 def _plain(block: Block) -> bool:
@@ -88,7 +82,7 @@ def _long(block: Block, tuning: Tuning) -> bool:
 
 def straight_parts(target: Any, block: Block) -> Iterator[tuple[Any, Block]]:
     """(where it goes, part) of a block whose rows lie at several pitches: what was read with more around it."""
-    if straight(block):
+    if rows_of(block) is not None:
         yield target, block
         return
     for index in range(block.shape[0]):
@@ -113,7 +107,7 @@ def load(leaf: Node, region: Region, frame: Frame, device: Device, direct: bool 
 def settled(leaf: Node, bindings: Mapping[Node, Store], device: Device, tuning: Tuning) -> bool | None:
     """Before anything is read: True where every block of a leaf can be sent from where it lies, False where none can, None
     where that shows when it is made."""
-    store = store_of(leaf, bindings)
+    store = bindings.get(leaf) or (leaf.store if isinstance(leaf, Source) else None)
     if isinstance(store, FlatStore):
         return True if store.dtype.isnative else None
     if not isinstance(store, MemoryStore):
@@ -122,11 +116,6 @@ def settled(leaf: Node, bindings: Mapping[Node, Store], device: Device, tuning: 
         return False
     whole = store.array.transpose(_by_pitch(store.array))
     return True if sendable(whole) and _long(whole, tuning) else None
-
-
-def store_of(leaf: Node, bindings: Mapping[Node, Store]) -> Store | None:
-    """Where a leaf is read from, None where it is computed."""
-    return bindings.get(leaf) or (leaf.store if isinstance(leaf, Source) else None)
 
 
 def parcel_bytes(leaf: Node, region: Region) -> int:
@@ -146,9 +135,7 @@ class Pipeline:
         self._turns = {stream: threading.Lock() for stream in STREAMS}
         """What a chunk puts on a stream is not mixed with another's: none waits for more than was there before it."""
 
-    def run(
-        self, parcels: Sequence[Parcel | None], work: Callable[[list[Any], int], Iterable[tuple[Block, Any]]]
-    ) -> None:
+    def run(self, parcels: list[Parcel], work: Callable[[list[Any], int], Iterable[tuple[Block, Any]]]) -> None:
         """Send the parcels, work on them (`work(arrays, first free offset)` -> what to bring back), and wait.
 
         `work` runs in the device's own order; what it returns as (host block, array) is copied out after it.
@@ -159,15 +146,12 @@ class Pipeline:
         finally:
             self._free.put(slot)
 
-    def _send(self, parcels: Sequence[Parcel | None], work: Any, place: int) -> Event:
+    def _send(self, parcels: list[Parcel], work: Any, place: int) -> Event:
         device = self.device
         arrays: list[Any] = []
         sends: list[tuple[Any, Block]] = []
         carried: list[tuple[Block, int]] = []
         for parcel in parcels:
-            if parcel is None:
-                arrays.append(None)
-                continue
             target, turned = parcel.view(device, place)
             if parcel.staged:
                 carried.append((parcel.block, place))
@@ -192,9 +176,8 @@ class Pipeline:
             for block, array in returns:
                 device.kernels.download(block, array)
 
-        with (
-            self._turns["in"] if sends else contextlib.nullcontext()
-        ):  # pieces of staging threads come between in any case
+        turn = self._turns["in"] if sends else contextlib.nullcontext()  # staging threads send pieces in between anyway
+        with turn:
             if sends:
                 device.submit("in", upload)
             arrived = device.record("in")

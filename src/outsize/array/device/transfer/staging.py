@@ -12,6 +12,7 @@ interpreter once a piece, and all calls of the driver are the sender's.
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import functools
 import itertools
@@ -173,16 +174,12 @@ class Stager:
 
     def carry(self, blocks: Sequence[tuple[Block, int]]) -> None:
         """Send blocks to their offsets, on the stream `in`; the last pieces may still be under way when this returns."""
-        parts = [
-            (offset + before, length, source)
-            for block, offset in blocks
-            for before, length, source in pieces(block, self._piece)
-        ]
+        parts = [(offset, *part) for block, offset in blocks for part in pieces(block, self._piece)]
         if not parts:
             return
         load = _Load(blocks, len(parts))
-        for part in parts:
-            self._queues.jobs.put((load, *part))
+        for offset, before, length, source in parts:
+            self._queues.jobs.put((load, offset + before, length, source))
         load.wait()
 
     def close(self) -> None:
@@ -195,6 +192,20 @@ class Stager:
             raise
         finally:
             self._queues.memory.close()
+
+
+@contextlib.contextmanager
+def staging_threads(device: Device, staging: Staging, pause: float) -> Iterator[Stager | None]:
+    """A stager at work, None where the plan has none."""
+    if not staging.threads:
+        yield None
+        return
+    stager = Stager(device, staging, pause)
+    try:
+        stager.start()
+        yield stager
+    finally:
+        stager.close()
 
 
 def _fill(queues: _Queues) -> None:
@@ -226,9 +237,7 @@ def _send(queues: _Queues) -> None:
             queues.free.put(under_way.popleft())
         try:
             item = queues.filled.get(block=not under_way)
-        except (
-            queue.Empty
-        ):  # asked, with pauses: a `get` with so short a timeout may wait for ever, in Python up to 3.12
+        except queue.Empty:  # no short timeout for `get`: with one it may wait for ever, in Python up to 3.12
             time.sleep(queues.pause)
             continue
         if item is None:

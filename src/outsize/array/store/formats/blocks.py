@@ -119,23 +119,24 @@ class BlocksStore(Store):
 
 
 def _arrange(path: str, names: list[str]) -> dict[tuple[int, ...], _Head]:
-    """Every block's header by its place in the grid."""
+    """Every block's header by its place in the grid; blocks that are not named by a place follow one another along axis 0."""
     matches = [_GRID_NAME.fullmatch(name) for name in names]
     places = [tuple(int(number) for number in match.group(1).split("-")) for match in matches if match]
     if len(places) < len(names) or len({len(place) for place in places}) > 1:
-        ordered = sorted(names, key=_natural)
-        heads = {number: _read_head(os.path.join(path, name)) for number, name in enumerate(ordered)}
-        first = heads[0]
-        _check_same(first, heads.values())
-        rest = (0,) * (len(first.shape) - 1)
-        if not first.shape:
-            raise StoreError(f"{first.path} is 0-d: blocks are concatenated along axis 0 and need one", path=first.path)
-        return {(number, *rest): head for number, head in heads.items()}
+        names, places = sorted(names, key=_natural), [(number,) for number in range(len(names))]
     if len(set(places)) < len(places):
         raise StoreError(f"{path}: two blocks have the same place in the grid", path=path)
-    grid = {place: _read_head(os.path.join(path, name)) for place, name in zip(places, names, strict=True)}
-    _check_same(grid[min(grid)], grid.values())
-    return _complete(path, grid)
+    heads = {place: _read_head(os.path.join(path, name)) for place, name in zip(places, names, strict=True)}
+    first = heads[min(heads)]
+    if not first.shape:
+        raise StoreError(f"{first.path} is 0-d: blocks are concatenated along axis 0 and need one", path=first.path)
+    for head in heads.values():
+        if head.dtype != first.dtype or len(head.shape) != len(first.shape):
+            raise StoreError(
+                f"{head.path} is {head.dtype} with {len(head.shape)} axes, {os.path.basename(first.path)} is "
+                f"{first.dtype} with {len(first.shape)}: blocks of one array must agree", path=head.path,
+            )  # fmt: skip
+    return _complete(path, heads)
 
 
 def _complete(path: str, grid: dict[tuple[int, ...], _Head]) -> dict[tuple[int, ...], _Head]:
@@ -160,15 +161,6 @@ def _read_head(path: str) -> _Head:
     with naming(path), open(path, "rb") as file:
         shape, dtype, _, _ = npy.read_header(file, path)
     return _Head(path, shape, dtype)
-
-
-def _check_same(first: _Head, heads: Any) -> None:
-    for head in heads:
-        if head.dtype != first.dtype or len(head.shape) != len(first.shape):
-            raise StoreError(
-                f"{head.path} is {head.dtype} with {len(head.shape)} axes, {os.path.basename(first.path)} is "
-                f"{first.dtype} with {len(first.shape)}: blocks of one array must agree", path=head.path,
-            )  # fmt: skip
 
 
 def _find_edges(path: str, heads: dict[tuple[int, ...], _Head], dimensions: int) -> list[list[int]]:

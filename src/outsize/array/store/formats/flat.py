@@ -10,19 +10,20 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from outsize.array.store.base import ALIGNMENT, Block, Buffer, Region, Sink, Store, region_shape, round_up
+from outsize.array.store.base import ALIGNMENT, Block, Buffer, InPlace, Region, Sink, Store, region_shape, round_up
 from outsize.array.store.io.edges import Edges, edge_pages
-from outsize.array.store.io.file import AlignedFile, fingerprint_file, naming, sync_folder, window
-from outsize.array.store.io.partial import EDGES, forget_earlier
+from outsize.array.store.io.file import AlignedFile, naming, window
+from outsize.array.store.io.partial import EDGES, forget_earlier, partial_path, publish
 from outsize.core.errors import StoreError
 from outsize.core.units import format_bytes
 from outsize.engine.pool import make_buffer
 
+Each = TypeVar("Each")
 _AXES = 64
 """Axes of an array at the most, in NumPy."""
 _BOUNCE = 1 << 20
@@ -55,15 +56,22 @@ class Runs(NamedTuple):
 
 
 class FlatLayout:
-    """Where the elements of a C-ordered array lie in a file."""
+    """Where the elements of an array lie in a file: its axes from the slowest to the fastest in a given order, else in C's."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int) -> None:
-        self.shape, self.dtype, self.offset = shape, dtype, offset
-        strides, step = [], dtype.itemsize
-        for length in reversed(shape):
-            strides.append(step)
-            step *= max(length, 1)
-        self.strides = tuple(reversed(strides))
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, order: tuple[int, ...] | None = None
+    ) -> None:
+        self.order = None if order == tuple(range(len(shape))) else order
+        self.shape, self.dtype, self.offset = self.turn(shape), dtype, offset
+        self.strides = packed_strides(tuple(max(length, 1) for length in self.shape), dtype.itemsize)
+
+    def turn(self, of_axes: tuple[Each, ...]) -> tuple[Each, ...]:
+        """A region or a shape, its axes as they lie in the file."""
+        return of_axes if self.order is None else tuple(of_axes[axis] for axis in self.order)
+
+    def turn_back(self, block: Block) -> Block:
+        """A block whose axes are as in the file, with the array's own."""
+        return block if self.order is None else block.transpose(np.argsort(self.order))
 
     @property
     def nbytes(self) -> int:
@@ -71,7 +79,7 @@ class FlatLayout:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def runs(self, region: Region) -> Runs:
-        """The region as runs: trailing axes that are whole, and one more, make up a run."""
+        """The region, as it lies in the file, as runs: trailing axes that are whole, and one more, make up a run."""
         axis, length = len(self.shape), self.dtype.itemsize
         while axis > 0:
             axis -= 1
@@ -86,11 +94,20 @@ class FlatLayout:
         return Runs(length=length, outer=outer, start=first, axes=axis)
 
 
-def _offsets(runs: Runs, upto: int) -> Iterator[tuple[tuple[int, ...], int]]:
+def offsets(runs: Runs, upto: int | None = None) -> Iterator[tuple[tuple[int, ...], int]]:
     """(index within the region, byte offset) of every run, or of every group of the first `upto` outer axes."""
     outer = runs.outer[:upto]
     for index in itertools.product(*(range(count) for _, count, _ in outer)):
         yield index, runs.start + sum(i * step for i, (_, _, step) in zip(index, outer, strict=True))
+
+
+def run_offset(runs: Runs, number: int) -> int:
+    """Byte offset of one run."""
+    start = runs.start
+    for _, count, step in reversed(runs.outer):
+        number, index = divmod(number, count)
+        start += index * step
+    return start
 
 
 def _sieve(runs: Runs) -> bool:
@@ -104,18 +121,15 @@ def _sieve(runs: Runs) -> bool:
 class FlatStore(Store):
     """A flat array in a file, for reading, and for writing in place where the file was opened so."""
 
-    resident = False
-
     def __init__(
-        self, file: AlignedFile, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int, *, fortran: bool = False,
-        name: str | None = None,
+        self, file: AlignedFile, shape: tuple[int, ...], dtype: np.dtype[Any], offset: int,
+        order: tuple[int, ...] | None = None, name: str | None = None,
     ) -> None:  # fmt: skip
         self.file, self.shape, self.dtype = file, shape, dtype
         self.name = name or file.path
         self.paths = (file.path,)
-        self.fortran = fortran and len(shape) > 1
-        self.order = tuple(reversed(range(len(shape)))) if self.fortran else None
-        self.layout = FlatLayout(shape[::-1] if self.fortran else shape, dtype, offset)
+        self.layout = FlatLayout(shape, dtype, offset, order)
+        self.order = self.layout.order
         self.granule = tuple(min(length, 1) for length in shape)
         if len(shape) > _AXES:
             raise StoreError(f"{self.name} says {len(shape)} axes: NumPy has at most {_AXES}", path=file.path)
@@ -127,12 +141,12 @@ class FlatStore(Store):
                 path=file.path,
             )
 
-    def _turn(self, region: Region) -> Region:
-        return region[::-1] if self.fortran else region
+    def _runs(self, region: Region) -> Runs:
+        return self.layout.runs(self.layout.turn(region))
 
     def extent(self, region: Region) -> int:
         """A window of pages for one run; for several, the packed block and the bounce buffer."""
-        runs = self.layout.runs(self._turn(region))
+        runs = self._runs(region)
         if runs.number * runs.length == 0:
             return 0
         if runs.number == 1:
@@ -141,11 +155,11 @@ class FlatStore(Store):
 
     def most(self, region: Region) -> int:
         """As if it were several runs, of any length."""
-        return most_extent(math.prod(region_shape(region)) * self.dtype.itemsize)
+        return most_extent(self.bytes_of(region))
 
     def traffic(self, region: Region) -> int:
         """Whole pages, gaps between close rows counted."""
-        runs = self.layout.runs(self._turn(region))
+        runs = self._runs(region)
         if runs.number * runs.length == 0:
             return 0
         if not _sieve(runs):
@@ -155,14 +169,13 @@ class FlatStore(Store):
 
     def seeks(self, region: Region) -> int:
         """One for each run, or for each group of close rows."""
-        runs = self.layout.runs(self._turn(region))
+        runs = self._runs(region)
         rows = runs.outer[-1][1] if runs.outer else 1
         return runs.number // max(rows, 1) * -(-rows // _rows_at_once(runs))
 
     def read(self, region: Region, buffer: Buffer) -> Block:
         """One window, or rows gathered through the bounce buffer at its head."""
-        runs = self.layout.runs(self._turn(region))
-        shape = region_shape(self._turn(region))
+        runs, shape = self._runs(region), region_shape(self.layout.turn(region))
         if runs.number * runs.length == 0:
             block: Block = np.empty(shape, self.dtype)
         elif runs.number == 1:
@@ -170,7 +183,7 @@ class FlatStore(Store):
             block = np.ndarray(shape, self.dtype, data.data)
         else:
             block = self._gather(runs, shape, buffer)
-        return block.T if self.fortran else block
+        return self.layout.turn_back(block)
 
     def _gather(self, runs: Runs, shape: tuple[int, ...], buffer: Buffer) -> Block:
         bounce = buffer[: _bounce_bytes(runs)]
@@ -178,7 +191,7 @@ class FlatStore(Store):
         rows = packed.reshape(*(count for _, count, _ in runs.outer), runs.length)
         _, count, pitch = runs.outer[-1]
         group = _rows_at_once(runs)
-        for index, offset in _offsets(runs, len(runs.outer) - 1):
+        for index, offset in offsets(runs, len(runs.outer) - 1):
             for row in range(0, count, group):
                 taken = min(group, count - row)
                 data = self.file.read(offset + row * pitch, (taken - 1) * pitch + runs.length, bounce)
@@ -187,18 +200,10 @@ class FlatStore(Store):
                 )
         return np.ndarray(shape, self.dtype, packed.data)
 
-    def fingerprint(self) -> str:
-        """Name, shape and dtype, and the file's length and time of change."""
-        return fingerprint_file(self.file.path, self.name, self.shape, self.dtype)
-
     def update(self) -> Sink:
-        """A sink into this file."""
-        if not self.file.writable:
-            return super().update()
-        return InPlaceSink(self)
+        return InPlaceSink(self) if self.file.writable else super().update()
 
     def close(self) -> None:
-        """Close the file."""
         self.file.close()
 
 
@@ -226,23 +231,22 @@ class FlatSink(Sink):
     """Pages that wait for their other half; None where nothing says when the last one has come."""
 
     def __init__(
-        self,
-        target: str,
-        partial: str,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        header: bytes,
-    ) -> None:
-        self.name, self.partial, self.shape, self.dtype = target, partial, shape, dtype
+        self, target: str, shape: tuple[int, ...], dtype: np.dtype[Any], header: bytes,
+        reopen: Callable[[str], Store] | None = None,
+    ) -> None:  # fmt: skip
+        """`reopen` opens the finished file; without it, it is opened as what it was written as."""
+        self.name, self.partial, self.shape, self.dtype = target, partial_path(target), shape, dtype
         self.layout = FlatLayout(shape, dtype, len(header))
         self.granule = tuple(min(length, 1) for length in shape)
-        self._header = header
+        self._header, self._reopen = header, reopen
 
     def create(self, *, resume: bool = False) -> None:
         """Make the file, with all its space and its header."""
         header, total = self._header, len(self._header) + self.layout.nbytes
         self.file = AlignedFile(self.partial, writable=True, create=True)
-        resume = resume and self.file.size == total and self._begins_with(header)
+        resume = resume and self.file.size == total
+        if resume:  # one of ours says that it holds the same
+            resume = self.file.read(0, len(header), make_buffer(window(len(header)))).tobytes() == header
         if not resume:
             forget_earlier(self.partial)
         self.edges = Edges(self.partial + EDGES)
@@ -256,33 +260,27 @@ class FlatSink(Sink):
             self.abort()
             raise
 
-    def _begins_with(self, header: bytes) -> bool:
-        """True where the unfinished file is one of ours: as long, and said to hold the same."""
-        buffer = make_buffer(window(len(header)))
-        return self.file.read(0, len(header), buffer).tobytes() == header
-
     def extent(self, region: Region) -> int:
         """A bounce buffer, for runs that `lay` could not place, and pages that wait for their other half."""
-        size = math.prod(region_shape(region)) * self.dtype.itemsize
+        size = self.bytes_of(region)
         return min(_BOUNCE, max(4 * ALIGNMENT, round_up(2 * size))) + self._waiting(region) * ALIGNMENT
+
+    def _runs(self, region: Region) -> Runs:
+        return self.layout.runs(self.layout.turn(region))
 
     def _waiting(self, region: Region) -> int:
         """Pages that may wait: the ends of runs that are long enough to be written by themselves."""
-        runs = self.layout.runs(region)
+        runs = self._runs(region)
         return edge_pages(runs.number) if runs.length >= _PACKED else 0
-
-    def traffic(self, region: Region) -> int:
-        """The bytes themselves: ragged pages are merged by the page cache."""
-        return math.prod(region_shape(region)) * self.dtype.itemsize
 
     def seeks(self, region: Region) -> int:
         """One for each run, three where its ragged ends go through the page cache."""
-        runs = self.layout.runs(region)
+        runs = self._runs(region)
         return runs.number if runs.start % ALIGNMENT == 0 and runs.length % ALIGNMENT == 0 else 3 * runs.number
 
     def room(self, region: Region) -> int:
         """Bytes of the layout that `lay` uses, whatever the phase of the first run."""
-        runs = self.layout.runs(region)
+        runs = self._runs(region)
         strides = _memory_strides(runs)
         if not strides:
             return window(runs.number * runs.length)
@@ -290,52 +288,47 @@ class FlatSink(Sink):
 
     def lay(self, region: Region, buffer: Buffer) -> Block:
         """A block in which every run has the same place within a page as in the file: written without another copy."""
-        runs = self.layout.runs(region)
-        shape = region_shape(region)
+        runs, shape = self._runs(region), region_shape(self.layout.turn(region))
         if self.edges is not None:
             self.edges.allow(self._waiting(region))
         phase = runs.start % ALIGNMENT
         strides = _memory_strides(runs)
-        if not strides:
-            return np.ndarray(shape, self.dtype, buffer[phase if runs.number == 1 else 0 :].data)
-        return np.ndarray(
-            shape,
-            self.dtype,
-            buffer[phase:].data,
-            strides=(*strides, *_packed(shape[runs.axes :], self.dtype.itemsize)),
-        )
+        if strides:
+            steps = (*strides, *packed_strides(shape[runs.axes :], self.dtype.itemsize))
+            block: Block = np.ndarray(shape, self.dtype, buffer[phase:].data, strides=steps)
+        else:
+            block = np.ndarray(shape, self.dtype, buffer[phase if runs.number == 1 else 0 :].data)
+        return self.layout.turn_back(block)
 
     def pieces(self, region: Region) -> list[Region]:
         """A few runs each, where they lie so that nothing of them goes through the scratch buffer."""
-        runs = self.layout.runs(region)
+        runs = self._runs(region)
         if not _memory_strides(runs):
             return [region]
         axis = next(axis for axis, (_, count, _) in enumerate(runs.outer) if count > 1)
+        axis = axis if self.layout.order is None else self.layout.order[axis]
         start, stop = region[axis]
         step = max(1, -(-_PIECE * (stop - start) // (runs.number * runs.length)))
         cuts = [(low, min(stop, low + step)) for low in range(start, stop, step)]
         return [(*region[:axis], cut, *region[axis + 1 :]) for cut in cuts]
 
     def write(self, region: Region, block: Block, buffer: Buffer) -> None:
+        lying = block if self.layout.order is None else block.transpose(self.layout.order)
+        self._write(self.layout.turn(region), lying, buffer)
+
+    def _write(self, region: Region, block: Block, buffer: Buffer) -> None:
         """Every run by itself; a block of another layout or dtype is first packed, piece by piece, into the buffer."""
         runs = self.layout.runs(region)
         if runs.number * runs.length == 0:
             return
-        inner = region_shape(region)[runs.axes :]
-        inner_strides = block.strides[runs.axes :]
-        packed = block.dtype == self.dtype and all(
-            length == 1 or have == want
-            for length, have, want in zip(inner, inner_strides, _packed(inner, self.dtype.itemsize), strict=True)
-        )
-        if not packed:
+        inner, strides = region_shape(region)[runs.axes :], block.strides[runs.axes :]
+        if block.dtype != self.dtype or not is_packed(inner, strides, self.dtype.itemsize):
             self._write_packed(region, block, buffer)
             return
         edges = self.edges if runs.length >= _PACKED else None
-        for index, offset in _offsets(runs, len(runs.outer)):
+        for index, offset in offsets(runs):
             place: Any = (*index, ...)  # the dots keep a single element an array
-            run = block[place]
-            data = np.ndarray((runs.length,), np.uint8, _memory(run))
-            self.file.write(offset, data, buffer, edges)
+            self.file.write(offset, block[place].reshape(-1).view(np.uint8), buffer, edges)
 
     def _write_packed(self, region: Region, block: Block, buffer: Buffer) -> None:
         """Copy the block into the buffer in pieces and write those."""
@@ -344,7 +337,7 @@ class FlatSink(Sink):
         if block.size * self.dtype.itemsize <= room.nbytes:
             copy = np.ndarray(block.shape, self.dtype, room.data)
             np.copyto(copy, block, casting="unsafe")
-            self.write(region, copy, bounce)
+            self._write(region, copy, bounce)
             return
         axis = next(a for a, length in enumerate(block.shape) if length > 1)
         middle = block.shape[axis] // 2
@@ -354,7 +347,6 @@ class FlatSink(Sink):
             self._write_packed(part, block[(slice(None),) * axis + (slice(low, high),)], buffer)
 
     def sync(self) -> None:
-        """Flush to disk."""
         if self.edges is None:
             self.file.sync()
             return
@@ -362,24 +354,18 @@ class FlatSink(Sink):
             self.file.sync()
 
     def commit(self) -> Store:
-        """Sync, rename, and open what was written."""
         for offset, data in self.edges.rest() if self.edges is not None else ():
             self.file.write(offset, data, np.empty(0, np.uint8))
         self.file.sync()
-        with naming(self.name):
-            os.replace(self.partial, self.name)
-            sync_folder(os.path.dirname(os.path.abspath(self.name)))
+        publish(self.partial, self.name)
         if self.edges is not None:
             self.edges.remove()
         self.file.close()
-        return self.reopen()
-
-    def reopen(self) -> Store:
-        """The finished array, open for reading."""
+        if self._reopen is not None:
+            return self._reopen(self.name)
         return FlatStore(AlignedFile(self.name), self.shape, self.dtype, self.layout.offset)
 
     def abort(self) -> None:
-        """Remove the unfinished file."""
         self.file.close()
         if self.edges is not None:
             self.edges.remove()
@@ -387,49 +373,27 @@ class FlatSink(Sink):
             os.unlink(self.partial)
 
 
-class InPlaceSink(FlatSink):
-    """Writes into a file that exists: nothing to rename, nothing to remove."""
+class InPlaceSink(InPlace, FlatSink):
+    """Writes into a flat file that exists."""
 
     def __init__(self, store: FlatStore) -> None:
-        self.store = store
+        self.store, self.file, self.layout = store, store.file, store.layout
         self.name = self.partial = store.file.path
-        self.shape, self.dtype, self.file = store.shape, store.dtype, store.file
-        self.granule = store.granule
-        self.order = store.order
-        self.layout = store.layout
-
-    def seeks(self, region: Region) -> int:
-        """As of any flat file, axes turned where the order is Fortran's."""
-        return super().seeks(self.store._turn(region))
-
-    def room(self, region: Region) -> int:
-        """As of any flat file, axes turned where the order is Fortran's."""
-        return super().room(self.store._turn(region))
-
-    def lay(self, region: Region, buffer: Buffer) -> Block:
-        """As of any flat file, axes turned where the order is Fortran's."""
-        block = super().lay(self.store._turn(region), buffer)
-        return block.T if self.store.fortran else block
-
-    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
-        """As of any flat file, axes turned where the order is Fortran's."""
-        super().write(self.store._turn(region), block.T if self.store.fortran else block, buffer)
-
-    def commit(self) -> Store:
-        """Sync."""
-        self.file.sync()
-        return self.store
-
-    def abort(self) -> None:
-        """Leave the file as it is."""
+        self.shape, self.dtype, self.granule, self.order = store.shape, store.dtype, store.granule, store.order
 
 
-def _packed(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+def packed_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Strides of a C-ordered block."""
     strides = [itemsize]
     for length in reversed(shape[1:]):
         strides.append(strides[-1] * length)
     return tuple(reversed(strides))[: len(shape)] if shape else ()
+
+
+def is_packed(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """True where strides are those of a C-ordered block; those of axes of length 1 do not matter."""
+    wanted = zip(shape, strides, packed_strides(shape, itemsize), strict=True)
+    return all(length == 1 or have == want for length, have, want in wanted)
 
 
 def _memory_strides(runs: Runs) -> tuple[int, ...]:
@@ -443,8 +407,3 @@ def _memory_strides(runs: Runs) -> tuple[int, ...]:
         strides.append(step)
         need = step * count
     return tuple(reversed(strides))
-
-
-def _memory(run: Block) -> Any:
-    """The bytes of a contiguous run as a buffer, for any dtype."""
-    return run.reshape(-1).view(np.uint8).data

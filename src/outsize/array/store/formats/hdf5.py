@@ -12,21 +12,28 @@ from __future__ import annotations
 import importlib
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
+from outsize.array.store.base import (
+    Block,
+    Buffer,
+    InPlace,
+    Region,
+    Sink,
+    Store,
+    count_chunks,
+    give_back,
+    region_shape,
+    round_up,
+)
 from outsize.array.store.formats.flat import FlatLayout, FlatSink, FlatStore
-from outsize.array.store.io.chunks import count_regular, cut_regular
-from outsize.array.store.io.file import AlignedFile, fingerprint_file, naming, sync_folder
-from outsize.array.store.io.folder import sync_path
-from outsize.array.store.io.library_memory import give_back
-from outsize.array.store.io.partial import forget_earlier, partial_path
-from outsize.array.store.keys import choose_key
-from outsize.array.store.options import DEFAULT, Options
+from outsize.array.store.io.chunks import cut_regular
+from outsize.array.store.io.file import AlignedFile, naming, sync_path, telling
+from outsize.array.store.io.partial import forget_earlier, partial_path, publish
+from outsize.array.store.options import DEFAULT, Options, choose_key
 from outsize.core.errors import InputError, StoreError
 from outsize.core.units import KiB
 
@@ -53,23 +60,17 @@ def recognise(path: str, head: bytes, size: int) -> bool:
 
 def open_file(path: str, options: Options = DEFAULT) -> Store:
     """One dataset of the file."""
-    h5py = load_h5py()
     with _told(path):
-        file = h5py.File(path, options.mode, rdcc_nbytes=0)
+        file = load_h5py().File(path, options.mode, rdcc_nbytes=0)
     try:
         with _told(path):
-            dataset = file[_find(path, file, options.key)]
-            name = f"{path}::{dataset.name}"
-            _check(dataset, name, path)
-            offset = _flat_offset(h5py, dataset)
-            shape, dtype = tuple(dataset.shape), dataset.dtype
+            store = _store_of(file[_find(path, file, options.key)], path, options)
     except BaseException:
         file.close()
         raise
-    if offset is None:
-        return Hdf5Store(path, name, file, dataset)
-    file.close()
-    return FlatStore(AlignedFile(path, writable=options.mode == "r+"), shape, dtype, offset, name=name)
+    if isinstance(store, FlatStore):
+        file.close()
+    return store
 
 
 def wrap(dataset: Any, options: Options = DEFAULT) -> Store:
@@ -78,20 +79,27 @@ def wrap(dataset: Any, options: Options = DEFAULT) -> Store:
         raise InputError(f"cannot open a {type(dataset).__name__} of h5py: give one of its datasets, such as file['x']")
     if not dataset:
         raise InputError("the file of this h5py dataset is closed: open it again, or give its path")
-    h5py, file = load_h5py(), dataset.file
-    path, name = str(file.filename), f"{file.filename}::{dataset.name}"
+    file, path = dataset.file, str(dataset.file.filename)
     if options.mode == "r+" and file.mode == "r":
-        raise InputError(f"{name} is open for reading only: open the file with h5py.File(path, 'r+')")
+        raise InputError(f"{path}::{dataset.name} is open for reading only: open the file with h5py.File(path, 'r+')")
     with _told(path):
-        _check(dataset, name, path)
         if file.mode != "r":
             file.flush()
-        offset = _flat_offset(h5py, dataset) if file.driver in ("sec2", "stdio") else None
-        if offset is None:
-            return Hdf5Store(path, name, file, dataset, borrowed=True)
-        return FlatStore(
-            AlignedFile(path, writable=options.mode == "r+"), tuple(dataset.shape), dataset.dtype, offset, name=name
-        )
+        return _store_of(dataset, path, options, borrowed=True)
+
+
+def _store_of(dataset: Any, path: str, options: Options, *, borrowed: bool = False) -> Store:
+    """The flat store of a dataset that lies in the file in one piece, else one that reads through h5py."""
+    name = f"{path}::{dataset.name}"
+    if dataset.shape is None:
+        raise StoreError(f"{name} is an empty dataset without a shape", path=path)
+    if dataset.dtype.hasobject:
+        raise StoreError(f"{name} holds text or references of varying length, not numbers", path=path)
+    offset = _flat_offset(dataset) if dataset.file.driver in ("sec2", "stdio") else None
+    if offset is None:
+        return Hdf5Store(path, name, dataset, borrowed=borrowed)
+    file = AlignedFile(path, writable=options.mode == "r+")
+    return FlatStore(file, tuple(dataset.shape), dataset.dtype, offset, name=name)
 
 
 def _find(path: str, file: Any, key: str | None) -> str:
@@ -107,44 +115,27 @@ def _find(path: str, file: Any, key: str | None) -> str:
     return choose_key(path, keys, key)
 
 
-def _check(dataset: Any, name: str, path: str) -> None:
-    if dataset.shape is None:
-        raise StoreError(f"{name} is an empty dataset without a shape", path=path)
-    if dataset.dtype.hasobject:
-        raise StoreError(f"{name} holds text or references of varying length, not numbers", path=path)
-
-
-def _flat_offset(h5py: Any, dataset: Any) -> int | None:
+def _flat_offset(dataset: Any) -> int | None:
     """Where the elements begin, if they lie in this file in one piece and just as NumPy lays them out."""
     if dataset.chunks is not None or dataset.is_virtual or dataset.external:
         return None
-    plain = h5py.h5t.py_create(dataset.dtype, logical=True) == dataset.id.get_type()
+    plain = load_h5py().h5t.py_create(dataset.dtype, logical=True) == dataset.id.get_type()
     offset = dataset.id.get_offset()
     return int(offset) if plain and offset is not None else None
 
 
-@contextmanager
-def _told(path: str) -> Iterator[None]:
-    """h5py's errors as one sentence of ours."""
-    try:
-        yield
-    except (StoreError, InputError, MemoryError):
-        raise
-    except FileNotFoundError:
-        raise StoreError(f"{path}: no such file", path=path) from None
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-        detail = " ".join(str(error).split())[:200]
-        raise StoreError(f"HDF5 cannot read or write {path}: {detail}", path=path) from None
+def _told(path: str) -> AbstractContextManager[None]:
+    return telling(f"HDF5 cannot read or write {path}", path)
 
 
 class Hdf5Store(Store):
     """A chunked, virtual, external or compact dataset, through h5py."""
 
-    def __init__(self, path: str, name: str, file: Any, dataset: Any, *, borrowed: bool = False) -> None:
+    def __init__(self, path: str, name: str, dataset: Any, *, borrowed: bool = False) -> None:
         self.name, self.paths = name, (path,)
         self._borrowed = borrowed
         self.shape, self.dtype = tuple(dataset.shape), dataset.dtype
-        self._path, self._file, self._dataset = path, file, dataset
+        self._path, self._file, self._dataset = path, dataset.file, dataset
         self._chunk = tuple(dataset.chunks or (max(1, n) for n in self.shape))
         self.granule = tuple(min(c, max(1, n)) for c, n in zip(self._chunk, self.shape, strict=True))
         filters = dataset.id.get_create_plist().get_nfilters() if dataset.chunks else 0
@@ -155,18 +146,17 @@ class Hdf5Store(Store):
         self._chunk_bytes = chunk if dataset.chunks else 0
 
     def extent(self, region: Region) -> int:
-        return round_up(math.prod(region_shape(region)) * self.dtype.itemsize) + self._held
+        return round_up(self.bytes_of(region)) + self._held
 
     def traffic(self, region: Region) -> int:
         """A bound: whole chunks, decoded."""
         if not self._chunk_bytes:
-            return math.prod(region_shape(region)) * self.dtype.itemsize
-        return count_regular(region, self._chunk) * self._chunk_bytes
+            return self.bytes_of(region)
+        return count_chunks(region, self._chunk) * self._chunk_bytes
 
     def read(self, region: Region, buffer: Buffer) -> Block:
-        shape = region_shape(region)
-        used = math.prod(shape) * self.dtype.itemsize
-        block = buffer[:used].view(self.dtype).reshape(shape)
+        used = self.bytes_of(region)
+        block = buffer[:used].view(self.dtype).reshape(region_shape(region))
         give_back(buffer[round_up(used) :])
         if used:
             with _told(self._path):
@@ -175,9 +165,6 @@ class Hdf5Store(Store):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open_file, (self._path, Options(key=self._dataset.name, mode=self._file.mode))
-
-    def fingerprint(self) -> str:
-        return fingerprint_file(self._path, self.name, self.shape, self.dtype)
 
     def update(self) -> Sink:
         return super().update() if self._file.mode == "r" else _InPlaceHdf5(self)
@@ -189,11 +176,7 @@ class Hdf5Store(Store):
 
 def describe(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options = DEFAULT) -> Sink:
     """A file of one dataset, called by the key, that is to be written."""
-    chunks = options.chunks
-    if chunks is not None and (len(chunks) != len(shape) or any(length < 1 for length in chunks)):
-        raise InputError(f"chunks {chunks} do not suit shape {shape}: give one length of 1 or more for each axis")
-    if not shape or 0 in shape:  # HDF5 cuts neither into chunks
-        chunks = None
+    chunks = None if not shape or 0 in shape else options.chunks  # HDF5 cuts neither into chunks
     draft = _Draft(path, shape, np.dtype(dtype), options.key or _DEFAULT_KEY, chunks)
     offset = draft.expected_offset()
     return H5pySink(draft) if offset is None else FlatHdf5Sink(draft, offset)
@@ -243,20 +226,19 @@ class _Draft:
         """What `flat_offset` will say, before there is a file: that of a smaller dataset in memory, which HDF5 places alike."""
         if self.chunks is not None:
             return None
-        h5py, size, least = load_h5py(), math.prod(self.shape) * self.dtype.itemsize, _ALIGNED["alignment_threshold"]
+        size, least = math.prod(self.shape) * self.dtype.itemsize, _ALIGNED["alignment_threshold"]
         short = (*(1 for _ in self.shape[1:]), -(-least // self.dtype.itemsize))
         options = {"driver": "core", "backing_store": False, "libver": "earliest", **_ALIGNED}
-        with _told(self.path), h5py.File("sketch", "w", **options) as file:
-            return _flat_offset(h5py, self.add_dataset(file, short if size >= least else self.shape))
+        with _told(self.path), load_h5py().File("sketch", "w", **options) as file:
+            return _flat_offset(self.add_dataset(file, short if size >= least else self.shape))
 
     def make(self) -> None:
         """Create it."""
-        h5py = load_h5py()
         self.remove()
         try:
             with naming(self.path):
                 handle = AlignedFile(self.partial, writable=True, create=True)
-            with _told(self.path), h5py.File(self.partial, "w", libver="earliest", **_ALIGNED) as file:
+            with _told(self.path), load_h5py().File(self.partial, "w", libver="earliest", **_ALIGNED) as file:
                 self.add_dataset(file, self.shape)
             handle.allocate(handle.size)
             handle.sync()
@@ -268,7 +250,11 @@ class _Draft:
     def flat_offset(self) -> int | None:
         """Where the values begin, None where they are in chunks or HDF5 gave them no place of their own."""
         with self.open("r") as file:
-            return _flat_offset(load_h5py(), file[self.key])
+            return _flat_offset(file[self.key])
+
+    def reopen(self, path: str) -> Store:
+        """The dataset of the finished file."""
+        return open_file(path, Options(key=self.key))
 
     def remove(self) -> None:
         """Remove it."""
@@ -280,19 +266,14 @@ class FlatHdf5Sink(FlatSink):
     """A contiguous dataset that is to be written, directly at its offset."""
 
     def __init__(self, draft: _Draft, offset: int) -> None:
-        self.name, self.partial, self.shape, self.dtype = draft.path, draft.partial, draft.shape, draft.dtype
+        super().__init__(draft.path, draft.shape, draft.dtype, b"", draft.reopen)
         self._draft = draft
         self.layout = FlatLayout(draft.shape, draft.dtype, offset)
-        self.granule = tuple(min(length, 1) for length in draft.shape)
 
     def create(self, *, resume: bool = False) -> None:
         self._draft.take_up(resume)
         assert self._draft.flat_offset() == self.layout.offset
         self.file = AlignedFile(self.partial, writable=True)
-
-    def reopen(self) -> Store:
-        """The finished file."""
-        return open_file(self.name, Options(key=self._draft.key))
 
 
 class _H5pyWriter(Sink):
@@ -305,9 +286,6 @@ class _H5pyWriter(Sink):
 
     def extent(self, region: Region) -> int:
         return round_up(math.prod(self.granule) * self.dtype.itemsize) + self.held
-
-    def traffic(self, region: Region) -> int:
-        return math.prod(region_shape(region)) * self.dtype.itemsize
 
     def write(self, region: Region, block: Block, buffer: Buffer) -> None:
         """Each chunk is packed in the buffer first: h5py would copy a block that is not contiguous as a whole."""
@@ -342,28 +320,19 @@ class H5pySink(_H5pyWriter):
     def commit(self) -> Store:
         self.sync()
         self._file.close()
-        with naming(self.name):
-            os.replace(self.partial, self.name)
-            sync_folder(os.path.dirname(os.path.abspath(self.name)))
-        return open_file(self.name, Options(key=self._draft.key))
+        publish(self.partial, self.name)
+        return self._draft.reopen(self.name)
 
     def abort(self) -> None:
         self._file.close()
         self._draft.remove()
 
 
-class _InPlaceHdf5(_H5pyWriter):
+class _InPlaceHdf5(InPlace, _H5pyWriter):
     """Writes into a chunked dataset that exists."""
 
     def __init__(self, store: Hdf5Store) -> None:
-        self._store = store
+        self.store = store
         self.name = self.partial = store._path
         self.shape, self.dtype, self.granule, self.held = store.shape, store.dtype, store.granule, store._held
         self._file, self._dataset = store._file, store._dataset
-
-    def commit(self) -> Store:
-        self.sync()
-        return self._store
-
-    def abort(self) -> None:
-        """Leave the file as it is."""

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.store.base import ALIGNMENT, Store
+from outsize.array.store.base import ALIGNMENT
 from outsize.array.store.formats.flat import FlatSink, FlatStore
 from outsize.array.store.io.file import AlignedFile, naming
-from outsize.array.store.io.partial import partial_path
 from outsize.array.store.options import DEFAULT, Options
 from outsize.core.errors import StoreError
 
@@ -34,12 +33,16 @@ def recognise(path: str, head: bytes, size: int) -> bool:
 def open_file(path: str, options: Options = DEFAULT) -> FlatStore:
     """Open a .npy file by its header alone."""
     with naming(path), open(path, "rb") as file:
-        shape, dtype, fortran, offset = read_header(file, path)
-    return FlatStore(AlignedFile(path, writable=options.mode == "r+"), shape, dtype, offset, fortran=fortran)
+        shape, dtype, order, offset = read_header(file, path)
+    return FlatStore(AlignedFile(path, writable=options.mode == "r+"), shape, dtype, offset, order)
 
 
-def read_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], bool, int]:
-    """(shape, dtype, Fortran order?, offset of the data from here) from a stream that stands at the magic bytes."""
+Order = tuple[int, ...] | None
+"""Axes from the slowest to the fastest; None is C order."""
+
+
+def read_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], Order, int]:
+    """(shape, dtype, order of the axes, offset of the data from here) from a stream that stands at the magic bytes."""
     head = file.read(8)
     if len(head) < 8 or head[:6] != _MAGIC:
         raise StoreError(f"{path} is not a .npy file: it does not begin with the format's magic bytes", path=path)
@@ -53,11 +56,11 @@ def read_header(file: Any, path: str) -> tuple[tuple[int, ...], np.dtype[Any], b
     text = file.read(length)
     if len(text) < length:
         raise StoreError(f"{path} ends inside its .npy header", path=path)
-    shape, dtype, fortran = _parse_header(text.decode("utf-8" if head[6] == 3 else "latin-1"), path)
-    return shape, dtype, fortran, 8 + len(raw) + length
+    shape, dtype, order = _parse_header(text.decode("utf-8" if head[6] == 3 else "latin-1"), path)
+    return shape, dtype, order, 8 + len(raw) + length
 
 
-def _parse_header(text: str, path: str) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
+def _parse_header(text: str, path: str) -> tuple[tuple[int, ...], np.dtype[Any], Order]:
     try:
         header = ast.literal_eval(text.strip())
         shape, fortran, descr = header["shape"], header["fortran_order"], header["descr"]
@@ -69,14 +72,13 @@ def _parse_header(text: str, path: str) -> tuple[tuple[int, ...], np.dtype[Any],
         raise StoreError(f"{path} has a .npy header with shape {shape!r} and fortran_order {fortran!r}", path=path)
     if dtype.hasobject:
         raise StoreError(f"{path} holds pickled Python objects, which Outsize does not load: save numbers", path=path)
-    return shape, dtype, fortran
+    return shape, dtype, tuple(reversed(range(len(shape)))) if fortran else None
 
 
 def make_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     """A header of a whole number of pages."""
-    text = repr({"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}).encode(
-        "latin-1"
-    )
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    text = repr(header).encode("latin-1")
     wide = len(text) + 11 > 65535
     prefix = _MAGIC + (b"\x02\x00" if wide else b"\x01\x00")
     lead = len(prefix) + (4 if wide else 2)
@@ -85,14 +87,6 @@ def make_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     return prefix + length + text + b" " * (total - lead - len(text) - 1) + b"\n"
 
 
-class NpySink(FlatSink):
+def describe(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options = DEFAULT) -> FlatSink:
     """A .npy file that is to be written."""
-
-    def reopen(self) -> Store:
-        """The finished file."""
-        return open_file(self.name)
-
-
-def describe(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options = DEFAULT) -> NpySink:
-    """A .npy file that is to be written."""
-    return NpySink(path, partial_path(path), shape, dtype, make_header(shape, dtype))
+    return FlatSink(path, shape, dtype, make_header(shape, dtype), open_file)

@@ -8,7 +8,6 @@ is decompressed in small pieces and dropped, so memory stays bounded whatever th
 from __future__ import annotations
 
 import io
-import itertools
 import math
 import threading
 import zipfile
@@ -20,12 +19,11 @@ from typing import Any
 import numpy as np
 
 from outsize.array.store.base import Block, Buffer, Region, Store, region_shape, round_up
-from outsize.array.store.formats.flat import FlatLayout, FlatStore, Runs
-from outsize.array.store.formats.npy import read_header
-from outsize.array.store.formats.zip_directory import Member, holds_entry, read_directory
-from outsize.array.store.io.file import AlignedFile, fingerprint_file
-from outsize.array.store.keys import choose_key
-from outsize.array.store.options import DEFAULT, Options
+from outsize.array.store.formats.flat import FlatLayout, FlatStore, offsets
+from outsize.array.store.formats.npy import Order, read_header
+from outsize.array.store.formats.zip_directory import DAMAGE, Member, holds_entry, read_directory
+from outsize.array.store.io.file import AlignedFile
+from outsize.array.store.options import DEFAULT, Options, choose_key
 from outsize.core.errors import StoreError
 from outsize.core.units import KiB, MiB
 
@@ -53,15 +51,15 @@ def open_file(path: str, options: Options = DEFAULT) -> Store:
         raise StoreError(f"{name} is encrypted", path=path)
     start = member.offset()
     header = io.BytesIO(member.read(MiB + 64))
-    shape, dtype, fortran, lead = read_header(header, name)
+    shape, dtype, order, lead = read_header(header, name)
     nbytes = math.prod(shape) * dtype.itemsize
     if lead + nbytes > member.size:
         raise StoreError(
             f"{name} is cut off: {shape} of {dtype} need {lead + nbytes} bytes, the member has {member.size}", path=path
         )
     if member.compressed:
-        return DeflatedStore(member, name, shape, dtype, lead, fortran)
-    return FlatStore(AlignedFile(path), shape, dtype, start + lead, fortran=fortran, name=name)
+        return DeflatedStore(member, name, shape, dtype, lead, order)
+    return FlatStore(AlignedFile(path), shape, dtype, start + lead, order, name)
 
 
 class _Stream:
@@ -99,41 +97,33 @@ class DeflatedStore(Store):
     """A compressed member, read as a stream."""
 
     def __init__(
-        self, member: Member, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], lead: int, fortran: bool
+        self, member: Member, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], lead: int, order: Order
     ) -> None:
         self.name, self.shape, self.dtype, self.paths = name, shape, dtype, (member.path,)
         self._member = member
-        self._fortran = fortran and len(shape) > 1
-        self.order = tuple(reversed(range(len(shape)))) if self._fortran else None
-        self._layout = FlatLayout(shape[::-1] if self._fortran else shape, dtype, lead)
-        slowest = (len(shape) - 1 if self._fortran else 0) if shape else None
+        self._layout = FlatLayout(shape, dtype, lead, order)
+        self.order = self._layout.order
+        slowest = self.order[0] if self.order else 0
         self.granule = tuple(1 if axis == slowest else max(1, n) for axis, n in enumerate(shape))
         self._free: list[_Stream] = []
         self._lock = threading.Lock()
 
-    def _runs(self, region: Region) -> Runs:
-        return self._layout.runs(region[::-1] if self._fortran else region)
-
     def extent(self, region: Region) -> int:
-        return round_up(math.prod(region_shape(region)) * self.dtype.itemsize) + _HELD
+        return round_up(self.bytes_of(region)) + _HELD
 
     def traffic(self, region: Region) -> int:
         """The region's share of the compressed bytes; a read out of order moves those before it too."""
-        share = math.prod(region_shape(region)) * self.dtype.itemsize / max(1, self._member.size)
-        return math.ceil(share * self._member.info.compress_size)
+        return math.ceil(self.bytes_of(region) / max(1, self._member.size) * self._member.info.compress_size)
 
     def read(self, region: Region, buffer: Buffer) -> Block:
-        runs = self._runs(region)
-        shape = region_shape(region)
-        used = math.prod(shape) * self.dtype.itemsize
-        packed = buffer[:used]
-        if used:
+        lying = self._layout.turn(region)
+        runs, packed = self._layout.runs(lying), buffer[: self.bytes_of(region)]
+        if packed.nbytes:
             with self._stream_before(runs.start) as stream:
-                for number, offset in enumerate(_starts(runs)):
+                for number, (_, offset) in enumerate(offsets(runs)):
                     stream.skip_to(offset)
                     stream.read_into(packed[number * runs.length : (number + 1) * runs.length])
-        block = np.ndarray(shape[::-1] if self._fortran else shape, self.dtype, packed.data)
-        return block.T if self._fortran else block
+        return self._layout.turn_back(np.ndarray(region_shape(lying), self.dtype, packed.data))
 
     @contextmanager
     def _stream_before(self, position: int) -> Iterator[_Stream]:
@@ -146,15 +136,7 @@ class DeflatedStore(Store):
         try:
             stream = stream or _Stream(self._member)
             yield stream
-        except (
-            zipfile.BadZipFile,
-            NotImplementedError,
-            EOFError,
-            OSError,
-            ValueError,
-            RuntimeError,
-            zlib.error,
-        ) as error:
+        except (*DAMAGE, zlib.error) as error:
             if stream is not None:
                 stream.close()
             raise StoreError(f"{self.name} is damaged: {error}", path=self._member.path) from None
@@ -167,17 +149,8 @@ class DeflatedStore(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         return open_file, (self._member.path, Options(key=self._member.info.filename.removesuffix(".npy")))
 
-    def fingerprint(self) -> str:
-        return fingerprint_file(self._member.path, self.name, self.shape, self.dtype)
-
     def close(self) -> None:
         with self._lock:
             free, self._free = self._free, []
         for stream in free:
             stream.close()
-
-
-def _starts(runs: Runs) -> Iterator[int]:
-    """Byte offset of every run, in the file's order."""
-    for index in itertools.product(*(range(count) for _, count, _ in runs.outer)):
-        yield runs.start + sum(i * step for i, (_, _, step) in zip(index, runs.outer, strict=True))

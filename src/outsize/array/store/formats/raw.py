@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -9,9 +10,8 @@ import numpy as np
 
 from outsize.array.store.formats.flat import FlatSink, FlatStore
 from outsize.array.store.io.file import AlignedFile, naming
-from outsize.array.store.io.partial import partial_path
-from outsize.array.store.options import Options
-from outsize.core.errors import InputError
+from outsize.array.store.options import Options, as_numpy
+from outsize.core.errors import InputError, StoreError
 from outsize.core.spec import parse_shape
 
 
@@ -29,12 +29,16 @@ def open_file(path: str, options: Options) -> FlatStore:
 
 def open_raw(path: str, shape: Any, dtype: Any, *, offset: int = 0, order: str = "C", mode: str = "r") -> FlatStore:
     """Open a raw file; one axis of the shape may be -1 and is then read off the file's length."""
-    element = np.dtype(dtype)
+    if shape is None or dtype is None:
+        raise InputError(f"{path} as raw binary needs both shape= and dtype=")
+    if offset < 0:
+        raise InputError(f"offset is a number of bytes from the file's start, not {offset}")
+    if os.path.isdir(path):
+        raise StoreError(f"{path} is a folder, not a file of raw binary", path=path)
+    element = as_numpy(dtype)
     axes = [shape] if isinstance(shape, int) else list(shape)
     if -1 in axes:
-        rest = element.itemsize
-        for length in axes:
-            rest *= length if length != -1 else 1
+        rest = element.itemsize * math.prod(length for length in axes if length != -1)
         with naming(path):
             size = os.stat(path).st_size - offset
         if axes.count(-1) > 1 or rest <= 0 or size % rest:
@@ -42,10 +46,10 @@ def open_raw(path: str, shape: Any, dtype: Any, *, offset: int = 0, order: str =
         axes[axes.index(-1)] = size // rest
     if order not in ("C", "F"):
         raise InputError(f"order is 'C' or 'F', not {order!r}")
-    file = AlignedFile(path, writable=mode == "r+")
-    return FlatStore(file, parse_shape(axes), element, offset, fortran=order == "F")
+    file, lengths = AlignedFile(path, writable=mode == "r+"), parse_shape(axes)
+    return FlatStore(file, lengths, element, offset, tuple(reversed(range(len(lengths)))) if order == "F" else None)
 
 
 def describe(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: Options) -> FlatSink:
     """A raw file that is to be written."""
-    return FlatSink(path, partial_path(path), shape, dtype, b"")
+    return FlatSink(path, shape, dtype, b"")

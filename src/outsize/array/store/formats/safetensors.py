@@ -8,6 +8,7 @@ format allows, so that the data is written directly too.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -20,10 +21,8 @@ from outsize.array.store.base import ALIGNMENT, Block, Buffer, Region, Sink, Sto
 from outsize.array.store.formats.flat import FlatSink, FlatStore
 from outsize.array.store.io.file import AlignedFile, naming
 from outsize.array.store.io.narrow_floats import NARROW, numpy_dtype, round_to_bfloat16, widened
-from outsize.array.store.io.partial import partial_path
 from outsize.array.store.io.view import SeenSink
-from outsize.array.store.keys import choose_key
-from outsize.array.store.options import DEFAULT, Options
+from outsize.array.store.options import DEFAULT, Options, choose_key
 from outsize.core.dtypes import parse_dtype
 from outsize.core.errors import InputError, StoreError
 from outsize.core.units import format_bytes
@@ -83,6 +82,13 @@ def open_file(path: str, options: Options = DEFAULT) -> Store:
 
 def read_table(path: str) -> tuple[dict[str, dict[str, Any]], int, int]:
     """(tensors by name, byte at which their data begins, length of the file)."""
+    table, start, size = read_header(path)
+    table.pop("__metadata__", None)
+    return table, start, size
+
+
+def read_header(path: str) -> tuple[dict[str, dict[str, Any]], int, int]:
+    """As `read_table`, with the metadata under `__metadata__`."""
     with naming(path), open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         lead = file.read(8)
@@ -101,25 +107,13 @@ def read_table(path: str) -> tuple[dict[str, dict[str, Any]], int, int]:
         raise StoreError(f"{path}: its table of tensors is damaged: {error}", path=path) from None
     if not isinstance(table, dict):
         raise StoreError(f"{path}: its table of tensors is damaged: it is not a JSON object", path=path)
-    table.pop("__metadata__", None)
     return table, 8 + length, size
-
-
-class SafetensorsSink(FlatSink):
-    """A file of one tensor that is being written."""
-
-    key = _DEFAULT_KEY
-    """Name of the tensor in the file."""
-
-    def reopen(self) -> Store:
-        """The finished file."""
-        return open_file(self.name, Options(key=self.key))
 
 
 class Bfloat16Sink(SeenSink):
     """A file of one bfloat16 tensor: takes float32 blocks and writes the nearest bfloat16."""
 
-    def __init__(self, bits: SafetensorsSink) -> None:
+    def __init__(self, bits: Sink) -> None:
         self.name, self.partial, self.shape, self.granule = bits.name, bits.partial, bits.shape, bits.granule
         self.dtype = np.dtype(np.float32)
         self.sink = bits
@@ -131,6 +125,9 @@ class Bfloat16Sink(SeenSink):
 
     def room(self, region: Region) -> int:
         return Sink.room(self, region)
+
+    def sketch(self, region: Region) -> Block:
+        return Sink.sketch(self, region)
 
     def lay(self, region: Region, buffer: Buffer) -> Block:
         return Sink.lay(self, region, buffer)
@@ -158,14 +155,26 @@ def describe(path: str, shape: tuple[int, ...], dtype: Any, options: Options = D
     return _describe(path, shape, np.dtype(dtype), _CODES[name], options.key)
 
 
-def _describe(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], code: str, key: str | None) -> SafetensorsSink:
+def _describe(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], code: str, key: str | None) -> FlatSink:
     key = key or _DEFAULT_KEY
     little = dtype.newbyteorder("<")
     nbytes = math.prod(shape) * little.itemsize
-    row = {key: {"dtype": code, "shape": list(shape), "data_offsets": [0, nbytes]}}
-    text = json.dumps(row, separators=(",", ":"), ensure_ascii=False).encode()
+    header = make_header({key: {"dtype": code, "shape": list(shape), "data_offsets": [0, nbytes]}})
+    return FlatSink(path, shape, little, header, functools.partial(open_file, options=Options(key=key)))
+
+
+def make_header(table: dict[str, dict[str, Any]]) -> bytes:
+    """The first bytes of a file: the length of the table and the table, padded to a page."""
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
     length = round_up(8 + len(text), ALIGNMENT) - 8
-    header = struct.pack("<Q", length) + text.ljust(length, b" ")
-    sink = SafetensorsSink(path, partial_path(path), shape, little, header)
-    sink.key = key
-    return sink
+    return struct.pack("<Q", length) + text.ljust(length, b" ")
+
+
+def describe_tensors(arrays: dict[str, Block]) -> dict[str, dict[str, Any]]:
+    """The rows of the table for arrays that stand one after another."""
+    rows, start = {}, 0
+    for name, array in arrays.items():
+        code = _CODES[array.dtype.name]
+        rows[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [start, start + array.nbytes]}
+        start += array.nbytes
+    return rows

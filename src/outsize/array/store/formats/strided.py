@@ -1,8 +1,7 @@
 """A tensor whose elements stand in a file at given strides: torch's views, transposed weights, expanded ones.
 
-In: a file, an offset, shape and strides. Out: the raw store where the elements are contiguous; the raw store with its
-axes exchanged where they are contiguous in another order; else a store that reads the stretch of the file from the
-region's first element to its last.
+In: a file, an offset, shape and strides. Out: a flat store where the elements are contiguous, in whatever order of the axes;
+else a store that reads the stretch of the file from the region's first element to its last.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.store.base import Block, Buffer, Region, Store, region_shape, whole
-from outsize.array.store.formats.flat import FlatStore
+from outsize.array.store.formats.flat import FlatStore, is_packed
 from outsize.array.store.io.file import AlignedFile
 from outsize.array.store.io.narrow_floats import numpy_dtype, widened
 from outsize.array.store.io.view import SeenStore
@@ -36,51 +35,13 @@ def open_strided(
         )  # fmt: skip
     start = offset + first * bits.itemsize
     order = sorted(range(len(shape)), key=lambda axis: (-strides[axis], axis))
-    ordered = tuple(shape[axis] for axis in order)
-    store: Store
-    if not _is_contiguous(ordered, tuple(strides[axis] for axis in order)):
-        store = SpanStore(path, shape, strides, bits, start)
+    lying = [(shape[axis], strides[axis]) for axis in order]
+    if 0 in shape or is_packed(tuple(n for n, _ in lying), tuple(step for _, step in lying), 1):
+        store: Store = FlatStore(AlignedFile(path), shape, bits, start, tuple(order), name)
     else:
-        store = FlatStore(AlignedFile(path), ordered, bits, start, name=name)
-        if order != sorted(order):
-            store = TransposedStore(store, order)
+        store = SpanStore(path, shape, strides, bits, start)
     store.name = name
     return widened(store, dtype)
-
-
-def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """True where the strides are those of a C-ordered array; strides of axes of length 1 do not matter."""
-    if 0 in shape:
-        return True
-    expected = 1
-    for length, step in zip(reversed(shape), reversed(strides), strict=True):
-        if length != 1 and step != expected:
-            return False
-        expected *= length
-    return True
-
-
-class TransposedStore(SeenStore):
-    """A store with its axes exchanged; no bytes move for that."""
-
-    def __init__(self, inner: Store, order: list[int]) -> None:
-        """`order[i]` is the axis of this store that is axis i of `inner`."""
-        self.inner = inner
-        self._order = order
-        self._back = [order.index(axis) for axis in range(len(order))]
-        self.name, self.paths, self.dtype = inner.name, inner.paths, inner.dtype
-        self.shape = tuple(inner.shape[axis] for axis in self._back)
-        self.granule = tuple(inner.granule[axis] for axis in self._back)
-        self.order = tuple(order)
-
-    def _under(self, region: Region) -> Region:
-        return tuple(region[axis] for axis in self._order)
-
-    def read(self, region: Region, buffer: Buffer) -> Block:
-        return self.inner.read(self._under(region), buffer).transpose(self._back)
-
-    def fingerprint(self) -> str:
-        return f"{self.inner.fingerprint()} {self._order}"
 
 
 class SpanStore(SeenStore):

@@ -18,8 +18,7 @@ from typing import Any
 from outsize.array.store.base import Store
 from outsize.array.store.formats.strided import open_strided
 from outsize.array.store.formats.zip_directory import Member, holds_entry, read_directory
-from outsize.array.store.keys import choose_key
-from outsize.array.store.options import DEFAULT, Options
+from outsize.array.store.options import DEFAULT, Options, choose_key
 from outsize.core.errors import StoreError
 from outsize.core.units import MiB, format_bytes
 
@@ -159,8 +158,10 @@ def walk_pickle(data: bytes) -> Any:
     try:
         for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
             if opcode.name == "STOP":
-                return walker.pop()
-            walker.step(opcode.name, argument)
+                return walker.stack.pop()
+            if opcode.name not in _ACTIONS:
+                raise _Bad(f"opcode {opcode.name} has no place in a file of tensors")
+            _ACTIONS[opcode.name](walker, argument)
     except _Bad:
         raise
     except (ValueError, TypeError, IndexError, KeyError, OverflowError, RecursionError) as error:
@@ -169,19 +170,6 @@ def walk_pickle(data: bytes) -> Any:
 
 
 _MARK = object()
-_CONSTANTS: dict[str, Callable[[], Any]] = {
-    "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False, "EMPTY_DICT": dict, "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple, "EMPTY_SET": Opaque,
-}  # fmt: skip
-_LITERALS = {
-    "BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "BINUNICODE",
-    "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE", "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES",
-    "BINBYTES8", "BYTEARRAY8",
-}  # fmt: skip
-_PUTS = {"PUT", "BINPUT", "LONG_BINPUT"}
-_GETS = {"GET", "BINGET", "LONG_BINGET"}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-_IGNORED = {"PROTO", "FRAME"}
 
 
 class _Walker:
@@ -191,25 +179,11 @@ class _Walker:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
-    def step(self, name: str, argument: Any) -> None:
-        if name in _LITERALS:
-            self.stack.append(argument)
-        elif name in _CONSTANTS:
-            self.stack.append(_CONSTANTS[name]())
-        elif name in _PUTS:
-            self.memo[int(argument)] = self.stack[-1]
-        elif name in _GETS:
-            self.stack.append(self.memo[int(argument)])
-        elif name in _TUPLES:
-            self.stack.append(tuple([self.pop() for _ in range(_TUPLES[name])][::-1]))
-        elif name not in _IGNORED:
-            action = getattr(self, f"_{name.lower()}", None)
-            if action is None:
-                raise _Bad(f"opcode {name} has no place in a file of tensors")
-            action(argument)
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
 
-    def pop(self) -> Any:
-        return self.stack.pop()
+    def pop(self, number: int) -> list[Any]:
+        return [self.stack.pop() for _ in range(number)][::-1]
 
     def pop_to_mark(self) -> list[Any]:
         at = len(self.stack) - 1
@@ -221,96 +195,75 @@ class _Walker:
         del self.stack[at:]
         return items
 
-    def _memoize(self, _: Any) -> None:
-        self.memo[len(self.memo)] = self.stack[-1]
+    def remember(self, place: Any) -> None:
+        self.memo[int(place)] = self.stack[-1]
 
-    def _mark(self, _: Any) -> None:
-        self.stack.append(_MARK)
+    def make_dict(self, items: list[Any]) -> None:
+        self.push({})
+        self.set_items(items)
 
-    def _pop(self, _: Any) -> None:
-        self.pop()
-
-    def _pop_mark(self, _: Any) -> None:
-        self.pop_to_mark()
-
-    def _dup(self, _: Any) -> None:
-        self.stack.append(self.stack[-1])
-
-    def _tuple(self, _: Any) -> None:
-        self.stack.append(tuple(self.pop_to_mark()))
-
-    def _list(self, _: Any) -> None:
-        self.stack.append(self.pop_to_mark())
-
-    def _dict(self, _: Any) -> None:
-        items = self.pop_to_mark()
-        self.stack.append({})
-        self._fill(self.stack[-1], items)
-
-    def _setitem(self, _: Any) -> None:
-        value, key = self.pop(), self.pop()
-        self._fill(self.stack[-1], [key, value])
-
-    def _setitems(self, _: Any) -> None:
-        items = self.pop_to_mark()
-        self._fill(self.stack[-1], items)
-
-    @staticmethod
-    def _fill(target: Any, items: list[Any]) -> None:
-        if isinstance(target, dict):
+    def set_items(self, items: list[Any]) -> None:
+        """Pairs into the dictionary on top; what is opaque there takes them and forgets them."""
+        if isinstance(self.stack[-1], dict):
             for key, value in zip(items[::2], items[1::2], strict=True):
-                target[key if isinstance(key, str | int | float | bool | None) else id(key)] = value
+                self.stack[-1][key if isinstance(key, str | int | float | bool | None) else id(key)] = value
 
-    def _append(self, _: Any) -> None:
-        value = self.pop()
-        if isinstance(self.stack[-1], list):
-            self.stack[-1].append(value)
-
-    def _appends(self, _: Any) -> None:
-        items = self.pop_to_mark()
+    def extend(self, items: list[Any]) -> None:
         if isinstance(self.stack[-1], list):
             self.stack[-1].extend(items)
 
-    def _additems(self, _: Any) -> None:
-        self.pop_to_mark()
+    def hide(self, used: list[Any]) -> None:
+        """Whatever these would have become."""
+        self.push(Opaque())
 
-    def _frozenset(self, _: Any) -> None:
-        self.pop_to_mark()
-        self.stack.append(Opaque())
 
-    def _global(self, argument: str) -> None:
-        module, _, name = argument.partition(" ")
-        self.stack.append(Global(module, name))
+_ACTIONS: dict[str, Callable[[_Walker, Any], None]] = {
+    **dict.fromkeys(
+        ("BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "BINUNICODE",
+         "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE", "STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES",
+         "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8"),
+        lambda walker, value: walker.push(value),
+    ),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda walker, place: walker.remember(place)),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda walker, place: walker.push(walker.memo[int(place)])),
+    "MEMOIZE": lambda walker, _: walker.remember(len(walker.memo)),
+    **dict.fromkeys(("PROTO", "FRAME"), lambda walker, _: None),
+    "NONE": lambda walker, _: walker.push(None),
+    "NEWTRUE": lambda walker, _: walker.push(True),
+    "NEWFALSE": lambda walker, _: walker.push(False),
+    "EMPTY_DICT": lambda walker, _: walker.push({}),
+    "EMPTY_LIST": lambda walker, _: walker.push([]),
+    "EMPTY_TUPLE": lambda walker, _: walker.push(()),
+    "EMPTY_SET": lambda walker, _: walker.hide([]),
+    "MARK": lambda walker, _: walker.push(_MARK),
+    "DUP": lambda walker, _: walker.push(walker.stack[-1]),
+    "POP": lambda walker, _: _forget(walker.pop(1)),
+    "POP_MARK": lambda walker, _: _forget(walker.pop_to_mark()),
+    "ADDITEMS": lambda walker, _: _forget(walker.pop_to_mark()),
+    "BUILD": lambda walker, _: _forget(walker.pop(1)),  # a dictionary keeps its items and loses its attributes (`_metadata`)
+    "TUPLE": lambda walker, _: walker.push(tuple(walker.pop_to_mark())),
+    "TUPLE1": lambda walker, _: walker.push(tuple(walker.pop(1))),
+    "TUPLE2": lambda walker, _: walker.push(tuple(walker.pop(2))),
+    "TUPLE3": lambda walker, _: walker.push(tuple(walker.pop(3))),
+    "LIST": lambda walker, _: walker.push(walker.pop_to_mark()),
+    "DICT": lambda walker, _: walker.make_dict(walker.pop_to_mark()),
+    "SETITEM": lambda walker, _: walker.set_items(walker.pop(2)),
+    "SETITEMS": lambda walker, _: walker.set_items(walker.pop_to_mark()),
+    "APPEND": lambda walker, _: walker.extend(walker.pop(1)),
+    "APPENDS": lambda walker, _: walker.extend(walker.pop_to_mark()),
+    "GLOBAL": lambda walker, names: walker.push(Global(*names.partition(" ")[::2])),
+    "STACK_GLOBAL": lambda walker, _: walker.push(Global(*map(str, walker.pop(2)))),
+    "BINPERSID": lambda walker, _: walker.push(_storage(*walker.pop(1))),
+    "REDUCE": lambda walker, _: walker.push(_call(*walker.pop(2))),
+    "NEWOBJ": lambda walker, _: walker.hide(walker.pop(2)),
+    "NEWOBJ_EX": lambda walker, _: walker.hide(walker.pop(3)),
+    **dict.fromkeys(("FROZENSET", "INST", "OBJ"), lambda walker, _: walker.hide(walker.pop_to_mark())),
+}  # fmt: skip
+"""Opcode -> what it does here; any other has no place in a file of tensors."""
 
-    def _stack_global(self, _: Any) -> None:
-        name, module = self.pop(), self.pop()
-        self.stack.append(Global(str(module), str(name)))
 
-    def _binpersid(self, _: Any) -> None:
-        self.stack.append(_storage(self.pop()))
-
-    def _reduce(self, _: Any) -> None:
-        arguments, called = self.pop(), self.pop()
-        self.stack.append(_call(called, arguments))
-
-    def _newobj(self, _: Any) -> None:
-        self.pop()
-        self.pop()
-        self.stack.append(Opaque())
-
-    def _newobj_ex(self, _: Any) -> None:
-        self.pop()
-        self._newobj(_)
-
-    def _inst(self, _: Any) -> None:
-        self.pop_to_mark()
-        self.stack.append(Opaque())
-
-    def _obj(self, _: Any) -> None:
-        self._inst(_)
-
-    def _build(self, _: Any) -> None:
-        self.pop()  # attributes of an object; a dictionary keeps its items and loses its attributes (`_metadata`)
+def _forget(items: list[Any]) -> None:
+    """Nothing is made of these."""
 
 
 def _storage(reference: Any) -> Any:

@@ -19,21 +19,28 @@ import os
 import shutil
 import struct
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
-from outsize.array.store.io.chunks import choose_chunks, count_regular, cut_regular
+from outsize.array.store.base import (
+    Block,
+    Buffer,
+    InPlace,
+    Region,
+    Sink,
+    Store,
+    count_chunks,
+    give_back,
+    region_shape,
+    round_up,
+)
+from outsize.array.store.io.chunks import choose_chunks, cut_regular
 from outsize.array.store.io.decompress import DECODER, Coding, plain_coding
-from outsize.array.store.io.file import naming
-from outsize.array.store.io.folder import replace_folder, sync_path
-from outsize.array.store.io.library_memory import give_back
-from outsize.array.store.io.partial import forget_earlier, partial_path
-from outsize.array.store.keys import choose_key
-from outsize.array.store.options import DEFAULT, Options
+from outsize.array.store.io.file import naming, sync_path, telling
+from outsize.array.store.io.partial import forget_earlier, partial_path, publish
+from outsize.array.store.options import DEFAULT, Options, choose_key
 from outsize.core.errors import InputError, StoreError
 from outsize.core.units import MiB, format_bytes
 
@@ -83,7 +90,7 @@ class ZarrStore(Store):
         if options.missing not in ("error", "fill"):
             raise InputError(f"missing={options.missing!r}: use 'error' (a missing chunk stops the read) or 'fill'")
         array = _open_array(path, options.key, options.mode)
-        self._again = (path, options)
+        self._path, self._options = path, options
         self.name = path if not array.path else f"{path}::{array.path}"
         self.paths = (path,)
         self.shape = tuple(array.shape)
@@ -93,15 +100,13 @@ class ZarrStore(Store):
         self._chunk: tuple[int, ...] = tuple(max(1, length) for length in array.chunks)
         self.granule = tuple(min(c, max(1, n)) for c, n in zip(self._chunk, self.shape, strict=True))
         self._array = array
-        self._missing = options.missing
-        self._writable = options.mode == "r+"
         self._folder = os.path.join(path, array.path) if array.path else path
         self._coding = plain_coding(array)
         self._shard = tuple(array.shards) if array.shards else self._chunk
         self._chunk_bytes = math.prod(self._chunk) * self.dtype.itemsize
 
     def extent(self, region: Region) -> int:
-        block = round_up(math.prod(region_shape(region)) * self.dtype.itemsize)
+        block = round_up(self.bytes_of(region))
         encoded = round_up(_most_encoded(self._chunk_bytes))
         if self._coding is None:
             return block + encoded + _LIBRARY_COPIES * self._chunk_bytes + _LIBRARY_CONSTANT + DECODER
@@ -109,12 +114,11 @@ class ZarrStore(Store):
 
     def traffic(self, region: Region) -> int:
         """A bound: chunks touched times the decoded size of one; what was saved is known only after reading."""
-        return count_regular(region, self._chunk) * self._chunk_bytes
+        return count_chunks(region, self._chunk) * self._chunk_bytes
 
     def read(self, region: Region, buffer: Buffer) -> Block:
-        shape = region_shape(region)
-        used = math.prod(shape) * self.dtype.itemsize
-        block = buffer[:used].view(self.dtype).reshape(shape)
+        used = self.bytes_of(region)
+        block = buffer[:used].view(self.dtype).reshape(region_shape(region))
         scratch = buffer[round_up(used) :]
         if self._coding is None:
             give_back(scratch)
@@ -130,18 +134,16 @@ class ZarrStore(Store):
         return block
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ZarrStore, self._again
+        return ZarrStore, (self._path, self._options)
 
     def fingerprint(self) -> str:
         """Metadata and the folder's own times: a chunk that is replaced changes the folder it stands in."""
-        stats = [os.stat(os.path.join(self._folder, name)) for name in ("", *_MARKERS, "c") if self._has(name)]
-        return f"{os.path.abspath(self.name)} {self.shape} {self.dtype.str} {[stat.st_mtime_ns for stat in stats]}"
-
-    def _has(self, name: str) -> bool:
-        return os.path.exists(os.path.join(self._folder, name))
+        paths = [os.path.join(self._folder, name) for name in ("", *_MARKERS, "c")]
+        times = [os.stat(path).st_mtime_ns for path in paths if os.path.exists(path)]
+        return f"{os.path.abspath(self.name)} {self.shape} {self.dtype.str} {times}"
 
     def update(self) -> Sink:
-        return _InPlaceZarr(self) if self._writable else super().update()
+        return _InPlaceZarr(self) if self._options.mode == "r+" else super().update()
 
     def _decode(self, coding: Coding, chunk: tuple[int, ...], scratch: Buffer) -> Block | None:
         """One chunk, decoded inside `scratch`; None where its file is missing and that means the fill value."""
@@ -172,7 +174,7 @@ class ZarrStore(Store):
             self._refuse_missing(key)
 
     def _refuse_missing(self, key: str) -> None:
-        if self._missing == "error":
+        if self._options.missing == "error":
             raise StoreError(
                 f"chunk file {key} of {self.name} is missing: it was lost, or its writer left it out because it held "
                 f"only the fill value {self._array.fill_value}; to read it as that, open with missing='fill'",
@@ -206,16 +208,8 @@ def _open_array(path: str, key: str | None, mode: str) -> Any:
         return _open_to_write(path, chosen) if mode != "r" else zarr.open_array(path, path=chosen, mode=mode)
 
 
-@contextmanager
-def _told(name: str, what: str) -> Iterator[None]:
-    """zarr-python's errors as one sentence of ours."""
-    try:
-        yield
-    except (StoreError, InputError, MemoryError):
-        raise
-    except Exception as error:
-        detail = " ".join(str(error).split())[:200]
-        raise StoreError(f"zarr cannot read {what} of {name}: {type(error).__name__}: {detail}", path=name) from None
+def _told(name: str, what: str) -> AbstractContextManager[None]:
+    return telling(f"zarr cannot read {what} of {name}", name)
 
 
 def _open_to_write(path: str, key: str = "") -> Any:
@@ -269,20 +263,14 @@ class _ZarrWriter(Sink):
         copies = 1 if self._is_complete(region) else _LIBRARY_COPIES
         return copies * self._chunk_bytes + _most_encoded(self._chunk_bytes) + _LIBRARY_CONSTANT + _ENCODER
 
-    def traffic(self, region: Region) -> int:
-        return math.prod(region_shape(region)) * self.dtype.itemsize
-
     def write(self, region: Region, block: Block, buffer: Buffer) -> None:
         give_back(buffer)
         for piece in cut_regular(region, self.granule):
-            with nullcontext() if self._is_complete(piece.region) else self._edge:  # one cut chunk at a time
-                self._write_piece(piece.region, block[piece.target])
+            alone = nullcontext() if self._is_complete(piece.region) else self._edge  # one cut chunk at a time
+            with alone, naming(self.name):
+                self._array[tuple(slice(*axis) for axis in piece.region)] = block[piece.target]
             with self._lock:
                 self._written.add(self._array.metadata.encode_chunk_key(piece.chunk))
-
-    def _write_piece(self, region: Region, block: Block) -> None:
-        with naming(self.name):
-            self._array[tuple(slice(*axis) for axis in region)] = block
 
     def sync(self) -> None:
         with self._lock:
@@ -306,9 +294,8 @@ class ZarrSink(_ZarrWriter):
                 f"{path} exists and is not a zarr array: it is not overwritten; remove it or choose another name"
             )
         self.name, self.shape, self.dtype = path, shape, np.dtype(dtype)
-        self.granule = (
-            choose_chunks(shape, self.dtype.itemsize, _CHUNK_TARGET) if chunks is None else _check_chunks(chunks, shape)
-        )
+        chosen = choose_chunks(shape, self.dtype.itemsize, _CHUNK_TARGET) if chunks is None else chunks
+        self.granule = tuple(min(length, max(1, end)) for length, end in zip(chosen, shape, strict=True))
         self.partial, self._compress = partial_path(path), compress
         super().__init__(self.partial)
 
@@ -343,35 +330,20 @@ class ZarrSink(_ZarrWriter):
 
     def commit(self) -> Store:
         self.sync()
-        replace_folder(self.partial, self.name)
+        publish(self.partial, self.name)
         return ZarrStore(self.name)
 
     def abort(self) -> None:
         shutil.rmtree(self.partial, ignore_errors=True)
 
 
-class _InPlaceZarr(_ZarrWriter):
+class _InPlaceZarr(InPlace, _ZarrWriter):
     """Writes into a zarr array that exists."""
 
     def __init__(self, store: ZarrStore) -> None:
-        self._store = store
+        self.store = store
         self.name = self.partial = store.name
         self.shape, self.dtype = store.shape, store.dtype
         self.granule = store._shard
         super().__init__(store._folder)
         self._array = store._array
-
-    def commit(self) -> Store:
-        self.sync()
-        return self._store
-
-    def abort(self) -> None:
-        """Leave the array as it is."""
-
-
-def _check_chunks(chunks: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    if len(chunks) != len(shape) or any(length < 1 for length in chunks):
-        raise InputError(
-            f"chunks {tuple(chunks)} do not suit shape {shape}: give one length of 1 or more for each axis"
-        )
-    return tuple(min(length, max(1, end)) for length, end in zip(chunks, shape, strict=True))

@@ -16,6 +16,8 @@ from outsize.core.errors import StoreError
 _SIGNATURE = b"PK\x03\x04"
 _LOCAL = struct.Struct("<4s5H3I2H")
 """Header in front of an entry's bytes: signature, ..., length of the name, length of the extra field."""
+DAMAGE = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError)
+"""What reading a damaged zip may raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,9 @@ class Member:
         try:
             with zipfile.ZipFile(self.path) as archive, archive.open(self.info) as stream:
                 return stream.read(most)
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
-            raise StoreError(
-                f"{self.path}: cannot read entry {self.info.filename!r}: {error}", path=self.path
-            ) from None
+        except DAMAGE as error:
+            message = f"{self.path}: cannot read entry {self.info.filename!r}: {error}"
+            raise StoreError(message, path=self.path) from None
 
 
 def holds_entry(path: str, head: bytes, ending: str) -> bool:

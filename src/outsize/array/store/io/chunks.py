@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -33,46 +34,6 @@ class Piece(NamedTuple):
 def cut(region: Region, edges: Sequence[Sequence[int]]) -> Iterator[Piece]:
     """Pieces of a region over a grid whose lines stand at `edges` (per axis: 0, ..., length of the axis)."""
     axes = [_cut_axis(start, stop, lines) for (start, stop), lines in zip(region, edges, strict=True)]
-    return _combine(axes)
-
-
-def cut_regular(region: Region, chunk: Sequence[int]) -> Iterator[Piece]:
-    """Pieces of a region over a grid of equal chunks, the last of each axis cut short by the array's end."""
-    axes = [_cut_regular_axis(start, stop, length) for (start, stop), length in zip(region, chunk, strict=True)]
-    return _combine(axes)
-
-
-def count_regular(region: Region, chunk: Sequence[int]) -> int:
-    """How many chunks of a regular grid a region touches."""
-    count = 1
-    for (start, stop), length in zip(region, chunk, strict=True):
-        count *= 0 if stop <= start else (stop - 1) // length - start // length + 1
-    return count
-
-
-_AxisPiece = tuple[int, int, int, int, int]
-"""(number of the chunk, start, stop, start of the chunk, start of the region) along one axis."""
-
-
-def _cut_axis(start: int, stop: int, lines: Sequence[int]) -> list[_AxisPiece]:
-    found = []
-    for index, (low, high) in enumerate(itertools.pairwise(lines)):
-        first, last = max(start, low), min(stop, high)
-        if first < last:
-            found.append((index, first, last, low, start))
-    return found
-
-
-def _cut_regular_axis(start: int, stop: int, length: int) -> list[_AxisPiece]:
-    if stop <= start:
-        return []
-    return [
-        (index, max(start, index * length), min(stop, (index + 1) * length), index * length, start)
-        for index in range(start // length, (stop - 1) // length + 1)
-    ]
-
-
-def _combine(axes: list[list[_AxisPiece]]) -> Iterator[Piece]:
     for combination in itertools.product(*axes):
         yield Piece(
             chunk=tuple(index for index, *_ in combination),
@@ -80,6 +41,22 @@ def _combine(axes: list[list[_AxisPiece]]) -> Iterator[Piece]:
             inside=tuple(slice(first - low, last - low) for _, first, last, low, _ in combination),
             target=tuple(slice(first - origin, last - origin) for _, first, last, _, origin in combination),
         )
+
+
+def cut_regular(region: Region, chunk: Sequence[int]) -> Iterator[Piece]:
+    """Pieces of a region over a grid of equal chunks, the last of each axis cut short by the array's end."""
+    return cut(region, [range(0, stop + length, length) for (_, stop), length in zip(region, chunk, strict=True)])
+
+
+def _cut_axis(start: int, stop: int, lines: Sequence[int]) -> list[tuple[int, int, int, int, int]]:
+    """(number of the chunk, start, stop, start of the chunk, start of the region) along one axis."""
+    if start >= stop:
+        return []
+    return [
+        (index, max(start, lines[index]), min(stop, lines[index + 1]), lines[index], start)
+        for index in range(bisect_right(lines, start) - 1, bisect_left(lines, stop))
+        if lines[index] < lines[index + 1]
+    ]
 
 
 def choose_chunks(shape: tuple[int, ...], itemsize: int, target: int) -> tuple[int, ...]:

@@ -55,10 +55,6 @@ def _blosc_size(encoded: Buffer) -> int:
     return int(decoded)
 
 
-def _lz4_size(encoded: Buffer) -> int:
-    return int(struct.unpack_from("<I", encoded.data, 0)[0])
-
-
 def _zstd_size(encoded: Buffer) -> int | None:
     """Content size in the frame's header (RFC 8878, 3.1.1), None where the writer did not know it yet."""
     magic, descriptor = struct.unpack_from("<IB", encoded.data, 0)
@@ -74,7 +70,7 @@ def _zstd_size(encoded: Buffer) -> int | None:
 
 
 _STATED_SIZE: dict[str, Callable[[Buffer], int | None]] = {
-    "blosc": _blosc_size, "zstd": _zstd_size, "lz4": _lz4_size,
+    "blosc": _blosc_size, "zstd": _zstd_size, "lz4": lambda encoded: int(struct.unpack_from("<I", encoded.data, 0)[0]),
 }  # fmt: skip
 """Compressors that decode into a buffer of ours -> the reader of the size that the encoded bytes state."""
 

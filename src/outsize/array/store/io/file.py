@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
+from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
 
 from outsize.array.store.base import ALIGNMENT, Buffer, round_up
 from outsize.array.store.io.edges import Edges, Page
-from outsize.core.errors import StoreError
+from outsize.core.errors import InputError, MissingPath, StoreError
 from outsize.core.units import format_bytes
 
 _CALL = 1 << 26
@@ -45,7 +45,7 @@ class AlignedFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its path: another process opens it again."""
-        return _open_again, (self.path, self.writable)
+        return functools.partial(AlignedFile, writable=self.writable), (self.path,)
 
     def close(self) -> None:
         """Close the file; closing twice does nothing."""
@@ -187,10 +187,6 @@ class AlignedFile:
             os.posix_fadvise(self._buffered, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _open_again(path: str, writable: bool) -> AlignedFile:
-    return AlignedFile(path, writable=writable)
-
-
 def window(length: int) -> int:
     """Bytes of buffer that reading `length` bytes at any offset may need."""
     return round_up(length) + ALIGNMENT if length else 0
@@ -209,20 +205,27 @@ class naming(contextlib.AbstractContextManager[None]):
                                  path=self.path) from error  # fmt: skip
             folder = os.path.dirname(self.path)
             if error.errno == errno.ENOENT and not os.path.isdir(folder or "."):
-                raise StoreError(f"there is no folder {folder}: make it first", path=self.path) from error
-            raise StoreError(f"{self.path}: {error.strerror or error}", path=self.path) from error
+                raise MissingPath(f"there is no folder {folder}: make it first", path=self.path) from error
+            kind = MissingPath if error.errno == errno.ENOENT else StoreError
+            raise kind(f"{self.path}: {error.strerror or error}", path=self.path) from error
 
 
-def fingerprint_file(path: str, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
-    """What tells an array in a file from another, or from the same one changed: the file's length and time of change."""
-    stat = os.stat(path)
-    return f"{os.path.abspath(name)} {shape} {dtype.str} {stat.st_size} {stat.st_mtime_ns}"
-
-
-def sync_folder(path: str) -> None:
-    """Make a rename in this folder survive a crash."""
-    fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
+@contextlib.contextmanager
+def telling(what: str, path: str) -> Iterator[None]:
+    """Turns whatever a library raises into a `StoreError` of one sentence that begins with `what`."""
     try:
-        os.fsync(fd)
+        yield
+    except (StoreError, InputError, MemoryError):
+        raise
+    except Exception as error:
+        detail = " ".join(str(error).split())[:200]
+        raise StoreError(f"{what}: {type(error).__name__}: {detail}", path=path) from None
+
+
+def sync_path(path: str) -> None:
+    """Make a file, or a folder's list of names, survive a crash."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
     finally:
-        os.close(fd)
+        os.close(handle)

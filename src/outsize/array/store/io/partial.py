@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Iterator
 
+from outsize.array.store.io.file import naming, sync_path
 from outsize.core.errors import StoreError
 
 JOURNAL = ".journal"
@@ -36,6 +37,21 @@ def forget_earlier(partial: str) -> None:
     shutil.rmtree(partial + JOURNAL, ignore_errors=True)
     if os.path.exists(partial + EDGES):
         os.unlink(partial + EDGES)
+
+
+def publish(partial: str, target: str) -> None:
+    """Give a complete output its final name for good. A rename does not replace a folder: an older one is moved away first."""
+    place, old = os.path.abspath(target), f"{partial}.replaced"
+    with naming(target):
+        if os.path.isdir(partial) and os.path.lexists(place):
+            shutil.rmtree(old, ignore_errors=True)
+            os.rename(place, old)
+        os.replace(partial, place)
+        sync_path(os.path.dirname(place))
+    if os.path.isdir(old) and not os.path.islink(old):
+        shutil.rmtree(old, ignore_errors=True)
+    elif os.path.lexists(old):
+        os.unlink(old)
 
 
 @contextlib.contextmanager

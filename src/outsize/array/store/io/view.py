@@ -15,11 +15,22 @@ class SeenStore(Store):
         """A region of ours, in the store below."""
         return region
 
+    def _beside(self, region: Region) -> int:
+        """Bytes of buffer that a read takes beside those of the store below."""
+        return 0
+
+    @property
+    def holds(self) -> int:
+        return self.inner.holds
+
+    def packing(self, region: Region) -> tuple[int, int]:
+        return self.inner.packing(self._under(region))
+
     def extent(self, region: Region) -> int:
-        return self.inner.extent(self._under(region))
+        return self._beside(region) + self.inner.extent(self._under(region))
 
     def most(self, region: Region) -> int:
-        return self.inner.most(self._under(region))
+        return self._beside(region) + self.inner.most(self._under(region))
 
     def traffic(self, region: Region) -> int:
         return self.inner.traffic(self._under(region))
@@ -60,6 +71,9 @@ class SeenSink(Sink):
 
     def seeks(self, region: Region) -> int:
         return self.sink.seeks(self._under(region))
+
+    def sketch(self, region: Region) -> Block:
+        return self._over(self.sink.sketch(self._under(region)))
 
     def lay(self, region: Region, buffer: Buffer) -> Block:
         return self._over(self.sink.lay(self._under(region), buffer))

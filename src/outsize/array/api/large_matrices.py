@@ -1,0 +1,310 @@
+"""Factors of a matrix that does not fit into the budget.
+
+In: a square matrix of two axes, larger than memory. Out: factors as panels of columns, each in a scratch file that goes with
+them. They are made at the call, inside the current budget, one panel at a time (left-looking): a panel is read, what the panels
+before it do to it is taken off, and it is factored in memory. So each earlier panel is read once for every later one, and
+nothing is written twice. Tall matrices need nothing of this: `linalg` makes their factors lazily, by blocks of rows.
+
+Toledo, "Locality of reference in LU decomposition with partial pivoting", SIAM J. Matrix Anal. 18 (1997), for the panel.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outsize.array.api.lazy import Array
+from outsize.array.graph import build as make
+from outsize.array.plan.prepare import resolve_budget
+from outsize.array.run.now import remove, scratch_file
+from outsize.array.run.results import compute_node, save_node
+from outsize.array.store.base import Block, Store
+from outsize.core.errors import BudgetError, InputError
+from outsize.core.memory import HOST, Allowance, Budget
+from outsize.core.units import format_bytes
+from outsize.engine.pool import make_buffer
+
+_NARROW = 16
+"""Columns that are factored one by one."""
+_CORNER = 128
+"""Rows of a triangle that are inverted at once."""
+_LEAST = 256 << 10
+"""A budget that the passes can work with beside a panel."""
+_SHARE = 0.6
+"""Of the budget for what is held here; the rest is for the passes that read and multiply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """Columns of a matrix side by side, each panel a file."""
+
+    width: int
+    """Columns of a panel; the last may have fewer."""
+    parts: tuple[Array, ...]
+    """The panels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The budget, shared between what is held here and the passes that read and write meanwhile."""
+
+    bytes: int
+    """The whole budget."""
+    rest: Budget
+    """For a pass that reads or writes while a panel is held."""
+    strip: int
+    """Bytes of rows that are read at a time."""
+
+    @classmethod
+    def current(cls) -> Room:
+        """That of the current budget."""
+        budget = resolve_budget(None)
+        whole = budget.host or 0
+        rest = Allowance(pool=HOST, bytes=int(0.9 * (1 - _SHARE) * whole), reason="beside a panel of columns")
+        others = tuple(allowance for allowance in budget.allowances if allowance.pool != HOST)
+        return cls(whole, Budget(allowances=(rest, *others), scratch=budget.scratch), max(1 << 16, whole // 32))
+
+    def width(self, n: int, held: float, itemsize: int) -> int:
+        """Columns of a panel, where `held` times as much is in memory at once; a `BudgetError` where not even a few fit."""
+        width = int(_SHARE * self.bytes / (held * n * itemsize))
+        if width < min(n, _NARROW) or self.bytes < _LEAST:
+            needed = max(_LEAST, math.ceil(held * n * itemsize * min(n, _NARROW) / _SHARE))
+            raise BudgetError(
+                f"a matrix of {n} rows is factored in panels of {_NARROW} columns or more, which need {format_bytes(needed)}; "
+                f"the budget is {format_bytes(self.bytes)}", needed=needed, budget=self.bytes, smallest=needed,
+                culprit="a panel of columns",
+            )  # fmt: skip
+        width = min(
+            width, max(_NARROW, n // 4)
+        )  # a panel's corner is copied a few times, so it has to be the smaller part
+        return min(n, width // _NARROW * _NARROW)
+
+    def read(self, x: Array, out: Block | None = None) -> Block:
+        """A part of a matrix, in memory of the panel's share."""
+        return compute_node(x.node, self.rest, out=np.empty(x.shape, x.dtype) if out is None else out)
+
+    def strips(self, panel: Array, first: int = 0, last: int | None = None) -> Iterator[tuple[int, Block]]:
+        """(row counted from the first, rows) of a panel that was kept, few at a time and without a plan for each."""
+        store: Store = panel.node.store  # type: ignore[attr-defined]  # what `keep` made
+        (end, width), rows = panel.shape, max(1, self.strip // (panel.shape[1] * panel.dtype.itemsize))
+        end = end if last is None else last
+        regions = [((low, min(low + rows, end)), (0, width)) for low in range(first, end, rows)]
+        buffer = make_buffer(max((store.extent(region) for region in regions), default=1))
+        for region in regions:
+            yield region[0][0] - first, store.read(region, buffer)
+
+    def keep(self, block: Block) -> Array:
+        """An array in memory, written to a scratch file that goes with it."""
+        name = scratch_file(self.rest.scratch)
+        node = make.source(save_node(make.constant(block), name, self.rest, None, resume=False))
+        weakref.finalize(node, remove, name)
+        return Array(node)
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
+    """Memory of its own mapping, which goes back to the system at once when it is let go."""
+    size = math.prod(shape) * dtype.itemsize
+    return np.ndarray(shape, dtype, make_buffer(size).data) if size else np.empty(shape, dtype)
+
+
+# triangles in memory
+
+
+def solve_lower(triangle: Block, right: Block) -> None:
+    """right becomes triangle^-1 right; corners are inverted, the rest is multiplied."""
+    for low in range(0, triangle.shape[0], _CORNER):
+        high = min(low + _CORNER, triangle.shape[0])
+        if low:
+            right[low:high] -= triangle[low:high, :low] @ right[:low]
+        right[low:high] = np.linalg.inv(triangle[low:high, low:high]) @ right[low:high]
+
+
+def solve_upper(triangle: Block, right: Block) -> None:
+    """right becomes triangle^-1 right."""
+    for high in range(triangle.shape[0], 0, -_CORNER):
+        low = max(0, high - _CORNER)
+        if high < triangle.shape[0]:
+            right[low:high] -= triangle[low:high, high:] @ right[high:]
+        right[low:high] = np.linalg.inv(triangle[low:high, low:high]) @ right[low:high]
+
+
+# Cholesky
+
+
+def cholesky_panels(x: Array) -> Panels:
+    """The lower factor of a positive definite matrix; only its lower half is read. Panel J begins at its own diagonal."""
+    n, room = x.shape[0], Room.current()
+    width = room.width(n, 2.2, x.dtype.itemsize)
+    parts: list[Array] = []
+    for low in range(0, n, width):
+        high = min(n, low + width)
+        panel = _empty((n - low, high - low), x.dtype)
+        room.read(x[low:, low:high], panel)
+        for number, before in enumerate(parts):
+            first = low - number * width
+            head = room.read(before[first : first + high - low]).conj().T
+            for start, strip in room.strips(before, first):
+                panel[start : start + len(strip)] -= strip @ head
+        try:
+            corner = np.linalg.cholesky(panel[: high - low])
+        except np.linalg.LinAlgError:
+            raise InputError(
+                f"cholesky failed between rows {low} and {high}: the matrix is not positive definite"
+            ) from None
+        panel[: high - low] = corner
+        step = max(1, room.strip // (width * x.dtype.itemsize))
+        for start in range(high - low, n - low, step):
+            turned = np.ascontiguousarray(panel[start : start + step].conj().T)
+            solve_lower(corner, turned)
+            panel[start : start + step] = turned.conj().T
+        parts.append(room.keep(panel))
+        del panel
+    return Panels(width, tuple(parts))
+
+
+# LU
+
+
+@dataclass(frozen=True, slots=True)
+class Factored:
+    """P A = L U: rows stay where they were, and each panel says which of them are its pivots."""
+
+    width: int
+    """Columns of a panel."""
+    pivots: tuple[Block, ...]
+    """For each panel the rows that were chosen, in order."""
+    below: tuple[Array, ...]
+    """For each panel what it does to the rows that come later; zero in all others."""
+    corners: tuple[Array, ...]
+    """For each panel its own rows of L."""
+    above: tuple[Array, ...]
+    """For each panel its columns of U, down to its own diagonal."""
+
+    @property
+    def n(self) -> int:
+        """Rows of the matrix."""
+        return self.below[0].shape[0]
+
+
+def factor(x: Array) -> Factored:
+    """The LU factors of a square matrix, with partial pivoting."""
+    n, room = x.shape[0], Room.current()
+    width = room.width(n, 3.3, x.dtype.itemsize)
+    found = Factored(width, (), (), (), ())
+    free = np.arange(n)
+    for low in range(0, n, width):
+        high = min(n, low + width)
+        panel = _empty((n, high - low), x.dtype)
+        room.read(x[:, low:high], panel)
+        upper = _empty((high, high - low), x.dtype)
+        forward(room, found, panel, upper[:low])
+        left = _empty((len(free), high - low), x.dtype)
+        np.take(panel, free, axis=0, out=left, mode="clip")  # other modes make a copy first
+        order = _factor_panel(left)
+        if not left.diagonal().all():
+            raise InputError(f"the matrix is singular: no pivot is left in columns {low} to {high}")
+        chosen, free = free[order[: high - low]], free[order[high - low :]]
+        upper[low:] = np.triu(left[: high - low])
+        corner = np.tril(left[: high - low], -1) + np.eye(high - low, dtype=x.dtype)
+        panel[...] = 0
+        panel[free] = left[high - low :]
+        del left
+        found = Factored(
+            width, (*found.pivots, chosen), (*found.below, room.keep(panel)), (*found.corners, room.keep(corner)),
+            (*found.above, room.keep(upper)),
+        )  # fmt: skip
+        del panel, upper, corner
+        free = np.sort(free)
+    return found
+
+
+def _factor_panel(a: Block) -> Block:
+    """LU with partial pivoting in place (unit lower, upper), by halves of the columns; returns the order of the rows."""
+    rows, columns = a.shape
+    order = np.arange(rows)
+    if columns <= _NARROW:
+        for k in range(min(rows, columns)):
+            best = k + int(np.argmax(np.abs(a[k:, k])))
+            if best != k:
+                a[[k, best]] = a[[best, k]]
+                order[[k, best]] = order[[best, k]]
+            if a[k, k] != 0:
+                a[k + 1 :, k] /= a[k, k]
+                a[k + 1 :, k + 1 :] -= a[k + 1 :, k, None] * a[k, None, k + 1 :]
+        return order
+    half = columns // 2
+    left, right = a[:, :half], a[:, half:]
+    order = _factor_panel(left)
+    right[...] = right[order]
+    solve_lower(np.tril(left[:half], -1) + np.eye(half, dtype=a.dtype), right[:half])
+    right[half:] -= left[half:] @ right[:half]
+    then = _factor_panel(right[half:])
+    left[half:] = left[half:][then]
+    order[half:] = order[half:][then]
+    return order
+
+
+def forward(room: Room, factored: Factored, right: Block, out: Block) -> None:
+    """L^-1 P right into `out`, a panel's rows at a time; `right` is what is left of the other rows."""
+    for number, rows in enumerate(factored.pivots):
+        low = number * factored.width
+        part = right[rows]
+        solve_lower(room.read(factored.corners[number]), part)
+        out[low : low + len(rows)] = part
+        for start, strip in room.strips(factored.below[number]):
+            right[start : start + len(strip)] -= strip @ part
+
+
+def backward(room: Room, factored: Factored, right: Block) -> None:
+    """right becomes U^-1 right."""
+    for number in reversed(range(len(factored.above))):
+        low, panel = number * factored.width, factored.above[number]
+        high = panel.shape[0]
+        solve_upper(room.read(panel[low:]), right[low:high])
+        for start, strip in room.strips(panel, 0, low):
+            right[start : start + len(strip)] -= strip @ right[low:high]
+
+
+def solve_columns(factored: Factored, right: Array) -> list[Array]:
+    """A^-1 right, as panels of columns."""
+    (n, columns), room = right.shape, Room.current()
+    width = min(columns, room.width(n, 4.0, right.dtype.itemsize)) or 1
+    parts = []
+    for low in range(0, columns, width):
+        part = right[:, low : low + width]
+        given, found = _empty(part.shape, right.dtype), _empty(part.shape, right.dtype)
+        room.read(part, given)
+        forward(room, factored, given, found)
+        backward(room, factored, found)
+        parts.append(room.keep(found))
+        del given, found
+    return parts
+
+
+def log_determinant(factored: Factored) -> tuple[Any, float]:
+    """(sign, logarithm of the size) of the determinant."""
+    room, order = Room.current(), np.concatenate(factored.pivots)
+    sign: Any = _parity(order)
+    total = 0.0
+    for number, panel in enumerate(factored.above):
+        diagonal = np.diagonal(room.read(panel[number * factored.width :]))
+        sign = sign * np.prod(diagonal / np.abs(diagonal))
+        total += float(np.log(np.abs(diagonal)).sum())
+    return sign, total
+
+
+def _parity(order: Block) -> int:
+    """1 for an even permutation, -1 for an odd one."""
+    seen, swaps = np.zeros(len(order), bool), 0
+    for start in range(len(order)):
+        place, length = start, 0
+        while not seen[place]:
+            seen[place] = True
+            place, length = int(order[place]), length + 1
+        swaps += max(0, length - 1)
+    return -1 if swaps % 2 else 1
