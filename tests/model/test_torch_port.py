@@ -16,12 +16,22 @@ SOURCE = Path(outsize.__file__).parent
 PORT = SOURCE / "model" / "torch_port"
 OTHERS = {
     "_asdict", "_replace",  # of named tuples
-    "_getframe",  # of sys
+    "_getframe", "_current_frames", "_exit",  # of sys and os
     "_from_config", "_prepare_inputs",  # of transformers
+    "_NoValue",  # of NumPy
+    "_backends", "_initialized",  # of JAX and TensorFlow, which are not to be started by looking at them
+    "_decompress",  # of zfpy, the way to blocks without a header that its manual describes
 }  # fmt: skip
 """Private names of other libraries than torch."""
-CARD = {"array/device/cuda.py": {"torch._C", "torch._C._cuda_clearCublasWorkspaces"}}
-"""The array room's card may not import the model room: its own private parts of torch stand in this one file."""
+CARD = {
+    "array/device/cuda.py": {"torch._C", "torch._C._cuda_clearCublasWorkspaces"},
+    "monitor/leaks/device_history.py": {
+        "memory._record_memory_history",
+        "self._memory._record_memory_history",
+        "self._memory._snapshot",
+    },
+}
+"""Rooms below the model room may not import it: what they need of torch's private parts stands in one file each."""
 
 
 def private_parts(source: str, ours: set[str]) -> Iterator[str]:

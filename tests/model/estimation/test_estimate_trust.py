@@ -254,3 +254,78 @@ def test_a_card_of_several_sizes_is_the_common_one_or_is_asked_for():
     assert find_card("h100").name == "H100 80GB"
     with pytest.raises(outsize.InputError, match="A100 40GB or A100 80GB"):
         find_card("a100")
+
+
+def test_known_values_are_the_same_in_numpy():
+    import numpy as np
+
+    seen = []
+
+    def step():
+        x = torch.arange(5) + 1
+        seen.extend([x.numpy().tolist(), np.asarray(x).tolist(), np.asarray(x, dtype="float32").tolist()])
+
+    outsize.estimate(step, build=lambda: (), steps=1)
+    assert seen[0] == seen[1] == seen[2] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("how", [{"args": (0,)}, {"device": "cuda"}, {"device": torch.device("cuda", 0)}])
+def test_a_module_moves_to_a_card_however_it_is_named(how):
+    given = dict(how)
+
+    def build():
+        return torch.nn.Linear(64, 64).to(*given.pop("args", ()), **given)
+
+    found = outsize.estimate(lambda model: model(torch.rand(8, 64, device="cuda")), build=build, steps=1)
+    assert next(part.bytes for part in found.parts if part.name == "weights") == 4 * 64 * 65
+    assert not found.notes
+
+
+def test_data_parallel_on_one_card_is_its_module():
+    def build():
+        return torch.nn.DataParallel(torch.nn.Linear(64, 64)).cuda(), torch.rand(8, 64)
+
+    found = outsize.estimate(lambda model, x: model(x).sum().backward(), build=build)
+    assert next(part.bytes for part in found.parts if part.name == "weights") == 4 * 64 * 65
+
+
+@pytest.mark.parametrize("tries", [True, False])
+def test_kernels_that_are_tried_out_for_a_convolution_are_not_known(monkeypatch, tries):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", tries)
+    footprint = outsize.estimate(
+        lambda model, x: model(x).sum().backward(),
+        build=lambda: (torch.nn.Conv2d(3, 8, 3).cuda(), torch.zeros(2, 3, 16, 16, device="cuda")),
+        device="cuda",
+    )
+    assert any("cudnn.benchmark" in guess for guess in footprint.guesses) == tries
+
+
+def test_a_tensor_made_of_values_of_other_tensors_is_made():
+    model = torch.nn.Linear(64, 64)
+    made = []
+
+    def step():
+        values = model(torch.ones(8, 64)).sum(1)
+        wanted = torch.stack([torch.tensor([float(value), value]) for value in values.detach()])
+        made.append(tuple(wanted.shape))
+        (values - wanted[:, 0]).square().sum().backward()
+
+    assert outsize.estimate(step).peak_requested.bytes > 2 * 64 * 64 * 4
+    assert set(made) == {(8, 2)}
+
+
+@pytest.mark.parametrize(("batch", "said"), [(1000, True), (0, False)])
+def test_scratch_that_was_not_measured_is_said_where_it_matters(batch, said):
+    def build():
+        return torch.nn.Sequential(torch.nn.Conv2d(1, 32, 3), torch.nn.Conv2d(32, 64, 3)).cuda(), torch.nn.Linear(
+            64, 64
+        ).cuda()
+
+    def step(pictures, plain):
+        if batch:
+            pictures(torch.rand(batch, 1, 28, 28, device="cuda"))
+        plain(torch.rand(64, 64, device="cuda")).sum().backward()
+
+    found = outsize.estimate(step, build=build, card="h200")
+    assert any("not measured in these sizes" in note for note in found.notes) == said
+    assert found.fits and not found.guesses

@@ -8,14 +8,14 @@ from torch import nn
 from torch.nn import functional
 
 import outsize
-from outsize.core.memory import HOST, Allowance
+from outsize.model.fitting.arguments import read_request
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import look
 from outsize.model.fitting.move.stores import DiskStore
 from outsize.model.fitting.plan.remedies import describe, predict
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
-from outsize.model.fitting.training import _prepare
+from outsize.model.fitting.training import TrainingPlanner
 
 WIDTH = 8
 
@@ -114,10 +114,10 @@ class Careful(nn.Module):
 
 
 class Once(nn.Sequential):
-    """Cannot run twice on the same list."""
+    """Cannot run twice on the same iterator."""
 
     def forward(self, x, turns):
-        assert turns.pop()
+        assert next(turns)
         return super().forward(x)
 
 
@@ -226,7 +226,7 @@ def test_where_blocks_cannot_run_twice_another_remedy_is_found():
         def forward(self, x):
             x = self.begin(x)
             for block in self.blocks:
-                x = block(x, [True])
+                x = block(x, iter([True]))
             return self.end(x)
 
     fitted = fit_tightly(Turns(*(Once(make_block()) for _ in range(4))), distance, 0.7)
@@ -279,8 +279,8 @@ def test_what_a_module_compiles_does_not_compile_the_hooks(tmp_path):
 
 def test_a_batch_that_is_not_cut_has_no_first_slice():
     batch, model = make_batch(64), Net(make_block())
-    work = Work(model=model, loss=distance, optimizer=torch.optim.SGD(model.parameters(), 0.1))
-    facts = _prepare(work, batch, False, Allowance(pool=HOST, bytes=2**30, reason="set by you"), "exact", ()).facts
+    request = read_request(model, distance, torch.optim.SGD(model.parameters(), 0.1), batch, budget=2**30)
+    facts = TrainingPlanner(request).facts
     whole, uncut = Choice(checkpoint=("blocks.0",)), Choice(checkpoint=("blocks.0",), first=40)
     assert predict(uncut, facts) == predict(whole, facts)
 

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 import outsize
+from outsize.model.fitting.batch import join
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.stores import NoStore
-from outsize.model.fitting.run.join_outputs import join
+from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.row_pieces import mixes_rows
 from outsize.model.fitting.run.runner import Work
@@ -114,3 +115,12 @@ def test_another_call_whose_answers_cannot_be_joined_is_an_error_and_no_number()
 def test_a_unit_that_gives_a_sum_beside_its_rows_does_not_run_in_pieces():
     assert mixes_rows(lambda x: (x, x.sum()), (torch.ones(4, 2),), {})
     assert not mixes_rows(lambda x: (x, x + 1), (torch.ones(4, 2),), {})
+
+
+def test_an_answer_comes_in_the_fewest_slices_that_fit():
+    model, batch = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8)), torch.randn(12, 8)
+    stage = Stage(Work(model=model, loss=None, optimizer=None), batch)
+    peaks = [stage.project(Choice(slices=n), call=lambda model, part: model(part)).peak for n in (1, 2, 3)]
+    assert peaks == sorted(set(peaks), reverse=True)
+    for slices, peak in enumerate(peaks, 1):
+        assert outsize.fit(model, None, None, batch, budget=peak, dry_run=True).choice.slices == slices

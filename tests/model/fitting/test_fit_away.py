@@ -6,10 +6,10 @@ import pickle
 import networks as nets
 import pytest
 import torch
+from held_fits import hold
 
 import outsize
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.learn.gradients_equal import compare
 from outsize.model.fitting.move.stores import DiskStore
 from outsize.model.fitting.plan.describe import say_absent
@@ -36,8 +36,7 @@ def away(tmp_path):
     work = Work(model=model, loss=nets.language_loss, optimizer=ours)
     store = DiskStore(str(tmp_path))
     plan = outsize.fit(twin, nets.language_loss, plain, tokens, budget="1GiB", dry_run=True).plan
-    fitted = Fitted(plan, EVERYTHING, open_resident(work, EVERYTHING, store), no_other_plan, len(tokens))
-    fitted._watched = 0
+    fitted = hold(plan, EVERYTHING, open_resident(work, EVERYTHING, store), no_other_plan, rows=len(tokens))
 
     def step():
         fitted.step(tokens)
@@ -145,8 +144,7 @@ def test_weights_that_are_away_are_home_before_another_plan_is_compared_with_the
         return plan, EVERYTHING
 
     plan = outsize.fit(twin, nets.language_loss, plain, tokens, budget="1GiB", dry_run=True).plan
-    fitted = Fitted(plan, EVERYTHING, open_resident(work, EVERYTHING, store), tighter, len(tokens))
-    fitted._watched = 0
+    fitted = hold(plan, EVERYTHING, open_resident(work, EVERYTHING, store), tighter, rows=len(tokens))
     failures.append(MemoryError("out of memory"))
     for _ in range(3):
         with pytest.warns(UserWarning, match="nothing was lost"):
@@ -193,7 +191,7 @@ def test_another_plan_is_made_with_weights_at_home_and_state_still_away(away):
         assert not any(v.untyped_storage().nbytes() for v in state)
         raise outsize.BudgetError("no", needed=1, budget=limit, smallest=1)
 
-    fitted._replan = plan
+    fitted._used.replan = plan
     with pytest.raises(outsize.OutOfMemory, match="no tighter plan"):
         fitted._tighten("it was too much")
     step()

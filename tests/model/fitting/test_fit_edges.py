@@ -7,13 +7,14 @@ import lanes
 import networks as nets
 import pytest
 import torch
+from held_fits import hold
 from hosting import Recurrent, open_runner
+from test_fit_home import plan_of_a_step
 from torch import nn
 from torch.nn import functional
 
 import outsize
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.learn.findings import look
 from outsize.model.fitting.move.stores import DiskStore
 from outsize.model.fitting.run.resident import open_resident
@@ -123,9 +124,7 @@ def test_an_optimizer_that_needs_a_closure_is_refused_by_name():
 
 def open_fitted(model, optimizer, choice, store):
     work = Work(model=model, loss=nets.language_loss, optimizer=optimizer)
-    fitted = Fitted(None, choice, open_resident(work, choice, store), None, 0)
-    fitted._watched = 0
-    return fitted
+    return hold(plan_of_a_step(), choice, open_resident(work, choice, store))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +171,7 @@ def test_after_a_hosted_update_that_fails_half_way_the_saved_state_can_be_loaded
     ours, plain = (torch.optim.AdamW(m.parameters(), 1e-3) for m in (model, twin))
     lane = lanes.LateLane(0)
     runner, _ = open_runner(model, nets.language_loss, ours, batch, lane, limit=20_000, inputs=False, update=update)
-    fitted = Fitted(None, runner.choice, runner, None)
+    fitted = hold(None, runner.choice, runner, watched=1)
     fitted.step(batch)
     nets.plain_step(twin, nets.language_loss, plain, batch)
     saved = copy.deepcopy((model.state_dict(), ours.state_dict()))
@@ -226,7 +225,7 @@ def test_undo_of_a_hosted_fit_gives_back_the_layout_of_parameters(update):
     for _ in range(2):
         runner.step(batch)
         nets.plain_step(twin, nets.vision_loss, plain, batch)
-    Fitted(None, runner.choice, runner, None).undo()
+    hold(None, runner.choice, runner, watched=1).undo()
     assert [p.stride() for p in model.parameters()] == [p.stride() for p in twin.parameters()]
     for m, optimizer in ((model, ours), (twin, plain)):
         nets.plain_step(m, nets.vision_loss, optimizer, batch)

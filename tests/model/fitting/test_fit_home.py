@@ -13,6 +13,7 @@ import pytest
 import streams as pretended
 import torch
 from effort import examples
+from held_fits import hold
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -20,7 +21,6 @@ from torch.nn import functional
 import outsize
 from outsize.core.units import format_bytes
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.learn.gradients_equal import compare
 from outsize.model.fitting.move.evicted import EvictedStorage, EvictedTensor
 from outsize.model.fitting.move.out_of_memory import clear_up
@@ -99,8 +99,7 @@ class Pair:
         work = Work(model=self.model, loss=nets.language_loss, optimizer=self.ours)
         plan = plan_of_a_step()
         self.store = store or DiskStore(str(folder))
-        self.fitted = Fitted(plan, choice, open_resident(work, choice, self.store), replan, len(self.batch))
-        self.fitted._watched = 0
+        self.fitted = hold(plan, choice, open_resident(work, choice, self.store), replan, rows=len(self.batch))
         self.step()
 
     def step(self):
@@ -329,13 +328,13 @@ def test_a_plan_that_finds_no_room_for_what_it_wants_at_home_is_not_taken(tmp_pa
         pair.fitted._tighten("it was too much")
     assert pair.fitted.choice is STREAM
     pair.step()
-    pair.fitted._left = plan_of_a_step(), Choice(), 0.0  # a plan that was left for a faster one
+    pair.fitted._faster.left = plan_of_a_step(), Choice(), 0.0  # a plan that was left for a faster one
     with card.full(int(share * pair.away)), pytest.raises(outsize.OutOfMemory, match="no tighter plan"):
         pair.fitted._tighten("it was too much")
     pair.step()
-    pair.fitted._left, pair.fitted._took = (plan_of_a_step(), Choice(), 0.0), 1.0
+    pair.fitted._faster.left, pair.fitted._faster.took = (plan_of_a_step(), Choice(), 0.0), 1.0
     with card.full(int(share * pair.away)):
-        pair.fitted._look_around(2**30, pair.batch)
+        pair.fitted._faster.look(pair.fitted._used, pair.batch, whole=True, on_card=False)
     assert "this one stays" in pair.fitted.plan.notes[-1]
     pair.check()
 
@@ -388,8 +387,7 @@ def test_a_transformers_model_without_room_at_home_is_saved_as_it_is(tmp_path, m
     choice = Choice(state_away=True, stream=("model.layers.0", "model.layers.1"))
     store = DiskStore(str(tmp_path / "scratch"))
     work = Work(model=model, loss=loss, optimizer=optimizer)
-    fitted = Fitted(plan_of_a_step(), choice, open_resident(work, choice, store), None, 2)
-    fitted._watched = 0
+    fitted = hold(plan_of_a_step(), choice, open_resident(work, choice, store), rows=2)
     fitted.step(batch)
     with card.full(1000):
         model.save_pretrained(tmp_path / "saved")

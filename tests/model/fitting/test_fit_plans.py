@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from outsize.core.errors import BudgetError
-from outsize.model.fitting import batch as batches
+from outsize.model.fitting.axes import Axes
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import look
 from outsize.model.fitting.plan.dry_run import Stage
-from outsize.model.fitting.plan.search import TRACES, Search
+from outsize.model.fitting.plan.search import TRACES
 from outsize.model.fitting.plan.speeds import estimate_times
-from outsize.model.fitting.plan.take_apart import gather_facts, inclusive
+from outsize.model.fitting.plan.take_apart import gather_facts
+from outsize.model.fitting.plan.training_search import TrainingSearch
 from outsize.model.fitting.run.loss import Normaliser
 from outsize.model.fitting.run.runner import Work
 
@@ -54,8 +55,8 @@ def take_apart(make, device):
     torch.manual_seed(0)
     model, loss, batch = make()
     work = Work(model=model, loss=loss, optimizer=torch.optim.AdamW(model.parameters()))
-    rows = batches.count_rows(batch)
-    findings = dataclasses.replace(look(work, batches.take(batch, 0, 4)), rows=rows)
+    rows = Axes().count(batch)
+    findings = dataclasses.replace(look(work, Axes().take(batch, 0, 4)), rows=rows)
     work = dataclasses.replace(
         work, written=findings.written, normaliser=findings.normaliser or Normaliser(), device=device
     )
@@ -67,7 +68,7 @@ def take_apart(make, device):
         return known[choice]
 
     plain = project(Choice())
-    timing = estimate_times(device, plain, rows, inclusive)
+    timing = estimate_times(device, plain, rows)
     return gather_facts(work, findings, plain, False, timing, None), project
 
 
@@ -89,11 +90,11 @@ def works():
 )
 def test_no_traced_plan_that_fits_is_cheaper_and_the_budget_that_an_error_names_works(works, make, device, percent):
     facts, project = works[make, device]
-    search = Search(facts, project, "exact", facts.plain.peak * percent // 100)
+    search = TrainingSearch(facts, project, "exact", facts.plain.peak * percent // 100)
     try:
         found = search.run()
     except BudgetError as error:
-        assert Search(facts, project, "exact", error.smallest).run()
+        assert TrainingSearch(facts, project, "exact", error.smallest).run()
         assert error.smallest > search.budget
         return
     finally:
@@ -106,6 +107,6 @@ def test_more_room_does_not_make_a_plan_slower(works):
     facts, project = works[make_recurrent, "cpu"]
     took = []
     for percent in (40, 50, 60, 70, 80, 90, 100):
-        found = Search(facts, project, "exact", facts.plain.peak * percent // 100).run()
+        found = TrainingSearch(facts, project, "exact", facts.plain.peak * percent // 100).run()
         took.append(facts.passes + found.seconds)
     assert all(later <= 1.05 * min(took[:number]) for number, later in enumerate(took[1:], 1))

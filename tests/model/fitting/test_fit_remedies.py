@@ -18,6 +18,7 @@ from torch.nn import functional
 import outsize
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting import chunked_cross_entropy, in_trainer, lightning_step, trainer_loss
+from outsize.model.fitting.axes import Axes
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.stores import DiskStore
 from outsize.model.fitting.run.resident import open_resident
@@ -119,8 +120,8 @@ def test_a_nested_batch_is_cut_in_its_own_structure(rows):
     x = torch.arange(rows * 2).view(rows, 2)
     encoding = transformers.BatchEncoding({"input_ids": x})
     given = {"a": x, "b": (x, [x, "text"]), "c": Pair(x, [x]), "d": Named(x, 3), "e": encoding, "f": torch.tensor(1.0)}
-    assert batches.count_rows(given) == rows
-    part = batches.take(given, 0, 1)
+    assert Axes().count(given) == rows
+    part = Axes().take(given, 0, 1)
     assert type(part["e"]) is type(encoding) and type(part["d"]) is Named and isinstance(part["c"], Pair)
     for tensor in batches.tensors_of(part).values():
         assert not tensor.dim() or tensor.shape[0] == 1
@@ -258,7 +259,8 @@ def test_adapters_refuse_what_they_cannot_serve():
     least=st.integers(0, 200),
 )
 def test_a_ladder_frees_more_with_every_rung_and_never_holds_a_module_inside_another(sizes, least):
-    from outsize.model.fitting.plan.recompute_ladder import Part, build_ladder
+    from outsize.model.fitting.plan.facts import Part
+    from outsize.model.fitting.plan.take_apart import build_ladder
 
     names = ("a", "a.x", "a.x.y", "a.z", "b", "b.x")
     parts = {
@@ -266,12 +268,13 @@ def test_a_ladder_frees_more_with_every_rung_and_never_holds_a_module_inside_ano
         for name, (kept, freed, seconds) in zip(names, sizes, strict=True)
     }
     ladder = build_ladder(parts, ("a", "b"), least)
-    freed = [rung.freed for rung in ladder]
-    assert freed == sorted(set(freed)) and all(parts[name].freed > least for rung in ladder for name in rung.names)
+    freed = [sum(parts[name].freed for name in rung) for rung in ladder]
+    took = [sum(parts[name].seconds for name in rung) for rung in ladder]
+    assert freed == sorted(set(freed)) and all(parts[name].freed > least for rung in ladder for name in rung)
     for rung in ladder:
-        assert rung.freed == sum(parts[name].freed for name in rung.names)
-        assert not any(one.startswith(other + ".") for one in rung.names for other in rung.names)
-    slopes = [(b.freed - a.freed) / max(b.seconds - a.seconds, 1e-12) for a, b in itertools.pairwise(ladder)]
+        assert not any(one.startswith(other + ".") for one in rung for other in rung)
+    pairs = itertools.pairwise(zip(freed, took, strict=True))
+    slopes = [(b[0] - a[0]) / max(b[1] - a[1], 1e-12) for a, b in pairs]
     assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(slopes))
 
 
@@ -355,10 +358,10 @@ def test_the_search_names_no_remedy():
     import ast
     import inspect
 
-    from outsize.model.fitting.plan import search
+    from outsize.model.fitting.plan import search, training_search
     from outsize.model.fitting.plan.remedies import REMEDIES
 
-    tree = list(ast.walk(ast.parse(inspect.getsource(search))))
+    tree = [node for module in (search, training_search) for node in ast.walk(ast.parse(inspect.getsource(module)))]
     named = {node.attr for node in tree if isinstance(node, ast.Attribute)}
     named |= {node.arg for node in tree if isinstance(node, ast.keyword)}
     named |= {node.value for node in tree if isinstance(node, ast.Constant)}

@@ -9,14 +9,14 @@ import networks as nets
 import pytest
 import streams as pretended
 import torch
+from held_fits import hold
+from storages import Storages
 from test_fit_home import BLOCKS, STREAM, Card, Pair, assert_same, plan_of_a_step
 
 import outsize
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.fitted import Fitted
 from outsize.model.fitting.move.evicted import EvictedTensor
 from outsize.model.fitting.move.stores import DiskStore, HostStore
-from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 
@@ -62,8 +62,7 @@ class Resumed:
         self.model.load_state_dict(self.twin.state_dict())
         self.ours.load_state_dict(copy.deepcopy(self.plain.state_dict()))
         work = Work(model=self.model, loss=nets.language_loss, optimizer=self.ours)
-        self.fitted = Fitted(plan_of_a_step(), choice, open_resident(work, choice, store), None, len(self.batch))
-        self.fitted._watched = 0
+        self.fitted = hold(plan_of_a_step(), choice, open_resident(work, choice, store), rows=len(self.batch))
 
     def step(self):
         expected = nets.plain_step(self.twin, nets.language_loss, self.plain, self.batch)
@@ -74,9 +73,9 @@ class Resumed:
 
     def load(self, saved):
         """Into both; the peak of what the fitted one held of it at once, in bytes."""
-        recorder = Recorder("cpu")
+        recorder = Storages()
         recorder.phase("load")
-        with recorder.watching(self.model):
+        with recorder.counting():
             self.ours.load_state_dict(copy.copy(saved))
         self.plain.load_state_dict(copy.deepcopy(saved))
         return recorder.peaks()["load"]

@@ -11,16 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outsize.core.errors import OutOfMemory
+from outsize.model.fitting.arguments import read_request
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import look
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.plan.remedies import PAGE, TIES
-from outsize.model.fitting.plan.search import SURE, TRACES, Search
+from outsize.model.fitting.plan.search import SURE, TRACES
 from outsize.model.fitting.plan.speeds import estimate_times
-from outsize.model.fitting.plan.take_apart import gather_facts, inclusive
+from outsize.model.fitting.plan.take_apart import gather_facts
+from outsize.model.fitting.plan.training_search import TrainingSearch
 from outsize.model.fitting.run import expandable_segments as segments
 from outsize.model.fitting.run.runner import Work
-from outsize.model.fitting.training import Planning
+from outsize.model.fitting.training import TrainingPlanner
 
 
 class Pictures(torch.nn.Module):
@@ -56,9 +58,17 @@ def planned():
     work = dataclasses.replace(work, written=findings.written, device="cuda")
     stage = Stage(work, batch)
     plain = stage.project(Choice())
-    timing = estimate_times("cuda", plain, 96, inclusive)
+    timing = estimate_times("cuda", plain, 96)
     facts = gather_facts(work, dataclasses.replace(findings, rows=96), plain, False, timing, None)
     return dataclasses.replace(facts, growable=True), stage
+
+
+def make_planner(facts, stage):
+    """A planner that knows the step on the card that is not there."""
+    work, few = stage.work, {"x": torch.randn(2, 3, 40, 40), "y": torch.randint(0, 10, (2,))}
+    planner = TrainingPlanner(read_request(work.model, work.loss, work.optimizer, few, budget=2**30))
+    planner.work, planner.facts, planner.project = work, facts, stage.project
+    return planner
 
 
 @examples(12)
@@ -66,9 +76,9 @@ def planned():
 def test_a_plan_has_growing_segments_where_it_would_fit_at_best_by_clearing_caches(planned, percent, limited):
     facts, stage = planned
     budget = facts.plain.peak * percent // 100
-    found = Search(facts, stage.project, "exact", budget, limited).run()
+    found = TrainingSearch(facts, stage.project, "exact", budget, limited).run()
     native = stage.project(dataclasses.replace(found.choice, expandable=False))
-    alone = Search(facts, stage.project, "exact", budget, limited)
+    alone = TrainingSearch(facts, stage.project, "exact", budget, limited)
     other = dataclasses.replace(found, choice=dataclasses.replace(found.choice, expandable=False), projection=native)
     at_once = alone.fits(other) if found.choice.plain else native.peak * (1 + (TIES if limited else SURE)) + 1 <= budget
     growing = native.grown < native.peak and native.grown * (1 + TIES) + PAGE <= budget
@@ -82,7 +92,7 @@ def test_without_growing_segments_a_plan_takes_at_least_as_long(planned):
     assert facts.plain.grown < facts.plain.peak
     budget = int(facts.plain.grown * (1 + TIES)) + PAGE + 1
     forbidden = dataclasses.replace(facts, forbidden=facts.forbidden | {"expandable": "you said so"})
-    growing, fixed = (Search(f, stage.project, "exact", budget).run() for f in (facts, forbidden))
+    growing, fixed = (TrainingSearch(f, stage.project, "exact", budget).run() for f in (facts, forbidden))
     assert growing.choice == Choice(expandable=True) and growing.choice.plain
     assert not fixed.choice.expandable and not fixed.choice.plain and fixed.seconds > growing.seconds
 
@@ -91,7 +101,7 @@ def test_without_growing_segments_a_plan_takes_at_least_as_long(planned):
 def test_no_weights_leave_where_less_that_the_arithmetic_cannot_see_would_do(planned, percent, growable):
     facts, stage = planned
     facts = dataclasses.replace(facts, growable=growable)
-    search = Search(facts, stage.project, "exact", facts.plain.peak * percent // 100)
+    search = TrainingSearch(facts, stage.project, "exact", facts.plain.peak * percent // 100)
     found = search.run()
     assert search.fits(found) and found.choice.checkpoint and found.choice.offload
     assert not (found.choice.state_away or found.choice.gradients_away or found.choice.stream)
@@ -139,8 +149,8 @@ def test_a_card_with_room_for_a_forward_pass_only_is_looked_at_all_the_same():
 
 def test_a_batch_in_few_slices_is_cut_otherwise_where_that_is_faster_and_fits(planned, monkeypatch):
     facts, stage = planned
-    planning = Planning(stage.work, facts, stage.project, "exact", None, "")
-    search = Search(facts, stage.project, "exact", 10 * facts.plain.peak)
+    planning = make_planner(facts, stage)
+    search = TrainingSearch(facts, stage.project, "exact", 10 * facts.plain.peak)
     monkeypatch.setattr(planning, "_try_out", lambda choice, store, batch: abs(choice.first - largest) + 1.0)
     two = search._trace(search._candidate(Choice(slices=2)))
     cuts = search.variants(two)
@@ -149,14 +159,14 @@ def test_a_batch_in_few_slices_is_cut_otherwise_where_that_is_faster_and_fits(pl
     found = planning._try_variants(search, [(two, 1.5)], None, None)
     assert [candidate.choice.first for candidate, _ in found] == [largest]
     assert not planning._try_variants(search, [(two, 0.5)], None, None)  # nothing is faster
-    tight = Search(facts, stage.project, "exact", two.peak - 1)
+    tight = TrainingSearch(facts, stage.project, "exact", two.peak - 1)
     assert all(not tight.trace(cut) for cut in cuts)  # nothing larger fits where the equal slices do not
 
 
 def test_an_interrupt_while_plans_are_compared_lets_go_of_the_place_beside_the_card(planned, monkeypatch):
     facts, stage = planned
-    planning = Planning(stage.work, facts, stage.project, "exact", None, "")
-    search = Search(facts, stage.project, "exact", 10 * facts.plain.peak)
+    planning = make_planner(facts, stage)
+    search = TrainingSearch(facts, stage.project, "exact", 10 * facts.plain.peak)
     closed = []
 
     class Place:

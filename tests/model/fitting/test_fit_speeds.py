@@ -12,7 +12,7 @@ from outsize.model.fitting.move.out_of_memory import where_room
 from outsize.model.fitting.move.stores import NoStore
 from outsize.model.fitting.plan import speeds
 from outsize.model.fitting.plan.dry_run import Stage
-from outsize.model.fitting.plan.link_speeds import time_optimizer
+from outsize.model.fitting.plan.speeds import time_optimizer
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 

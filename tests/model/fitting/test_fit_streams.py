@@ -10,23 +10,22 @@ import torch
 from effort import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from storages import Storages
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import outsize
-from outsize.model.fitting import fitted
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.guarded import Snapshot
 from outsize.model.fitting.move.stores import DiskStore, HostStore, NoStore
 from outsize.model.fitting.plan import dry_run as stages
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run import offload as activations
 from outsize.model.fitting.run import resident
 from outsize.model.fitting.run import streamed as weights
-from outsize.model.fitting.run.recorder import Recorder
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update import resident_update as update
-from outsize.model.fitting.update.optimizer_subset import room_of, sizeof
+from outsize.model.fitting.update.optimizer_subset import room_of, sizeof, state_of
+from outsize.model.fitting.update.undo_log import Snapshot
 
 BLOCKS = ("blocks.0", "blocks.1", "blocks.2")
 
@@ -135,17 +134,21 @@ def held_and_projected(monkeypatch, kind, choice, seed, eager, room):
     projected = Stage(work, batch).project(choice).peak
     queue = pretended.Streams(seed, eager)
 
-    def recorded(device):
-        recorder = Recorder(device)
+    def measure(step):
+        recorder = Storages()
         queue.ledger = recorder.ledger
-        return recorder
+        state = [value for value in state_of(work.optimizer) if isinstance(value, torch.Tensor)]
+        recorder.hold([*model.parameters(), *model.buffers(), *state, batch])
+        step.phase = recorder.phase
+        with recorder.counting():
+            step.step(batch)
+        return max(recorder.peaks().values())
 
-    monkeypatch.setattr(fitted, "Recorder", recorded)
     with pretended.installed(monkeypatch, queue):
         store = kind(torch.device("cpu"))
         store.mover.leaving.size = room
         step = open_resident(work, choice, store)
-        held = [max(fitted.measure(step, batch)[1].peaks().values()) for _ in range(3)]
+        held = [measure(step) for _ in range(3)]
         step.gather()
         store.close()
     monkeypatch.undo()

@@ -98,12 +98,13 @@ def train(make, loss, batch, part, steps=3, **options):
 
 @pytest.mark.parametrize(
     ("make", "said"),
-    [(lambda: from_numpy, "numpy.random"), (lambda: from_python, "Python's random"), (Own, "rand in")],
+    [(lambda: from_numpy, "numpy.random"), (lambda: from_python, "Python's random"), (Own, "")],
     ids=["numpy", "python", "own"],
 )
 def test_numbers_from_any_generator_are_drawn_again_and_named(make, said):
     plan = train(lambda: make_wide(make), wide_loss, rows(), 0.5)
-    assert any("slice the batch" in note and said in note for note in plan.notes)
+    forbidden = [note for note in plan.notes if "slice the batch" in note]
+    assert any(said in note for note in forbidden) if said else not forbidden  # slices are given what torch draws
     assert plan.remedies
 
 

@@ -11,7 +11,7 @@ import lanes
 import networks as nets
 import pytest
 import torch
-from effort import examples
+from effort import examples, long, points
 from hosting import NETS, OPTIMIZERS, open_runner
 from hypothesis import Phase, given
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ from torch import nn
 import outsize
 from outsize.core.memory import HOST, Pool
 from outsize.model.fitting import without_weights
-from outsize.model.fitting.move.mover import LEAVING, CardMover, Leaving, Mover
+from outsize.model.fitting.move.mover import LEAVING, CardMover, Leaving
 from outsize.model.fitting.move.pinned_blocks import State, Weights
 from outsize.model.fitting.move.ring import Ring
 from outsize.model.fitting.move.units import cut_model, sizeof
@@ -100,7 +100,7 @@ def test_rows_in_pieces_give_the_same_gradients(net, pieces, rows):
 @examples(40)
 @given(sizes=st.lists(st.integers(1, 4000), min_size=1, max_size=40), seed=st.integers(0, 9))
 def test_a_ring_never_gives_away_what_is_in_use_and_waits_for_all_it_replaces(sizes, seed):
-    ring = Ring(Mover(torch.device("cpu")), 8192)
+    ring = Ring(torch.empty(8192, dtype=torch.uint8))
     chance = torch.Generator().manual_seed(seed)
     live, last = [], {}
     for number, size in enumerate(sizes):
@@ -186,7 +186,7 @@ def test_clipping_and_own_steps_leave_gradients_on_the_host():
     ours, plain = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, twin))
     fitted = fit(model, nets.language_loss, ours, batch, "8MiB", clip=0.5)
     assert fitted.choice.update == "kept" and any("clipping" in note for note in fitted.plan.notes)
-    assert fitted._runner.sink.on_card is not None
+    assert fitted._now.sink.on_card is not None
     fitted.step(batch)
     nets.language_loss(twin, batch).backward()
     nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
@@ -590,12 +590,13 @@ def make_gpt2(tf):
 
 def make_t5(tf):
     config = tf.T5Config(
-        d_model=64, d_ff=128, num_layers=3, num_heads=4, d_kv=16, vocab_size=300, dropout_rate=0.1, decoder_start_token_id=0
+        d_model=64, d_ff=128, num_layers=3 if long() else 2, num_heads=4, d_kv=16, vocab_size=300, dropout_rate=0.1,
+        decoder_start_token_id=0,
     )  # fmt: skip
     return tf.T5ForConditionalGeneration(config)
 
 
-@pytest.mark.parametrize("make", [make_gpt2, make_t5])
+@pytest.mark.parametrize("make", points([make_t5, make_gpt2], 1))
 def test_transformers_models_with_dropout_ties_and_caches_are_trained_and_run_as_without_us(make):
     model = make(pytest.importorskip("transformers")).train()
     tokens = torch.randint(0, 300, (4, 24))

@@ -92,3 +92,67 @@ def test_the_hosts_autocast_is_followed(name):
 
     footprint, real = outsize.estimate(step, build=build, device="cpu"), real_peak(step, build)
     assert footprint.peak_requested.bytes == pytest.approx(real, rel=0.03)
+
+
+class Applied(torch.nn.Module):
+    """A function of a scaled input."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.scale = function, torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return self.function(x * self.scale)
+
+
+F = torch.nn.functional
+LAST = torch.channels_last
+LAYERS = {
+    "depthwise, wide window, small maps": (lambda: torch.nn.Conv2d(320, 320, 7, padding=3, groups=320), (8, 320, 2, 2), LAST),
+    "depthwise, wide window": (lambda: torch.nn.Conv2d(96, 96, 7, padding=3, groups=96), (8, 96, 14, 14), LAST),
+    "depthwise, plain order": (lambda: torch.nn.Conv2d(320, 320, 7, padding=3, groups=320), (8, 320, 2, 2), None),
+    "depthwise": (lambda: torch.nn.Conv2d(64, 64, 3, padding=1, groups=64), (8, 64, 14, 14), LAST),
+    "groups": (lambda: torch.nn.Conv2d(64, 64, 3, padding=1, groups=32), (8, 64, 14, 14), LAST),
+    "convolution": (lambda: torch.nn.Conv2d(64, 128, 3, padding=1), (8, 64, 14, 14), LAST),
+    "convolution of pictures": (lambda: torch.nn.Conv2d(3, 64, 7, stride=2, padding=3), (8, 3, 56, 56), LAST),
+    "transposed": (lambda: torch.nn.ConvTranspose2d(64, 32, 2, stride=2), (8, 64, 14, 14), LAST),
+    "one small picture": (lambda: torch.nn.Conv2d(16, 16, 3, padding=1), (1, 16, 8, 8), None),
+    "max pool": (lambda: Applied(lambda x: F.max_pool2d(x, 3, 2, 1)), (8, 32, 28, 28), LAST),
+    "adaptive pool": (lambda: Applied(lambda x: F.adaptive_max_pool2d(x, 7)), (8, 32, 28, 28), None),
+    "interpolation": (lambda: Applied(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear")), (8, 32, 28, 28), LAST),
+    "smooth interpolation": (
+        lambda: Applied(lambda x: F.interpolate(x, size=(13, 13), mode="bicubic", antialias=True)), (8, 32, 28, 28), None,
+    ),
+    "Fourier": (lambda: Applied(lambda x: torch.fft.fft(x).abs()), (64, 1000), None),
+    "Fourier in two dimensions": (lambda: Applied(lambda x: torch.fft.irfft2(torch.fft.rfft2(x) * 2)), (8, 32, 28, 28), None),
+    "sort": (lambda: Applied(lambda x: x.sort(0).values), (4000, 64), None),
+    "top": (lambda: Applied(lambda x: x.topk(10).values), (64, 4000), None),
+    "mixed dtypes": (lambda: Applied(lambda x: x * torch.ones(64, 4000, dtype=torch.float64)), (64, 4000), None),
+    "bag of embeddings": (lambda: torch.nn.EmbeddingBag(5000, 64), (64, 100), None),
+    "gated unit": (lambda: Applied(torch.nn.GRU(64, 128)), (20, 16, 64), None),
+}  # fmt: skip
+
+SMALL = 64 << 10
+"""Bytes of what is as small as numbers and index lists."""
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_layer_takes_more_inside_than_the_bound(name):
+    make, shape, layout = LAYERS[name]
+
+    def build():
+        model = make() if layout is None else make().to(memory_format=layout)
+        if isinstance(model, torch.nn.EmbeddingBag):
+            batch = torch.randint(0, 5000, shape)
+        else:
+            batch = torch.rand(shape).contiguous(memory_format=layout or torch.contiguous_format)
+        return model, torch.optim.SGD(model.parameters(), lr=0.1), batch
+
+    def step(model, optimizer, x):
+        out = model(x)
+        (out[0] if isinstance(out, tuple) else out).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    footprint, real = outsize.estimate(step, build=build, device="cpu"), real_peak(step, build)
+    assert real - SMALL <= footprint.peak_requested.bound <= 1.4 * real + SMALL

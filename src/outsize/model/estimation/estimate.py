@@ -9,8 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
+import random
+import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +26,7 @@ from outsize.core.events import told
 from outsize.core.footprint import Amount, Footprint, Loading
 from outsize.core.memory import HOST, Pool
 from outsize.core.noun import Known
-from outsize.core.units import parse_bytes
+from outsize.core.units import format_bytes, parse_bytes
 from outsize.model.estimation import growth, replayed_steps
 from outsize.model.estimation import host_memory as host
 from outsize.model.estimation import loaders as loading
@@ -33,6 +38,16 @@ from outsize.model.tracing.tracer import DevicesDiffer, Tracer
 
 DEFAULT_CARD = "H200"
 """The card that is assumed if none is named: the one on which the kernels were measured."""
+
+
+MORE_STEPS = 3
+"""Steps that are followed beyond those asked for, where numbers drawn at random may decide on sizes."""
+
+UNEVEN = 0.01
+"""Steps whose requests differ by more than this part of them are not alike."""
+
+KEPT = 2**14
+"""Bytes that a step may leave without a word."""
 
 
 def estimate(
@@ -58,8 +73,8 @@ def estimate(
     """
     require_torch()
     chosen = None if card is None else find_card(card)
-    capacity = _capacity(chosen, budget)
-    label = _label(device)
+    capacity = capacity_of(chosen, budget)
+    label = label_of(device)
     job = Job(step, args, build, label, chosen or find_card(DEFAULT_CARD), steps)
     loaded = None if loader is None else loading.of(loader)
     with told("tracing", "steps") as job.traced:
@@ -73,7 +88,7 @@ def _estimate(
     sizes = [size for size in (batch, seq) if size is not None]
     tracer = job.trace(*sizes)
     replayed = job.replay(tracer)
-    footprint = _footprint(job, tracer, replayed, chosen, capacity, loaded)
+    footprint = footprint_of(job, tracer, replayed, chosen, capacity, loaded)
     peak = replayed_steps.peak_within(replayed, growth.STEPS)
     grown = None
     if seq is not None:
@@ -160,11 +175,16 @@ class Job:
                 else:
                     step, args = contentless.convert(tracer, self.step, args, self.label)
                 tracer.owners.inputs(args)
-                for number in range(steps):
+                before, number = _generator_states(), 0
+                while number < steps or (
+                    number < steps + MORE_STEPS and (tracer.chance or before != _generator_states())
+                ):
                     tracer.ledger.step = number
                     step(*args)
                     tracer.owners.mark()
                     self.traced()
+                    number += 1
+                note_growth(tracer, self.label, number, len(tracer.ledger.events))
             except OutsizeError:
                 raise
             except Exception as error:
@@ -174,28 +194,44 @@ class Job:
                 f"{self.name}{_place_of(self.step)} used no tensor of PyTorch, so there is nothing to estimate: "
                 "steps of TensorFlow, JAX and NumPy are not followed"
             )
-        if tracer.drew and _uneven(tracer, self.label, steps):
-            tracer.guess("steps differ in size and draw whole numbers on the host: a later step may take more")
+        if _uneven(tracer, self.label, number):
+            tracer.guess(
+                "steps differ in size and draw whole numbers on the host: a later step may take more"
+                if tracer.drew
+                else "the steps differ in size: a later one may take more"
+            )
         return tracer
 
 
-def _footprint(
+UNMEASURED = 0.02
+"""Part of the peak that scratch without a measurement may be before a note says so."""
+
+
+def footprint_of(
     job: Job, tracer: Tracer, replayed: ReplayedSteps, card: Card | None, capacity: int | None, loaded: Loading | None
 ) -> Footprint:
+    """All that is known of a trace, in one noun."""
     notes = list(tracer.notes)
     on_host = job.label == "cpu"
     if not on_host and job.card.capability not in (None, (9, 0)):
         notes.append(f"kernel workspaces are those measured on an H200, assumed for the {job.card.name}")
+    guessed, unmeasured = bool(notes), replayed_steps.unmeasured_at_peak(replayed)
+    if unmeasured > UNMEASURED * replayed.likely.peak.requested:
+        notes.append(
+            f"{format_bytes(unmeasured)} at the peak are scratch of kernels that were not measured in these sizes: the peak may "
+            "be that much lower, or as high as the bound"
+        )
     known = Known.ESTIMATE if notes or on_host else Known.EXACT
-    requested = replayed.likely.peak.requested
     allocated, reserved, use = (
-        host.amounts(tracer, replayed) if on_host else constants.amounts(replayed, job.card, estimate=bool(notes))
+        host.amounts(tracer, replayed) if on_host else constants.amounts(replayed, job.card, estimate=guessed)
     )
     return Footprint(
         name=job.name,
         pool=HOST if on_host else Pool(kind="device", index=int(job.label.partition(":")[2] or 0)),
         steps=job.steps,
-        peak_requested=Amount(bytes=requested, bound=replayed.most.peak.requested, known=known),
+        peak_requested=host.requested(replayed)
+        if on_host
+        else Amount(bytes=replayed.likely.peak.requested, bound=replayed.most.peak.requested, known=known),
         peak_allocated=allocated,
         peak_reserved=reserved,
         device_use=use,
@@ -228,9 +264,46 @@ def _verdict(replayed: ReplayedSteps, use: Amount, capacity: int | None, on_host
 
 
 def _uneven(tracer: Tracer, label: str, steps: int) -> bool:
-    """True if the last two steps, which both have state and gradients, requested different sizes."""
-    asked = [[h.bytes for a, h in tracer.ledger.events if a and h.step == n and h.label == label] for n in range(steps)]
-    return len(asked) > 2 and sorted(asked[-1]) != sorted(asked[-2])
+    """True if steps requested different sizes; the first has no state and gradients yet, so it is left out."""
+    asked: list[Counter[int]] = [Counter() for _ in range(steps)]
+    for alloc, held in tracer.ledger.events:
+        if alloc and held.step >= 0 and held.label == label:
+            asked[held.step][held.bytes] += 1
+    pairs = list(pairwise(asked[1:]))
+    if tracer.drew:
+        return any(one != other for one, other in pairs)
+    sums = [(_total(one), _total(other)) for one, other in pairs]
+    return any(abs(one - other) > UNEVEN * max(one, other) for one, other in sums)
+
+
+def _total(asked: Counter[int]) -> int:
+    return sum(size * count for size, count in asked.items())
+
+
+def _generator_states() -> tuple[Any, ...]:
+    """States of the generators of random numbers that are Python's and NumPy's own."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), None if numpy is None else pickle.dumps(numpy.random.get_state())
+
+
+def note_growth(tracer: Tracer, label: str, steps: int, end: int) -> None:
+    """Steps that keep something each time need more the longer a run goes on; `end`: event at the end of the last."""
+    if steps < 3:
+        return
+    kept = [
+        held
+        for held in tracer.ledger.all
+        if held.step == steps - 2 and held.label == label
+        and (held.died is None or held.died > end)
+        and held.kind not in ("weights", "gradients", "optimizer state", "workspace")
+    ]  # fmt: skip
+    total = sum(held.bytes for held in kept)
+    if total > KEPT:
+        largest = max(kept, key=lambda held: held.bytes)
+        tracer.guess(
+            f"each step leaves {format_bytes(total)} that the next one does not free ({largest.line or largest.op}): "
+            "memory may grow with every step"
+        )
 
 
 def _place_of(step: Any) -> str:
@@ -241,13 +314,15 @@ def _place_of(step: Any) -> str:
     return f" ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
-def _capacity(card: Card | None, budget: int | str | None) -> int | None:
+def capacity_of(card: Card | None, budget: int | str | None) -> int | None:
+    """Bytes that a step may reserve: the budget, else what the card has."""
     if budget is not None:
         return parse_bytes(budget)
     return None if card is None else card.usable
 
 
-def _label(device: str) -> str:
+def label_of(device: str) -> str:
+    """`cuda`, `cuda:1`, `cpu` as the ledger names them."""
     kind, _, index = str(device).partition(":")
     if kind not in ("cuda", "cpu"):
         raise InputError(f"cannot estimate for the device {device!r}: 'cuda', 'cuda:1' and 'cpu' are modelled")

@@ -16,13 +16,16 @@ import sys
 from outsize.allocator import GlibcSettings, replay
 from outsize.core.footprint import Amount, Loading
 from outsize.core.noun import Known
-from outsize.core.units import MiB
+from outsize.core.units import KiB, MiB
 from outsize.model.estimation.replayed_steps import ReplayedSteps, follow
 from outsize.model.tracing.replay import as_events, largest_size, likely_size
 from outsize.model.tracing.tracer import Tracer
 
 BASE_SPREAD = 32 * MiB
 """Bytes by which two starts of one program differ."""
+
+SMALL = 64 * KiB
+"""Bytes of small tensors that are not looked at."""
 
 STRAYS = (4, 3)
 """One in this many large chunks of the heap is separated from the chunk before it by a small object: likely, and for
@@ -73,6 +76,12 @@ def _measure_base(names: tuple[str, ...]) -> int:
     words = [sys.executable, "-c", CODE, *names]
     answer = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
     return int(answer.stdout.split()[-1])
+
+
+def requested(replayed: ReplayedSteps) -> Amount:
+    """What a step on the CPU requests. Small differences between runs are within the bound."""
+    likely, most = replayed.likely.peak.requested, replayed.most.peak.requested
+    return Amount(bytes=likely, bound=int(most * 1.02) + SMALL, known=Known.ESTIMATE)
 
 
 def amounts(tracer: Tracer, replayed: ReplayedSteps) -> tuple[Amount, Amount, Amount]:

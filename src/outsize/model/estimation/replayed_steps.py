@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from outsize.allocator import CudaSettings, replay
 from outsize.core.allocation import Replay, Sample
-from outsize.core.footprint import Layers
+from outsize.core.footprint import Layers, Phase
 from outsize.core.memory import Part
 from outsize.core.noun import Known
 from outsize.core.units import MiB
@@ -26,7 +26,7 @@ KINDS = ("weights", "buffers", "gradients", "optimizer state", "inputs", "activa
 SOMEWHAT = (4 * MiB, 8 * MiB, 16 * MiB)
 """Bytes added to uncertain sizes for the bound: partial sums of convolutions vary by that much."""
 
-STRETCHES = 80
+STRETCHES = 400
 """Points of a timeline."""
 
 
@@ -80,6 +80,22 @@ def peak_within(replayed: ReplayedSteps, steps: int) -> int:
     return max((sample.reserved for sample in replayed.samples[: last + 1]), default=0)
 
 
+def phases(
+    replayed: ReplayedSteps, ledger: Ledger, label: str, marks: list[tuple[int, str]], names: tuple[str, ...]
+) -> tuple[Phase, ...]:
+    """The highest moments of each phase; `marks` say at which event of the ledger one begins."""
+    numbers = [number for number, (_, held) in enumerate(ledger.events) if held.label == label and held.most]
+    peaks: dict[str, tuple[int, int]] = {}
+    for (begin, name), (end, _) in zip(marks, [*marks[1:], (len(ledger.events) + 1, "")], strict=True):
+        first, last = bisect.bisect_left(numbers, begin), bisect.bisect_left(numbers, end)
+        inside = replayed.samples[max(0, first - 1) : last]  # what was there when it began counts
+        allocated = max((sample.allocated for sample in inside), default=0)
+        reserved = max((sample.reserved for sample in inside), default=0)
+        before = peaks.get(name, (0, 0))
+        peaks[name] = max(before[0], allocated), max(before[1], reserved)
+    return tuple(Phase(name=name, allocated=peaks[name][0], reserved=peaks[name][1]) for name in names if name in peaks)
+
+
 def name_kinds(ledger: Ledger) -> None:
     """Give a kind to every record that has none yet."""
     backward = [i for i, (alloc, held) in enumerate(ledger.events) if alloc and held.phase == "backward"]
@@ -118,6 +134,15 @@ def parts_at_peak(replayed: ReplayedSteps) -> tuple[Part, ...]:
     return (*parts, Part(name="rounding", bytes=rounding, known=Known.ESTIMATE)) if rounding else tuple(parts)
 
 
+def unmeasured_at_peak(replayed: ReplayedSteps) -> int:
+    """Bytes of kernels' scratch at the peak that no measurement of that very call stands behind: only likely, with a bound."""
+    if not replayed.samples:
+        return 0
+    return sum(
+        held.bytes for held in alive_at(replayed, replayed.peak) if held.kind == "workspace" and held.most != held.bytes
+    )
+
+
 def _known(kind: str) -> Known:
     return Known.ESTIMATE if kind == "workspace" else Known.EXACT
 
@@ -139,7 +164,7 @@ def _sum(records: list[Held], key: Callable[[Held], str]) -> dict[str, int]:
 
 
 def timeline(replayed: ReplayedSteps) -> tuple[Layers, ...]:
-    """The highest moment in each of about eighty equal parts of the trace."""
+    """The highest moment in each of `STRETCHES` equal parts of the trace."""
     width = max(1, -(-len(replayed.events) // STRETCHES))
     now = dict.fromkeys(KINDS, 0)
     out: list[Layers] = []
@@ -152,8 +177,10 @@ def timeline(replayed: ReplayedSteps) -> tuple[Layers, ...]:
         if total > best[0]:
             best = (total, number, tuple(now.values()))
         if number % width == width - 1 or number == len(replayed.events) - 1:
-            label, reserved = describe(replayed.events[best[1]][1]), replayed.samples[best[1]].reserved
-            out.append(Layers(time=best[1], label=label, bytes=best[2], reserved=reserved))
+            at, reserved = replayed.events[best[1]][1], replayed.samples[best[1]].reserved
+            out.append(
+                Layers(time=best[1], label=describe(at), bytes=best[2], reserved=reserved, line=at.line or at.module)
+            )
             best = (-1, number, ())
     return tuple(out)
 

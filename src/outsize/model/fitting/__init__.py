@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outsize.model.fitting.fitted import Fitted
-from outsize.model.fitting.move.empty_model import without_weights
+from outsize.model.fitting.move.weight_files import without_weights
 from outsize.model.fitting.run.chunked_loss import chunked_cross_entropy
 from outsize.model.fitting.trainers import in_trainer, lightning_step, trainer_loss
 

@@ -20,45 +20,22 @@ from outsize.machine.disk import is_in_memory
 from outsize.machine.host import read_rss
 from outsize.machine.system import LiveSystem
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.guarded import call_model
+from outsize.model.fitting.axes import Axes, find_axes, read_axes
 from outsize.model.fitting.move.evicted import require_home
 from outsize.model.fitting.move.mover import Mover, open_mover
 from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.move.weight_files import find_weights
-from outsize.model.fitting.plan.foreign_tensors import Beside, held_on, look_beside
+from outsize.model.fitting.plan.facts import HostSide
+from outsize.model.fitting.plan.foreign_tensors import held_on, look_beside
 from outsize.model.fitting.plan.host_memory import in_memory
 from outsize.model.fitting.plan.remedies import ALLOWED, REMEDIES
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update.clip_and_scale import check_scaler
 from outsize.model.fitting.update.optimizer_subset import parameters_of, require_plain_step, why_not_one_by_one
-from outsize.model.torch_port.objects import is_compiled
+from outsize.model.torch_port.objects import is_compiled, is_compiled_copy
 
-KEYS = (*(kind.key for kind in REMEDIES), "pieces")
+KEYS = tuple(dict.fromkeys(kind.key for kind in REMEDIES))
 """Names that `without` may hold."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostSide:
-    """What is known of the host under a model that visits a device."""
-
-    base: int
-    """Bytes that the process holds beside model and optimizer state."""
-    before: int
-    """Bytes of memory that model and optimizer state take before anything is moved."""
-    mover: Mover
-    """The way to the device."""
-    files: Any
-    """Where weights are read from, None where they are in host memory."""
-    forced: str
-    """Why gradients wait on the host, empty where they need not."""
-    later: bool
-    """Parameters whose gradients wait can be updated a few at a time all the same."""
-    grounded: str
-    """Why nothing can be in a scratch file, empty where it can."""
-    disk: Allowance | None
-    """Room of the scratch folder."""
-    beside: Beside
-    """What the process holds on the device that is not the step's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +46,8 @@ class Request:
     batch: Any
     rows: int
     """Samples of the batch."""
+    readings: tuple[Axes, ...]
+    """Which axes of the batch may count samples, the likeliest first."""
     device: Any
     """Where the step runs."""
     budgets: tuple[Allowance, ...]
@@ -88,23 +67,26 @@ class Request:
 def read_request(
     model: Any, loss: Any, optimizer: Any, batch: Any, *, budget: Any = None, device: Any = None, host: Any = None,
     weights: Any = None, allow: str = "exact", own_step: bool = False, clip: float | None = None, scaler: Any = None,
-    without: tuple[str, ...] = (), dry_run: bool = False,
+    without: tuple[str, ...] = (), batch_axis: Any = None, dry_run: bool = False,
 ) -> Request:  # fmt: skip
     """The user's mistakes, named before anything is touched."""
+    optimizer = _bare(optimizer)
     check_words(model, loss, optimizer, allow, without, own_step, clip, scaler)
     hosted = device is not None or weights is not None or host is not None
     target = _read_device(device, dry_run) if hosted else _device_of(model)
     call = None
     if optimizer is None and not own_step:
-        loss, call = None, loss or call_model
+        loss, call = None, loss or batches.call_model
     scaler = check_scaler(scaler, target) if hosted else scaler
     require_home(model, optimizer)
     files = _find_files(model, optimizer, target, weights, dry_run) if hosted else None
     if optimizer is not None:
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise InputError("no parameter of the model requires a gradient: there is nothing to train")
-        check_optimizer(model, optimizer)
-    rows = batches.count_rows(batch)
+        check_optimizer(model, optimizer, own_step)
+    said = batch_axis is not None
+    readings = (read_axes(batch, batch_axis),) if said else find_axes(batch, _takes_time_first(model))
+    rows = readings[0].count(batch)
     if not hosted:
         for path, tensor in batches.tensors_of(batch).items():
             if tensor.device != target:
@@ -124,11 +106,34 @@ def read_request(
             grounded=_why_in_memory(optimizer, own_step, without, scratch.scratch, files), disk=disk,
             beside=look_beside(target, [*model.buffers(), *batches.tensors_of(batch).values()]),
         )  # fmt: skip
-    return Request(
-        work=Work(model=model, loss=loss, optimizer=optimizer, clip=clip, scaler=scaler, device=target.type), batch=batch,
-        rows=rows, device=target, budgets=budgets or (device_budget(budget, model),), scratch=scratch.scratch, allow=allow,
-        own_step=own_step, without=tuple(without), dry_run=dry_run, call=call, host=side,
+    backwards = 1 + any(parameter.grad is not None for parameter in model.parameters()) if own_step else 0
+    work = Work(
+        model=model, loss=loss, optimizer=optimizer, clip=clip, scaler=scaler, device=target.type, backwards=backwards,
+        axes=readings[0],
     )  # fmt: skip
+    return Request(
+        work=work, batch=batch, rows=rows, readings=readings, device=target, budgets=budgets or (device_budget(budget, model),),
+        scratch=scratch.scratch, allow=allow, own_step=own_step, without=tuple(without), dry_run=dry_run, call=call, host=side,
+    )  # fmt: skip
+
+
+def _bare(optimizer: Any) -> Any:
+    """The optimizer inside those that accelerate and Lightning wrap around it."""
+    import torch
+
+    while hasattr(optimizer, "param_groups") and isinstance(
+        inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer
+    ):
+        optimizer = inner
+    return optimizer
+
+
+def _takes_time_first(model: Any) -> bool:
+    """True where a layer of the model takes time along the first axis and samples along the second."""
+    import torch
+
+    kinds = (torch.nn.RNNBase, torch.nn.MultiheadAttention)
+    return any(isinstance(module, kinds) and not module.batch_first for module in model.modules())
 
 
 def check_words(
@@ -139,11 +144,16 @@ def check_words(
 
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"fit needs a torch.nn.Module, not {type(model).__name__}")
-    compiled = next((name or "the model" for name, module in model.named_modules() if is_compiled(module)), None)
+    compiled = next(((name, module) for name, module in model.named_modules() if is_compiled(module)), None)
     if compiled is not None:
+        name, module = compiled
+        wrapped = is_compiled_copy(module)
+        before = (
+            "a compiled model has it as `_orig_mod`" if wrapped else "leave out `.compile()`, which changes it for good"
+        )
         raise InputError(
-            f"{compiled} is compiled by torch.compile, whose graph fit cannot change: give fit the module as it was before "
-            "(a compiled model has it as `_orig_mod`)"
+            f"{name or 'the model'} is compiled by {'torch.compile' if wrapped else 'its own compile()'}, whose graph fit cannot "
+            f"change: give fit the module as it was before ({before})"
         )
     scripted = next((n or "the model" for n, m in model.named_modules() if isinstance(m, torch.jit.ScriptModule)), None)
     if scripted is not None:
@@ -194,9 +204,9 @@ def _check_update(own_step: bool, clip: Any, scaler: Any) -> None:
         raise InputError(f"scaler needs a GradScaler such as torch.amp.GradScaler(), not {type(scaler).__name__}")
 
 
-def check_optimizer(model: Any, optimizer: Any) -> None:
+def check_optimizer(model: Any, optimizer: Any, own_step: bool) -> None:
     """Its parameters are the model's, and a step needs no closure."""
-    require_plain_step(optimizer)
+    require_plain_step(optimizer, own_step)
     known = {id(parameter) for parameter in model.parameters()}
     strange = [p for p in parameters_of(optimizer) if id(p) not in known]
     if strange:
@@ -277,8 +287,8 @@ def _why_in_memory(optimizer: Any, own_step: bool, without: tuple[str, ...], fol
         return "it is read from a file already"
     if own_step:
         return "you step the optimizer yourself, which takes all of it in memory"
-    if "state_away" in without:
-        return "you forbade state_away"
+    if forbidden := [key for key in ("disk", "state_away") if key in without]:
+        return f"you forbade {forbidden[0]}"
     if is_in_memory(LiveSystem(), folder):
         return f"the scratch folder {folder} is in RAM, so name another with outsize.budget(scratch=...)"
     return (why_not_one_by_one(optimizer) or "") if optimizer is not None else ""

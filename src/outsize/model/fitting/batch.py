@@ -1,9 +1,9 @@
-"""Cuts a batch into slices along its first axis, whatever holds the tensors.
+"""Finds the tensors of a batch, whatever holds them, and joins the outputs of slices.
 
-In: tensors, dicts, lists, tuples, named tuples, dataclasses and mappings such as transformers' `BatchEncoding`,
-nested as the user likes. Out: the same structures with fewer rows. A batch whose tensors disagree about the number of
-rows is refused before anything is changed; what is not a tensor (a flag, a text, a tensor without axes) is handed to
-every slice as it is.
+In: tensors, dicts, lists, tuples, named tuples, dataclasses, mappings such as transformers' `BatchEncoding`, and objects with
+attributes such as torch_geometric's `Data`, nested as the user likes. Out: the same structures with other tensors; what is not a
+tensor (a flag, a text) stays as it is. Of outputs, tensors with a row for each sample are joined and single values that are the
+same in all slices stay; anything else (a mean over a slice, a cache) is refused, since no joining makes it the whole's.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 from outsize.core.errors import InputError
+
+DEEP = 4
+"""Objects inside objects that are looked into: some hold each other."""
 
 
 def transform(value: Any, change: Callable[[str, Any], Any], path: str = "batch", leaf: Any = None) -> Any:
@@ -37,7 +41,22 @@ def transform(value: Any, change: Callable[[str, Any], Any], path: str = "batch"
             item = getattr(value, field.name)
             object.__setattr__(new, field.name, transform(item, change, f"{path}.{field.name}", leaf))
         return new
-    return value
+    return _transform_object(value, change, path, leaf)
+
+
+def _transform_object(value: Any, change: Callable[[str, Any], Any], path: str, leaf: Any) -> Any:
+    """An object of the user's own, or a graph: what its attributes hold; the object itself where nothing in it is another."""
+    import torch
+
+    attributes = getattr(value, "__dict__", None)
+    if not attributes or isinstance(value, type | FunctionType | torch.nn.Module) or path.count(".") >= DEEP:
+        return value
+    items = {name: transform(item, change, f"{path}.{name}", leaf) for name, item in attributes.items()}
+    if all(items[name] is item for name, item in attributes.items()):
+        return value
+    new = copy.copy(value)
+    new.__dict__.update(items)
+    return new
 
 
 def _refill(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
@@ -63,34 +82,7 @@ def tensors_of(batch: Any) -> dict[str, Any]:
     return found
 
 
-def count_rows(batch: Any) -> int:
-    """How many samples the batch has; an `InputError` where its tensors disagree or there is none."""
-    rows: dict[int, str] = {}
-    for path, tensor in tensors_of(batch).items():
-        if str(tensor.layout) not in ("torch.strided", "torch.jagged"):
-            raise InputError(f"{path} is a sparse tensor, which cannot be cut into slices: give {path}.to_dense()")
-        if getattr(tensor, "is_nested", False):
-            raise InputError(
-                f"{path} is a nested tensor: its samples have no common shape, so it cannot be cut into slices; "
-                "pad it, or group samples of one length into a batch"
-            )
-        if tensor.dim():
-            rows.setdefault(tensor.shape[0], path)
-    if not rows:
-        raise InputError(
-            "the batch holds no tensor with a first axis to cut: give tensors, or dicts, lists, tuples or dataclasses of them"
-        )
-    if len(rows) > 1:
-        said = ", ".join(f"{path} has {count}" for count, path in rows.items())
-        raise InputError(f"the tensors of the batch disagree about the number of samples: {said}")
-    count = next(iter(rows))
-    if count == 0:
-        raise InputError("the batch is empty: its tensors have 0 samples")
-    _refuse_arrays(batch, count)
-    return count
-
-
-def _refuse_arrays(batch: Any, rows: int) -> None:
+def refuse_arrays(batch: Any, rows: int) -> None:
     """NumPy's arrays would be handed whole to every slice."""
     import numpy as np
 
@@ -104,11 +96,6 @@ def _refuse_arrays(batch: Any, rows: int) -> None:
     transform(batch, refuse, leaf=np.ndarray)
 
 
-def take(batch: Any, start: int, stop: int) -> Any:
-    """Samples `start` to `stop` of a batch, as views."""
-    return transform(batch, lambda _, tensor: tensor[start:stop] if tensor.dim() else tensor)
-
-
 def cut(rows: int, slices: int, first: int = 0) -> list[tuple[int, int]]:
     """`rows` in `slices` nearly equal runs, none empty: the larger ones first, or the first of so many rows."""
     slices = min(slices, rows)
@@ -119,3 +106,63 @@ def cut(rows: int, slices: int, first: int = 0) -> list[tuple[int, int]]:
     for index in range(slices):
         bounds.append(bounds[-1] + size + (index < extra))
     return list(itertools.pairwise(bounds))
+
+
+def call_model(model: Any, part: Any) -> Any:
+    """Run a model on a slice: keywords from a mapping, arguments from a tuple, else the slice itself."""
+    if isinstance(part, Mapping):
+        return model(**part)
+    return model(*part) if isinstance(part, tuple | list) else model(part)
+
+
+class NotJoined(InputError):
+    """Slices whose outputs do not make the whole's."""
+
+
+def join(outs: list[Any], rows: list[int], path: str = "the output") -> Any:
+    """One output from those of slices of so many `rows`."""
+    import torch
+
+    first = outs[0]
+    if isinstance(first, torch.Tensor):
+        return _join_tensors(outs, rows, path)
+    if isinstance(first, Mapping) and all(set(out) == set(first) for out in outs):
+        items = {key: join([out[key] for out in outs], rows, f"{path}[{key!r}]") for key in first}
+        return items if type(first) is dict else type(first)(**items)
+    if isinstance(first, list | tuple) and all(len(out) == len(first) for out in outs):
+        parts = [join([out[i] for out in outs], rows, f"{path}[{i}]") for i in range(len(first))]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        names = [field.name for field in dataclasses.fields(first)]
+        return dataclasses.replace(
+            first, **{name: join([getattr(out, name) for out in outs], rows, f"{path}.{name}") for name in names}
+        )
+    if first is None or isinstance(first, bool | int | float | str):
+        if all(out == first for out in outs):
+            return first
+        raise _refuse(path, f"{first!r} for one slice and {next(out for out in outs if out != first)!r} for another")
+    raise _refuse(
+        path, f"a {type(first).__name__}" if not isinstance(first, list | tuple | Mapping) else "of another length"
+    )
+
+
+def _join_tensors(outs: list[Any], rows: list[int], path: str) -> Any:
+    import torch
+
+    first = outs[0]
+    if all(out.dim() and out.shape[0] == count for out, count in zip(outs, rows, strict=True)):
+        return torch.cat(outs)
+    if not any(out.dim() for out in outs) and (_unknown(first) or all(torch.equal(out, first) for out in outs)):
+        return first
+    raise _refuse(path, f"of shape {tuple(first.shape)} for a slice of {rows[0]} samples")
+
+
+def _unknown(tensor: Any) -> bool:
+    """True for a tensor without contents, which says nothing of whether two are the same."""
+    import torch
+
+    return tensor.is_meta or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
+
+
+def _refuse(path: str, what: str) -> NotJoined:
+    return NotJoined(f"{path} is {what}, so that slices of the batch cannot be joined: fit with without=('slices',)")

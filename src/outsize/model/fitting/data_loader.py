@@ -53,14 +53,8 @@ def loader(
     made = DataLoader(
         dataset, batch_size=batch_size, num_workers=count, pin_memory=pinned, collate_fn=collate, **{**more, **settings}
     )
-    made.outsize = {
-        "bytes": held,
-        "batch": size,
-        "workers": count,
-        "ahead": ahead,
-        "pinned": pinned,
-        "notes": _notes(dataset, count),
-    }
+    sizes = {"bytes": held, "batch": size, "workers": count, "ahead": ahead, "pinned": pinned}
+    made.outsize = {**sizes, "notes": _notes(dataset, count)}
     return made
 
 

@@ -7,15 +7,19 @@ training on the model's device, one for inference there, and one for a model tha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from outsize.model.fitting.arguments import read_request
-from outsize.model.fitting.fitted import Fitted
+from outsize.model.fitting.arguments import Request, read_request
+from outsize.model.fitting.fitted import Fitted, Renew
 from outsize.model.fitting.hosting import HostedPlanner
 from outsize.model.fitting.inference import InferencePlanner
-from outsize.model.fitting.planner import Planner
+from outsize.model.fitting.plan_in_use import PlanInUse, Planned
+from outsize.model.fitting.planner import Planner, Settled
 from outsize.model.fitting.training import TrainingPlanner
+from outsize.model.fitting.user_errors import warning_once
 from outsize.model.torch_port.parts import require_torch
 
 
@@ -34,6 +38,7 @@ def fit(
     clip: float | None = None,
     scaler: Any = None,
     without: tuple[str, ...] = (),
+    batch_axis: Any = None,
     dry_run: bool = False,
 ) -> Any:
     """Make a training step run inside `budget` bytes of the memory of the model's device.
@@ -44,28 +49,37 @@ def fit(
     called and gives its output, None calls it with the batch.
     `own_step`: you call `backward` and step the optimizer yourself. `clip` is the norm to which `step` clips gradients,
     `scaler` your GradScaler. `without` names remedies not to use: slices, checkpoint, offload, in_backward, state_away,
-    gradients_away, stream, chunks, autocast, expandable. `dry_run` only plans.
+    gradients_away, stream, chunks, autocast, expandable; of a model on the host also pieces and disk. `dry_run` only plans.
+    `batch_axis`: which axis of the batch's tensors counts samples, where fit does not find it: a number for all, or a table such
+    as `{"x": 1, "weights": None, "cu_seqlens": "ends"}` (None: all samples share it; "ends": of packed sequences).
 
     `device`: the model stays in host memory and visits that device unit by unit; `budget` is then the device's and `host`
     the host's; what that does not hold goes to a file in the scratch folder. `weights`: the model is on the meta device, and
     its weights are read from this file for inference.
     """
     require_torch()
-    request = read_request(
-        model, loss, optimizer, batch, budget=budget, device=device, host=host, weights=weights, allow=allow,
-        own_step=own_step, clip=clip, scaler=scaler, without=without, dry_run=dry_run,
-    )  # fmt: skip
-    planner: Planner
-    if request.host is not None:
-        planner = HostedPlanner(request, request.host)
-    elif request.call is not None:
-        planner = InferencePlanner(request, request.call)
-    else:
-        planner = TrainingPlanner(request)
-    plan, choice = planner.plan(request.budgets[0].bytes, batch)
-    if dry_run:
-        return Fitted(plan, choice, None, None, request.rows, call=request.call)
-    plan, choice, runner, measured, seconds = planner.settle(plan, choice)
-    fitted = Fitted(plan, choice, runner, planner.plan, request.rows, reopen=planner.reopen, call=request.call)
-    fitted.measured, fitted.seconds = measured, seconds
-    return fitted
+    with warning_once(loss):
+        request = read_request(
+            model, loss, optimizer, batch, budget=budget, device=device, host=host, weights=weights, allow=allow,
+            own_step=own_step, clip=clip, scaler=scaler, without=without, batch_axis=batch_axis, dry_run=dry_run,
+        )  # fmt: skip
+        planner: Planner
+        renew: Renew | None = None
+        if request.host is not None:
+            planner = HostedPlanner(request, request.host)
+        elif request.call is not None:
+            planner = InferencePlanner(request, request.call)
+        else:
+            planner = TrainingPlanner(request)
+            renew = functools.partial(_plan_anew, request)
+        plan, choice = planner.plan(request.budgets[0].bytes, batch)
+        settled = Settled(plan, choice, None) if dry_run else planner.settle(plan, choice)
+    used = PlanInUse(planner.plan, planner.reopen, settled.plan, settled.choice, settled.runner)
+    used.measured = settled.measured
+    return Fitted(used, planner.request.rows, seconds=settled.seconds, renew=renew, call=request.call)
+
+
+def _plan_anew(request: Request, backwards: int) -> Planned:
+    """A plan for the step as it is now."""
+    planner = TrainingPlanner(replace(request, work=replace(request.work, backwards=backwards)))
+    return planner.plan, planner.reopen, *planner.plan(request.budgets[0].bytes, None)

@@ -1,14 +1,16 @@
 """A step that stays inside its budget, as the user holds it.
 
-In: a plan, a choice, and a runner that obeys it. Out: `Fitted`: `step`, `backward`, `infer`, `undo`. The first steps are
-measured: a plan that held more than its budget is made tighter, one that held much less is made faster. A hosted step that
-updates parameters in the backward pass has no way back in the memory there is, which is why it was rehearsed before.
+In: a plan, a choice, and a runner that obeys it and can take a step back. Out: `Fitted`: `step`, `backward`, `infer`, `undo`. The
+first steps are measured: a plan that held more than its budget is made tighter, one that held much less is made faster. When
+memory runs out, everything is put back outside the `except` block, where the failed frames no longer hold their tensors, the
+plan is made tighter, and the same batch runs again. A hosted step that updates parameters in the backward pass has no way back
+in the memory there is, which is why it was rehearsed before.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,75 +21,101 @@ from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.guarded import Guarded, Snapshot, call_model
-from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
-from outsize.model.fitting.run.expandable_segments import let_grow
-from outsize.model.fitting.run.recorder import Recorder
-from outsize.model.fitting.run.resident import ResidentRunner, open_resident
-from outsize.model.fitting.update.optimizer_subset import state_of
+from outsize.model.fitting.faster_plans import FasterPlans
+from outsize.model.fitting.move.out_of_memory import clear_up, in_a_line, is_out_of_memory
+from outsize.model.fitting.plan_in_use import PlanInUse, Planned
+from outsize.model.fitting.run.meter import Meter
+from outsize.model.fitting.update.gradient_sink import Deferred, loss_of
+from outsize.model.fitting.update.optimizer_subset import needs_closure, state_of
+from outsize.model.fitting.update.undo_log import Snapshot
+from outsize.model.torch_port.objects import add_loading_hook, add_saving_hook
 
-TIGHTER = {"cpu": 0.85, "cuda": 0.93, "hosted": 0.85}
-"""After a failure the next plan holds at most this part of what the failed one should have held."""
+WORLD = ("autocast", "model.forward", "gradients of an earlier backward pass")
+"""What a plan depends on and a user may change later."""
 
-ROOMY = 0.93
-"""A step that holds less than this part of what was projected lets the plan be made again with the difference."""
+WORLDS = 6
+"""Changes of it that a fitted step follows; after so many it only measures."""
 
-SLOWER = 1.2
-"""Another plan that spares the allocator trouble may take so much longer by prediction."""
-
-FASTER = 0.98
-"""Another plan is taken where it needs at most this part of the time."""
-
-Replan = Callable[[int, Any], tuple[FitPlan, Choice]]
-"""(bytes of the device, batch to run plans on or None) -> another plan."""
-
-Reopen = Callable[[Choice, Any], Any]
-"""(another choice, the runner so far) -> the runner of that choice."""
+Renew = Callable[[int], Planned]
+"""(calls of `backward` before the user steps) -> a plan by somebody who has looked at everything anew."""
 
 
-class Fitted(Guarded):
-    """What `outsize.fit` returns."""
+class Fitted:
+    """What `outsize.fit` returns: a plan bound to a model, until `undo`."""
 
     def __init__(
-        self, plan: FitPlan, choice: Choice, runner: Any, replan: Replan | None, rows: int = 0, *,
-        reopen: Reopen | None = None, call: Callable[[Any, Any], Any] | None = None,
+        self, used: PlanInUse, rows: int, *, seconds: float | None = None, renew: Renew | None = None,
+        call: Callable[[Any, Any], Any] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(plan, choice, runner)
-        self.seconds: float | None = None
+        self.peaks: array.array[int] = array.array("q")
+        """Peak of every step so far."""
+        self.seconds = seconds
         """Seconds of the rehearsal of a hosted step; None where there was none."""
-        card = runner is not None and runner.work.device == "cuda"
-        self._watched = 3 if card else 0 if choice.hosted else 1
-        """Steps that are still measured: on a card three, since the first makes the optimizer's state and the cache settles."""
-        self._cleared = 0
-        """How often the allocator cleared its cache in the last measured step, to stay inside its limit."""
-        self._took = 0.0
-        """Seconds of the last measured step on a card."""
-        self._left: tuple[FitPlan, Choice, float] | None = None
-        """The plan that was left for one that should be faster, with the seconds of its step."""
-        self._looked = False
-        """A faster plan was looked for: that is done once."""
-        self._replan = replan
-        self._reopen = reopen or (lambda choice, old: reopen_resident(choice, old, rows))
-        self._call = call or call_model
+        self._used = used
+        runs, hosted = used.runner is not None, used.choice.hosted
+        self._resting = [m for m in self._work.model.modules() if not m.training] if runs else []
+        """Modules in eval mode while the plan was made: it knows nothing of what they draw or write otherwise."""
+        self._undone: Any = None
+        """The model that was given back."""
+        kind = self._work.device if runs else ""
+        steps = 0 if (hosted and kind == "cpu") or call is not None else 3 if kind == "cuda" else 1
+        self._faster = FasterPlans(
+            steps
+        )  # on a card three: the first makes the optimizer's state and the cache settles
+        self._meter = Meter("" if hosted and kind == "cpu" else kind)
+        self._windows: list[int] = []
+        """Peaks of the parts of a step that is not over."""
+        self._over = ""
+        """Why a tighter plan is wanted before the next step."""
+        self._world = self._look_at_world() if runs else ()
+        """What of the user's surroundings the plan was made for."""
+        self._plans: dict[tuple[Any, ...], Planned] = {}
+        """Surroundings -> the plan for them."""
+        self._stepping = False
+        """The user's own `optimizer.step()` runs."""
+        self._running = False
+        """A step of ours runs: what it does to the optimizer is not the user's."""
+        self._aside: list[tuple[Any, Any]] = []
+        """Gradients of parameters that are updated while it runs."""
+        self._renew = renew
+        self._call = call or batches.call_model
         self._rows = rows
-        if runner is not None:
-            let_grow(self, choice.expandable)
+        self._handles = self._hook() if runs else []
+
+    @property
+    def plan(self) -> FitPlan:
+        """How a step runs, with its projected peaks; another one when another plan is taken."""
+        return self._used.plan
+
+    @property
+    def choice(self) -> Choice:
+        """The decisions as plain data."""
+        return self._used.choice
+
+    @property
+    def measured(self) -> int | None:
+        """Highest peak of this plan's steps by the allocator's own account, in bytes on the device; None: not measured yet."""
+        return self._used.measured
+
+    def __repr__(self) -> str:
+        return str(self.plan)
 
     def step(self, batch: Any) -> Any:
         """One training step: gradients of the whole batch, one update. Returns the loss, detached, on the device."""
-        self._ready_to_train(batch)
-        if self._watched == 0:
-            return self._guarded(lambda: self._now.step(batch))
-        loss = self._guarded(lambda: self._measured(batch))
-        self._watched -= 1
-        allowed = self.plan.budgets[0].bytes
-        assert self.measured is not None
-        if self.measured > allowed and not self.choice.hosted:
-            self._tighten(f"the first step held {format_bytes(self.measured)} of {format_bytes(allowed)}")
-            return loss
-        self._own_up()
-        if self._watched == 0 and not self.choice.hosted:
-            self._look_around(allowed, batch)
+        self._ready(batch)
+        if self._work.optimizer is None:
+            raise InputError("this model was fitted without an optimizer: use infer(batch), or fit it with one")
+        self._require_loss()
+        self._follow_world()
+        timed = self._faster.watched and self._work.device == "cuda" and not self.choice.hosted
+        run = (lambda: self._faster.time(self._now, batch)) if timed else (lambda: self._now.step(batch))
+        loss = self._guarded(run, batch)
+        self._judge()
+        if self._faster.watched:
+            self._faster.watched -= 1
+            if self._faster.watched == 0 and not self.choice.hosted:
+                whole = self._work.axes.count(batch) == self._rows
+                self._faster.look(self._used, batch, whole=whole, on_card=self._work.device == "cuda")
         return loss
 
     def backward(self, batch: Any) -> Any:
@@ -95,15 +123,25 @@ class Fitted(Guarded):
 
         Those of a hosted model are in host memory.
         """
-        self._ready(batch)
-        self._require_loss()
-        taken = self.choice.elsewhere
-        if taken and not self.choice.hosted:
-            raise InputError(
-                f"this plan takes over the optimizer ({', '.join(taken)}), so that gradients do not stay: call step(batch), or "
-                "fit with own_step=True"
-            )
-        return self._guarded(lambda: self._now.backward(batch))
+        self._ready_for_own_step(batch)
+        self._follow_world()
+        loss = self._guarded(lambda: self._now.backward(batch), batch)
+        self._end_backward()
+        return loss
+
+    def loss(self, batch: Any) -> Any:
+        """The loss of the whole batch; its `backward()` adds the gradients to `.grad`, as with any other loss.
+
+        So it may be divided, scaled, or given to whoever calls `backward()`: accelerate, Lightning. The passes run in this call.
+        """
+        self._ready_for_own_step(batch)
+        if self.choice.hosted:
+            raise InputError("gradients of a model on the host go there as they come: call backward(batch), then step")
+        self._follow_world()
+        sink = Deferred(self._work.model, self._work.scaler)
+        value = self._guarded(lambda: self._now.collect(batch, sink), batch)
+        self._end_backward()
+        return loss_of(value, sink)
 
     def infer(self, batch: Any, call: Callable[[Any, Any], Any] | None = None) -> Any:
         """The model's output for a batch, without gradients, inside the budget.
@@ -112,45 +150,288 @@ class Fitted(Guarded):
         arguments.
         """
         self._ready(batch)
-        return self._guarded(lambda: self._now.infer(batch, call or self._call))
+        out = self._guarded(lambda: self._now.infer(batch, call or self._call), batch)
+        if self._work.loss is None:
+            self._judge()
+        return out
+
+    def undo(self) -> Any:
+        """The model as it was given, with the weights it has now; nothing happens where that is done already."""
+        if self._used.runner is None:
+            return self._undone
+        runner, model = self._now, self._work.model
+        stays = runner.weights.stays
+        runner.close(home=not stays)
+        self._used.end()
+        if stays:
+            warnings.warn(f"outsize: {stays}", stacklevel=2)
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._undone = [], model
+        return model
+
+    def gather(self) -> None:
+        """Bring home what waits elsewhere; the next step sends it away again."""
+        self._now.gather()
+
+    def count_labels(self, batch: Any) -> int:
+        """Labels over which the loss of a batch is a mean; 0 where it is no such mean, or nobody knows."""
+        return int(self._work.normaliser.measure(batch))
 
     # inside
 
+    @property
+    def _now(self) -> Any:
+        if self._used.runner is None:
+            raise InputError("this fit is over (undo() or dry_run=True): call outsize.fit again")
+        return self._used.runner
+
+    @property
+    def _work(self) -> Any:
+        return self._now.work
+
     def _ready(self, batch: Any) -> None:
-        super()._ready(batch)
+        self._work.axes.count(batch)
         self._now.weights.check_model()
 
-    def _end(self) -> None:
-        runner = self._now
-        stays = runner.weights.stays
-        runner.close(home=not stays)
-        let_grow(self, False)
-        if stays:
-            warnings.warn(f"outsize: {stays}", stacklevel=3)
+    def _ready_for_own_step(self, batch: Any) -> None:
+        self._ready(batch)
+        self._require_loss()
+        taken = self.choice.elsewhere
+        if taken and not self.choice.hosted:
+            raise InputError(
+                f"this plan takes over the optimizer ({', '.join(taken)}), so that gradients do not stay: call step(batch), or "
+                "fit with own_step=True"
+            )
 
-    def _measured(self, batch: Any) -> Any:
-        """A step whose peak is measured: what it held is compared with what was projected."""
+    def _end_backward(self) -> None:
+        if not self._stepping and (
+            self._work.optimizer is None or not self._work.backwards
+        ):  # nobody tells of the step's end
+            self._judge()
+
+    def _require_loss(self) -> None:
+        if any(module.training for module in self._resting):
+            raise InputError(
+                "modules that were in eval mode when the model was fitted are in train mode now, and may draw random numbers or "
+                "take statistics that the plan does not know: call model.train(), then outsize.fit"
+            )
+        if self._work.loss is None:
+            raise InputError(
+                "this model was fitted for inference: use infer(batch), or fit it with a loss and own_step=True"
+            )
+
+    def _hook(self) -> list[Any]:
+        """Whoever saves or loads finds what that takes at home; a part may be saved by itself."""
+        work = self._work
+        names = ("_before_saving", "_after_saving", "_before_loading", "_after_loading")
+        before, after, loading, loaded = (Hook(self, name) for name in names)
+        handles = []
+        for module in work.model.modules():  # under private names, which every torch has
+            handles += [
+                module.register_state_dict_pre_hook(before),
+                add_saving_hook(module, after),
+                add_loading_hook(module, loading),
+            ]
+        if work.optimizer is not None:
+            handles += [
+                work.optimizer.register_state_dict_pre_hook(before),
+                work.optimizer.register_state_dict_post_hook(after, prepend=True),  # the user's find contents
+                work.optimizer.register_load_state_dict_pre_hook(loading),
+                work.optimizer.register_load_state_dict_post_hook(loaded, prepend=True),
+            ]
+        if work.optimizer is not None and work.backwards and not self.choice.hosted:
+            handles += [
+                work.optimizer.register_step_pre_hook(Hook(self, "_before_own_step")),
+                work.optimizer.register_step_post_hook(Hook(self, "_after_own_step")),
+            ]
+        return handles
+
+    def _before_saving(self, thing: Any, *_: Any) -> None:
+        self._now.weights.before_saving(thing)
+
+    def _after_saving(self, thing: Any, saved: Any, *_: Any) -> Any:
+        return self._now.weights.after_saving(thing, saved)
+
+    def _before_loading(self, thing: Any, saved: Any, *_: Any) -> Any:
+        return self._now.weights.before_loading(thing, saved)
+
+    def _after_loading(self, optimizer: Any) -> None:
+        self._now.weights.after_loading()
+
+    def _guarded(self, run: Callable[[], Any], batch: Any) -> Any:
+        """Run; after an out-of-memory failure put everything back, plan tighter, and run again."""
         import torch
 
-        runner = self._now
-        if self.choice.hosted:
-            loss = runner.step(batch)
-            self.measured = max(self.measured or 0, int(torch.cuda.max_memory_reserved()))
-            return loss
-        if runner.work.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_stats().get("num_alloc_retries", 0)
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            loss = runner.step(batch)
-            torch.cuda.synchronize()
-            self._took = time.perf_counter() - start
-            self._cleared = torch.cuda.memory_stats().get("num_alloc_retries", 0) - before
-            self.measured = int(torch.cuda.max_memory_reserved())
-            return loss
-        loss, recorder = measure(runner, batch)
-        self.measured = max(recorder.peaks().values())
-        return loss
+        torch.clear_autocast_cache()  # of another step: these copies would be there, and not in the plan
+        if self.measured is None and not self._windows and self._work.device == "cuda":
+            torch.cuda.empty_cache()  # what others have let go of since the plan was made would count as held
+        while True:
+            runner = self._now
+            mine = self._meter.begin(
+                lambda: self._held(batch), reset=self._faster.watched > 0 and not self.choice.hosted
+            )
+            before = Snapshot(runner.work)
+            failure = ""
+            self._running, runner.phase = True, self._meter.flush
+            try:
+                result = run()
+            except BaseException as error:  # an interrupt too leaves everything as it was
+                if runner.half_updated:
+                    self._half_done(error, before)
+                    raise
+                if not is_out_of_memory(error):
+                    runner.roll_back()
+                    before.restore()
+                    raise
+                failure = in_a_line(error)
+            else:
+                if mine:
+                    self._close_window()
+                runner.interrupts.let_go()
+                return result
+            finally:
+                self._running, runner.phase = False, ignore
+                if mine:
+                    self._meter.end()
+            clear_up()
+            runner.roll_back()
+            before.restore()
+            self._tighten(failure)
+
+    def _tighten(self, failure: str, level: int = 4) -> None:
+        """Take a tighter plan; `level`: how far up the user's line is."""
+        pool = self.plan.pool
+        held = self.plan.peak(pool)
+        try:
+            if not self._faster.take_back(self._used, failure):
+                self._used.tighten(failure)
+        except (BudgetError, OutOfMemory) as error:
+            raise OutOfMemory(
+                f"a step passed its memory ({failure}) and no tighter plan exists: {error}. Nothing was changed: weights, "
+                "optimizer and random state are those before the step"
+            ) from error
+        warnings.warn(
+            f"outsize: a step passed its memory ({failure}); nothing was lost. The plan now holds "
+            f"{format_bytes(self.plan.peak(pool))} instead of {format_bytes(held)}; a batch that failed runs again",
+            stacklevel=level,
+        )
+
+    def _held(self, batch: Any) -> list[Any]:
+        """The tensors that a step finds."""
+        import torch
+
+        work = self._work
+        weights = list(work.model.parameters())
+        gradients = [weight.grad for weight in weights if weight.grad is not None] if work.backwards else []
+        found = (
+            *weights,
+            *work.model.buffers(),
+            *gradients,
+            *state_of(work.optimizer),
+            *batches.tensors_of(batch).values(),
+        )
+        return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
+
+    def _close_window(self) -> None:
+        peak = self._meter.end()
+        if peak is not None:
+            self._windows.append(peak)
+
+    def _judge(self) -> None:
+        """A step is over: what it held is compared with what was projected and with what is allowed."""
+        if not self._windows:
+            return
+        held, allowed = max(self._windows), self.plan.budgets[0].bytes
+        self._windows = []
+        self.peaks.append(held)
+        self._used.measured = max(self.measured or 0, held)
+        if held <= allowed or self.choice.hosted:
+            self._used.own_up()
+            return
+        self._over = f"a step held {format_bytes(held)} of {format_bytes(allowed)}"
+        if not self._work.backwards:  # the step of a user who steps is not over before the optimizer has returned
+            self._keep_inside()
+
+    def _keep_inside(self) -> None:
+        """A tighter plan, where a step has held too much."""
+        over, self._over = self._over, ""
+        if over:
+            self._tighten(over, level=5)
+
+    # a user who steps the optimizer
+
+    def _before_own_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """The update runs here, a few parameters at a time, as it was planned; what follows finds nothing to do."""
+        import torch
+
+        if self._running:
+            return None
+        self._close_window()  # of a step that has failed
+        self._stepping = True
+        self._meter.begin(lambda: self._held(()), reset=False)
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if needs_closure(optimizer):
+            return None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            args, kwargs = args[:1], {"closure": lambda: loss}
+        self._running = True
+        try:
+            self._aside = self._now.own_update()
+        finally:
+            self._running = False
+        return args, kwargs
+
+    def _after_own_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._running:
+            return
+        for parameter, gradient in self._aside:
+            parameter.grad = gradient
+        self._aside, self._stepping = [], False
+        self._faster.watched = max(0, self._faster.watched - 1)
+        self._close_window()
+        self._now.interrupts.let_go()
+        self._judge()
+
+    # what changes around the step
+
+    def _look_at_world(self) -> tuple[Any, ...]:
+        """What a user may change between steps and a plan depends on: `WORLD`, in this order. Gradients that were there once may
+        be there again."""
+        import torch
+
+        work = self._work
+        lower = torch.get_autocast_dtype(work.device) if torch.is_autocast_enabled(work.device) else None
+        backwards = work.backwards
+        if backwards == 1 and any(parameter.grad is not None for parameter in work.model.parameters()):
+            backwards = 2
+        return lower, work.model.__dict__.get("forward"), backwards
+
+    def _follow_world(self) -> None:
+        """Take another plan where the step is another than the one that was planned: the one it had before, or a new one."""
+        self._keep_inside()
+        world = self._look_at_world()
+        late = [name for name, now, then in zip(WORLD, world, self._world, strict=True) if now != then]
+        if not late or self._renew is None or len(self._plans) == WORLDS:
+            return
+        held = self.plan.peak(self.plan.pool)
+        with contextlib.suppress(OutOfMemory):  # weights without room at home cannot be compared, and are not
+            self._now.gather()
+        self._plans[self._world] = self._used.planned
+        known = self._plans.get(world)
+        if known is None:
+            replan, reopen, plan, choice = self._renew(world[-1])
+            said = f"planned again for {' and '.join(late)}, which came after the first plan"
+            known = replan, reopen, replace(plan, notes=(*plan.notes, said)), choice
+            allowed, new = self.plan.budgets[0].bytes, plan.peak(plan.pool)
+            warnings.warn(
+                f"outsize: {said}: a step holds {format_bytes(new)} of {format_bytes(allowed)}, and not {format_bytes(held)}",
+                stacklevel=3,
+            )
+        self._world = world
+        self._used.take_planned(known)
 
     def _half_done(self, error: BaseException, before: Snapshot) -> None:
         if self.choice.hosted:
@@ -164,123 +445,22 @@ class Fitted(Guarded):
             "saved state"
         ) from error
 
-    def _look_around(self, allowed: int, batch: Any) -> None:
-        """Look for a faster plan, or whether the one that was found is; steps of other sizes tell nothing about either."""
-        whole = batches.count_rows(batch) == self._rows
-        if self._left is not None and not whole:
-            self._watched = 1
-            return
-        failure = ""
-        try:
-            if self._left is not None:
-                self._keep_faster(*self._left)
-            elif whole and not self._looked and (self._cleared or self._work.device == "cuda"):
-                self._looked = True
-                (self._make_room if self._cleared else self._relax)(allowed, batch)
-        except Exception as error:  # the step is done: what only might be faster must not fail it
-            if not is_out_of_memory(error):
-                raise
-            failure = "memory ran out while a faster plan was looked for: this one stays"
-        if failure:
-            let_grow(self, self.choice.expandable)
-            clear_up()
-            self.plan = replace(self.plan, notes=(*self.plan.notes, failure))
 
-    def _make_room(self, allowed: int, batch: Any) -> None:
-        """The step fits only because the allocator clears its cache in every step: a little smaller may be faster."""
-        said = f"the allocator cleared its cache {self._cleared} times in a step"
-        try:
-            plan, choice = self._plan_again(int(allowed * TIGHTER["cuda"]), batch)
-        except BudgetError:
-            self.plan = replace(self.plan, notes=(*self.plan.notes, f"{said}; no smaller plan exists"))
-            return
-        if plan.slow_down > SLOWER * self.plan.slow_down:
-            self.plan = replace(self.plan, notes=(*self.plan.notes, f"{said}; smaller plans are slower still"))
-            return
-        self._try(plan, choice, f"{said}: tightened")
-
-    def _relax(self, allowed: int, batch: Any) -> None:
-        """The steps held less than projected: a faster plan may have room."""
-        assert self.measured is not None
-        pool = self.plan.budgets[0].pool
-        projected = self.plan.peak(pool)
-        if not self.plan.remedies or self.measured >= ROOMY * projected:
-            return
-        plan, choice = self._plan_again(allowed * projected // max(1, self.measured), batch)
-        said = f"the steps held {format_bytes(self.measured)} of {format_bytes(projected)} projected"
-        if plan.slow_down >= FASTER * self.plan.slow_down:
-            self.plan = replace(self.plan, notes=(*self.plan.notes, f"{said}; no plan with more room is faster"))
-            return
-        self._try(plan, choice, f"{said}: relaxed from {self.plan.slow_down:.2f}x to {plan.slow_down:.2f}x")
-
-    def _try(self, plan: FitPlan, choice: Choice, said: str) -> None:
-        """Go on with a plan that should be faster, and look whether it is."""
-        left = self.plan, self.choice, self._took
-        self._take(replace(plan, budgets=self.plan.budgets, notes=(*plan.notes, said)), choice)
-        self._left, self._watched = left, 2
-
-    def _keep_faster(self, plan: FitPlan, choice: Choice, took: float) -> None:
-        """Back to the plan that was left, where its step took less."""
-        self._left = None
-        if self._took > took:
-            said = f"another plan took {1e3 * self._took:.1f} ms a step and not {1e3 * took:.1f} ms: taken back"
-            self._take(replace(plan, notes=(*plan.notes, said)), choice)
-
-    def _plan_again(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
-        """Another plan, compared with the plain step: weights are at home for that, the optimizer's state may have no room."""
-        assert self._replan is not None
-        self._now.weights.bring_weights()
-        return self._replan(limit, batch)
-
-    def _take(self, plan: FitPlan, choice: Choice) -> None:
-        """Go on with another plan."""
-        let_grow(self, choice.expandable)
-        try:
-            following = self._reopen(choice, self._now)
-        except OutOfMemory:
-            let_grow(self, self.choice.expandable)
-            raise
-        self.plan, self.choice, self._runner = plan, choice, following
-
-    def _go_tighter(self, failure: str) -> None:
-        if self._left is not None:  # what was tried holds too much, and what was left does not
-            (plan, choice, _), self._left = self._left, None
-            said = f"another plan held too much ({failure}): taken back"
-            with contextlib.suppress(OutOfMemory):  # what it has at home may have no room now
-                self._take(replace(plan, notes=(*plan.notes, said)), choice)
-                return
-        most = min(self.plan.peak(self.plan.budgets[0].pool), self.plan.budgets[0].bytes)
-        if self.choice.hosted:
-            self.gather()
-        else:
-            with contextlib.suppress(OutOfMemory):  # weights without room at home cannot be compared, and are not
-                self._now.weights.bring_weights()
-        assert self._replan is not None
-        part = TIGHTER["hosted" if self.choice.hosted else self._work.device]
-        plan, choice = self._replan(int(most * part), None)
-        self._take(replace(plan, budgets=self.plan.budgets, notes=(*plan.notes, f"tightened: {failure}")), choice)
+def ignore(phase: str) -> None:
+    """Nobody wants to know of phases."""
 
 
-def reopen_resident(choice: Choice, old: ResidentRunner, rows: int) -> ResidentRunner:
-    """The runner of another choice for a model on its device: what this one wants at home comes home."""
-    following = open_resident(old.work, choice, old.weights.store, rows=rows, evicted=old.weights.evicted)
-    following.weights.settle(following.sink)
-    return following
+class Hook:
+    """A hook that tells a fitted step; copies of the model, and files of it, get one that does nothing."""
 
+    ours = True
 
-def measure(runner: ResidentRunner, batch: Any) -> tuple[Any, Recorder]:
-    """One step on the CPU with every storage counted."""
-    work = runner.work
-    recorder = Recorder(work.device)
-    import torch
+    def __init__(self, fitted: Fitted, name: str) -> None:
+        self._fitted = fitted
+        self._name = name
 
-    held = (*work.model.parameters(), *work.model.buffers(), *state_of(work.optimizer))
-    recorder.hold(t for t in held if isinstance(t, torch.Tensor))
-    recorder.hold(batches.tensors_of(batch).values())
-    runner.phase = recorder.phase
-    try:
-        with recorder.watching(work.model):
-            loss = runner.step(batch)
-    finally:
-        runner.phase = lambda name: None
-    return loss, recorder
+    def __call__(self, *given: Any) -> Any:
+        return getattr(self._fitted, self._name)(*given)
+
+    def __reduce__(self) -> Any:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, and such a file needs nothing of ours

@@ -14,16 +14,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from outsize.core.errors import BudgetError, InputError, OutsizeError
+from outsize.core.errors import BudgetError, InputError
 from outsize.core.events import told
 from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
 from outsize.engine.heap import keep_heap_lean
 from outsize.model.fitting import batch as batches
-from outsize.model.fitting.arguments import HostSide, Request
+from outsize.model.fitting.arguments import Request
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.fitted import TIGHTER
-from outsize.model.fitting.learn.findings import preserved
+from outsize.model.fitting.learn.findings import attempt, preserved
 from outsize.model.fitting.learn.gradients_equal import EQUAL, worst_of
 from outsize.model.fitting.move.mover import Mover
 from outsize.model.fitting.move.out_of_memory import clear_up, give_back_heap, is_out_of_memory
@@ -32,14 +31,15 @@ from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile, meas
 from outsize.model.fitting.move.units import Cut
 from outsize.model.fitting.move.visits import HostSource
 from outsize.model.fitting.move.weight_files import FileSource
-from outsize.model.fitting.plan.describe import tell_hosted
+from outsize.model.fitting.plan.describe import describe_hosted
 from outsize.model.fitting.plan.dry_run import Stage
+from outsize.model.fitting.plan.facts import HostedFacts, HostSide
 from outsize.model.fitting.plan.host_memory import KINDS, LIBRARIES, READAHEAD, filed_bytes, host_bytes, sizes_of
-from outsize.model.fitting.plan.hosted_facts import HostedFacts
 from outsize.model.fitting.plan.hosted_search import HostedSearch
-from outsize.model.fitting.plan.link_speeds import measure, typical
 from outsize.model.fitting.plan.projection import Projection
-from outsize.model.fitting.planner import Settled
+from outsize.model.fitting.plan.speeds import measure_rates, typical_rates
+from outsize.model.fitting.plan_in_use import TIGHTER
+from outsize.model.fitting.planner import Planner, Settled
 from outsize.model.fitting.run.forward_functions import without_cache
 from outsize.model.fitting.run.hosted import HostedRunner, open_hosted
 from outsize.model.fitting.run.loss import read_loss
@@ -53,14 +53,14 @@ COMPARED = 2**30
 """A model whose weights have at most so many bytes is compared with its plain step."""
 
 
-class HostedPlanner:
+class HostedPlanner(Planner):
     """Plans for one request, and what was learned for all of them."""
 
     def __init__(self, request: Request, host: HostSide) -> None:
-        self._request, self._host = request, host
-        self._work = request.work
+        super().__init__(request)
+        self._host = host
         self._room, self._host_room = (allowance.bytes for allowance in request.budgets)
-        self._forbidden = frozenset(request.without)
+        self._forbidden = frozenset(request.without) - {"stream"}  # a model on the host streams in any case
         """Remedies that are not used."""
         self._outside: dict[str, None] = {}
         """Parameters that a rehearsal has found to be used outside of their units."""
@@ -69,19 +69,21 @@ class HostedPlanner:
         self._found: dict[Choice, tuple[HostedFacts, Projection]] = {}
         """Choice -> what the search that gave it knew, and its trace."""
         kind = request.device.type
-        self._rates = typical(kind) if request.dry_run else measure(host.mover, self._work.optimizer, self._room)
+        self._rates = (
+            typical_rates(kind) if request.dry_run else measure_rates(host.mover, self.work.optimizer, self._room)
+        )
         """Measured once, while the device is empty."""
 
     def plan(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
         """The first choice, from the fastest to the smallest, that fits device and host."""
-        call = self._request.call
+        call = self.request.call
         with in_users_code("the model, run on this batch without contents," if call else "loss(model, batch)"):
             try:
                 with told("tracing plans", "plans") as traced:
-                    choice, projection = self._run(limit, traced)
+                    choice = self._run(limit, traced)
             except BudgetError as error:
                 raise (self._confirm(error) if limit == self._room else error) from None
-        return self._tell(choice, projection), choice
+        return self._describe(choice), choice
 
     def settle(self, plan: FitPlan, choice: Choice) -> Settled:
         """Rehearse; plan again where the rehearsal shows something else than the trace."""
@@ -112,7 +114,7 @@ class HostedPlanner:
                 except BudgetError:
                     runner.close()
                     raise
-        plan = self._tell(choice, self._found[choice][1])
+        plan = self._describe(choice)
         if seconds is not None:
             written = (plan.seconds or 0.0) if choice.transfer_bytes else 0.0  # a rehearsal writes nothing
             plan = replace(
@@ -123,9 +125,9 @@ class HostedPlanner:
     def reopen(self, choice: Choice, old: HostedRunner | None) -> HostedRunner:
         """Weights into their blocks, and a runner on them."""
         facts, projection = self._found[choice]
-        request, files, mover = self._request, self._host.files, self._host.mover
+        request, files, mover = self.request, self._host.files, self._host.mover
         cut = facts.cut(choice)
-        work = replace(self._work, written=facts.work.written)
+        work = replace(self.work, written=facts.work.written)
         order = [name for name in projection.order if name in cut.units]
         if old is not None:
             old.leave_device()
@@ -146,26 +148,25 @@ class HostedPlanner:
 
     # searching
 
-    def _run(self, limit: int, traced: Callable[[], None] = lambda: None) -> tuple[Choice, Projection]:
+    def _run(self, limit: int, traced: Callable[[], None] = lambda: None) -> Choice:
         """One search; what it learns of the work holds for all that follow."""
-        request, host, scratch = self._request, self._host, self._scratch
-        stage = Stage(self._work, request.batch, device=request.device, beside=host.beside)
+        request, host, scratch = self.request, self._host, self._scratch
+        stage = Stage(self.work, request.batch, device=request.device, beside=host.beside)
         facts = HostedFacts(
-            stage=stage, work=replace(self._work, written={}), device=limit, host=self._host_room,
-            base=host.base, rates=self._rates, rows=request.rows, forced=host.forced, later=host.later,
-            streamed=host.files is not None, call=request.call, kind=request.device.type, forbidden=self._forbidden,
-            exact=request.allow == "exact", outside=tuple(self._outside), before=host.before, grounded=host.grounded,
-            disk=host.disk, folder=request.scratch, spills=scratch is not None,
-            piece=scratch.piece if scratch is not None else 0,
+            side=host, stage=stage, work=replace(self.work, written={}), budget=limit, host=self._host_room, rates=self._rates,
+            rows=request.rows, call=request.call, device=request.device.type, forbidden=self._forbidden,
+            exact=request.allow == "exact", outside=tuple(self._outside), folder=request.scratch, spills=scratch is not None,
+            transfer_bytes=scratch.piece if scratch is not None else 0,
         )  # fmt: skip
         search = HostedSearch(facts, traced)
         try:
-            choice, projection = search.run()
+            found = search.run()
         finally:
             self._forbidden = search.facts.forbidden
-        self._work = search.facts.work
-        self._found[choice] = search.facts, projection
-        return choice, projection
+        assert found.projection is not None
+        self.work = search.facts.work
+        self._found[found.choice] = search.facts, found.projection
+        return found.choice
 
     def _confirm(self, error: BudgetError) -> BudgetError:
         """The error with a device budget that has a plan: units depend on the budget, so the one that it names is tried."""
@@ -184,20 +185,19 @@ class HostedPlanner:
             needed=found.needed, budget=self._room, smallest=found.smallest, culprit=found.culprit,
         )  # fmt: skip
 
-    def _tell(self, choice: Choice, projection: Projection) -> FitPlan:
-        request, facts = self._request, self._found[choice][0]
+    def _describe(self, choice: Choice) -> FitPlan:
+        request, (facts, projection) = self.request, self._found[choice]
         if choice.transfer_bytes and not self._rates.read:
             read, write = measure_disk(request.scratch, choice.transfer_bytes, sum(filed_bytes(facts, choice).values()))
             self._rates = replace(self._rates, read=read, write=write)
-        there, here = request.budgets
         facts = replace(facts, rates=self._rates)
-        return tell_hosted(request.batch, request.rows, (there, here), facts, choice, projection)
+        return describe_hosted(request.batch, request.budgets, facts, choice, projection)
 
     # moving
 
     def _open_scratch(self, facts: HostedFacts, choice: Choice, cut: Cut) -> Mover:
         """The scratch file with room for all that is to be there, and the mover that reaches it."""
-        request, host = self._request, self._host
+        request, host = self.request, self._host
         if choice.transfer_bytes and self._scratch is None:
             give_back_heap()
             if request.device.type == "cpu":
@@ -240,8 +240,8 @@ class HostedPlanner:
         if state is None:
             state = State(cut, facts.layout, filed["state"], self._scratch)
             if old is not None and old.weights.state is not None:
-                state.take_over(old.weights.state, self._work.optimizer)
-            state.move_in(self._work.optimizer)
+                state.take_over(old.weights.state, self.work.optimizer)
+            state.move_in(self.work.optimizer)
             state.make_all()
         return weights, state
 
@@ -251,19 +251,19 @@ class HostedPlanner:
         """(what is wrong: `memory`, `outside` or a remedy's name, measured peak, seconds) of a step that changes nothing."""
         import torch
 
-        card = self._request.device.type == "cuda"
+        card = self.request.device.type == "cuda"
         clear_up()
         try:
             if card:
                 torch.cuda.reset_peak_memory_stats()
-            sources = self._work.sources
-            quiet = preserved(self._work.model, sources) if self._request.call is None else same_draws(sources)
+            sources = self.work.sources
+            quiet = preserved(self.work.model, sources) if self.request.call is None else same_draws(sources)
             with quiet, watching(runner.weights.visits) as seen:
                 start = time.perf_counter()
-                if self._request.call is not None:
-                    runner.rehearse_inference(self._request.batch, self._request.call)
+                if self.request.call is not None:
+                    runner.rehearse_inference(self.request.batch, self.request.call)
                 else:
-                    runner.rehearse(self._request.batch)
+                    runner.rehearse(self.request.batch)
                 runner.weights.mover.drain()
                 seconds = time.perf_counter() - start
             measured = int(torch.cuda.max_memory_reserved()) if card else None
@@ -277,11 +277,11 @@ class HostedPlanner:
             names = {id(place.parameter): place.name for place in runner.weights.visits.cut.places()}
             self._outside |= dict.fromkeys(names[key] for key in seen.outside)
             return "outside", measured, seconds
-        return ("" if self._request.call is not None else self._compare(runner, measured or 0)), measured, seconds
+        return ("" if self.request.call is not None else self._compare(runner, measured or 0)), measured, seconds
 
     def _plain_gradients(self, beside: Any) -> tuple[Any, dict[str, Any]]:
         """Two samples, or all where the loss fails on two, and their gradients in the plain step, by name."""
-        model = self._work.model
+        model = self.work.model
         with contextlib.suppress(
             RuntimeError, TypeError
         ):  # what a module keeps (results, a generator) may have no copy
@@ -290,32 +290,28 @@ class HostedPlanner:
 
         def run(batch: Any) -> dict[str, Any]:
             there = batches.transform(batch, lambda _, tensor: tensor.to(beside))
-            with preserved(self._work.model, self._work.sources), preserved(model), without_cache(model):
-                loss, count = read_loss(self._work.loss(model, there))
+            with preserved(self.work.model, self.work.sources), preserved(model), without_cache(model):
+                loss, count = read_loss(self.work.loss(model, there))
                 (loss if count is None else loss / count).backward()
                 return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
-        few = batches.take(self._request.batch, 0, min(2, self._request.rows))
-        try:
-            return few, run(few)
-        except Exception as error:
-            if isinstance(error, OutsizeError) or is_out_of_memory(error):
-                raise
-        return self._request.batch, run(self._request.batch)
+        few = self.work.axes.take(self.request.batch, 0, min(2, self.request.rows))
+        gradients, _ = attempt(lambda: run(few))
+        return (few, gradients) if gradients is not None else (self.request.batch, run(self.request.batch))
 
     def _compare(self, runner: HostedRunner, held: int) -> str:
         """The remedy whose gradients are not the plain ones; empty where all are, or where the model is too large to see."""
         import torch
 
         visits, choice = runner.weights.visits, runner.choice
-        weights = visits.cut.weights
-        if weights > COMPARED or host_bytes(*self._projected(choice)) + 3 * weights > self._host_room:
+        weights, (facts, projection) = visits.cut.weights, self._found[choice]
+        if weights > COMPARED or host_bytes(facts, choice, projection) + 3 * weights > self._host_room:
             return ""
-        device = self._request.device
+        device = self.request.device
         beside = device if held + 4 * weights <= self._room else torch.device("cpu")
         batch, plain = self._plain_gradients(beside)
         collected = Collected()
-        with preserved(self._work.model, self._work.sources):
+        with preserved(self.work.model, self.work.sources):
             runner.collect(batch, collected)
         pairs = [
             (place.name, collected.gradients[id(place.parameter)], plain[place.name])
@@ -335,7 +331,3 @@ class HostedPlanner:
             "does it draw random numbers from a generator that is not torch's, Python's or numpy.random, or are weights used "
             "by another module than their own?"
         )
-
-    def _projected(self, choice: Choice) -> tuple[HostedFacts, Choice, Projection]:
-        facts, projection = self._found[choice]
-        return facts, choice, projection

@@ -7,7 +7,7 @@ that their outputs, joined, are the output of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -16,109 +16,92 @@ from outsize.core.fitting import FitPlan
 from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.arguments import Request
+from outsize.model.fitting.batch import NotJoined
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.fitted import reopen_resident
-from outsize.model.fitting.learn.findings import SAMPLES
-from outsize.model.fitting.move.stores import NoStore, open_store
-from outsize.model.fitting.plan.describe import tell_inference
-from outsize.model.fitting.plan.dry_run import Stage
+from outsize.model.fitting.learn.findings import SAMPLES, attempt
+from outsize.model.fitting.move.stores import NoStore
+from outsize.model.fitting.move.units import cut_model, sizeof
+from outsize.model.fitting.plan.describe import describe_inference
+from outsize.model.fitting.plan.dry_run import Call, Stage
+from outsize.model.fitting.plan.facts import InferenceFacts
 from outsize.model.fitting.plan.foreign_tensors import say_beside
-from outsize.model.fitting.plan.search import SURE
-from outsize.model.fitting.planner import Settled
-from outsize.model.fitting.run.join_outputs import NotJoined
+from outsize.model.fitting.plan.remedies import REMEDIES
+from outsize.model.fitting.plan.search import Candidate, Search, needed_for
+from outsize.model.fitting.planner import Planner
 from outsize.model.fitting.run.random_sources import same_draws
-from outsize.model.fitting.run.resident import ResidentRunner, open_resident
+from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.user_errors import in_users_code
 
 SHARE = 8
 """A unit whose weights visit together holds at most one part in so many of all weights, where it has parts at all."""
 
-Call = Callable[[Any, Any], Any]
 
-
-class InferencePlanner:
+class InferencePlanner(Planner):
     """Plans for one request: the fewest slices that fit, with weights at home where they can be."""
 
     def __init__(self, request: Request, call: Call) -> None:
-        self._request, self._call = request, call
-        work, rows, without = request.work, request.rows, request.without
-        self._stage = Stage(work, request.batch)
-        self._notes = [] if "slices" in without else _why_not_sliced(work, call, request.batch)
-        sliced = not self._notes and "slices" not in without
-        counts = [2**p for p in range(20) if 2**p < rows] + [rows] if sliced else [1]
-        units = () if "stream" in without else find_units(work.model)
-        self._choices = [Choice(slices=n, stream=names) for names in dict.fromkeys(((), units)) for n in counts]
+        super().__init__(request)
+        forbidden = dict.fromkeys(request.without, "you forbade it")
+        for axes in () if "slices" in forbidden else request.readings:
+            self.work = work = replace(request.work, axes=axes)
+            why_not = _why_not_sliced(work, call, request.batch)
+            if not why_not:
+                forbidden.pop("slices", None)
+                break
+            forbidden.setdefault("slices", why_not)
+        else:
+            self.work = work = request.work
+        self.request = request = replace(request, rows=work.axes.count(request.batch))
+        self._project = functools.partial(Stage(work, request.batch).project, call=call)
+        weights = sum(map(sizeof, work.model.parameters()))
+        units = tuple(cut_model(work.model, weights // SHARE).units)
+        self._facts = InferenceFacts(device=work.device, rows=request.rows, streamable=units, forbidden=forbidden)
 
     def plan(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
         """The first choice that fits."""
-        request = self._request
-        plain, tried = None, []
-        for choice in self._choices:
-            projection = self._stage.project(choice, call=self._call)
-            plain = plain or projection.peak
-            needed = int(projection.peak * (1 + SURE)) if projection.card else projection.peak
-            tried.append((needed, choice))
-            if needed <= limit:
-                inside = replace(request.budgets[0], bytes=limit)
-                return tell_inference(
-                    request.work, choice, projection, inside, request.rows, plain, self._notes
-                ), choice
-        least, choice = min(tried, key=lambda pair: pair[0])
+        search = InferenceSearch(self._facts, self._project, self.request.allow, limit)
+        with in_users_code("the model, followed without contents,"):
+            found = search.run()
+        inside = replace(self.request.budgets[0], bytes=limit)
+        return describe_inference(self._facts, found, inside, search.tried[0].peak), found.choice
+
+
+class InferenceSearch(Search[InferenceFacts]):
+    """Weights at home with more and more slices, then weights that visit."""
+
+    remedies = tuple(kind for kind in reversed(REMEDIES) if kind.inference)
+    most = 100  # all of them: such a trace is short
+
+    def _last_resort(self) -> Candidate:
+        projections = [c.projection for c in self.tried if c.projection is not None]
+        least = min(map(needed_for, projections))
         raise BudgetError(
-            f"no plan fits this inference into {format_bytes(limit)}: the smallest found holds {format_bytes(least)}"
-            f"{say_beside(projection.beside)}, so a budget of {least} bytes is the smallest that has one",
-            needed=least, budget=limit, smallest=least, culprit="forward",
+            f"no plan fits this inference into {format_bytes(self.budget)}: the smallest found holds {format_bytes(least)}"
+            f"{say_beside(projections[-1].beside)}, so a budget of {least} bytes is the smallest that has one",
+            needed=least, budget=self.budget, smallest=least, culprit="forward",
         )  # fmt: skip
 
-    def settle(self, plan: FitPlan, choice: Choice) -> Settled:
-        """Open the runner of a choice; nothing has to be rehearsed."""
-        request = self._request
-        store = open_store(request.device, request.scratch)
-        return Settled(plan, choice, open_resident(request.work, choice, store, rows=request.rows))
 
-    def reopen(self, choice: Choice, old: ResidentRunner) -> ResidentRunner:
-        """A runner on the store of the old one."""
-        return reopen_resident(choice, old, self._request.rows)
-
-
-def find_units(model: Any) -> tuple[str, ...]:
-    """Modules whose weights visit together: none inside another, small beside the whole where they have parts."""
-    total = sum(p.numel() * p.element_size() for p in model.parameters())
-    found: list[str] = []
-
-    def visit(name: str, module: Any) -> None:
-        size = sum(p.numel() * p.element_size() for p in module.parameters())
-        children = list(module.named_children())
-        if not size:
-            return
-        if name and (size * SHARE <= total or not children):
-            found.append(name)
-            return
-        for child, part in children:
-            visit(f"{name}.{child}" if name else child, part)
-
-    visit("", model)
-    return tuple(found)
-
-
-def _why_not_sliced(work: Work, call: Call, batch: Any) -> list[str]:
+def _why_not_sliced(work: Work, call: Call, batch: Any) -> str:
     """Why the outputs of slices are not the output of the whole, empty where they are."""
     import torch
 
-    rows = batches.count_rows(batch)
+    rows = work.axes.count(batch)
     if rows == 1:
-        return ["not used: slice the batch: it has one sample"]
-    part = batches.take(batch, 0, min(SAMPLES, rows))
-    with same_draws(), in_users_code("the model, called with the first samples,"):
-        whole = open_resident(work, Choice(), NoStore()).infer(part, call)
+        return "it has one sample"
+    part = work.axes.take(batch, 0, min(SAMPLES, rows))
+    with same_draws():
+        whole, failed = attempt(lambda: open_resident(work, Choice(), NoStore()).infer(part, call))
+    if failed:
+        return f"the model, called with the first samples, failed with {failed}; batch_axis may say which axis counts samples"
     try:
         with same_draws():
             cut = open_resident(work, Choice(slices=2), NoStore()).infer(part, call)
     except NotJoined as error:
-        return [f"not used: slice the batch: {error}"]
+        return str(error)
     one, other = (list(batches.tensors_of(out).values()) for out in (whole, cut))
     same = len(one) == len(other) and all(
         a.shape == b.shape and torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-3) for a, b in zip(one, other, strict=True)
     )  # fmt: skip
-    return [] if same else ["not used: slice the batch: the outputs of slices, joined, are not the output of the whole"]
+    return "" if same else "the outputs of slices, joined, are not the output of the whole"

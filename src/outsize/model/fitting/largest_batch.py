@@ -6,17 +6,16 @@ contents, so a candidate that does not fit costs a trace and nothing else.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
-from outsize.model.fitting import batch as batches
 from outsize.model.fitting.arguments import read_request
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.plan.dry_run import Outline, Stage
-from outsize.model.fitting.plan.search import SURE
+from outsize.model.fitting.plan.dry_run import Stage
+from outsize.model.fitting.plan.search import needed_for
 from outsize.model.fitting.user_errors import in_users_code
 
 MOST = 2**16
@@ -33,8 +32,7 @@ def batch_size(
 
     def peak(rows: int) -> int:
         with in_users_code(f"loss(model, batch) with {rows} samples"):
-            projection = _grown(stage, rows).project(Choice())
-        return int(projection.peak * (1 + SURE)) if projection.card else projection.peak
+            return needed_for(stage.with_rows(rows).project(Choice()))
 
     least = peak(1)
     if least > allowance.bytes:
@@ -45,16 +43,4 @@ def batch_size(
     low, high = 1, 2
     while high <= MOST and peak(high) <= allowance.bytes:
         low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if peak(middle) <= allowance.bytes else (low, middle)
-    return low
-
-
-def _grown(stage: Stage, rows: int) -> Stage:
-    """The stage with a batch of another length."""
-
-    def grow(_: str, outline: Outline) -> Outline:
-        return replace(outline, shape=(rows, *outline.shape[1:]), contents=None) if outline.shape else outline
-
-    return stage.with_batch(batches.transform(stage.batch, grow, leaf=Outline))
+    return low + bisect.bisect_left(range(low + 1, high), True, key=lambda rows: peak(rows) > allowance.bytes)

@@ -14,29 +14,27 @@ from typing import Any
 from outsize.core.errors import BudgetError, OutsizeError
 from outsize.core.events import told
 from outsize.core.fitting import FitPlan
-from outsize.core.memory import Allowance
-from outsize.machine import current_budget
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.arguments import Request
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.fitted import reopen_resident
-from outsize.model.fitting.learn.findings import Findings, leave_out, look, preserved
-from outsize.model.fitting.learn.gradients_equal import EQUAL, FAR_BELOW, TINY, compare, find_rounding
+from outsize.model.fitting.learn.findings import NOISY, Findings, leave_out, look, preserved
+from outsize.model.fitting.learn.gradients_equal import EQUAL, FAR_BELOW, TINY, compare, find_noise, find_rounding
 from outsize.model.fitting.move.evicted import ReadWhileEvicted, is_home
-from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
-from outsize.model.fitting.move.stores import open_store
-from outsize.model.fitting.plan.describe import tell
+from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory, where_room
+from outsize.model.fitting.plan.describe import describe_training
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.plan.facts import Facts
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.plan.remedies import describe, remedies_on
-from outsize.model.fitting.plan.search import Candidate, Search
+from outsize.model.fitting.plan.search import Candidate
 from outsize.model.fitting.plan.speeds import Timing, estimate_times, measure_times, try_out
-from outsize.model.fitting.plan.take_apart import gather_facts, inclusive
-from outsize.model.fitting.planner import Settled
+from outsize.model.fitting.plan.take_apart import gather_facts
+from outsize.model.fitting.plan.training_search import TrainingSearch
+from outsize.model.fitting.planner import Planner
 from outsize.model.fitting.run.expandable_segments import let_grow
 from outsize.model.fitting.run.loss import Normaliser
-from outsize.model.fitting.run.resident import ResidentRunner, open_resident
+from outsize.model.fitting.run.replayed_draws import Replay
+from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.user_errors import in_users_code, say
 from outsize.model.torch_port.patches import without_autocast
@@ -57,113 +55,90 @@ ROUNDED = (
 )
 
 
-class TrainingPlanner:
-    """Plans for one request."""
+class TrainingPlanner(Planner):
+    """Plans for one request: what is known from a few samples and from one trace of the plain step, then searches."""
 
     def __init__(self, request: Request) -> None:
-        self._request = request
-        allowance = request.budgets[0]
-        with told("looking at the step", "parts"):
-            self._planning = _prepare(
-                request.work, request.batch, request.own_step, allowance, request.allow, request.without
-            )
-        findings, work = self._planning.findings, self._planning.work
-        few = batches.transform(batches.take(request.batch, 0, findings.few), lambda _, tensor: tensor.clone())
-        if work.splits and work.normaliser.rule == "labels":
-            few = leave_out(work.normaliser, few)  # terms that do not weigh by labels show
-        self._few = few
-        """Samples to compare gradients on."""
-
-    def plan(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
-        """The cheapest choice that fits and whose gradients are right."""
-        return self._planning.run(replace(self._request.budgets[0], bytes=limit), self._few, batch)
-
-    def settle(self, plan: FitPlan, choice: Choice) -> Settled:
-        """Open the runner of a choice; nothing has to be rehearsed."""
-        work = self._planning.work
-        runner = open_resident(work, choice, self._planning.open_store(), rows=self._request.rows)
-        if work.device == "cuda":
-            clear_up()  # what planning left in the allocator's cache is not the step's
-        return Settled(plan, choice, runner)
-
-    def reopen(self, choice: Choice, old: ResidentRunner) -> ResidentRunner:
-        """A runner on the store of the old one."""
-        return reopen_resident(choice, old, self._request.rows)
-
-
-def _prepare(
-    work: Work, batch: Any, own_step: bool, allowance: Allowance, allow: str, without: tuple[str, ...]
-) -> Planning:
-    """What is known of the work before a plan is made: from a few samples, and from one trace of the plain step."""
-    findings = look(work, batch)
-    work = replace(
-        work,
-        written=findings.written,
-        normaliser=findings.normaliser or Normaliser(),
-        splits=findings.normaliser is not None,
-        heads=findings.heads,
-        sources=findings.sources,
-    )
-    stage = Stage(work, batch)
-    facts = _take_apart(work, stage, findings, batch, own_step, allowance.bytes)
-    facts = replace(facts, forbidden=facts.forbidden | _said(findings, facts, allow, without))
-    return Planning(work, facts, stage.project, allow, findings, current_budget().scratch)
-
-
-def _take_apart(work: Work, stage: Stage, findings: Findings, batch: Any, own_step: bool, budget: int) -> Facts:
-    """Facts of the plain step, with times measured where a card is."""
-    with in_users_code("the step, followed without contents (values that it reads are chosen),"):
-        plain = stage.project(Choice())
-    pieces = stage.project(Choice(chunks=8)) if findings.heads else None
-    timing: Timing | None = None
-    if work.device == "cuda":
-        with preserved(work.model, work.sources):
-            timing = measure_times(work, batch, plain, budget)
-        clear_up()
-    timing = timing or estimate_times(work.device, plain, findings.rows, inclusive)
-    return gather_facts(work, findings, plain, own_step, timing, pieces)
-
-
-def _said(findings: Findings, facts: Facts, allow: str, without: tuple[str, ...]) -> dict[str, str]:
-    """What the user and the samples forbid beside what the work itself does."""
-    said = dict.fromkeys(without, "you forbade it")
-    if findings.random and allow == "exact" and "slices" not in facts.forbidden:
-        names = ", ".join(findings.random[:2]) + (", ..." if len(findings.random) > 2 else "")
-        said["slices"] = (
-            f"random numbers are drawn ({names}): slices would draw others; allow='distribution' permits it"
-        )
-    return said
-
-
-class Planning:
-    """Plans for one work, under this budget and, after a failure, a smaller one."""
-
-    def __init__(
-        self,
-        work: Work,
-        facts: Facts,
-        project: Callable[[Choice], Projection],
-        allow: str,
-        findings: Findings,
-        scratch: str,
-    ) -> None:
-        self.work, self.facts, self.project, self.allow = work, facts, project, allow
-        self.findings, self.scratch = findings, scratch
+        super().__init__(request)
+        self.project: Callable[[Choice], Projection]
+        self.facts: Facts
+        self.findings: Findings
         self.rounding = 0.0
         """Largest difference that was autocast's rounding."""
+        self._readings = list(request.readings)
+        """Readings of the batch that are still to be tried."""
+        with told("looking at the step", "parts"):
+            self._learn()
 
-    def open_store(self) -> Any:
-        """The place next to the model's device."""
-        return open_store(next(self.work.model.parameters()).device, self.scratch)
+    def _learn(self, again: bool = False) -> bool:
+        """Look at the step by the next readings of the batch, up to the first that can be cut; where none can, the first counts,
+        or, `again`, what is known already. Out: True where one can."""
+        request = self.request
+        looked: list[tuple[Work, Findings]] = []
+        while self._readings:
+            work = replace(request.work, axes=self._readings.pop(0))
+            looked.append((work, look(work, request.batch)))
+            if not looked[-1][1].misread:
+                break
+        cut = [pair for pair in looked if pair[1].normaliser is not None]
+        if again and not cut:
+            return False
+        work, findings = (cut or looked)[0]
+        self.findings = findings
+        self.work = work = replace(
+            work,
+            written=findings.written,
+            normaliser=findings.normaliser or Normaliser(),
+            splits=findings.normaliser is not None,
+            heads=findings.heads,
+            sources=findings.sources,
+            replay=Replay(findings.draws) if findings.draws and request.allow == "exact" else None,
+        )
+        self.request = replace(request, rows=findings.rows)
+        stage = Stage(work, request.batch)
+        self.project = stage.project
+        before = {key: why for key, why in self.facts.forbidden.items() if key != "slices"} if again else {}
+        facts = self._take_apart(stage)
+        self.facts = replace(facts, forbidden=before | facts.forbidden | self._forbid(facts))
+        few = batches.transform(work.axes.take(request.batch, 0, findings.few), lambda _, tensor: tensor.clone())
+        if work.splits and work.normaliser.rule == "labels":
+            few = leave_out(work.normaliser, few, work.axes)  # terms that do not weigh by labels show
+        self._few = few
+        """Samples to compare gradients on."""
+        return True
 
-    def run(self, allowance: Allowance, few: Any, batch: Any) -> tuple[FitPlan, Choice]:
-        """The cheapest choice that fits and whose gradients are right; a remedy that changes them is forbidden by name.
+    def _take_apart(self, stage: Stage) -> Facts:
+        """Facts of the plain step, with times measured where a card is."""
+        work, findings, request = self.work, self.findings, self.request
+        with in_users_code("the step, followed without contents (values that it reads are chosen),"):
+            plain = stage.project(Choice())
+        chunked = stage.project(Choice(chunks=8)) if findings.heads else None
+        timing: Timing | None = None
+        if work.device == "cuda":
+            with preserved(work.model, work.sources):
+                timing = measure_times(work, request.batch, plain, request.budgets[0].bytes)
+            clear_up()
+        timing = timing or estimate_times(work.device, plain, findings.rows)
+        return gather_facts(work, findings, plain, request.own_step, timing, chunked)
 
-        `few`: samples to compare gradients on. `batch`: to run plans of nearly the same price on, None: not to.
-        """
+    def _forbid(self, facts: Facts) -> dict[str, str]:
+        """What the user and the samples forbid beside what the work itself does."""
+        forbidden, random = dict.fromkeys(self.request.without, "you forbade it"), self.findings.random
+        exact = self.request.allow == "exact" and self.work.replay is None
+        if random and exact and "slices" not in facts.forbidden:
+            names = ", ".join(random[:2]) + (", ..." if len(random) > 2 else "")
+            forbidden["slices"] = (
+                f"random numbers are drawn ({names}): slices would draw others; allow='distribution' permits it"
+            )
+        return forbidden
+
+    def plan(self, limit: int, batch: Any) -> tuple[FitPlan, Choice]:
+        """The cheapest choice that fits and whose gradients are right; a remedy that changes them is forbidden by name."""
+        allowance = replace(self.request.budgets[0], bytes=limit)
         while True:
-            limited = self.work.device == "cuda" and is_limited(allowance.bytes)
-            search = Search(self.facts, self.project, self.allow, allowance.bytes, limited)
+            few = self._few
+            limited = self.work.device == "cuda" and is_limited(limit)
+            search = TrainingSearch(self.facts, self.project, self.request.allow, limit, limited)
             decided: list[str] = []
             try:
                 with told("tracing plans", "plans") as search.traced:
@@ -182,18 +157,19 @@ class Planning:
                 continue
             if self._is_right(found.choice, few):
                 decided += [ROUNDED.format(self.rounding)] if self.rounding else []
-                return tell(search, found, self.facts, allowance, self.findings, decided), found.choice
+                return describe_training(search, found, allowance, self.findings, decided), found.choice
 
     def _is_right(self, choice: Choice, few: Any) -> bool:
         """True where the gradients are the plain ones; a remedy that changes them is forbidden from now on."""
         with told("comparing gradients", "plans"):
             wrong = "" if choice.plain else self._differs(choice, few)
         if wrong:
-            forbidden = self.facts.forbidden | {self._blame(choice, few): wrong}
-            self.facts = replace(self.facts, forbidden=forbidden)
+            key = self._blame(choice, few)
+            if key != "slices" or not self._learn(again=True):
+                self.facts = replace(self.facts, forbidden=self.facts.forbidden | {key: wrong})
         return not wrong
 
-    def _fastest(self, search: Search, first: Candidate, batch: Any) -> tuple[Candidate, list[str]]:
+    def _fastest(self, search: TrainingSearch, first: Candidate, batch: Any) -> tuple[Candidate, list[str]]:
         """Run the cheapest, and others for as long as one is predicted to take little longer than the fastest that ran."""
         ran: list[tuple[Candidate, float]] = []
         found: list[Candidate] = []
@@ -217,7 +193,7 @@ class Planning:
         return min(ran, key=lambda pair: pair[1])[0], [f"run to compare, forward and backward: {said}"]
 
     def _try_variants(
-        self, search: Search, ran: list[tuple[Candidate, float]], store: Any, batch: Any
+        self, search: TrainingSearch, ran: list[tuple[Candidate, float]], store: Any, batch: Any
     ) -> list[tuple[Candidate, float]]:
         """The first variant that is faster than all that ran, and fits; those of the fastest plan that has any are run."""
         fastest = min(took for _, took in ran)
@@ -248,6 +224,9 @@ class Planning:
             worst, name = compare(self.work, choice, few, store)
             if EQUAL[choice.autocast or self.findings.lower] < worst <= TINY / FAR_BELOW:
                 worst, name = compare(self.work, choice, few, store, find_rounding(self.work, few, store))
+            if choice.slices > 1 and EQUAL[choice.autocast or self.findings.lower] < worst <= NOISY:
+                noise = where_room(lambda: find_noise(self.work, few, store)) or {}
+                worst, name = compare(self.work, choice, few, store, noise, NOISY)
             if self.findings.lower and not choice.autocast and EQUAL[True] < worst < ROUNDING:
                 with without_autocast():  # is it rounding? then it goes where nothing is rounded to fewer bits
                     exact, name = compare(self.work, choice, few, store)
@@ -268,8 +247,8 @@ class Planning:
             store.close()
         if short:  # the plain gradients of so many samples have no room: of fewer they may
             clear_up()
-            rows = batches.count_rows(few)
-            return self._differs(choice, batches.take(few, 0, rows - 1)) if rows > 1 else ""
+            rows = self.work.axes.count(few)
+            return self._differs(choice, self.work.axes.take(few, 0, rows - 1)) if rows > 1 else ""
         if worst <= EQUAL[choice.autocast or self.findings.lower]:
             return ""
         return f"the gradient of {name} differs from the plain one by {worst:.1e} of its size"

@@ -6,7 +6,8 @@ found by measuring the resident bytes of single layers with torch 2.13. Input, o
 blocks of 16 channels (padded to a multiple). The result is made in blocks and then copied out. A transposed
 convolution holds one more block of its output's size. The bound adds the partial sums of a weight gradient, one per
 thread. Types that oneDNN does not know (float64) go to torch's own kernels, which copy each window into columns
-(im2col). An LSTM is one operator per layer and direction; it keeps a workspace for the backward pass.
+(im2col). Where a picture's channels lie side by side, only weights are copied, each group's padded to whole blocks. An
+LSTM is one operator per layer and direction; it keeps a workspace for the backward pass.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ PLAIN = 4
 """Inputs of up to this many channels (usually pictures) are not copied."""
 SMALL = 20480
 """Up to this many elements of a single input torch uses its own kernel."""
+TIGHT = 9
+"""Largest window of a depthwise layer whose weights oneDNN does not pad."""
+SLACK = 16384
+"""Bytes of small tables that oneDNN makes beside weights."""
 DTYPES = ("torch.float32", "torch.bfloat16", "torch.float16")
 
 
@@ -35,9 +40,28 @@ def events_of(name: str, args: Any, results: list[Any]) -> Iterator[CallEvent]:
 
 def _used(x: Any, weight: Any, groups: int) -> bool:
     """True if torch hands a convolution to oneDNN and oneDNN has to change the layout."""
-    if _unknown(x) or (x.dim() > 3 and x.stride()[1] == 1 and x.shape[1] > 1 and not x.is_contiguous()):
-        return False
     return bool(x.shape[0] > 1 or groups > 1 or x.numel() > SMALL or min(weight.shape[2:]) > 3)
+
+
+def _channels_last(x: Any) -> bool:
+    """True if a picture's channels lie side by side: oneDNN then copies only the weights."""
+    return bool(x.dim() > 3 and x.stride()[1] == 1 and x.shape[1] > 1 and not x.is_contiguous())
+
+
+def _weights_inside(x: Any, weight: Any, groups: int) -> tuple[int, int]:
+    """Bytes of the weights as oneDNN lays them out beside channels that lie side by side: likely and at most. Each group's
+    are padded to whole blocks; a depthwise layer's with a small window are not, nor those with eight channels a group.
+    """
+    window = math.prod(int(size) for size in weight.shape[2:])
+    if window == 1 and groups == 1:
+        return 0, 0
+    outs, inside = int(weight.shape[0]) // groups, int(weight.shape[1])
+    padded = (
+        groups * math.prod(-(-size // BLOCK) * BLOCK for size in (outs, inside)) * window * int(weight.element_size())
+    )
+    tight = (outs == inside == 1 and window <= TIGHT) or min(outs, inside) >= BLOCK // 2
+    most = padded + SLACK + (_bytes(x) if window == 1 else 0)
+    return (_bytes(weight) if tight else padded), most
 
 
 def _unknown(x: Any) -> bool:
@@ -85,7 +109,15 @@ def _convolution(args: Any, results: list[Any]) -> Iterator[CallEvent]:
             yield CallEvent("take", "input", _bytes(x))
         yield RESULT
         return
+    if _channels_last(x):
+        likely, most = _weights_inside(x, weight, groups)
+        likely = min(likely, _bytes(weight)) if weight.shape[0] == groups and weight.shape[1] == 1 else likely
+        yield CallEvent("take", "weight", likely, more=most - likely)
+        yield RESULT
+        return
     if not _used(x, weight, groups):
+        yield CallEvent("take", "columns", _columns(x, weight, results[0], groups, transposed, args[5], backward=False))
+        yield RESULT
         return
     out = _blocked(results[0])
     yield CallEvent("take", "input", _read(x))
@@ -99,8 +131,6 @@ def _convolution(args: Any, results: list[Any]) -> Iterator[CallEvent]:
 
 
 def _convolution_backward(args: Any, results: list[Any]) -> Iterator[CallEvent]:
-    import torch
-
     grad, x, weight, groups, wanted = args[0], args[1], args[2], args[9], args[10]
     if _unknown(x):
         yield from (RESULT,) * sum(map(bool, wanted[:2]))
@@ -110,7 +140,16 @@ def _convolution_backward(args: Any, results: list[Any]) -> Iterator[CallEvent]:
         if not grad.is_contiguous():
             yield CallEvent("take", "gradient", _bytes(grad))
         return
+    if _channels_last(x):
+        yield from (RESULT,) * len(results)
+        likely, most = _weights_inside(x, weight, groups)
+        if most:
+            own = _bytes(weight)
+            yield CallEvent("take", "weight's gradient", likely + own, more=most - likely + 4 * own + _bytes(x))
+        return
     if not _used(x, weight, groups):
+        yield from (RESULT,) * len(results)
+        yield CallEvent("take", "columns", _columns(x, weight, grad, groups, args[7], args[6], backward=True))
         return
     if not grad.is_contiguous():
         yield CallEvent("take", "whole gradient", _bytes(grad))
@@ -125,10 +164,56 @@ def _convolution_backward(args: Any, results: list[Any]) -> Iterator[CallEvent]:
     if wanted[1]:
         yield CallEvent("take", "gradient", _blocked(grad))
         yield CallEvent("take", "input", _read(x))
-        yield CallEvent("take", "weight's gradient", _bytes(weight), more=torch.get_num_threads() * _bytes(weight))
+        yield CallEvent("take", "weight's gradient", _bytes(weight), more=_partial_sums(grad, weight, groups))
         yield CallEvent("free", "gradient")
         yield CallEvent("free", "input")
         yield RESULT
+
+
+def _partial_sums(grad: Any, weight: Any, groups: int) -> int:
+    """Bytes of the sums that threads make of a weight's gradient; grouped layers also copy windows into columns."""
+    import torch
+
+    threads = int(torch.get_num_threads())
+    if groups == 1:
+        return threads * _bytes(weight)
+    columns = math.prod(int(size) for size in (*weight.shape[1:], *grad.shape[2:])) * int(weight.element_size())
+    return (threads + 4) * _bytes(weight) + threads * columns
+
+
+# small ones
+
+
+def _pool_backward(args: Any, results: list[Any]) -> Iterator[CallEvent]:
+    """Where channels lie side by side, indices and gradient may be copied into the input's order."""
+    yield RESULT
+    if _channels_last(args[1]):
+        yield CallEvent("take", "copies", 0, more=_bytes(args[7]) + _bytes(args[1]))
+
+
+def _abs(args: Any, results: list[Any]) -> Iterator[CallEvent]:
+    """The size of complex numbers is computed as complex numbers."""
+    if args[0].is_complex():
+        yield CallEvent("take", "complex", _bytes(args[0]))
+    yield RESULT
+
+
+def _promoted(args: Any, results: list[Any]) -> Iterator[CallEvent]:
+    """An operand of another dtype than the result's is cast as a whole first; a card casts element by element."""
+    import torch
+
+    pair = [value for value in args[:2] if isinstance(value, torch.Tensor)]
+    if len(pair) == 2 and pair[0].dtype != pair[1].dtype:
+        common = torch.result_type(*pair)
+        for place, value in enumerate(pair):
+            if value.dim() and value.dtype != common:
+                yield CallEvent("take", f"cast {place}", int(value.numel()) * common.itemsize)
+
+
+def _bag_backward(args: Any, results: list[Any]) -> Iterator[CallEvent]:
+    """Indices are sorted and counted."""
+    yield CallEvent("take", "sorted indices", 3 * _bytes(args[1]))
+    yield RESULT
 
 
 # recurrent layers
@@ -240,6 +325,13 @@ ROWS: dict[str, Callable[[Any, list[Any]], Iterator[CallEvent]]] = {
     "aten.convolution_backward.default": _convolution_backward,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": host_events,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": host_backward_events,
+    "aten.max_pool2d_with_indices_backward.default": _pool_backward,
+    "aten.abs.default": _abs,
+    **{
+        f"aten.{name}.Tensor": _promoted
+        for name in ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_", "eq", "ne", "lt", "le", "gt", "ge")
+    },
+    "aten._embedding_bag_backward.default": _bag_backward,
     "aten.mkldnn_rnn_layer.default": _lstm,
     "aten.mkldnn_rnn_layer_backward.default": _lstm_backward,
 }

@@ -139,8 +139,8 @@ def _inside(scratch: Scratch, layer: Layer) -> tuple[tuple[int, int], ...]:
     """(likely, at most) of the three calls of a convolution: as measured or as in a similar layer, and the bound."""
     most = (call_bound(layer), call_bound(layer), weight_bound(layer))
     found = table().look_up(layer)
-    if found is None:
-        return tuple((size, size) for size in most)
+    if found is None:  # a byte of doubt says that nothing was measured
+        return tuple((size, size + 1 if size else 0) for size in most)
     sure = table().sure(layer) if scratch.capability == MEASURED else (False,) * 3
     return tuple(
         (size or 0, size if known and size is not None else max(size or 0, bound))

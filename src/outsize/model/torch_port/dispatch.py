@@ -25,6 +25,12 @@ def no_modes() -> Any:
     return part("utils._python_dispatch._disable_current_modes")()
 
 
+def unseen(make: Callable[..., Any], *args: Any) -> Any:
+    """`make(*args)`, such as an alias that no mode may count as an allocation."""
+    with no_modes():
+        return make(*args)
+
+
 def has_modes() -> bool:
     """True while a mode sees operators."""
     return bool(part("_C._len_torch_dispatch_stack")())
@@ -157,13 +163,35 @@ def replacing_kernels() -> Iterator[Any]:
 
 def parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
     """(device, dtype, memory format) of the arguments of `Tensor.to`."""
-    device, dtype, _, layout = part("_C._nn._parse_to")(*args, **kwargs)
+    device, dtype, _, layout = part("_C._nn._parse_to")(*map(numbered_card, args), **kwargs)
     return device, dtype, layout
+
+
+def numbered_card(value: Any) -> Any:
+    """The card that a plain number means where a device is expected; any other value unchanged."""
+    import torch
+
+    return torch.device("cuda", value) if type(value) is int else value
 
 
 def leave_uncompiled(code: Any) -> None:
     """Make torch.compile skip a function; `code` is its code."""
     part("_dynamo.eval_frame.skip_code")(code)
+
+
+def profiled_bytes(call: Callable[[], Any]) -> tuple[list[int], Any]:
+    """(what the allocator of the CPU gave out and, negative, took back during a call, its result). The profiler of
+    `torch.profiler` writes a line for each use and takes seconds to start, so this is the one before it.
+    """
+    config = part("_C._profiler.ProfilerConfig")
+    more = part("_C._profiler._ExperimentalConfig")()
+    start, stop = part("_C._autograd._enable_profiler_legacy"), part("_C._autograd._disable_profiler_legacy")
+    start(config(part("_C._profiler.ProfilerState.CPU"), False, True, False, False, False, more))
+    try:
+        out = call()
+    finally:
+        threads = stop()
+    return [e.cpu_memory_usage() for events in threads for e in events if e.kind() == "memory_alloc"], out
 
 
 # nested values
@@ -172,6 +200,22 @@ def leave_uncompiled(code: Any) -> None:
 def leaves_of(value: Any) -> list[Any]:
     """What is in nested lists, tuples and dicts, in order."""
     return list(part("utils._pytree.tree_leaves")(value))
+
+
+def tensors_in(value: Any) -> list[Any]:
+    """Tensors among the arguments or results of an operator, which nests only lists, tuples and dicts: torch's own walk
+    knows more kinds and takes a fifth of a plan's time."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return [value]
+    found: list[Any] = []
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+        if isinstance(item, torch.Tensor):
+            found.append(item)
+        elif isinstance(item, list | tuple | dict):
+            found += tensors_in(item)
+    return found
 
 
 def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from outsize.model.torch_port.dispatch import map_tensors
 from outsize.model.torch_port.parts import is_older_than, part
 from outsize.model.torch_port.patches import Row
 
 
-def card_rows(index: int, capability: tuple[int, int], total: int, accelerator: bool) -> list[Row]:
-    """What stands in the place of torch's own; `accelerator`: the step runs on the card."""
+def card_rows(index: int, capability: tuple[int, int], total: int, accelerator: bool, there: bool = True) -> list[Row]:
+    """What stands in the place of torch's own; `accelerator`: the step runs on the card; `there`: one is found."""
     import torch
 
     if is_older_than("2.8"):  # whoever makes an optimizer loads it, and it looks at classes that are replaced here
@@ -26,7 +27,7 @@ def card_rows(index: int, capability: tuple[int, int], total: int, accelerator: 
         gcnArchName="", warp_size=32, max_threads_per_multi_processor=2048,
     )  # fmt: skip
     both: dict[str, Any] = {
-        "is_available": True, "device_count": 1, "synchronize": None, "empty_cache": None, "current_stream": Stream(),
+        "is_available": there, "device_count": int(there), "synchronize": None, "empty_cache": None, "current_stream": Stream(),
         "reset_peak_memory_stats": None, "memory_allocated": 0, "max_memory_allocated": 0, "memory_reserved": 0,
         "max_memory_reserved": 0, "memory_stats": {},
     }  # fmt: skip
@@ -42,15 +43,15 @@ def card_rows(index: int, capability: tuple[int, int], total: int, accelerator: 
     rows += [
         (torch.cuda, "Stream", Stream), (torch.cuda, "Event", Stream), (torch.cuda, "stream", _stream),
         (torch.cuda, "device", _stream), (torch.cuda.amp.common, "amp_definitely_not_available", answer(False)),
-        (torch.Tensor, "record_stream", answer(None)),
+        (torch.Tensor, "record_stream", answer(None)), (torch.nn.DataParallel, "scatter", _scatter),
     ]  # fmt: skip
     if hasattr(torch, "accelerator"):  # since torch 2.6
-        there: dict[str, Any] = {
+        answers: dict[str, Any] = {
             **both, "current_accelerator": torch.device("cuda") if accelerator else None, "current_device_index": index,
             "current_device_idx": index, "set_device_index": None, "set_device_idx": None, "set_stream": None,
             "reset_accumulated_memory_stats": None, "get_memory_info": (total, total),
         }  # fmt: skip
-        rows += [(torch.accelerator, name, answer(value)) for name, value in there.items()]
+        rows += [(torch.accelerator, name, answer(value)) for name, value in answers.items()]
         rows += [(torch.accelerator, "device_index", _stream)]
     return rows
 
@@ -76,6 +77,13 @@ class Stream:
 
     def __getattr__(self, name: str) -> Any:
         return answer(0.0 if name == "elapsed_time" else name == "query")
+
+
+def _scatter(parallel: Any, inputs: Any, kwargs: Any, device_ids: list[Any]) -> tuple[list[Any], list[Any]]:
+    """All of a batch goes to the one card that is there."""
+    card = f"cuda:{device_ids[0]}"
+    inputs, kwargs = (map_tensors(lambda tensor: tensor.to(card), value) for value in (inputs, kwargs))
+    return [inputs], [kwargs]
 
 
 def _stream(*args: Any, **kwargs: Any) -> Stream:

@@ -102,7 +102,12 @@ def has_hooks(module: Any) -> bool:
 
 def is_compiled(module: Any) -> bool:
     """True for what `torch.compile(module)` and `module.compile()` make."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return is_compiled_copy(module) or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def is_compiled_copy(module: Any) -> bool:
+    """True for what `torch.compile(module)` makes, which has the module inside."""
+    return hasattr(module, "_orig_mod")
 
 
 def add_saving_hook(module: Any, hook: Callable[..., Any]) -> Any:
@@ -119,8 +124,9 @@ def add_loading_hook(module: Any, hook: Callable[..., Any]) -> Any:
 
 
 def has_step_hooks(optimizer: Any) -> bool:
-    """True if an optimizer has step hooks."""
-    return any(attribute(optimizer, name) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"))
+    """True if an optimizer has step hooks of somebody else."""
+    tables = (attribute(optimizer, name) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"))
+    return any(not getattr(hook, "ours", False) for table in tables for hook in table.values())
 
 
 def forget_step_hooks(optimizer: Any) -> None:
@@ -154,3 +160,26 @@ def allocator_setter() -> Callable[[str], None] | None:
         if has_part(path):
             return part(path)  # type: ignore[no-any-return]
     return None
+
+
+# the allocator of the CPU
+
+
+def start_allocator_events() -> bool:
+    """Note every block that the CPU's allocator hands out or takes back; False if somebody profiles already, or torch cannot."""
+    if not has_part("_C._autograd._enable_profiler_legacy") or part("_C._autograd._profiler_enabled")():
+        return False
+    kinds = part("_C._profiler")
+    given = (kinds.ProfilerState.CPU, False, True, False, False, False, kinds._ExperimentalConfig())
+    part("_C._autograd._enable_profiler_legacy")(kinds.ProfilerConfig(*given))
+    return True
+
+
+def stop_allocator_events() -> list[int]:
+    """The bytes of every block since `start_allocator_events`, in order, below zero where one was taken back."""
+    if not part("_C._autograd._profiler_enabled")():  # whoever profiles has ended ours
+        return []
+    events = [
+        e for thread in part("_C._autograd._disable_profiler_legacy")() for e in thread if e.kind() == "memory_alloc"
+    ]
+    return [event.cpu_memory_usage() for event in sorted(events, key=lambda event: event.start_us())]

@@ -7,10 +7,11 @@ this.
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from outsize.model.torch_port.dispatch import asks_for_functions, torch_off
+from outsize.model.torch_port.dispatch import asks_for_functions, no_functions, numbered_card, torch_off
 from outsize.model.torch_port.parts import attribute, part
 
 Row = tuple[Any, str, Any]
@@ -32,7 +33,8 @@ def wrapping_backward(mode: Callable[[], Any]) -> contextlib.AbstractContextMana
     """Every backward pass in the block runs under a mode."""
     import torch
 
-    engine = part("autograd._engine_run_backward")
+    part("autograd._engine_run_backward")
+    engine = vars(torch.autograd)["_engine_run_backward"]  # another block may have replaced it
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         with mode():
@@ -103,6 +105,29 @@ def inner_functions_seen() -> list[Row]:
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     owners = (torch.nn.functional, torch.functional, torch.nn.init)
     return [(owner, name, _has_subclass) for owner in owners for name in names]
+
+
+def foreach_everywhere() -> list[Row]:
+    """Rows with which gradients without contents are clipped as those of a device: many at once."""
+    import torch
+
+    def plain(tensors: Any, device: Any) -> bool:
+        return all(tensor is None or type(tensor) is torch.Tensor for tensor in tensors)
+
+    clip = importlib.import_module("torch.nn.utils.clip_grad")
+    return [(clip, "_device_has_foreach_support", lambda device: True), (clip, "_has_foreach_support", plain)]
+
+
+def numbered_cards() -> Row:
+    """`module.to(0)` and `module.to(device="cuda")` are read as they stand: without a card torch does not know the first, and
+    a mode would rewrite the second."""
+    parse = part("_C._nn._parse_to")
+
+    def parse_to(*args: Any, **kwargs: Any) -> Any:
+        with no_functions():
+            return parse(*map(numbered_card, args), **kwargs)
+
+    return part("_C._nn"), "_parse_to", parse_to
 
 
 def scripting_undisturbed(rows: list[Row]) -> Row:

@@ -29,6 +29,8 @@ class Owners:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.in_optimizer = False
+        self.evaluating = False
+        """True while a script runs its model without gradients."""
         self._stack: list[str] = []
         self._names: dict[int, str] = {}
         self._roots: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -65,7 +67,14 @@ class Owners:
             return "build"
         if self.in_optimizer:
             return "optimizer"
-        return "backward" if in_backward() else "forward"
+        if in_backward():
+            return "backward"
+        return "evaluation" if self.evaluating else "forward"
+
+    @property
+    def depth(self) -> int:
+        """How many modules are inside each other now."""
+        return len(self._stack)
 
     def node(self) -> int:
         """Number of the autograd node that runs now, -1 outside a backward pass."""
@@ -100,13 +109,18 @@ class Owners:
             self._made[next_node() - 1] = (held.module, held.line)
 
     def _line(self) -> str:
+        name, number = self.where()
+        return f"{Path(name).name}:{number}" if name else ""
+
+    def where(self) -> tuple[str, int]:
+        """File and line of the user's code that is at work."""
         frame: Any = sys._getframe(2)
         while frame is not None:
             name = frame.f_code.co_filename
             if not name.startswith((self._torch, OURS, "<")):
-                return f"{Path(name).name}:{frame.f_lineno}"
+                return name, frame.f_lineno
             frame = frame.f_back
-        return ""
+        return "", 0
 
     def _enter(self, module: Any, args: Any) -> None:
         if id(module) not in self._names or not self._stack:

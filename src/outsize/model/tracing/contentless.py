@@ -27,12 +27,12 @@ MOST = 1000
 def convert(tracer: Tracer, step: Callable[..., Any], args: tuple[Any, ...], label: str) -> tuple[Any, tuple[Any, ...]]:
     """(step, arguments) without contents."""
     memo: dict[int, Any] = {}
-    with _copying(tracer, label):
+    with copying(tracer, label):
         return _rebind(step, memo), copy.deepcopy(args, memo)
 
 
 @contextlib.contextmanager
-def _copying(tracer: Tracer, label: str) -> Iterator[None]:
+def copying(tracer: Tracer, label: str) -> Iterator[None]:
     """While the block runs, a deep copy of a tensor is one without contents."""
     import torch
 
@@ -47,8 +47,9 @@ def _copying(tracer: Tracer, label: str) -> Iterator[None]:
             if base is None:
                 base = bases[key_of(storage)] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
                 tracer.ledger.add(base, label, "given")
-                if not value.requires_grad and not isinstance(value, torch.nn.Parameter):
-                    known_values.keep(tracer, base, storage)  # counts of steps, lengths, masks
+                known = tracer.ledger.values.get(key_of(storage)) if value.is_meta else storage
+                if known is not None and not value.requires_grad and not isinstance(value, torch.nn.Parameter):
+                    known_values.keep(tracer, base, known)  # counts of steps, lengths, masks
             made = torch.empty(0, dtype=value.dtype, device="meta")
             made.set_(base.untyped_storage(), value.storage_offset(), value.shape, value.stride())
             if isinstance(value, torch.nn.Parameter):

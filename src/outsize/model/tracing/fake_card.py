@@ -12,15 +12,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outsize.core.errors import OutsizeError
-from outsize.model.torch_port.dispatch import parse_to
+from outsize.model.torch_port.dispatch import leaves_of, parse_to, torch_off
 from outsize.model.torch_port.fake_cuda import card_rows
+from outsize.model.torch_port.legacy_types import DTYPES, LegacyType, legacy_rows
 from outsize.model.torch_port.parts import find_ours
 from outsize.model.torch_port.patches import (
     checkpoints_compared_by,
+    foreach_everywhere,
     inner_functions_seen,
+    numbered_cards,
     replaced,
     scripting_undisturbed,
 )
+from outsize.model.tracing import counts
 from outsize.model.tracing.attention_calls import attend
 from outsize.model.tracing.recurrent_layers import flatten
 from outsize.model.tracing.trace import Trace
@@ -53,12 +57,14 @@ def make_function_mode(tracer: Trace) -> Any:
         tensor.is_pinned: _is_pinned,
         torch.tensor: _literal, torch.as_tensor: _literal, torch.asarray: _literal, tensor.__array__: _numpy,
         torch.nn.functional.scaled_dot_product_attention: attend, tensor.__deepcopy__: _deepcopy,
-        tensor.new_tensor: _new_tensor, torch.nn.functional.linear: _linear,
+        tensor.item: _item, tensor.type: _type, tensor.new_tensor: _new_tensor, torch.nn.functional.linear: _linear,
     }  # fmt: skip
 
     class Stage(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
+            if tracer.counted:
+                counts.use_counts(tracer, (args, kwargs))
             name = getters.get(func)
             if name is not None:
                 return _get(tracer, args[0], name, func)
@@ -151,10 +157,25 @@ def _literal(tracer: Trace, func: Any, call: Any) -> Any:
     args, kwargs = call
     kwargs = dict(kwargs)
     device = kwargs.pop("device", None)
-    value = func(*args, **kwargs)
+    if args and isinstance(args[0], list | tuple):
+        args = (_read_out(args[0]), *args[1:])
+    if tracer.alone and not any(isinstance(leaf, torch.Tensor) for leaf in leaves_of(args)):
+        with torch_off():
+            value = tracer.take_over(func(*args, **kwargs))
+    else:
+        value = func(*args, **kwargs)
     if not isinstance(value, torch.Tensor):
         return value
     return move(tracer, value, None if device is None else label_for(tracer, device), torch.Tensor.to, {})
+
+
+def _read_out(data: Any) -> Any:
+    """Nested lists with the value of each tensor of one element, as torch reads them."""
+    import torch
+
+    if isinstance(data, list | tuple):
+        return [_read_out(value) for value in data]
+    return data.item() if isinstance(data, torch.Tensor) and data.numel() == 1 else data
 
 
 def _linear(tracer: Trace, func: Any, call: Any) -> Any:
@@ -175,12 +196,41 @@ def _new_tensor(tracer: Trace, func: Any, call: Any) -> Any:
     return move(tracer, made, label_for(tracer, label), torch.Tensor.to, {})
 
 
+def _type(tracer: Trace, func: Any, call: Any) -> Any:
+    """`x.type()` and `x.type(torch.cuda.FloatTensor)`."""
+    import torch
+
+    (value, *rest), kwargs = call
+    wanted = rest[0] if rest else kwargs.get("dtype")
+    if isinstance(wanted, str):
+        wanted = getattr(torch.cuda if "cuda" in wanted else torch, wanted.rpartition(".")[2])
+    if isinstance(wanted, LegacyType):
+        return move(tracer, value, label_for(tracer, wanted.kind), torch.Tensor.to, {"dtype": wanted.dtype})
+    if wanted is None and tracer.alone:
+        place = "torch.cuda" if tracer.on_card(value) else "torch"
+        dtype = str(value.dtype).rpartition(".")[2]
+        return next((f"{place}.{name}" for name, known in DTYPES.items() if known == dtype), func(value))
+    return func(*call[0], **kwargs)
+
+
+def _item(tracer: Trace, func: Any, call: Any) -> Any:
+    """A number that only adds up counts (of right answers) decides on no size, until it is used for one."""
+    value = call[0][0]
+    if tracer.alone and counts.is_count(tracer, value):
+        return counts.count(tracer, value)
+    return func(value)
+
+
 def _tolist(tracer: Trace, func: Any, call: Any) -> Any:
     return tracer.real_value(call[0][0], "tolist").tolist()
 
 
 def _numpy(tracer: Trace, func: Any, call: Any) -> Any:
-    return tracer.real_value(call[0][0].detach(), "numpy").numpy()
+    real = tracer.real_value(call[0][0].detach(), "numpy")
+    dtype = call[0][1] if len(call[0]) > 1 else call[1].get("dtype")
+    with torch_off():  # a mode would give NumPy the memory of a tensor without contents
+        found = real.numpy()
+    return found if dtype is None else found.astype(dtype)
 
 
 def _format(tracer: Trace, func: Any, call: Any) -> Any:
@@ -214,9 +264,13 @@ def pretend(tracer: Trace, capability: tuple[int, int], total: int) -> Iterator[
     """`torch.cuda` answers as if the card were there, and does nothing."""
     import torch
 
-    rows = card_rows(int(tracer.card[5:]), capability, total, accelerator=tracer.device != "cpu")
+    on_card = tracer.device != "cpu"
+    rows = card_rows(int(tracer.card[5:]), capability, total, accelerator=on_card, there=on_card or not tracer.alone)
     rows += [(torch.nn.RNNBase, "flatten_parameters", flatten(tracer)), (torch, "compile", tracer.compile)]
-    rows += inner_functions_seen()
+    rows += [*inner_functions_seen(), *foreach_everywhere(), numbered_cards()]
+    if tracer.alone:
+        rows += legacy_rows()
+        rows += [(torch, name, _taking_over(tracer, getattr(torch, name))) for name in ("from_numpy", "frombuffer")]
     rows.append(scripting_undisturbed(rows))
     with checkpoints_compared_by(_shape_and_dtype), replaced(rows):
         try:
@@ -226,6 +280,17 @@ def pretend(tracer: Trace, capability: tuple[int, int], total: int) -> Iterator[
             if ours is None:
                 raise
             raise ours from error
+
+
+def _taking_over(tracer: Trace, function: Any) -> Any:
+    """A function whose real tensors only the trace sees; modes do not hear of its calls."""
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        with torch_off():
+            real = function(*args, **kwargs)
+        return tracer.take_over(real)
+
+    return made
 
 
 def _shape_and_dtype(value: Any) -> dict[str, Any]:

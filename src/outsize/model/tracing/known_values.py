@@ -10,15 +10,18 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from outsize.model.torch_port.dispatch import has_modes, leaves_of, map_tensors, no_functions, no_modes, torch_off
+from outsize.model.torch_port.dispatch import has_modes, map_tensors, no_functions, no_modes, tensors_in, torch_off
 from outsize.model.torch_port.objects import storage_key
 from outsize.model.tracing.trace import Trace
 
 KEEP_ELEMENTS = 4096
 """The most elements of a tensor whose contents are kept: indices and lengths are small, data is not."""
 
-DRAWN_ELEMENTS = 2**20
+DRAWN_ELEMENTS = 2**22
 """Most whole numbers that are drawn for real at once: an order of samples is longer than a batch."""
+
+ADVANCED_ELEMENTS = 2**24
+"""Most fractions that are drawn for real in a trace, only so that whole numbers drawn later are those of a real run."""
 
 KEEP_BYTES = 8 * KEEP_ELEMENTS
 """Largest real storage whose contents are kept."""
@@ -72,11 +75,12 @@ def item(tracer: Trace, tensor: Any) -> Any:
 
     known = shadow(tracer, tensor)
     if known is not None:
+        tracer.chance |= storage_key(tensor) in tracer.ledger.drawn
         return known.item()
     held = tracer.ledger.of(tensor)
     source = held.op if held is not None else ""
     whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
-    tracer.note_value("a value read on the host", held, guess=whole)
+    tracer.note_value("a value read on the host", held, guess=whole or tracer.owners.phase() == "optimizer")
     if tensor.dtype == torch.bool:
         return "all" in source or "eq" in source or "isfinite" in source
     if tensor.dtype.is_floating_point:  # what is left out by chance (a layer, a path) is there
@@ -90,8 +94,13 @@ def real(tracer: Trace, tensor: Any, what: str) -> Any:
 
     known = shadow(tracer, tensor)
     if known is not None:
+        tracer.chance |= storage_key(tensor) in tracer.ledger.drawn
         return known
-    tracer.note_value(f"contents read by {what}()", tracer.ledger.of(tensor), guess=not tensor.is_floating_point())
+    tracer.note_value(
+        f"contents read by {what}()",
+        tracer.ledger.of(tensor),
+        guess=not tensor.is_floating_point() and tensor.dtype != torch.uint8,
+    )  # bytes are pictures
     with torch_off():
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
@@ -100,7 +109,7 @@ def run_on_zeros(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
     """Results without contents of an operator that has no shape rule, by running it on zeros; None where that is not possible."""
     import torch
 
-    if sum(t.numel() for t in leaves_of((args, kwargs)) if isinstance(t, torch.Tensor)) > ZERO_ELEMENTS:
+    if sum(t.numel() for t in tensors_in((args, kwargs))) > ZERO_ELEMENTS:
         return None
     with torch_off():
         try:
@@ -118,7 +127,7 @@ def _nonzero(tracer: Trace, func: Any, args: Any, kwargs: Any) -> Any:
 
     tracer.note_value("the number of non-zero elements, taken as all of them", tracer.ledger.of(args[0]))
     count = args[0].numel()
-    if count <= KEEP_ELEMENTS:  # then it is known where they are: modules are looked up by it
+    if count <= tracer.keep:  # then it is known where they are: modules are looked up by it
         return tracer.known_like(torch.ones(args[0].shape).nonzero(), tracer.ledger.label_of(args[0]) or tracer.device)
     return torch.empty_strided((count, args[0].dim()), (1, count), dtype=torch.int64, device="meta")
 

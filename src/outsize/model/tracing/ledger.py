@@ -8,6 +8,7 @@ is freed.
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -72,7 +73,10 @@ class Ledger:
         """Address of the storage -> its record."""
         self.values: dict[int, Any] = {}
         """Address of the storage -> a real storage with its contents, for the few small ones whose contents are known."""
+        self.drawn: set[int] = set()
+        """Addresses of the storages whose contents were drawn at random in a step, or computed from such."""
         self._watch: dict[int, Any] = {}
+        self._ids = itertools.count()
         self.step = -1
         self.closed = False
         """True when the trace is over: what is freed later is not recorded."""
@@ -82,7 +86,7 @@ class Ledger:
 
     def allocate(self, size: int, label: str, op: str) -> Held:
         """A new record that starts now."""
-        held = Held(len(self.all), size, label, op, len(self.events), self.step, self.phase())
+        held = Held(next(self._ids), size, label, op, len(self.events), self.step, self.phase())
         self.where(held)
         self.all.append(held)
         self.events.append((True, held))
@@ -123,6 +127,7 @@ class Ledger:
             self.free(held)
         self._watch.pop(key, None)
         self.values.pop(key, None)
+        self.drawn.discard(key)
 
 
 def _storage_of(tensor: Any) -> Any:

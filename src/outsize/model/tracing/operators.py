@@ -17,7 +17,19 @@ from outsize.model.tracing.rewrites import WHOLE
 class Operator:
     """One overload."""
 
-    __slots__ = ("base", "by_shapes", "decomposes", "draws", "flops", "func", "known", "mutable", "name", "view")
+    __slots__ = (
+        "base",
+        "by_shapes",
+        "decomposes",
+        "draws",
+        "flops",
+        "func",
+        "known",
+        "mutable",
+        "name",
+        "pointwise",
+        "view",
+    )
 
     def __init__(self, func: Any) -> None:
         import torch
@@ -34,6 +46,7 @@ class Operator:
         """Draws numbers at random."""
         self.mutable = is_mutable(func)
         self.view = bool(func.is_view)
+        self.pointwise = torch.Tag.pointwise in func.tags
         self.flops = flop_rule(func)
         """Counts its operations; None if they are few."""
         self.by_shapes = self._by_shapes(func)

@@ -57,6 +57,8 @@ def _layer(name: str, kind: int, tracer: Trace) -> Callable[..., Any]:
         if elsewhere(x, state, weights):
             if kind == 2 and not tracer.on_card(x) and onednn.takes_lstm(x, state, weights):
                 return onednn.run_lstm(x, state, weights, *rest)
+            if kind == 2 and not tracer.on_card(x) and x.element_size() < 4:
+                tracer.guess(f"what an LSTM in {x.dtype} takes inside on the CPU is not known")
             return op.decompose(x, state, weights, *rest)
         return run(x, state, weights, rest, [])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outsize.model.torch_port.dispatch import has_modes, key_bits, keys_of
+from outsize.model.torch_port.dispatch import has_modes, key_bits, keys_of, tensors_in
 from outsize.model.torch_port.objects import key_of, storage_key
 from outsize.model.tracing.operators import Operator
 
@@ -33,7 +33,7 @@ class Shapes:
         if not operator.by_shapes or has_modes():  # somebody else looks on
             return func(*args, **kwargs)
         key: list[Any] = [id(func), torch.get_default_dtype()]
-        if not (_describe(args, key) and (not kwargs or _describe([*kwargs, *kwargs.values()], key))):
+        if not (describe(args, key) and (not kwargs or describe([*kwargs, *kwargs.values()], key))):
             return func(*args, **kwargs)
         whole = tuple(key)
         known: tuple[int | None, Any] = self._known.get(whole, (None, None))
@@ -52,7 +52,7 @@ class Shapes:
         return out
 
 
-def _describe(values: Any, key: list[Any]) -> bool:
+def describe(values: Any, key: list[Any]) -> bool:
     """Append everything that a shape rule may look at; False if that is not known."""
     import torch
 
@@ -63,7 +63,7 @@ def _describe(values: Any, key: list[Any]) -> bool:
             key.append((value.shape, value.stride(), value.dtype, value.storage_offset(), keys))
         elif kind is list or kind is tuple:
             key.append(len(value))
-            if not _describe(value, key):
+            if not describe(value, key):
                 return False
         elif kind in _PLAIN or kind in (torch.dtype, torch.layout, torch.device, torch.memory_format):
             key.append((kind, value))
@@ -80,7 +80,7 @@ def _learn(operator: Operator, args: Any, out: Any) -> tuple[int, Any]:
         if out is None:
             return _NOTHING, None
         return (_FIRST, None) if args and out is args[0] else (_ASK, None)
-    taken = {storage_key(tensor) for tensor in _tensors(args)}
+    taken = {storage_key(tensor) for tensor in tensors_in(args)}
     if type(out) is torch.Tensor:
         one = _new(out, taken)
         return (_ASK, None) if one is None else (_NEW, one)
@@ -109,15 +109,3 @@ def _make(what: tuple[Any, Any, Any]) -> Any:
     import torch
 
     return torch.empty_strided(what[0], what[1], dtype=what[2], device="meta")
-
-
-def _tensors(values: Any) -> list[Any]:
-    import torch
-
-    found = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += _tensors(value)
-    return found

@@ -30,8 +30,10 @@ WHOLE = (
 
 
 @contextlib.contextmanager
-def installed(tracer: Trace) -> Iterator[None]:
-    """The replacements for tensors that a trace has on a card, for as long as the block runs."""
+def installed(tracer: Trace) -> Iterator[dict[str, Callable[..., Any]]]:
+    """The replacements for tensors that a trace has on a card, for as long as the block runs. They are also given by name:
+    in inference mode torch does not ask them, and composite operators reach the trace itself.
+    """
 
     on_card = tracer.on_card
     rows: list[tuple[str, Any]] = [("dropout", _dropout(on_card))]
@@ -43,7 +45,7 @@ def installed(tracer: Trace) -> Iterator[None]:
             warnings.simplefilter("ignore")
             for name, function in rows:
                 library.impl(name, function, "AutogradMeta")
-        yield
+        yield dict(rows)
 
 
 def _dropout(on_card: OnCard) -> Callable[..., Any]:

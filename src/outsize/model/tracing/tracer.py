@@ -10,23 +10,30 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.model.kernels import attention
-from outsize.model.kernels.call_events import CallEvent
-from outsize.model.kernels.cpu import events_of
-from outsize.model.kernels.cuda import CALL_EVENTS, Scratch, Size, blocks_of
 from outsize.model.kernels.layouts import ON_CARD
-from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode, in_backward, no_functions, torch_off
+from outsize.model.torch_port.dispatch import (
+    arguments_of,
+    dispatch_mode,
+    in_backward,
+    map_tensors,
+    no_functions,
+    tensors_in,
+    torch_off,
+)
 from outsize.model.torch_port.objects import holders_of, key_of, storage_key
 from outsize.model.torch_port.patches import wrapping_backward
+from outsize.model.tracing import host_calls, rewrites
 from outsize.model.tracing import known_values as values
 from outsize.model.tracing import packed_sequences as packed
-from outsize.model.tracing import rewrites
 from outsize.model.tracing.attribution import Owners
 from outsize.model.tracing.autocast import Autocast
+from outsize.model.tracing.blocks import Blocks
 from outsize.model.tracing.fake_card import label_for, make_function_mode, pretend
 from outsize.model.tracing.ledger import Held, Ledger
 from outsize.model.tracing.operators import Operator, look_up
@@ -62,10 +69,16 @@ class Tracer:
         """The notes on which sizes may depend: a real run may take more than the trace saw."""
         self._generators: dict[Any, Any] = {}
         """Generator of random numbers on the host -> its state before the trace."""
-        self.scratch = Scratch(capability)
-        self._placing: str | None = None
+        self.blocks = Blocks(self.ledger, self.owners, capability)
+        self._undrawn = values.ADVANCED_ELEMENTS
+        """How many fractions are still drawn for the sake of what is drawn after them."""
+        self._places = threading.local()
+        self._lock = threading.RLock()
+        """Held during an operator: a script may have threads."""
         self._stand_ins: dict[int, tuple[Any, Any]] = {}
         self._mode: Any = None
+        self._rewritten: dict[str, Callable[..., Any]] = {}
+        """Composite operator -> what stands for it."""
         self._alone = 2
         self.reuse = True
         """Follow autograd where it would write in place on its own; off for comparing with another mode in Python."""
@@ -73,12 +86,20 @@ class Tracer:
         """The lengths of the sequences that were packed last are not known."""
         self.in_linear = False
         """True while a linear layer runs its forward pass."""
+        self.alone = False
+        """The script of this process decides on its device: on the host there is no card to be found."""
+        self.counted = False
+        """True once a count of something was read that is not known."""
+        self.keep = values.KEEP_ELEMENTS
+        """The most elements of a tensor whose contents are kept."""
         self.strict = False
         """Operands on two devices are an error, as they are in a real run."""
         self.touched = False
         """True once a step has called an operator."""
         self.drew = False
         """True once whole numbers were drawn on the host."""
+        self.chance = False
+        """True once a number that was drawn in a step was read on the host: it may be a length."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -89,7 +110,7 @@ class Tracer:
 
         class Mode(dispatch_mode()):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                with no_functions():  # in here a tensor's device is the real one: meta
+                with tracer._lock, no_functions():  # in here a tensor's device is the real one: meta
                     return tracer.dispatch(func, args, kwargs or {})
 
         self._mode = Mode
@@ -104,7 +125,7 @@ class Tracer:
                 stack.enter_context(pretend(self, self.capability, self.total))
                 for autocast in self.autocasts.values():
                     stack.enter_context(autocast.installed())
-                stack.enter_context(rewrites.installed(self))
+                self._rewritten = stack.enter_context(rewrites.installed(self))
                 stack.enter_context(self.owners.watching())
                 stack.enter_context(Mode())
                 stack.enter_context(fake_card)
@@ -115,13 +136,24 @@ class Tracer:
                 generator.set_state(state)
 
     @contextlib.contextmanager
+    def in_thread(self) -> Iterator[None]:
+        """Tracing is on in another thread too; modes belong to threads."""
+        with self._mode(), make_function_mode(self):
+            yield
+
+    @property
+    def _placing(self) -> str | None:
+        """The device on which this thread makes tensors, if one was named."""
+        return getattr(self._places, "label", None)
+
+    @contextlib.contextmanager
     def placing(self, label: str) -> Iterator[None]:
         """What is made inside is on this device."""
-        before, self._placing = self._placing, label
+        before, self._places.label = self._placing, label
         try:
             yield
         finally:
-            self._placing = before
+            self._places.label = before
 
     def on_host(self, tensor: Any) -> bool:
         """True for a tensor that the step believes to be in the host's memory."""
@@ -183,6 +215,19 @@ class Tracer:
             stand_in.set_(found[1].untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
         return stand_in
 
+    def take_over(self, tensor: Any) -> Any:
+        """The meta tensor for a real one that was just made and that nobody else has; its contents stay known."""
+        import torch
+
+        with values.unseen(), no_functions():
+            storage = tensor.untyped_storage()
+            base = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
+            stand_in = torch.empty(0, dtype=tensor.dtype, device="meta")
+            stand_in.set_(base.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+            self.ledger.add(stand_in, label_for(self, tensor.device), "given")
+            self.ledger.values[storage_key(stand_in)] = storage
+        return stand_in
+
     def met(self) -> set[int]:
         """Addresses of the real tensors from outside that are still alive."""
         storages = [storage() for storage, _ in self._stand_ins.values()]
@@ -202,8 +247,9 @@ class Tracer:
         operator = look_up(func)
         if operator.decomposes:
             with self._mode():
-                return func.decompose(*args, **kwargs)
-        flat = _tensors(args)
+                rewritten = self._rewritten.get(operator.name.removeprefix("aten.").removesuffix(".default"))
+                return (rewritten or func.decompose)(*args, **kwargs)
+        flat = tensors_in(args)
         self.touched |= self.ledger.step >= 0
         if self.strict and operator.base in _TOGETHER:
             self._check_devices(operator, flat)
@@ -211,7 +257,7 @@ class Tracer:
         for leaf in flat:
             if not leaf.is_meta and (leaf.dim() or len(flat) == 1):
                 args = _replace(args, self.adopt)
-                flat = _tensors(args)
+                flat = tensors_in(args)
                 break
         name = operator.name
         if self.reuse and self._reuses(name, args):
@@ -227,7 +273,16 @@ class Tracer:
             fresh = [r for r in results if isinstance(r, torch.Tensor)] + [
                 t for r in results if isinstance(r, list) for t in r if isinstance(t, torch.Tensor)
             ]
-        self._write(name, args, fresh, label)
+        if label == "cpu":
+            events, fresh = host_calls.follow(self, operator, args, kwargs, out, fresh)
+            self.blocks.write_events(events, fresh, label, name)
+        else:
+            if name.startswith("aten.convolution") and label.startswith("cuda") and torch.backends.cudnn.benchmark:
+                self.guess(
+                    "torch.backends.cudnn.benchmark is on: the first call of each convolution tries kernels, and what these take "
+                    "is not known"
+                )
+            self.blocks.write(name, args, fresh, label)
         if name in _RESIZING:
             self.ledger.add(args[0], label, name)
         return out
@@ -271,56 +326,6 @@ class Tracer:
         if name == "aten.add.Tensor":  # the engine adds what an earlier node left; a node's own sums are new tensors
             return bool(first.shape == args[1].shape and held.node != self.owners.node())
         return True
-
-    def _write(self, name: str, args: Any, results: list[Any], label: str) -> None:
-        """Results and what the card's kernel takes inside, in the order in which the card is asked for them."""
-        if not label.startswith("cuda"):
-            self._write_events(events_of(name, args, results) if label == "cpu" else (), results, label, name)
-            return
-        if name in CALL_EVENTS:
-            self._write_events(CALL_EVENTS[name](self.scratch, args, results), results, label, name)
-            return
-        thread = "backward" if self.owners.phase() == "backward" else "forward"
-        blocks = blocks_of(self.scratch, name, args, results, thread)
-        inside = [self._workspace(size, label, name) for size in blocks.before]
-        each = iter(blocks.each)
-        order = _ORDER.get(name)
-        for tensor in results if order is None else [results[i] for i in order if i < len(results)]:
-            self.ledger.add(tensor, label, name)
-            size = next(each, 0)
-            if size not in (0, (0, 0)):
-                self.ledger.free(self._workspace(size, label, name))
-        for size in blocks.stays:
-            self._workspace(size, label, name)
-        inside += [self._workspace(size, label, name) for size in blocks.after]
-        for held in reversed(inside):
-            self.ledger.free(held)
-
-    def _write_events(self, events: Iterable[CallEvent], results: list[Any], label: str, name: str) -> None:
-        """Results and blocks in an order of their own."""
-        inside: dict[str, Held] = {}
-        left = iter(results)
-        for event in events:
-            if event.what == "free":
-                self.ledger.free(inside.pop(event.name))
-            elif event.what == "result":
-                self.ledger.add(next(left), label, name)
-            else:
-                held = self._workspace((event.bytes, event.bytes + event.more), label, name)
-                if event.what == "take":
-                    inside[event.name] = held
-        for tensor in left:
-            self.ledger.add(tensor, label, name)
-        for held in inside.values():
-            self.ledger.free(held)
-
-    def _workspace(self, size: Size, label: str, name: str) -> Held:
-        likely, most = (size, size) if isinstance(size, int) else size
-        held = self.ledger.allocate(likely, label, name)
-        held.most = most
-        held.spare = name in _SPARE and not isinstance(size, int)
-        held.kind = "workspace"
-        return held
 
     def _label(self, func: Any, flat: list[Any], kwargs: dict[str, Any]) -> str:
         """Device the result believes to be on; the real `device` argument becomes meta."""
@@ -381,6 +386,8 @@ class Tracer:
                     f"torch cannot tell the result shape of {name} without running it ({str(error).splitlines()[0]}): "
                     "give the operator a fake implementation with torch.library.register_fake"
                 ) from error
+        if operator.draws and label == "cpu":
+            self._advance(operator, args, kwargs, out, generator)
         if not (operator.draws and self._draw(operator, args, kwargs, flat, out, generator)):
             self._follow(operator, args, kwargs, flat, out)
         return out
@@ -391,31 +398,61 @@ class Tracer:
         """
         import torch
 
-        small = isinstance(out, torch.Tensor) and out.numel() <= values.DRAWN_ELEMENTS and not operator.mutable
-        if not small or out.is_floating_point() or self._placing not in (None, "cpu") or not self._all_known(flat):
+        if not isinstance(out, torch.Tensor) or out.is_floating_point() or out.numel() > values.DRAWN_ELEMENTS:
             return False
-        used = torch.default_generator if generator is None else generator
-        if used not in self._generators:
-            self._generators[used] = used.get_state()
+        if operator.base == "random_":  # a seed: an empty tensor that is filled
+            if out.nbytes != out.untyped_storage().nbytes() or not self.on_host(out):
+                return False
+            with torch_off():
+                args = (torch.empty(out.shape, dtype=out.dtype), *args[1:])
+        elif operator.mutable or self._placing not in (None, "cpu") or not self._all_known(flat):
+            return False
+        self._keep_state(generator)
         given = {**kwargs, **_on_cpu(kwargs), **({"generator": generator} if "generator" in kwargs else {})}
         with torch_off():
             real = operator.func(*_replace(args, functools.partial(values.shadow, self)), **given)
         self.ledger.values[storage_key(out)] = real.untyped_storage()
-        self.drew |= self.ledger.step >= 0
+        if self.ledger.step >= 0:
+            self.drew = True
+            self.ledger.drawn.add(storage_key(out))
         return True
+
+    def _advance(self, operator: Operator, args: Any, kwargs: Any, out: Any, generator: Any) -> None:
+        """Draw fractions on the host and forget them, so that the whole numbers after them are those of a real run."""
+        import torch
+
+        if not isinstance(out, torch.Tensor) or not out.is_floating_point() or self._undrawn < out.numel():
+            self._undrawn = 0 if isinstance(out, torch.Tensor) and out.is_floating_point() else self._undrawn
+            return
+        self._undrawn -= out.numel()
+        self._keep_state(generator)
+        given = {**kwargs, **_on_cpu(kwargs), **({"generator": generator} if "generator" in kwargs else {})}
+        with torch_off(), contextlib.suppress(RuntimeError):
+            operator.func(*map_tensors(_unwritten, args), **given)
+
+    def _keep_state(self, generator: Any) -> None:
+        import torch
+
+        used = torch.default_generator if generator is None else generator
+        if used not in self._generators:
+            self._generators[used] = used.get_state()
 
     def known_like(self, real: Any, label: str) -> Any:
         import torch
 
         stand_in = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         self.ledger.add(stand_in, label, "values")
-        if real.numel() <= values.KEEP_ELEMENTS:
+        if real.numel() <= self.keep:
             self.ledger.values[storage_key(stand_in)] = real.untyped_storage()
         return stand_in
 
     def _all_known(self, flat: list[Any]) -> bool:
         known = self.ledger.values
         return all(t.is_cpu or storage_key(t) in known for t in flat)
+
+    def _forget(self, flat: list[Any]) -> None:
+        for tensor in flat:
+            self.ledger.values.pop(storage_key(tensor), None)
 
     def _follow(self, operator: Operator, args: Any, kwargs: Any, flat: list[Any], out: Any) -> None:
         """Keep the contents of small host tensors up to date, and forget those that are overwritten with unknown
@@ -426,31 +463,33 @@ class Tracer:
         func, mutable = operator.func, operator.mutable
         if not operator.known:
             if mutable:
-                for tensor in flat:
-                    known.pop(storage_key(tensor), None)
+                self._forget(flat)
             return
         if not flat:
-            small = isinstance(out, torch.Tensor) and out.numel() <= values.KEEP_ELEMENTS
+            small = isinstance(out, torch.Tensor) and out.numel() <= self.keep
             on_host = self._placing in (None, "cpu")
             if not small or not (on_host or operator.base in values.PLAIN):
                 return
         elif not self._all_known(flat) or (not known and not any(t.is_cpu for t in flat)):
             if mutable and known:
-                for tensor in flat:
-                    known.pop(storage_key(tensor), None)
+                self._forget(flat)
             return
-        if sum(t.numel() for t in flat) > 4 * values.KEEP_ELEMENTS:
+        if sum(t.numel() for t in flat) > 4 * self.keep:
+            if mutable:
+                self._forget(flat)
             return
         try:
             real = func(*_replace(args, functools.partial(values.shadow, self)), **{**kwargs, **_on_cpu(kwargs)})
         except Exception:
             if mutable:
-                for tensor in flat:
-                    known.pop(storage_key(tensor), None)
+                self._forget(flat)
             return
-        for made, contents in zip(_tensors(out), _tensors(real), strict=False):
+        drawn = any(storage_key(t) in self.ledger.drawn for t in flat)
+        for made, contents in zip(tensors_in(out), tensors_in(real), strict=False):
             key = storage_key(made)
-            if key not in known and made.numel() <= values.KEEP_ELEMENTS:
+            if drawn:
+                self.ledger.drawn.add(key)
+            if key not in known and made.numel() <= self.keep:
                 known[key] = contents.untyped_storage()
 
 
@@ -466,37 +505,22 @@ _CUTTING = {"slice", "narrow"}
 _RESIZING = {"aten.resize_.default", "aten.set_.source_Storage_storage_offset", "aten.resize_as_.default"}
 
 
-_SPARE = ("aten.convolution.default", "aten.convolution_backward.default")
-"""Operators whose workspaces torch can do without if there is no room."""
-
 _REUSING = {
     "aten.add.Tensor", "aten.scatter_add.default", "aten.index_put.default", "aten.index_add.default", "aten.scatter.src",
     "aten.scatter.value",
 }  # fmt: skip
 """Operators that backward passes run in place where they can."""
 
-_ORDER: dict[str, tuple[int, ...]] = {
-    "aten.native_dropout.default": (1, 0),
-    "aten._scaled_dot_product_cudnn_attention.default": (2, 3, 0, 1),
-    "aten._thnn_fused_gru_cell.default": (1, 0),
-}
-"""Operators that allocate their results in another order than they return them; positions among the tensors."""
-
 
 def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {"device": "cpu"} if "device" in kwargs else {}
 
 
-def _tensors(value: Any) -> list[Any]:
+def _unwritten(tensor: Any) -> Any:
+    """A real tensor with the same layout."""
     import torch
 
-    found = []
-    for item in value if isinstance(value, list | tuple) else (value,):
-        if isinstance(item, torch.Tensor):
-            found.append(item)
-        elif isinstance(item, list | tuple):
-            found += _tensors(item)
-    return found
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
 
 
 def _replace(value: Any, change: Callable[[Any], Any]) -> Any:

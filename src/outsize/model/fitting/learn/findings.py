@@ -7,24 +7,29 @@ writes, how its loss adds up over slices and why not. Model, optimizer, gradient
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from outsize.core.errors import OutOfMemory, OutsizeError
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.axes import Axes, say_disagreement
 from outsize.model.fitting.learn.loss_rule import watching_means
 from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory, where_room
 from outsize.model.fitting.run.chunked_loss import chunked_heads, find_head
 from outsize.model.fitting.run.forward_functions import without_cache
 from outsize.model.fitting.run.loss import IGNORED, Normaliser, read_loss
-from outsize.model.fitting.run.random_sources import GLOBAL, same_draws
+from outsize.model.fitting.run.random_sources import GLOBAL, draws, name_arguments, same_draws
 from outsize.model.fitting.run.recorder import Recorder
+from outsize.model.fitting.run.replayed_draws import Draw, compare_draws
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.user_errors import in_users_code, say
 from outsize.model.torch_port.dispatch import arguments_of, dispatch_mode
 from outsize.model.torch_port.objects import batch_norm, buffer_table
+
+T = TypeVar("T")
 
 SAMPLES = 3
 """Rows that are looked at: cut into two and one, which tells a mean from a sum and from everything else."""
@@ -35,8 +40,20 @@ SAME = 1e-6
 Written = dict[Any, tuple[str, ...]]
 """Module -> names of the buffers that its forward pass writes."""
 
+MEET = (
+    ": samples meet in it (in-batch negatives, statistics over the batch), it is a mean over tokens, whose (total, count) it "
+    "could give, or another axis than the first counts samples, which batch_axis could say"
+)
+"""Why slices do not give the loss of the whole."""
+
 TOLERANCE = 1e-4
 """Relative difference of losses that counts as equal: rounding of float32 sums is far below, a wrong rule far above."""
+
+NOISY = 2e-3
+"""Where kernels differ by themselves, as those of TF32 do from one size of a batch to another, at most this counts as equal."""
+
+NOISES = 5.0
+"""A difference of so many times their own counts as equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +78,10 @@ class Findings(Noun):
     """Linear layers whose logits go straight into a cross entropy."""
     lower: bool
     """The step computes in a type of fewer than 32 bits somewhere: autocast, or weights in half precision."""
+    draws: tuple[Draw, ...] | None = None
+    """What is drawn, where slices can be given what the whole batch draws."""
+    misread: bool = False
+    """Slices fail or do not give the loss of the whole: perhaps another axis counts samples."""
     writing: frozenset[str] = frozenset()
     """Modules that change what they are given in place, so that they cannot run twice."""
 
@@ -94,77 +115,98 @@ def calm() -> Iterator[None]:
     class Mode(dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
+            if not draws(func, args, kwargs):
+                return func(*args, **kwargs)
             for position, argument in enumerate(arguments_of(func)):
-                if argument.name == "dropout_p":
+                if argument.name in ("dropout_p", "dropout"):
                     if len(args) > position:
                         args = (*args[:position], 0.0, *args[position + 1 :])
                     else:
-                        kwargs = {**kwargs, "dropout_p": 0.0}
+                        kwargs = {**kwargs, argument.name: 0.0}
                     return func(*args, **kwargs)
-            if torch.Tag.nondeterministic_seeded not in func.tags:
-                return func(*args, **kwargs)
             if func is torch.ops.aten.native_dropout.default:
                 return args[0] / max(1.0 - args[1], 1e-3), torch.ones_like(args[0], dtype=torch.bool)
             out = func(*args, **kwargs)
-            if isinstance(out, torch.Tensor) and out.dtype.is_floating_point:
-                out.fill_(1.0 if "bernoulli" in str(func) else 0.5)
-            return out
+            if not isinstance(out, torch.Tensor):
+                return out
+            return _still(func.overloadpacket.__name__, name_arguments(func, args, kwargs), out)
 
     with Mode():
         yield
 
 
+def _still(name: str, given: dict[str, Any], out: Any) -> Any:
+    """A draw that is the same for every sample, and is one of those that could have come."""
+    import torch
+
+    if name.startswith("randperm"):
+        return out.copy_(torch.arange(len(out), device=out.device))
+    if name.startswith("bernoulli"):
+        return out.fill_(1)
+    return out.fill_(0.5 if out.dtype.is_floating_point else given.get("low", given.get("from", 0)))
+
+
 def look(work: Work, batch: Any) -> Findings:
     """Run a few samples and say what they show."""
-    rows = batches.count_rows(batch)
+    rows = work.axes.count(batch)
     few = min(SAMPLES, rows)
-    part = batches.take(batch, 0, few)
+    part = work.axes.take(batch, 0, few)
     with preserved(work.model), without_cache(work.model):
         before = {m: {n: b.clone() for n, b in buffer_table(m).items() if b is not None} for m in work.model.modules()}
-        recorder, failure = _try(work, part, rows)
+        recorder, failure = attempt(lambda: _record(work, part))
         if recorder is None:
-            with in_users_code("loss(model, batch)"):
+            failure = f"the loss of {few} of {rows} samples fails with {failure}; batch_axis may say which axis counts samples"
+            disagreement = say_disagreement(batch)
+            with in_users_code("loss(model, batch)" + (f" (note that {disagreement})" if disagreement else "")):
                 recorder = _record(work, batch)
         written = _written(before)
         sources = recorder.drawn.sources()
         names = [source.name for source in sources if source in GLOBAL]
         with same_draws(sources):
-            heads = () if failure else _try_heads(work, batches.take(batch, 0, 1), list(recorder.calls))
+            calls = list(recorder.calls)
+            one = work.axes.take(batch, 0, 1)
+            heads = () if failure else attempt(lambda: _find_heads(work, one, calls))[0] or ()  # one may be too few
             normaliser: Normaliser | None = None
-            why_not = failure or "the batch has one sample"
+            why_not = failure or work.axes.whole or "the batch has one sample"
+            misread = bool(failure or work.axes.whole)
             if names:
                 why_not = f"random numbers are drawn ({', '.join(names)}), which cannot be held still to compare slices"
             elif few > 1 and not failure:
-                normaliser, why_not = _try_rules(work, part, few, written)
+                found, failed = attempt(lambda: _find_rule(work, part, few, written))
+                normaliser, why_not = found or (None, f"the loss of a slice of {few} samples fails with {failed}")
+                misread = found is None or why_not.endswith(MEET)
+            replayable = recorder.random and normaliser is not None
+            alone = attempt(lambda: _record(work, one))[0] if replayable else None
+            drawn = compare_draws(recorder.draws, alone.draws, few) if alone is not None else None
         if normaliser is not None and (missing := normaliser.find_missing(batch)):
             normaliser, why_not = None, missing
     return Findings(
         rows=rows, few=rows if failure else few, random=(*recorder.random, *names), sources=sources, written=written,
         normaliser=normaliser,
-        why_not=why_not, heads=heads, lower=recorder.lower, writing=frozenset(recorder.writing),
+        why_not=why_not, misread=misread, draws=drawn, heads=heads, lower=recorder.lower, writing=frozenset(recorder.writing),
     )  # fmt: skip
 
 
-def _try(work: Work, part: Any, rows: int) -> tuple[Recorder | None, str]:
-    """A recording of a few of `rows` samples, or why there is none, although all of them may have one."""
+def attempt(run: Callable[[], T]) -> tuple[T | None, str]:
+    """What the user's code gives, or None and what it failed with; failures of ours, and of memory, are raised."""
     try:
-        return _record(work, part), ""
+        return run(), ""
     except Exception as error:
         if isinstance(error, OutsizeError) or is_out_of_memory(error):
             raise
-        return None, f"the loss of {batches.count_rows(part)} of {rows} samples fails with {say(error)}"
+        return None, say(error)
 
 
 def _record(work: Work, part: Any) -> Recorder:
     """Forward and backward pass of the samples, of as many as there is room for, or a forward pass of one."""
     import torch
 
-    rows = batches.count_rows(part)
+    rows = work.axes.count(part)
     for few, train in (*((n, True) for n in range(rows, 0, -1)), (1, False)):
-        recorder = Recorder(work.device)
+        recorder = Recorder()
         try:
             with recorder.watching(work.model), dropping(work.model), torch.set_grad_enabled(train):
-                loss = read_loss(work.loss(work.model, batches.take(part, 0, few)))[0]
+                loss = read_loss(work.loss(work.model, work.axes.take(part, 0, few)))[0]
                 if train:
                     loss.backward()
             return recorder
@@ -193,16 +235,6 @@ def dropping(model: Any) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _try_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
-    """The heads, none where one sample is too few for the loss."""
-    try:
-        return _find_heads(work, part, ran)
-    except Exception as error:
-        if isinstance(error, OutsizeError) or is_out_of_memory(error):
-            raise
-        return ()
 
 
 def _find_heads(work: Work, part: Any, ran: list[str]) -> tuple[str, ...]:
@@ -241,29 +273,6 @@ def _written(before: dict[Any, dict[str, Any]]) -> dict[Any, tuple[str, ...]]:
     return found
 
 
-def _norms(model: Any) -> list[str]:
-    """Modules that take statistics over the batch."""
-
-    return [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, batch_norm()) and (module.training or module.running_mean is None)
-    ]
-
-
-def _try_rules(work: Work, part: Any, few: int, written: Written) -> tuple[Normaliser | None, str]:
-    """The rule, or why there is none; a loss that fails on slices has none."""
-    try:
-        rule, why_not = _find_rule(work, part, few)
-        if rule is not None and (name := _find_counting(work, part, few, written)):
-            return None, f"{name} writes its buffers in every forward pass, and slices would leave others in them"
-        return rule, why_not
-    except Exception as error:
-        if isinstance(error, OutsizeError) or is_out_of_memory(error):
-            raise
-        return None, f"the loss of a slice of {few} samples fails with {say(error)}"
-
-
 def _find_counting(work: Work, part: Any, few: int, written: Written) -> str:
     """A module whose buffers (running averages, power iterations) slices leave otherwise than the whole; empty: none."""
     import torch
@@ -276,7 +285,7 @@ def _find_counting(work: Work, part: Any, few: int, written: Written) -> str:
         for runs in ([(0, few)], [(0, few - 1), (few - 1, few)]):
             with preserved(work.model):
                 for run in runs:
-                    work.loss(work.model, batches.take(part, *run))
+                    work.loss(work.model, work.axes.take(part, *run))
                 found = [(names[m], buffer_table(m).get(name)) for m, given in written.items() for name in given]
                 states.append([(name, buffer.clone()) for name, buffer in found if buffer is not None])
     for (name, whole), (_, sliced) in zip(states[0], states[1], strict=True):
@@ -285,11 +294,20 @@ def _find_counting(work: Work, part: Any, few: int, written: Written) -> str:
     return ""
 
 
-def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]:
+def _find_rule(work: Work, part: Any, few: int, written: Written) -> tuple[Normaliser | None, str]:
+    """The rule, or why there is none: also slices that leave other buffers than the whole have none."""
+    rule, why_not = _find_loss_rule(work, part, few)
+    if rule is not None and (name := _find_counting(work, part, few, written)):
+        return None, f"{name} writes its buffers in every forward pass, and slices would leave others in them"
+    return rule, why_not
+
+
+def _find_loss_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]:
     """The rule under which the losses of two slices give the loss of all, or None and why."""
     import torch
 
-    norms = _norms(work.model)
+    modules = [(name, module) for name, module in work.model.named_modules() if isinstance(module, batch_norm())]
+    norms = [name for name, module in modules if module.training or module.running_mean is None]
     if norms:
         names = ", ".join(norms[:3]) + (f" and {len(norms) - 3} more" if len(norms) > 3 else "")
         return None, f"BatchNorm takes statistics over the whole batch ({names})"
@@ -313,11 +331,10 @@ def _find_rule(work: Work, part: Any, few: int) -> tuple[Normaliser | None, str]
         labels = _label_rules(part, means.ignored) if means.counts else []  # no mean leaves labels out
         rules = [Normaliser(rule="samples"), Normaliser(rule="sum"), *labels]
         holding = [rule for rule in rules if _holds(work, rule, part, runs)]
-        if not holding:
-            return None, (
-                f"the loss of {few} samples is neither the mean nor the sum of their slices' losses: samples meet in it "
-                "(in-batch negatives, statistics over the batch), or it is a mean over tokens, whose (total, count) it could give"
-            )
+        if not holding and (near := _find_noise(work, part, whole)) > TOLERANCE:
+            holding = [rule for rule in rules if _holds(work, rule, part, runs, near)]
+        if not holding or (work.axes.at and _is_idle(work, part, runs, whole)):
+            return None, (f"the loss of {few} samples is neither the mean nor the sum of their slices' losses{MEET}")
         for rule in holding:
             if rule.rule == "labels" and _tells_apart(work, rule, part, runs, few):
                 return rule, ""
@@ -341,7 +358,7 @@ def _with_all_labels(
     with torch.no_grad(), calm():
         for one in labels:
             try:
-                if _count(work, leave_out(one, part), few) != _count(work, part, few):
+                if _count(work, leave_out(one, part, work.axes), few) != _count(work, part, few):
                     counting.append((one.path, one.ignored))
             except (IndexError, RuntimeError):  # no labels
                 continue
@@ -356,26 +373,43 @@ def _count(work: Work, part: Any, few: int) -> list[int]:
 
 
 def _check_counts(work: Work, part: Any, runs: Any, whole: Any, count: Any) -> tuple[Normaliser | None, str]:
-    pairs = [read_loss(work.loss(work.model, batches.take(part, *run))) for run in runs]
+    pairs = [read_loss(work.loss(work.model, work.axes.take(part, *run))) for run in runs]
     total, counted = sum(float(pair[0]) for pair in pairs), sum(float(pair[1]) for pair in pairs)
     if _near(total, float(whole)) and _near(counted, float(count)):
         return Normaliser(rule="count"), ""
     return None, "the totals or counts that the loss gives for slices do not add up to those of the batch"
 
 
-def _near(a: float, b: float) -> bool:
-    return abs(a - b) <= TOLERANCE * max(abs(a), abs(b), 1e-6)
+def _near(a: float, b: float, tolerance: float = TOLERANCE) -> bool:
+    return math.isclose(a, b, rel_tol=tolerance, abs_tol=1e-6 * TOLERANCE)
 
 
-def _holds(work: Work, rule: Normaliser, part: Any, runs: Any) -> bool:
-    import math
+def _is_idle(work: Work, part: Any, runs: Any, whole: Any) -> bool:
+    """True where every slice has the loss of the whole to the last bit: then a tensor is cut that the loss does not look at."""
+    return all(bool(read_loss(work.loss(work.model, work.axes.take(part, *run)))[0] == whole) for run in runs)
 
+
+def _find_noise(work: Work, part: Any, whole: Any) -> float:
+    """Relative difference of losses that the operators themselves make: every sample twice has the same mean, or twice the sum,
+    but runs in kernels of another size. What changes a loss by more than such noise is no noise."""
+    doubled = work.axes.double(part)
+    if doubled is None:
+        return TOLERANCE
+    found, _ = attempt(lambda: float(read_loss(work.loss(work.model, doubled))[0]))
+    expected = float(whole)
+    noise = (
+        math.inf if found is None else min(abs(found - expected), abs(found / 2 - expected)) / max(abs(expected), 1e-30)
+    )
+    return min(NOISES * noise, NOISY) if noise < NOISY else TOLERANCE
+
+
+def _holds(work: Work, rule: Normaliser, part: Any, runs: Any, tolerance: float = TOLERANCE) -> bool:
     whole = float(read_loss(work.loss(work.model, part))[0])
     total = 0.0
-    for run, weight in zip(runs, rule.weigh(part, runs), strict=True):
-        piece = batches.take(part, *run)
+    for run, weight in zip(runs, rule.weigh(part, runs, work.axes), strict=True):
+        piece = work.axes.take(part, *run)
         total += weight * float(read_loss(work.loss(work.model, piece))[0]) if weight else 0.0
-    return math.isfinite(total) and _near(total, whole)
+    return math.isfinite(total) and _near(total, whole, tolerance)
 
 
 def _label_rules(part: Any, ignored: list[int]) -> list[Normaliser]:
@@ -396,15 +430,16 @@ def _label_rules(part: Any, ignored: list[int]) -> list[Normaliser]:
     return rules
 
 
-def leave_out(rule: Normaliser, part: Any) -> Any:
+def leave_out(rule: Normaliser, part: Any, axes: Axes) -> Any:
     """The same samples with half the labels in the first: this shows what a mean over labels does without them."""
 
     def plant(path: str, tensor: Any) -> Any:
         if path != rule.path:
             return tensor
         tensor = tensor.clone()
-        counted = (tensor[:1] != rule.ignored).nonzero().unbind(1)
-        tensor[tuple(index[len(index) // 2 :] for index in counted)] = rule.ignored
+        first = axes.part(path, tensor, 0, 1)
+        counted = (first != rule.ignored).nonzero().unbind(1)
+        first[tuple(index[len(index) // 2 :] for index in counted)] = rule.ignored
         return tensor
 
     return batches.transform(part, plant)
@@ -412,7 +447,7 @@ def leave_out(rule: Normaliser, part: Any) -> Any:
 
 def _tells_apart(work: Work, rule: Normaliser, part: Any, runs: Any, few: int) -> bool:
     """True where leaving out some labels of the first sample still agrees with this rule, and changes the loss."""
-    planted = leave_out(rule, part)
+    planted = leave_out(rule, part, work.axes)
     try:
         if not _holds(work, rule, planted, runs):
             return False

@@ -7,12 +7,12 @@ state are left as they were.
 
 from __future__ import annotations
 
+import contextlib
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import calm, preserved
 from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory, where_room
@@ -46,6 +46,9 @@ class Collect(Update):
         return self._bring(parameter) if parameter in self._away else None
 
 
+PLAIN = Choice(gradients_away=True)
+"""The plain step, but for where its gradients go."""
+
 EQUAL = {False: 1e-4, True: 5e-2}
 """Largest relative difference of a gradient that counts as equal: by the same kernels, or by others (autocast, a card beside a
 CPU)."""
@@ -62,24 +65,29 @@ TINY = 1e-5
 
 
 def compare(
-    work: Work, choice: Choice, batch: Any, store: Store, rounding: dict[str, float] | None = None
+    work: Work,
+    choice: Choice,
+    batch: Any,
+    store: Store,
+    rounding: dict[str, float] | None = None,
+    most: float | None = None,
 ) -> tuple[float, str]:
     """Largest relative difference between a gradient of the plain step and of the fitted one, and whose it is.
 
-    `rounding`: what the plain step's own gradients are off by, where that is known: so much is no difference.
+    `rounding`: what the plain step's own gradients are off by, where that is known: so much is no difference, up to `most` of
+    the gradient itself or, left out, a tiny part of the largest.
     """
-    rows = batches.count_rows(batch)
+    rows = work.axes.count(batch)
     base = replace(choice, in_backward=False, state_away=0.0, gradients_away=True)
     fitted = replace(base, slices=min(choice.slices, rows), first=0)
     if fitted.slices > 1:
-        with calm():
-            return worst_of(_differences(work, fitted, batch, store, at_once=False), rounding)
-    worst = where_room(lambda: worst_of(_differences(work, fitted, batch, store, at_once=True), rounding))
+        with calm() if work.replay is None else contextlib.nullcontext():
+            return worst_of(_differences(work, fitted, batch, store, at_once=False), rounding, most)
+    worst = where_room(lambda: worst_of(_differences(work, fitted, batch, store, at_once=True), rounding, most))
     if worst is not None:
         return worst
-    return worst_of(
-        _differences(work, fitted, batch, store, at_once=False), rounding
-    )  # one gradient of a parameter at a time
+    apart = _differences(work, fitted, batch, store, at_once=False)  # one gradient of a parameter at a time
+    return worst_of(apart, rounding, most)
 
 
 def find_rounding(work: Work, batch: Any, store: Store) -> dict[str, float]:
@@ -94,20 +102,33 @@ def find_rounding(work: Work, batch: Any, store: Store) -> dict[str, float]:
         value = work.loss(model, part)
         return (3 * value[0], value[1]) if isinstance(value, tuple) else 3 * value
 
-    import torch
-
-    passes = []
     with calm():
-        for one in (work, replace(work, loss=tripled)):
-            with preserved(work.model, work.sources):
-                torch.manual_seed(0)
-                passes.append(collect(one, Choice(gradients_away=True), batch, store))
-    plain, other = passes
+        plain, other = (_run_alone(one, PLAIN, batch, store) for one in (work, replace(work, loss=tripled)))
     found = {}
     for label, parameter in work.model.named_parameters():
         expected, got = plain.take(parameter), other.take(parameter)
         if expected is not None and got is not None:
             found[label] = float((expected - got / 3).norm())
+    return found
+
+
+def find_noise(work: Work, batch: Any, store: Store) -> dict[str, float]:
+    """Name of a parameter -> norm of what its gradient changes by where every sample comes twice.
+
+    The gradient of a mean is the same, of a sum twice as large; only the kernels have another size. Those of TF32 and of other
+    low precisions differ from each other by more than float32 rounds.
+    """
+    doubled = work.axes.double(batch)
+    if doubled is None:
+        return {}
+    scale = 0.5 if work.normaliser.rule == "sum" else 1.0
+    with calm():
+        plain, other = (_run_alone(work, PLAIN, one, store) for one in (batch, doubled))
+    found = {}
+    for label, parameter in work.model.named_parameters():
+        expected, got = plain.take(parameter), other.take(parameter)
+        if expected is not None and got is not None:
+            found[label] = float((expected - scale * got).norm())
     return found
 
 
@@ -117,14 +138,8 @@ Norms = tuple[str, float, float | None]
 
 def _differences(work: Work, fitted: Choice, batch: Any, store: Store, at_once: bool) -> Iterator[Norms]:
     """For all parameters with a gradient; `at_once`: taken as the fitted ones come, else after both passes."""
-    import torch
-
-    passes: list[Collect] = []
-    for one in (Choice(gradients_away=True), fitted):
-        with preserved(work.model, work.sources):  # each: results may depend on buffers that are written
-            torch.manual_seed(0)
-            passes.append(collect(work, one, batch, store, passes[0] if at_once and passes else None))
-    plain, other = passes
+    plain = _run_alone(work, PLAIN, batch, store)
+    other = _run_alone(work, fitted, batch, store, plain if at_once else None)
     for label, parameter in work.model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -139,7 +154,18 @@ def _differences(work: Work, fitted: Choice, batch: Any, store: Store, at_once: 
             yield label, float("inf"), None
 
 
-def worst_of(differences: Iterable[Norms], rounding: dict[str, float] | None = None) -> tuple[float, str]:
+def _run_alone(work: Work, choice: Choice, batch: Any, store: Store, other: Collect | None = None) -> Collect:
+    """A pass that changes nothing: results may depend on random numbers, and on buffers that are written."""
+    import torch
+
+    with preserved(work.model, work.sources):
+        torch.manual_seed(0)
+        return collect(work, choice, batch, store, other)
+
+
+def worst_of(
+    differences: Iterable[Norms], rounding: dict[str, float] | None = None, most: float | None = None
+) -> tuple[float, str]:
     """The largest relative difference, and whose it is; what is below `rounding` is none."""
     norms: list[tuple[str, float, float]] = []
     for label, difference, size in differences:
@@ -150,7 +176,8 @@ def worst_of(differences: Iterable[Norms], rounding: dict[str, float] | None = N
     floor = FAR_BELOW * largest
     worst, name = 0.0, ""
     for label, difference, size in norms:
-        if rounding is not None and difference <= min(ALIKE * rounding.get(label, 0.0), TINY * largest):
+        limit = TINY * largest if most is None else most * size
+        if rounding is not None and difference <= min(ALIKE * rounding.get(label, 0.0), limit):
             continue
         relative = difference / max(size, floor, 1e-30)
         if relative > worst or relative != relative:

@@ -14,7 +14,7 @@ from enum import Flag, auto
 from typing import Any
 
 from outsize.model.fitting.run.loss import IGNORED
-from outsize.model.torch_port.dispatch import dispatch_mode, leaves_of
+from outsize.model.torch_port.dispatch import dispatch_mode, tensors_in
 from outsize.model.torch_port.objects import base_of, is_view
 
 MOVING = {
@@ -96,10 +96,10 @@ def watching_means(model: Any, batch: dict[str, Any], rows: int) -> Iterator[Mea
     class Mode(dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = func.overloadpacket.__name__
-            of = [origins.get(a, Origin.NOTHING) for a in _tensors((args, kwargs))]
+            of = [origins.get(a, Origin.NOTHING) for a in tensors_in((args, kwargs))]
             _notice(means, name, args, [_origin(a, origins) for a in args])
             out = func(*args, **(kwargs or {}))
-            for tensor in _tensors(out) if any(of) else ():
+            for tensor in tensors_in(out) if any(of) else ():
                 came = _follow(func, name, args, of, tensor, rows)
                 origins[tensor] = came
                 if name.endswith("_") and is_view(tensor) and Origin.GIVEN not in came:  # written through a view
@@ -111,12 +111,6 @@ def watching_means(model: Any, batch: dict[str, Any], rows: int) -> Iterator[Mea
         yield means
 
 
-def _tensors(value: Any) -> list[Any]:
-    import torch
-
-    return [leaf for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor)]
-
-
 def _origin(value: Any, origins: Any) -> Origin:
     import torch
 
@@ -124,7 +118,6 @@ def _origin(value: Any, origins: Any) -> Origin:
 
 
 def _follow(func: Any, name: str, args: Any, of: list[Origin], out: Any, rows: int) -> Origin:
-    """What a result comes from."""
     came = Origin.NOTHING
     for one in of:
         came |= one
@@ -148,7 +141,6 @@ def _is_mask(indices: Any) -> bool:
 
 
 def _notice(means: Means, name: str, args: Any, of: list[Origin]) -> None:
-    """Means and divisions, as they come."""
     if name in ("nll_loss_forward", "nll_loss2d_forward") and args[3] == 1:  # a mean
         means.found.setdefault(int(args[4]))
         means.counts.append(int((args[1] != args[4]).sum()))
@@ -163,13 +155,12 @@ def _notice(means: Means, name: str, args: Any, of: list[Origin]) -> None:
         if Origin.SUMMED in of[1]:
             means.divisors.append(_value(args[1]))
     elif (name == "reciprocal" and Origin.SUMMED in of[0]) or (
-        name == "_local_scalar_dense" and Origin.SUMMED in of[0] and not of[0] & Origin.WEIGHTS and _counts(args[0])
+        name == "_local_scalar_dense"
+        and Origin.SUMMED in of[0]
+        and not of[0] & Origin.WEIGHTS
+        and str(args[0].dtype) != "torch.bool"
     ):
         means.divisors.append(_value(args[0]))
-
-
-def _counts(tensor: Any) -> bool:
-    return str(tensor.dtype) != "torch.bool"
 
 
 def _value(tensor: Any) -> float:

@@ -19,15 +19,16 @@ from typing import Any
 from outsize.core.errors import InputError, OutOfMemory
 from outsize.core.units import format_bytes
 from outsize.model.fitting.move.out_of_memory import clear_up, in_a_line, is_out_of_memory
-from outsize.model.fitting.move.saving_copies import CopiesForSaving, lay_over
 from outsize.model.fitting.move.stores import Store
 from outsize.model.fitting.move.units import sizeof
-from outsize.model.torch_port.dispatch import no_modes, no_subclass_functions
+from outsize.model.torch_port.dispatch import no_subclass_functions, unseen
 from outsize.model.torch_port.objects import storage_key
 
 listeners: list[Callable[[Any], None]] = []
 """Called with a tensor whose storage was resized: ledgers that count storages at the dispatcher cannot see it there."""
 
+before_emptied: list[Callable[[Any], None]] = []
+"""Called with a tensor whose storage is about to be emptied."""
 
 ASKED = frozenset({
     "numel", "nelement", "dim", "ndimension", "size", "stride", "element_size", "storage_offset", "is_contiguous", "__len__",
@@ -180,6 +181,8 @@ class EvictedStorage:
         return self.tensor is not None
 
     def _empty(self) -> None:
+        for listener in before_emptied:
+            listener(self.tensor)
         self.tensor.untyped_storage().resize_(0)
         _tell(self.tensor)
 
@@ -188,13 +191,6 @@ class EvictedStorage:
         if self._slot is not None:
             self._store.drop(self._slot)
             self._slot = None
-
-
-def unseen(make: Callable[..., Any], *args: Any) -> Any:
-    """Make an alias that no mode counts as an allocation."""
-
-    with no_modes():
-        return make(*args)
 
 
 def _tell(tensor: Any) -> None:
@@ -371,6 +367,43 @@ class EvictedStorages:
         if kind not in self._kinds:
             self._kinds[kind] = type("EvictedTensor", (EvictedTensor, kind), {"kind": kind, "evicted": self})
         return self._kinds[kind]
+
+
+def lay_over(storage: Any, tensor: Any) -> Any:
+    """A tensor in host memory that lies on a storage as another does on its own."""
+    import torch
+
+    return torch.empty(0, dtype=tensor.dtype, device="cpu").set_(
+        storage, tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
+
+
+class CopiesForSaving:
+    """The copies that one `state_dict()` is given."""
+
+    def __init__(self, asker: Any, storage_of: Callable[[Any], Any]) -> None:
+        self.asker = asker
+        """The module or optimizer whose `state_dict()` it is; those of its parts are part of it."""
+        self._storage_of = storage_of
+        self._bytes: dict[Any, Any] = {}
+        """EvictedStorage -> its bytes."""
+        self._copies: dict[int, Any] = {}
+        """By id of the tensor."""
+
+    def copy(self, tensor: Any) -> Any:
+        """The tensor in host memory; the same one for all who ask."""
+        if id(tensor) not in self._copies:
+            storage = self._storage_of(tensor)
+            if storage not in self._bytes:
+                self._bytes[storage] = storage.read().untyped_storage()
+            self._copies[id(tensor)] = lay_over(self._bytes[storage], tensor)
+        return self._copies[id(tensor)]
+
+    def instead(self, saved: Any, away: type) -> Any:
+        """An optimizer's state with copies in the place of tensors of class `away`; its own dicts stay as they are."""
+        if isinstance(saved, away):
+            return self.copy(saved)
+        return {key: self.instead(value, away) for key, value in saved.items()} if type(saved) is dict else saved
 
 
 def _say_no_room(asker: str, needed: int, room: int, place: str, failure: str) -> str:

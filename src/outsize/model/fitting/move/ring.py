@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outsize.model.fitting.move.mover import Mark, Mover
+from outsize.model.fitting.move.mover import Mark
 from outsize.model.torch_port.objects import storage_key
 
 ALIGNMENT = 512
@@ -55,9 +55,10 @@ class Lease:
 class Ring:
     """A block and the leases in it."""
 
-    def __init__(self, mover: Mover, size: int) -> None:
-        self.size = aligned(size)
-        self._block = mover.empty(self.size)
+    def __init__(self, block: Any) -> None:
+        """`block`: flat bytes of the length that `aligned` gives."""
+        self.size = int(block.numel())
+        self._block = block
         self._head = 0
         self._leases: list[Lease] = []
 

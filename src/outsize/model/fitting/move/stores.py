@@ -8,11 +8,15 @@ for them and says their order.
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
+from outsize.model.fitting.move.locked_memory import Block
 from outsize.model.fitting.move.mover import CardMover, Landed, Leaving, Mark, Mover, NoMover
 from outsize.model.fitting.move.scratch_file import FileMover, ScratchFile
+from outsize.model.torch_port.dispatch import unseen
 
 IN_FLIGHT = 256 * 2**20
 """Most bytes whose copy to the host has begun and not ended: a forward pass that is faster than the link waits."""
@@ -172,6 +176,103 @@ class HostStore(Store):
         import torch
 
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+
+class StoredTensor:
+    """A tensor that waits in a store, with the way back."""
+
+    __slots__ = ("__weakref__", "_layout", "_slot", "_store", "fetched")
+
+    def __init__(self, tensor: Any, store: Store, device: Any = None, slot: Any = None) -> None:
+        """`slot`: where the store has these bytes already."""
+        dense = without_gaps(tensor)
+        data = dense if dense.is_contiguous() else dense.as_strided((dense.numel(),), (1,))
+        self._layout = (tensor.shape, tensor.stride(), tensor.dtype, device or tensor.device, dense.stride())
+        self._store = store
+        self.fetched: Any = None
+        self._slot = unseen(lambda: store.put(_bytes(data.detach()))) if slot is None else slot
+        weakref.finalize(self, store.drop, self._slot)
+
+    def fetch(self) -> Any:
+        """Begin to bring the tensor back; the same one for all who ask while it lives."""
+        import torch
+
+        tensor = self.fetched() if self.fetched is not None else None
+        if tensor is None:
+            shape, _, dtype, device, strides = self._layout
+            tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            flat = tensor.as_strided((tensor.numel(),), (1,))
+            unseen(lambda: self._store.begin(self._slot, _bytes(flat)))
+            self.fetched = weakref.ref(tensor)
+        return tensor
+
+
+def without_gaps(tensor: Any) -> Any:
+    """The tensor itself where its elements fill one run of memory in some order of the axes, else a packed copy."""
+    expected = 1
+    for stride, length in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
+        if stride != expected:
+            return tensor.contiguous()
+        expected *= length
+    return tensor
+
+
+def _bytes(flat: Any) -> Any:
+    import torch
+
+    if type(flat) is not torch.Tensor:
+        return torch.empty(flat.numel() * flat.element_size(), dtype=torch.uint8, device="meta")
+    return flat.view(-1).view(torch.uint8)
+
+
+class BlockStore(Store):
+    """Page-locked blocks of exact size, beside a device that a model visits."""
+
+    name = "host"
+
+    def __init__(self, mover: Mover) -> None:
+        super().__init__(mover)
+        self._blocks: list[Block] = []
+
+    def _make(self, size: int) -> Any:
+        if not self.mover.real:
+            return None
+        self._blocks.append(Block(size))
+        return self._blocks[-1].bytes
+
+    def close(self) -> None:
+        super().close()
+        for block in self._blocks:
+            block.unlock()
+
+
+class KeptInputs:
+    """Keeps the inputs of units on the host for the backward pass, which goes from the last to the first: the one before starts
+    to come when one is asked for."""
+
+    def __init__(self, mover: Mover) -> None:
+        self.store = BlockStore(mover)
+        self._kept: list[StoredTensor] = []
+        self._soon: Any = None
+        """The tensor that is asked for next, on its way."""
+
+    def keep(self, tensor: Any) -> Callable[[], Any]:
+        """Start the copy out."""
+        kept, number = StoredTensor(tensor, self.store, self.store.mover.device), len(self._kept)
+        self._kept.append(kept)
+
+        def bring() -> Any:
+            mine = kept.fetch()
+            self.store.finish()
+            self._soon = self._kept[number - 1].fetch() if number else None
+            return mine
+
+        return bring
+
+    def end_pass(self) -> None:
+        """The backward pass is over."""
+        self._kept.clear()
+        self._soon = None
 
 
 def open_store(device: Any, scratch: str) -> Store:

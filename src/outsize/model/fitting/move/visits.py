@@ -15,7 +15,7 @@ from typing import Any
 from outsize.core.errors import InputError
 from outsize.model.fitting.move.mover import Mark, Mover
 from outsize.model.fitting.move.pinned_blocks import Weights
-from outsize.model.fitting.move.ring import Lease, Ring
+from outsize.model.fitting.move.ring import Lease, Ring, aligned
 from outsize.model.fitting.move.units import Cut, Place, Unit, sizeof
 from outsize.model.torch_port.objects import (
     buffer_table,
@@ -96,7 +96,7 @@ class Visits:
         """Some unit has run under autocast."""
         self._model = model
         self._source = source
-        self._ring = Ring(mover, room) if cut.units else None
+        self._ring = Ring(mover.empty(aligned(room))) if cut.units else None
         self._held = mover.empty(cut.held.size) if cut.held.size else None
         self._versions: list[Seen] = []
         self._blanks: dict[Any, Any] = {}

@@ -7,6 +7,7 @@ tensors go to their aligned places on the device. The order of units repeats, so
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -26,6 +27,7 @@ from outsize.model.fitting.move.locked_memory import Block
 from outsize.model.fitting.move.mover import Mark, Mover
 from outsize.model.fitting.move.units import Cut, Unit
 from outsize.model.fitting.move.visits import Source
+from outsize.model.torch_port.patches import registering_parameters
 
 READERS = 8
 """Threads that read."""
@@ -326,3 +328,18 @@ class FileSource(Source):
         for file in self._files.opened.values():
             file.close()
         self._files.opened.clear()
+
+
+def without_weights() -> contextlib.AbstractContextManager[None]:
+    """`with without_weights(): model = Model(config)` makes parameters without memory; buffers are real, since no file has
+    those that a module computes for itself."""
+    import torch
+
+    register = torch.nn.Module.register_parameter
+
+    def on_meta(module: Any, name: str, parameter: Any) -> None:
+        if parameter is not None and parameter.device.type != "meta":
+            parameter = torch.nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    return registering_parameters(on_meta)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from outsize.core.failure import Exactness, Remedy
+from outsize.core.failure import Remedy
 from outsize.core.fitting import FitPlan, Neighbour
 from outsize.core.memory import DISK, HOST, Allowance
 from outsize.core.noun import Known
@@ -19,16 +19,14 @@ from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import Findings
-from outsize.model.fitting.move.units import Cut
-from outsize.model.fitting.plan.facts import Facts
+from outsize.model.fitting.plan.facts import Facts, HostedFacts, InferenceFacts
 from outsize.model.fitting.plan.foreign_tensors import note_beside
 from outsize.model.fitting.plan.host_memory import filed_bytes, host_bytes
-from outsize.model.fitting.plan.hosted_facts import HostedFacts
-from outsize.model.fitting.plan.hosted_remedies import HOSTED_REMEDIES
 from outsize.model.fitting.plan.projection import Projection
-from outsize.model.fitting.plan.remedies import KIND_OF, REMEDIES, describe, place, predict, remedies_on
-from outsize.model.fitting.plan.search import Candidate, Search, plain_seconds, slow_down
-from outsize.model.fitting.run.runner import Work
+from outsize.model.fitting.plan.remedies import TRAINING, describe, place, predict, remedies_on
+from outsize.model.fitting.plan.remedy_kind import RemedyKind
+from outsize.model.fitting.plan.search import Candidate
+from outsize.model.fitting.plan.training_search import TrainingSearch, slow_down
 
 WORTH = 0.95
 """A setting that leaves at most this part of what is reserved is worth naming."""
@@ -37,37 +35,42 @@ MARGIN = 0.03
 """What a card may reserve above the replay: ties between equal blocks go to the lower address, which only the driver knows."""
 
 
-def tell(
-    search: Search, found: Candidate, facts: Facts, allowance: Allowance, findings: Findings, decided: Iterable[str]
+def describe_training(
+    search: TrainingSearch, found: Candidate, allowance: Allowance, findings: Findings, decided: Iterable[str]
 ) -> FitPlan:
-    """Everything about one choice."""
+    """The plan of a training step on the model's device."""
+    facts, choice, projection = search.facts, found.choice, found.projection
+    assert projection is not None
     return FitPlan(
-        name=f"training step of {facts.rows} samples", steps=_phases(search, found, allowance), budgets=(allowance,),
-        smallest=None, remedies=_remedies(found, facts, findings), slow_down=slow_down(found.choice, facts),
-        plain=facts.plain.peak, away=found.projection.away if found.projection else 0, place=place(facts),
-        cheaper=_neighbour(search, found, facts, cheaper=True), smaller=_neighbour(search, found, facts, cheaper=False),
-        notes=(
-            *_notes(facts, findings), *note_beside(facts.plain.beside), *say_absent(found.choice), *_setting(found), *decided
+        name=f"training step of {facts.rows} samples", steps=_steps(projection, allowance, search.limited),
+        budgets=(allowance,), smallest=None, slow_down=slow_down(choice, facts), plain=facts.plain.peak, away=projection.away,
+        remedies=tuple(
+            _remedy(
+                kind, choice, facts,
+                saves=max(0, predict(replace(choice, **{kind.key: getattr(Choice(), kind.key)}), facts) - predict(choice, facts)),
+                costs=f"+{100 * kind.seconds(choice, facts) / max(facts.seconds, 1e-9):.0f} % time",
+                exactness=kind.exactness_of(bool(findings.random) and search.allow != "exact"),
+            )
+            for kind in remedies_on(choice)
         ),
+        place=place(facts), cheaper=_neighbour(search, found, cheaper=True), smaller=_neighbour(search, found, cheaper=False),
+        notes=(*_notes(facts, findings), *note_beside(facts.plain.beside), *say_absent(choice), *_setting(found), *decided),
     )  # fmt: skip
 
 
-def _phases(search: Search, found: Candidate, allowance: Allowance) -> tuple[Step, ...]:
-    """Peaks by phase; what a card reserves is bounded by the budget where the allocator stops there."""
-    projection = found.projection
-    assert projection is not None
-    peaks = dict(projection.peaks)
-    if projection.card:
-        peaks["reserved"] = bound(peaks["reserved"], allowance.bytes, search.limited)
-    return _steps(peaks, allowance, Known.ESTIMATE if projection.card else Known.EXACT)
-
-
 def _steps(
-    peaks: dict[str, int], allowance: Allowance, known: Known, beside: tuple[Peak, ...] = (),
+    projection: Projection, allowance: Allowance, limited: bool = False, beside: tuple[Peak, ...] = (),
     traffic: dict[str, tuple[int, int]] | None = None,
 ) -> tuple[Step, ...]:  # fmt: skip
-    """Phases with their peaks; `beside`: those of other pools, `traffic`: bytes that a phase reads and writes."""
-    moved = traffic or {}
+    """Phases with their peaks; `beside`: those of other pools, `traffic`: bytes that a phase reads and writes.
+
+    A card may reserve more than a replay does, but no more than allowed where its allocator is stopped there (`limited`).
+    """
+    peaks, moved, allowed = dict(projection.peaks), traffic or {}, allowance.bytes
+    if projection.card:
+        reserved = peaks["reserved"]
+        peaks["reserved"] = min(int(reserved * (1 + MARGIN)), allowed if limited else max(allowed, reserved))
+    known = Known.ESTIMATE if projection.card else Known.EXACT
     return tuple(
         Step(
             name=name, peaks=(Peak(pool=allowance.pool, bytes=size, known=known), *beside),
@@ -77,21 +80,10 @@ def _steps(
     )  # fmt: skip
 
 
-def bound(reserved: int, allowed: int, limited: bool) -> int:
-    """What a card may reserve where a replay reserves so much; no more than allowed where the allocator is stopped there."""
-    return min(int(reserved * (1 + MARGIN)), allowed if limited else max(allowed, reserved))
-
-
-def _remedies(found: Candidate, facts: Facts, findings: Findings) -> tuple[Remedy, ...]:
-    choice = found.choice
-    return tuple(
-        Remedy(
-            name=kind.name, saves=max(0, _without(choice, kind.key, facts) - predict(choice, facts)), known=Known.ESTIMATE,
-            costs=f"+{100 * kind.seconds(choice, facts) / max(plain_seconds(facts), 1e-9):.0f} % time",
-            exactness=kind.exactness_of(bool(findings.random)), how=kind.how(choice, facts),
-        )
-        for kind in remedies_on(choice)
-    )  # fmt: skip
+def _remedy(kind: RemedyKind[Any], choice: Choice, facts: Any, **known: Any) -> Remedy:
+    """What the user reads of one remedy; `known`: what is known better than the remedy itself says."""
+    said = {"costs": kind.costs, "exactness": kind.exactness, **known}
+    return Remedy(name=kind.name, known=Known.ESTIMATE, how=kind.how(choice, facts), **said)
 
 
 def _setting(found: Candidate) -> list[str]:
@@ -114,8 +106,13 @@ def say_absent(choice: Choice) -> list[str]:
     ]
 
 
+def _not_used(facts: Facts | InferenceFacts) -> list[str]:
+    kinds = [kind for kind in TRAINING if kind.key in facts.forbidden]
+    return [f"not used: {kind.name}: {facts.forbidden[kind.key]}" for kind in kinds]
+
+
 def _notes(facts: Facts, findings: Findings) -> list[str]:
-    notes = [f"not used: {kind.name}: {facts.forbidden[kind.key]}" for kind in REMEDIES if kind.key in facts.forbidden]
+    notes = _not_used(facts)
     if findings.normaliser is not None:
         notes.append(f"the loss is {findings.normaliser}")
     if findings.written:
@@ -128,11 +125,7 @@ def _notes(facts: Facts, findings: Findings) -> list[str]:
     return notes
 
 
-def _without(choice: Choice, key: str, facts: Facts) -> int:
-    return predict(replace(choice, **{key: getattr(Choice(), key)}), facts)
-
-
-def _neighbour(search: Search, found: Candidate, facts: Facts, cheaper: bool) -> Neighbour | None:
+def _neighbour(search: TrainingSearch, found: Candidate, cheaper: bool) -> Neighbour | None:
     """The next faster choice that is larger, or the next smaller one that is slower."""
     rows = [c for c in (*search.candidates, *search.tried) if c.choice != found.choice]
     if cheaper:
@@ -143,56 +136,39 @@ def _neighbour(search: Search, found: Candidate, facts: Facts, cheaper: bool) ->
         best = min(beside, key=lambda c: (c.seconds, c.peak), default=None)
     if best is None:
         return None
-    return Neighbour(
-        name=describe(best.choice),
-        peak=best.peak,
-        slow_down=slow_down(best.choice, facts),
-        traced=best.projection is not None,
-    )
+    slower = slow_down(best.choice, search.facts)
+    return Neighbour(name=describe(best.choice), peak=best.peak, slow_down=slower, traced=best.projection is not None)
 
 
-def tell_inference(
-    work: Work, choice: Choice, projection: Projection, allowance: Allowance, rows: int, plain: int, notes: list[str]
-) -> FitPlan:  # fmt: skip
+def describe_inference(facts: InferenceFacts, found: Candidate, allowance: Allowance, plain: int) -> FitPlan:
     """The plan of an inference on the model's device."""
-    known = Known.ESTIMATE if projection.card else Known.EXACT
-    saves = max(0, plain - projection.peak)
-    remedies = []
-    if choice.slices > 1:
-        how = f"{choice.slices} slices of {-(-rows // choice.slices)} of {rows} samples"
-        remedies.append((KIND_OF["slices"].name, "small slices do not fill a card", how))
-    if choice.stream:
-        remedies.append((KIND_OF["stream"].name, "copies", f"{len(choice.stream)} modules visit while they run"))
+    choice, projection = found.choice, found.projection
+    assert projection is not None
     return FitPlan(
-        name=f"inference of {rows} samples", budgets=(allowance,), smallest=None, plain=plain, away=projection.away,
-        steps=_steps(projection.peaks, allowance, known),
+        name=f"inference of {facts.rows} samples", budgets=(allowance,), smallest=None, plain=plain, away=projection.away,
+        steps=_steps(projection, allowance),
         remedies=tuple(
-            Remedy(name=name, saves=saves, known=Known.ESTIMATE, costs=costs, exactness=Exactness.ROUNDING, how=how)
-            for name, costs, how in remedies
+            _remedy(kind, choice, facts, saves=max(0, plain - found.peak)) for kind in remedies_on(choice)
         ),
-        slow_down=1.0, place="host" if work.device == "cuda" else "disk",
-        notes=(*notes, *note_beside(projection.beside), *say_absent(choice)),
+        slow_down=1.0, place=place(facts),
+        notes=(*_not_used(facts), *note_beside(projection.beside), *say_absent(choice)),
     )  # fmt: skip
 
 
-def tell_hosted(
-    batch: Any, rows: int, budgets: tuple[Allowance, Allowance], facts: HostedFacts, choice: Choice, projection: Projection
-) -> FitPlan:  # fmt: skip
+def describe_hosted(
+    batch: Any, budgets: tuple[Allowance, ...], facts: HostedFacts, choice: Choice, projection: Projection
+) -> FitPlan:
     """The plan of a model that lives on the host."""
-    there, _ = budgets
-    known = Known.EXACT if facts.kind == "cpu" else Known.ESTIMATE
+    there, rows = budgets[0], facts.rows
     host = Peak(pool=HOST, bytes=host_bytes(facts, choice, projection), known=Known.ESTIMATE)
     filed = filed_bytes(facts, choice)
     beside = (host, *([Peak(pool=DISK, bytes=sum(filed.values()), known=Known.EXACT)] if choice.transfer_bytes else ()))
     traffic = _traffic(choice, filed)
-    peaks = dict(projection.peaks)
-    if "reserved" in peaks:
-        peaks["reserved"] = bound(peaks["reserved"], there.bytes, limited=False)
-    steps = _steps(peaks, there, known, beside, traffic)
+    steps = _steps(projection, there, beside=beside, traffic=traffic)
     weights, state = facts.weights, facts.state
     back = _sent(choice, weights, state, projection.away)
     moved = projection.brought + projection.away + back
-    link = max((projection.brought + projection.away) / facts.rates.both, back / facts.rates.both)
+    link = max(projection.brought + projection.away, back) / facts.rates.both
     if choice.update == "host":
         link = max(link, weights / facts.rates.host)
     elif choice.update == "kept":
@@ -200,29 +176,26 @@ def tell_hosted(
     read, written = (sum(row[way] for row in traffic.values()) for way in (0, 1))
     disk = read / facts.rates.read + written / facts.rates.write if choice.transfer_bytes else 0.0
     seconds = max(projection.computing, link, disk)
-    tokens = _tokens(batch, rows)
-    cut = facts.cut(choice)
     plain = weights + (0 if choice.update == "none" else weights + state)
     return FitPlan(
         name=f"{'inference' if choice.update == 'none' else 'training step'} of {rows} samples on {there.pool}", steps=steps,
-        budgets=budgets if not choice.transfer_bytes or facts.disk is None else (*budgets, facts.disk), smallest=None,
-        remedies=_hosted_remedies(choice, facts, projection), plain=plain,
+        budgets=budgets if not choice.transfer_bytes or facts.side.disk is None else (*budgets, facts.side.disk), smallest=None,
+        plain=plain,
+        remedies=tuple(
+            _remedy(kind, choice, facts, saves=kind.saves(choice, facts, projection)) for kind in remedies_on(choice)
+        ),
         slow_down=seconds / max(projection.computing * (0.75 if choice.update != "none" else 1.0), 1e-9),
-        away=host.bytes, place="disk" if facts.streamed else "host", moved=moved, seconds=seconds, tokens=tokens,
-        notes=tuple(_hosted_notes(facts, choice, projection, cut, filed, (read, written, disk))),
+        away=host.bytes, place="disk" if facts.side.files is not None else "host", moved=moved, seconds=seconds,
+        tokens=_tokens(batch, rows),
+        notes=tuple(_hosted_notes(facts, choice, projection, filed, (read, written, disk))),
     )  # fmt: skip
 
 
 def _hosted_notes(
-    facts: HostedFacts,
-    choice: Choice,
-    projection: Projection,
-    cut: Cut,
-    filed: dict[str, int],
-    disk: tuple[int, int, float],
+    facts: HostedFacts, choice: Choice, projection: Projection, filed: dict[str, int], disk: tuple[int, int, float]
 ) -> list[str]:
     """What was found and decided; `disk`: bytes read and written in a step, and the seconds of both."""
-    rates = facts.rates
+    rates, cut = facts.rates, facts.cut(choice)
     read, written, seconds = disk
     measured = "measured" if rates.measured else "assumed"
     notes = [
@@ -233,11 +206,15 @@ def _hosted_notes(
     ]
     if choice.update != "none":
         notes.append(f"the optimizer on the host: {rates.host / 1e9:.1f} GB/s of parameters ({measured})")
-        if facts.forced:
+        if facts.side.forced:
             after = "on the device, a few parameters at a time" if choice.state_ring else "on the host"
-            notes.append(f"gradients wait on the host: {facts.forced}; the update follows {after}")
+            notes.append(f"gradients wait on the host: {facts.side.forced}; the update follows {after}")
         else:
-            notes.append(_where(choice))
+            where = {
+                "card": "parameters are updated on the device as their gradients come; state visits",
+                "host": "parameters are updated on the host, beside the backward pass",
+            }
+            notes.append(where[choice.update])
     if choice.transfer_bytes:
         parts = ", ".join(f"{format_bytes(size)} of {kind}" for kind, size in filed.items() if size)
         notes.append(
@@ -261,13 +238,6 @@ def _traffic(choice: Choice, filed: dict[str, int]) -> dict[str, tuple[int, int]
     return {"forward": (weights, 0), "backward": (weights + state, weights + state)}
 
 
-def _where(choice: Choice) -> str:
-    return {
-        "card": "parameters are updated on the device as their gradients come; state visits",
-        "host": "parameters are updated on the host, beside the backward pass",
-    }[choice.update]
-
-
 def _sent(choice: Choice, weights: int, state: int, inputs: int) -> int:
     """Bytes that go from the device to the host in a step."""
     if choice.update == "none":
@@ -283,14 +253,3 @@ def _tokens(batch: Any, rows: int) -> int:
         if tensor.dim() == 2 and not tensor.dtype.is_floating_point:
             return int(tensor.numel())
     return rows
-
-
-def _hosted_remedies(choice: Choice, facts: HostedFacts, projection: Projection) -> tuple[Remedy, ...]:
-    return tuple(
-        Remedy(
-            name=kind.name, saves=kind.saves(choice, facts, projection), known=Known.ESTIMATE, costs=kind.costs,
-            exactness=kind.exactness, how=kind.how(choice),
-        )
-        for kind in HOSTED_REMEDIES
-        if kind.on(choice)
-    )  # fmt: skip

@@ -27,14 +27,14 @@ from outsize.model.fitting.move.stores import IN_FLIGHT, NoStore
 from outsize.model.fitting.move.units import Cut, cut_model
 from outsize.model.fitting.move.visits import Source, Visits
 from outsize.model.fitting.plan.foreign_tensors import NOTHING, Beside, look_beside
-from outsize.model.fitting.plan.projection import Projection
-from outsize.model.fitting.plan.watch import Watch, label_of, projection_of
+from outsize.model.fitting.plan.projection import Projection, Watch, label_of, projection_of
 from outsize.model.fitting.run.hosted import open_hosted
 from outsize.model.fitting.run.random_sources import GLOBAL, same_draws
 from outsize.model.fitting.run.recorder import watching
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
-from outsize.model.fitting.update.optimizer_subset import state_of
+from outsize.model.fitting.update.optimizer_subset import copy_all, state_of
+from outsize.model.fitting.update.undo_log import written_buffers
 from outsize.model.torch_port.dispatch import torch_off
 from outsize.model.torch_port.objects import (
     buffer_table,
@@ -47,6 +47,9 @@ from outsize.model.torch_port.objects import (
 from outsize.model.tracing.known_values import KEEP_ELEMENTS
 from outsize.model.tracing.result_shapes import Shapes
 from outsize.model.tracing.tracer import Tracer
+
+NUMBERS = 64
+"""Bytes of host memory in which operators keep the Python numbers that they are given."""
 
 Call = Callable[[Any, Any], Any]
 """How an inference calls the model."""
@@ -132,13 +135,22 @@ class Stage:
         self._shapes = Shapes()
         self._reads = False
         """A step fails unless it can read what the batch holds: labels that are looked up or checked."""
+        self._weighed = False
+        """Chosen values were compared with those of the batch."""
         self._begun = False
         """The optimizer makes state as it is made itself, and finds it in its first step: Adagrad before torch 2.13."""
 
-    def with_batch(self, batch: Any) -> Stage:
-        """The same work with another batch of outlines."""
+    def with_rows(self, rows: int) -> Stage:
+        """The same work with a batch of so many samples, each like those of this one."""
+
+        def grow(path: str, outline: Outline) -> Outline:
+            axis = self.work.axes.at.get(path, 0)
+            if not outline.shape or not isinstance(axis, int):
+                return outline
+            return replace(outline, shape=(*outline.shape[:axis], rows, *outline.shape[axis + 1 :]), contents=None)
+
         other = copy.copy(self)
-        other.batch = batch
+        other.batch = batches.transform(self.batch, grow, leaf=Outline)
         return other
 
     def project(
@@ -151,18 +163,20 @@ class Stage:
         Of a model on the host `work` is what is known of it by now, `layout` its state and `order` that of its units.
         """
 
+        guessed: list[str] = []
+
         def trace(reads: bool) -> Projection:
             watch = Watch(self.label, self.work.model)
             watch.shapes = self._shapes
             with same_draws(), watch.running():
                 fakes = {key: outline.known_to(watch, self.label) for key, (_, outline) in self._outlines.items()}
 
-                def enter(_: str, outline: Outline) -> Any:
-                    known = reads or not outline.shape
+                def enter(path: str, outline: Outline) -> Any:
+                    known = reads or not outline.shape or self.work.axes.at.get(path) == "ends"
                     return outline.known_to(watch, self.label) if known else outline.make(self.label)
 
                 batch = batches.transform(self.batch, enter, leaf=Outline)
-                given = sum(held.bytes for held in watch.ledger.live.values() if held.label == self.label)
+                present = sum(held.bytes for held in watch.ledger.live.values() if held.label == self.label)
                 if choice.hosted:
                     found, alive = self._run_hosted(
                         watch, choice, batch, call, work or self.work, layout or {}, list(order)
@@ -170,14 +184,27 @@ class Stage:
                 else:
                     found, alive = self._run_resident(watch, choice, batch, call, fakes)
             beside = self._beside.without(watch.met())
-            projection = projection_of(watch, self.label, given=given, beside=beside, **found)
+            guessed.extend((*watch.notes, *watch.guesses))
+            projection = projection_of(watch, self.label, present=present, beside=beside, **found)
             del alive  # not before: what it holds would look as if the step had let it go
             return projection
+
+        def weigh(chosen: Projection) -> Projection:
+            """The first projection: where values were chosen that steer the step, those of this batch may ask for more."""
+            self._weighed = True
+            if not guessed:
+                return chosen
+            with contextlib.suppress(Exception):  # what cannot read its batch keeps to the values that were chosen
+                projection = trace(reads=True)
+                self._reads = projection.peak > chosen.peak
+                return projection if self._reads else chosen
+            return chosen
 
         with collecting_little():
             if not self._reads:
                 try:
-                    return trace(reads=False)
+                    projection = trace(reads=False)
+                    return projection if self._weighed or choice.hosted else weigh(projection)
                 except Exception as error:
                     if choice.hosted or isinstance(error, OutsizeError) or is_out_of_memory(error):
                         raise
@@ -191,18 +218,27 @@ class Stage:
         self, watch: Watch, choice: Choice, batch: Any, call: Call | None, fakes: dict[int, Any]
     ) -> tuple[dict[str, Any], Any]:
         """The step on fakes. Out: what it shows beside storages, and what still holds some."""
+        import torch
+
         store = NoStore(0 if self.label == "cpu" else IN_FLIGHT)
         optimizer = None if self.work.optimizer is None or call else self._optimizer(fakes, self.label)
         with self._swapped(fakes) as model:
             watch.begin(model)
             runner = open_resident(replace(self.work, optimizer=optimizer, scaler=None), choice, store, real=False)
             runner.phase = watch.phase
+            runner.sink.safe &= self.work.scaler is None
+            before = [
+                *copy_all(written_buffers(self.work.written)),
+                torch.empty(NUMBERS, dtype=torch.uint8),
+            ]  # to go back
             if call is not None:
                 runner.infer(batch, call)
+            elif self.work.backwards:
+                runner.users_step(batch)
             else:
                 runner.step(batch) if optimizer is not None else runner.backward(batch)
         state = sum(tensor.numel() * tensor.element_size() for tensor in _state(optimizer))
-        return {"away": store.peak, "state": state, "taken_apart": call is None}, (runner, optimizer)
+        return {"away": store.peak, "state": state, "taken_apart": call is None}, (runner, optimizer, before)
 
     def _optimizer(self, fakes: dict[int, Any], label: str) -> Any:
         """The user's optimizer over fakes; state that it has comes along, state that it has not is made by its first step."""
@@ -269,7 +305,7 @@ class Stage:
         random = (*seen.random, *(source.name for source in sources if source in GLOBAL))
         names = {id(place.parameter): place.name for place in cut.places()}
         found = {
-            "away": weights.kept_inputs.held if weights.kept_inputs is not None else 0, "state": 0, "taken_apart": False,
+            "away": weights.kept_inputs.store.peak if weights.kept_inputs is not None else 0, "state": 0, "taken_apart": False,
             "brought": weights.visits.brought + visiting, "order": tuple(met), "random": tuple(dict.fromkeys(random)),
             "outside": tuple(names[key] for key in seen.outside), "sources": sources,
             "written": _written(work.model, weights.visits), "heads_taken": weights.heads_taken,
@@ -337,7 +373,6 @@ def _state(optimizer: Any) -> list[Any]:
 
 
 def _own(work: Work, batch: Any) -> list[Any]:
-    """The tensors that a step has before it begins."""
     weights = list(work.model.parameters())
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     return [*weights, *work.model.buffers(), *gradients, *_state(work.optimizer), *batches.tensors_of(batch).values()]
@@ -389,7 +424,6 @@ def _written(model: Any, visits: Visits) -> dict[Any, tuple[str, ...]]:
 
 @contextlib.contextmanager
 def _meeting(cut: Cut, met: dict[str, None]) -> Iterator[None]:
-    """Write down the units that run."""
     handles = [
         unit.module.register_forward_pre_hook(lambda module, args, name=name: met.setdefault(name))
         for name, unit in cut.units.items()

@@ -20,7 +20,7 @@ from outsize.model.fitting.move.pinned_blocks import MOVERS, state_bytes
 from outsize.model.fitting.move.ring import aligned
 from outsize.model.fitting.move.scratch_file import READERS, WRITERS, piece_of
 from outsize.model.fitting.move.units import Cut, Place
-from outsize.model.fitting.plan.hosted_facts import HostedFacts
+from outsize.model.fitting.plan.facts import HostedFacts
 from outsize.model.fitting.plan.projection import Projection
 
 LIBRARIES = {"cpu": 48 * 2**20, "cuda": 2 * 2**30}
@@ -55,21 +55,21 @@ def filed_bytes(facts: HostedFacts, choice: Choice) -> dict[str, int]:
 def host_bytes(facts: HostedFacts, choice: Choice, projection: Projection) -> int:
     """What host memory holds at most, while things move to their places and in a step."""
     cut = facts.cut(choice)
-    held = facts.base + LIBRARIES[facts.kind]
-    if facts.streamed:
-        return held + READAHEAD * (cut.largest + 2**21) + (projection.peak if facts.kind == "cpu" else 0)
+    held = facts.side.base + LIBRARIES[facts.device]
+    if facts.side.files is not None:
+        return held + READAHEAD * (cut.largest + 2**21) + (projection.peak if facts.device == "cpu" else 0)
     blocks = {kind: sum(_in_blocks(facts, choice, cut, kind)) for kind in KINDS}
     pieces = (READERS + WRITERS) * round_to_pages(choice.transfer_bytes)
     moving = held + sum(sorted(_in_blocks(facts, choice, cut, "weights"), reverse=True)[:MOVERS])
     if choice.transfer_bytes:  # what goes to the file goes first
-        moving += max(facts.before, blocks["weights"]) + max(_in_blocks(facts, choice, cut, "state")) + pieces
+        moving += max(facts.side.before, blocks["weights"]) + max(_in_blocks(facts, choice, cut, "state")) + pieces
     else:
         moving += blocks["weights"]  # before state is made
     if choice.update != "none":
         held += blocks["state"] + blocks["gradients"]
     if choice.update == "host":
         held += choice.state_ring
-    held += blocks["weights"] + pieces + projection.away + (projection.peak if facts.kind == "cpu" else 0)
+    held += blocks["weights"] + pieces + projection.away + (projection.peak if facts.device == "cpu" else 0)
     return max(moving, held)
 
 
@@ -87,8 +87,8 @@ def spill(facts: HostedFacts, choice: Choice, projection: Projection) -> Choice:
     """The choice with that in the scratch file which the host has no room for."""
     if not facts.spills:
         return choice
-    room = max(facts.host - facts.base - LIBRARIES[facts.kind], 0) // PART
-    choice = replace(choice, transfer_bytes=facts.piece or piece_of(room), disk={})
+    room = max(facts.host - facts.side.base - LIBRARIES[facts.device], 0) // PART
+    choice = replace(choice, transfer_bytes=facts.transfer_bytes or piece_of(room), disk={})
     places = facts.cut(choice).places()
     stay = {
         "state": set(),
@@ -102,13 +102,9 @@ def spill(facts: HostedFacts, choice: Choice, projection: Projection) -> Choice:
         low, high = 0, len(names)  # the fewest that do
         while low < high:
             middle = (low + high) // 2
-            if (
-                host_bytes(facts, replace(choice, disk={**choice.disk, kind: tuple(names[:middle])}), projection)
-                > facts.host
-            ):
-                low = middle + 1
-            else:
-                high = middle
+            some = replace(choice, disk={**choice.disk, kind: tuple(names[:middle])})
+            fits = host_bytes(facts, some, projection) <= facts.host
+            low, high = (low, middle) if fits else (middle + 1, high)
         if low:
             choice = replace(choice, disk={**choice.disk, kind: tuple(names[:low])})
         if low < len(names) or host_bytes(facts, choice, projection) <= facts.host:
@@ -130,13 +126,14 @@ def check_disk(facts: HostedFacts, choice: Choice) -> None:
         return
     filed = filed_bytes(facts, choice)
     needed = sum(round_up(size) for size in filed.values())
-    room = facts.disk.bytes if facts.disk is not None else 0
+    disk = facts.side.disk
+    room = disk.bytes if disk is not None else 0
     if needed > room:
         parts = " and ".join(f"{format_bytes(size)} of {kind}" for kind, size in filed.items() if size)
         least = facts.host + needed
         raise BudgetError(
             f"host={facts.host} leaves {parts} for the scratch folder {facts.folder}, which has room for "
-            f"{format_bytes(room)}{f' ({facts.disk.reason})' if facts.disk else ''}: free some, name another folder with "
+            f"{format_bytes(room)}{f' ({disk.reason})' if disk else ''}: free some, name another folder with "
             f"outsize.budget(scratch=...), or give host={least}",
             needed=needed, budget=room, smallest=least, culprit="disk",
         )  # fmt: skip

@@ -1,15 +1,14 @@
 """Finds how weights, gradients, state and inputs should go to and fro so that device and host stay inside their budgets.
 
-In: a stage that projects hosted choices, the two budgets, measured rates. Out: the first choice, from the fastest to the
-smallest, that the trace shows to fit. Where none does, the smallest device budget, or the smallest host budget, is named
-before anything is changed.
+In: facts with a stage that projects hosted choices, the two budgets, measured rates. Out: the first choice, from the fastest to
+the smallest, that the trace shows to fit; what traces have taught of the work is in the search's facts. Where none fits, the
+smallest device budget, or the smallest host budget, is named before anything is changed.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from outsize.core.errors import BudgetError
@@ -19,17 +18,15 @@ from outsize.model.fitting.move.pinned_blocks import state_bytes
 from outsize.model.fitting.move.ring import ALIGNMENT, aligned
 from outsize.model.fitting.move.units import Cut, cut_model, sizeof
 from outsize.model.fitting.move.visits import Nested
+from outsize.model.fitting.plan.facts import HostedFacts
 from outsize.model.fitting.plan.foreign_tensors import say_beside
 from outsize.model.fitting.plan.host_memory import LIBRARIES, check_disk, host_bytes, spill
-from outsize.model.fitting.plan.hosted_facts import HostedFacts
-from outsize.model.fitting.plan.hosted_remedies import HOSTED_REMEDIES, place_of_update
+from outsize.model.fitting.plan.hosted_remedies import place_of_update
 from outsize.model.fitting.plan.projection import Projection
+from outsize.model.fitting.plan.remedies import REMEDIES, remedies_on
+from outsize.model.fitting.plan.search import Candidate, Search
 from outsize.model.fitting.run.chunked_loss import find_head
-from outsize.model.fitting.run.join_outputs import NotJoined
-from outsize.model.fitting.run.row_pieces import MixesRows
 
-TRACES = 16
-"""Most traces of one search."""
 ROUNDS = 8
 """How often a choice is traced until what the traces teach changes nothing."""
 SHARE = {"cpu": 1.0, "cuda": 0.97}
@@ -40,71 +37,57 @@ TINY = 64
 """Modules below one part in so many of a unit stay on the device."""
 
 
-@dataclass(slots=True)
-class HostedSearch:
+class HostedSearch(Search[HostedFacts]):
     """One search; its facts are replaced as traces teach it."""
 
-    facts: HostedFacts
-    traced: Callable[[], None] = lambda: None
-    """Called after each trace."""
-    tried: list[tuple[Choice, Projection]] = field(default_factory=list)
+    remedies = tuple(kind for kind in REMEDIES if kind.hosted)
 
-    def run(self) -> tuple[Choice, Projection]:
-        """The fastest choice that fits, or a `BudgetError`."""
+    def __init__(self, facts: HostedFacts, traced: Callable[[], None]) -> None:
+        super().__init__(facts, facts.stage.project, "exact", int(facts.budget * SHARE[facts.device]))
+        self.traced = traced
+
+    def run(self) -> Candidate:
+        """The fastest choice that fits device, host and disk."""
         self._learn(layout=self.facts.stage.layout())
         facts, least = self.facts, self._least_host()
-        if least > facts.host and facts.grounded:
+        if least > facts.host and facts.side.grounded:
             raise BudgetError(
                 f"weights, optimizer state and what this process holds take {format_bytes(least)} of host memory, the budget is "
                 f"{format_bytes(facts.host)}: host={least} is the smallest budget that has a plan (none of it can be on disk: "
-                f"{facts.grounded})",
+                f"{facts.side.grounded})",
                 needed=least, budget=facts.host, smallest=least, culprit="host",
             )  # fmt: skip
         self._learn(spills=facts.spills or least > facts.host)
-        found, tight = self._first()
-        if found is None and tight and not self.facts.spills and not facts.grounded:
-            self._learn(spills=True)
-            self.tried.clear()
-            found, tight = self._first()
-        if found is not None:
-            check_disk(self.facts, found[0])
-            return found
-        raise self._host_error(min(tight)) if tight else self._device_error()
+        found = super().run()
+        check_disk(self.facts, found.choice)
+        return found
+
+    def fits(self, candidate: Candidate) -> bool:
+        """True where it fits the device and the host."""
+        return candidate.projection is not None and candidate.peak <= self.budget and candidate.host <= self.facts.host
 
     def _learn(self, **known: Any) -> None:
         self.facts = replace(self.facts, **known)
 
-    def _forbid(self, remedy: str) -> None:
-        self._learn(forbidden=self.facts.forbidden | {remedy})
+    def _forbid(self, *keys: str) -> None:
+        self._learn(forbidden=self.facts.forbidden.union(keys))
 
-    @property
-    def _room(self) -> int:
-        """Bytes of the device that are planned with."""
-        return int(self.facts.device * SHARE[self.facts.kind])
-
-    def _first(self) -> tuple[tuple[Choice, Projection] | None, list[int]]:
-        """The first choice that fits, or what those hold of the host that fit the device."""
-        tight: list[int] = []
-        for choice in self._choices():
-            if len(self.tried) >= TRACES:
-                break
-            if choice.pieces > 1 and "pieces" in self.facts.forbidden:
-                continue
-            found = self._trace(choice)
-            if found is None or found[1].peak > self._room:
-                continue
-            choice = spill(self.facts, *found)
-            held = host_bytes(self.facts, choice, found[1])
-            if held <= self.facts.host:
-                return self._widen(choice, found[1]), tight
-            tight.append(held)
-        return None, tight
+    def _last_resort(self) -> Candidate:
+        """The same with part of it on disk, where only the host is too small."""
+        held = min((c.host for c in self.tried if c.peak <= self.budget), default=None)
+        if held is None:
+            raise self._device_error()
+        if self.facts.spills or self.facts.side.grounded:
+            raise self._host_error(held)
+        self._learn(spills=True)
+        self.tried.clear()
+        return super().run()
 
     def _host_error(self, held: int) -> BudgetError:
         """No choice that fits the device fits the host: the smallest holds so much of it."""
         facts = self.facts
-        now = "" if not facts.spills or not facts.before else (
-            f" (model and state take {format_bytes(facts.before)} of memory before they can be moved to disk: weights of "
+        now = "" if not facts.spills or not facts.side.before else (
+            f" (model and state take {format_bytes(facts.side.before)} of memory before they can be moved to disk: weights of "
             "torch.load(file, mmap=True) and load_state_dict(weights, assign=True) take none)"
         )  # fmt: skip
         return BudgetError(
@@ -114,25 +97,28 @@ class HostedSearch:
         )  # fmt: skip
 
     def _device_error(self) -> BudgetError:
-        """No choice fits the device."""
-        choice, projection = min(self.tried, key=lambda row: row[1].peak)
-        needed = -(-int(projection.peak / SHARE[self.facts.kind] + 1) // 2**12) * 2**12
+        best = min(self.tried, key=lambda candidate: candidate.peak)
+        choice, projection = best.choice, best.projection
+        assert projection is not None
+        needed = -(-int(projection.peak / SHARE[self.facts.device] + 1) // 2**12) * 2**12
         culprit = max((name for name in projection.peaks if name != "reserved"), key=projection.peaks.__getitem__)
         return BudgetError(
-            f"no exact plan fits into {format_bytes(self.facts.device)} of the device: the smallest found holds "
+            f"no exact plan fits into {format_bytes(self.facts.budget)} of the device: the smallest found holds "
             f"{format_bytes(projection.peak)} in its {culprit} pass (units of at most {format_bytes(choice.unit_bytes)}, "
             f"rows in {choice.pieces} pieces){say_beside(projection.beside)}, so budget={needed} is the smallest that has one",
-            needed=projection.peak, budget=self.facts.device, smallest=needed, culprit=culprit,
+            needed=projection.peak, budget=self.facts.budget, smallest=needed, culprit=culprit,
         )  # fmt: skip
 
     # the candidates
 
-    def _choices(self) -> Iterator[Choice]:
-        """From the fastest to the smallest."""
-        for levels in itertools.product(*(kind.levels(self.facts) for kind in HOSTED_REMEDIES)):
-            choice = Choice(**{name: value for level in levels for name, value in level.items()})
-            if all(kind.is_sensible(choice, self.facts) for kind in HOSTED_REMEDIES):
-                yield choice
+    def _is_hopeful(self, candidate: Candidate) -> bool:
+        """It makes sense with what is known by now, and what is there all the time has room; the first is traced anyway."""
+        if not self.tried or not self._is_sensible(candidate.choice):
+            return not self.tried
+        if not candidate.predicted:
+            full, cut = self._complete(candidate.choice)
+            candidate.predicted = full.ring + full.state_ring + cut.held.size
+        return candidate.predicted <= self.facts.budget
 
     def _complete(self, choice: Choice) -> tuple[Choice, Cut]:
         """Rings and held modules for the units that a choice leads to."""
@@ -141,10 +127,12 @@ class HostedSearch:
         held = dict.fromkeys((*choice.held, *facts.outside))
         size = max(1, cut.largest)
         held |= dict.fromkeys(name for name, unit in cut.units.items() if unit.size * TINY < size)
-        held |= dict.fromkeys(facts.work.heads if choice.chunks else ())
+        held |= dict.fromkeys(name for kind in remedies_on(choice) for name in kind.stays(facts))
         cut = cut_model(facts.work.model, choice.unit_bytes, tuple(held), facts.order)
         state = 0
-        if choice.update == "card" or (choice.update == "kept" and facts.later and place_of_update(facts) == "card"):
+        if choice.update == "card" or (
+            choice.update == "kept" and facts.side.later and place_of_update(facts) == "card"
+        ):
             longest = max((state_bytes(shapes) for shapes in facts.layout.values()), default=0)
             state = max(longest, 2 * self._state_of_few(), ALIGNMENT)
         elif choice.update == "host":
@@ -161,7 +149,7 @@ class HostedSearch:
     @property
     def _few(self) -> int:
         """Bytes below which parameters are updated together."""
-        return min(FEW, self.facts.device // 64)
+        return min(FEW, self.facts.budget // 64)
 
     def _state_of_few(self) -> int:
         """State of small parameters that are updated together."""
@@ -170,15 +158,12 @@ class HostedSearch:
         ratio = max((state_bytes(layout.get(id(p), [])) / max(1, aligned(sizeof(p))) for p in small), default=0.0)
         return min(int(2 * ratio * (few + ALIGNMENT * 64)), sum(state_bytes(layout.get(id(p), [])) for p in small))
 
-    def _trace(self, choice: Choice) -> tuple[Choice, Projection] | None:
-        """Project; what the trace learns (order, outside uses, written buffers, generators, heads) is used from then on."""
+    def _project(self, candidate: Candidate) -> None:
+        """Trace; what that shows (order, outside uses, written buffers, generators, heads) is used from then on."""
+        choice = candidate.choice
         for attempt in range(ROUNDS):
             facts = self.facts
             full, cut = self._complete(choice)
-            if choice.chunks and not facts.work.heads:
-                return None
-            if full.ring + full.state_ring + cut.held.size > facts.device and self.tried:
-                return None
             order = tuple(name for name in facts.order if name in cut.units) or tuple(cut.units)
             try:
                 projection = facts.stage.project(
@@ -189,25 +174,27 @@ class HostedSearch:
                     raise
                 self._learn(outside=(*facts.outside, nested.unit))
                 continue
-            except (RuntimeError, MixesRows, NotJoined):
-                if choice.pieces == 1:
+            except Exception as error:
+                refused = [kind.key for kind in remedies_on(choice) if isinstance(error, kind.refusals)]
+                if not refused:
                     raise
-                self._forbid("pieces")  # a unit cannot run on a few rows: it keeps something, or gives no rows
-                return None
-            self.traced()
-            self._learn_from(projection, cut)
-            if choice.pieces > 1 and "pieces" in self.facts.forbidden:
-                return None
-            if choice.chunks and not projection.heads_taken:
-                self._forbid("chunks")
-                return None
+                self._forbid(*refused)
+                return
+            self._learn_of_work(projection, cut)
+            for kind in self.remedies:
+                if kind.is_ruled_out(choice, projection, self.facts):
+                    self._forbid(kind.key)
+                    if kind.on(choice):
+                        return
             now = self.facts
             if (now.outside, now.work.written, now.order) == (facts.outside, facts.work.written, order):
                 break
-        self.tried.append((full, projection))
-        return full, projection
+        if projection.peak <= self.budget:
+            full = spill(self.facts, full, projection)
+            candidate.host = host_bytes(self.facts, full, projection)
+        candidate.choice, candidate.projection = full, projection
 
-    def _learn_from(self, projection: Projection, cut: Cut) -> None:
+    def _learn_of_work(self, projection: Projection, cut: Cut) -> None:
         """What a trace shows of the work, whatever the choice is."""
         facts, work = self.facts, self.facts.work
         heads = work.heads
@@ -220,13 +207,12 @@ class HostedSearch:
             outside=tuple(dict.fromkeys((*facts.outside, *projection.outside))), order=projection.order or tuple(cut.units),
             work=replace(work, written=written, sources=sources, heads=heads),
         )  # fmt: skip
-        if (projection.random and facts.exact) or written:
-            self._forbid("pieces")
 
-    def _widen(self, choice: Choice, projection: Projection) -> tuple[Choice, Projection]:
+    def _improve(self, candidate: Candidate) -> Candidate:
         """What room is left makes the rings longer, and lets modules stay."""
+        choice = candidate.choice
         cut = self.facts.cut(choice)
-        left = self._room - projection.peak
+        left = self.budget - candidate.peak
         wider = choice
         if left > cut.largest:
             wider = replace(wider, ring=choice.ring + cut.largest)
@@ -244,18 +230,14 @@ class HostedSearch:
                     left -= size
             wider = replace(wider, held=(*choice.held, *stay))
         if wider == choice:
-            return choice, projection
-        found = self._trace(wider)
-        if found is not None and found[1].peak <= self._room:
-            wider = spill(self.facts, *found)
-            if host_bytes(self.facts, wider, found[1]) <= self.facts.host:
-                return wider, found[1]
-        return choice, projection
+            return candidate
+        following = self._trace(self._candidate(wider))
+        return following if self.fits(following) else candidate
 
     def _least_host(self) -> int:
         """Fewest bytes of any choice that has everything in memory."""
         facts = self.facts
-        if facts.streamed:
+        if facts.side.files is not None:
             return 0
-        gradients = facts.weights if facts.forced else 0
-        return facts.base + LIBRARIES[facts.kind] + facts.weights + facts.state + gradients
+        gradients = facts.weights if facts.side.forced else 0
+        return facts.side.base + LIBRARIES[facts.device] + facts.weights + facts.state + gradients

@@ -1,18 +1,32 @@
-"""What a step would hold, from the trace of one step.
+"""The tracer of a fitted step, and what a step would hold from the trace of one.
 
-In: the ledger of a traced step, its phases, its device. Out: `Projection`: peaks by phase, what each module keeps, and
-whether an allocator with a limit gets through.
+In: a step that runs on tensors without contents. Out: the ledger of its storages with phases, calls of modules and estimated
+times (`Watch`), and from them a `Projection`: peaks by phase, what each module keeps, and whether an allocator with a limit gets
+through. A card's kernels, workspaces and allocator are those of `outsize.estimate`.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outsize.allocator import PhaseEvent
 from outsize.core.noun import Noun
+from outsize.model.fitting.move import evicted
+from outsize.model.torch_port.dispatch import is_functorch
+from outsize.model.tracing.attribution import Owners
 from outsize.model.tracing.ledger import Held, Ledger
-from outsize.model.tracing.replay import replay_on_card
+from outsize.model.tracing.operators import look_up
+from outsize.model.tracing.replay import peaks_of, replay_on_card, split_steps
+from outsize.model.tracing.tracer import Tracer
+
+RATES = {"cpu": (5e10, 1e10), "cuda": (1.5e14, 3e12)}
+"""Operations and bytes a second of a kind of device; only their ratio matters: times are shared out by it."""
+
+CAPABILITY = (9, 0)
+"""Whose kernels are assumed where there is no card to ask: that on which the tracer's rules were read."""
 
 Ends = tuple[set[Held], set[Held]]
 """Records that a module took in the forward pass, and those that it made and gave out."""
@@ -115,3 +129,161 @@ def kept_by(
         gives[name] = sum(alive.get(held.id, 0) for held in gave)
         stays[name] = alone + gives[name]
     return sizes, stays, gives
+
+
+def label_of(kind: str, device: Any) -> str:
+    """What a trace calls a device of this kind."""
+    return "cpu" if kind == "cpu" else f"cuda:{device.index or 0}"
+
+
+class ModuleNames(Owners):
+    """Attributes storages to modules whose names are known beforehand, and to no line of the user's code."""
+
+    def __init__(self, ledger: Ledger, names: dict[int, str]) -> None:
+        super().__init__(ledger)
+        self._names = dict(names)
+
+    def add_root(self, model: Any) -> None:
+        """The model whose modules are followed."""
+        self._roots.add(model)
+
+    def running(self) -> str:
+        """The module that runs now, empty outside of all."""
+        return self._stack[-1] if self._stack else ""
+
+    def mark(self) -> None:
+        """Weights are known already."""
+
+    def _line(self) -> str:
+        return ""
+
+
+class Watch(Tracer):
+    """The tracer of a fitted step: also phases, calls and estimated times."""
+
+    owners: ModuleNames
+
+    def __init__(self, label: str, model: Any) -> None:
+        import torch
+
+        there = label != "cpu" and torch.cuda.is_available()
+        super().__init__(label, torch.cuda.get_device_capability() if there else CAPABILITY)
+        self.reuse = label != "cpu"  # on a CPU a mode in Python counts the real step too
+        self.marks: list[tuple[int, str]] = []
+        """(number of the event, phase that begins there)."""
+        self.names = {id(child): name for name, child in model.named_modules()}
+        self.calls: dict[str, int] = {}
+        """How often modules ran in the forward pass; 0 for those that the user's own code runs again in the backward pass."""
+        self._backward = False
+        """A backward pass has begun."""
+        self.ends: dict[str, Ends] = {}
+        """What modules took and gave in the forward pass."""
+        self._entered: dict[str, tuple[int, set[Held]]] = {}
+        self.seconds: dict[tuple[str, str], float] = {}
+        self.operators: dict[str, int] = {}
+        self._rates = RATES[label.partition(":")[0]]
+        self.owners = ModuleNames(self.ledger, self.names)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Count while the block runs."""
+        from torch.nn.modules import module as hooks
+
+        handles = [hooks.register_module_forward_pre_hook(self._called), hooks.register_module_forward_hook(self._gave)]
+        evicted.listeners.append(self._resized)
+        try:
+            with super().running():
+                yield
+        finally:
+            evicted.listeners.remove(self._resized)
+            for handle in handles:
+                handle.remove()
+
+    def begin(self, model: Any) -> None:
+        """Everything is built: a step begins."""
+        self.ledger.step = 0
+        self.owners.add_root(model)
+
+    def phase(self, name: str) -> None:
+        """A phase begins."""
+        self._backward |= name == "backward"
+        self.marks.append((len(self.ledger.events), name))
+
+    def dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """One operator, and its estimated time: what it computes or what it touches, whichever takes longer."""
+        import torch
+
+        out = super().dispatch(func, args, kwargs)
+        operator = look_up(func)
+        if operator.view or not self.marks:
+            return out
+        count = operator.flops
+        flops = count(*args, **kwargs, out_val=out) if count is not None else 0
+        results = out if isinstance(out, tuple | list) else (out,)
+        touched = sum(r.numel() * r.element_size() for r in results if isinstance(r, torch.Tensor))
+        phase = self.marks[-1][1]
+        module = self.owners.running()
+        key = (phase, module if module in self.calls else "")
+        seconds = max(flops / self._rates[0], 2 * touched / self._rates[1])
+        self.seconds[key] = self.seconds.get(key, 0.0) + seconds
+        self.operators[phase] = self.operators.get(phase, 0) + 1
+        return out
+
+    def _called(self, module: Any, args: Any) -> None:
+        name = self.names.get(id(module))
+        if name is not None:
+            self.calls[name] = 0 if self._backward else self.calls.get(name, 0) + 1
+            self._entered[name] = len(self.ledger.events), self._records(args)
+
+    def _gave(self, module: Any, args: Any, out: Any) -> None:
+        name = self.names.get(id(module))
+        if name is not None and not self._backward:
+            entered, taken = self._entered[name]
+            all_taken, gave = self.ends.setdefault(name, (set(), set()))
+            all_taken |= taken
+            gave |= {held for held in self._records(out) if held.born >= entered}
+
+    def _records(self, value: Any) -> set[Held]:
+        return {held for tensor in _tensors(value) if (held := self.ledger.of(tensor)) is not None}
+
+    def _resized(self, tensor: Any) -> None:
+        self.ledger.add(tensor, self.device, "resize")
+
+
+def projection_of(
+    watch: Watch, label: str, *, away: int, state: int, present: int, beside: int, taken_apart: bool, **found: Any
+) -> Projection:
+    """What a trace shows; `taken_apart`: also what each module keeps. `found`: what else is known of a model on the host."""
+    moves, again = split_steps(watch.ledger, label, watch.marks, beside)
+    card = label != "cpu"
+    names = set(watch.names.values())
+    kept, stays, gives = kept_by(watch.ledger, label, watch.marks, names, watch.ends) if taken_apart else ({}, {}, {})
+    return Projection(
+        peaks=peaks_of(moves, again, card), away=away, kept=kept, stays=stays, gives=gives, fixed=present + state + beside,
+        state=state, calls=watch.calls, beside=beside,
+        seconds=watch.seconds, operators=watch.operators, moves=moves, again=again, card=card,
+        grown_peaks=peaks_of(moves, again, card, expandable=True) if card and not found else {}, **found,
+    )  # fmt: skip
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    """Tensors in what a module gives."""
+    import torch
+
+    if type(value) is torch.Tensor:
+        if not is_functorch(value):  # inside torch.func: it has no storage
+            yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
+
+
+def inclusive(values: dict[str, Any]) -> dict[str, Any]:
+    """Sums over a module and everything inside it."""
+    sums: dict[str, Any] = {}
+    for name, value in values.items():
+        parts = name.split(".") if name else []
+        for depth in range(len(parts) + 1):
+            key = ".".join(parts[:depth])
+            sums[key] = sums.get(key, 0) + value
+    return sums

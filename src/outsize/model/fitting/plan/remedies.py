@@ -1,13 +1,14 @@
 """Every way to make a step smaller, one small class each, in one list.
 
-In: the facts of a plain step. Out: for each remedy its levels (the changes it makes to a `Choice`), the seconds that it adds, the
-bytes that it changes, how exact it keeps the step, why it cannot be used, and how it is told. A new remedy is a class here, its
-line in `REMEDIES`, and a field of `Choice` that the runner obeys: search, dry run and description know no remedy by its name.
+In: the facts of a step. Out: for each remedy its levels (the changes it makes to a `Choice`), the seconds that it adds, the bytes
+that it changes, how exact it keeps the step, why it cannot be used, and how it is described. A new remedy is a class here (of a
+model that lives on the host: in `hosted_remedies`), its line in `REMEDIES`, and a field of `Choice` that the runner obeys:
+search, dry run and description know no remedy by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +16,20 @@ from outsize.core.failure import Exactness
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import Findings
 from outsize.model.fitting.move.evicted import check_movable
-from outsize.model.fitting.plan.facts import Facts
-from outsize.model.fitting.plan.projection import Projection
+from outsize.model.fitting.plan import hosted_remedies as hosted
+from outsize.model.fitting.plan.facts import (
+    Facts,
+    InferenceFacts,
+    Sizes,
+    groups_at_once,
+    in_flight,
+    passes_of,
+    plain_sizes,
+    undo_bytes,
+)
+from outsize.model.fitting.plan.projection import RATES, Projection
 from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind
-from outsize.model.fitting.plan.sizes import Sizes, groups_at_once, in_flight, passes_of, plain_sizes, undo_bytes
 from outsize.model.fitting.plan.speeds import LAUNCH
-from outsize.model.fitting.plan.watch import RATES
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update.optimizer_subset import why_not_one_by_one
 
@@ -61,16 +70,18 @@ FRACTIONS = (0.25, 0.5, 0.75, 1.0)
 """Parts of a ladder that the search tries; the planner refines the number afterwards."""
 
 
-class Slices(RemedyKind):
+class Slices(RemedyKind[Facts]):
     """Gradient accumulation over slices of the batch, with one normaliser for all."""
 
     key = "slices"
     name = "slice the batch"
+    inference = True
+    costs = "small slices do not fill a card"
     missed = "the batch is not sliced"
     exactness = Exactness.ROUNDING
     only_saves = True
 
-    def levels(self, facts: Facts) -> list[Level]:
+    def levels(self, facts: Facts | InferenceFacts) -> list[Level]:
         """1, 2, 3, 4, 6, 8, ... up to one sample a slice."""
         counts = sorted({n for p in range(20) for n in (2**p, 3 * 2**p) if n <= facts.rows} | {facts.rows})
         return [{"slices": count} for count in counts]
@@ -102,7 +113,6 @@ class Slices(RemedyKind):
         return Exactness.DISTRIBUTION if random else self.exactness
 
     def degree(self, choice: Choice) -> str:
-        """How many, and how large the first is."""
         return f"{choice.slices}, the first of {choice.first}" if choice.first else str(choice.slices)
 
     def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
@@ -116,14 +126,14 @@ class Slices(RemedyKind):
         longer = max(0.0, facts.passes_in(choice.slices) - facts.passes)
         return longer + 3 * (choice.slices - 1) * facts.gradients / RATES[facts.device][1] + ROUNDED * facts.passes
 
-    def how(self, choice: Choice, facts: Facts) -> str:
+    def how(self, choice: Choice, facts: Facts | InferenceFacts) -> str:
         if choice.first:
             rest = -(-(facts.rows - choice.first) // (choice.slices - 1))
             return f"{choice.first} of {facts.rows} samples, then {choice.slices - 1} slices of {rest}"
         return f"{choice.slices} slices of {-(-facts.rows // choice.slices)} of {facts.rows} samples"
 
 
-class Checkpoint(RemedyKind):
+class Checkpoint(RemedyKind[Facts]):
     """Activations of some blocks are computed again."""
 
     key = "checkpoint"
@@ -140,7 +150,7 @@ class Checkpoint(RemedyKind):
         found: dict[tuple[str, ...], None] = {(): None, every: None}
         for ladder in facts.ladders:
             rungs = sorted({max(1, round(fraction * len(ladder))) for fraction in FRACTIONS})
-            found |= {ladder[rung - 1].names: None for rung in rungs}
+            found |= {ladder[rung - 1]: None for rung in rungs}
         return [{"checkpoint": names} for names in found]
 
     def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
@@ -151,7 +161,7 @@ class Checkpoint(RemedyKind):
 
     def gentler(self, choice: Choice, facts: Facts) -> list[Choice]:
         """Fewer modules, down its ladder; not where others are moved, of which there would be more."""
-        ladders = ([(), *(rung.names for rung in ladder)] for ladder in facts.ladders)
+        ladders = ([(), *ladder] for ladder in facts.ladders)
         names = next((names for names in ladders if choice.checkpoint in names), None)
         if names is None or choice.offload:
             return []
@@ -169,7 +179,7 @@ class Checkpoint(RemedyKind):
         return f"{len(choice.checkpoint)} modules: {shorten(choice.checkpoint)}"
 
 
-class Offload(RemedyKind):
+class Offload(RemedyKind[Facts]):
     """Activations of some blocks wait elsewhere."""
 
     key = "offload"
@@ -182,15 +192,15 @@ class Offload(RemedyKind):
         """
         order = tuple(block.name for block in facts.blocks if block.name not in facts.heads)
         worth = (name for name in order_blocks(facts, compound=False) if name not in facts.heads)
-        quick = tuple(n for n in worth if self._time(n, facts) < _block(n, facts).seconds)
-        if sum(_block(name, facts).kept for name in quick) < facts.activations // 20:
+        blocks = {block.name: block for block in facts.blocks}
+        quick = tuple(name for name in worth if 2 * blocks[name].kept / facts.link < blocks[name].seconds)
+        if sum(blocks[name].kept for name in quick) < facts.activations // 20:
             quick = ()
-        first = (tuple(_up_to(order, facts, part)) for part in EARLY)
+        before = list(itertools.accumulate((blocks[name].kept for name in order), initial=0))
+        first = (
+            tuple(name for name, kept in zip(order, before, strict=False) if kept < part * facts.activations) for part in EARLY
+        )  # fmt: skip
         return [{"offload": names} for names in dict.fromkeys(((), quick, *first, order))]
-
-    @staticmethod
-    def _time(name: str, facts: Facts) -> float:
-        return 2.0 * float(_block(name, facts).kept) / facts.link
 
     def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
         """What moves is gone, but for what is on its way."""
@@ -204,11 +214,17 @@ class Offload(RemedyKind):
         return max(0.05 * once, once - beside) + once
 
     def how(self, choice: Choice, facts: Facts) -> str:
-        """Which blocks and where to."""
         return f"{len(choice.offload)} blocks to the {place(facts)}: {shorten(choice.offload)}"
 
 
-class InBackward(RemedyKind):
+class UpdatedInGroups(RemedyKind[Facts]):
+    """Needs an update of a few parameters at a time."""
+
+    def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
+        return why_not_in_groups(work, own_step)
+
+
+class InBackward(UpdatedInGroups):
     """A few parameters are updated when their gradients are complete, and those let go."""
 
     key = "in_backward"
@@ -242,7 +258,7 @@ class InBackward(RemedyKind):
         return f"{facts.parameters} gradients are used and freed as they come, a few at a time"
 
 
-class StateAway(RemedyKind):
+class StateAway(UpdatedInGroups):
     """Optimizer state, or part of it, lives elsewhere and visits for the update."""
 
     key = "state_away"
@@ -252,10 +268,6 @@ class StateAway(RemedyKind):
         """None, parts of it, all."""
         parts = FRACTIONS if facts.state else (1.0,)
         return [{self.key: part} for part in dict.fromkeys((0.0, *map(facts.share, parts)))]
-
-    def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
-        """An update of a few parameters at a time."""
-        return why_not_in_groups(work, own_step)
 
     def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
         """Only that of the groups that are being updated is there."""
@@ -277,20 +289,15 @@ class StateAway(RemedyKind):
         return choice.state_away * (ways * facts.state / facts.link + copies)
 
     def how(self, choice: Choice, facts: Facts) -> str:
-        """How much and where to."""
         part = "" if choice.state_away >= 1 else f"{choice.state_away:.0%} of it, that of the largest parameters, "
         return f"{part}on the {place(facts)}; visits a few parameters at a time"
 
 
-class GradientsAway(RemedyKind):
+class GradientsAway(UpdatedInGroups):
     """Gradients live elsewhere until the update."""
 
     key = "gradients_away"
     name = "keep gradients elsewhere"
-
-    def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
-        """An update of a few parameters at a time."""
-        return why_not_in_groups(work, own_step)
 
     def is_sensible(self, choice: Choice, facts: Facts) -> bool:
         """State goes first: it is needed once a step."""
@@ -309,24 +316,25 @@ class GradientsAway(RemedyKind):
         return f"on the {place(facts)} until the update"
 
 
-class Stream(RemedyKind):
+class Stream(UpdatedInGroups):
     """Weights live elsewhere and visit while their module runs."""
 
     key = "stream"
     name = "stream weights"
+    inference = True
 
-    def levels(self, facts: Facts) -> list[Level]:
-        """All that run once, or nothing."""
-        names = tuple(block.name for block in facts.blocks if block.weights and block.runs == 1)
-        return [{"stream": ()}, {"stream": names}] if names else [{"stream": ()}]
+    def levels(self, facts: Facts | InferenceFacts) -> list[Level]:
+        return [{"stream": names} for names in dict.fromkeys(((), facts.streamable))]
 
     def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
         """An update of a few parameters at a time, and memory that can be let go."""
         stuck = (check_movable(name, p) for name, p in work.model.named_parameters() if work.optimizer is not None)
         return why_not_in_groups(work, own_step) or next(filter(None, stuck), "")
 
-    def is_sensible(self, choice: Choice, facts: Facts) -> bool:
-        """State and gradients go first; activations that are kept would hold weights."""
+    def is_sensible(self, choice: Choice, facts: Facts | InferenceFacts) -> bool:
+        """In training state and gradients go first, and activations that are kept would hold weights."""
+        if isinstance(facts, InferenceFacts):
+            return True
         if (choice.state_away < 1 and facts.state) or not (choice.in_backward or choice.gradients_away):
             return False
         return bool(choice.offload) or set(order_blocks(facts)) <= set(choice.checkpoint)
@@ -343,11 +351,11 @@ class Stream(RemedyKind):
         copies = (2 * choice.slices + 2) * facts.parameters * COPY[facts.device]
         return (2 * choice.slices + IN_AND_OUT[facts.device]) * moved / facts.link + copies
 
-    def how(self, choice: Choice, facts: Facts) -> str:
+    def how(self, choice: Choice, facts: Facts | InferenceFacts) -> str:
         return f"{len(choice.stream)} modules from the {place(facts)}: {shorten(choice.stream)}"
 
 
-class Chunks(RemedyKind):
+class Chunks(RemedyKind[Facts]):
     """Output head and cross entropy in pieces."""
 
     key = "chunks"
@@ -357,7 +365,7 @@ class Chunks(RemedyKind):
 
     def levels(self, facts: Facts) -> list[Level]:
         """Off, or pieces small enough."""
-        return [{"chunks": 0}, {"chunks": facts.pieces_of_loss()}]
+        return [{"chunks": 0}, {"chunks": facts.chunks}]
 
     def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
         """There has to be such a head."""
@@ -369,9 +377,9 @@ class Chunks(RemedyKind):
 
     def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
         """As in a trace of the plain step with its loss in pieces."""
-        if facts.pieces is None:
+        if facts.chunked is None:
             return sizes
-        before, after = passes_of(facts.plain, facts), passes_of(facts.pieces, facts)
+        before, after = passes_of(facts.plain, facts), passes_of(facts.chunked, facts)
         return replace(
             sizes, fixed=sizes.fixed + after[0] - before[0], activations=sizes.activations + after[1] - before[1]
         )
@@ -385,8 +393,8 @@ class Chunks(RemedyKind):
         return f"{choice.chunks} pieces of {', '.join(facts.heads)} and its cross entropy"
 
 
-class Autocast(RemedyKind):
-    """bfloat16 where torch's autocast says so."""
+class Autocast(RemedyKind[Facts]):
+    """bfloat16 where torch's autocast says so. It is faster where the device has units for it, which is taken as no gain."""
 
     key = "autocast"
     name = "bfloat16 autocast"
@@ -397,19 +405,16 @@ class Autocast(RemedyKind):
         """Most activations have half the bytes."""
         return replace(sizes, precision=0.6)
 
-    def seconds(self, choice: Choice, facts: Facts) -> float:
-        """Faster where the device has units for it; taken as no gain."""
-        return 0.0
-
     def how(self, choice: Choice, facts: Facts) -> str:
         return f'torch.autocast("{facts.device}", dtype=torch.bfloat16) around the forward pass'
 
 
-class Expandable(RemedyKind):
+class Expandable(RemedyKind[Facts]):
     """Segments of the card's allocator grow, so that free pieces between others join."""
 
     key = "expandable"
     name = "let segments grow"
+    done = "torch's allocator with expandable_segments:True until undo()"
     only_saves = True
     shown_without = True
 
@@ -424,17 +429,16 @@ class Expandable(RemedyKind):
     def seconds(self, choice: Choice, facts: Facts) -> float:
         return 1e-4 * facts.passes
 
-    def how(self, choice: Choice, facts: Facts) -> str:
-        return "torch's allocator with expandable_segments:True until undo()"
 
-
-REMEDIES: tuple[RemedyKind, ...] = (
+REMEDIES: tuple[RemedyKind[Any], ...] = (
     Slices(), Checkpoint(), Offload(), InBackward(), StateAway(), GradientsAway(), Stream(), Chunks(), Autocast(), Expandable(),
+    hosted.Visits(), hosted.VisitingState(), hosted.EarlyUpdate(), hosted.InputsOnly(), hosted.Disk(), hosted.InputsAway(),
+    hosted.Pieces(), hosted.HeadInPieces(),
 )  # fmt: skip
-"""All of them."""
+"""All of them: those of a model on its device, then those of one that lives on the host."""
 
-KIND_OF = {kind.key: kind for kind in REMEDIES}
-"""Field of `Choice` -> its remedy."""
+TRAINING = tuple(kind for kind in REMEDIES if not kind.hosted)
+"""Those of a training step on the model's device."""
 
 ALLOWED = {
     "exact": (Exactness.BITWISE, Exactness.ROUNDING),
@@ -446,7 +450,7 @@ ALLOWED = {
 
 def find_forbidden(work: Work, findings: Findings, own_step: bool) -> dict[str, str]:
     """Remedy -> the reason why it cannot be used here."""
-    return {kind.key: why for kind in REMEDIES if (why := kind.why_not(work, findings, own_step))}
+    return {kind.key: why for kind in TRAINING if (why := kind.why_not(work, findings, own_step))}
 
 
 def why_not_in_groups(work: Work, own_step: bool) -> str:
@@ -457,9 +461,9 @@ def why_not_in_groups(work: Work, own_step: bool) -> str:
     return reason or ("a GradScaler looks at all gradients before the update" if work.scaler is not None else "")
 
 
-def remedies_on(choice: Choice) -> list[RemedyKind]:
+def remedies_on(choice: Choice) -> list[RemedyKind[Any]]:
     """The remedies that a choice uses."""
-    return [kind for kind in REMEDIES if kind.on(choice)]
+    return [kind for kind in REMEDIES if kind.hosted == choice.hosted and kind.on(choice)]
 
 
 def describe(choice: Choice) -> str:
@@ -485,20 +489,6 @@ def order_blocks(facts: Facts, compound: bool = True) -> tuple[str, ...]:
     return tuple(block.name for block in worth)
 
 
-def _up_to(order: tuple[str, ...], facts: Facts, part: float) -> Iterator[str]:
-    """The first blocks, which together keep that part of the activations."""
-    kept = 0
-    for name in order:
-        if kept >= part * facts.activations:
-            return
-        kept += _block(name, facts).kept
-        yield name
-
-
-def _block(name: str, facts: Facts) -> Any:
-    return next(block for block in facts.blocks if block.name == name)
-
-
 def moved_bytes(choice: Choice, facts: Facts) -> int:
     """Bytes of activations that wait elsewhere: what offloaded blocks keep and do not compute again."""
     if not choice.offload:
@@ -510,7 +500,7 @@ def moved_bytes(choice: Choice, facts: Facts) -> int:
     return max(0, kept - sum(facts.parts[name].freed for name in again if name in facts.parts))
 
 
-def place(facts: Facts) -> str:
+def place(facts: Facts | InferenceFacts) -> str:
     """The place where things wait: next to a card the host, next to a CPU its disk."""
     return "host" if facts.device == "cuda" else "disk"
 

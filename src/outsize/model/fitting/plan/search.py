@@ -1,48 +1,29 @@
-"""Finds the cheapest set of remedies whose projected peak is inside the budget.
+"""Finds the cheapest choice whose dry run stays inside the budget: the loop of every search.
 
-In: facts, a stage that projects a choice, a budget. Out: the choice, its projection and its neighbours. Arithmetic on
-the facts ranks the choices by cost and says which may fit; the trace of the fitted step itself decides. Each trace
-also corrects the arithmetic, so few are needed. Where nothing fits, the smallest projected peak of all is the budget
-to name.
+In: the facts of a step, a function that projects a choice, a budget. Out: a `Candidate`. All combinations of the remedies' levels
+are candidates, ranked by the seconds that they add. The first that may fit is traced. Where it fits, what room is left improves
+it. Where it does not, the search learns from its trace, so that few are needed. What it learns depends on the step: for training
+on the device how far its arithmetic errs (`training_search`), for a model on the host what that does (`hosted_search`).
 """
 
 from __future__ import annotations
 
+import abc
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic
 
-from outsize.core.errors import BudgetError
-from outsize.core.units import format_bytes
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.plan.facts import Facts
-from outsize.model.fitting.plan.foreign_tensors import say_beside
 from outsize.model.fitting.plan.projection import Projection
-from outsize.model.fitting.plan.remedies import ALLOWED, REMEDIES, TIES, describe, predict, remedies_on
-from outsize.model.fitting.plan.sizes import reserved_of
-from outsize.model.fitting.plan.watch import RATES
+from outsize.model.fitting.plan.remedies import ALLOWED, remedies_on
+from outsize.model.fitting.plan.remedy_kind import F, RemedyKind
 
 TRACES = 16
 """Most traces of one search."""
 
-HOPE = 0.92
-"""A choice is traced where the arithmetic says at most its budget over this: it errs by a few percent both ways."""
-
-STRIDE = 1.04
-"""After a choice that does not fit, the next one to be traced is predicted to hold so much less."""
-
 SURE = 0.02
 """Room that a card's plan leaves where nothing stops the allocator at the budget."""
-
-SCATTERED = 3
-"""So many choices of a kind may fail by the allocator's gaps alone before others like them are given up."""
-
-FEW = 4
-"""Most traces in search of one more choice to run."""
-
-SETTINGS = tuple(kind for kind in REMEDIES if kind.shown_without)
-"""Remedies that need no trace of their own."""
 
 
 @dataclass(slots=True)
@@ -50,12 +31,14 @@ class Candidate:
     """A choice with what is thought and known of it."""
 
     choice: Choice
-    seconds: float
+    seconds: float = 0.0
     """Added to the plain step."""
-    predicted: int
-    """Peak by arithmetic."""
+    predicted: int = 0
+    """Peak by arithmetic; of a hosted step, once it is asked for, what is there all the time."""
     projection: Projection | None = None
     """The trace, None where there is none."""
+    host: int = 0
+    """Bytes of host memory that a hosted step holds, once it is traced."""
 
     @property
     def peak(self) -> int:
@@ -63,307 +46,98 @@ class Candidate:
         return self.projection.peak if self.projection is not None else self.predicted
 
 
-@dataclass(slots=True)
-class Search:
-    """One search for one batch size."""
+class Search(abc.ABC, Generic[F]):
+    """One search, for one batch size and one budget."""
 
-    facts: Facts
-    project: Callable[[Choice], Projection]
-    allow: str
-    budget: int
-    limited: bool = False
-    """The allocator stops at the budget, clearing its cache before it fails."""
-    tried: list[Candidate] = field(default_factory=list)
-    candidates: list[Candidate] = field(default_factory=list)
-    least: Choice = field(default_factory=Choice)
-    """Where nothing fits, the choice that holds least."""
-    tracing: Choice = field(default_factory=Choice)
-    """The choice that was traced last."""
-    corrections: dict[tuple[str, ...], float] = field(default_factory=dict)
-    """Kind of a choice -> what traces have shown its arithmetic to be off by."""
-    traced: Callable[[], None] = lambda: None
-    """Called after each trace."""
+    remedies: ClassVar[tuple[RemedyKind[Any], ...]]
+    """Those that are for its steps."""
+    most: ClassVar[int] = TRACES
+    """Traces before the last resort."""
+
+    def __init__(self, facts: F, project: Callable[[Choice], Projection], allow: str, budget: int) -> None:
+        self.facts: F = facts
+        self.project, self.allow, self.budget = project, allow, budget
+        self.tried: list[Candidate] = []
+        """Those with a trace."""
+        self.candidates: list[Candidate] = []
+        """The cheapest first."""
+        self.tracing = Choice()
+        """The choice that was traced last."""
+        self.traced: Callable[[], None] = lambda: None
+        """Called after each trace."""
 
     def run(self) -> Candidate:
         """The cheapest choice that fits, or a `BudgetError`."""
-        self.candidates = sorted(self._candidates(), key=lambda c: (c.seconds, c.predicted))
-        return self._cheapest(self.candidates, TRACES) or self._smallest()
-
-    def another(self, found: list[Candidate], passes: float) -> Candidate | None:
-        """The cheapest choice of another kind than those found, where its passes may take less than so many seconds."""
-        most = passes - self.facts.passes
-        near = (c for c in self.candidates if c.seconds < most)
-        others = [c for c in near if not any(_does_more(c.choice, f.choice) for f in found)]
-        another = self._cheapest(others, len(self.tried) + FEW)
-        return None if another is None or any(_does_more(another.choice, f.choice) for f in found) else another
-
-    def variants(self, candidate: Candidate) -> list[Choice]:
-        """Choices that do as much otherwise, and may be faster."""
-        return [
-            variant
-            for kind in REMEDIES
-            for variant in kind.variants(candidate.choice, self.facts, candidate.peak, self.budget)
-        ]
-
-    def trace(self, choice: Choice) -> Candidate | None:
-        """A choice that the search had not thought of, where it fits."""
-        candidate = self._trace(self._candidate(as_traced(choice)))
-        return candidate if self.fits(candidate) else None
+        self.candidates = sorted(self._combine(), key=lambda c: (c.seconds, c.predicted))
+        return self._cheapest(self.candidates, self.most) or self._last_resort()
 
     def fits(self, candidate: Candidate) -> bool:
         """True where the traced step stays inside the budget."""
-        projection = candidate.projection
-        assert projection is not None
-        if not projection.card:
-            return projection.peak <= self.budget
-        choice = candidate.choice
-        if self._needed(choice, projection.peak) <= self.budget:
-            return True
-        part = 1.0 if choice == Choice() else 1.0 / (1 + TIES)  # the plain step costs nothing, and is given no room
-        return self.limited and choice == as_traced(choice) and projection.settles(int(self.budget * part))
-
-    def _fits_at_once(self, candidate: Candidate) -> bool:
-        """True where the allocator need not clear its cache; the plain step may, as it costs nothing otherwise."""
-        assert candidate.projection is not None
-        if candidate.choice == Choice() and self.fits(candidate):
-            return True
-        return self._needed(candidate.choice, candidate.projection.peak) <= self.budget
-
-    def _needed(self, choice: Choice, peak: int) -> int:
-        """The budget for a traced peak: on a card somewhat more."""
-        if self.facts.device == "cpu":
-            return peak
-        needed = [size for kind in remedies_on(choice) if (size := kind.needed(peak)) is not None]
-        return max(needed, default=int(peak * (1 + (TIES if self.limited else SURE))) + 1)
+        return candidate.projection is not None and needed_for(candidate.projection) <= self.budget
 
     def _cheapest(self, candidates: list[Candidate], most: int) -> Candidate | None:
-        """The first that fits, cheapest first; what a trace says about the arithmetic holds for the same kind of choice.
-
-        Where choices that keep weights, gradients and state in the same places have failed twice, the smallest of them is
-        traced: where it fails too, all of them do. At most `most` traces are made in all.
-        """
-        failed: dict[Any, int] = {}
-        scattered: dict[tuple[str, ...], int] = {}
+        """The first that fits, cheapest first, improved; at most `most` traces are made in all."""
         fitting: list[Candidate] = []
         while len(self.tried) < most:
-            beyond = self._beyond()
-            candidate = next((c for c in candidates if self._hopeful(c, failed, beyond)), None)
+            candidate = next((c for c in candidates if c.projection is None and self._is_hopeful(c)), None)
             if candidate is None or any(c.seconds <= candidate.seconds for c in fitting):
                 break
             if self.fits(self._trace(candidate)):
                 fitting.append(candidate)
                 break
-            kind, places = _keys(candidate.choice), candidate.choice.places
-            scattered[kind] = scattered.get(kind, 0) + self._scatters(candidate)
-            if not 0 < scattered[kind] <= SCATTERED:
-                part = self._handed if candidate.choice == as_traced(candidate.choice) else 1.0
-                seen = max(STRIDE * self.budget, part * candidate.peak) / max(1, candidate.predicted)
-                self.corrections[kind] = max(self.corrections.get(kind, self._hope), seen)
-            failed[places] = failed.get(places, 0) + 1
-            if failed[places] == 2:
-                rest = [c for c in candidates if c.choice.places == places and c.projection is None]
-                least = min(rest, key=_smallest_first, default=None)
-                if least is not None and self.fits(self._trace(least)):
-                    fitting.append(least)
-                else:
-                    failed[places] = TRACES
-        return self._spare(min(fitting, key=lambda c: c.seconds)) if fitting else None
+            fitting += self._learn_from(candidate, candidates)
+        return self._improve(min(fitting, key=lambda c: c.seconds)) if fitting else None
 
-    def _scatters(self, candidate: Candidate) -> bool:
-        """True where what is handed out would fit, and only the allocator's gaps do not: those of another choice may."""
-        assert candidate.projection is not None
-        peaks = candidate.projection.peaks
-        handed = max(size for name, size in peaks.items() if name != "reserved")
-        return candidate.projection.card and self._needed(candidate.choice, handed) <= self.budget
+    def _combine(self) -> Iterator[Candidate]:
+        """Every combination of levels that makes sense; of what may not be used the first level only."""
+        levels = []
+        for kind in self.remedies:
+            every = kind.levels(self.facts)
+            usable = kind.exactness in ALLOWED[self.allow] and kind.key not in self.facts.forbidden
+            levels.append(every if usable and not kind.shown_without else every[:1])
+        for combination in itertools.product(*levels):
+            choice = Choice(**{name: value for level in combination for name, value in level.items()})
+            if self._is_sensible(choice):
+                yield self._candidate(choice)
 
-    def _beyond(self) -> dict[Choice, int]:
-        """Bytes that the passes of a choice hold beyond the arithmetic: the same, wherever weights, gradients and state are."""
-        found = {}
-        for candidate in self.tried:
-            assert candidate.projection is not None
-            peaks = candidate.projection.peaks
-            if peaks.get("optimizer", 0) < max(peaks["forward"], peaks["backward"]):
-                found[candidate.choice.passes] = candidate.peak - candidate.predicted
-        return found
-
-    def _hopeful(self, candidate: Candidate, failed: dict[Any, int], beyond: dict[Choice, int]) -> bool:
-        """True where a choice is worth a trace; `beyond`: what was learnt about choices whose passes are the same."""
-        if failed.get(candidate.choice.places, 0) >= TRACES or candidate.projection is not None:
-            return False
-        more = beyond.get(candidate.choice.passes)
-        if more is not None and (candidate.predicted + more) * (1 - TIES) * self._handed > self.budget:
-            return False
-        return candidate.predicted * self.corrections.get(_keys(candidate.choice), self._hope) <= self.budget
-
-    @property
-    def _handed(self) -> float:
-        """Part of what the plain step reserves that is handed out: under a limit the allocator gets through with about that."""
-        plain = self.facts.plain
-        handed = max(size for name, size in plain.peaks.items() if name != "reserved")
-        return handed / max(1, reserved_of(plain, self.facts)) if self.limited else 1.0
-
-    @property
-    def _hope(self) -> float:
-        """What the arithmetic is multiplied by before it is believed."""
-        return HOPE * self._handed
+    def _is_sensible(self, choice: Choice) -> bool:
+        return all(kind.is_sensible(choice, self.facts) for kind in remedies_on(choice))
 
     def _trace(self, candidate: Candidate) -> Candidate:
-        """What a choice holds; where it fits at best by clearing caches, with the settings under which it holds less."""
         self.tracing = candidate.choice
-        candidate.projection = self.project(candidate.choice)
-        for kind in SETTINGS:
-            shown = kind.shown_by(candidate.projection, self.facts)
-            if shown is not None and not self._fits_at_once(candidate):
-                other = replace(candidate.choice, **kind.levels(self.facts)[-1])
-                if self._needed(other, shown.peak) <= self.budget or not self.fits(candidate):
-                    candidate.choice, candidate.projection = other, shown
-        self.tried.append(candidate)
-        self.traced()
+        self._project(candidate)
+        if candidate.projection is not None:
+            self.tried.append(candidate)
+            self.traced()
         return candidate
 
-    def _smallest(self) -> Candidate:
-        """The smallest of all: what it takes decides between a plan and an error."""
-        least: dict[tuple[Any, ...], Candidate] = {}
-        for candidate in sorted(self.candidates, key=_smallest_first):
-            uncertain = tuple(kind.key for kind in remedies_on(candidate.choice) if not kind.only_saves)
-            least.setdefault(uncertain, candidate)
-        looked = list(itertools.islice(least.values(), TRACES))  # the same for every budget, also for the one it names
-        for candidate in looked:
-            if candidate.projection is None:
-                self._trace(candidate)
-        fitting = [c for c in self.tried if self.fits(c)]
-        if fitting:
-            return self._spare(min(fitting, key=lambda c: c.seconds))
-        plain = Candidate(
-            Choice(), 0.0, self.facts.plain.peak, self.facts.plain
-        )  # remedies may hold more than they save
-        best = min(plain, *looked, key=lambda c: c.peak)
-        self.least = best.choice
-        needed = self._needed(best.choice, best.peak)
-        forbidden = self.facts.forbidden
-        missed = [
-            f"; {kind.missed}: {forbidden[kind.key]}" for kind in REMEDIES if kind.missed and kind.key in forbidden
-        ]
-        raise BudgetError(
-            f"no {self.allow} plan fits the step into {format_bytes(self.budget)}: the smallest found holds "
-            f"{format_bytes(best.peak)} ({describe(best.choice)}){say_beside(self.facts.plain.beside)}, so a budget of "
-            f"{needed} bytes is the smallest that has one{''.join(missed)}",
-            needed=needed, budget=self.budget, smallest=needed, culprit=_highest(best),
-        )  # fmt: skip
-
-    def _spare(self, candidate: Candidate) -> Candidate:
-        """As little of what a choice does as still fits."""
-        for kind in REMEDIES:
-            candidate = self._refine(candidate, kind.gentler(candidate.choice, self.facts), kind.key)
-        for kind in REMEDIES:
-            room = self.budget - self._needed(candidate.choice, candidate.peak)
-            closer = kind.with_room(candidate.choice, self.facts, room)
-            if closer is not None:
-                nearer = self._trace(self._candidate(as_traced(closer)))
-                candidate = nearer if self.fits(nearer) else candidate
-        return candidate
-
-    def _refine(self, candidate: Candidate, gentler: list[Choice], key: str) -> Candidate:
-        """Less of one remedy, as long as it still fits; `gentler`: from nothing of it to what the candidate uses."""
-        if len(gentler) < 2:
-            return candidate
-        best, high = candidate, len(gentler) - 1
-        levels = [getattr(choice, key) for choice in gentler]
-        alike = replace(as_traced(candidate.choice), **{key: levels[0]})
-        failed = [
-            levels.index(level)
-            for c in self.tried
-            if replace(as_traced(c.choice), **{key: levels[0]}) == alike
-            and (level := getattr(c.choice, key)) in levels
-            and not self.fits(c)
-        ]
-        low = min(max(failed, default=-1), high)
-        tries = max(3, TRACES + 4 - len(self.tried))
-        shorter, reach = candidate, 1
-        while high - low > 1 and tries > 0:
-            middle = self._likely(shorter, gentler)
-            if not low < middle < high:  # beside what is known, and further from it each time
-                away = min(reach, (high - low) // 2)
-                middle, reach = (low + away if middle <= low else high - away), 2 * reach
-            shorter = self._candidate(as_traced(gentler[middle]))
-            tries -= 1
-            if self.fits(self._trace(shorter)):
-                best, high = shorter, middle
-            else:
-                low = middle
-        return best
-
-    def _likely(self, traced: Candidate, gentler: list[Choice]) -> int:
-        """The first of these choices that fits where the arithmetic errs by as much as in a trace beside it."""
-        beyond = traced.peak - traced.predicted
-        needed = (self._needed(traced.choice, predict(choice, self.facts) + beyond) for choice in gentler)
-        return next((number for number, size in enumerate(needed) if size <= self.budget), len(gentler))
-
-    def _candidates(self) -> list[Candidate]:
-        levels = []
-        for kind in REMEDIES:
-            usable = kind.exactness in ALLOWED[self.allow] and kind.key not in self.facts.forbidden
-            every = kind.levels(self.facts)
-            levels.append(every if usable and kind not in SETTINGS else every[:1])
-        choices = (Choice(**_merge(combination)) for combination in itertools.product(*levels))
-        return [self._candidate(choice) for choice in choices if _sensible(choice, self.facts)]
+    # what a step of its kind adds
 
     def _candidate(self, choice: Choice) -> Candidate:
-        return Candidate(choice, added(choice, self.facts), predict(choice, self.facts))
+        """A choice with its price."""
+        return Candidate(choice)
+
+    def _is_hopeful(self, candidate: Candidate) -> bool:
+        """True where a choice is worth a trace."""
+        return True
+
+    def _project(self, candidate: Candidate) -> None:
+        """Trace a choice; where that shows that a remedy cannot be used, there is no projection."""
+        candidate.projection = self.project(candidate.choice)
+
+    def _learn_from(self, candidate: Candidate, candidates: list[Candidate]) -> list[Candidate]:
+        """Learn from one that does not fit; others that do, where they were traced for that."""
+        return []
+
+    def _improve(self, candidate: Candidate) -> Candidate:
+        """Use the room that one leaves."""
+        return candidate
+
+    @abc.abstractmethod
+    def _last_resort(self) -> Candidate:
+        """A choice all the same, or the `BudgetError` that names the smallest budget."""
 
 
-def as_traced(choice: Choice) -> Choice:
-    """A choice without those remedies that have no trace of their own."""
-    return replace(choice, **{kind.key: getattr(Choice(), kind.key) for kind in SETTINGS})
-
-
-def _smallest_first(candidate: Candidate) -> tuple[int, int, float]:
-    """Where the arithmetic sees no difference, what does most, and so costs most, holds least."""
-    most = max(kind.extent(candidate.choice) for kind in REMEDIES if kind.only_saves)
-    return candidate.predicted, -most, -candidate.seconds
-
-
-def _keys(choice: Choice) -> tuple[str, ...]:
-    """Which remedies a choice uses."""
-    return tuple(kind.key for kind in remedies_on(as_traced(choice)))
-
-
-def _does_more(choice: Choice, other: Choice) -> bool:
-    """True where a choice does all that another does, and so is hardly faster, or the same to another degree."""
-    pairs = [(kind, kind.extent(choice), kind.extent(other)) for kind in REMEDIES if kind not in SETTINGS]
-    same = _keys(choice) == _keys(other) and all(one == two for kind, one, two in pairs if not kind.graded)
-    return same or all(one >= two for _, one, two in pairs)
-
-
-def _highest(candidate: Candidate) -> str | None:
-    """The phase that holds most."""
-    peaks = candidate.projection.peaks if candidate.projection is not None else {}
-    return max(peaks, key=peaks.__getitem__, default=None)
-
-
-def _merge(levels: tuple[dict[str, Any], ...]) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for level in levels:
-        merged.update(level)
-    return merged
-
-
-def _sensible(choice: Choice, facts: Facts) -> bool:
-    """False for choices that contradict themselves or pay for nothing."""
-    return all(kind.is_sensible(choice, facts) for kind in remedies_on(choice))
-
-
-def added(choice: Choice, facts: Facts) -> float:
-    """Seconds that a choice adds to the plain step."""
-    return sum(kind.seconds(choice, facts) for kind in remedies_on(choice))
-
-
-def slow_down(choice: Choice, facts: Facts) -> float:
-    """Predicted time over that of the plain step."""
-    return 1.0 + added(choice, facts) / max(plain_seconds(facts), 1e-9)
-
-
-def plain_seconds(facts: Facts) -> float:
-    """Time of the plain step: its passes, and an update that touches weights, gradients and state a few times."""
-    touched = 4 * (facts.weights + facts.gradients + facts.state)
-    return facts.passes + touched / RATES[facts.device][1]
+def needed_for(projection: Projection) -> int:
+    """The budget for a traced step: on a card somewhat more than its peak."""
+    return int(projection.peak * (1 + SURE)) if projection.card else projection.peak

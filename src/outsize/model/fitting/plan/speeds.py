@@ -1,10 +1,11 @@
-"""How long a step takes: measured on a card, estimated elsewhere.
+"""How long a step takes, and how fast bytes move: measured on a card, estimated elsewhere.
 
 In: the user's work, a batch, the plain step's projection. Out: `Timing`: forward and backward pass at one or two batch
 sizes, the forward pass of every module, the rate of the link to the host. A slice with gradients has to fit. A forward pass
 without them keeps nothing, so it is also timed with more samples, where the card is busy with work and not with launches.
 Times between two measured sizes are interpolated. Above the largest they grow with the samples, below the smallest they
-stay the same, as launches take as long.
+stay the same, as launches take as long. Of a model that lives on the host `Rates`: bytes a second of the link in each direction,
+alone and both at once, and of parameters that the user's optimizer updates on the host.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from outsize.core.noun import Noun
-from outsize.model.fitting import batch as batches
 from outsize.model.fitting.learn.findings import dropping
-from outsize.model.fitting.move.out_of_memory import where_room
-from outsize.model.fitting.plan.projection import Projection
+from outsize.model.fitting.move.locked_memory import Block
+from outsize.model.fitting.move.mover import CardMover, Mover
+from outsize.model.fitting.move.out_of_memory import clear_up, where_room
+from outsize.model.fitting.plan.dry_run import copy_optimizer
+from outsize.model.fitting.plan.projection import Projection, inclusive
 from outsize.model.fitting.run.chunked_loss import chunked_heads
 from outsize.model.fitting.run.forward_functions import without_cache
 from outsize.model.fitting.run.loss import read_loss
@@ -47,6 +53,14 @@ SHORT = 0.2
 
 PROBE = 64 * 2**20
 """Bytes copied to measure the link."""
+
+SAMPLE = 128 * 2**20
+"""Bytes of one measured copy at most."""
+ELEMENTS = 8 * 2**20
+"""Elements of the parameter on which optimizers are timed."""
+
+TYPICAL = {"cpu": (8e9, 8e9, 1e9), "cuda": (5e10, 5e10, 3e9)}
+"""In, out, update on the host in bytes a second: what is assumed where nothing is measured (a dry run without the device)."""
 
 
 Point = tuple[int, float, float]
@@ -81,11 +95,7 @@ class Timing(Noun):
         last = self.points[-1]
         if rows >= last[0]:
             return last[which] * rows / last[0]
-        for (few, *low), (many, *high) in itertools.pairwise(self.points):
-            if few <= rows <= many:
-                share = (rows - few) / (many - few)
-                return low[which - 1] + share * (high[which - 1] - low[which - 1])
-        return self.points[0][which]
+        return float(np.interp(rows, [point[0] for point in self.points], [point[which] for point in self.points]))
 
     def module(self, name: str, rows: int) -> float:
         """Seconds of a module's forward pass of so many samples."""
@@ -93,9 +103,7 @@ class Timing(Noun):
         return self.modules.get(name, 0.0) * self.forward(rows) / max(self.forward(biggest), 1e-12)
 
 
-def estimate_times(
-    device: str, plain: Projection, rows: int, inclusive: Callable[[dict[str, float]], dict[str, float]]
-) -> Timing:
+def estimate_times(device: str, plain: Projection, rows: int) -> Timing:
     """From the numbers that operators compute and touch, and from how many there are."""
     took = _seconds(plain)
     least = {phase: plain.operators.get(phase, 0) * LAUNCH[device] for phase in took}
@@ -111,7 +119,7 @@ def estimate_times(
 
 def measure_times(work: Work, batch: Any, plain: Projection, budget: int) -> Timing | None:
     """Times on the card of slices that fit, None where none does. Random state, buffers and gradients are the caller's care."""
-    rows = batches.count_rows(batch)
+    rows = work.axes.count(batch)
     each = max(1, (plain.peak - plain.fixed) // rows)
     there = plain.fixed - plain.state
     most = max(1, min(rows, int((ROOM * budget - there) // each)))
@@ -125,20 +133,19 @@ def measure_times(work: Work, batch: Any, plain: Projection, budget: int) -> Tim
 def _measure(work: Work, batch: Any, most: int, rows: int, plain: Projection) -> Timing:
     """Times of slices of up to so many samples with gradients, and of up to `rows` without."""
     with without_cache(work.model), dropping(work.model):
-        _run(work, batches.take(batch, 0, max(1, most // 8)))
         sizes = sorted({max(1, most // 8), max(1, most // 2), most})
-        points = [(n, *_clocked(work, batches.take(batch, 0, n))) for n in sizes]
+        read_loss(work.loss(work.model, work.axes.take(batch, 0, sizes[0])))[0].backward()
+        points = [(n, *_clocked(work, work.axes.take(batch, 0, n))) for n in sizes]
         with chunked_heads(work.model, work.heads, HEADS, work.device, always=True):
             sizes = sorted({n for n in (rows // 2, rows) if n > most})
             points += _extrapolated(work, batch, points[-1], sizes, _ratio(plain))
-            modules = _modules(work, batches.take(batch, 0, points[-1][0]), points[-1][1])
+            modules = _modules(work, work.axes.take(batch, 0, points[-1][0]), points[-1][1])
     for head in work.heads:  # it stood for its logits only
         modules[head] = _share(plain, head) * points[-1][1]
     return Timing(points=tuple(points), modules=modules, link=measure_link(), measured=True)
 
 
 def _seconds(plain: Projection) -> dict[str, float]:
-    """Estimated seconds of both passes."""
     return {phase: sum(t for (p, _), t in plain.seconds.items() if p == phase) for phase in ("forward", "backward")}
 
 
@@ -153,10 +160,10 @@ def _extrapolated(work: Work, batch: Any, last: Point, sizes: list[int], ratio: 
 
     Where launches bind the last one, its backward pass would grow too much: `ratio` bounds it.
     """
-    few = _forward_alone(work, batches.take(batch, 0, last[0])) if sizes else None
+    few = _forward_alone(work, work.axes.take(batch, 0, last[0])) if sizes else None
     points: list[Point] = []
     for n in sizes:
-        many = None if few is None else _forward_alone(work, batches.take(batch, 0, n))
+        many = None if few is None else _forward_alone(work, work.axes.take(batch, 0, n))
         if few is not None and many is not None:
             growth = max(1.0, many / few)
             forward = max(many, min(last[1] * growth, 1.2 * many))
@@ -197,12 +204,7 @@ def _modules(work: Work, part: Any, forward: float) -> dict[str, float]:
     }
 
 
-def _run(work: Work, part: Any) -> None:
-    read_loss(work.loss(work.model, part))[0].backward()
-
-
 def _clocked(work: Work, part: Any) -> tuple[float, float]:
-    """Seconds of forward and backward pass."""
     losses: list[Any] = []
     forward, backward = _quickest([
         lambda: losses.append(read_loss(work.loss(work.model, part))[0]), lambda: losses.pop().backward(),
@@ -292,3 +294,80 @@ def measure_link() -> float:
         torch.cuda.synchronize()
         slowest = max(slowest, 1e-3 * marks[0].elapsed_time(marks[1]))
     return PROBE / slowest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates(Noun):
+    """Bytes a second."""
+
+    bring: float
+    """Host to device."""
+    send: float
+    """Device to host."""
+    both: float
+    """Each direction while the other runs too."""
+    host: float
+    """Bytes of parameters that the optimizer updates on the host."""
+    measured: bool
+    """False where they are typical ones."""
+    read: float = 0.0
+    """From the scratch file; 0 where there is none."""
+    write: float = 0.0
+    """To it."""
+
+
+def typical_rates(kind: str) -> Rates:
+    """Assumed rates, where nothing can be measured."""
+    bring, send, host = TYPICAL[kind]
+    return Rates(bring=bring, send=send, both=0.9 * min(bring, send), host=host, measured=False)
+
+
+def measure_rates(mover: Mover, optimizer: Any, room: int = 8 * SAMPLE) -> Rates:
+    """Time a few copies and a few updates; `room` is the device's budget, of which a quarter is used meanwhile."""
+    if not isinstance(mover, CardMover):
+        return typical_rates("cpu")
+    size = max(1, min(SAMPLE, room // 8))
+    block = Block(2 * size)
+    there = [mover.empty(size), mover.empty(size)]
+    here = [block.bytes[:size], block.bytes[size:]]
+
+    def bring() -> None:
+        mover.bring(there[0], here[0])
+
+    def send() -> None:
+        mover.send(here[1], there[1])
+
+    def both() -> None:
+        bring()
+        send()
+
+    found = [size / _time_copies(work, mover) for work in (bring, send, both)]
+    block.unlock()
+    there.clear()
+    clear_up()  # what comes next must not begin in a piece of these blocks, which could then not be given back
+    host = typical_rates("cuda").host if optimizer is None else time_optimizer(optimizer, "cpu")
+    return Rates(bring=found[0], send=found[1], both=found[2], host=host, measured=True)
+
+
+def _time_copies(work: Callable[[], None], mover: Mover) -> float:
+    work()
+    mover.drain()
+    start = time.perf_counter()
+    for _ in range(3):
+        work()
+    mover.drain()
+    return (time.perf_counter() - start) / 3
+
+
+def time_optimizer(optimizer: Any, device: str, elements: int = ELEMENTS) -> float:
+    """Bytes of parameters a second that a copy of the user's optimizer updates."""
+    import torch
+
+    parameter = torch.nn.Parameter(torch.zeros(elements, device=device))
+    parameter.grad = torch.ones_like(parameter)
+    copied = copy_optimizer(optimizer, [{**optimizer.param_groups[0], "params": [parameter]}])
+    copied.step()
+    start = time.perf_counter()
+    copied.step()
+    copied.step()
+    return 2 * 4 * elements / (time.perf_counter() - start)

@@ -2,6 +2,10 @@
 
 In: a projection of the plain step and the findings of a few samples. Out: `Facts`: the blocks that can be treated one by one
 with what each keeps and how long it runs, the modules that can be computed again, and why a remedy is forbidden.
+
+Which modules to compute again is a ladder, from the cheapest byte to the dearest. Of a module only what it does not give out is
+freed: its output is somebody's input and is kept for that. Its last product is not computed again, because recomputation stops
+at the last tensor that the backward pass wants.
 """
 
 from __future__ import annotations
@@ -10,9 +14,9 @@ import itertools
 from typing import Any
 
 from outsize.model.fitting.learn.findings import Findings
-from outsize.model.fitting.plan.facts import Block, Facts
-from outsize.model.fitting.plan.projection import Projection
-from outsize.model.fitting.plan.recompute_ladder import Part, Rung, build_ladder, find_parts
+from outsize.model.fitting.move.units import LISTS
+from outsize.model.fitting.plan.facts import Block, Facts, Ladder, Part
+from outsize.model.fitting.plan.projection import Projection, inclusive
 from outsize.model.fitting.plan.remedies import find_forbidden
 from outsize.model.fitting.plan.speeds import Timing
 from outsize.model.fitting.run.expandable_segments import can_grow
@@ -24,18 +28,21 @@ from outsize.model.torch_port.objects import storage_key
 SHARE = 3
 """A module that keeps more than one part in so many of the activations is looked into: blocks are its children."""
 
-LISTS = ("Sequential", "ModuleList", "ModuleDict")
-"""Containers that are looked into where they hold more than single operators."""
-
 SHARES = (1, 8, 16)
 """Ladders of modules that keep at most one part in so many of the activations."""
 
 LEAST = 500
 """A module that frees less than one part in so many of the activations is not worth a call of its own."""
 
+PRODUCTS = ("Linear", "Conv1D", "Conv1d", "Conv2d", "Conv3d", "LazyLinear", "NonDynamicallyQuantizableLinear")
+"""Modules whose output no backward pass of their own wants."""
+
+Option = tuple[tuple[str, ...], int, float]
+"""Modules of one block, bytes that they free, seconds to compute them again."""
+
 
 def gather_facts(
-    work: Work, findings: Findings, plain: Projection, own_step: bool, timing: Timing, pieces: Projection | None
+    work: Work, findings: Findings, plain: Projection, own_step: bool, timing: Timing, chunked: Projection | None
 ) -> Facts:
     """Take the plain step apart."""
     model = work.model
@@ -60,7 +67,7 @@ def gather_facts(
         gradients=sum(sizes), state=max(0, state if held else 0), largest=max(sizes, default=0),
         copies=state / max(1, sum(sizes)), parameters=len(sizes), activations=activations, heads=heads,
         shares=_shares([p for p in held if p.requires_grad]),
-        logits=_head_bytes(heads, plain), pieces=pieces,
+        logits=_head_bytes(heads, plain), chunked=chunked,
         parts=parts,
         ladders=_ladders(
             parts, [names, *(_beside(names, found) for found in (*cuts, owners) if found)], activations, heads
@@ -106,12 +113,12 @@ def _beside(names: list[str], spans: dict[str, tuple[str, ...]]) -> list[str]:
 
 def _ladders(
     parts: dict[str, Part], cuts: list[list[str]], activations: int, heads: tuple[str, ...]
-) -> tuple[tuple[Rung, ...], ...]:
+) -> tuple[Ladder, ...]:
     """What a module keeps is there at once when it is computed again: ladders without large modules peak lower.
 
     Heads whose loss is taken in pieces cannot be computed again: there are ladders without them.
     """
-    found: dict[tuple[Rung, ...], None] = {}
+    found: dict[Ladder, None] = {}
     without = [[name for name in names if name not in heads] for names in cuts] if heads else []
     for share, names in itertools.product(SHARES, [*cuts, *without]):
         small = {name: part for name, part in parts.items() if part.kept * share <= activations}
@@ -168,12 +175,88 @@ def find_blocks(model: Any, plain: Projection, timing: Timing) -> tuple[Block, .
     return tuple(found)
 
 
-def inclusive(values: dict[str, Any]) -> dict[str, Any]:
-    """Sums over a module and everything inside it."""
-    sums: dict[str, Any] = {}
-    for name, value in values.items():
-        parts = name.split(".") if name else []
-        for depth in range(len(parts) + 1):
-            key = ".".join(parts[:depth])
-            sums[key] = sums.get(key, 0) + value
-    return sums
+def find_parts(
+    model: Any, kept: dict[str, int], stays: dict[str, int], seconds: dict[str, float], ran: dict[str, int]
+) -> dict[str, Part]:
+    """Every module that frees something, by name.
+
+    `kept` and `seconds` include what is inside and all runs; `stays` are bytes that are there although the module keeps its
+    inputs only.
+    """
+    found = {}
+    last = _last_products(model, ran)
+    for name in ran:
+        freed = kept.get(name, 0) - stays.get(name, 0)
+        if name and ran[name] and freed > 0:
+            stops = seconds.get(last[name], 0.0) if last.get(name) else 0.0
+            took = max(seconds.get(name, 0.0) - stops, 0.02 * seconds.get(name, 0.0), 1e-9)
+            found[name] = Part(name=name, kept=-(-kept[name] // ran[name]), freed=freed, seconds=took, runs=ran[name])
+    return found
+
+
+def _last_products(model: Any, ran: dict[str, int]) -> dict[str, str]:
+    """Module -> the product that ran last in it, where nothing with weights ran after it."""
+    modules = dict(model.named_modules())
+    last: dict[str, str] = {}
+    for name in ran:  # in the order of their first run
+        module = modules[name]
+        if next(module.children(), None) is not None:
+            continue
+        product = type(module).__name__ in PRODUCTS
+        if product or next(module.parameters(), None) is not None:
+            parts = name.split(".")
+            for depth in range(1, len(parts)):
+                owner = ".".join(parts[:depth])
+                last[owner] = name if product else ""
+    return last
+
+
+def build_ladder(parts: dict[str, Part], blocks: tuple[str, ...], least: int) -> Ladder:
+    """Sets of modules, each with more freed bytes than the one before; parts that free at most `least` are left out.
+
+    A set may hold a whole block or a few modules inside it (an activation function written in Python keeps many times its
+    input and takes next to no time), never a module inside another.
+    """
+    steps: list[tuple[float, int, int, tuple[str, ...]]] = []
+    for place, block in enumerate(blocks):
+        inside = [p for name, p in parts.items() if (name == block or name.startswith(block + ".")) and p.freed > least]
+        hull = _hull(_options(inside))
+        for number, (before, after) in enumerate(zip([((), 0, 0.0), *hull], hull, strict=False)):
+            steps.append((-_slope(before, after), number, place, after[0]))
+    chosen: dict[int, tuple[str, ...]] = {}
+    ladder: list[tuple[str, ...]] = []
+    for _, _, place, names in sorted(steps):
+        chosen[place] = names
+        ladder.append(tuple(name for place in sorted(chosen) for name in chosen[place]))
+    return tuple(ladder)
+
+
+def _options(parts: list[Part]) -> list[Option]:
+    """Sets of modules of one block, the cheapest bytes first; a module takes the place of those inside it."""
+    now: dict[str, Part] = {}
+    options: list[Option] = []
+    for part in sorted(parts, key=lambda p: p.seconds / p.freed):
+        if any(part.name.startswith(other + ".") for other in now):
+            continue
+        inside = [name for name in now if name.startswith(part.name + ".")]
+        if part.freed <= sum(now[name].freed for name in inside):
+            continue
+        now = {name: p for name, p in now.items() if name not in inside} | {part.name: part}
+        options.append((tuple(now), sum(p.freed for p in now.values()), sum(p.seconds for p in now.values())))
+    return options
+
+
+def _hull(options: list[Option]) -> list[Option]:
+    """Those of which no mixture of others frees more for its time."""
+    hull: list[Option] = []
+    for option in sorted(options, key=lambda o: (o[2], -o[1])):
+        if hull and option[1] <= hull[-1][1]:
+            continue
+        while hull and _slope(hull[-2] if len(hull) > 1 else ((), 0, 0.0), hull[-1]) <= _slope(hull[-1], option):
+            hull.pop()
+        hull.append(option)
+    return hull
+
+
+def _slope(a: Option, b: Option) -> float:
+    return (b[1] - a[1]) / max(b[2] - a[2], 1e-12)

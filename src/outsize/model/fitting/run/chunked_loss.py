@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
-from outsize.model.fitting.move.evicted import unseen
-from outsize.model.torch_port.dispatch import no_subclass_functions
+from outsize.model.torch_port.dispatch import no_subclass_functions, unseen
 from outsize.model.torch_port.objects import has_hooks
 
 

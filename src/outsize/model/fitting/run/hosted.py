@@ -13,25 +13,22 @@ from typing import Any
 from outsize.core.errors import InputError, StoreError
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
-from outsize.model.fitting.move.kept_inputs import KeptInputs
 from outsize.model.fitting.move.mover import Mover
 from outsize.model.fitting.move.pinned_blocks import State, Weights
 from outsize.model.fitting.move.scratch_file import ScratchFile
+from outsize.model.fitting.move.stores import KeptInputs
 from outsize.model.fitting.move.units import Cut
 from outsize.model.fitting.move.visits import Source, Visits
 from outsize.model.fitting.run.chunked_loss import chunked_heads
 from outsize.model.fitting.run.forward_functions import children_called, other_forwards, without_cache
 from outsize.model.fitting.run.random_sources import GLOBAL
-from outsize.model.fitting.run.recompute import recomputed
-from outsize.model.fitting.run.recompute_inputs import keep_inputs
+from outsize.model.fitting.run.recompute import generators_of, keep_inputs, recomputed
 from outsize.model.fitting.run.row_pieces import MixesRows, in_pieces, mixes_rows
 from outsize.model.fitting.run.runner import Residence, Runner, Work
-from outsize.model.fitting.run.second_run import generators_of
 from outsize.model.fitting.update.clip_and_scale import GradientCheck
 from outsize.model.fitting.update.gradient_sink import Dropped, Sink
-from outsize.model.fitting.update.kept_gradients import HandedOver, KeptGradients
 from outsize.model.fitting.update.update_on_card import UpdateOnCard
-from outsize.model.fitting.update.update_on_host import UpdateOnHost
+from outsize.model.fitting.update.update_on_host import HandedOver, KeptGradients, UpdateOnHost
 
 ONCE = (
     "the loss goes back through the model more than once (gradients of gradients, retain_graph): a unit on a visit can do it "
@@ -98,7 +95,7 @@ class Hosted(Residence):
             self.scratch.settle()
         pieces = choice.pieces
         if self._rows and (pieces > 1 or choice.more_pieces):  # a larger batch runs in more pieces
-            pieces = -(-pieces * batches.count_rows(batch) // self._rows)
+            pieces = -(-pieces * self.work.axes.count(batch) // self._rows)
         keep = keep_inputs(self.kept_inputs.keep if self.kept_inputs is not None else None)
         with contextlib.ExitStack() as stack:
             stack.enter_context(visits.standing_in())
@@ -182,7 +179,7 @@ class Hosted(Residence):
         """Give the device's memory back."""
         self.visits.leave_device()
         if self.kept_inputs is not None:
-            self.kept_inputs.close()
+            self.kept_inputs.store.close()
 
     def close(self, home: bool = True) -> None:
         """Everything is the user's own again, in ordinary memory; without `home` the scratch file keeps what it has."""
@@ -191,9 +188,10 @@ class Hosted(Residence):
         if self.state is not None:
             self.state.close(self.work.optimizer, home)
         self._source.close()
-        for thing in (self.kept_inputs, self.scratch):
-            if thing is not None:
-                thing.close()
+        if self.kept_inputs is not None:
+            self.kept_inputs.store.close()
+        if self.scratch is not None:
+            self.scratch.close()
 
 
 HostedRunner = Runner[Hosted]

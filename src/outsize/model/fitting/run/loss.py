@@ -13,6 +13,7 @@ from typing import Any, Literal
 from outsize.core.errors import InputError
 from outsize.core.noun import Noun
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.axes import Axes
 
 IGNORED = -100
 """The label that cross entropy leaves out unless it is told otherwise."""
@@ -42,7 +43,7 @@ class Normaliser(Noun):
         """Labels of a batch that count."""
         return int(self._counted(batch).sum()) if self.rule == "labels" else 0
 
-    def weigh(self, batch: Any, runs: list[tuple[int, int]]) -> list[float]:
+    def weigh(self, batch: Any, runs: list[tuple[int, int]], axes: Axes) -> list[float]:
         """Weight of the loss of each slice; labels are asked for once, since whoever asks a card waits for it."""
         if missing := self.find_missing(batch):
             raise InputError(f"{missing}; fit with without=('slices',) for batches such as this one")
@@ -50,9 +51,10 @@ class Normaliser(Noun):
         if self.rule == "samples":
             return [(stop - start) / rows for start, stop in runs]
         if self.rule == "labels":
-            counted = self._counted(batch)
-            each = (counted.flatten(1).sum(1) if counted.dim() > 1 else counted).tolist()
-            return [sum(each[start:stop]) / max(1, sum(each)) for start, stop in runs]
+            import torch
+
+            counts = torch.stack([self._counted(axes.take(batch, *run)).sum() for run in runs]).tolist()
+            return [count / max(1, sum(counts)) for count in counts]
         return [1.0] * len(runs)
 
     def find_missing(self, batch: Any) -> str:

@@ -10,8 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from outsize.model.fitting.move.stored_tensor import StoredTensor
-from outsize.model.fitting.move.stores import Store
+from outsize.model.fitting.move.stores import Store, StoredTensor
 from outsize.model.torch_port.dispatch import is_functorch
 from outsize.model.torch_port.objects import is_zero_tensor, key_of, storage_key, version_of
 

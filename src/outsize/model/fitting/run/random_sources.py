@@ -11,6 +11,8 @@ import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from outsize.model.torch_port.dispatch import arguments_of
+
 
 class Python:
     """The generator behind `random.random()`."""
@@ -88,3 +90,38 @@ class Drawn:
         """The generators that operators were given are as they were."""
         for generator, state in self._given.items():
             generator.set_state(state)
+
+
+def draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """True where the result of an operator depends on random numbers.
+
+    Attention, recurrent layers and dropout are marked as random, and draw only in training and where they drop; a draw that
+    comes out one way with certainty is none.
+    """
+    import torch
+
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    given = name_arguments(func, args, kwargs)
+    if not given.get("train", True) or not given.get("training", True):
+        return False
+    if func.overloadpacket.__name__.startswith("bernoulli"):
+        return not _is_certain(given.get("p", given["self"]))
+    return bool(given.get("dropout_p", given.get("dropout", given.get("p", 1.0))))
+
+
+def name_arguments(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Name -> value of what an operator was given, or takes where it was not."""
+    schema = arguments_of(func)
+    usual = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    return {**usual, **dict(zip((argument.name for argument in schema), args, strict=False)), **kwargs}
+
+
+def _is_certain(chance: Any) -> bool:
+    """True for a chance, or chances, of zero and one."""
+    import torch
+
+    if not isinstance(chance, torch.Tensor):
+        return chance in (0, 1)
+    plain = type(chance) in (torch.Tensor, torch.nn.Parameter) and not chance.is_meta
+    return plain and bool(((chance == 0) | (chance == 1)).all())

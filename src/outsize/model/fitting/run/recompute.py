@@ -1,22 +1,26 @@
 """A forward pass that forgets what it saves and runs again when the backward pass asks for it.
 
-In: a module's forward function, and how its inputs wait. Out: another with the same result and gradient. At the first tensor that
-is asked for the module runs again, and stops as soon as all is there; it finds random numbers, buffers and autocast as the first
-run did. Torch's own checkpoint takes twice the processor's time for the same (1 ms a module on the machine of an H200, where
-launches bind small steps), and holds on to inputs that should wait elsewhere.
+In: a module's forward function, and how its arguments wait for the second run: saved as autograd saves tensors, or brought by
+whoever keeps them. Out: another with the same result and gradient. At the first tensor that is asked for the module runs again,
+and stops as soon as all is there. It finds random numbers, buffers and autocast as the first run did, and afterwards everything
+is as it was before; buffers (BatchNorm's statistics) are written once. Torch's own checkpoint takes twice the processor's time
+for the same (1 ms a module on the machine of an H200, where launches bind small steps), and holds on to inputs that should wait
+elsewhere.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from outsize.core.errors import InputError
-from outsize.model.fitting.run.recompute_inputs import KeepInputs, save_inputs
-from outsize.model.fitting.run.second_run import TwoRuns, written_in
-from outsize.model.torch_port.dispatch import leave_uncompiled
+from outsize.model.fitting.batch import transform
+from outsize.model.fitting.move.stores import without_gaps
+from outsize.model.torch_port.dispatch import flatten_value, leave_uncompiled, map_leaves, nest_value
+from outsize.model.torch_port.objects import batch_norm, buffer_table, version_of
 
 Forward = Callable[..., Any]
 
@@ -161,3 +165,232 @@ class Settings:
                 if enabled or torch.is_autocast_enabled(kind):
                     stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=self._cached))
             yield
+
+
+Keep = Callable[[Any], Callable[[], Any]]
+"""Takes a tensor, gives a function that brings it back."""
+
+
+class Inputs(Protocol):
+    """Arguments of a first run that wait for the second."""
+
+    def check(self, module: Any) -> None:
+        """An `InputError` where the first run has changed what it was given: it could not run a second time."""
+
+    def bring(self) -> tuple[Any, Any]:
+        """(args, kwargs) for the second run."""
+
+
+KeepInputs = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any, Inputs]]
+"""(args, kwargs) -> those of the first run, and those that wait."""
+
+
+def save_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Inputs]:
+    """Arguments wait among what autograd saves."""
+    return args, kwargs, SavedInputs(args, kwargs)
+
+
+def keep_inputs(keep: Keep | None) -> KeepInputs:
+    """They wait where `keep` puts them, or on the device."""
+
+    def wait(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Inputs]:
+        if keep is not None:
+            args, kwargs = _packed((args, kwargs))
+        return args, kwargs, WaitingInputs(args, kwargs, keep)
+
+    return wait
+
+
+class _Place(NamedTuple):
+    """Where a tensor was among arguments."""
+
+    number: int
+
+
+class SavedInputs:
+    """Positional arguments, saved as autograd saves tensors: whoever keeps those elsewhere keeps these too."""
+
+    __slots__ = ("_kwargs", "_saver", "_values")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        import torch
+
+        tensors: dict[int, Any] = {}
+        places: dict[int, _Place] = {}
+
+        def note(_: str, tensor: Any) -> _Place:
+            tensors[id(tensor)] = tensor
+            return places.setdefault(id(tensor), _Place(len(places)))
+
+        self._values = transform(args, note)
+        """Places of tensors in copies of the lists and dicts that hold them: the caller may go on filling its own."""
+        self._saver = _saver().apply(torch.empty(0, requires_grad=True), *tensors.values())
+        """Its node alone would not keep what it saves."""
+        self._kwargs = transform(kwargs, lambda _, tensor: tensor)
+
+    def check(self, module: Any) -> None:
+        """Autograd finds what was changed."""
+
+    def bring(self) -> tuple[Any, Any]:
+        """What was given twice is one object again: attention looks whether keys are queries."""
+        tensors = self._saver.grad_fn.saved_tensors
+        args = transform(self._values, lambda _, place: tensors[place.number], leaf=_Place)
+        return args, transform(self._kwargs, lambda _, tensor: tensor)
+
+
+@functools.cache
+def _saver() -> Any:
+    import torch
+
+    class Saver(torch.autograd.Function):  # type: ignore[misc]
+        """A node that saves what it is given and is part of no graph."""
+
+        @staticmethod
+        def forward(ctx: Any, nothing: Any, *tensors: Any) -> Any:
+            ctx.save_for_backward(*tensors)
+            return nothing.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            raise AssertionError("nobody goes back through it")
+
+    return Saver
+
+
+class WaitingInputs:
+    """All arguments; `keep(tensor)` gives a function that brings it back, None: they stay where they are."""
+
+    def __init__(self, args: Any, kwargs: Any, keep: Keep | None) -> None:
+        import torch
+
+        leaves, self._spec = flatten_value((args, kwargs))
+        self._given = [(leaf, version_of(leaf)) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self._leaves: list[Any] = []
+        """Numbers of tensors, values in a tuple for the rest."""
+        self._tensors: list[tuple[Callable[[], Any], bool]] = []
+        """(function that gives a tensor, does it need a gradient), each once: modules ask whether two inputs are the same."""
+        numbers: dict[int, int] = {}
+        for leaf in leaves:
+            if not isinstance(leaf, torch.Tensor):
+                self._leaves.append((leaf,))
+                continue
+            if id(leaf) not in numbers:
+                numbers[id(leaf)] = len(self._tensors)
+                away = keep is not None and leaf.requires_grad and not leaf.is_leaf
+                give = keep(leaf.detach()) if away and keep is not None else _same(leaf.detach())
+                self._tensors.append((give, leaf.requires_grad))
+            self._leaves.append(numbers[id(leaf)])
+
+    def check(self, module: Any) -> None:
+        """An `InputError` where the call has changed what it was given: it could not run a second time."""
+        given, self._given = self._given, []
+        if any(version_of(leaf) != version for leaf, version in given):
+            raise InputError(
+                f"{type(module).__name__} changes its input in place, so it cannot run twice: let it work on a copy"
+            )
+
+    def bring(self) -> Any:
+        """(args, kwargs) with tensors that are the beginning of a new graph."""
+
+        tensors = [give().detach().requires_grad_(needs) for give, needs in self._tensors]
+        values = [leaf[0] if isinstance(leaf, tuple) else tensors[leaf] for leaf in self._leaves]
+        return nest_value(values, self._spec)
+
+
+def _same(tensor: Any) -> Callable[[], Any]:
+    return lambda: tensor
+
+
+def _packed(value: Any) -> Any:
+    """Tensors without gaps: both runs have to see the same strides, and what waits elsewhere has no gaps."""
+    import torch
+
+    made: dict[int, Any] = {}
+
+    def pack(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
+            return leaf
+        return made.setdefault(id(leaf), without_gaps(leaf))
+
+    return map_leaves(pack, value)
+
+
+Written = list[tuple[Any, tuple[str, ...]]]
+"""Modules with the names of the buffers that they write."""
+
+
+def written_in(module: Any, written: dict[Any, tuple[str, ...]]) -> Written:
+    """Those of a module and what is inside it."""
+    return [(child, names) for child in module.modules() if (names := written.get(child))]
+
+
+def generators_of(device: Any) -> list[Any]:
+    """Torch's generators that a model on a device draws from."""
+    import torch
+
+    if device.type != "cuda":
+        return [torch.default_generator]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]
+
+
+class _Now(threading.local):
+    """What this thread does: a card's backward pass has one of its own."""
+
+    runs = 0
+    """Second runs, inside each other."""
+
+
+_now = _Now()
+
+
+def is_second_run() -> bool:
+    """True inside a second run: what comes for it is wanted by the backward pass that follows."""
+    return _now.runs > 0
+
+
+class TwoRuns:
+    """One call that runs twice: made before the first run, then `with call.second():`, as often as its graph is gone through,
+    which may be before the first run has ended."""
+
+    __slots__ = ("_copies", "_states", "_statistics")
+
+    def __init__(self, written: Written, generators: list[Any]) -> None:
+        self._statistics = [child for child, names in written if _only_averages(child, names)]
+        others = [(child, names) for child, names in written if not _only_averages(child, names)]
+        self._copies = [(child, name, buffer_table(child)[name].clone()) for child, names in others for name in names]
+        self._states = [(generator, generator.get_state()) for generator in generators]
+        """Kept whether or not the first run moves them: numbers can be drawn and the state put back."""
+
+    @contextlib.contextmanager
+    def second(self) -> Iterator[None]:
+        """The run that only finds again what the first one had."""
+        states = [(generator, generator.get_state()) for generator, _ in self._states]
+        buffers = [(child, name, buffer_table(child)[name]) for child, name, _ in self._copies]
+        statistics = [(child, child.momentum, buffer_table(child)["num_batches_tracked"]) for child in self._statistics]
+        _now.runs += 1
+        try:
+            for generator, state in self._states:
+                generator.set_state(state)
+            for child, name, copy in self._copies:
+                buffer_table(child)[name] = copy.clone()  # the run writes into it, and may not be the last
+            for child, _, _ in statistics:
+                child.momentum, buffer_table(child)["num_batches_tracked"] = 0.0, None
+            yield
+        finally:
+            _now.runs -= 1
+            for child, momentum, count in statistics:
+                child.momentum, buffer_table(child)["num_batches_tracked"] = momentum, count
+            for child, name, buffer in buffers:
+                buffer_table(child)[name] = buffer
+            for generator, state in states:
+                generator.set_state(state)
+
+
+def _only_averages(module: Any, names: tuple[str, ...]) -> bool:
+    """True for torch's own BatchNorm in training: with a momentum of zero it leaves its averages as they are.
+
+    Where it has not counted, another module writes its averages, with a momentum of its own.
+    """
+    own = isinstance(module, batch_norm()) and type(module).forward is batch_norm().forward
+    return own and module.training and set(names) == {"running_mean", "running_var", "num_batches_tracked"}

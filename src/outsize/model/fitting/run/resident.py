@@ -19,9 +19,8 @@ from outsize.model.fitting.move.stores import Store
 from outsize.model.fitting.run.chunked_loss import chunked_heads
 from outsize.model.fitting.run.forward_functions import find_configs, other_forwards, without_cache
 from outsize.model.fitting.run.offload import Offload
-from outsize.model.fitting.run.recompute import checkpointed
+from outsize.model.fitting.run.recompute import checkpointed, generators_of
 from outsize.model.fitting.run.runner import Residence, Runner, Work
-from outsize.model.fitting.run.second_run import generators_of
 from outsize.model.fitting.run.sequential_runs import in_spans, is_span, owner_of
 from outsize.model.fitting.run.streamed import Streamer
 from outsize.model.fitting.update.gradient_sink import InPlace, Sink
@@ -46,7 +45,9 @@ class Resident(Residence):
         self.streamer = Streamer(units, evicted, work.device == "cuda") if units else None
         self.listens = self.streamer is not None
         self._configs = find_configs(work.model)
-        self._generators = [*generators_of(next(work.model.parameters()).device), *work.sources] if self.real else []
+        self.generators = [*generators_of(next(work.model.parameters()).device), *work.sources] if self.real else []
+        self._states = self.generators if work.replay is None else [*self.generators, work.replay]
+        """What a second run of a module has to find as the first one did."""
 
     @property
     def streamed(self) -> set[int]:
@@ -102,7 +103,7 @@ class Resident(Residence):
                     assert self.streamer is not None
                     forward = self.streamer.hold(name, forward)
                 if name in choice.checkpoint:
-                    forward = checkpointed(module, forward, work.written, work.device, self._generators)
+                    forward = checkpointed(module, forward, work.written, work.device, self._states)
                 if name in choice.offload:  # of a module that is computed again, its input
                     forward = offload.wrap(forward, stays)
                 if streamed:
@@ -115,9 +116,7 @@ class Resident(Residence):
                 module = self._modules[sequence]
                 put(
                     module,
-                    in_spans(
-                        module, spans, lambda h, f: checkpointed(h, f, work.written, work.device, self._generators)
-                    ),
+                    in_spans(module, spans, lambda h, f: checkpointed(h, f, work.written, work.device, self._states)),
                 )
             stack.enter_context(self.evicted.working())
             try:
@@ -207,3 +206,10 @@ def open_resident(
     if work.optimizer is not None:
         sink = Update(work.optimizer, choice, weights.evicted, work.model, weights.streamed, work.clip, work.scaler)
     return Runner(work, choice, weights, sink, own)
+
+
+def reopen_resident(work: Work, choice: Choice, old: ResidentRunner, rows: int) -> ResidentRunner:
+    """The runner of another choice, in the place of the one so far: what this one wants at home comes home."""
+    following = open_resident(work, choice, old.weights.store, rows=rows, evicted=old.weights.evicted)
+    following.weights.settle(following.sink)
+    return following

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from outsize.model.fitting import batch as batches
+from outsize.model.fitting.batch import join
 from outsize.model.fitting.move.out_of_memory import is_out_of_memory
-from outsize.model.fitting.run.join_outputs import join
 from outsize.model.torch_port.dispatch import leaves_of, map_leaves
 
 Forward = Callable[..., Any]

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from outsize.core.errors import InputError
-from outsize.model.fitting import batch as batches
+from outsize.model.fitting.axes import Axes
+from outsize.model.fitting.batch import join
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.out_of_memory import clear_up
-from outsize.model.fitting.run.join_outputs import join
 from outsize.model.fitting.run.loss import Normaliser, read_loss
+from outsize.model.fitting.run.replayed_draws import Replay
 from outsize.model.fitting.update.gradient_sink import Sink
-from outsize.model.fitting.update.interrupts import Interrupts
+from outsize.model.fitting.update.optimizer_subset import hold_for_closure, needs_closure
+from outsize.model.fitting.update.undo_log import Interrupts
 
 Phase = Callable[[str], None]
 
@@ -48,8 +50,14 @@ class Work:
     """The loss of a batch is known from those of its slices."""
     device: str = "cpu"
     """Kind of device the model is on."""
+    backwards: int = 0
+    """Calls of `backward` before the user steps the optimizer; 0: fit steps it."""
     heads: tuple[str, ...] = ()
     """Linear layers whose logits go straight into a cross entropy."""
+    axes: Axes = field(default_factory=Axes)
+    """Which axis of each tensor of a batch counts samples."""
+    replay: Replay | None = None
+    """Gives slices the random numbers that the whole batch draws; None: they draw their own."""
     sources: tuple[Any, ...] = ()
     """Generators beside torch's that a step draws random numbers from."""
 
@@ -61,6 +69,9 @@ class Residence:
     """False where tensors have no contents."""
     listens = False
     """Weights leave when their gradients are complete."""
+
+    generators: Sequence[Any] = ()
+    """Where random numbers come from."""
 
     def cut(self, rows: int) -> list[tuple[int, int]]:
         """(start, stop) of the slices in which a batch runs."""
@@ -167,6 +178,35 @@ class Runner(Generic[AnyResidence]):
         self.phase("done")
         return loss
 
+    def users_step(self, batch: Any) -> None:
+        """What a user does who steps the optimizer, on tensors without contents."""
+        assert self._own is not None
+        parameters, optimizer = list(self.work.model.parameters()), self.work.optimizer
+        kept = hold_for_closure(optimizer) if needs_closure(optimizer) else None
+        for _ in range(self.work.backwards):
+            self.collect(batch, self._own)
+        self.phase("optimizer")
+        if optimizer is not None and kept is None:
+            gradients = self.own_update()
+            if not gradients:
+                optimizer.step()
+            del gradients
+        for parameter in parameters:
+            parameter.grad = None
+        self.phase("done")
+
+    def own_update(self) -> list[tuple[Any, Any]]:
+        """The update of a user who steps the optimizer, a few parameters at a time: they have no gradient afterwards, so that the
+        optimizer passes them over. Out: parameters with their gradients, which stay; none where the optimizer has to do it."""
+        gradients = [(p, p.grad) for p in self.work.model.parameters() if p.grad is not None]
+        try:
+            with self.interrupts.held():
+                return gradients if self.sink.update_own() else []
+        except BaseException:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            raise
+
     def rehearse(self, batch: Any) -> None:
         """A step that changes nothing: everything is computed, the update too, and nothing goes back."""
         self._used = self.sink
@@ -213,12 +253,13 @@ class Runner(Generic[AnyResidence]):
         import torch
 
         outs = []
-        rows = batches.count_rows(batch)
+        axes = self.work.axes
+        rows = axes.count(batch)
         runs = self.weights.cut(rows)
         with torch.no_grad(), self.weights.applied(batch, Sink()):
             for start, stop in runs:
                 self.phase("forward")
-                part = batch if stop - start == rows else batches.take(batch, start, stop)
+                part = batch if stop - start == rows else axes.take(batch, start, stop)
                 outs.append(call(self.work.model, self.weights.place(part)))
         self.phase("done")
         return outs[0] if len(outs) == 1 else join(outs, [stop - start for start, stop in runs])
@@ -255,15 +296,27 @@ class Runner(Generic[AnyResidence]):
         import torch
 
         work, weights = self.work, self.weights
-        rows = batches.count_rows(batch)
+        rows = work.axes.count(batch)
         runs = weights.cut(rows)
-        shares = work.normaliser.weigh(batch, runs) if weights.real and len(runs) > 1 else [1.0 / len(runs)] * len(runs)
+        shares = [1.0 / len(runs)] * len(runs)
+        if weights.real and len(runs) > 1:
+            shares = work.normaliser.weigh(batch, runs, work.axes)
         if not weights.real:  # the first slice makes gradients, the second adds to them, the rest is like the second
-            runs = runs[:2]
+            runs = work.axes.largest(batch, runs)[:2]
         total = count = None
-        with weights.applied(batch, sink), self._listening(sink):
+        replay = work.replay if len(runs) > 1 else None
+        states = [(generator, generator.get_state()) for generator in weights.generators] if replay else []
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(weights.applied(batch, sink))
+            stack.enter_context(self._listening(sink))
+            drawing = stack.enter_context(contextlib.ExitStack())
             for (start, stop), share in zip(runs, shares, strict=False):
-                part = batch if stop - start == rows else batches.take(batch, start, stop)
+                if replay is not None:  # every slice begins where the whole batch does
+                    drawing.close()
+                    for generator, state in states:
+                        generator.set_state(state)
+                    drawing.enter_context(replay.running(start, stop, rows))
+                part = batch if stop - start == rows else work.axes.take(batch, start, stop)
                 self.phase("forward")
                 with self._autocasting():
                     loss, counted = read_loss(work.loss(work.model, weights.place(part)))
@@ -287,6 +340,7 @@ class Runner(Generic[AnyResidence]):
                 loss.backward()
                 del loss, part, shown
                 weights.end_slice()
+        torch.clear_autocast_cache()  # where autocast goes on, its lower copies of weights would stay until it ends
         if count is None:
             return total, None
         count = count.detach() if isinstance(count, torch.Tensor) else count

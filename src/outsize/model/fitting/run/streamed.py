@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from outsize.model.fitting.move.evicted import EvictedStorages
-from outsize.model.fitting.run.second_run import is_second_run
+from outsize.model.fitting.run.recompute import is_second_run
+from outsize.model.torch_port.dispatch import leaves_of
 
 
 class Streamer:
@@ -43,8 +44,11 @@ class Streamer:
                 out = forward(*args, **kwargs)
             finally:
                 self._evicted.send(parameters, dirty=False)
-            if torch.is_grad_enabled():
-                _on_gradient(out, lambda: self._evicted.fetch(parameters))
+            for leaf in (
+                leaves_of(out) if torch.is_grad_enabled() else ()
+            ):  # they come again with the first gradient of any of it
+                if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                    leaf.register_hook(lambda _: self._evicted.fetch(parameters))
             return out
 
         return run
@@ -79,18 +83,3 @@ class Streamer:
             self._evicted.send(parameters, dirty=False)
         if self._met:
             self._order, self._met = self._met, []
-
-
-def _on_gradient(out: Any, act: Callable[[], None]) -> None:
-    """Call `act` when the first gradient of any tensor in `out` arrives."""
-    import torch
-
-    if isinstance(out, torch.Tensor):
-        if out.requires_grad:
-            out.register_hook(lambda _: act())
-    elif isinstance(out, list | tuple):
-        for item in out:
-            _on_gradient(item, act)
-    elif isinstance(out, dict):
-        for item in out.values():
-            _on_gradient(item, act)

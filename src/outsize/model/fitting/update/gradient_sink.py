@@ -2,7 +2,7 @@
 
 In: a gradient, at the tensor at which autograd leaves it: the parameter itself, or the proxy that stands in for it on a device.
 Out: `Sink`, what a runner asks of all of them, and the sinks that update nothing. Those that update: `resident_update`
-(the model is on its device), `update_on_card`, `update_on_host` and `kept_gradients` (it visits).
+(the model is on its device), `update_on_card` and `update_on_host` (it visits).
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ class Sink:
     """Updates parameters in the backward pass for good: from its beginning on, an interrupt waits for the step's end."""
     rehearsing = False
     """Do everything and keep nothing."""
+    scaler: Any = None
+    """The user's GradScaler."""
+    safe = False
+    """An update that fails half way is taken back."""
     _changed = False
     """Some parameters are updated in this step, and there is no way back."""
 
@@ -44,8 +48,8 @@ class Sink:
         """A step begins."""
 
     def scale(self, loss: Any) -> Any:
-        """The loss whose gradients are wanted."""
-        return loss
+        """The loss whose gradients are wanted: as the user's scaler does."""
+        return loss if self.scaler is None else self.scaler.scale(loss)
 
     def begin(self) -> None:
         """A backward pass begins."""
@@ -59,6 +63,10 @@ class Sink:
 
     def flush(self) -> None:
         """What was put off is done now: the parameters leave the device."""
+
+    def update_own(self) -> bool:
+        """A user steps the optimizer: update a few parameters at a time; False: leave it to the optimizer."""
+        return False
 
     def finish(self, scale: Any) -> None:
         """All backward passes of the step are over. Gradients still need the factor `scale`; None: they do not."""
@@ -77,7 +85,7 @@ class InPlace(Sink):
 
     def __init__(self, model: Any, scaler: Any) -> None:
         self._parameters = list(model.parameters())
-        self._scaler = scaler
+        self.scaler = scaler
         self._before: list[tuple[Any, Any]] = []
 
     def begin_step(self) -> None:
@@ -85,10 +93,6 @@ class InPlace(Sink):
         self._before = [(p, p.grad) for p in self._parameters if p.grad is not None]
         for parameter, _ in self._before:
             parameter.grad = None
-
-    def scale(self, loss: Any) -> Any:
-        """As the user's scaler does; the user does the rest."""
-        return loss if self._scaler is None else self._scaler.scale(loss)
 
     def finish(self, scale: Any) -> None:
         if scale is not None:
@@ -106,6 +110,45 @@ class InPlace(Sink):
         for parameter, before in self._before:
             parameter.grad = before
         self._before = []
+
+
+class Deferred(InPlace):
+    """Gradients wait until `backward()` of the loss asks for them; those at the parameters stay as they are meanwhile."""
+
+    def __init__(self, model: Any, scaler: Any) -> None:
+        super().__init__(model, scaler)
+        self._rows: list[tuple[Any, Any]] = []
+        self._scale = 1.0
+
+    def finish(self, scale: Any) -> None:
+        self._scale = 1.0 if self.scaler is None else self.scaler.get_scale()
+        self._rows = [
+            (p, p.grad if scale is None else p.grad.mul_(scale)) for p in self._parameters if p.grad is not None
+        ]
+        self.roll_back()
+
+    def deliver(self, factor: Any) -> None:
+        """Add them, times a factor, to those at the parameters."""
+        rows, self._rows = self._rows, []
+        for parameter, gradient in rows:
+            gradient.mul_(factor / self._scale)
+            parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+
+def loss_of(value: Any, sink: Deferred) -> Any:
+    """A loss of this value whose `backward()` lets a sink deliver its gradients."""
+    import torch
+
+    class Delivery(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, given: Any) -> Any:
+            return given.clone()
+
+        @staticmethod
+        def backward(ctx: Any, factor: Any) -> Any:
+            sink.deliver(factor)
+
+    return Delivery.apply(value.detach().requires_grad_())
 
 
 class Dropped(Sink):

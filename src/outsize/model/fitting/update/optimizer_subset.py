@@ -37,13 +37,34 @@ def why_not_one_by_one(optimizer: Any) -> str | None:
     return None
 
 
-def require_plain_step(optimizer: Any) -> None:
-    """An `InputError` where a step needs the loss again and again."""
-    needed = inspect.signature(type(optimizer).step).parameters.get("closure")
-    if needed is not None and needed.default is inspect.Parameter.empty:
+def needs_closure(optimizer: Any) -> bool:
+    """True where a step computes the loss again and again."""
+    needed = inspect.signature(type(optimizer).step).parameters.get("closure") if optimizer is not None else None
+    return needed is not None and needed.default is inspect.Parameter.empty
+
+
+def hold_for_closure(optimizer: Any) -> Any:
+    """Memory as much as such an optimizer takes beside parameters and gradients, once its history is full.
+
+    L-BFGS keeps two vectors a step of its history; direction, gradients and the trials of a line search are at most twelve.
+    """
+    import torch
+
+    group = optimizer.param_groups[0]
+    count = sum(parameter.numel() for parameter in group["params"])
+    first = group["params"][0]
+    return torch.empty(((2 * group["history_size"] + 12) * count,), dtype=first.dtype, device=first.device)
+
+
+def require_plain_step(optimizer: Any, own_step: bool) -> None:
+    """An `InputError` where a step needs the loss again and again, and nobody can run it or say what it holds."""
+    import torch
+
+    if needs_closure(optimizer) and not (own_step and isinstance(optimizer, torch.optim.LBFGS)):
         raise InputError(
             f"{type(optimizer).__name__}.step needs a closure that computes the loss several times a step: fit runs one forward "
             "and backward pass a step, so use an optimizer that needs no more, such as AdamW"
+            + (", or own_step=True" if isinstance(optimizer, torch.optim.LBFGS) else "")
         )
 
 

@@ -14,7 +14,7 @@ from outsize.core.errors import InputError
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.evicted import EvictedStorages
 from outsize.model.fitting.move.out_of_memory import clear_up, is_out_of_memory
-from outsize.model.fitting.move.stored_tensor import StoredTensor
+from outsize.model.fitting.move.stores import StoredTensor
 from outsize.model.fitting.move.units import sizeof
 from outsize.model.fitting.update.clip_and_scale import clip_factor
 from outsize.model.fitting.update.gradient_sink import Sink
@@ -55,8 +55,8 @@ class Update(Sink):
         self.clip = clip
         self.scaler = scaler
         self.listens = choice.in_backward or choice.gradients_away
-        self.safe = why_not_one_by_one(optimizer) is None and scaler is None
-        """An update that fails half way is taken back."""
+        self._one_by_one = why_not_one_by_one(optimizer) is None
+        self.safe = self._one_by_one and scaler is None
         self._streamed = streamed
         self._known = list(model.parameters())
         """The model's parameters."""
@@ -87,10 +87,6 @@ class Update(Sink):
         if self.evicted.real and self.choice.state_away:
             own_memory(self.optimizer)
         self._send_state()
-
-    def scale(self, loss: Any) -> Any:
-        """As the user's scaler does."""
-        return loss if self.scaler is None else self.scaler.scale(loss)
 
     def accumulated(self, parameter: Any, holder: Any) -> None:
         """It waits for others, or goes."""
@@ -160,6 +156,16 @@ class Update(Sink):
             self._whole()
             self._changed = False
             return
+        self._update_groups(parameters)
+
+    def update_own(self) -> bool:
+        parameters = [parameter for parameter in parameters_of(self.optimizer) if parameter.grad is not None]
+        grouped = self._one_by_one and not self._roomy(parameters)
+        if grouped:
+            self._update_groups(parameters)
+        return grouped
+
+    def _update_groups(self, parameters: list[Any]) -> None:
         groups = list(in_runs(parameters, room_for(parameters)))
         for group, following in itertools.pairwise([*groups, []]):
             self._again(self._fetch, group)

@@ -1,13 +1,20 @@
-"""What an update changes, as it was.
+"""A step happens as a whole or not at all: what it changes, as it was before.
 
-In: parameters, their optimizer, and a way to copy tensors. Out: an `UndoRecord` of each, from which a step that fails is taken
-back: values go into the same tensors, state that was not there is gone.
+In: parameters, their optimizer, and a way to copy tensors; what a forward pass changes; interrupts. Out: an `UndoRecord` of each
+parameter, from which an update that fails is taken back (values go into the same tensors, state that was not there is gone), a
+`Snapshot` of random state and buffers, and `Interrupts`: a Ctrl-C in the middle of an update waits until the update is whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from outsize.model.fitting.update.optimizer_subset import copy_all
+from outsize.model.torch_port.objects import buffer_table
 
 
 class UndoRecord:
@@ -47,3 +54,65 @@ class UndoRecord:
             optimizer.state[parameter] = {name: value for name, (value, _) in self._state.items()}
         else:
             optimizer.state.pop(parameter, None)
+
+
+def written_buffers(written: dict[Any, tuple[str, ...]]) -> list[Any]:
+    """The buffers of these names, by module."""
+    return [buffer_table(module)[name] for module, names in written.items() for name in names]
+
+
+class Snapshot:
+    """Random state and written buffers before a step."""
+
+    def __init__(self, work: Any) -> None:
+        import torch
+
+        self._random = torch.random.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state() if work.device == "cuda" else None
+        self._sources = [(source, source.get_state()) for source in work.sources]
+        buffers = written_buffers(work.written)
+        self._buffers = list(zip(buffers, copy_all(buffers), strict=True))
+
+    def restore(self) -> None:
+        """Put them back."""
+        import torch
+
+        torch.random.set_rng_state(self._random)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda)
+        for source, state in self._sources:
+            source.set_state(state)
+        with torch.no_grad():
+            for buffer, copy in self._buffers:
+                buffer.copy_(copy)
+
+
+class Interrupts:
+    """Those that came while they were held back."""
+
+    def __init__(self) -> None:
+        self._came: tuple[Any, ...] = ()
+        self._handler: Any = None
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Note an interrupt instead of raising it; only the main thread gets any."""
+        handler = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or not callable(handler):
+            yield
+            return
+        self._handler = handler
+        signal.signal(signal.SIGINT, self._note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, handler)
+
+    def _note(self, *came: Any) -> None:
+        self._came = came
+
+    def let_go(self) -> None:
+        """Now it may do what it was meant to."""
+        came, self._came = self._came, ()
+        if came:
+            self._handler(*came)

@@ -35,7 +35,7 @@ class UpdateOnCard(Sink):
         self._weights = weights
         self._state = state
         self._mover = mover
-        self._ring = Ring(mover, room)
+        self._ring = Ring(mover.empty(aligned(room)))
         self._real = mover.real
         self._few = few
         self._coming: dict[int, Lease] = {}

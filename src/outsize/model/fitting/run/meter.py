@@ -1,0 +1,103 @@
+"""What a step really holds, by the account of torch's own allocator.
+
+In: the tensors that are there when a window begins. Out: the highest moment of the window in bytes. A card's allocator keeps
+statistics; the CPU's tells of every block that it hands out and takes back. Nothing of the plan's arithmetic is in these
+numbers, so they show what the plan has missed: the scratch of a kernel, a user's own optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from outsize.model.fitting.move import evicted
+from outsize.model.torch_port.objects import key_of, start_allocator_events, stop_allocator_events, storage_key
+
+STATE = 5056
+"""Bytes of the state of the CPU's generator: whoever runs a module twice keeps some, which no plan counts."""
+
+
+class Meter:
+    """Measures one window after the other."""
+
+    def __init__(self, kind: str) -> None:
+        """`kind`: that of the device; empty where nothing is measured."""
+        self.open = False
+        """A window is open."""
+        self._kind = kind
+        self._total = self._peak = 0
+        self._old: dict[int, int] = {}
+        """Storage -> bytes, where the allocator had handed them out before it was listened to: it does not tell of their end."""
+        self._renewed: dict[int, int] = {}
+        """Storage -> its address, where it was emptied and filled again in a window."""
+
+    def begin(self, held: Callable[[], Iterable[Any]], reset: bool = True) -> bool:
+        """A window begins, with the tensors that `held` gives; False where one is open. `reset`: a card counts from now."""
+        import torch
+
+        if self.open or not self._kind:
+            return False
+        if self._kind == "cuda":
+            if reset:
+                torch.cuda.reset_peak_memory_stats()
+            self.open = True
+            return True
+        storages = {key_of(storage): storage for tensor in held() for storage in (tensor.untyped_storage(),)}
+        self._total = self._peak = sum(storage.nbytes() for storage in storages.values())
+        self._old = {
+            key: storage.nbytes()
+            for key, storage in storages.items()
+            if storage.nbytes() and self._renewed.get(key) != storage.data_ptr()
+        }
+        evicted.listeners.append(self._resized)
+        evicted.before_emptied.append(self._before_emptied)
+        self._listen()
+        return self.open
+
+    def flush(self, *_: Any) -> None:
+        """Add up what has come so far: the notes of a whole step would take memory themselves."""
+        if self.open and self._kind == "cpu":
+            self._add_up()
+            self._listen()
+
+    def end(self) -> int | None:
+        """The window's peak; None where nothing was measured."""
+        import torch
+
+        if not self.open:
+            return None
+        self.open = False
+        if self._kind == "cuda":
+            return int(torch.cuda.max_memory_reserved())
+        self._add_up()
+        self._leave()
+        return self._peak
+
+    def _listen(self) -> None:
+        """To the allocator, unless somebody else does already."""
+        self.open = start_allocator_events()
+        if not self.open:
+            self._leave()
+
+    def _leave(self) -> None:
+        evicted.listeners.remove(self._resized)
+        evicted.before_emptied.remove(self._before_emptied)
+
+    def _add_up(self) -> None:
+        for change in stop_allocator_events():
+            self._total += change if abs(change) != STATE else 0
+            self._peak = max(self._peak, self._total)
+
+    def _before_emptied(self, tensor: Any) -> None:
+        """The allocator would complain of a block of which it has not told."""
+        if storage_key(tensor) in self._old:
+            self._add_up()
+
+    def _resized(self, tensor: Any) -> None:
+        """A storage was emptied or filled again."""
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            self._renewed[key_of(storage)] = storage.data_ptr()
+        elif key_of(storage) in self._old:
+            self._total -= self._old.pop(key_of(storage))
+            self._listen()
