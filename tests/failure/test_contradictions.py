@@ -4,7 +4,8 @@ import re
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from effort import examples
+from hypothesis import given
 
 from outsize.core.failure import CauseName, Failure
 from outsize.core.memory import Limit
@@ -79,6 +80,7 @@ def check(case):
     assert all(cause.certain or cause.decide for cause in causes if cause is not diagnosis.cause)
     for cause in causes:
         assert ": 0 B are missing" not in cause.text and "held 0 B" not in cause.text and "None" not in cause.text
+    assert diagnosis.remedies or diagnosis.cause.name == CauseName.WARNING
     for remedy in diagnosis.remedies:
         assert remedy.saves is None or remedy.saves > 0
     saves = [remedy.saves or 0 for remedy in diagnosis.remedies]
@@ -127,9 +129,11 @@ def check_framework(case, advice):
         assert 'outsize.open("x.npy")   # then' not in advice
     if not case.framework.python:
         assert "outsize run" not in advice
+    if "outsize.fit" in advice:
+        assert (case.failure.device or "cpu").partition(":")[0] in ("cpu", "cuda", "hip")
 
 
-@settings(max_examples=1500, deadline=None)
+@examples(1600)
 @given(failures(), machines(), st.booleans(), st.sampled_from([None, "pytorch"]))
 def test_no_diagnosis_contradicts_its_facts(failure, machine, watched, library):
     reading = None

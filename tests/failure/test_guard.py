@@ -4,13 +4,14 @@ import gc
 import subprocess
 import sys
 import textwrap
+import threading
 import weakref
 
 import numpy as np
 import pytest
 
 import outsize
-from outsize.failure.live import live_arrays
+from outsize.failure.live import arrays_of_thread, live_arrays
 
 HUGE = 10**13
 
@@ -190,3 +191,30 @@ def test_functions_that_wait_or_yield_are_guarded_for_all_of_their_run():
         @outsize.guard
         async def both():
             yield 1
+
+
+def test_the_arrays_that_a_running_thread_can_name_are_found_and_not_held():
+    ready, done = threading.Event(), threading.Event()
+    followed = []
+
+    def work():
+        here, kept = np.ones(2**18), {"old": [np.ones(2**19)]}
+        owner, fixture = Holder(), np.ones(2**20)
+        owner.array = np.ones(2**21)
+        followed.append((weakref.ref(owner), fixture, weakref.ref(here), kept is None))
+        ready.set()
+        done.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    ready.wait()
+    owner, fixture, here, _ = followed[0]
+    names = [part.name for part in arrays_of_thread(thread.ident, without=[fixture])]
+    done.set()
+    thread.join()
+    assert [name.split(":")[1].split(" in ")[0].strip() for name in names] == [
+        "`owner.array`",
+        "`kept['old'][0]`",
+        "`here`",
+    ]
+    assert owner() is None and here() is None

@@ -85,8 +85,11 @@ KILLS = {
     """,
     "the parent, not its workers": """
         import multiprocessing
+        def outlive():
+            while not pathlib.Path("why.json").exists():
+                time.sleep(0.1)
         if __name__ == "__main__":
-            workers = [multiprocessing.Process(target=time.sleep, args=(20,), daemon=True) for _ in range(3)]
+            workers = [multiprocessing.Process(target=outlive, daemon=True) for _ in range(3)]
             [worker.start() for worker in workers]
             grow()
     """,
@@ -148,8 +151,8 @@ def test_a_worker_of_a_loader_is_named_and_fewer_workers_are_advised(tmp_path, l
 FORWARD = """
 import torch
 note()
-layers = [torch.nn.Linear(2000, 2000) for _ in range(40)]
-x = torch.ones(4000, 2000)
+layers = [torch.nn.Linear(200, 200) for _ in range(40)]
+x = torch.ones(40000, 200)
 for layer in layers:
     x = torch.relu(layer(x))
     time.sleep(0.02)
@@ -190,3 +193,35 @@ def test_the_peak_is_the_kernels_own_even_where_no_reading_saw_it(tmp_path):
     answer = subprocess.run(line, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     (said,) = re.findall(r"peak of at least ([0-9.]+) MiB", answer.stderr)
     assert 400 <= float(said) < 450
+
+
+def test_a_program_that_goes_on_without_a_killed_process_is_told(tmp_path):
+    code = """
+        pid = os.fork()
+        if pid == 0:
+            grow()
+            os._exit(0)
+        os.waitpid(pid, 0)
+    """
+    why, done = run(tmp_path, code, 200)
+    assert done.returncode == 0 and why["cause"]["name"] == "limit"
+    assert why["failure"]["pid"] == int((tmp_path / "victim").read_text())
+
+
+def test_what_a_victim_held_is_not_what_its_parent_holds(tmp_path):
+    code = """
+        kept = np.ones(150 * 2**17)
+        pid = os.fork()
+        if pid == 0:
+            del kept
+            grow()
+        sys.exit(os.waitpid(pid, 0)[1] != 0)
+    """
+    why, _ = run(tmp_path, code, 400)
+    assert why["failure"]["extra"]["anon_rss_bytes"] < 390 * MiB
+
+
+def test_a_limit_on_data_that_was_inherited_is_told_as_a_limit(tmp_path):
+    why, _ = run(tmp_path, "kept = [np.ones(20 * 2**17) for _ in range(60)]", 2000, before="ulimit -d 500000;")
+    assert why["cause"]["name"] == "address space" and "ulimit -d" in why["cause"]["text"]
+    assert "ulimit -d unlimited" in why["remedies"][0]["how"]

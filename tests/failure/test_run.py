@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import cgroup
 import pytest
@@ -12,10 +14,10 @@ import pytest
 from outsize.core.footprint import Moment
 from outsize.failure.ending import _tell_story
 from outsize.failure.explain import explain
-from outsize.failure.run import build_command
-from outsize.failure.stacks import user_line
-from outsize.failure.watched import Watched, growth_by_line
-from outsize.monitor import ProcessReading, TreeReading, read_tree
+from outsize.monitor import ProcessReading, TreeReading, read_tree, stacks
+from outsize.monitor.launch import CHILD, build_command
+from outsize.monitor.stacks import user_line
+from outsize.monitor.watched import Watched, growth_by_line
 
 GROW = """
 import time
@@ -132,6 +134,36 @@ def test_the_growing_line_is_the_users_own():
         '  File "/home/me/train.py", line 7 in load\n  File "/home/me/train.py", line 20 in <module>\n'
     )
     assert user_line(stack) == "/home/me/train.py:7 in load"
+
+
+LINES = {
+    "in Python": "while True:\n    x = 1\n",
+    "waiting": "import time\nprint(time.sleep(60))\n",
+    "inside C": "import itertools, collections\ncollections.deque(itertools.count(), 0)\n",
+}
+
+
+@pytest.mark.parametrize("where", LINES)
+def test_a_program_says_its_line_and_is_asked_from_c_only_inside_c(tmp_path, where, monkeypatch):
+    """Python writes its own stack where it can: one that C code reads while Python changes it ends the program."""
+    program = tmp_path / "program.py"
+    program.write_text("import os\nopen('ready', 'w')\n" + LINES[where])
+    sent = []
+    kill = os.kill
+    monkeypatch.setattr(stacks.os, "kill", lambda pid, number: (sent.append(number), kill(pid, number)))
+    environment = os.environ | {"OUTSIZE_RUN_FOLDER": str(tmp_path), "PYTHONPATH": CHILD}
+    child = subprocess.Popen([sys.executable, str(program)], cwd=tmp_path, env=environment)
+    try:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        monkeypatch.chdir(tmp_path)
+        found = {stacks.ask_line(read_tree(child.pid), tmp_path) for _ in range(40)}
+        assert child.poll() is None
+        assert any(f"program.py:{line} in <module>" in found for line in (3, 4))
+        assert (signal.SIGWINCH in sent) == (where == "inside C")
+    finally:
+        child.kill()
+        child.wait()
 
 
 def test_growth_belongs_to_the_line_that_grew_while_it_was_watched():

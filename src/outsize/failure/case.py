@@ -20,18 +20,38 @@ from outsize.core.noun import Known
 from outsize.core.spec import Spec
 from outsize.failure.framework import ALLOCATOR_SETTINGS, BITWISE, VARIABLES, Framework, framework
 from outsize.failure.message.clean import clean
+from outsize.failure.work import Work, evaluates, work_of
 
 CONTEXT = 3 * 2**29
 """Bytes that a CUDA context, its libraries and a desktop may hold beside an allocator before we speak of another process."""
+PAGES = 1 << 16
+"""Bytes that an allocation of whole pages may take beside what was asked for."""
+
 SMALL = 64 * 2**20
 """A request below this many bytes is never the whole story."""
 
 _EXPANDABLE = re.compile(
     r"(?<!try setting )(?<!try setting `)PYTORCH_(?:CUDA_|"
-    r"HIP_)?ALLOC_CONF\W{1,8}expandable_segments:True",
+    r"HIP_|NPU_)?ALLOC_CONF\W{1,8}expandable_segments:True",
     re.IGNORECASE,
 )
-NVIDIA_SMI = "`nvidia-smi` on that machine, or `outsize memory`: who holds the card"
+_DENSE = re.compile(r"\.toarray\(|\.todense\(|_process_toarray|get_dummies|OneHotEncoder|one_hot|onehot", re.IGNORECASE)
+_WEIGHTS = re.compile(
+    r"node:? ?[^\n]{0,120}?(?:/weights\b|/kernel\b|Initializer|/Adam|/Momentum|RestoreV2|embeddings?/)", re.IGNORECASE
+)
+_SHARDS = re.compile(r"Loading checkpoint shards|Loading pipeline components|\bfrom_pretrained\(|Loading model weights")
+_FRAMES = re.compile(r"pandas[/\\]core[/\\]|\bpd\.(?:merge|concat|pivot\w*|read_\w+)\(|\bdf\d?\.merge\(")
+_BUILD = re.compile(
+    r"The command '/bin/sh -c|^#[0-9]{1,4} [0-9]+\.[0-9]+ |\bdocker build\b|executor failed running", re.MULTILINE
+)
+_OTHER_TOOLS = re.compile(
+    r"\bnpm ERR|\byarn\b|\bpnpm\b|\bwebpack\b|\bcargo\b|\brustc\b|\bg\+\+|\bcc1plus|\bninja\b|\bgradle\b|\bmvn\b"
+)
+_WINDOWS = re.compile(
+    r"WinError|\b[A-Z]:\\|\.\.\\|\w\.(?:dll|bat)\b|: bad allocation\b|\bWindows 1[01]\b", re.IGNORECASE
+)
+_PYTHON = re.compile(r'File "|\bpython|\.py\b|MemoryError|>>>|\.ipynb', re.IGNORECASE)
+"""What shows that a C++ library failed inside a Python program."""
 DMESG = (
     "`dmesg -T | grep -i 'killed process'` (or `journalctl -k`), and `memory.events` of the container: an oom_kill "
     "there settles it"
@@ -110,10 +130,40 @@ class Case:
 
     @cached_property
     def gap(self) -> int | None:
-        """Bytes that were missing beyond what was free."""
-        if self.need is None or self.failure.free_bytes is None:
+        """Bytes that were missing beyond what was free; the last few pages of a device cannot be had in one piece."""
+        need, free = self.need, self.failure.free_bytes
+        if need is None or free is None:
             return None
-        return max(0, self.need - self.failure.free_bytes)
+        total, held = self.failure.total_bytes or 0, self.held or 0
+        full = free < SMALL or (held > 0.9 * total > 0 and free < total // 50)
+        last = self.on_device and full and need <= free < need + max(SMALL // 4, total // 200)
+        return need if last else max(0, need - free)
+
+    @cached_property
+    def tool(self) -> str:
+        """The command that lists who is on the device."""
+        place = (self.failure.device or "").partition(":")[0]
+        return _TOOLS.get(place, "nvidia-smi")
+
+    @property
+    def who_holds(self) -> str:
+        """What decides whether others hold the device."""
+        return f"`{self.tool}` on that machine, or `outsize memory`: who holds the card"
+
+    @cached_property
+    def torch_module(self) -> str:
+        """Where PyTorch keeps what belongs to the device; a HIP device is `torch.cuda` there."""
+        place = (self.failure.device or "").partition(":")[0]
+        return f"torch.{place}" if place in ("xpu", "npu") else "torch.cuda"
+
+    @cached_property
+    def passes_limit(self) -> bool:
+        """True where what is held and what was asked for pass the limit that the message states, as exactly as it prints
+        them."""
+        limit, need, held = self.failure.limit_bytes, self.need, self.held
+        if limit is None or need is None or held is None or limit >= 2**57:
+            return False
+        return held + need > limit - _rounding(limit) - _rounding(held)
 
     @cached_property
     def unused(self) -> int | None:
@@ -124,6 +174,9 @@ class Case:
     @cached_property
     def half_of_batch(self) -> int | None:
         """Bytes of the tensor that half the batch would not need; 0 where its first axis cannot be halved."""
+        shape = self.failure.shape
+        if self.makes_weights or (shape and shape[0] == 1):
+            return 0
         if self.spec is None:
             return None
         return self.spec.bytes // 2 if self.spec.shape and self.spec.shape[0] > 1 else 0
@@ -171,7 +224,7 @@ class Case:
         if self.need is None:
             full = limit.name.startswith("ulimit") and limit.available < max(2 * SMALL, limit.bytes // 16)
             return limit if full else None
-        return limit if limit.available < self.need else None
+        return limit if limit.available < self.need + PAGES else None
 
     @cached_property
     def outside(self) -> int | None:
@@ -218,23 +271,113 @@ class Case:
         """True where a device's memory ran out, as far as is known."""
         return not self.on_host and (self.failure.device is not None or self.framework.accelerated)
 
+    @cached_property
+    def work(self) -> Work:
+        """What the text shows was being done."""
+        return work_of(self.text)
+
+    @cached_property
+    def evaluates(self) -> bool:
+        """True where the traceback goes through a function that evaluates."""
+        return evaluates(self.text)
+
+    @cached_property
+    def has_line(self) -> bool:
+        """True where a traceback already shows the line."""
+        return (
+            re.search(
+                r'File "[^"\n]{1,300}", line [0-9]|^[ \t]+\S[^\n]*\(.*\n\s*(?:\w+\.)*MemoryError', self.text, re.M
+            )
+            is not None
+        )
+
+    @cached_property
+    def on_windows(self) -> bool:
+        """True where the text shows that it happened on Windows."""
+        return self.failure.framework == "windows" or _WINDOWS.search(self.text) is not None
+
+    @cached_property
+    def makes_dense(self) -> bool:
+        """True where the text shows that something sparse was being written out with all its zeros."""
+        return self.on_host and _DENSE.search(self.text) is not None
+
+    @cached_property
+    def in_frames(self) -> bool:
+        """True where the traceback goes through pandas."""
+        return _FRAMES.search(self.text) is not None
+
+    @cached_property
+    def loads_shards(self) -> bool:
+        """True where the weights of a model were being read into RAM."""
+        return _SHARDS.search(self.text) is not None
+
+    @cached_property
+    def in_image_build(self) -> bool:
+        """True where it happened while an image was built."""
+        return _BUILD.search(self.text) is not None
+
+    @cached_property
+    def ranks_on_one_card(self) -> int:
+        """How many other processes look like ranks of the same job that opened this card too: nothing but a context each."""
+        small = [size for _, size in self.strangers if size < CONTEXT]
+        alike = len(small) >= 2 and max(small) - min(small) <= 0.1 * max(small)
+        return len(small) if alike and re.search(r"\brank ?[0-9]|\[rank[0-9]|torchrun|local_rank", self.text) else 0
+
     @property
     def may_be_python(self) -> bool:
-        """False where the program is known not to be Python's, so that nothing of Outsize can run it."""
+        """False where the program is known not to be Python's, or not on Linux, so that nothing of Outsize can run it."""
         name = (self.failure.process or "python").lower()
+        if self.on_windows or self.in_image_build or _OTHER_TOOLS.search(self.text) is not None:
+            return False
+        if self.format == "bad-alloc" and _PYTHON.search(self.text) is None:
+            return False
         return self.framework.python and any(word in name for word in ("python", "ray::", "jupyter", "pt_", "torchrun"))
+
+    @cached_property
+    def makes_weights(self) -> bool:
+        """True where the tensor of a graph is a weight, or an optimizer's: no batch makes it smaller."""
+        return self.in_graph and _WEIGHTS.search(self.text) is not None
+
+    @cached_property
+    def weights_of_graph(self) -> int | None:
+        """Bytes of a weight that did not fit; 0 where it is none."""
+        return self.need if self.makes_weights else 0
+
+    @property
+    def in_graph(self) -> bool:
+        """True where the tensor is one of a graph: what the user cuts is the batch, not the tensor."""
+        return self.failure.framework == "tensorflow" and self.on_device
 
     @property
     def on_torch(self) -> bool:
         """True where PyTorch computes, on whatever device, and not one of its loader's workers."""
-        pytorch = "pytorch" in (self.failure.framework, self.library)
+        pytorch = "pytorch" in (self.failure.framework, self.library) and self.format not in ("shm-map", "pinned")
         return pytorch and self.failure.process != "DataLoader worker" and not self.failure.extra.get("shared_memory")
+
+    @property
+    def can_be_fitted(self) -> bool:
+        """True where `outsize.fit` runs: PyTorch on Linux, on a CPU or a CUDA or HIP device, and a model that is trained."""
+        place = (self.failure.device or "cpu").partition(":")[0]
+        fits = self.work in (Work.TRAINS, Work.UNKNOWN)
+        return self.on_torch and place in ("cpu", "cuda", "hip") and fits and not self.on_windows
 
     @property
     def on_torch_gpu(self) -> bool:
         """True for PyTorch's caching allocator on a CUDA, HIP or XPU device."""
         device = self.failure.device or ""
         return self.failure.framework == "pytorch" and device.split(":")[0] in {"cuda", "hip", "xpu", "npu"}
+
+
+_TOOLS = {
+    "hip": "rocm-smi", "xpu": "xpu-smi ps", "npu": "npu-smi info", "mps": "Activity Monitor", "metal": "Activity Monitor",
+    "vulkan": "nvtop", "dml": "Task Manager",
+}  # fmt: skip
+
+
+def _rounding(size: int) -> int:
+    """Half of the last digit with which PyTorch prints a size: 1.05 GiB may be 5 MiB less."""
+    unit = max(0, (size.bit_length() - 1) // 10 * 10)
+    return (1 << unit) // 200
 
 
 def process_settings() -> dict[str, str]:
@@ -250,9 +393,9 @@ def pair_of_long_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
     return long[0], long[1]
 
 
-def make_cause(name: CauseName, text: str, certain: bool = True, decide: str = "") -> Cause:
-    """A cause; `decide` belongs to one that is not certain."""
-    return Cause(name=name, text=text, certain=certain, decide=decide)
+def make_cause(name: CauseName, text: str, certain: bool | None = None, decide: str = "") -> Cause:
+    """A cause; one that something would still decide is not certain, unless it says so."""
+    return Cause(name=name, text=text, certain=not decide if certain is None else certain, decide=decide)
 
 
 def make_remedy(

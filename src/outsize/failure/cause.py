@@ -7,37 +7,16 @@ split segments: that is what makes `free + unused >= request` mean fragmentation
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
-from outsize.failure.case import NVIDIA_SMI, SMALL, Case, make_cause
-from outsize.failure.cause_device import (
-    bfc_fragmentation,
-    fraction,
-    fragmentation,
-    graph_pools,
-    kv_cache,
-    other_process,
-    others_too,
-    prealloc,
-    refused_though_free,
-    tpu,
-    watermark,
-)
-from outsize.failure.cause_host import (
-    broadcast,
-    container_kill,
-    heap,
-    machine_kill,
-    outer_product,
-    rlimit,
-    shared_memory,
-    signal,
-    small_request,
-)
+from outsize.failure import cause_device, cause_host
+from outsize.failure.case import SMALL, Case, make_cause
 
 Rule = Callable[[Case], Cause | None]
+LARGEST_CARD = 300 * 2**30
+"""Bytes that no single device of today has."""
 
 
 def impossible(case: Case) -> Cause | None:
@@ -48,8 +27,7 @@ def impossible(case: Case) -> Cause | None:
     return make_cause(
         CauseName.IMPOSSIBLE,
         f"{asked:,} bytes were asked for, more than any machine can address: a length wrapped below zero, "
-        f"overflowed, or "
-        "was read from corrupt or misaligned data. More memory will not help.",
+        "overflowed, or was read from corrupt or misaligned data. More memory will not help.",
     )
 
 
@@ -64,6 +42,18 @@ def warning_only(case: Case) -> Cause | None:
     )
 
 
+def hardly_meant(case: Case) -> Cause | None:
+    """More than nearly every machine has, in one piece whose shape nobody named."""
+    if case.need is None or case.need < 2**43 or case.failure.shape is not None:
+        return None
+    return make_cause(
+        CauseName.IMPOSSIBLE,
+        f"One request of {said(case.need)} is more than nearly any machine has: a length was probably read from corrupt "
+        "or misaligned data, or overflowed. More memory will not help.",
+        decide="print the length, or the size of the picture or file, just before the call",
+    )
+
+
 def larger_than_device(case: Case) -> Cause | None:
     """The request alone passes the capacity, or the cap."""
     need, total, limit = case.need, case.failure.total_bytes, case.failure.limit_bytes
@@ -73,19 +63,20 @@ def larger_than_device(case: Case) -> Cause | None:
         return make_cause(
             CauseName.LARGER_THAN_DEVICE,
             f"One request of {said(need)} is larger than all of {place_of(case)} ({said(total)}): nothing that "
-            f"frees memory can help, "
-            "the tensor itself has to become smaller or be worked on in pieces.",
+            "frees memory can help, the tensor itself has to become smaller or be worked on in pieces.",
         )
-    if (
-        case.on_host
-        and case.reading is not None
-        and need > (case.reading.host.total or 2**63) + case.reading.swap_total
-    ):
+    if total is None and case.on_device and need > LARGEST_CARD:
+        return make_cause(
+            CauseName.LARGER_THAN_DEVICE,
+            f"One request of {said(need)} is larger than any card: nothing that frees memory can help, the array itself has to "
+            "become smaller or be worked on in pieces.",
+        )
+    here = None if case.reading is None else (case.reading.host.total or 2**63) + case.reading.swap_total
+    if case.on_host and here is not None and need > here:
         return make_cause(
             CauseName.LARGER_THAN_MACHINE,
-            f"One request of {said(need)} is larger than all the RAM and swap here "
-            f"({said((case.reading.host.total or 0) + case.reading.swap_total)}): "
-            "it has to become smaller or be worked on in pieces.",
+            f"One request of {said(need)} is larger than all the RAM and swap here ({said(here)}): it has to become "
+            "smaller or be worked on in pieces.",
         )
     if limit is not None and need > limit and case.format not in {"tpu-hbm"} and limit < 2**57:
         return make_cause(
@@ -98,11 +89,11 @@ def larger_than_device(case: Case) -> Cause | None:
 def true_need(case: Case) -> Cause | None:
     """The program holds what it asked for."""
     need, free, held = case.need, case.failure.free_bytes, case.held
-    if need is not None and free is not None and need <= free:
+    if case.gap == 0:
         return None
     if need is not None and free is not None and held is not None:
         small = f" The {said(need)} asked for last only tipped it over." if need < 0.05 * held else ""
-        missing = max(0, need - free - (case.slack or 0))
+        missing = max(0, (case.gap or 0) - (case.slack or 0))
         counted = (
             f"{said(missing)} are missing even if all its unused cache counted"
             if missing
@@ -114,13 +105,29 @@ def true_need(case: Case) -> Cause | None:
             f"{said(case.failure.total_bytes)} and {said(need)} more do not fit: {counted}.{small}"
             if case.on_torch_gpu and case.failure.allocated_bytes is not None
             else f"{said(held)} are in use, {said(free)} free, and {said(need)} were asked for: "
-            f"{said(max(0, need - free))} are missing.",
+            f"{said(case.gap)} are missing.",
+        )
+    total = case.failure.total_bytes
+    if need is not None and free is None and held is not None and total is not None and held + need > total:
+        return make_cause(
+            CauseName.TRUE_NEED,
+            f"{said(held)} of {said(total)} are held by the framework's allocator, and {said(need)} more do not fit.",
+        )
+    limit, used = case.failure.limit_bytes, case.failure.allocated_bytes
+    if need is None and limit is not None and used is not None and limit >= used > 0.98 * limit:
+        return make_cause(
+            CauseName.TRUE_NEED,
+            f"{said(used)} of the {said(limit)} that the allocator may have were in use: it was full.",
+        )
+    if need is not None and limit is not None and used is not None and limit >= used > limit - need:
+        return make_cause(
+            CauseName.TRUE_NEED,
+            f"{said(used)} of the {said(limit)} that the allocator may have were in use, and {said(need)} more do not fit.",
         )
     if need is not None and free is not None:
         return make_cause(
             CauseName.TRUE_NEED,
-            f"{said(need)} were asked for and {said(free)} could be had: {said(max(0, need - free))} are missing.",
-            certain=False,
+            f"{said(need)} were asked for and {said(free)} could be had: {said(case.gap)} are missing.",
             decide="how much the process itself holds: `outsize.guard()` says",
         )
     return None
@@ -129,18 +136,22 @@ def true_need(case: Case) -> Cause | None:
 def unsaid(case: Case) -> Cause | None:
     """The message does not decide."""
     need = f"{said(case.need)} could not be had" if case.need is not None else "Memory could not be had"
-    where = "RAM" if case.on_host else place_of(case)
+    program = case.extra("total_program_bytes")
+    whole = (
+        "" if program is None else f" The compiled program takes {said(program)} in all, arguments and results counted."
+    )
+    somewhere = case.failure.device is None and not case.on_host and not case.on_device
+    where = "RAM" if case.on_host else "a place that the message does not name" if somewhere else place_of(case)
     if case.failure.framework == "jax" or case.failure.framework == "tensorflow":
         hint = "the program's own buffers against the allocator's limit: the BFC dump or `memory_analysis()`"
-    elif case.on_host:
+    elif case.on_host or somewhere:
         hint = "`outsize memory` on that machine: RAM available, container limit, `ulimit -v`"
         hint += "" if case.watched else "; or `outsize run`"
     else:
-        hint = "the rest of the message, `nvidia-smi`, or `outsize.guard()` around the line"
+        hint = f"the rest of the message, `{case.tool}`, or `outsize.guard()` around the line"
     return make_cause(
         CauseName.TRUE_NEED,
-        f"{need} from {where}; the message does not say what held the rest.",
-        certain=False,
+        f"{need} from {where}; the message does not say what held the rest.{whole}",
         decide=hint,
     )
 
@@ -148,25 +159,37 @@ def unsaid(case: Case) -> Cause | None:
 RULES: tuple[Rule, ...] = (
     impossible,
     warning_only,
-    shared_memory,
-    container_kill,
-    machine_kill,
-    kv_cache,
-    tpu,
-    watermark,
-    prealloc,
-    heap,
-    broadcast,
+    cause_host.shared_memory,
+    cause_host.pinned,
+    cause_host.mapping,
+    cause_host.address_space_check,
+    cause_host.fork,
+    cause_host.narrow_program,
+    cause_host.commit_limit,
+    cause_host.container_kill,
+    cause_host.machine_kill,
+    cause_device.kv_cache,
+    cause_device.small_program,
+    cause_device.tpu,
+    cause_device.watermark,
+    cause_device.prealloc,
+    cause_host.heap,
+    cause_host.broadcast,
+    hardly_meant,
     larger_than_device,
-    fragmentation,
-    fraction,
-    bfc_fragmentation,
-    refused_though_free,
-    other_process,
-    graph_pools,
-    rlimit,
-    small_request,
-    signal,
+    cause_device.fragmentation,
+    cause_device.fraction,
+    cause_device.own_share,
+    cause_device.bfc_fragmentation,
+    cause_device.refused_though_free,
+    cause_device.refused_block,
+    cause_device.driver_refused,
+    cause_device.weights_refused,
+    cause_device.other_process,
+    cause_device.graph_pools,
+    cause_host.rlimit,
+    cause_host.small_request,
+    cause_host.signal,
     true_need,
     unsaid,
 )
@@ -186,8 +209,9 @@ def find_causes(case: Case) -> tuple[Cause, ...]:
         if cause.certain:
             break
     first = found[0]
-    more = [outer_product(case), others_too(case)]
-    if first.name == CauseName.ALREADY_FULL or (not first.certain and first.name != CauseName.BROADCAST):
+    more = [cause_host.outer_product(case), cause_device.others_too(case)]
+    settled = first.certain or first.name in (CauseName.BROADCAST, CauseName.REFUSED, CauseName.IMPOSSIBLE)
+    if first.name == CauseName.ALREADY_FULL or not settled:
         more += _usual_suspects(case)
     for cause in more:
         if cause is not None and all(cause.name != other.name for other in found):
@@ -195,33 +219,19 @@ def find_causes(case: Case) -> tuple[Cause, ...]:
     return tuple(found)
 
 
-def _usual_suspects(case: Case) -> list[Cause]:
+def _usual_suspects(case: Case) -> Iterator[Cause]:
     """What else it is, as a rule, where the numbers leave it open."""
-    suspects = []
-    if case.failure.framework in {"tensorflow", "jax"} and (case.failure.device or "").startswith("cuda"):
-        suspects.append(
-            make_cause(CauseName.OTHER_PROCESS, "Another process holds part of the card.", False, NVIDIA_SMI)
-        )
+    if case.failure.framework in {"tensorflow", "jax"} and (case.failure.device or "cuda").startswith("cuda"):
+        yield make_cause(CauseName.OTHER_PROCESS, "Another process holds part of the card.", decide=case.who_holds)
     if case.on_host or case.failure.extra.get("signal") == "Killed":
-        suspects.append(
-            make_cause(
-                CauseName.LIMIT,
-                "A container, a job or `ulimit` allows less than the machine has.",
-                False,
-                "`outsize memory` inside that container or job",
-            )
-        )
-    if case.need is None or case.need < SMALL or case.growth:
+        text = "A container, a job or `ulimit` allows less than the machine has."
+        yield make_cause(CauseName.LIMIT, text, decide="`outsize memory` inside that container or job")
+    starts = case.failure.framework == "vllm"  # it takes its share of the card when it starts, once
+    if not starts and (case.need is None or case.need < SMALL or case.growth):
         grown = f" It grew by {said(case.growth)} in its last minute." if case.growth else ""
-        suspects.append(
-            make_cause(
-                CauseName.LEAK,
-                f"Something keeps what it should let go, step after step.{grown}",
-                False,
-                "memory after each step: flat is need, rising is a leak" + ("" if case.watched else " (`outsize run`)"),
-            )
-        )
-    return suspects
+        watch = "" if case.watched else " (`outsize run`)"
+        text = f"Something keeps what it should let go, step after step.{grown}"
+        yield make_cause(CauseName.LEAK, text, decide=f"memory after each step: flat is need, rising is a leak{watch}")
 
 
 def place_of(case: Case) -> str:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
-from outsize.failure.case import NVIDIA_SMI, Case, make_cause
+from outsize.failure.case import CONTEXT, SMALL, Case, make_cause
+from outsize.failure.work import Work
+
+_COMPUTES = re.compile(
+    r"\bin forward\b|\.backward\(|\.contiguous\(|\s@\s|\bF\.\w{1,30}\(|torch\.(?:cat|matmul|bmm|einsum|stack)\(|"
+    r"modules/(?!module)|\bbatch|for a while|\bsteps?\b|\biterations?\b"
+)
+"""Lines that compute: by then the program has filled the card itself."""
+_USES = (Work.INFERS, Work.PAINTS, Work.SERVES)
+"""Work in which the program itself fills the card as a rule."""
 
 
 def fragmentation(case: Case) -> Cause | None:
@@ -19,9 +30,13 @@ def fragmentation(case: Case) -> Cause | None:
     total = case.failure.total_bytes
     if (room or 0) >= need or (room or 0) + slack < need:
         return None
+    if (
+        total is not None and (case.failure.allocated_bytes or 0) > total
+    ):  # tensors alone are more than the card: lent RAM
+        return None
     if case.others is not None and case.others >= max(2 * slack, 0.1 * (total or 0)):
         return None
-    if slack < 0.05 * (total or (case.held or 0) + (room or 0)):
+    if slack < 0.08 * (total or (case.held or 0) + (room or 0)):
         return None  # enough for this request, but the next one meets the same end
     more = "" if room is None else f" and {said(room)} more could be had"
     return make_cause(
@@ -54,15 +69,29 @@ def fraction(case: Case) -> Cause | None:
     limit, need, free = case.failure.limit_bytes, case.need, case.failure.free_bytes
     if limit is None or limit >= 2**57 or not case.on_torch_gpu or case.format == "xpu-block":
         return None
-    if need is None or case.held is None or case.held + need <= limit:
+    if need is None or not (
+        case.passes_limit if free is not None and free >= need else (case.held or 0) + need > limit
+    ):
         return None
     also = "" if free is None or free < need else f", though {said(free)} of the card were free"
     return make_cause(
         CauseName.MEMORY_FRACTION,
         f"PyTorch was allowed {said(limit)} of the card and held {said(case.held)}; {said(need)} more would pass "
-        f"that limit{also}. "
-        "The limit is `set_per_process_memory_fraction`, not the card.",
+        f"that limit{also}. The limit is `set_per_process_memory_fraction`, not the card.",
         certain=free is None or free >= need,
+    )
+
+
+def own_share(case: Case) -> Cause | None:
+    """A share of the card that the framework keeps to, as its message says."""
+    share = case.failure.extra.get("fraction")
+    if not isinstance(share, float) or share >= 0.9:
+        return None
+    return make_cause(
+        CauseName.MEMORY_FRACTION,
+        f"{case.framework.title or case.failure.framework} keeps to {share:.0%} of the card (a setting of its own), and that "
+        "is full.",
+        decide=case.who_holds,
     )
 
 
@@ -78,8 +107,10 @@ def watermark(case: Case) -> Cause | None:
             f"Of the {said(limit)} allowed, {said(other)} are held outside PyTorch (Metal, other libraries) and "
             f"{said(held)} by it.",
         )
+    beside = f", other libraries {said(other)}" if other > 2**27 else ""
     return make_cause(
-        CauseName.TRUE_NEED, f"PyTorch holds {said(held)} of the {said(limit)} that its watermark allows on this Mac."
+        CauseName.TRUE_NEED,
+        f"PyTorch holds {said(held)}{beside} of the {said(limit)} that its watermark allows on this Mac.",
     )
 
 
@@ -94,21 +125,18 @@ def other_process(case: Case) -> Cause | None:
         return make_cause(
             CauseName.OTHER_PROCESS,
             f"Other processes hold {said(others)} of the card ({names}); this one holds {said(mine)}. {said(gap)} "
-            f"were missing: "
-            "without them it would have fitted.",
+            "were missing: without them it would have fitted.",
             certain=others >= mine or others - gap >= 2**30,
-            decide=NVIDIA_SMI,
+            decide=case.who_holds,
         )
-    if others >= gap and case.mine is not None and others > 0.1 * (case.failure.total_bytes or 0):
+    if others >= gap and case.mine is not None and others > max(CONTEXT // 2, 0.1 * (case.failure.total_bytes or 0)):
         return make_cause(
             CauseName.OTHER_PROCESS,
             f"{said(others)} of the card are held by nobody this message names: this process holds "
-            f"{said(case.mine)} of "
-            f"{said(case.failure.total_bytes)} and {said(case.failure.free_bytes)} were free. Another process, "
-            f"another user or "
-            "the desktop has the rest.",
+            f"{said(case.mine)} of {said(case.failure.total_bytes)} and {said(case.failure.free_bytes)} were free. "
+            "Another process, another user or the desktop has the rest.",
             certain=case.extra("process_in_use_bytes") is not None and others > 0.25 * (case.failure.total_bytes or 0),
-            decide=NVIDIA_SMI,
+            decide=case.who_holds,
         )
     return None
 
@@ -121,27 +149,20 @@ def others_too(case: Case) -> Cause | None:
     return make_cause(
         CauseName.OTHER_PROCESS,
         f"Other processes hold {said(case.others)} of the card: {enough}.",
-        certain=False,
-        decide=NVIDIA_SMI,
+        decide=case.who_holds,
     )
 
 
 def graph_pools(case: Case) -> Cause | None:
     """CUDA graphs keep what they captured."""
-    private, gap = case.extra("private_pool_bytes"), case.gap
-    if (
-        not case.on_torch_gpu
-        or private is None
-        or not gap
-        or private < max(gap, 0.1 * (case.failure.allocated_bytes or 0))
-    ):
+    private, gap, held = case.extra("private_pool_bytes"), case.gap, case.failure.allocated_bytes or 0
+    if not case.on_torch_gpu or private is None or not gap or private < max(gap, 0.1 * held):
         return None
     return make_cause(
         CauseName.GRAPH_POOLS,
         f"{said(private)} sit in the private pools of CUDA graphs, which no other allocation may use and which "
-        f"stay until the graphs "
-        f"are destroyed; {said(gap)} were missing.",
-        certain=private >= 0.25 * (case.failure.allocated_bytes or 1),
+        f"stay until the graphs are destroyed; {said(gap)} were missing.",
+        certain=private >= 0.25 * max(1, held),
         decide="run once without CUDA graphs (`mode='default'`, `--enforce-eager`): does it fit?",
     )
 
@@ -149,24 +170,68 @@ def graph_pools(case: Case) -> Cause | None:
 def refused_though_free(case: Case) -> Cause | None:
     """More was free than was asked for."""
     need, free = case.need, case.failure.free_bytes
-    if need is None or free is None or free < need or case.failure.framework == "vllm" or case.on_host:
+    if need is None or free is None or case.failure.framework == "vllm" or case.on_host:
+        return None
+    if case.gap:
         return None
     if case.format == "snapshot":
         return make_cause(
             CauseName.MEMORY_FRACTION,
             f"{said(need)} were refused while the driver still had {said(free)}: PyTorch did not ask it, because "
             f"`set_per_process_memory_fraction` allows little more than the {said(case.held)} it held.",
-            certain=False,
             decide="the exception's text: it then says how much was 'allowed'",
         )
     return make_cause(
         CauseName.REFUSED,
-        f"{said(need)} were refused while {said(free)} were free when the message was made. Something freed "
-        f"memory in between (another "
-        "process, a worker that died), or the driver could not map it (a limit on host memory or address space, "
-        "WSL2, MIG).",
-        certain=False,
-        decide="run again while watching `nvidia-smi -l 1`; check `ulimit -v` and the container's memory limit",
+        f"{said(need)} were refused while {said(free)} were free when the message was made. Something freed memory "
+        "in between (another process, a worker that died), or the driver could not map it (a limit on host memory "
+        "or address space, WSL2, MIG).",
+        decide=f"run again while watching `{case.tool}`; check `ulimit -v` and the container's memory limit",
+    )
+
+
+def refused_block(case: Case) -> Cause | None:
+    """Little was held, and yet it was refused: nobody says how much was free."""
+    need, total, held = case.need, case.failure.total_bytes, case.held
+    if not case.on_torch_gpu or case.failure.free_bytes is not None or need is None or total is None or held is None:
+        return None
+    if held + need > 0.9 * total or case.failure.limit_bytes is not None:
+        return None
+    return make_cause(
+        CauseName.REFUSED,
+        f"{said(need)} were refused while PyTorch held {said(held) if held else 'nothing'} of {said(total)}: others hold the "
+        "rest, or the driver gives out no single block that large (4 GiB on many Intel cards).",
+        decide=case.who_holds,
+    )
+
+
+def driver_refused(case: Case) -> Cause | None:
+    """The driver's own words, without the numbers that PyTorch's allocator prints."""
+    if (
+        case.format != "cuda-bare"
+        or case.need is not None
+        or case.work in _USES
+        or _COMPUTES.search(case.text)
+        or not case.on_torch_gpu
+    ):
+        return None
+    return make_cause(
+        CauseName.OTHER_PROCESS,
+        "The driver refused, not PyTorch's allocator, which prints what it holds: as a rule another process, or another rank of "
+        "the same job, already fills this card.",
+        decide=case.who_holds,
+    )
+
+
+def weights_refused(case: Case) -> Cause | None:
+    """A weight of a graph: it is made before any batch."""
+    if not case.makes_weights or case.failure.allocated_bytes is not None:
+        return None
+    return make_cause(
+        CauseName.OTHER_PROCESS,
+        "The tensor is a weight, or an optimizer's copy of one, so the batch hardly matters: another process holds the card, or "
+        "the model alone is too large for it.",
+        decide=case.who_holds,
     )
 
 
@@ -182,6 +247,19 @@ def tpu(case: Case) -> Cause | None:
     )
 
 
+def small_program(case: Case) -> Cause | None:
+    """A compiled program that needs next to nothing, and does not get it."""
+    total = case.extra("total_program_bytes")
+    if case.failure.framework != "jax" or total is None or total >= SMALL or case.on_host:
+        return None
+    return make_cause(
+        CauseName.OTHER_PROCESS,
+        f"The whole compiled program needs {said(total)}, so something else fills the card: another process, or another "
+        "framework in this one (TensorFlow takes the whole card when it starts).",
+        decide=case.who_holds,
+    )
+
+
 def kv_cache(case: Case) -> Cause | None:
     """vLLM's cache for one request, or its share of the card."""
     need, free = case.need, case.failure.free_bytes
@@ -193,8 +271,7 @@ def kv_cache(case: Case) -> Cause | None:
             CauseName.OTHER_PROCESS,
             f"vLLM wants {said(need)} of the card at start and {said(free)} are free: {said(held)} are already "
             f"held by something else.",
-            certain=False,
-            decide=NVIDIA_SMI,
+            decide=case.who_holds,
         )
     if need is not None and free is not None:
         return make_cause(
@@ -202,25 +279,43 @@ def kv_cache(case: Case) -> Cause | None:
             f"One request of the longest length needs a KV cache of {said(need)}; after the weights {said(free)} "
             f"are left.",
         )
+    if case.format == "vllm-sleep":
+        return make_cause(
+            CauseName.OTHER_PROCESS,
+            "vLLM took its memory back after sleeping, and the card was no longer free: what ran meanwhile, as a rule the "
+            "trainer of the same job, still holds part of it.",
+            decide=case.who_holds,
+        )
+    tokens, longest = case.failure.extra.get("kv_tokens"), case.failure.extra.get("max_seq_len")
+    if tokens is not None and longest is not None:
+        return make_cause(
+            CauseName.TRUE_NEED,
+            f"The KV cache has room for {tokens:,} tokens beside the weights, and one request may have {longest:,}.",
+        )
     return make_cause(
         CauseName.TRUE_NEED,
         "The weights and the profiled activations leave no room for the KV cache.",
-        certain=False,
         decide="the lines of vLLM's start: weights, peak activation, memory left for the KV cache",
     )
 
 
 def prealloc(case: Case) -> Cause | None:
     """TensorFlow takes the card at start; the driver says no."""
-    if case.failure.framework != "tensorflow" or case.format not in {"driver", "driver-plain", "context"}:
+    if case.failure.framework == "tensorflow" and case.format == "library-handle":
+        return make_cause(
+            CauseName.PREALLOCATION,
+            "A library of the card found no room for its handle: TensorFlow takes nearly the whole card when it starts, this one "
+            "or another that runs beside it.",
+            decide=case.who_holds,
+        )
+    computes = "ran out of memory trying to allocate" in case.text  # by then it has long started
+    if case.failure.framework != "tensorflow" or case.format not in {"driver", "driver-plain", "context"} or computes:
         return None
     size = f" ({said(case.need)})" if case.need else ""
     return make_cause(
         CauseName.PREALLOCATION,
         f"TensorFlow takes nearly the whole card when it starts{size} and the driver refused: another process, "
-        f"often another "
-        "TensorFlow or a notebook kernel, already holds part of it. It then tries smaller pieces, so this alone "
-        "may end nothing.",
-        certain=False,
-        decide=NVIDIA_SMI,
+        "often another TensorFlow or a notebook kernel, already holds part of it. It then tries smaller pieces, "
+        "so this alone may end nothing.",
+        decide=case.who_holds,
     )

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
 from outsize.failure.case import DMESG, SMALL, Case, make_cause, pair_of_long_axes
+
+MANY = 300_000
+"""Things of which hardly anybody means a matrix of all pairs."""
 
 
 def broadcast(case: Case) -> Cause | None:
@@ -17,15 +22,27 @@ def broadcast(case: Case) -> Cause | None:
     limit = case.reading.host.total if case.reading else None
     if need < (limit or 16 * 2**30) / 2:
         return None
+    if first == second and first < MANY:  # as likely a matrix of pairs that was meant: distances, contacts, neighbours
+        return make_cause(
+            CauseName.TRUE_NEED,
+            f"A square matrix, {first:,} x {first:,}, takes {said(need)}: one number for every pair of {first:,} things "
+            "(distances, similarities, neighbours). It grows with the square of their number.",
+            decide=f"if no matrix of pairs was meant, print the shapes of the operands: ({first}, 1) met ({first},)",
+        )
     if first == second:
         return make_cause(
             CauseName.BROADCAST,
             f"The shape {shape} has the axis {first:,} twice: an array of shape ({first:,}, 1) met one of shape "
-            f"({first:,},) "
-            f"and broadcasting made {said(need)} of them. The two arrays themselves are small.",
-            certain=False,
+            f"({first:,},) and broadcasting made {said(need)} of them. The two arrays themselves are small.",
             decide=f"print the shapes of the operands: one is ({first}, 1) where a flat array was meant; if every "
             f"pair was meant, work through it in blocks",
+        )
+    if first - second < 0.01 * first:
+        return make_cause(
+            CauseName.BROADCAST,
+            f"The shape {shape} has two long axes of nearly the same length, {said(need)} in all: hardly a matrix that "
+            "was meant. A wrong index or padding makes such shapes, or two long arrays in one expression.",
+            decide="print the shapes of the operands, or the padding, just before the call",
         )
     return None
 
@@ -35,12 +52,17 @@ def outer_product(case: Case) -> Cause | None:
     shape, need = case.failure.shape, case.need
     pair = None if shape is None else pair_of_long_axes(shape)
     limit = case.reading.host.total if case.reading else None
+    if pair is not None and pair[0] == pair[1] < MANY and need is not None and case.on_host:
+        return make_cause(
+            CauseName.BROADCAST,
+            f"An array of shape ({pair[0]:,}, 1) met one of shape ({pair[0]:,},), and nobody meant a matrix.",
+            decide="print the shapes of the operands just before the call",
+        )
     if pair is None or pair[0] == pair[1] or need is None or limit is None or need < 8 * limit:
         return None
     return make_cause(
         CauseName.BROADCAST,
         f"{pair[0]:,} x {pair[1]:,} may be every element of one long array against every element of another.",
-        certain=False,
         decide="print the shapes of the operands and see whether every pair was meant",
     )
 
@@ -54,10 +76,40 @@ def shared_memory(case: Case) -> Cause | None:
     return make_cause(
         CauseName.SHARED_MEMORY,
         "/dev/shm is full: DataLoader workers hand their batches over through it, and a page that cannot be had "
-        "there is a bus error, "
-        f"not an exception. Containers get 64 MiB unless told otherwise.{now}",
+        f"there is a bus error, not an exception. Containers get 64 MiB unless told otherwise.{now}",
         certain=case.failure.framework == "pytorch",
         decide="`df -h /dev/shm` while it runs",
+    )
+
+
+def pinned(case: Case) -> Cause | None:
+    """Pinned memory is the host's, whatever the message calls it."""
+    if not case.failure.extra.get("pinned"):
+        return None
+    return make_cause(
+        CauseName.LIMIT,
+        "CUDA could not lock RAM for pinned memory: the host's memory, the container's limit or `ulimit -l` is full, not the "
+        "card, whatever the message calls it. WSL2 allows little of it.",
+        decide="`outsize memory` inside that container or job, and `ulimit -l`",
+    )
+
+
+def mapping(case: Case) -> Cause | None:
+    """`mmap` refused: no RAM was asked for yet."""
+    if case.format not in ("shm-map", "file-map"):
+        return None
+    if case.need is None or case.need < SMALL:
+        return make_cause(
+            CauseName.ADDRESS_SPACE,
+            f"Mapping {said(case.need)} was refused, which takes no RAM: the process has as many mappings as the kernel allows "
+            "(vm.max_map_count, 65,530 as a rule). Each tensor that a DataLoader's worker hands over is one.",
+            decide="`wc -l /proc/PID/maps` before it fails; `sysctl vm.max_map_count`; `ulimit -v`",
+        )
+    return make_cause(
+        CauseName.ADDRESS_SPACE,
+        f"A file of {said(case.need)} could not be mapped: no RAM was asked for yet, but the kernel promises no more than RAM "
+        "and swap have in all (overcommit), or `ulimit -v` is smaller.",
+        decide="`cat /proc/sys/vm/overcommit_memory`, `free -g`, `ulimit -v`",
     )
 
 
@@ -82,41 +134,81 @@ def container_kill(case: Case) -> Cause | None:
     return None
 
 
+def address_space_check(case: Case) -> Cause | None:
+    """YARN's check of virtual memory, which programs reserve without using it."""
+    if case.format != "yarn-virtual":
+        return None
+    used, limit = case.extra("used_bytes"), case.failure.limit_bytes
+    counted = "" if used is None or limit is None else f": {said(used)} of {said(limit)}"
+    return make_cause(
+        CauseName.ADDRESS_SPACE,
+        f"YARN killed the container for its address space{counted}. Programs reserve far more of that than they use "
+        "(threads, CUDA, mapped files), so this says little about RAM.",
+    )
+
+
+def fork(case: Case) -> Cause | None:
+    """A process that was not made: no RAM was asked for yet."""
+    if case.format != "fork":
+        return None
+    return make_cause(
+        CauseName.ALREADY_FULL,
+        "A new process was refused: the kernel has to promise it all the memory of its parent, and nearly all there is was "
+        "promised. A large parent, many workers or a container's limit do that.",
+        decide="`free -g`, `cat /proc/sys/vm/overcommit_memory`, the parent's size, the container's limit",
+    )
+
+
+def narrow_program(case: Case) -> Cause | None:
+    """A program of 32 bits, whatever the machine has."""
+    if not case.failure.extra.get("narrow"):
+        return None
+    return make_cause(
+        CauseName.ADDRESS_SPACE,
+        "The program is one of 32 bits: it can address 4 GiB at most, whatever the machine has.",
+    )
+
+
+def commit_limit(case: Case) -> Cause | None:
+    """Windows counts what is promised, not what is used."""
+    if case.failure.framework != "windows":
+        return None
+    return make_cause(
+        CauseName.LIMIT,
+        "Windows promises no more memory than RAM and the page file have together, and all of it is promised. Each process "
+        "that loads CUDA libraries takes gigabytes of it, used or not.",
+    )
+
+
 def machine_kill(case: Case) -> Cause | None:
     """The kernel's last resort, or a daemon before it."""
     failure = case.failure
     if failure.framework == "systemd":
         return make_cause(
             CauseName.MACHINE,
-            "systemd-oomd killed a whole unit because its processes "
-            "stalled for memory "
-            f"({failure.extra.get('pressure_pct', '-')} % of the time): RAM was full, swap was "
-            f"churning.",
+            "systemd-oomd killed a whole unit because its processes stalled for memory "
+            f"({failure.extra.get('pressure_pct', '-')} % of the time): RAM was full, swap was churning.",
+        )
+    if case.format == "earlyoom":
+        return make_cause(
+            CauseName.MACHINE,
+            "earlyoom, a daemon, ends the largest process while a little RAM and swap are left: the machine was nearly full.",
         )
     if failure.framework == "ray":
         used, total = case.extra("node_used_bytes"), failure.total_bytes
+        full = "The node was nearly full" if used is None else f"The node used {said(used)} of {said(total)}"
         return make_cause(
             CauseName.MACHINE,
-            f"The node used {said(used)} of {said(total)} and Ray killed a "
-            f"worker before the kernel would: "
-            "the tasks running side by side need more than the node has.",
+            f"{full} and Ray killed a worker before the kernel would: the "
+            "tasks running side by side need more than the node has.",
         )
     if failure.framework == "linux" and failure.extra.get("scope") == "machine":
-        held = case.extra("anon_rss_bytes")
-        invoker = failure.extra.get("invoker")
-        victim = (
-            ""
-            if invoker in (None, failure.process)
-            else f" {invoker} asked for memory and got none; the victim is the largest, not necessarily the one "
-            f"at fault."
-        )
-        return make_cause(
-            CauseName.MACHINE,
-            f"RAM and swap of the whole machine were full and the kernel "
-            f"killed {failure.process or 'a process'}"
-            + (f", which held {said(held)}." if held is not None else ".")
-            + victim,
-        )
+        held, invoker = case.extra("anon_rss_bytes"), failure.extra.get("invoker")
+        text = f"RAM and swap of the whole machine were full and the kernel killed {failure.process or 'a process'}"
+        text += f", which held {said(held)}." if held is not None else "."
+        if invoker not in (None, failure.process):
+            text += f" {invoker} asked for memory and got none; the victim is the largest, not necessarily the one at fault."
+        return make_cause(CauseName.MACHINE, text)
     return None
 
 
@@ -127,9 +219,7 @@ def signal(case: Case) -> Cause | None:
     return make_cause(
         CauseName.KILLED,
         "The process was ended by SIGKILL without a word. The kernel does that when RAM or a container's limit is "
-        "full; so does "
-        "anyone with `kill -9`, a scheduler or a time limit.",
-        certain=False,
+        "full; so does anyone with `kill -9`, a scheduler or a time limit.",
         decide=DMESG,
     )
 
@@ -156,29 +246,35 @@ def heap(case: Case) -> Cause | None:
             CauseName.LIMIT,
             "The runtime's own heap is full; it is capped at start (-Xmx, --max-old-space-size), whatever the machine has.",
         )
-    if not case.framework.setting:
+    if not case.framework.setting or (
+        case.framework.optional and case.failure.limit_bytes is None and not case.failure.extra.get("limited")
+    ):
         return None
     cap = "" if case.failure.limit_bytes is None else f" of {said(case.failure.limit_bytes)}"
     return make_cause(
         CauseName.LIMIT,
-        f"{case.failure.framework} keeps itself to a limit{cap} ({case.framework.setting}) and has reached it, "
-        "whatever the machine has.",
+        f"{case.framework.title or case.failure.framework} keeps itself to a limit{cap} ({case.framework.setting}) and has "
+        "reached it, whatever the machine has.",
     )
 
 
 def small_request(case: Case) -> Cause | None:
     """A request too small to be the reason."""
-    need = case.need
-    if need is None or need >= SMALL or not (case.on_host or case.failure.framework in {"tensorflow", "jax"}):
+    need, shape = case.need, case.failure.shape
+    bound = need if need is not None or shape is None else 16 * math.prod(shape)
+    if (
+        bound is None
+        or bound >= (2 * SMALL if case.on_host else SMALL)
+        or not (case.on_host or case.failure.framework in {"tensorflow", "jax"})
+    ):
         return None
     if case.failure.free_bytes is not None:
         return None
     what = f"The tensor {case.spec} is" if case.spec is not None else "The request was"
+    size = f"{what} {need:,} bytes ({said(need)})" if need is not None else f"A tensor of shape {shape} is small"
     where = "RAM (or the limit on it)" if case.on_host else "the device"
     return make_cause(
         CauseName.ALREADY_FULL,
-        f"{what} {need:,} bytes ({said(need)}) and cannot by itself exhaust anything: {where} was already full of "
-        f"what the "
-        "program, or others, hold. This was only the request that came last.",
-        certain=True,
+        f"{size} and cannot by itself exhaust anything: {where} was already full of what the program, or others, hold. "
+        "This was only the request that came last.",
     )

@@ -20,17 +20,19 @@ from outsize.core.memory import Limit, Part, Reading
 from outsize.core.noun import Known
 from outsize.core.units import format_bytes as said
 from outsize.failure.case import Case, process_settings
+from outsize.failure.evidence import add_readings
 from outsize.failure.explain import NOTHING, diagnose
 from outsize.failure.message import read
-from outsize.failure.watched import NOTABLE, Watched, growth_by_line, thin
 from outsize.machine import memory
 from outsize.machine.cgroup import Counters
+from outsize.monitor.tree import ProcessReading
+from outsize.monitor.watched import NOTABLE, Watched, growth_by_line, thin
 
 KERNEL_LOG = "/dev/kmsg"
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _BUS = (-signal.SIGBUS, 128 + signal.SIGBUS)
 _WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([0-9]+)")
-_LIMITS = {"AS": ("ulimit -v", "VmPeak"), "DATA": ("ulimit -d", "VmData")}
+_LIMITS = {"AS": ("ulimit -v", "VmPeak"), "DATA": ("ulimit -d", "DataPeak")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,10 @@ class Surroundings:
     def kills(self) -> int:
         """Kills for memory, wherever."""
         return max(self.kills_in_group, (self.machine[1] or 0) - (self.machine[0] or 0))
+
+    def tells_of(self, pid: int) -> bool:
+        """True where the kernel's log says what this process held when it was killed."""
+        return re.search(rf"Killed process {pid}\b.*anon-rss:[1-9]", self.log) is not None
 
     @property
     def limit(self) -> Limit | None:
@@ -88,10 +94,10 @@ class KernelLog:
 
 def explain_ending(watched: Watched, folder: pathlib.Path, around: Surroundings) -> Diagnosis:
     """Its last words if it had any, else how it ended."""
-    if watched.status == 0:
-        return NOTHING
     diagnosis, text = NOTHING, ""
     victim = _find_victim(watched, around)
+    if watched.status == 0:  # the program may have gone on without one of its processes
+        return NOTHING if victim is None else _tell_story(_explain_kill(watched, around, victim, None), watched, around)
     for file in sorted(folder.glob("error.*"), key=lambda file: file.stat().st_mtime):
         head, _, words = file.read_text(errors="replace").partition("\n\n")
         text += words
@@ -111,8 +117,11 @@ def _numbers(text: str) -> dict[str, int]:
 
 
 def _case(failure: Failure, text: str, watched: Watched, around: Surroundings, had: dict[str, int]) -> Case:
-    """The case of an error, with the limits of the process that raised it: it may have set them itself."""
+    """The case of an error, with the limits of the process that raised it: it may have set them itself. What it held was freed on
+    the way out of the error; the kernel keeps the peak of the address space, and what comes and goes in it is data."""
     host = around.before.host
+    if {"VmData", "VmPeak", "VmSize"} <= had.keys():
+        had = had | {"DataPeak": had["VmData"] + max(0, had["VmPeak"] - had["VmSize"])}
     own = [
         Limit(name=name, bytes=had[key], used=had.get(used), source=f"RLIMIT_{key} of the child")
         for key, (name, used) in _LIMITS.items()
@@ -137,49 +146,47 @@ def _case(failure: Failure, text: str, watched: Watched, around: Surroundings, h
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Victim:
-    """A process that was killed for memory."""
-
-    pid: int
-    name: str | None
-    held: int
-    """Bytes of RAM of its own when it was killed, 0 where unknown."""
-    asked: int
-    """Bytes it had asked for, touched or not."""
-
-
-def _find_victim(watched: Watched, around: Surroundings) -> _Victim | None:
-    """The first of the program's processes that the kernel killed: by its log, else by who ended when its count rose."""
+def _find_victim(watched: Watched, around: Surroundings) -> ProcessReading | None:
+    """The first of the program's processes that the kernel killed: by its log, else by who ended when its count rose. Its
+    `anonymous` bytes are what it held then, 0 where unknown; its name is empty where unknown."""
+    nothing = ProcessReading(pid=watched.pid, name="", anonymous=0, shared=0, address_space=0)
     for line in around.log.splitlines():
         killed = read(line)
         if killed is not None and killed.pid is not None and (killed.pid in watched.seen or killed.pid == watched.pid):
-            known = watched.seen.get(killed.pid)
-            held = max(killed.extra.get("anon_rss_bytes", 0), known.anonymous if known else 0)
-            return _Victim(pid=killed.pid, name=killed.process, held=held, asked=known.asked if known else 0)
+            known = watched.seen.get(killed.pid, nothing)
+            held = max(killed.extra.get("anon_rss_bytes", 0), known.anonymous)
+            return replace(known, pid=killed.pid, name=killed.process or "", anonymous=held)
     if around.kills <= 0:
         return None
     if watched.killed:
-        first = watched.killed[0]
-        return _Victim(pid=first.pid, name=first.name, held=first.anonymous, asked=first.asked)
-    return _Victim(pid=watched.pid, name=None, held=watched.peak, asked=0) if watched.status in _KILLED else None
+        return watched.killed[0]
+    return replace(nothing, anonymous=watched.peak) if watched.status in _KILLED else None
 
 
-def _explain_kill(watched: Watched, around: Surroundings, victim: _Victim | None, worker: int | None) -> Diagnosis:
+def _explain_kill(
+    watched: Watched, around: Surroundings, victim: ProcessReading | None, worker: int | None
+) -> Diagnosis:
     """SIGKILL or SIGBUS: the kernel's counts say whether memory was the reason."""
     limit = around.limit
     extra: dict[str, object] = {"format": "dead child", "peak_bytes": watched.peak, "root_pid": watched.pid}
-    pid, name = worker or watched.pid, None
+    pid, name = worker or watched.pid, ""
     if victim is not None:
         pid, name = victim.pid, victim.name
         in_group = around.kills_in_group > 0 or (limit is not None and watched.peak > 0.8 * limit.bytes)
         extra["scope"] = "cgroup" if in_group else "machine"
-        held = min(victim.held, limit.bytes) if in_group and limit else victim.held
+        held = victim.anonymous
+        if in_group and limit and not around.tells_of(victim.pid):
+            beside = watched.last.processes if watched.last else ()
+            others = sum(process.anonymous for process in beside if process.pid != pid)
+            full = (
+                limit.available - others if around.kills_in_group > 0 else 0
+            )  # it may have grown since the last reading
+            held = min(max(held, full), limit.bytes)
         extra |= {"anon_rss_bytes": held} if held else {}
         extra |= {"asked_bytes": victim.asked} if victim.asked > 1.25 * held + NOTABLE else {}
     else:
         extra["signal"] = "Bus error" if watched.status in _BUS else "Killed"
-    is_worker = worker == pid or (name or "").startswith("pt_data")
+    is_worker = worker == pid or name.startswith("pt_data")
     failure = Failure(
         framework="linux",
         limit_bytes=limit.bytes if extra.get("scope") == "cgroup" and limit else None,
@@ -208,13 +215,12 @@ def _tell_story(diagnosis: Diagnosis, watched: Watched, around: Surroundings | N
     """The diagnosis with peak, timeline and who grew."""
     highest = max(watched.moments, key=lambda moment: moment.bytes, default=Moment(time=0, bytes=0))
     when = f", {highest.time:.1f} s after its start" if highest.bytes >= watched.peak else ""
-    evidence = [Evidence(kind="machine", text=f"the program held {said(watched.peak)} of RAM at its peak{when}")]
+    texts = [f"the program held {said(watched.peak)} of RAM at its peak{when}"]
     if around is not None and (around.group[1].peak or 0) > (around.group[0].peak or 0) and around.limit is not None:
-        text = f"its control group held {said(around.group[1].peak)} at its peak, file pages included"
-        evidence.append(Evidence(kind="machine", text=text))
+        texts.append(f"its control group held {said(around.group[1].peak)} at its peak, file pages included")
     lines = growth_by_line(watched).most_common(5)
     if lines and lines[0][1] >= NOTABLE:
-        evidence.append(Evidence(kind="machine", text=f"it grew most at {lines[0][0]}: {said(lines[0][1])}"))
+        texts.append(f"it grew most at {lines[0][0]}: {said(lines[0][1])}")
     holders = [
         Part(name=f"grew at {line}", bytes=grown, known=Known.ESTIMATE)
         for line, grown in lines
@@ -226,12 +232,9 @@ def _tell_story(diagnosis: Diagnosis, watched: Watched, around: Surroundings | N
             Part(name=f"pid {process.pid} {process.name}", bytes=process.anonymous, known=Known.EXACT)
             for process in ranked
         ]
-    at = next(
-        (place for place, item in enumerate(diagnosis.evidence) if item.kind == "inferred"), len(diagnosis.evidence)
-    )
     return replace(
         diagnosis,
-        evidence=(*diagnosis.evidence[:at], *evidence, *diagnosis.evidence[at:]),
+        evidence=add_readings(diagnosis.evidence, texts),
         holders=tuple(holders),
         timeline=thin(watched),
     )

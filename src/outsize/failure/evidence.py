@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-from outsize.core.failure import Evidence, Failure
+from outsize.core.failure import Evidence
 from outsize.core.units import format_bytes as said
 from outsize.failure.case import Case
 
@@ -34,136 +33,106 @@ _SAID_EXTRA = (
 
 def find_evidence(case: Case) -> tuple[Evidence, ...]:
     """Said, then read, then inferred."""
-    return (*_messages(case), *_machine(case), *_inferred(case))
+    dead = case.format == "dead child"
+    texts = {
+        "message": [] if dead else list(_messages(case)),
+        "machine": [*([_ending(case)] if dead else []), *_machine(case)],
+        "inferred": list(_inferred(case)),
+    }
+    return tuple(Evidence(kind=kind, text=text) for kind, rows in texts.items() for text in rows)  # type: ignore[arg-type]
 
 
-def _messages(case: Case) -> Iterator[Evidence]:
+def add_readings(evidence: tuple[Evidence, ...], texts: Iterable[str]) -> tuple[Evidence, ...]:
+    """The evidence with more that the machine says, before what is inferred."""
+    at = next((place for place, item in enumerate(evidence) if item.kind == "inferred"), len(evidence))
+    return (*evidence[:at], *(Evidence(kind="machine", text=text) for text in texts), *evidence[at:])
+
+
+def _ending(case: Case) -> str:
     failure = case.failure
-    if case.format == "dead child":
-        ended = "SIGBUS" if failure.extra.get("signal") == "Bus error" else "SIGKILL"
-        held, asked = case.extra("anon_rss_bytes"), case.extra("asked_bytes")
-        yield Evidence(
-            kind="machine",
-            text=f"{failure.process or 'the program'} (pid {failure.pid}) was ended by "
-            f"{ended} without a word"
-            + (f"; it held {said(held)} then" if held else "")
-            + (f" and had asked for {said(asked)}" if asked else "")
-            + (f"; its limit was {said(failure.limit_bytes)}" if failure.limit_bytes else ""),
-        )
-        return
+    ended = "SIGBUS" if failure.extra.get("signal") == "Bus error" else "SIGKILL"
+    held, asked = case.extra("anon_rss_bytes"), case.extra("asked_bytes")
+    return (
+        f"{failure.process or 'the program'} (pid {failure.pid}) was ended by {ended} without a word"
+        + (f"; it held {said(held)} then" if held else "")
+        + (f" and had asked for {said(asked)}" if asked else "")
+        + (f"; its limit was {said(failure.limit_bytes)}" if failure.limit_bytes else "")
+    )
+
+
+def _messages(case: Case) -> Iterator[str]:
+    failure = case.failure
+    numbers = {name: getattr(failure, name) for name, _ in _SAID} | dict(failure.extra)
     wrapped = {*failure.extra.get("wrapped", ()), *failure.extra.get("impossible", ())}
     parts = [
-        f"{word} {said(getattr(failure, name))}"
-        for name, word in _SAID
-        if getattr(failure, name) is not None and name not in wrapped
-    ]
-    parts += [
-        f"{word} {said(failure.extra[name])}"
-        for name, word in _SAID_EXTRA
-        if isinstance(failure.extra.get(name), int) and name not in wrapped
+        f"{word} {said(numbers[name])}"
+        for name, word in (*_SAID, *_SAID_EXTRA)
+        if isinstance(numbers.get(name), int) and name not in wrapped
     ]
     who = failure.framework + (f" on {failure.device}" if failure.device else "")
     if failure.shape is not None:
         parts.insert(0, f"shape {list(failure.shape)}" + (f" of {failure.dtype}" if failure.dtype else ""))
     if failure.pid is not None:
         parts.append(f"pid {failure.pid}" + (f" ({failure.process})" if failure.process else ""))
-    yield Evidence(
-        kind="message", text=f"{who}: {', '.join(parts)}" if parts else f"{who} ran out of memory; no numbers are given"
-    )
+    yield f"{who}: {', '.join(parts)}" if parts else f"{who} ran out of memory; no numbers are given"
     for name in sorted(wrapped):
-        value = _field(failure, name)
-        yield Evidence(
-            kind="message",
-            text=f"{name.removesuffix('_bytes').replace('_', ' ')} is printed as {value:,} bytes: "
-            + (
-                "a counter that went below zero and wrapped at 2^64, not a reading"
-                if value >= 2**63
-                else "more than any machine can address"
-            ),
-        )
+        below = "a counter that went below zero and wrapped at 2^64, not a reading"
+        why = below if numbers[name] >= 2**63 else "more than any machine can address"
+        yield f"{name.removesuffix('_bytes').replace('_', ' ')} is printed as {numbers[name]:,} bytes: {why}"
 
 
-def _field(failure: Failure, name: str) -> Any:
-    return getattr(failure, name) if name in failure.__dataclass_fields__ else failure.extra[name]
-
-
-def _machine(case: Case) -> Iterator[Evidence]:
-    reading = case.reading
+def _machine(case: Case) -> Iterator[str]:
+    reading, place = case.reading, case.failure.device
     if reading is None:
         return
     host = reading.host
-    if case.on_host or case.failure.device is None:
+    if case.on_host or place is None:
         biting = f"; {host.biting.name} caps it at {said(host.biting.bytes)}" if host.biting else ""
         holds = "" if case.format == "dead child" else f", this process holds {said(reading.rss)}"
-        yield Evidence(
-            kind="machine",
-            text=f"now: {said(host.available)} of {said(host.total)} RAM available{holds}{biting}",
-        )
-    if case.failure.device is not None and case.failure.device.startswith(("cuda", "hip")):
-        index = int(case.failure.device.partition(":")[2] or 0)
+        yield f"now: {said(host.available)} of {said(host.total)} RAM available{holds}{biting}"
+    if place is not None and place.startswith(("cuda", "hip")):
         for device in reading.devices:
-            if device.pool.index == index:
-                holders = ", ".join(
-                    f"pid {holder.pid} {holder.name or '-'} {said(holder.bytes)}" for holder in device.holders[:4]
-                )
-                yield Evidence(
-                    kind="machine",
-                    text=f"now: {device.name}, {said(device.available)} of {said(device.total)} available"
-                    + (f"; {holders}" if holders else ""),
-                )
+            if device.pool.index == int(place.partition(":")[2] or 0):
+                holders = [f"pid {one.pid} {one.name or '-'} {said(one.bytes)}" for one in device.holders[:4]]
+                held = f"; {', '.join(holders)}" if holders else ""
+                yield f"now: {device.name}, {said(device.available)} of {said(device.total)} available{held}"
     if reading.overcommit == "never":
-        yield Evidence(
-            kind="machine",
-            text="overcommit is off: a request fails when promises pass the commit limit, touched or not",
-        )
+        yield "overcommit is off: a request fails when promises pass the commit limit, touched or not"
 
 
-def _inferred(case: Case) -> Iterator[Evidence]:
+def _inferred(case: Case) -> Iterator[str]:
     failure, spec = case.failure, case.spec
     if spec is not None:
-        yield Evidence(kind="inferred", text=f"{spec} is exactly {spec.bytes:,} bytes ({said(spec.bytes)})")
+        yield f"{spec} is exactly {spec.bytes:,} bytes ({said(spec.bytes)})"
     if case.on_torch_gpu and failure.requested_bytes in (2 * 2**20, 20 * 2**20):
-        small = failure.requested_bytes == 2 * 2**20
-        yield Evidence(
-            kind="inferred",
-            text=f"{said(failure.requested_bytes)} is the segment PyTorch asks the "
-            f"driver for, whenever a tensor of "
-            f"{'up to 1 MiB' if small else '1 to 10 MiB'} finds no room: the tensor is smaller",
+        tensor = "up to 1 MiB" if failure.requested_bytes == 2 * 2**20 else "1 to 10 MiB"
+        yield (
+            f"{said(failure.requested_bytes)} is the segment PyTorch asks the driver for, whenever a tensor of {tensor} "
+            "finds no room: the tensor is smaller"
         )
     if case.on_torch_gpu and case.slack is not None and case.gap:
-        share = "" if not failure.total_bytes else f" ({case.slack / failure.total_bytes:.1%} of the device)"
-        if case.slack >= case.gap and not case.expandable:
-            yield Evidence(
-                kind="inferred",
-                text=f"PyTorch held {said(case.slack)} in pieces without using them{share}: that is all expandable_segments "
-                "can give",
-            )
-        if case.slack < case.gap:
-            yield Evidence(
-                kind="inferred",
-                text=f"not fragmentation: the {said(case.slack)} reserved but unused "
-                f"are less than the {said(case.gap)} that were "
-                "missing, so expandable_segments cannot help",
-            )
-        elif case.expandable:
-            yield Evidence(kind="inferred", text="expandable_segments is already on, so it is not offered again")
-        yield Evidence(
-            kind="inferred",
-            text="torch.cuda.empty_cache() would give nothing: PyTorch had released every whole cached block "
-            "before it raised",
-        )
+        yield from _inferred_from_slack(case, case.slack, case.gap)
     if case.strangers:
         names = ", ".join(f"pid {pid} {said(size)}" for pid, size in case.strangers)
-        yield Evidence(kind="inferred", text=f"other processes hold part of the device: {names}")
+        yield f"other processes hold part of the device: {names}"
     elif case.others:
-        yield Evidence(
-            kind="inferred",
-            text=f"{said(case.others)} of {said(failure.total_bytes)} are neither free nor this process's",
-        )
+        yield f"{said(case.others)} of {said(failure.total_bytes)} are neither free nor this process's"
     if case.outside:
-        yield Evidence(
-            kind="inferred",
-            text=f"this process holds {said(case.outside)} outside PyTorch's allocator: the CUDA context and libraries",
-        )
+        yield f"this process holds {said(case.outside)} outside PyTorch's allocator: the CUDA context and libraries"
     if case.growth:
-        yield Evidence(kind="inferred", text=f"the process grew by {said(case.growth)} in its last minute")
+        yield f"the process grew by {said(case.growth)} in its last minute"
+
+
+def _inferred_from_slack(case: Case, slack: int, gap: int) -> Iterator[str]:
+    total = case.failure.total_bytes
+    if slack < gap:
+        yield (
+            f"not fragmentation: the {said(slack)} reserved but unused are less than the {said(gap)} that were missing, "
+            "so expandable_segments cannot help"
+        )
+    elif case.expandable:
+        yield "expandable_segments is already on, so it is not offered again"
+    else:
+        share = "" if not total else f" ({slack / total:.1%} of the device)"
+        yield f"PyTorch held {said(slack)} in pieces without using them{share}: that is all expandable_segments can give"
+    yield f"{case.torch_module}.empty_cache() would give nothing: PyTorch had released every whole cached block before it raised"

@@ -99,11 +99,7 @@ def describe(error: BaseException) -> str:
         text = str(error)
     except Exception:
         text = ""
-    return (
-        f"{kind.__module__}.{kind.__qualname__}: {text}"
-        if kind.__module__ != "builtins"
-        else f"{kind.__qualname__}: {text}"
-    )
+    return f"{kind.__module__}.{kind.__qualname__}: {text}".removeprefix("builtins.")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

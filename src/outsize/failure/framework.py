@@ -7,7 +7,7 @@ row, so that a new framework is one row here and its wordings in `message/`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from outsize.core.failure import CauseName, Exactness
 
@@ -18,7 +18,7 @@ _HOST_CAUSES = (NEED, FULL, LIMIT, CauseName.MACHINE, CauseName.KILLED, CauseNam
 _SERVING_CAUSES = (NEED, OTHERS, CauseName.LARGER_THAN_DEVICE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Advice:
     """A way out that one framework has."""
 
@@ -32,6 +32,7 @@ class Advice:
     """What it costs."""
     exactness: Exactness = BITWISE
     """What it does to results."""
+    _: KW_ONLY
     gives: str = ""
     """Name of the number of a `Case` that says how many bytes it gives back; empty where that is not known."""
     variable: str = ""
@@ -64,6 +65,8 @@ class Framework:
     """Whose limit it is that kills, and where that is set: for schedulers and containers."""
     setting: str = ""
     """What holds the limit that the program keeps itself to."""
+    optional: bool = False
+    """True where that limit is there only if somebody set it: the message then states it."""
     raising: tuple[str, str] | None = None
     """How its limit is raised: what to do, and the line, in which {mib} and {bytes} stand for the new limit."""
     split: str = "for part in np.array_split(x, {pieces}, axis={axis}): ..."
@@ -74,50 +77,47 @@ class Framework:
     """What it alone offers."""
 
 
-_SMALLER_CACHE = (
-    Advice(
-        name="a smaller KV cache",
-        how="-c 4096 --cache-type-k q8_0 --cache-type-v q8_0",
-        costs="shorter context, slightly other logits",
-        exactness=APPROXIMATE,
-        causes=_SERVING_CAUSES,
-    ),
-    Advice(
-        name="keep some layers in RAM", how="-ngl 20   # lower until it fits", costs="slower", causes=_SERVING_CAUSES
-    ),
-)
-_SMALLER_CHUNKS = (
-    Advice(
-        name="smaller chunks: a whole one is held to read a part of it",
-        how="h5repack -l NAME:CHUNK=64x1024 x.h5 y.h5   # h5dump -pH x.h5 shows what they are",
-        costs="the file is written once more",
-        causes=_HOST_CAUSES,
-    ),
-)
-_LIBRARY_ROOM = Advice(
-    name="leave room outside PyTorch for library handles",
-    how="torch.cuda.set_per_process_memory_fraction(0.95)",
-    costs="5 % of the card",
-    formats=("library", "library-host", "nccl"),
-    causes=(NEED,),
-)
+LAUNCHERS = ("elastic", "deepspeed")
+"""Wordings of launchers whose processes were killed: RAM ran out, whatever the device."""
 
-_HOST_PROGRAMS = ("imagemagick", "gromacs", "r", "rust", "javascript", "redis", "fortran", "perl", "mysql")
+# Rows of tables: what to do, the line, the causes it helps against, what it costs, what it does to results.
+# fmt: off
+
+_SHORT_CACHE = "-c 4096 --cache-type-k q8_0 --cache-type-v q8_0"
+_SMALLER_CACHE = (
+    Advice("a shorter context", "OLLAMA_CONTEXT_LENGTH=4096 ollama serve   # or /set parameter num_ctx 4096", _SERVING_CAUSES,
+           "shorter context", formats=("ollama-runner",)),
+    Advice("keep some layers in RAM", "/set parameter num_gpu 20   # layers on the card; lower until it fits", _SERVING_CAUSES,
+           "slower", formats=("ollama-runner",)),
+    Advice("smaller pieces of the prompt: the compute buffer grows with them", "-ub 128 -fa on", _SERVING_CAUSES,
+           "slower prompts", formats=("ggml-compute",)),
+    Advice("a smaller KV cache", _SHORT_CACHE, _SERVING_CAUSES, "shorter context, slightly other logits", APPROXIMATE,
+           formats=("ggml-kv", "ggml-cpu", "ggml-pool")),
+    Advice("keep some layers in RAM", "-ngl 20   # lower until it fits", _SERVING_CAUSES, "slower"),
+    Advice("a smaller KV cache", _SHORT_CACHE, _SERVING_CAUSES, "shorter context, slightly other logits", APPROXIMATE),
+)
+_SMALLER_CHUNKS = Advice(
+    "smaller chunks: a whole one is held to read a part of it",
+    "h5repack -l NAME:CHUNK=64x1024 x.h5 y.h5   # h5dump -pH x.h5 shows what they are", _HOST_CAUSES,
+    "the file is written once more")
+_LIBRARY_ROOM = Advice(
+    "leave room outside PyTorch for library handles", "torch.cuda.set_per_process_memory_fraction(0.95)", (NEED,),
+    "5 % of the card", formats=("library", "library-host", "nccl"))
 _WHO_HOLDS = Advice(
-    name="see what holds the card before the program is blamed",
-    how="nvidia-smi   # other processes, and what this one holds before the call",
-    causes=(NEED, FULL),
-)
+    "see what holds the card before the program is blamed",
+    "nvidia-smi   # other processes, and what this one holds before the call", (NEED, FULL))
+_FEWER_BINS = Advice(
+    "fewer bins: the data lies on the card as bins",
+    "max_bin=63   # LightGBM; XGBoost: QuantileDMatrix(x, y, max_bin=64), larger data: ExtMemQuantileDMatrix",
+    (NEED, FULL), "coarser splits", APPROXIMATE)
+_ON_THE_CPU = Advice("train on the CPU, where the data fits", 'device="cpu"', (NEED, FULL), "slower", ROUNDING)
 _SMALLER_BATCH = Advice(
-    name="a smaller batch",
-    how="batch_size = 16   # half of yours",
-    costs="more steps",
-    exactness=ROUNDING,
-    causes=(NEED, FULL, CauseName.LARGER_THAN_DEVICE),
-)
-_CUDA_LIBRARIES = (
-    "thrust", "theano", "xgboost", "catboost", "faiss", "numba", "exllama", "nvdec", "cuda",
-)  # fmt: skip
+    "a smaller batch", "batch_size = 16   # half of yours",
+    (NEED, FULL, CauseName.LARGER_THAN_DEVICE, CauseName.MEMORY_FRACTION), "more steps", ROUNDING)
+_INTO_RAM = "let the card's memory overflow into RAM"
+
+_HOST_PROGRAMS = ("imagemagick", "gromacs", "javascript", "fortran", "perl", "mysql")
+_CUDA_LIBRARIES = ("thrust", "theano", "catboost", "faiss", "numba", "exllama", "nvdec", "cuda")
 
 FRAMEWORKS: dict[str, Framework] = {
     "pytorch": Framework(
@@ -125,294 +125,295 @@ FRAMEWORKS: dict[str, Framework] = {
         split="for part in x.split({length}, dim={axis}): ...",
         cast="x = x.to(torch.{dtype})",
         advice=(
-            Advice(
-                name="lift PyTorch's watermark",
-                how="PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 python train.py",
-                costs="macOS may swap, or stop the machine",
-                variable="PYTORCH_MPS_HIGH_WATERMARK_RATIO",
-                done="0.0",
-                place="mps",
-                causes=(NEED, CauseName.OTHER_ALLOCATIONS),
-            ),
+            Advice("lift PyTorch's watermark", "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 python train.py",
+                   (NEED, CauseName.OTHER_ALLOCATIONS), "macOS may swap, or stop the machine",
+                   variable="PYTORCH_MPS_HIGH_WATERMARK_RATIO", done="0.0", place="mps"),
             _LIBRARY_ROOM,
-            Advice(
-                name="fewer workers, and arrays instead of lists of objects in the Dataset",
-                how="DataLoader(..., num_workers=2)   # each worker touches, and so copies, a Python list of the parent",
-                costs="slower loading",
-                process="DataLoader worker",
-                causes=_HOST_CAUSES,
-            ),
-        ),
-    ),
+            Advice("a smaller batch, shorter inputs", "batch_size = 1   # and shorter inputs", (CauseName.OTHER_ALLOCATIONS,),
+                   "more steps", ROUNDING, place="mps"),
+            Advice("raise the number of mappings", "sysctl -w vm.max_map_count=1048576", (CauseName.ADDRESS_SPACE,),
+                   formats=("shm-map",)),
+            Advice("hand over fewer, larger tensors", "DataLoader(..., collate_fn=stack_into_one)   # or num_workers=0",
+                   (CauseName.ADDRESS_SPACE,), formats=("shm-map",)),
+            Advice("do not pin", "pin_memory=False   # DeepSpeed: \"offload_optimizer\": {\"pin_memory\": false}", (LIMIT,),
+                   "slower copies to the card", formats=("pinned",)),
+            Advice("fewer workers, and arrays instead of lists of objects in the Dataset",
+                   "DataLoader(..., num_workers=2)   # each worker touches, and so copies, a Python list of the parent",
+                   _HOST_CAUSES, "slower loading", process="DataLoader worker"),
+            Advice("hold less in RAM: each rank loads the weights, and offloading keeps optimizer state there",
+                   '"offload_optimizer": {"device": "nvme", "nvme_path": "/scratch"}   # or fewer ranks; torch.load(mmap=True)',
+                   _HOST_CAUSES, "slower steps", formats=LAUNCHERS),
+        )),
     "nccl": Framework(title="NCCL", device="cuda", advice=(_LIBRARY_ROOM,)),
     "tensorflow": Framework(
-        title="TensorFlow",
-        accelerated=True,
+        title="TensorFlow", accelerated=True,
         split="for start in range(0, {axis_length}, {length}):\n    part = x[{slices}]",
         cast="tf.cast(x, tf.{dtype})   # keras: mixed_precision.set_global_policy('mixed_float16')",
         advice=(
-            Advice(
-                name="let CUDA's own pool serve TensorFlow",
-                how="TF_GPU_ALLOCATOR=cuda_malloc_async python train.py",
-                gives="unused",
-                variable="TF_GPU_ALLOCATOR",
-                causes=(CauseName.FRAGMENTATION,),
-            ),
-            Advice(
-                name="halve the batch: activations are half as large, weights and their state stay",
-                how="model.fit(x, y, batch_size=16)   # half of yours",
-                costs="noisier gradients, or the time of two passes",
-                exactness=APPROXIMATE,
-                gives="half_of_batch",
-                causes=(NEED, FULL),
-            ),
-            Advice(
-                name="let TensorFlow, this one and any other on the card, take memory as it needs it",
-                how="TF_FORCE_GPU_ALLOW_GROWTH=true python train.py",
-                variable="TF_FORCE_GPU_ALLOW_GROWTH",
-                done="true",
-                place="cuda",
-                causes=(NEED, OTHERS, CauseName.PREALLOCATION),
-            ),
-        ),
-    ),
+            Advice("let CUDA's own pool serve TensorFlow", "TF_GPU_ALLOCATOR=cuda_malloc_async python train.py",
+                   (CauseName.FRAGMENTATION,), gives="unused", variable="TF_GPU_ALLOCATOR"),
+            Advice("a smaller model, or an optimizer that keeps less beside each weight",
+                   "tf.keras.optimizers.Adafactor()   # Adam keeps two more numbers for each weight", (NEED, FULL),
+                   "other steps", APPROXIMATE, gives="weights_of_graph"),
+            Advice("halve the batch: activations are half as large, weights and their state stay",
+                   "model.fit(x, y, batch_size=16)   # half of yours", (NEED, FULL, CauseName.LARGER_THAN_DEVICE),
+                   "noisier gradients, or the time of two passes", APPROXIMATE, gives="half_of_batch"),
+            Advice("smaller images, or shorter texts", "tf.image.resize(x, (512, 512))   # half of yours",
+                   (NEED, FULL, CauseName.LARGER_THAN_DEVICE), "less detail", APPROXIMATE),
+            Advice("let TensorFlow, this one and any other on the card, take memory as it needs it",
+                   "TF_FORCE_GPU_ALLOW_GROWTH=true python train.py", (NEED, OTHERS, CauseName.PREALLOCATION),
+                   variable="TF_FORCE_GPU_ALLOW_GROWTH", done="true", place="cuda"),
+        )),
     "jax": Framework(
-        title="JAX",
-        accelerated=True,
+        title="JAX", accelerated=True,
         advice=(
-            Advice(
-                name="let JAX have more than its 75 % of the card",
-                how="XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 python train.py",
-                costs="leaves less to others",
-                variable="XLA_PYTHON_CLIENT_MEM_FRACTION",
-                place="cuda",
-                causes=(FULL, NEED),
-            ),
-            Advice(
-                name="recompute instead of keeping",
-                how="loss = jax.checkpoint(loss)   # and donate_argnums for the old state",
-                costs="about a third more time",
-                exactness=ROUNDING,
-                causes=(FULL, NEED, CauseName.LARGER_THAN_LIMIT),
-            ),
-            Advice(
-                name="a smaller batch, accumulated over several steps",
-                how="optax.MultiSteps(optimizer, every_k_schedule=2)   # and half the batch",
-                costs="the time of two passes",
-                exactness=ROUNDING,
-                causes=(FULL, NEED, CauseName.LARGER_THAN_LIMIT),
-            ),
-        ),
-    ),
+            Advice("work through it in pieces", "jax.lax.map(f, xs, batch_size=64)   # instead of vmap, or of one large array",
+                   (CauseName.LARGER_THAN_DEVICE, CauseName.LARGER_THAN_LIMIT), "time"),
+            Advice("let JAX have more than its 75 % of the card", "XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 python train.py",
+                   (FULL, NEED), "leaves less to others", variable="XLA_PYTHON_CLIENT_MEM_FRACTION", place="cuda"),
+            Advice("recompute instead of keeping", "loss = jax.checkpoint(loss)   # and donate_argnums for the old state",
+                   (FULL, NEED, CauseName.LARGER_THAN_LIMIT), "about a third more time", ROUNDING),
+            Advice("a smaller batch, accumulated over several steps",
+                   "optax.MultiSteps(optimizer, every_k_schedule=2)   # and half the batch",
+                   (FULL, NEED, CauseName.LARGER_THAN_LIMIT), "the time of two passes", ROUNDING),
+        )),
+    "openvino": Framework(
+        title="OpenVINO",
+        advice=(Advice("one request at a time, or the CPU", 'core.compile_model(model, "CPU")   # PERFORMANCE_HINT: LATENCY',
+                       (NEED, FULL), "slower"),)),
+    "xgboost": Framework(device="cuda", advice=(_FEWER_BINS, _WHO_HOLDS, _ON_THE_CPU)),
+    "lightgbm": Framework(device="cuda", advice=(_FEWER_BINS, _ON_THE_CPU)),
+    "r": Framework(
+        title="R", device="cpu", python=False, setting="R_MAX_VSIZE, or memory.limit() on Windows before R 4.2",
+        optional=True,
+        raising=("raise R's limit", "R_MAX_VSIZE={mib}Mb   # in ~/.Renviron; Windows before R 4.2: memory.limit(size = {mib})"),
+        advice=(
+            Advice("keep the matrix sparse, or on disk",
+                   "Matrix::Matrix(x, sparse = TRUE)   # on disk: HDF5Array::writeHDF5Array(x), arrow::open_dataset()",
+                   (NEED, CauseName.LARGER_THAN_MACHINE, CauseName.LARGER_THAN_LIMIT), "slower access"),
+            Advice("use R of 64 bits", "R.version$arch   # x86_64 is 64 bits; i386 is not", (CauseName.ADDRESS_SPACE,)),
+            Advice("let go what is no longer needed, and use fewer workers",
+                   "rm(big); gc()   # plan(sequential); on Windows before R 4.2: memory.limit(size = 64000)",
+                   (FULL, NEED, LIMIT)),
+        )),
+    "opencv": Framework(
+        title="OpenCV",
+        advice=(Advice("a smaller picture, or tiles of it", "cv2.imread(path, cv2.IMREAD_REDUCED_COLOR_4)",
+                       _HOST_CAUSES, "less detail, or several passes", APPROXIMATE, place="cpu"),)),
     "numpy": Framework(title="NumPy", device="cpu"),
-    "pandas": Framework(title="pandas", host=True),
+    "pandas": Framework(
+        title="pandas", host=True,
+        advice=(Advice("read the file in pieces, only the columns you need, in narrow types",
+                       "for part in pd.read_csv(path, usecols=[...], dtype={...}, chunksize=1_000_000): ...", _HOST_CAUSES,
+                       "one pass for each question"),)),
+    "linux": Framework(
+        advice=(Advice("fewer processes, and started before the data is loaded",
+                       "num_workers=2, n_jobs=2, --maxWorkers=2   # and then: sysctl -w vm.overcommit_memory=1", (FULL,),
+                       "less runs in parallel", formats=("fork",)),
+                Advice("let the kernel promise more than it has: a map that is only read takes no RAM of its own",
+                       "sysctl -w vm.overcommit_memory=1   # and: ulimit -v unlimited", (CauseName.ADDRESS_SPACE,),
+                       "a program that asks for too much is killed later instead of refused", formats=("file-map",)),
+                Advice("read the file instead of mapping it", "with open(path, 'rb') as file: file.read(2**30)   # part by part",
+                       (CauseName.ADDRESS_SPACE,), "RAM for what is read", formats=("file-map",)))),
+    "rust": Framework(
+        device="cpu", python=False,
+        advice=(Advice("give it less at once, or let it stream",
+                       "/usr/bin/time -v COMMAND   # what it takes; Polars: pl.scan_csv(path).collect(engine='streaming')",
+                       _HOST_CAUSES),)),
     "arrow": Framework(device="cpu"),
-    "hdf5": Framework(device="cpu", advice=_SMALLER_CHUNKS),
-    "netcdf": Framework(device="cpu", advice=_SMALLER_CHUNKS),
+    **dict.fromkeys(("hdf5", "netcdf"), Framework(device="cpu", advice=(_SMALLER_CHUNKS,))),
     **dict.fromkeys(_HOST_PROGRAMS, Framework(device="cpu", python=False)),
     **dict.fromkeys(("gdal", "petsc", "macos"), Framework(device="cpu")),
-    **dict.fromkeys(("ruby", "dotnet", "stata", "erlang", "compiler"), Framework(python=False)),
+    **dict.fromkeys(("ruby", "dotnet", "stata", "erlang"), Framework(python=False)),
+    "compiler": Framework(
+        host=True, python=False,
+        advice=(Advice("fewer files at once: each compiler takes its own memory",
+                       "make -j2   # ninja -j2; MAX_JOBS=2 pip install ...", _HOST_CAUSES, "a slower build"),)),
+    "git": Framework(
+        device="cpu", python=False,
+        advice=(Advice("let git hold less at once",
+                       "git -c pack.windowMemory=256m -c pack.threads=1 -c core.packedGitLimit=256m gc", _HOST_CAUSES,
+                       "slower"),)),
+    "redis": Framework(
+        title="Redis", device="cpu", python=False, setting="maxmemory", optional=True,
+        raising=("raise Redis's limit", "CONFIG SET maxmemory {mib}mb   # or let it evict: maxmemory-policy allkeys-lru")),
+    "blender": Framework(
+        title="Blender", device="cuda", python=False,
+        advice=(Advice("a smaller scene on the card", "Render > Simplify: texture limit 2048; Performance > Memory: tiles",
+                       (NEED, FULL), "coarser textures", APPROXIMATE), _WHO_HOLDS)),
     **dict.fromkeys(_CUDA_LIBRARIES, Framework(device="cuda", advice=(_WHO_HOLDS,))),
     "cupy": Framework(
-        device="cuda",
+        title="CuPy", device="cuda", setting="set_limit of its pool, or CUPY_GPU_MEMORY_LIMIT", optional=True,
+        raising=("raise the pool's limit", "cupy.get_default_memory_pool().set_limit(size={bytes})"),
         advice=(
-            Advice(
-                name="let the card's memory overflow into RAM",
-                how="cupy.cuda.set_allocator(cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc)",
-                costs="slower once it overflows",
-                causes=(NEED, FULL),
-            ),
+            Advice("give back the blocks that the pool keeps without using them",
+                   "cupy.get_default_memory_pool().free_all_blocks()   # before the large array", (LIMIT,)),
+            Advice(_INTO_RAM, "cupy.cuda.set_allocator(cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc)",
+                   (NEED, FULL), "slower once it overflows"),
             _WHO_HOLDS,
-        ),
-    ),
+        )),
     "rmm": Framework(
         device="cuda",
         advice=(
-            Advice(
-                name="let the card's memory overflow into RAM",
-                how="rmm.reinitialize(managed_memory=True)   # cudf: CUDF_SPILL=on",
-                costs="slower once it overflows",
-                causes=(NEED, FULL),
-            ),
+            Advice(_INTO_RAM, "rmm.reinitialize(managed_memory=True)   # cudf: CUDF_SPILL=on", (NEED, FULL),
+                   "slower once it overflows"),
             _WHO_HOLDS,
-        ),
-    ),
+        )),
     "openblas": Framework(
         host=True,
-        advice=(
-            Advice(
-                name="fewer threads: each has buffers of its own",
-                how="OPENBLAS_NUM_THREADS=1 python script.py",
-                costs="slower products of matrices",
-                variable="OPENBLAS_NUM_THREADS",
-                done="1",
-                causes=_HOST_CAUSES,
-            ),
-        ),
-    ),
+        advice=(Advice("fewer threads: each has buffers of its own", "OPENBLAS_NUM_THREADS=1 python script.py", _HOST_CAUSES,
+                       "slower products of matrices", variable="OPENBLAS_NUM_THREADS", done="1"),)),
     "mxnet": Framework(device="cuda", advice=(_SMALLER_BATCH, _WHO_HOLDS)),
-    "paddle": Framework(accelerated=True, advice=(_SMALLER_BATCH, _WHO_HOLDS)),
+    "paddle": Framework(
+        title="Paddle", accelerated=True,
+        advice=(
+            Advice("let Paddle have more of the card", "FLAGS_fraction_of_gpu_memory_to_use=0.95 python train.py",
+                   (CauseName.MEMORY_FRACTION,), "leaves less to others", variable="FLAGS_fraction_of_gpu_memory_to_use"),
+            _SMALLER_BATCH, _WHO_HOLDS)),
     "go": Framework(host=True, python=False),
     "mlx": Framework(device="metal"),
     "metal": Framework(device="metal", advice=_SMALLER_CACHE),
     "ggml": Framework(accelerated=True, title="llama.cpp", advice=_SMALLER_CACHE),
-    "ollama": Framework(device="cpu", advice=_SMALLER_CACHE),
+    "ollama": Framework(
+        title="Ollama", device="cpu", python=False,
+        advice=(Advice("a smaller model, or the same in fewer bits", "ollama run llama3.2:1b   # or a tag with q4_K_M",
+                       _SERVING_CAUSES, "other answers", APPROXIMATE),
+                Advice("a shorter context", "OLLAMA_CONTEXT_LENGTH=2048 ollama serve", _SERVING_CAUSES, "shorter context"),
+                Advice("close what else holds RAM, or add swap", "free -g; ollama ps   # ollama stop MODEL", _SERVING_CAUSES))),
+    "miner": Framework(
+        title="the miner", device="cuda", python=False,
+        advice=(Advice("a card larger than the table it makes; on Windows a page file as large as all cards together",
+                       "Advanced system settings > Performance > Advanced > Virtual memory", (NEED, FULL), "disk"), _WHO_HOLDS)),
     "vllm": Framework(accelerated=True, title="vLLM"),
     "sglang": Framework(
         accelerated=True,
-        advice=(
-            Advice(
-                name="give the weights and the KV cache more of the card",
-                how="--mem-fraction-static 0.9",
-                costs="less is left for activations",
-                causes=_SERVING_CAUSES,
-            ),
-        ),
-    ),
+        advice=(Advice("give the weights and the KV cache more of the card", "--mem-fraction-static 0.9", _SERVING_CAUSES,
+                       "less is left for activations"),)),
+    "ctranslate2": Framework(
+        title="CTranslate2", device="cuda",
+        advice=(Advice("a smaller model, or its weights in 8 bits",
+                       'WhisperModel("small", device="cuda", compute_type="int8")   # --compute_type int8, --batch_size 1',
+                       _SERVING_CAUSES, "slightly other text", APPROXIMATE), _WHO_HOLDS)),
     "tensorrt": Framework(
         device="cuda",
-        advice=(
-            Advice(
-                name="less workspace",
-                how="trtexec --memPoolSize=workspace:1024",
-                costs="perhaps slower tactics",
-                exactness=ROUNDING,
-                causes=_SERVING_CAUSES,
-            ),
-        ),
-    ),
+        advice=(Advice("less workspace", "trtexec --memPoolSize=workspace:1024", _SERVING_CAUSES, "perhaps slower tactics",
+                       ROUNDING),)),
     "onnxruntime": Framework(
         accelerated=True,
-        advice=(
-            Advice(
-                name="let the arena grow only as asked",
-                how='("CUDAExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})',
-                causes=_SERVING_CAUSES,
-            ),
-        ),
-    ),
-    **dict.fromkeys(("c++", "python", "julia", "windows", "notebook"), Framework(host=True)),
-    "postgres": Framework(device="cpu", host=True, python=False),
-    "java": Framework(
+        advice=(Advice("let the arena grow only as asked",
+                       '("CUDAExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})', _SERVING_CAUSES),)),
+    "c++": Framework(host=True),
+    "notebook": Framework(
         host=True,
-        python=False,
-        raising=("raise the heap", "java -Xmx8g ...   # Spark: --driver-memory 8g --executor-memory 8g"),
-    ),
+        advice=(Advice("load less at once: a part, fewer columns, narrower types",
+                       "pd.read_csv(path, usecols=[...], dtype={...}, nrows=100_000)   # arrays: outsize.open(path)",
+                       _HOST_CAUSES,
+                       "one pass for each question"),
+                Advice("take a runtime with more RAM", "Runtime > Change runtime type > High-RAM", _HOST_CAUSES,
+                       "a paid plan, as a rule"))),
+    "torch7": Framework(
+        title="Torch", device="cuda", python=False,
+        advice=(_SMALLER_BATCH, Advice("let cuDNN try no algorithms that need workspace", "cudnn.benchmark = false", (NEED, FULL),
+                                       "slower"), _WHO_HOLDS)),
+    "caffe": Framework(title="Caffe", device="cuda", advice=(_SMALLER_BATCH, _WHO_HOLDS)),
+    "python": Framework(
+        host=True,
+        advice=(Advice("fewer jobs at once: each has its own copy of the data",
+                       "n_jobs=2   # or joblib.Parallel(..., max_nbytes='1M'), which shares large arrays", _HOST_CAUSES,
+                       "less runs in parallel", formats=("joblib",)),
+                Advice("give each worker more, and smaller chunks",
+                       'LocalCluster(n_workers=2, memory_limit="8GiB"); x.rechunk("64MiB")', _HOST_CAUSES,
+                       "less runs in parallel", formats=("dask-died",)))),
+    "windows": Framework(
+        host=True,
+        advice=(Advice("fewer processes: each takes its share when it loads the libraries", "DataLoader(..., num_workers=0)",
+                       (LIMIT,), "loading no longer overlaps the work"),)),
+    "julia": Framework(
+        host=True, python=False,
+        advice=(Advice("give back what Julia no longer uses, and work on smaller arrays",
+                       "x = nothing; GC.gc(true); CUDA.reclaim()", (NEED, FULL, CauseName.LARGER_THAN_DEVICE), place="cuda"),)),
+    "postgres": Framework(
+        device="cpu", host=True, python=False,
+        advice=(Advice("less memory for each sort and hash, and fewer of them at once",
+                       "SET work_mem = '64MB'; SET max_parallel_workers_per_gather = 0;", _HOST_CAUSES, "slower queries"),)),
+    "java": Framework(
+        host=True, python=False,
+        raising=("raise the heap", "java -Xmx8g ...   # Spark: --driver-memory 8g; Gradle: org.gradle.jvmargs=-Xmx4g")),
     "node": Framework(host=True, python=False, raising=("raise the heap", "NODE_OPTIONS=--max-old-space-size=8192")),
     "duckdb": Framework(
-        device="cpu",
-        setting="memory_limit",
-        raising=(
-            "raise DuckDB's limit, and let it spill",
-            "SET memory_limit = '{mib}MiB'; SET temp_directory = '/scratch';",
-        ),
-    ),
+        device="cpu", setting="memory_limit",
+        raising=("raise DuckDB's limit, and let it spill",
+                 "SET memory_limit = '{mib}MiB'; SET temp_directory = '/scratch';")),
     "clickhouse": Framework(
-        host=True,
-        python=False,
-        setting="max_memory_usage",
-        raising=("raise the query's limit", "SET max_memory_usage = {bytes}"),
-    ),
+        host=True, python=False, setting="max_memory_usage",
+        raising=("raise the query's limit", "SET max_memory_usage = {bytes}")),
     "elasticsearch": Framework(
-        host=True,
-        python=False,
-        setting="indices.breaker.total.limit",
-        raising=("raise the heap, of which the limit is a share", "ES_JAVA_OPTS='-Xms8g -Xmx8g'"),
-    ),
+        host=True, python=False, setting="indices.breaker.total.limit",
+        raising=("raise the heap, of which the limit is a share", "ES_JAVA_OPTS='-Xms8g -Xmx8g'")),
     "php": Framework(
-        host=True,
-        python=False,
-        setting="memory_limit",
-        raising=("raise PHP's limit", "memory_limit = {mib}M   # php.ini"),
-    ),
+        host=True, python=False, setting="memory_limit", raising=("raise PHP's limit", "memory_limit = {mib}M   # php.ini")),
     "mongodb": Framework(
-        host=True,
-        python=False,
-        setting="100 MB a stage without allowDiskUse",
-        raising=("let the stage spill", "db.c.aggregate([...], {{allowDiskUse: true}})"),
-    ),
+        host=True, python=False, setting="100 MB a stage without allowDiskUse",
+        raising=("let the stage spill", "db.c.aggregate([...], {{allowDiskUse: true}})")),
     "trino": Framework(
-        host=True,
-        python=False,
-        setting="query.max-memory",
-        raising=(
-            "raise the query's limit",
-            "query.max-memory-per-node   # config.properties; or let it spill: spill-enabled=true",
-        ),
-    ),
+        host=True, python=False, setting="query.max-memory",
+        raising=("raise the query's limit",
+                 "query.max-memory-per-node   # config.properties; or let it spill: spill-enabled=true")),
     "datafusion": Framework(
-        device="cpu",
-        setting="the session's memory pool",
-        raising=("let it spill", "RuntimeEnvBuilder().with_disk_manager_os().with_fair_spill_pool(bytes)"),
-    ),
+        device="cpu", setting="the session's memory pool",
+        raising=("let it spill", "RuntimeEnvBuilder().with_disk_manager_os().with_fair_spill_pool(bytes)")),
     "bigquery": Framework(
-        host=True,
-        python=False,
-        setting="the memory of a query's slots",
-        raising=("less at once", "drop ORDER BY and wide GROUP BY over everything, or cut the query in parts"),
-    ),
+        host=True, python=False, setting="the memory of a query's slots",
+        raising=("less at once", "drop ORDER BY and wide GROUP BY over everything, or cut the query in parts")),
     "matlab": Framework(
-        host=True, python=False, raising=("allow larger arrays", "Settings > MATLAB > Workspace > Maximum array size")
-    ),
+        host=True, python=False, raising=("allow larger arrays", "Settings > MATLAB > Workspace > Maximum array size")),
     "kubernetes": Framework(
         killer="pod (resources.limits.memory)",
-        raising=("raise the pod's limit", "resources: {{limits: {{memory: {mib}Mi}}}}"),
-    ),
+        raising=("raise the pod's limit", "resources: {{limits: {{memory: {mib}Mi}}}}")),
     "slurm": Framework(
         killer="Slurm job (--mem)",
-        raising=(
-            "ask Slurm for more",
-            "sbatch --mem={mib}M job.sh   # sacct -j JOBID --format=MaxRSS says what it took",
-        ),
-    ),
+        raising=("ask Slurm for more", "sbatch --mem={mib}M job.sh   # sacct -j JOBID --format=MaxRSS says what it took")),
     "pbs": Framework(killer="PBS job", raising=("ask PBS for more", "qsub -l mem={mib}mb")),
     "lsf": Framework(killer="LSF job", raising=("ask LSF for more", "bsub -M {mib}")),
     "dask": Framework(
         killer="Dask worker (memory_limit)",
         raising=("give each worker more", 'LocalCluster(n_workers=2, memory_limit="{mib}MiB")'),
-        advice=(
-            Advice(
-                name="smaller chunks, fewer at once",
-                how='x.rechunk("64MiB"); LocalCluster(threads_per_worker=1)',
-                costs="more tasks",
-                causes=_HOST_CAUSES,
-            ),
-        ),
-    ),
+        advice=(Advice("smaller chunks, fewer at once", 'x.rechunk("64MiB"); LocalCluster(threads_per_worker=1)', _HOST_CAUSES,
+                       "more tasks"),)),
     "spark": Framework(
         killer="executor's container (executor memory + overhead)",
-        raising=("give executors more beside the heap", "--conf spark.executor.memoryOverhead={mib}m"),
-    ),
+        raising=("give executors more beside the heap", "--conf spark.executor.memoryOverhead={more}m   # beside what it has"),
+        advice=(Advice("do not count address space",
+                       "yarn.nodemanager.vmem-check-enabled=false   # yarn-site.xml; or a larger vmem-pmem-ratio",
+                       (CauseName.ADDRESS_SPACE,)),)),
     "ray": Framework(
-        advice=(
-            Advice(
-                name="fewer tasks at once",
-                how="@ray.remote(num_cpus=4, memory=8 * 2**30)",
-                costs="less runs in parallel",
-                causes=_HOST_CAUSES,
-            ),
-        ),
-    ),
+        advice=(Advice("fewer tasks at once", "@ray.remote(num_cpus=4, memory=8 * 2**30)", _HOST_CAUSES,
+                       "less runs in parallel"),)),
+    "ecs": Framework(
+        killer="task (memory in its definition)",
+        raising=("raise the task's memory", '"memory": {mib}   # in the task definition, then register and deploy it')),
     "docker": Framework(
         killer="container (docker run --memory)",
-        raising=("raise the container's limit", "docker run --memory={mib}m ..."),
-    ),
+        raising=("raise the container's limit", "docker run --memory={mib}m ...")),
     "lambda": Framework(
-        host=True,
-        killer="Lambda function (memory size)",
-        raising=("raise the function's memory", "aws lambda update-function-configuration --memory-size {mib} ..."),
-    ),
+        host=True, killer="Lambda function (memory size)",
+        raising=("raise the function's memory", "aws lambda update-function-configuration --memory-size {mib} ...")),
     "cloud": Framework(
-        killer="cloud service", raising=("raise the service's memory", "gcloud run deploy --memory={mib}Mi ...")
-    ),
+        killer="cloud service", raising=("raise the service's memory", "gcloud run deploy --memory={mib}Mi ...")),
     "heroku": Framework(killer="dyno", raising=("take a larger dyno", "heroku ps:resize web=performance-l")),
 }
+# fmt: on
 """Name -> row. A framework without a row has nothing of its own."""
 
 CONTAINER = ("raise the container's limit", "docker run --memory={mib}m ...   # systemd: MemoryMax={mib}M")
 """How a limit is raised that no framework set."""
 
-ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+ALLOCATOR_SETTINGS = (
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "PYTORCH_NPU_ALLOC_CONF",
+)
 """Environment variables that configure PyTorch's allocator."""
 VARIABLES = (
     *ALLOCATOR_SETTINGS,

@@ -17,8 +17,9 @@ from types import TracebackType
 from typing import Any
 
 from outsize.core.errors import InputError
-from outsize.core.failure import Diagnosis, Evidence
+from outsize.core.failure import Diagnosis
 from outsize.core.units import format_bytes
+from outsize.failure.evidence import add_readings
 from outsize.failure.explain import explain_exception
 from outsize.failure.live import live_arrays
 from outsize.machine import memory
@@ -88,11 +89,8 @@ def annotate(error: BaseException, trace: TracebackType | None, before: str | No
     diagnosis = explain_exception(error)
     if diagnosis.failure is None:
         return None
-    evidence = list(diagnosis.evidence)
-    if before is not None:
-        at = next((place for place, item in enumerate(evidence) if item.kind == "inferred"), len(evidence))
-        evidence.insert(at, Evidence(kind="machine", text=before))
-    diagnosis = replace(diagnosis, evidence=tuple(evidence), holders=live_arrays(trace))
+    evidence = add_readings(diagnosis.evidence, [] if before is None else [before])
+    diagnosis = replace(diagnosis, evidence=evidence, holders=live_arrays(trace))
     error.add_note(f"\n{HEADING}\n{diagnosis}")
     try:
         setattr(error, _MARK, True)

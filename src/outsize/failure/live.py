@@ -7,10 +7,11 @@ left behind in a frame (reading a frame's locals makes a copy that CPython keeps
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 import time
-from collections.abc import Iterator
-from types import FrameType, TracebackType
+from collections.abc import Collection, Iterable, Iterator
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 from outsize.core.memory import Part
@@ -24,28 +25,94 @@ _SMALLEST = 2**20
 
 def live_arrays(trace: TracebackType | None = None, most: int = 8) -> tuple[Part, ...]:
     """The largest arrays and tensors alive, largest first, one row a piece of memory."""
-    found: dict[tuple[str, int], tuple[int, str, str]] = {}
     types = _array_types()
-    for array, holder in (*_in_frames(trace, types), *_in_heap(types)):
+    return _largest((*_in_frames(_failed_frames(trace), types), *_in_heap(types)), most)
+
+
+def arrays_of_thread(thread: int, without: Iterable[Any] = (), most: int = 8) -> tuple[Part, ...]:
+    """The largest arrays that the running functions of a thread can name, those of `without` left out.
+
+    The thread goes on meanwhile, and what is looked at stays alive as long as the look takes. So the heap is not searched, and
+    every frame is let go at once: a frame that is held keeps its locals after its function has returned.
+    """
+    types = _array_types()
+    known = {_identify(array)[0] for array in without if issubclass(type(array), types)}
+    return _largest(_in_frames(_running_frames(thread), types, depth=3), most, known)
+
+
+def _largest(arrays: Iterable[tuple[Any, str]], most: int, known: Collection[tuple[str, int]] = ()) -> tuple[Part, ...]:
+    found: dict[tuple[str, int], tuple[int, str, str]] = {}
+    for array, holder in arrays:
         key, size, what = _identify(array)
-        if size >= _SMALLEST and key not in found:
+        if size >= _SMALLEST and key not in found and key not in known:
             found[key] = (size, what, holder)
+        del array
     rows = sorted(found.values(), reverse=True)[:most]
     return tuple(Part(name=f"{what}: {holder}", bytes=size, known=Known.EXACT) for size, what, holder in rows)
 
 
-def _in_frames(trace: TracebackType | None, types: tuple[type, ...]) -> Iterator[tuple[Any, str]]:
-    """Arrays in the locals of the frames that failed."""
+def _failed_frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
     while trace is not None:
-        frame = trace.tb_frame
-        place = f"in {frame.f_code.co_qualname} ({frame.f_code.co_filename}:{trace.tb_lineno})"
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def _running_frames(thread: int) -> Iterator[tuple[FrameType, int]]:
+    """The outermost first, as in a traceback: a name in the user's code is better than one in a library."""
+    frame = sys._current_frames().get(thread)
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    while found:
+        frame = found.pop()
+        yield frame, frame.f_lineno
+        frame = None
+
+
+def _in_frames(
+    frames: Iterable[tuple[FrameType, int]], types: tuple[type, ...], depth: int = 0
+) -> Iterator[tuple[Any, str]]:
+    """Arrays in the locals of frames, and in lists, dicts and objects there down to a depth."""
+    for frame, line in frames:
+        place = f"in {frame.f_code.co_qualname} ({frame.f_code.co_filename}:{line})"
         values = frame.f_locals
         for name, value in list(values.items()):
-            if issubclass(type(value), types):
-                yield value, f"`{name}` {place}"
+            for array, path in _inside(name, value, types, depth):
+                yield array, f"`{path}` {place}"
+                del array
             del value
         _forget(frame, values)
-        trace = trace.tb_next
+
+
+_MOST_ITEMS = 500
+"""Items of one container that are looked at."""
+
+
+def _inside(path: str, value: Any, types: tuple[type, ...], depth: int) -> Iterator[tuple[Any, str]]:
+    """A value if it is an array, or the arrays in it; with the path to each."""
+    kind = type(value)
+    if issubclass(kind, types):
+        yield value, path
+        return
+    if not depth:
+        return
+    inner: list[tuple[str, Any]] = []
+    if kind is list or kind is tuple:
+        inner = [(f"{path}[{number}]", item) for number, item in enumerate(value[:_MOST_ITEMS])]
+    elif kind is dict:
+        inner = [
+            (f"{path}[{str(key)[:20]!r}]", item) for key, item in itertools.islice(list(value.items()), _MOST_ITEMS)
+        ]
+    elif kind.__flags__ & _HEAP_TYPE and not issubclass(kind, type | ModuleType):
+        fields = getattr(value, "__dict__", None)
+        inner = [(f"{path}.{name}", item) for name, item in itertools.islice(list((fields or {}).items()), _MOST_ITEMS)]
+    for name, item in inner:
+        yield from _inside(name, item, types, depth - 1)
+
+
+_HEAP_TYPE = 1 << 9
+"""Flag of classes that were made in Python."""
 
 
 def _forget(frame: FrameType, values: Any) -> None:
@@ -62,11 +129,12 @@ def _in_heap(types: tuple[type, ...]) -> Iterator[tuple[Any, str]]:
         if module is not None and hasattr(module, "__dict__")
     }
     until = time.monotonic() + LONGEST_SEARCH
-    for count, owner in enumerate(gc.get_objects()):
+    owners = [
+        owner for owner in gc.get_objects() if type(owner) is not FrameType
+    ]  # isinstance would ask strange objects
+    for count, owner in enumerate(owners):
         if count % 1024 == 0 and time.monotonic() > until:
             return
-        if type(owner) is FrameType:  # isinstance would ask strange objects for their class
-            continue
         for value in gc.get_referents(owner):
             if issubclass(type(value), types):
                 yield value, _name(owner, value, modules)

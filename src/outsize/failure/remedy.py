@@ -12,70 +12,105 @@ from collections.abc import Callable, Iterator
 
 from outsize.core.failure import Cause, CauseName, Remedy
 from outsize.core.noun import Known
+from outsize.failure import remedy_device as device
+from outsize.failure import remedy_host as host
+from outsize.failure import remedy_tensor as tensor
 from outsize.failure.case import Case, make_remedy
 from outsize.failure.framework import framework
-from outsize.failure.remedy_device import (
-    expandable,
-    fewer_graphs,
-    raise_fraction,
-    shorter_requests,
-    steady_sizes,
-    stop_others,
-    train_smaller,
-)
-from outsize.failure.remedy_host import add_swap, less_in_ram, lift_ulimit, more_shm, raise_limit
-from outsize.failure.remedy_tensor import check_length, pairwise_in_blocks, reshape_operands, smaller_tensor
 
 Maker = Callable[[Case], Iterator[Remedy]]
 
 REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
-    CauseName.IMPOSSIBLE: (check_length,),
+    CauseName.IMPOSSIBLE: (tensor.check_length,),
     CauseName.WARNING: (),
-    CauseName.BROADCAST: (reshape_operands, pairwise_in_blocks),
-    CauseName.LARGER_THAN_DEVICE: (smaller_tensor, train_smaller, shorter_requests),
-    CauseName.LARGER_THAN_MACHINE: (smaller_tensor, train_smaller, less_in_ram),
-    CauseName.LARGER_THAN_LIMIT: (smaller_tensor, raise_fraction, raise_limit, train_smaller),
-    CauseName.FRAGMENTATION: (expandable, steady_sizes),
-    CauseName.MEMORY_FRACTION: (raise_fraction, train_smaller),
-    CauseName.OTHER_PROCESS: (stop_others, shorter_requests),
+    CauseName.BROADCAST: (
+        tensor.keep_sparse,
+        tensor.other_operands,
+    ),
+    CauseName.LARGER_THAN_DEVICE: (tensor.smaller_tensor, device.train_smaller, device.shorter_requests),
+    CauseName.LARGER_THAN_MACHINE: (
+        tensor.keep_sparse,
+        tensor.pairs_in_blocks,
+        tensor.smaller_tensor,
+        device.train_smaller,
+        host.less_in_ram,
+    ),
+    CauseName.LARGER_THAN_LIMIT: (tensor.smaller_tensor, device.raise_fraction, host.raise_limit, device.train_smaller),
+    CauseName.FRAGMENTATION: (device.expandable, device.steady_sizes),
+    CauseName.MEMORY_FRACTION: (device.raise_fraction, device.train_smaller),
+    CauseName.OTHER_PROCESS: (device.stop_others, device.shorter_requests),
     CauseName.OTHER_ALLOCATIONS: (),
-    CauseName.GRAPH_POOLS: (fewer_graphs, train_smaller),
-    CauseName.REFUSED: (stop_others,),
+    CauseName.GRAPH_POOLS: (device.fewer_graphs, device.train_smaller),
+    CauseName.REFUSED: (device.see_what_may_be_mapped, device.stop_others),
     CauseName.PREALLOCATION: (),
-    CauseName.SHARED_MEMORY: (more_shm,),
-    CauseName.LIMIT: (raise_limit, train_smaller, less_in_ram),
-    CauseName.MACHINE: (train_smaller, less_in_ram, add_swap),
-    CauseName.ADDRESS_SPACE: (lift_ulimit, smaller_tensor, train_smaller),
-    CauseName.KILLED: (train_smaller, less_in_ram),
-    CauseName.LEAK: (train_smaller, less_in_ram),
-    CauseName.ALREADY_FULL: (train_smaller, less_in_ram),
-    CauseName.TRUE_NEED: (smaller_tensor, expandable, train_smaller, shorter_requests, less_in_ram),
+    CauseName.SHARED_MEMORY: (host.more_shm,),
+    CauseName.LIMIT: (host.larger_page_file, host.raise_limit, device.train_smaller, host.less_in_ram),
+    CauseName.MACHINE: (
+        host.lighter_weights,
+        host.name_the_victim,
+        device.train_smaller,
+        host.less_in_ram,
+        host.add_swap,
+    ),
+    CauseName.ADDRESS_SPACE: (host.lift_ulimit, tensor.smaller_tensor, device.train_smaller),
+    CauseName.KILLED: (
+        host.more_for_the_build,
+        host.lighter_weights,
+        host.in_frames,
+        device.train_smaller,
+        host.less_in_ram,
+    ),
+    CauseName.LEAK: (device.train_smaller, host.less_in_ram),
+    CauseName.ALREADY_FULL: (
+        tensor.keep_sparse,
+        host.larger_page_file,
+        host.see_what_fills_ram,
+        device.train_smaller,
+        host.less_in_ram,
+    ),
+    CauseName.TRUE_NEED: (
+        tensor.keep_sparse,
+        host.in_frames,
+        tensor.pairs_in_blocks,
+        host.larger_page_file,
+        tensor.smaller_tensor,
+        device.train_smaller,
+        device.expandable,
+        device.shorter_requests,
+        host.less_in_ram,
+    ),
 }
 """Cause -> the remedies worth trying; what the framework itself offers comes before those for any program on a host."""
 
-_DEVICE_ONLY = {expandable, steady_sizes, fewer_graphs, raise_fraction}
-_HOST_ONLY = {less_in_ram, lift_ulimit, add_swap}
+_DEVICE_ONLY = {device.expandable, device.steady_sizes, device.fewer_graphs, device.raise_fraction}
+_HOST_ONLY = {host.less_in_ram, host.lift_ulimit, host.add_swap}
 
 
 def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
-    """Every remedy that can help, most bytes first; those whose bytes cannot be told keep the order of the table."""
+    """Every remedy that can help, most bytes first; those whose bytes cannot be told keep the order of the table. Where
+    nothing is known that helps, what to look at: a failure is never left without a next move."""
     found: dict[str, Remedy] = {}
-    for cause in causes[: 1 if causes[0].name == CauseName.BROADCAST else 2]:
+    alone = causes[0].name in (CauseName.BROADCAST, CauseName.IMPOSSIBLE)
+    for cause in causes[: 1 if alone else 2]:
         for remedy in _remedies(case, cause.name):
             if remedy.saves is None or remedy.saves > 0:
                 found.setdefault(remedy.name, remedy)
+    if not found and causes[0].name != CauseName.WARNING:
+        last = host.see_what_it_takes(case) if case.on_host or not case.on_device else device.see_who_holds(case)
+        found = {remedy.name: remedy for remedy in last}
     return tuple(sorted(found.values(), key=lambda remedy: -(remedy.saves or 0)))
 
 
 def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
     """What the table has for one cause."""
     makers = [maker for maker in REMEDIES[cause] if maker not in (_DEVICE_ONLY if case.on_host else ())]
+    late = {*_HOST_ONLY, tensor.smaller_tensor} if case.in_graph else _HOST_ONLY
     for maker in makers:
-        if maker not in _HOST_ONLY:
+        if maker not in late:
             yield from maker(case)
     yield from _advice(case, cause)
     for maker in makers:
-        if maker in _HOST_ONLY and not case.on_device:
+        if maker in late and not (maker in _HOST_ONLY and case.on_device):
             yield from maker(case)
 
 

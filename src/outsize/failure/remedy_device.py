@@ -7,19 +7,32 @@ from collections.abc import Iterator
 from outsize.core.failure import Remedy
 from outsize.core.noun import Known
 from outsize.core.units import format_bytes as said
-from outsize.failure.case import Case, make_remedy
-from outsize.failure.framework import APPROXIMATE, ROUNDING
+from outsize.failure.case import CONTEXT, Case, make_remedy
+from outsize.failure.framework import APPROXIMATE, LAUNCHERS, ROUNDING
+from outsize.failure.work import Work, loads_weights
 
 
 def expandable(case: Case) -> Iterator[Remedy]:
     """Segments that grow instead of many that do not fit together."""
     if case.expandable or not case.on_torch_gpu or not case.slack or case.slack < (case.gap or 0):
         return
-    name = "PYTORCH_HIP_ALLOC_CONF" if (case.failure.device or "").startswith("hip") else "PYTORCH_CUDA_ALLOC_CONF"
+    if (case.failure.allocated_bytes or 0) > (
+        case.failure.total_bytes or 2**63
+    ):  # tensors alone are more than the card
+        return
+    place = (case.failure.device or "").partition(":")[0]
+    name = "PYTORCH_ALLOC_CONF" if place == "xpu" else f"PYTORCH_{place.upper()}_ALLOC_CONF"
+    little = case.failure.total_bytes is not None and case.slack < 0.08 * case.failure.total_bytes
+    if case.on_windows:  # where segments cannot grow
+        how = "set PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128"
+        yield make_remedy(
+            "cut fewer large blocks", None if little else case.slack, how, "perhaps slower", known=Known.BOUND
+        )
+        return
     yield make_remedy(
         "let the allocator's segments grow",
-        case.slack,
-        f"{name}=expandable_segments:True python train.py",
+        None if little else case.slack,  # so little that the next step meets the same end: not the first thing to try
+        f"{name}=expandable_segments:True python train.py" + (f"   # at most {said(case.slack)}" if little else ""),
         "nothing; set it before the first use of the device",
         known=Known.BOUND,
     )
@@ -39,6 +52,16 @@ def steady_sizes(case: Case) -> Iterator[Remedy]:
 
 def stop_others(case: Case) -> Iterator[Remedy]:
     """End them, or go to another card."""
+    if (case.gap == 0 and not case.strangers) or case.format == "vllm-sleep":
+        return
+    if case.ranks_on_one_card:
+        yield make_remedy(
+            "let each rank open its own card only",
+            sum(size for _, size in case.strangers if size < CONTEXT),
+            'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))   # before anything else; torch.load(..., map_location="cpu")',
+            known=Known.BOUND,
+        )
+        return
     for pid, size in case.strangers[:3]:
         yield make_remedy(
             f"end process {pid} if it is yours and no longer needed",
@@ -47,16 +70,40 @@ def stop_others(case: Case) -> Iterator[Remedy]:
             "that process",
             known=Known.EXACT,
         )
-    tool = {"hip": "rocm-smi", "xpu": "xpu-smi ps", "npu": "npu-smi info"}.get(
-        (case.failure.device or "").partition(":")[0], "nvidia-smi"
-    )
     if not case.strangers:
-        yield make_remedy("end what else is on the card", case.others, f"{tool}  # then: kill PID", "those processes")
+        yield make_remedy(
+            "end what else is on the card", case.others, f"{case.tool}  # then: kill PID", "those processes"
+        )
     if (case.failure.device or "").startswith(("cuda", "hip")):
         index = (case.failure.device or "").partition(":")[2]
         other = "1" if index in ("", "0") else "0"
         variable = "HIP_VISIBLE_DEVICES" if (case.failure.device or "").startswith("hip") else "CUDA_VISIBLE_DEVICES"
         yield make_remedy("use a card that is free", None, f"{variable}={other} python train.py", "another card")
+
+
+def see_what_may_be_mapped(case: Case) -> Iterator[Remedy]:
+    """Memory is free and yet is refused: what the driver needs of the host is missing, or it was free a moment too late."""
+    if "/mnt/c/" in case.text or "wsl" in case.text.lower():
+        yield make_remedy(
+            "give WSL2 more of the machine: its driver maps the card through RAM",
+            None,
+            "memory=32GB   # under [wsl2] in %UserProfile%\\.wslconfig, then: wsl --shutdown",
+            "RAM of Windows",
+        )
+    if (case.failure.device or "").startswith("xpu"):
+        how = "UR_L0_ENABLE_RELAXED_ALLOCATION_LIMITS=1 python train.py   # or tensors under 4 GiB"
+        yield make_remedy("allow blocks of more than 4 GiB", None, how)
+    yield make_remedy(
+        "see what keeps the driver from mapping it",
+        None,
+        f"{case.tool}; ulimit -v; free -g; cat /sys/fs/cgroup/memory.max   # then dmesg: the driver's own words",
+    )
+
+
+def see_who_holds(case: Case) -> Iterator[Remedy]:
+    """The last resort, for a program that nothing here knows."""
+    how = f"{case.tool}   # who holds it, and how much is left for this one"
+    yield make_remedy("see what holds the device, then give the program less at once", None, how)
 
 
 def raise_fraction(case: Case) -> Iterator[Remedy]:
@@ -71,7 +118,7 @@ def raise_fraction(case: Case) -> Iterator[Remedy]:
         yield make_remedy(
             "raise the memory fraction",
             can,
-            f"torch.cuda.set_per_process_memory_fraction({fraction:.3f})",
+            f"{case.torch_module}.set_per_process_memory_fraction({fraction:.3f})",
             "leaves less of the card to others",
             known=Known.EXACT,
         )
@@ -88,45 +135,112 @@ def fewer_graphs(case: Case) -> Iterator[Remedy]:
     )
 
 
+# Rows of tables: what to do, bytes, the line, what it costs, what it does to results.
+# fmt: off
+_TRAINING = (
+    make_remedy("shorter sequences or smaller images: activations shrink with them", None,
+                "tokenizer(texts, truncation=True, max_length=512)   # half of yours", "the end of long texts", APPROXIMATE),
+    make_remedy("evaluation: do not record gradients", None, "with torch.inference_mode(): output = model(batch)"),
+    make_remedy("keep the optimizer's state in 8 bits", None, "torchao.optim.AdamW8bit(model.parameters(), lr=1e-4)",
+                "state in lower precision", APPROXIMATE),
+)
+_LESS_AT_ONCE = make_remedy(
+    "smaller images, shorter texts, one at a time", None,
+    "pipe(prompt, height=512, width=512, num_images_per_prompt=1); pipe.vae.enable_tiling()",
+    "smaller results, or the time of several passes", APPROXIMATE)
+_OFFLOAD = make_remedy(
+    "keep the weights in RAM, and bring each layer when it is needed", None,
+    'pipe.enable_sequential_cpu_offload()   # transformers: from_pretrained(..., device_map="auto")', "several times slower")
+_FOUR_BITS = make_remedy(
+    "weights in 4 bits", None, "from_pretrained(..., quantization_config=BitsAndBytesConfig(load_in_4bit=True))",
+    "weights in lower precision", APPROXIMATE)
+_NO_GRADIENTS = make_remedy("do not record gradients", None, "with torch.inference_mode(): output = model(batch)")
+_LIGHTER_WEIGHTS = make_remedy(
+    "weights that take less of the card: in 16 or 4 bits, or partly in RAM", None,
+    'from_pretrained(..., torch_dtype=torch.bfloat16, device_map="auto")   # diffusers: pipe.enable_model_cpu_offload()',
+    "lower precision, or slower", APPROXIMATE)
+_SMALLER_PICTURES = make_remedy(
+    "a smaller picture, one at a time, decoded in tiles", None,
+    "512 x 512, batch 1; VAE Decode (Tiled)   # webui: Tiled VAE, no hires fix", "smaller results, or time", APPROXIMATE)
+_LOW_VRAM = make_remedy(
+    "let the program keep its weights in RAM", None, "--lowvram   # when it is started; webui: --medvram first", "slower")
+_SMALLER_MODEL = make_remedy(
+    "a quantized model", None, "fp8 or GGUF weights of the same model", "weights in lower precision", APPROXIMATE)
+_FEWER_REQUESTS = make_remedy(
+    "fewer and shorter requests at once, and room beside vLLM's share", None,
+    "--max-num-seqs 16 --max-model-len 4096 --gpu-memory-utilization 0.85   # less than yours", "fewer requests at once")
+_SMALLER_SHARE = make_remedy(
+    "smaller weights, or part of them on another card", None,
+    "--quantization fp8   # or a quantized model; --tensor-parallel-size 2", "weights in lower precision, or another card",
+    APPROXIMATE)
+_BY_WORK = {
+    Work.LOADS: (_LIGHTER_WEIGHTS, _FOUR_BITS, _OFFLOAD),
+    Work.INFERS: (_OFFLOAD, _FOUR_BITS, _LESS_AT_ONCE, _NO_GRADIENTS),
+    Work.PAINTS: (_LOW_VRAM, _SMALLER_PICTURES, _SMALLER_MODEL),
+    Work.SERVES: (_FEWER_REQUESTS, _SMALLER_SHARE),
+}
+_WITH_ONE_LARGE_REQUEST = {
+    Work.INFERS: (_LESS_AT_ONCE, _OFFLOAD, _FOUR_BITS, _NO_GRADIENTS),
+    Work.PAINTS: (_SMALLER_PICTURES, _LOW_VRAM, _SMALLER_MODEL),
+}
+"""Work -> what to do: the weights out of the way, then less at once; the other way round where one request is large."""
+# fmt: on
+
+
 def train_smaller(case: Case) -> Iterator[Remedy]:
-    """A step of PyTorch: the batch in slices, then recomputation, exact and any amount; then what costs results."""
+    """A step of PyTorch: what fits the work; for training the batch in slices, then recomputation, exact and any amount."""
     if not case.on_torch or (case.on_host and case.failure.framework not in ("pytorch", "linux")):
         return
-    on_device = case.failure.device not in (None, "cpu")
-    room = case.device_room if on_device else case.host_room
-    budget = f', budget="{room * (9 if on_device else 8) // 10 // 2**20}MiB"' if room and room >= 2**21 else ""
+    if case.format in LAUNCHERS:
+        return
+    shared = case.failure.device == "mps"  # its RAM is the card's: nothing is gained by moving weights
+    large = shared or (case.need or 0) > (case.failure.total_bytes or case.device_room or 2**35) // 8
+    rows = _WITH_ONE_LARGE_REQUEST.get(case.work) if large else None
+    rows = rows or _BY_WORK.get(case.work, ())
+    filled = (case.failure.allocated_bytes or 0) > 0.9 * (
+        case.failure.total_bytes or 2**63
+    )  # by weights: vLLM takes no more
+    if case.work is Work.SERVES and (filled or loads_weights(case.text)):
+        rows = rows[::-1]
+    yield from rows
+    if rows:
+        return
     missing = max(0, (case.gap or 0) - (case.slack or 0)) or None
-    short = f"  # {said(missing)} are missing" if missing else ""
-    yield make_remedy(
-        "training: slice the batch and recompute activations inside a budget",
-        None,
-        f"fitted = outsize.fit(model, loss, optimizer, batch{budget}){short}",
-        "some time for recomputation",
-        ROUNDING,
-    )
     halved = case.need // 2 if case.need is not None and case.need >= 2**28 else None
+    halved = halved if halved is not None and halved >= (missing or 0) else None
+    if case.evaluates:
+        how = "DataLoader(..., batch_size=1); with torch.inference_mode(): ...   # results to .cpu() one by one"
+        yield make_remedy(
+            "evaluation: fewer samples at once, without gradients, results off the card", case.gap, how, "time"
+        )
+    less = make_remedy(
+        "less at once: a smaller batch, smaller images, shorter texts",
+        halved,
+        "batch_size=1, then half the height, width or max_length",
+        "more passes, or smaller results",
+        APPROXIMATE,
+    )
+    if case.work is Work.UNKNOWN and not case.evaluates and not case.watched:
+        yield less
+    if case.can_be_fitted:
+        on_device = case.failure.device not in (None, "cpu")
+        room = case.device_room if on_device else case.host_room
+        budget = f', budget="{room * (9 if on_device else 8) // 10 // 2**20}MiB"' if room and room >= 2**21 else ""
+        short = f"  # {said(missing)} are missing" if missing else ""
+        how = f"fitted = outsize.fit(model, loss, optimizer, batch{budget}){short}"
+        name = "training: slice the batch and recompute activations inside a budget"
+        yield make_remedy(name, None, how, "some time for recomputation", ROUNDING)
+    if case.work is Work.UNKNOWN:  # a program that is watched is the user's own: what is exact comes first
+        yield from (less, _NO_GRADIENTS, _LIGHTER_WEIGHTS)
+        return
     yield make_remedy(
-        "halve the batch and accumulate two of them",
-        halved if halved is not None and halved >= (missing or 0) else None,
+        "halve the batch; in training, accumulate two of them",
+        halved,
         "(loss / 2).backward()  # twice, then optimizer.step(): same effective batch",
         "BatchNorm sees half batches",
         ROUNDING,
     )
-    yield make_remedy(
-        "shorter sequences or smaller images: activations shrink with them",
-        None,
-        "tokenizer(texts, truncation=True, max_length=512)   # half of yours",
-        "the end of long texts",
-        APPROXIMATE,
-    )
-    yield make_remedy("evaluation: do not record gradients", None, "with torch.inference_mode(): output = model(batch)")
-    yield make_remedy(
-        "keep the optimizer's state in 8 bits",
-        None,
-        "torchao.optim.AdamW8bit(model.parameters(), lr=1e-4)",
-        "state in lower precision",
-        APPROXIMATE,
-    )
+    yield from _TRAINING
 
 
 def shorter_requests(case: Case) -> Iterator[Remedy]:
@@ -141,7 +255,21 @@ def shorter_requests(case: Case) -> Iterator[Remedy]:
             "let vLLM take only what is free", None, f"--gpu-memory-utilization {fits:.2f}", "a smaller KV cache"
         )
         return
+    if case.format == "vllm-sleep":
+        name = "leave more of the card to the trainer"
+        yield make_remedy(name, None, "gpu_memory_utilization=0.5   # less than yours", "a smaller KV cache")
+        return
     longest, tokens = extra.get("max_seq_len"), extra.get("kv_tokens")
+    more = make_remedy("give vLLM more of the card", None, "--gpu-memory-utilization 0.95", "leaves less to others")
+    if case.format == "vllm-blocks":  # the weights leave nothing: no length of request is short enough
+        yield more
+        yield make_remedy(
+            "smaller weights, or part of them on another card",
+            None,
+            "--quantization fp8   # or a quantized model; --tensor-parallel-size 2",
+            "weights in lower precision, or another card",
+            APPROXIMATE,
+        )
     length = extra.get("max_model_len") or (tokens and tokens // 16 * 16)
     if not length and longest and case.need and free:
         length = int(longest * free / case.need) // 16 * 16
@@ -162,4 +290,4 @@ def shorter_requests(case: Case) -> Iterator[Remedy]:
         APPROXIMATE,
     )
     if share is None or share < 0.95:
-        yield make_remedy("give vLLM more of the card", None, "--gpu-memory-utilization 0.95", "leaves less to others")
+        yield more

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from outsize.core.failure import Remedy
 from outsize.core.noun import Known
 from outsize.failure.case import Case, make_remedy
-from outsize.failure.framework import CONTAINER, ROUNDING
+from outsize.failure.framework import APPROXIMATE, CONTAINER, ROUNDING
 
 
 def raise_limit(case: Case) -> Iterator[Remedy]:
@@ -17,6 +17,8 @@ def raise_limit(case: Case) -> Iterator[Remedy]:
     if failure.framework == "openvino":  # the driver's largest buffer, which nobody raises
         return
     known = case.known_need
+    if case.on_device and case.need is not None and case.held is not None:
+        known = max(known or 0, case.held + case.need)
     in_group = case.failure.extra.get("scope") == "cgroup" or case.extra("anon_rss_bytes")
     if limit is None and raising is None and not in_group:
         return
@@ -34,7 +36,7 @@ def raise_limit(case: Case) -> Iterator[Remedy]:
     yield make_remedy(
         name,
         gives,
-        how.format(mib=mib, bytes=mib << 20),
+        how.format(mib=mib, bytes=mib << 20, more=mib - (limit or 0) // 2**20),
         "memory that others on the machine then do not have",
     )
 
@@ -53,57 +55,123 @@ def lift_ulimit(case: Case) -> Iterator[Remedy]:
         )
 
 
+def larger_page_file(case: Case) -> Iterator[Remedy]:
+    """Windows promises only what RAM and the page file have together."""
+    if case.on_windows and case.on_host:
+        yield make_remedy(
+            "enlarge the page file",
+            None,
+            "Advanced system settings > Performance > Advanced > Virtual memory: system managed, or twice the RAM",
+            "disk; slow once it is used",
+        )
+
+
 def add_swap(case: Case) -> Iterator[Remedy]:
     """A short peak then ends in slowness instead of a kill."""
-    yield make_remedy(
-        "add swap, so that a short peak is slow instead of deadly",
-        None,
-        "fallocate -l 16G /swapfile && chmod 600 /swapfile && mkswap /swapfile && swapon /swapfile",
-        "disk, and time while it is used",
-    )
+    how = "fallocate -l 16G /swapfile && chmod 600 /swapfile && mkswap /swapfile && swapon /swapfile"
+    name = "add swap, so that a short peak is slow instead of deadly"
+    yield make_remedy(name, None, how, "disk, and time while it is used")
 
 
 def more_shm(case: Case) -> Iterator[Remedy]:
     """Room for batches in flight."""
     shm = case.reading.shm if case.reading else None
     now = shm.total if shm is not None and shm.total is not None else 64 * 2**20
-    yield make_remedy(
-        "give the container shared memory",
-        8 * 2**30 - now if now < 8 * 2**30 else None,
-        "docker run --shm-size=8g ...   # Kubernetes: emptyDir, medium: Memory",
-        "counts as RAM of the container",
-    )
-    yield make_remedy(
-        "fewer batches in flight",
-        None,
-        "DataLoader(..., num_workers=2, prefetch_factor=1)   # workers x prefetch_factor batches live there",
-        "slower loading",
-    )
-    yield make_remedy(
-        "no workers: no shared memory at all",
-        None,
-        "DataLoader(..., num_workers=0)",
-        "loading no longer overlaps the work",
-    )
+    gives = 8 * 2**30 - now if now < 8 * 2**30 else None
+    how = "docker run --shm-size=8g ...   # Kubernetes: emptyDir, medium: Memory"
+    yield make_remedy("give the container shared memory", gives, how, "counts as RAM of the container")
+    how = "DataLoader(..., num_workers=2, prefetch_factor=1)   # workers x prefetch_factor batches live there"
+    yield make_remedy("fewer batches in flight", None, how, "slower loading")
+    how = "DataLoader(..., num_workers=0)"
+    yield make_remedy("no workers: no shared memory at all", None, how, "loading no longer overlaps the work")
+
+
+def more_for_the_build(case: Case) -> Iterator[Remedy]:
+    """An image is built inside a machine, or a container, of its own."""
+    if case.in_image_build:
+        yield make_remedy(
+            "give Docker more memory, or do less at once in that step",
+            None,
+            "Docker Desktop > Settings > Resources > Memory: 8 GB   # and less at once: make -j2, pip --no-cache-dir",
+            "memory that others on the machine then do not have",
+        )
+
+
+def see_what_it_takes(case: Case) -> Iterator[Remedy]:
+    """The last resort, for a program that nothing here knows."""
+    how = "/usr/bin/time -v COMMAND   # Maximum resident set size, against `free -g`, `ulimit -a` and the container's limit"
+    yield make_remedy("see what it takes and what it may have, then give it less at once", None, how)
+
+
+def _who_grows() -> Remedy:
+    how = "outsize run your_script.py   # peak, timeline and the growing line"
+    return make_remedy("see who grows, with the line", None, how, "under 1 % of time")
+
+
+def in_frames(case: Case) -> Iterator[Remedy]:
+    """Tables of pandas: fewer columns, narrower types, pieces; a join whose keys repeat multiplies rows."""
+    if not case.on_device and case.in_frames:
+        merges = "merge" in case.text
+        then = "and see whether keys repeat: df.key.duplicated().sum()" if merges else "or chunksize= when it is read"
+        yield make_remedy(
+            "only the columns you need, in narrow types, in pieces",
+            case.need,
+            f'df = df[[...]].astype({{"name": "category", "x": "float32"}})   # {then}',
+            "other types, several passes",
+            known=Known.BOUND,
+        )
+
+
+def lighter_weights(case: Case) -> Iterator[Remedy]:
+    """A model that is read into RAM before it goes anywhere."""
+    if case.loads_shards and not case.on_device:
+        yield make_remedy(
+            "read the weights in 16 bits, one part after the other, or a quantized model",
+            None,
+            'from_pretrained(..., torch_dtype="bfloat16", low_cpu_mem_usage=True, device_map="auto")   # else more RAM, or swap',
+            "weights in lower precision",
+            APPROXIMATE,
+        )
+
+
+def name_the_victim(case: Case) -> Iterator[Remedy]:
+    """A kernel's log that breaks off before it names whom it killed."""
+    if (
+        case.failure.framework == "linux"
+        and case.format not in ("dead child", "earlyoom")
+        and case.failure.process is None
+    ):
+        how = "dmesg -T | grep -i 'killed process'   # the name, and anon-rss: what it held"
+        yield make_remedy("see whom the kernel killed, and what it held", None, how)
+
+
+def see_what_fills_ram(case: Case) -> Iterator[Remedy]:
+    """PyTorch on the host, by a small request: weights, copies of them in each rank and workers fill RAM, not the batch."""
+    if (
+        case.on_torch
+        and case.on_host
+        and not case.on_windows
+        and not case.watched
+        and case.failure.framework == "pytorch"
+    ):
+        yield _who_grows()
 
 
 def less_in_ram(case: Case) -> Iterator[Remedy]:
     """A process that holds too much of the host."""
     if not case.may_be_python or case.on_torch or case.failure.process == "DataLoader worker":
         return
-    if not case.watched:
-        yield make_remedy(
-            "see who grows, with the line",
-            None,
-            "outsize run your_script.py   # peak, timeline and the growing line",
-            "under 1 % of time",
-        )
+    if not case.watched and not case.has_line:
+        yield _who_grows()
     mib = min(2**31, (case.host_room or 2**32) // 2) // 2**20
     if mib and case.library is None and (case.spec is None or case.spec.bytes < 2**26):
+        text = "   # text: for line in file, not file.read()" if case.has_line else ""
         yield make_remedy(
             "stream large arrays instead of holding them",
             None,
-            f'outsize.open("x.npy")   # then .save("y.zarr", budget="{mib}MiB")',
+            f'outsize.open("x.npy")   # then .save("y.zarr", budget="{mib}MiB"){text}',
             "time to read and write the disk",
             ROUNDING,
         )
+    if not case.watched and case.has_line:
+        yield _who_grows()

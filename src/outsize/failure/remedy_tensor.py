@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from outsize.core.failure import Remedy
 from outsize.core.noun import Known
-from outsize.core.spec import Spec
+from outsize.core.spec import Spec, may_be_low_rank
 from outsize.core.units import format_bytes as said
 from outsize.failure.case import Case, make_remedy, pair_of_long_axes
 from outsize.failure.framework import APPROXIMATE, BITWISE, ROUNDING
@@ -22,43 +22,51 @@ _NARROWER = {
 }
 
 
+def keep_sparse(case: Case) -> Iterator[Remedy]:
+    """What is mostly zeros is not written out."""
+    if case.makes_dense:
+        yield make_remedy(
+            "keep it sparse: nearly all of it is zeros",
+            case.need,
+            "pd.get_dummies(x, sparse=True), OneHotEncoder(), or the matrix without .toarray()",
+            "not every function takes sparse input",
+            known=Known.BOUND,
+        )
+
+
 def smaller_tensor(case: Case) -> Iterator[Remedy]:
     """What the shape itself allows, to the byte."""
     spec = case.spec
-    if spec is None or spec.bytes < 2**26:
+    if spec is None or spec.bytes < 2**26 or (case.in_graph and case.makes_weights):
         return
-    yield from _stream(case, spec)
-    yield from _in_pieces(case, spec)
-    narrow = _NARROWER.get(spec.dtype.name)
-    if (
-        narrow
-        and _fits(case, Spec.of(spec.shape, narrow))
-        and not (narrow == "complex32" and case.failure.framework == "numpy")
-    ):
+    yield from _on_disk(case, spec)
+    if not (case.in_graph and case.half_of_batch) or spec.bytes >= (_room(case) or 2**63):
+        yield from _in_pieces(case, spec)
+    for narrow, costs in _narrower(case, spec):
         after = Spec.of(spec.shape, narrow)
         integer = spec.dtype.kind in ("int", "uint")
         yield make_remedy(
             f"{narrow} instead of {spec.dtype.name}: {said(spec.bytes)} -> {said(after.bytes)}",
             spec.bytes - after.bytes,
             case.framework.cast.format(dtype=narrow),
-            "values must fit" if integer else "fewer digits",
+            "values must fit" if integer else costs,
             BITWISE if integer else APPROXIMATE,
             Known.EXACT,
         )
-    if spec.dtype.name == "float64" and _fits(case, Spec.of(spec.shape, "float16")):
-        after = Spec.of(spec.shape, "float16")
-        yield make_remedy(
-            f"float16 instead of {spec.dtype.name}: {said(spec.bytes)} -> {said(after.bytes)}",
-            spec.bytes - after.bytes,
-            case.framework.cast.format(dtype="float16"),
-            "3 digits, largest value 65504",
-            APPROXIMATE,
-            Known.EXACT,
-        )
 
 
-def _stream(case: Case, spec: Spec) -> Iterator[Remedy]:
-    """Through a budget of RAM, from and to disk."""
+def _narrower(case: Case, spec: Spec) -> Iterator[tuple[str, str]]:
+    """Element types with fewer bits in which the tensor would go, and what each costs."""
+    room = _room(case)
+    half = [("float16", "3 digits, largest value 65504")] if spec.dtype.name == "float64" else []
+    for name, costs in [(_NARROWER.get(spec.dtype.name, ""), "fewer digits"), *half]:
+        numpy_has_it = name != "complex32" or case.failure.framework != "numpy"
+        if name and numpy_has_it and (room is None or Spec.of(spec.shape, name).bytes <= room):
+            yield name, costs
+
+
+def _on_disk(case: Case, spec: Spec) -> Iterator[Remedy]:
+    """Through a budget of RAM, from and to disk; or only its factors, where its data may be low-rank."""
     if not case.on_host and case.failure.framework not in {"numpy", "tensorflow", "pytorch"}:
         return
     rooms = [case.host_room, None if case.reading is None else case.reading.host.available]
@@ -81,6 +89,15 @@ def _stream(case: Case, spec: Spec) -> Iterator[Remedy]:
         ROUNDING,
         Known.EXACT,
     )
+    if not data and may_be_low_rank(spec):
+        yield make_remedy(
+            "keep a few factors of it, where its values are low-rank (fields, video, simulations)",
+            None,
+            f'f = outsize.decompose("x.npy", error=0.01, budget="{mib}MiB")\n'
+            "f.ratio, f.error, f[10:20]                      # how much smaller, how far off, a part",
+            "an error of 1 % of the norm, promised",
+            APPROXIMATE,
+        )
 
 
 def _room(case: Case) -> int | None:
@@ -88,12 +105,6 @@ def _room(case: Case) -> int | None:
     if case.on_host:
         return None if case.reading is None else case.reading.host.available
     return case.failure.limit_bytes or case.failure.total_bytes
-
-
-def _fits(case: Case, spec: Spec) -> bool:
-    """False where the smaller tensor would not go either."""
-    room = _room(case)
-    return room is None or spec.bytes <= room
 
 
 def _in_pieces(case: Case, spec: Spec) -> Iterator[Remedy]:
@@ -118,29 +129,48 @@ def _in_pieces(case: Case, spec: Spec) -> Iterator[Remedy]:
     )
 
 
-def reshape_operands(case: Case) -> Iterator[Remedy]:
-    """The matrix nobody wanted."""
-    pair = None if case.failure.shape is None else pair_of_long_axes(case.failure.shape)
-    if pair is None or case.need is None or pair[0] != pair[1]:
+def pairs_in_blocks(case: Case) -> Iterator[Remedy]:
+    """A matrix with two long axes: was it meant, is it mostly zeros, or some rows at a time."""
+    shape, need = case.failure.shape, case.need
+    pair = None if shape is None else pair_of_long_axes(shape)
+    if shape is None or pair is None or need is None or need < 2**32 or not case.on_host:
         return
-    item = max(1, case.need // (pair[0] * pair[1]))
+    rows = max(1, (2**28 * shape[0]) // need)
+    if pair[0] != pair[1]:
+        yield make_remedy(
+            f"see whether {pair[0]:,} x {pair[1]:,} was meant; if it is mostly zeros, keep it sparse",
+            need,
+            f"print(x.shape) before the call; scipy.sparse.csr_matrix   # or {rows:,} rows at a time",
+            "not every function takes sparse input",
+            known=Known.BOUND,
+        )
+        return
     yield make_remedy(
-        "give both operands the same shape",
-        case.need - item * pair[0],
-        "x.ravel() - y.ravel()   # or x - y[:, None]: (n, 1) with (n, 1)",
-        known=Known.EXACT,
+        f"keep only the pairs that matter, or make {rows:,} rows at a time",
+        need,
+        f"scipy.sparse, sklearn: kneighbors_graph(), pairwise_distances_chunked()   # or x[i:i + {rows}] against all, in a loop",
+        "time, or the pairs that are left out",
+        known=Known.BOUND,
     )
 
 
-def pairwise_in_blocks(case: Case) -> Iterator[Remedy]:
-    """If every pair was meant."""
-    shape = case.failure.shape
-    if shape is None or case.need is None or pair_of_long_axes(shape) is None:
+def other_operands(case: Case) -> Iterator[Remedy]:
+    """The matrix nobody wanted: operands of one shape, or lengths that are right; in blocks if every pair was meant."""
+    shape, need = case.failure.shape, case.need
+    pair = None if shape is None else pair_of_long_axes(shape)
+    if shape is None or pair is None or need is None:
         return
-    rows = max(1, (2**28 * shape[0]) // case.need)
+    if pair[0] == pair[1]:
+        item = max(1, need // (pair[0] * pair[1]))
+        how = "x.ravel() - y.ravel()   # or x - y[:, None]: (n, 1) with (n, 1)"
+        yield make_remedy("give both operands the same shape", need - item * pair[0], how, known=Known.EXACT)
+    else:  # a wrong index or padding rather than a broadcast
+        how = "print the shapes of the operands, or the padding, just before the call"
+        yield make_remedy("look where the two lengths come from", need, how, known=Known.BOUND)
+    rows = max(1, (2**28 * shape[0]) // need)
     yield make_remedy(
         f"if every pair was meant: {rows:,} rows at a time",
-        case.need - case.need * rows // shape[0],
+        need - need * rows // shape[0],
         f"for i in range(0, len(x), {rows}):\n    block = x[i:i + {rows}, None] - y   # use it, keep only the answer",
         "time",
         known=Known.EXACT,

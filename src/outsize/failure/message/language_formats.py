@@ -9,6 +9,8 @@ from outsize.failure.message.grammar import Format, form
 
 LANGUAGES: list[Format] = [
     form("julia", "julia", r"OutOfMemoryError\(\)"),
+    form("r-narrow", "r", r"don't be silly!: your machine has a 4Gb address",
+         r"cannot allocate (?:vector|memory block|buffer) of (?:size|length) {requested}", extra={"narrow": True}),
     form("r", "r", r"cannot allocate (?:vector|memory block|buffer) of (?:size|length) {requested}|"
          r"vector memory (?:limit of {limit} reached|exhausted)|"
          r"cannot allocate (?:vector|memory block) of (?:size|length)|"
@@ -26,30 +28,36 @@ LANGUAGES: list[Format] = [
          r"{limit:count}\)"),
     form("spark", "spark", r"Unable to acquire {requested:count} bytes of memory, got {free:count}"),
     form("java", "java",
-         r"java\.lang\.OutOfMemoryError|OutOfMemoryError: (?:Java heap space|GC overhead limit exceeded|"
+         r"java\.lang\.OutOfMemoryError|running out of JVM (?:Metaspace|heap)|"
+         r"OutOfMemoryError: (?:Java heap space|GC overhead limit exceeded|"
          r"Requested array size|" r"Metaspace|Direct buffer memory|Compressed class space|PermGen)",
          r"Failed to allocate (?:a )?{requested}", unless="unable to create (?:new )?native thread"),
-    form("node", "node", r"JavaScript heap out of memory|Reached heap limit|(?<!::)Fatal process out of memory"),
+    form("node", "node", r"JavaScript heap out of memory|"
+         r"Allocation failed - process out of memory|Reached heap limit|(?<!::)Fatal process out of memory"),
     form("array-buffer", "javascript",
          r"Array buffer allocation failed|WebAssembly\.Memory\(\): could not allocate memory"),
     form("go", "go", r"fatal error: (?:runtime: )?(?:out of memory|cannot allocate memory)|runtime: out of memory|"
          r"runtime: cannot allocate", r"cannot allocate {requested:count}-byte block \({allocated:count} in use\)"),
     form("openblas", "openblas", r"OpenBLAS ?(?:error|warning)?:? ?(?:Memory allocation|malloc)[^\n]{0,40}?failed|"
          r"OpenBLAS[^\n]{0,40}allocat[^\n]{0,40}fail"),
-    form("opencv", "opencv", r"\(-4:Insufficient memory\) Failed to allocate {requested:count} bytes", device="cpu"),
+    form("opencv", "opencv", r"\(-4(?::Insufficient memory)?\) Failed to allocate|"
+         r"OpenCV Error: Insufficient memory \(Failed to allocate", r"Failed to allocate {requested:count} bytes", device="cpu"),
     form("opencv-gpu", "opencv", r"\(-217:Gpu API call\) out of memory", device="cuda"),
     form("duckdb", "duckdb",
          r"(?:failed to|could not) (?:allocate|pin) (?:data|block) of size {requested} ?\({allocated}/{limit} used\)"),
-    form("elasticsearch", "elasticsearch", r"CircuitBreakingException[^\n]{0,40}Data too large",
+    form("elasticsearch", "elasticsearch", r"Circuit_?Breaking_?Exception[^\n]{0,40}Data too large",
          r"larger than the limit of \[{limit:count}/"),
     form("clickhouse", "clickhouse", r"Memory limit [^\n]{0,60}exceeded: would use {would_use_bytes}",
          r"attempt to allocate chunk of {requested:count} bytes", r"maximum: {limit}"),
-    form("redis", "redis", r"zmalloc: Out of memory|OOM command not allowed when used memory",
+    form("redis-limit", "redis", r"command not allowed when used memory >", extra={"limited": True}),
+    form("git", "git", r"fatal: Out of memory, \w{1,20} failed(?: \(tried to allocate {requested:count} bytes\))?",
+         device="cpu"),
+    form("redis", "redis", r"zmalloc: Out of memory",
          r"trying to allocate {requested:count} bytes"),
     form("php", "php", r"Allowed memory size of (?:{limit:count} )?bytes exhausted",
          r"tried to allocate {requested:count} bytes"),
     form("ruby", "ruby", r"\bNoMemoryError\b"),
-    form("dotnet", "dotnet", r"\bOutOfMemoryException\b"),
+    form("dotnet", "dotnet", r"\bOutOfMemoryException\b|\bSystem Out of Memory Exception\b"),
     form("stata", "stata", r"op\. sys\. refuses to provide memory"),
     form("erlang", "erlang", r"\w{1,12}_alloc: Cannot (?:re)?allocate {requested:count} bytes of memory"),
     form("compiler", "compiler",
@@ -80,6 +88,10 @@ BARE: list[Format] = [
     form("windows-1455", "windows",
          r"\[WinError 1455\]|os error 1455|paging file is too small|Not enough memory resources are available"),
     form("bad-alloc", "c++", r"std::bad_alloc|: bad allocation"),
+    form("file-map", "linux", r"unable to mmap {requested:count} bytes from file[^\n]{1,300}?Cannot allocate memory",
+         device="cpu"),
+    form("fork", "linux", r"(?:os\.fork\(|fork_exec\(?|\bfork(?:: retry)?:|spawn)[^\n]{0,80}?\n?[^\n]{0,60}?"
+         r"(?:Cannot allocate memory|ENOMEM|Errno 12\b)", device="cpu", lines=True),
     form("errno12", "linux", r"\[?Errno 12\]?:? ?(?:Cannot allocate memory|Not enough space)|"
          r"fork(?:: retry)?: (?:Resource temporarily unavailable: )?Cannot allocate memory|"
          r"(?:mmap|malloc|calloc|realloc|vfork|clone|sbrk|mlock|allocation|"
@@ -91,6 +103,7 @@ BARE: list[Format] = [
     form("coreutils", "linux", r"\b(?:sort|[ef]?grep|sed|diff|tar|m4|ld): memory exhausted\b", device="cpu"),
     form("python", "python", r"^(?:[\w.]{1,80}: )?(?:builtins\.)?MemoryError ?(?:$|: ?$|\(\)$|: std::bad_alloc)",
          lines=True),
+    form("ipython", "python", r"^MemoryError {2,80}Traceback \(most recent call last\)", lines=True),
     form("python-said", "python", r"(?:^|[\s'\"`(])MemoryError: ?[^\s{]",
          r"(?:allocate|allocating) {requested:count} bytes", r"(?:allocate|allocating) {requested}",
          unless=r"static TLS block|write\+execute", lines=True),

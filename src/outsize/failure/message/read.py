@@ -51,15 +51,20 @@ def read(text: str) -> Failure | None:
     """What the message says, or None where it is not an out-of-memory failure."""
     views = clean(text)
     found = [format_ for format_ in FORMATS if format_.anchor.may_be_in(views.key)]
+    remark: Failure | None = None
     for format_ in found:
         fields = _best(format_, views)
         if fields is None:
             continue
+        if "not_a_failure" in {**format_.extra, **fields}:  # what comes with it may have ended the program
+            remark = remark or _failure(format_, fields)
+            continue
         for other in found:
             if other is not format_ and other.framework in format_.fills:
-                fields = (_best(other, views) or {}) | fields
+                more = _best(other, views) or {}
+                fields = ({} if "not_a_failure" in more else more) | fields
         return _failure(format_, fields)
-    return None
+    return remark
 
 
 def _best(format_: Format, text: Cleaned) -> dict[str, Any] | None:
@@ -87,9 +92,10 @@ def _fields(format_: Format, clauses: Sequence[Pattern], text: str) -> dict[str,
         return None
     fields, end = _first(format_, clauses, text, place)
     for name, part in format_.each.items():
-        repeated = tuple(part.find_all(text[place.start() : end]))
+        repeated = tuple(part.find_all(text[place.start() : len(text) if name == "victims" else end]))
         fields |= {name: repeated} if repeated else {}
-    return fields
+    victims = fields.pop("victims", ())
+    return fields | max(victims, key=lambda victim: victim["anon_rss_bytes"], default={})
 
 
 def _first(format_: Format, clauses: Sequence[Pattern], text: str, place: re.Match[str]) -> tuple[dict[str, Any], int]:

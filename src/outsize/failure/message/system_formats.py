@@ -27,12 +27,14 @@ _KILL = (
 )
 
 KERNEL: list[Format] = [
-    form("memcg", "linux", r"Memory cgroup out of memory|CONSTRAINT_MEMCG|killed as a result of limit of", *_KILL,
+    form("memcg", "linux", r"Memory cgroup out of memory|CONSTRAINT_MEMCG|killed as a result of limit of|"
+         r"mem_cgroup_o(?:om_synchronize|ut_of_memory)", *_KILL,
          whole=True, extra={"scope": "cgroup"}),
     form("oom-killer", "linux",
          r"Out of memory(?: \([^)\n]{1,40}\))?: Kill(?:ed)? process|invoked oom-killer|oom-kill:constraint|"
          r"Killed process (?:pid=)?{pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\),? total-vm", *_KILL,
-         whole=True, extra={"scope": "machine"}),
+         each={"victims": r"Killed process {pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\),? total-vm:[0-9]{1,20}kB, "
+               r"anon-rss:{anon_rss_bytes:kb}kB"}, whole=True, extra={"scope": "machine"}),
     form("reaper", "linux", r"oom_reaper: reaped process {pid:int} \({process:name}\)", extra={"scope": "machine"}),
     form("oomd", "systemd",
          r"Killed (?=[/.])[^ \n]{1,200}(?: \([^)\n]{1,40}\))? due to memory (?:pressure|used)|systemd-oomd killed|"
@@ -60,8 +62,12 @@ CLUSTER: list[Format] = [
     form("ray-store-name", "ray", r"ObjectStoreFullError", r"Object size is {requested:count} bytes"),
     form("dask-nanny", "dask", r"exceeded {threshold_pct:int}% memory budget", r"\(pid={pid:int}\)",
          r"Worker memory limit: {limit}", whole=True),
+    form("dask-died", "python", r"distributed[^\n]{0,40}KilledWorker|all those workers died while running it",
+         extra={"signal": "Killed"}),
     form("dask-pause", "dask", r"Worker is at [0-9.]{1,6}% memory usage\. ?Pausing worker",
          r"Process memory: {process_bytes}", r"Worker memory limit: {limit}", extra={"not_a_failure": True}),
+    form("yarn-virtual", "spark", r"{used_bytes} of {limit} virtual memory used",
+         unless=r"beyond (?:the )?'?PHYSICAL'?|beyond physical"),
     form("yarn", "spark",
          r"(?:exceeding|beyond)(?: the)?(?: 'PHYSICAL'| 'VIRTUAL')? ?(?:physical |virtual )?memory limits?",
          r"{used_bytes} of {limit} physical memory used", r"{used_bytes} of {limit} virtual memory used",
@@ -77,6 +83,7 @@ CLUSTER: list[Format] = [
     form("slurm", "slurm",
          r"Detected (?:an? |[0-9]{1,9} )?oom[-_ ]kill event|oom[-_ ]kill event(?:\(s\))? (?:in |detected)|"
          r"cgroup out[- ]of[- ]memory handler|srun: error: [^\n]{1,80}: Out Of Memory",
+         r"SBATCH --mem[= ]{limit}\b",
          r"(?:StepId=|in step ){step_id:word}", Pattern(r"\b{pid:int} Killed {1,40}(?:\S{1,120}/)?{process:word}"),
          whole=True),
     form("slurm-state", "slurm", r"(?:State:? ?|\b)OUT_OF_ME(?:MORY\b|\+)",
@@ -93,6 +100,10 @@ CLUSTER: list[Format] = [
     form("kubernetes-evicted", "kubernetes", r"The node was low on resource: memory",
          r"Container {process:word} was using {used_bytes}", r"available: {free}"),
     form("kubernetes-system", "kubernetes", r"System OOM encountered, victim process: {process:word}, pid: {pid:int}"),
+    form("ecs", "ecs", r"OutOfMemoryError: Container killed due to memory usage"),
+    form("docker-event", "docker", r"\bcontainer oom [0-9a-f]{12,64}\b"),
+    form("earlyoom", "linux", r"\bLow memory!? (?:mem )?avail|mem avail: ? ?[0-9]{1,8} of [0-9]{1,8} MiB[^\n]{0,120}<= ? ?min",
+         extra={"scope": "machine"}),
     form("docker", "docker", r"OOMKilled\": ?true\b", r"ExitCode\": ?{exit_code:int}",
          r"\bMemory\": ?(?!0\b){limit:count}", *_KILL, whole=True),
     form("kubernetes", "kubernetes", r"OOMKilled\b(?![\"']?\s{0,2}[:=]\s{0,2}[\"']?(?:false|0)\b)",
@@ -102,12 +113,15 @@ CLUSTER: list[Format] = [
 ]
 
 EXITS: list[Format] = [
+    form("deepspeed", "pytorch", r"sigkill_handler[^\n]{0,4000}?exits with return code = -9\b", extra={"signal": "Killed"}),
     form("elastic", "pytorch", r"exit ?code ?: ?-9\b|Signal 9 \(SIGKILL\) received by", r"\(pid: {pid:int}\)",
          r"received by PID {pid:int}", extra={"signal": "Killed"}),
     form("shell-killed", "linux",
          r"^(?:[^\n:]{0,120}: )?(?:line [0-9]{1,7}: )?{pid:int} Killed\b {0,40}(?:\(core dumped\) "
          r")?(?:[\"']?(?:\S{1,120}/)?{process:word})?", lines=True, extra={"signal": "Killed"}),
     form("killed", "linux",
+         r"^[^\n]{0,400}it/s\](?:\[[0-9]\] {1,8}[0-9]{1,8} )?killed\b[^\n]{0,200}$|"
+         r"^(?:\[[0-9]\][+-]? {0,4}[0-9]{1,8} killed\b[^\n]{0,200}|`{1,3}zsh: killed\b[^\n]{1,200}`{1,3})$|"
          r"^(?:\[[0-9]\][+-]? ?)?(?:zsh: killed|Killed)(?:: 9)?(?: {1,40}(?!by\b)[\w./-]{1,120}[^\n]{0,200})?$|"
          r"^(?:[\w./ -]{1,80}: )?Killed(?:: 9)?$", lines=True, extra={"signal": "Killed"}),
     form("joblib", "python", r"exit codes of the workers are \{[^}\n]{0,80}SIGKILL\(-9\)", extra={"signal": "Killed"}),

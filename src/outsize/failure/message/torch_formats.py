@@ -58,7 +58,7 @@ FORMATS: list[Format] = [
          r"Currently allocated ?:? ?{allocated}", r"Requested ?:? ?{requested}", r"Device limit ?: ?{total}",
          r"Free \(according to CUDA\): ?{free}",
          r"PyTorch limit \(set by user-supplied memory fraction\) ?: ?{limit}", device="cuda"),
-    form("cuda", "pytorch", r"CUDA out of memory\. ?Tried to allocate", *_CACHING, each=_PROCESSES, device="cuda"),
+    form("cuda", "pytorch", r"CUDA out of (?:the )?memory\. ?Tried to allocate", *_CACHING, each=_PROCESSES, device="cuda"),
     form("hip", "pytorch", r"HIP out of memory", *_CACHING, each=_PROCESSES, device="hip"),
     form("xpu", "pytorch", r"XPU out of memory", *_CACHING, each=_PROCESSES, device="xpu"),
     form("xpu-block", "pytorch", r"platform can not allocate memory block with size larger than {limit}", *_CACHING,
@@ -81,6 +81,10 @@ FORMATS: list[Format] = [
     form("loader-bus", "pytorch",
          rf"{_WORKER}(?:is )?killed by signal: Bus error|Unexpected bus error encountered in worker",
          *_WORKER_CLAUSES, extra={"signal": "Bus error"}),
+    form("shm-map", "pytorch", r"unable to mmap {requested:count} bytes from file <(?:filename not specified|"
+         r"[^>\n]{0,80}torch_\w{1,60})>: ?Cannot allocate memory"),
+    form("pinned", "pytorch", r"pin_memory\([^()\n]{0,40}\)[^\n]{0,200}?CUDA error: ?out of memory|"
+         r"cudaHostAlloc[^\n]{0,80}(?:out of memory|failed)", device="cpu", extra={"pinned": True}),
     form("shm", "pytorch",
          r"unable to (?:write to|resize|mmap|allocate shared memory\(shm\) for|open)[^:\n]{0,200}?(?:torch_\w{1,60}|"
          r"shm)[^:\n]{0,120}: ?"
@@ -90,8 +94,12 @@ FORMATS: list[Format] = [
          r"mmap {requested:count} bytes", r"resize[^\n]{0,120} to {requested:count} bytes",
          extra={"shared_memory": True}),
     form("library-host", "pytorch", r"CUDNN_STATUS_\w{0,40}HOST_ALLOCATION_FAILED"),
-    form("library-handle", "tensorflow", rf"(?:failed to create|could not create) cu\w{{2,8}} handle: ?{_LIBRARY}",
+    form("library-handle", "tensorflow", rf"(?:failed to create|could not create) cu\w{{2,8}} handle ?[:-] ?{_LIBRARY}",
          r"device ordinal {index}\b", device="cuda"),
+    form("lua", "torch7", rf"(?:\.lua:[0-9]|luajit)[^\n]{{0,400}}?(?:{_LIBRARY}|out of memory)", device="cuda", lines=True),
+    form("mxnet-library", "mxnet", rf"(?:mxnet|src/operator/)[^\n]{{0,300}}?{_LIBRARY}", device="cuda"),
+    form("caffe", "caffe", rf"(?:syncedmem\.cpp|cudnn_\w{{1,30}}\.c\w{{1,3}}|caffe)[^\n]{{0,200}}?Check failed: "
+         rf"[^\n]{{0,60}}\(2 vs\. 0\) ?(?:{_LIBRARY}|out of memory)", device="cuda"),
     form("library", "pytorch", _LIBRARY, r"GPU[ =]{index}\b", r"\bcuda:{index}\b", r"device ordinal {index}\b",
          device="cuda"),
     form("nccl", "nccl", r"Cuda failure (?:2 )?'out of memory\b|Failed to CUDA (?:calloc|malloc|"
@@ -108,10 +116,14 @@ FORMATS: list[Format] = [
 ]
 
 LAST: list[Format] = [
+    form("cuda-number", "cuda", r"CUDA (?:failed with )?error 2,? out of memory(?! at)", device="cuda"),
+    form("ctranslate2", "ctranslate2", r"CUDA failed with error out of memory", device="cuda"),
     form("cuda-bare", "pytorch", r"CUDA\b[ _:]{0,2}(?:runtime |driver )?(?:failed with )?(?:error|"
          r"failure)?(?: 2)?(?: at [^\n]{1,100}?)?[^\w\n]{0,4}2?[^\w\n]{0,4}(?:is |"
          r"ran )?out of memory(?= ?[.:!?,;)\"'`*<\n\]|/-]| ?$| in cu| current device| CUDA kernel| \w{0,12}=)",
          r"current device: {index}\b", *_CACHING, device="cuda", lines=True),
+    form("torch-name-bare", "pytorch", r"^(?:[^\n:]{0,40}: ?)?torch(?:\.cuda)?\.OutOfMemoryError:? ?$", device="cuda",
+         lines=True),
     form("torch-name", "pytorch", r"torch(?:\.cuda)?\.OutOfMemoryError: ?\S", r"Tried to allocate {requested}",
          *_CACHING, device="cuda"),
 ]

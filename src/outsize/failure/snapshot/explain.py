@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import outsize.allocator as allocator
 from outsize.core.allocation import AllocationEvent
+from outsize.core.allocator_history import AllocatorHistory
 from outsize.core.errors import InputError
 from outsize.core.failure import Cause, CauseName, Diagnosis, Evidence, Failure
 from outsize.core.footprint import Moment
@@ -21,6 +22,7 @@ from outsize.core.noun import Known
 from outsize.core.units import format_bytes as said
 from outsize.failure.case import Case
 from outsize.failure.explain import diagnose, explain_text
+from outsize.failure.snapshot.history import read_history
 from outsize.failure.snapshot.load import check_snapshot, load_snapshot
 from outsize.failure.snapshot.state import DeviceState, hold_by_line, read_state
 from outsize.machine import memory
@@ -50,11 +52,13 @@ def explain_snapshot(snapshot: Mapping[str, Any], *, here: bool = False, after: 
     state = read_state(snapshot)
     total = _card(state.device) if here else None
     diagnosis = _with_failure(state, total) if state.failed else Diagnosis(failure=None, cause=None)
+    history = read_history(snapshot, state.device)
     diagnosis = replace(
         diagnosis,
         holders=state.holders,
-        timeline=_timeline(snapshot, state),
+        timeline=_timeline(history),
         evidence=(*diagnosis.evidence, *_state_evidence(state), *_replays(snapshot, state)),
+        history=history,
     )
     return diagnosis if after is None else _compare(diagnosis, snapshot, after, state.device)
 
@@ -162,23 +166,14 @@ def _halved(events: tuple[AllocationEvent, ...]) -> tuple[AllocationEvent, ...]:
     )
 
 
-def _timeline(snapshot: Mapping[str, Any], state: DeviceState, most: int = 60) -> tuple[Moment, ...]:
-    """Bytes in use over the recorded history, in seconds from its start."""
-    traces = snapshot.get("device_traces", [])
-    entries = traces[state.device] if state.device < len(traces) else []
-    change = 0
-    course: list[tuple[float, int]] = []
-    for number, entry in enumerate(entries):
-        if entry["action"] in ("alloc", "free_completed"):
-            change += entry["size"] if entry["action"] == "alloc" else -entry["size"]
-            course.append((float(entry.get("time_us", number)), change))
-    if not course:
-        return ()
-    offset = max(0, state.allocated - course[-1][1])
-    begin, step = course[0][0], max(1, len(course) // most)
-    scale = 1e6 if "time_us" in entries[0] else 1.0
+def _timeline(history: AllocatorHistory, most: int = 60) -> tuple[Moment, ...]:
+    """Bytes in use over the recorded history: the highest of each stretch."""
+    totals = [sum(column) for column in zip(*(layer.bytes for layer in history.layers), strict=True)]
+    width = max(1, -(-len(totals) // most))
+    stretches = (range(begin, min(begin + width, len(totals))) for begin in range(0, len(totals), width))
+    highest = [max(stretch, key=totals.__getitem__) for stretch in stretches]
     return tuple(
-        Moment(time=(time - begin) / scale, bytes=max(0, offset + size)) for time, size in (*course[::step], course[-1])
+        Moment(time=history.times[at], bytes=totals[at]) for at in dict.fromkeys((*highest, len(totals) - 1)) if totals
     )
 
 

@@ -19,6 +19,8 @@ LARGEST_FILE = 4 * 2**30
 MOST_ENTRIES = 20_000_000
 """Blocks and trace entries together."""
 LARGEST_NUMBER = 2**64
+LONGEST_STACK = 512
+"""Frames of a stack that are read."""
 
 _BLOCK = {"size": int, "state": str}
 _SEGMENT = {"address": int, "total_size": int, "stream": int, "blocks": list}
@@ -66,20 +68,9 @@ def _unpickle(file: IO[bytes], name: str) -> Any:
             "torch.cuda.memory._dump_snapshot() holds only numbers and text",
             path=name,
         ) from None
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        KeyError,
-        IndexError,
-        MemoryError,
-        OverflowError,
-        RecursionError,
-        UnicodeError,
-        ImportError,
-    ) as error:
+    except OSError:
+        raise
+    except Exception as error:  # bytes that are no pickle can fail in any way
         raise StoreError(
             f"{name} is not a readable pickle ({type(error).__name__}: {str(error)[:120]}): cut short or damaged",
             path=name,
@@ -122,4 +113,6 @@ def frames_of(item: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     if not frames and isinstance(item.get("history"), list) and item["history"]:
         last = item["history"][-1]
         frames = (last.get("frames") or ()) if isinstance(last, Mapping) else ()
-    return [frame for frame in frames if isinstance(frame, Mapping)] if isinstance(frames, list | tuple) else ()
+    if not isinstance(frames, list | tuple):
+        return ()
+    return [frame for frame in frames[:LONGEST_STACK] if isinstance(frame, dict)]

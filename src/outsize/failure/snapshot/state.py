@@ -59,8 +59,8 @@ def read_state(snapshot: Mapping[str, Any], device: int | None = None) -> Device
     """The state of a device; by default the one that ran out, else the one that holds most."""
     if device is None:
         device = _choose_device(snapshot)
-    segments = [segment for segment in snapshot["segments"] if _device(segment) == device]
-    common = [segment for segment in segments if not _is_private(segment)]
+    segments = [segment for segment in snapshot["segments"] if device_of(segment) == device]
+    common = [segment for segment in segments if not is_private(segment)]
     unused = [block["size"] for segment in common for block in segment["blocks"] if block["state"] == "inactive"]
     reserved = sum(segment["total_size"] for segment in segments)
     return DeviceState(
@@ -71,7 +71,7 @@ def read_state(snapshot: Mapping[str, Any], device: int | None = None) -> Device
         unused=sum(unused),
         largest_unused=max(unused, default=0),
         unused_blocks=len(unused),
-        private=sum(segment["total_size"] for segment in segments if _is_private(segment)),
+        private=sum(segment["total_size"] for segment in segments if is_private(segment)),
         expandable=any(segment.get("is_expandable") for segment in segments),
         holders=_holders(segments),
         failed=_failed(snapshot, device),
@@ -80,13 +80,20 @@ def read_state(snapshot: Mapping[str, Any], device: int | None = None) -> Device
 
 def hold_by_line(snapshot: Mapping[str, Any], device: int) -> Counter[str]:
     """Bytes in use by allocation line."""
-    lines: Counter[str] = Counter()
-    for segment in snapshot["segments"]:
-        if _device(segment) == device:
-            for block in segment["blocks"]:
-                if block["state"].startswith("active"):
-                    lines[line_of(block)] += block["size"]
-    return lines
+    return _count_lines([segment for segment in snapshot["segments"] if device_of(segment) == device])[0]
+
+
+def _count_lines(segments: list[Mapping[str, Any]]) -> tuple[Counter[str], Counter[str]]:
+    """Bytes in use, and number of blocks, by allocation line."""
+    sizes: Counter[str] = Counter()
+    blocks: Counter[str] = Counter()
+    for segment in segments:
+        for block in segment["blocks"]:
+            if block["state"].startswith("active"):
+                line = line_of(block)
+                sizes[line] += block["size"]
+                blocks[line] += 1
+    return sizes, blocks
 
 
 def line_of(item: Mapping[str, Any]) -> str:
@@ -103,17 +110,10 @@ def line_of(item: Mapping[str, Any]) -> str:
 
 
 def _holders(segments: list[Mapping[str, Any]], most: int = 8) -> tuple[Part, ...]:
-    lines: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    for segment in segments:
-        for block in segment["blocks"]:
-            if block["state"].startswith("active"):
-                line = line_of(block)
-                lines[line] += block["size"]
-                counts[line] += 1
+    sizes, blocks = _count_lines(segments)
     return tuple(
-        Part(name=f"{counts[line]} block{'s' * (counts[line] > 1)} from {line}", bytes=size, known=Known.EXACT)
-        for line, size in lines.most_common(most)
+        Part(name=f"{blocks[line]} block{'s' * (blocks[line] > 1)} from {line}", bytes=size, known=Known.EXACT)
+        for line, size in sizes.most_common(most)
     )
 
 
@@ -135,16 +135,18 @@ def _choose_device(snapshot: Mapping[str, Any]) -> int:
             return device
     held: Counter[int] = Counter()
     for segment in snapshot["segments"]:
-        held[_device(segment)] += segment["total_size"]
+        held[device_of(segment)] += segment["total_size"]
     return held.most_common(1)[0][0] if held else 0
 
 
-def _device(segment: Mapping[str, Any]) -> int:
+def device_of(segment: Mapping[str, Any]) -> int:
+    """The device that a segment is on."""
     device = segment.get("device", 0)
     return device if isinstance(device, int) else 0
 
 
-def _is_private(segment: Mapping[str, Any]) -> bool:
+def is_private(segment: Mapping[str, Any]) -> bool:
+    """True for a segment in the private pool of a CUDA graph."""
     pool = segment.get("segment_pool_id", (0, 0))
     return isinstance(pool, tuple | list) and any(pool)
 
