@@ -1,0 +1,136 @@
+"""zfp as an answer of `auto`: a tolerance found on a sample, then one pass that compresses, decodes and measures.
+
+zfp bounds the difference of each element. What counts here is the Frobenius norm, which comes out several times smaller, so the
+tolerance is looked for and the error measured. The blocks are held in memory: where they would not fit, there is no answer.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from outsize.array.api.lazy import Array
+from outsize.array.graph.node import Node, Source, walk
+from outsize.array.passes.tiling import Grid
+from outsize.array.store.base import Block, Region, whole
+from outsize.array.store.io.chunks import cut_regular
+from outsize.factor.algorithms.session import Session
+from outsize.factor.formats import Coded
+from outsize.factor.formats.coded import choose_box, decode, encode, most_bytes
+
+_SAMPLE = 24
+"""Blocks on which a tolerance is tried."""
+_CAREFUL = 0.9
+"""Part of the asked error that the sample may show."""
+_TRIES = 4
+"""Passes, each with half the tolerance, until the measured error is small enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """Blocks and what they have lost."""
+
+    form: Coded
+    error: float
+    """Relative Frobenius error, measured."""
+    norm: float
+    """Frobenius norm of the data."""
+
+
+def coded(session: Session, node: Node, error: float, limit: int) -> Compressed | None:
+    """The tensor in blocks of zfp, in fewer bytes than `limit`; None where that is not to be had."""
+    if node.dtype.char not in "fd" or node.dtype.byteorder == ">" or importlib.util.find_spec("zfpy") is None:
+        return None
+    x, box = Array(node), choose_box(node.shape)
+    squares = (x.astype(np.float64) ** 2).sum()
+    norm = math.sqrt(float(squares.compute(budget=session.room)))
+    limit = min(limit, session.room // 4)
+    if not math.isfinite(norm) or norm == 0 or limit <= 0:
+        return None
+    tolerance, each = _sample(x, box, error * norm / math.sqrt(x.size), session.room)
+    if each * x.size > limit:
+        return None
+    tile = _tile(node, box, session.room // 8)
+    held = 2 * limit + 3 * math.prod(tile) * node.dtype.itemsize + most_bytes(box)
+    traffic = sum(each.store.traffic(whole(each.shape)) for each in walk(node) if isinstance(each, Source))
+    with session.work_in_memory("blocks of zfp", held):
+        for number in range(_TRIES):
+            session.steps[-1] = replace(session.steps[-1], read=(2 + number) * traffic)  # the norm, and each try
+            made = _compress(x, box, tile, tolerance, limit, session.room // 2)
+            if made is None:
+                return None
+            form, lost = made
+            if form.nbytes >= limit:
+                return None
+            if lost <= error * norm:
+                return Compressed(form, lost / norm * (1 + 1e-9), norm)
+            tolerance /= 2
+    return None
+
+
+def _sample(x: Array, box: tuple[int, ...], rms: float, budget: int) -> tuple[float, float]:
+    """(the largest tolerance whose root mean square error is small enough on some blocks, bytes for an element)."""
+    grid = Grid(x.shape, box)
+    places = sorted({round(place) for place in np.linspace(0, len(grid) - 1, min(_SAMPLE, len(grid)))})
+    regions = [grid.region(tuple(map(int, np.unravel_index(place, grid.counts)))) for place in places]
+    blocks = [_read(x, region, budget) for region in regions]
+    count = sum(block.size for block in blocks)
+    tolerance = 256 * rms
+    while True:
+        packed = [encode(block, tolerance) for block in blocks]
+        lost = sum(_lost(block, one, box, tolerance) for block, one in zip(blocks, packed, strict=True))
+        if lost <= count * (_CAREFUL * rms) ** 2 or tolerance < 1e-3 * rms:
+            return tolerance, sum(map(len, packed)) / count
+        tolerance /= 2  # zfp takes the next power of two
+
+
+def _lost(block: Block, packed: bytes, box: tuple[int, ...], tolerance: float) -> float:
+    """Squares of the differences after decoding."""
+    held = np.zeros(most_bytes(box), np.uint8)
+    held[: len(packed)] = np.frombuffer(packed, np.uint8)
+    again = np.empty_like(block)
+    decode(held, again, tolerance)
+    return float(np.sum((again.astype(np.float64) - block) ** 2))
+
+
+def _compress(
+    x: Array, box: tuple[int, ...], tile: tuple[int, ...], tolerance: float, limit: int, budget: int
+) -> tuple[Coded, float] | None:
+    """(the blocks, norm of what they lost); None where they come out larger than the limit."""
+    grid, found, lost, total = Grid(x.shape, box), {}, 0.0, 0
+    for region in Grid(x.shape, tile):
+        values = _read(x, region, budget)
+        for number, part in _blocks(region, box, grid.counts):
+            block = np.ascontiguousarray(values[part])
+            packed = encode(block, tolerance)
+            lost += _lost(block, packed, box, tolerance)
+            found[number], total = packed, total + len(packed)
+        if total > limit:
+            return None
+    data = np.frombuffer(b"".join(found[number] for number in range(len(grid))), np.uint8)
+    offsets = np.cumsum([0, *(len(found[number]) for number in range(len(grid)))], dtype=np.int64)
+    layout = np.array([*x.shape, *box, x.dtype.itemsize], np.int64)
+    return Coded(data, offsets, layout, np.array([tolerance])), math.sqrt(lost)
+
+
+def _blocks(region: Region, box: tuple[int, ...], counts: tuple[int, ...]) -> Iterator[tuple[int, tuple[slice, ...]]]:
+    for piece in cut_regular(region, box):
+        yield int(np.ravel_multi_index(piece.chunk, counts)), piece.target
+
+
+def _tile(node: Node, box: tuple[int, ...], room: int) -> tuple[int, ...]:
+    """Whole blocks that are read at once, along the fastest axes first."""
+    tile = list(box)
+    for axis in reversed(range(len(box))):
+        while tile[axis] < node.shape[axis] and 2 * math.prod(tile) * node.dtype.itemsize <= room:
+            tile[axis] *= 2
+    return tuple(tile)
+
+
+def _read(x: Array, region: Region, budget: int) -> Block:
+    found: Block = x[tuple(slice(start, stop) for start, stop in region)].compute(budget=budget)
+    return found.astype(found.dtype.newbyteorder("="), copy=False)

@@ -1,0 +1,130 @@
+"""The first reading on a device: the Gram matrix of a mode and the projection on it, by the arrays' own passes.
+
+In: the data, a mode, a device. Out: what `shrink` gives. Both are contractions in double precision (which cards for this work
+do at the rate of their memory), so the promise is the same: what is lost is the data's squares less those of the result. What is
+left is small, and the processor goes on with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from typing import Any
+
+import numpy as np
+
+from outsize.array import astype, conj, matmul, permute_dims, reshape
+from outsize.array.api.lazy import Array
+from outsize.array.graph import build as make
+from outsize.array.run.now import remove
+from outsize.array.store.base import Block
+from outsize.core.errors import BudgetError
+from outsize.core.units import format_bytes
+from outsize.factor.algorithms.sampling import count_needed, gram_bytes
+from outsize.factor.algorithms.session import Session
+from outsize.factor.algorithms.shrink import Shrunk, one_thread, working
+from outsize.factor.algorithms.tensor import Tensor
+
+_FINE = 1e-5
+"""Where less than this share of the squares may be lost, what is left is kept in double precision."""
+
+
+def choose_axis(tensor: Tensor) -> int:
+    """The mode whose Gram matrix costs least, of those long enough to be worth it; the last of equals lies best."""
+    worth = [axis for axis, length in enumerate(tensor.shape) if length >= 8] or list(range(len(tensor.shape)))
+    return min(worth, key=lambda axis: (tensor.shape[axis], -axis))
+
+
+def shrink_on_device(
+    session: Session, tensor: Tensor, axis: int, dtype: np.dtype[Any], *, allowed: float | None, rank: int | None
+) -> Shrunk | None:
+    """Project one mode; None where it cannot be made shorter."""
+    length, wide = tensor.shape[axis], working(tensor)
+    if allowed is not None and allowed < _FINE:
+        dtype = wide  # the squares of rounded values would not tell so little
+    if gram_bytes(length, wide) > session.room // 2:
+        raise BudgetError(
+            f"the Gram matrix of axis {axis} takes {format_bytes(gram_bytes(length, wide))} with its eigenvectors, the budget is "
+            f"{format_bytes(session.host)}: leave device= out, or give more", needed=2 * gram_bytes(length, wide),
+            budget=session.host, smallest=2 * gram_bytes(length, wide) + sum(session.held.values()), culprit=f"axis {axis}",
+        )  # fmt: skip
+    rows = _rows(Array(tensor.node), axis, wide)  # (fibres, length)
+    gram = _compute(session, matmul(permute_dims(rows, (1, 0)), conj(rows)), f"Gram matrix of axis {axis}")
+    if session.dry:
+        columns = min(length, rank or -(-length // 8))
+        return _described(session, tensor, axis, columns, dtype)
+    with one_thread(length):
+        values, vectors = np.linalg.eigh(gram)
+    norm2 = float(np.trace(gram).real)
+    if not math.isfinite(norm2):
+        return None  # the processor's passes say where
+    energy = np.maximum(values[::-1], 0.0)
+    total = float(energy.sum())
+    needed = count_needed(energy / total, (allowed or 0.0) * (1 - 1e-6), length, None) if total > 0 else 1
+    columns = min(length, rank + 4) if rank is not None else max(1, needed or length)
+    if columns > 0.8 * length:
+        return None
+    basis = np.ascontiguousarray(vectors[:, ::-1][:, :columns])
+    left = _project(session, rows, basis, tensor.shape, axis, dtype)
+    kept2 = float(_compute(session, (abs(Array(left.node)) ** 2).sum(), "squares of what is left", on_device=False))
+    slack = (
+        1e-11 + 4 * length * 2.0**-53 * math.sqrt(columns) + (2.0**-22 if dtype.itemsize < wide.itemsize else 0)
+    ) * norm2
+    return Shrunk(basis, left, norm2, max(0.0, norm2 - kept2) + slack, kept2)
+
+
+def _rows(x: Array, axis: int, wide: np.dtype[Any]) -> Array:
+    """All fibres of a mode as the rows of a matrix, in double precision, lazy."""
+    order = (*(other for other in range(x.ndim) if other != axis), axis)
+    turned = x if order == tuple(range(x.ndim)) else permute_dims(x, order)
+    return astype(reshape(turned, (x.size // x.shape[axis], x.shape[axis])), wide)
+
+
+def _compute(session: Session, array: Array, what: str, *, on_device: bool = True) -> Block:
+    """Make an array inside the room; its steps go into the plan."""
+    device = session.device if on_device else None
+    from outsize.array.run.results import plan_compute
+
+    plan = plan_compute(array.node, session.room, device=device)
+    for step in plan.steps:
+        session.add(step)
+    session.needs = max(session.needs, (plan.smallest or 0) + sum(session.held.values()))
+    if session.dry:
+        return np.zeros(array.shape, array.dtype) if array.size < 1 << 22 else np.zeros(0)
+    return np.asarray(array.compute(budget=session.room, progress=session.listener, device=device))
+
+
+def _project(
+    session: Session, rows: Array, basis: Block, shape: tuple[int, ...], axis: int, dtype: np.dtype[Any]
+) -> Tensor:
+    """The data in a basis: (fibres, columns), turned back; in memory or in scratch."""
+    columns = basis.shape[1]
+    others = (*shape[:axis], *shape[axis + 1 :])
+    made = astype(matmul(rows, Array(make.constant(basis.conj()))), dtype)
+    back = (*range(axis), len(others), *range(axis, len(others)))
+    turned = (
+        permute_dims(reshape(made, (*others, columns)), back)
+        if axis != len(others)
+        else reshape(made, (*others, columns))
+    )
+    size = turned.nbytes
+    if size <= session.room // 4:
+        array = _compute(session, turned, f"projection of axis {axis}")
+        session.held["the tensor"] = size
+        return Tensor(make.constant(array), resident=size)
+    path = os.path.join(session.scratch_folder(), f"left-{len(session.steps)}.npy")
+    for step in turned.plan(session.room, path, device=session.device).steps:
+        session.add(step)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    saved = turned.save(path, budget=session.room, progress=session.listener, device=session.device)
+    session.scratch["the tensor"] = size
+    return Tensor(saved.node, scratch=size, end=functools.partial(remove, path))
+
+
+def _described(session: Session, tensor: Tensor, axis: int, columns: int, dtype: np.dtype[Any]) -> Shrunk:
+    shape = (*tensor.shape[:axis], columns, *tensor.shape[axis + 1 :])
+    basis = np.zeros((tensor.shape[axis], columns), working(tensor))
+    rows = _rows(Array(tensor.node), axis, working(tensor))
+    _compute(session, matmul(rows, Array(make.constant(basis))), f"projection of axis {axis}")
+    return Shrunk(basis, Tensor(make.fill(shape, 0, dtype)), 1.0, 0.0, 1.0)

@@ -1,0 +1,122 @@
+"""Fibres written in a basis that is checked on every chunk, and grows where it does not suffice.
+
+In: a basis B of a mode (orthonormal columns), how much of the squares may be lost. Out: y = B^H x, a tensor whose mode is as
+short as the basis, and what was lost, exactly: the squares of a chunk less those of its y (or, for small errors, the squares of
+x - B y themselves). Where a chunk would lose more than its part, what it lacks is added to the basis; chunks before it lack
+nothing of that, since theirs was small enough. So the promise does not depend on how the basis was guessed, and the data are read
+once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from outsize.array.kernels.blas import Packing
+from outsize.array.store.base import Block, Region
+from outsize.factor.algorithms.fibers import Fibers, product_packing, sum_squares
+from outsize.factor.algorithms.sampling import finite
+from outsize.factor.algorithms.stream import Kernel
+from outsize.factor.algorithms.tensor import Target
+
+
+class BasisTooSmall(Exception):
+    """The basis would have to grow beyond what was set aside for it."""
+
+
+class Projection(Kernel):
+    """y = B^H x, and what is lost."""
+
+    def __init__(
+        self, basis: Block, used: int, axis: int, target: Target, name: str, *, allowed: float | None, expected: float,
+        size: int, direct: bool,
+    ) -> None:  # fmt: skip
+        """`basis` has room for more columns than the `used` ones; `allowed` is the share of squares that may be lost, None
+        where any may; `expected` is a guess of all squares, `size` the number of elements."""
+        self.name, self.written = name, target.written
+        self.basis, self.used, self.axis, self.target = basis, used, axis, target
+        self.allowed, self.expected, self.size, self.direct = allowed, expected, size, direct
+        self.norm2, self.lost2, self.kept2, self.seen = 0.0, 0.0, 0.0, 0
+        self._slack = 1e-11 + 4 * basis.shape[0] * 2.0**-53 * math.sqrt(basis.shape[1])
+
+    def held(self, chunk: tuple[int, ...]) -> int:
+        length, columns = self.basis.shape
+        fibers: int = math.prod(chunk) // length
+        found = fibers * columns * self.basis.itemsize
+        grown = 8 * fibers * columns + 5 * self.basis.nbytes if self.allowed is not None else self.basis.nbytes
+        written = self.target.room((*chunk[: self.axis], columns, *chunk[self.axis + 1 :]))
+        return int(2 * self.basis.nbytes + 2 * found + grown + written)
+
+    def packing(self, chunk: tuple[int, ...]) -> Packing:
+        return product_packing(chunk, self.axis, self.basis.shape[1], self.basis.dtype)
+
+    def fold(self, number: int, region: Region, fibers: Fibers) -> None:
+        norm2 = finite(fibers, region, self.axis)
+        found = fibers.project(self.basis)
+        if self.direct:
+            fibers.subtract(self.basis, found)
+            lost2 = fibers.norm2()
+        else:
+            lost2 = max(norm2 - sum_squares(found), 0.0) + self._slack * norm2
+        self.norm2 += norm2
+        self.seen += fibers.data.size
+        if self.allowed is not None and self.lost2 + lost2 > self._limit():
+            if not self.direct:
+                fibers.subtract(self.basis, found)
+            lost2 = self._grow(number, fibers, found)
+        self.lost2 += lost2
+        self.kept2 += sum_squares(found)
+        place = (*region[: self.axis], (0, self.basis.shape[1]), *region[self.axis + 1 :])
+        shape = tuple(b - a for a, b in place)
+        self.target.write(place, Fibers.lay(found, shape, self.axis) if found.ndim == 2 else found.reshape(shape))
+
+    def _limit(self) -> float:
+        """Squares that may be lost by now: of those seen, or of those that were to be expected by now."""
+        assert self.allowed is not None
+        return self.allowed * max(self.norm2, 0.9 * self.expected * self.seen / self.size)
+
+    def _grow(self, number: int, rest: Fibers, found: Block) -> float:
+        """Add what a chunk lacks to the basis; `rest` is what is lost of it."""
+        lost2 = rest.norm2()
+        times = 0
+        while self.lost2 + lost2 > self._limit() * 0.9:
+            more = min(self.basis.shape[1] - self.used, self.basis.shape[0] - self.used, max(8, self.used // 8))
+            if more <= 0:
+                raise BasisTooSmall
+            length = self.basis.shape[0]
+            mixed: Block = np.zeros((length, more), self.basis.dtype)
+            draws = np.random.Generator(np.random.Philox(key=[number, times + 1]))
+            rest.mix(draws.standard_normal((rest.columns, more)), mixed)
+            known = self.basis[:, : self.used]
+            for _ in range(6):  # once more as a rule, since the first leaves rounding
+                mixed -= known @ (known.conj().T @ mixed)
+                mixed = np.linalg.qr(mixed)[0]
+                if np.abs(known.conj().T @ mixed).max(initial=0.0) < 1e-14 * length:
+                    break
+            place = slice(self.used, self.used + more)
+            self.basis[:, place] = mixed
+            part = rest.project(mixed)
+            rest.subtract(mixed, part)
+            found[(Ellipsis, place) if found.ndim == 2 else (slice(None), place)] = part
+            self.used += more
+            lost2, times = rest.norm2(), times + 1
+        return lost2
+
+    def finish(self) -> None:
+        """An error where more was lost than allowed after all."""
+        if self.allowed is not None and self.lost2 > self.allowed * self.norm2:
+            raise BasisTooSmall
+
+    def state(self) -> dict[str, Any]:
+        numbers = {name: getattr(self, name) for name in ("used", "norm2", "lost2", "kept2", "seen")}
+        return {"basis": self.basis, **numbers, **self.target.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.basis, self.used, self.seen = state["basis"], int(state["used"]), int(state["seen"])
+        self.norm2, self.lost2, self.kept2 = float(state["norm2"]), float(state["lost2"]), float(state["kept2"])
+        self.target.restore(state)
+
+    def flush(self) -> None:
+        self.target.sync()

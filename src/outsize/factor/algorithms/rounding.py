@@ -1,0 +1,113 @@
+"""The last cut, in memory: as few columns as what may still be lost allows, or as many as were asked for.
+
+In: a core with its bases (or the cores of a train), all that the projections left, in double precision. Out: the same, smaller,
+what that lost, and the singular values at which it was cut. Triangular factors stand for the unfoldings, so that no digit is
+lost to squaring.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from outsize.array.store.base import Block
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """Arrays that were cut."""
+
+    arrays: tuple[Block, ...]
+    """The core and its bases, or the cores of a train."""
+    lost2: float
+    """Squares of what was lost."""
+    values: tuple[Block, ...]
+    """Singular values before the cut: of each mode, or at each cut of a train."""
+    kept: tuple[int, ...]
+    """How many of each stay."""
+
+
+def left_vectors(matrix: Block) -> tuple[Block, Block]:
+    """(left singular vectors, singular values), the long side of the matrix never copied twice."""
+    if matrix.shape[0] >= matrix.shape[1]:
+        u, s, _ = np.linalg.svd(matrix, full_matrices=False)
+        return u, s
+    triangle: Block = np.asarray(np.linalg.qr(matrix.conj().T, mode="r"))
+    u, s, _ = np.linalg.svd(triangle.conj().T, full_matrices=False)
+    return u, s
+
+
+def count_kept(values: Block, allowed2: float, rank: int | None) -> tuple[int, float]:
+    """(how many of falling singular values stay, squares of the others)."""
+    squares = values**2
+    tails = np.concatenate([np.cumsum(squares[::-1])[::-1], [0.0]])
+    kept = min(rank, len(values)) if rank is not None else int(np.flatnonzero(tails <= max(allowed2, 0.0))[0])
+    kept = max(1, kept)
+    return kept, float(tails[kept])
+
+
+def round_tucker(
+    core: Block, bases: Sequence[Block], allowed2: float, ranks: Sequence[int] | None
+) -> Rounded:  # fmt: skip
+    """Cut every mode of the core, the one that shrinks most first."""
+    order = sorted(range(core.ndim), key=lambda mode: -core.shape[mode])
+    factors, values, kept = list(bases), [np.zeros(0)] * core.ndim, [0] * core.ndim
+    lost2 = 0.0
+    for place, mode in enumerate(order):
+        unfolded = np.moveaxis(core, mode, 0).reshape(core.shape[mode], -1)
+        u, s = left_vectors(unfolded)
+        share = (allowed2 - lost2) / (core.ndim - place)
+        kept[mode], lost = count_kept(s, share, None if ranks is None else ranks[mode])
+        values[mode], lost2 = s, lost2 + lost
+        u = u[:, : kept[mode]]
+        core = np.moveaxis(np.tensordot(u.conj(), core, axes=(0, mode)), 0, mode)
+        factors[mode] = u if factors[mode].size == 0 else factors[mode] @ u
+    return Rounded((np.ascontiguousarray(core), *factors), lost2, tuple(values), tuple(kept))
+
+
+def round_train(cores: Sequence[Block], allowed2: float, ranks: Sequence[int] | None) -> Rounded:
+    """Make all cores but the first orthogonal from the right, then cut from the left (Oseledets 2011)."""
+    made = [np.asarray(core) for core in cores]
+    for place in range(len(made) - 1, 0, -1):
+        left, n, right = made[place].shape
+        q, r = np.linalg.qr(made[place].reshape(left, n * right).conj().T)
+        made[place] = np.ascontiguousarray(q.conj().T).reshape(-1, n, right)
+        made[place - 1] = np.tensordot(made[place - 1], r.conj().T, axes=(2, 0))
+    lost2, values, kept = 0.0, [], []
+    for place in range(len(made) - 1):
+        left, n, right = made[place].shape
+        u, s, vh = np.linalg.svd(made[place].reshape(left * n, right), full_matrices=False)
+        share = (allowed2 - lost2) / (len(made) - 1 - place)
+        count, lost = count_kept(s, share, None if ranks is None else ranks[place])
+        lost2 += lost
+        values.append(s)
+        kept.append(count)
+        made[place] = u[:, :count].reshape(left, n, count)
+        made[place + 1] = np.tensordot(s[:count, None] * vh[:count], made[place + 1], axes=(1, 0))
+    return Rounded(tuple(np.ascontiguousarray(core) for core in made), lost2, tuple(values), tuple(kept))
+
+
+def tucker_bytes(shape: tuple[int, ...], core: tuple[int, ...], itemsize: int) -> int:
+    """Bytes that `round_tucker` takes at most: the core a few times, and every basis twice."""
+    size = math.prod(core)
+    small = [min(rank, size // rank) for rank in core]
+    return itemsize * (6 * size + sum(2 * n * r + 4 * r * r for n, r in zip(shape, small, strict=True)))
+
+
+def train_bytes(cores: Sequence[tuple[int, int, int]], itemsize: int) -> int:
+    """Bytes that `round_train` takes at most."""
+    sizes = [math.prod(core) for core in cores]
+    return itemsize * (sum(sizes) + 6 * max(sizes))
+
+
+def split_train(block: Block) -> list[Block]:
+    """The middle (left, modes ..., right) as cores, without loss: QR from the left."""
+    cores, left, modes, right = [], block.shape[0], block.shape[1:-1], block.shape[-1]
+    for mode in modes[:-1]:
+        q, r = np.linalg.qr(block.reshape(left * mode, -1))
+        cores.append(q.reshape(left, mode, -1))
+        left, block = q.shape[1], r
+    return [*cores, block.reshape(left, modes[-1], right)]

@@ -1,0 +1,245 @@
+"""One mode of a tensor made as short as the allowed loss lets it be: survey, then project.
+
+A survey mixes a few chunks and says how many columns a basis needs. The projection then reads everything once, checks every
+chunk and grows the basis. Where that ends up larger than expected (what the chunks had in common was not all), the basis is
+found again from all data: from the Gram matrix where it fits, else from a wider mixture. A mode that cannot be made shorter is
+left as it is, which loses nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from outsize.array.kernels.blas import blas_threads
+from outsize.array.store.base import Block
+from outsize.factor.algorithms.projection import BasisTooSmall, Projection
+from outsize.factor.algorithms.sampling import Gram, Mixing, count_needed, gram_bytes
+from outsize.factor.algorithms.session import Session
+from outsize.factor.algorithms.tensor import Tensor
+
+_SAMPLE = 1 << 18
+"""Elements of a chunk of a survey; more where a fibre is long."""
+_COLUMNS = 96
+"""Columns of the first mixture; three times as many in the next."""
+_WORTH = 0.8
+"""A mode that would keep more than this part of its length is left as it is."""
+_HOPELESS = 0.4
+"""Where a mixture as wide as this part of the mode does not hold it, a wider one would not make it much shorter."""
+_LONG = 4096
+"""Longer modes have no Gram matrix: its eigenvectors would take minutes."""
+_DIRECT = 1e-8
+"""Where less than this share of the squares may be lost, it is measured as itself, not as a difference of larger sums."""
+_FEW = 512
+"""Columns of a matrix that one thread factorises."""
+_GUESSED = 8
+"""A plan that knows no ranks takes a mode's length over this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a mixture says of a mode."""
+
+    axis: int
+    """Which mode."""
+    basis: Block
+    """Orthonormal columns."""
+    energy: Block
+    """Share of all squares along each."""
+    squares: float
+    """All squares, about."""
+    length: int
+    """Of the mode."""
+    complete: bool
+    """True where the basis spans all fibres there can be."""
+
+    def needed(self, allowed: float) -> int:
+        """Columns that lose at most this share of the squares; all where it cannot say."""
+        mixed = None if self.complete else len(self.energy)
+        found = count_needed(self.energy, allowed, self.length, mixed)
+        return self.length if found is None else max(1, found)
+
+
+@dataclass(frozen=True, slots=True)
+class Shrunk:
+    """A tensor with one mode shorter."""
+
+    basis: Block
+    """(length, columns)."""
+    left: Tensor
+    """The tensor in that basis; its mode may be longer than the basis has columns, by zeros."""
+    norm2: float
+    """Squares of the tensor before."""
+    lost2: float
+    """Squares of what was lost, at most."""
+    kept2: float
+    """Squares of what is left."""
+
+
+def columns_for(session: Session, tensor: Tensor, axis: int, wanted: int = _COLUMNS) -> int:
+    """Columns of a mixture that the room allows; 0 where it is too small for any that help."""
+    length = tensor.shape[axis]
+    most = min(length, max(1, tensor.size // max(1, length)))
+    room = session.room // 3 // (5 * length * working(tensor).itemsize)
+    columns = min(most, wanted, room)
+    return columns if columns >= min(most, 16) else 0
+
+
+def working(tensor: Tensor) -> np.dtype[Any]:
+    """The dtype of all arithmetic."""
+    return np.dtype(np.complex128 if tensor.dtype.kind == "c" else np.float64)
+
+
+def survey(session: Session, tensor: Tensor, axis: int, allowed: float, *, whole: bool = False) -> Survey | None:
+    """Mix until the mixture is wide enough to say what the mode needs; None where the room is too small."""
+    length = tensor.shape[axis]
+    most = min(length, max(1, tensor.size // max(1, length)))
+    wanted = _COLUMNS
+    while True:
+        columns = columns_for(session, tensor, axis, wanted)
+        if not columns:
+            return None
+        name = f"{'mixture' if whole else 'sample'} of axis {axis}"
+
+        def make(columns: int = columns, name: str = name) -> Mixing:
+            return Mixing(length, columns, axis, working(tensor), name)
+
+        kernel, share = session.stream(
+            tensor, axis, make, sample=None if whole else max(_SAMPLE, length * columns // 4)
+        )
+        session.note_finished(kernel)
+        if session.dry:
+            return _guess(tensor, axis, columns)
+        with session.work_in_memory(f"basis of axis {axis}", 5 * kernel.total.nbytes), one_thread(columns):
+            basis, energy = kernel.basis()
+        found = Survey(
+            axis, basis, energy, kernel.norm2 / share, length, columns == length or (columns == most and share == 1)
+        )
+        enough = count_needed(energy, allowed, length, columns) is not None
+        if enough or columns == most or columns < wanted or columns > _HOPELESS * length:
+            return found
+        wanted *= 3
+
+
+def one_thread(columns: int) -> AbstractContextManager[None]:
+    """Small matrices are factorised by one thread: several would wait for each other, the longer the busier a machine is."""
+    return blas_threads(1) if columns <= _FEW else contextlib.nullcontext()
+
+
+def _guess(tensor: Tensor, axis: int, columns: int) -> Survey:
+    """What a plan supposes without data."""
+    length = tensor.shape[axis]
+    energy = np.zeros(columns)
+    energy[: max(1, min(columns, -(-length // _GUESSED)))] = 1.0
+    return Survey(axis, np.zeros((length, columns), working(tensor)), energy / energy.sum(), 1.0, length, True)
+
+
+def shrink(
+    session: Session, tensor: Tensor, found: Survey, dtype: np.dtype[Any], *, allowed: float | None, rank: int | None
+) -> Shrunk | None:
+    """Project the surveyed mode; None where it stays as it is. `allowed` is a share of the tensor's squares."""
+    length = found.length
+    for attempt in ("sample", "all", "more"):
+        if rank is not None:
+            columns, spare = min(length, found.basis.shape[1], rank + 4), 0
+        else:
+            assert allowed is not None
+            needed = found.needed(0.8 * allowed if attempt == "sample" else allowed * (1 - 1e-6))
+            more = max(4, needed // 8) if attempt == "sample" else 0
+            columns = max(needed, min(needed + more, found.basis.shape[1]))
+            spare = max(8, columns // 4) * (attempt != "more" or not found.complete)
+        if columns > _WORTH * length or columns > found.basis.shape[1]:
+            return None
+        try:
+            return _project(session, tensor, found, columns, min(length, columns + spare), dtype, allowed)
+        except BasisTooSmall:
+            found = _look_at_all(session, tensor, found, allowed, rank)
+    return None
+
+
+def _look_at_all(session: Session, tensor: Tensor, found: Survey, allowed: float | None, rank: int | None) -> Survey:
+    """The same survey of all data."""
+    axis, length = found.axis, found.length
+    if length <= _LONG and gram_bytes(length, working(tensor)) <= session.room // 2:
+        made = Gram(length, axis, working(tensor), f"Gram matrix of axis {axis}")
+        kernel, _ = session.stream(tensor, axis, lambda: made)
+        session.note_finished(kernel)
+        with one_thread(length):
+            basis, energy = (made.total, np.zeros(length)) if session.dry else kernel.basis()
+        return Survey(axis, basis, energy, kernel.norm2, length, True)
+    wider = survey(session, tensor, axis, (allowed or 0.0) / 2, whole=True)
+    return found if wider is None else wider
+
+
+def gram_survey(session: Session, tensor: Tensor, axis: int) -> Survey | None:
+    """A survey of all data at once, for ranks that are given."""
+    found = _look_at_all(session, tensor, unknown(tensor, axis), None, None)
+    return found if found.basis.shape[1] else None
+
+
+def unknown(tensor: Tensor, axis: int) -> Survey:
+    """A mode that nobody has looked at."""
+    return Survey(axis, np.zeros((tensor.shape[axis], 0)), np.zeros(0), 0.0, tensor.shape[axis], False)
+
+
+def _project(
+    session: Session,
+    tensor: Tensor,
+    found: Survey,
+    columns: int,
+    room: int,
+    dtype: np.dtype[Any],
+    allowed: float | None,
+) -> Shrunk:
+    axis = found.axis
+    basis: Block = np.zeros((found.length, room), working(tensor))
+    basis[:, :columns] = found.basis[:, :columns]
+    target = session.target((*tensor.shape[:axis], room, *tensor.shape[axis + 1 :]), dtype)
+    session.held["what is left"] = target.nbytes if target.path is None else 0
+    session.scratch["what is left"] = 0 if target.path is None else target.nbytes
+    direct = allowed is not None and allowed < _DIRECT
+
+    def make() -> Projection:
+        return Projection(
+            basis, columns, axis, target, f"projection of axis {axis}: {found.length} -> {room}", allowed=allowed,
+            expected=found.squares, size=tensor.size, direct=direct,
+        )  # fmt: skip
+
+    if not session.dry:
+        target.create()
+    try:
+        kernel, _ = session.stream(tensor, axis, make, note=_flops(tensor.size, room))
+        if not session.dry:
+            kernel.finish()
+    except BaseException:
+        target.abandon()
+        session.held.pop("what is left"), session.scratch.pop("what is left")
+        raise
+    session.note_finished(kernel)
+    tensor.end()
+    _settle(session, target.nbytes if target.path is None else 0, 0 if target.path is None else target.nbytes)
+    session.held[f"basis {len(session.held)}"] = basis.nbytes
+    if session.dry:
+        return Shrunk(basis, _phantom(target.shape, dtype), 1.0, 0.0, 1.0)
+    return Shrunk(kernel.basis[:, : kernel.used], target.tensor(), kernel.norm2, kernel.lost2, kernel.kept2)
+
+
+def _settle(session: Session, held: int, scratch: int) -> None:
+    """What was left before is gone, and this has taken its place."""
+    session.held.pop("what is left"), session.scratch.pop("what is left")
+    session.held["the tensor"], session.scratch["the tensor"] = held, scratch
+
+
+def _phantom(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
+    """What a plan has instead of a tensor."""
+    from outsize.array.graph import build as make
+
+    return Tensor(make.fill(shape, 0, dtype))
+
+
+def _flops(size: int, columns: int) -> str:
+    return f"{2 * size * columns / 1e9:,.1f} billion operations"

@@ -1,0 +1,177 @@
+"""Tensor train: from both ends towards the middle, the end that shrinks most first.
+
+In: a tensor of any size, an error or ranks. Out: its cores. A step takes the mode at one end, together with the columns that the
+step before left there, as one long mode and makes it shorter; what remains is read by the next. The data themselves are
+read once. It is the TT-SVD (Oseledets 2011), begun at both ends.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from outsize.array.store.base import Block
+from outsize.factor.algorithms.found import Found, room_for
+from outsize.factor.algorithms.request import Request
+from outsize.factor.algorithms.rounding import round_train, split_train, train_bytes
+from outsize.factor.algorithms.session import Session
+from outsize.factor.algorithms.shrink import Survey, gram_survey, one_thread, shrink, survey, working
+from outsize.factor.algorithms.tensor import Tensor
+from outsize.factor.algorithms.tucker import MOST, RESERVE, Account, bring, check_squares, choose_share, is_small
+
+_GROUP = 64
+"""Modes at an end are taken together until they are this long: a short mode by itself saves nothing."""
+
+
+class _Ends:
+    """The cores that were found at both ends, and what is between them."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.modes = list(tensor.shape)
+        """Lengths of the modes that no core has yet."""
+        self.ranks = [1, 1]
+        """Columns at the left and the right end."""
+        self.cores: tuple[list[Block], list[Block]] = ([], [])
+        """From the left, and from the right towards the middle."""
+
+    def counts(self) -> tuple[int, int]:
+        """How many modes each end takes at a step: enough to be worth it."""
+        found = []
+        for side, modes in ((0, self.modes), (1, self.modes[::-1])):
+            length, count = self.ranks[side], 0
+            while count < len(modes) and (count == 0 or length < _GROUP):
+                length, count = length * modes[count], count + 1
+            found.append(count)
+        most = len(self.modes)
+        return min(found[0], most // 2), min(found[1], most - most // 2)
+
+    def grouped(self) -> Tensor:
+        """What is between, with each end as one mode: (left, modes ..., right)."""
+        left, right = self.counts()
+        middle = self.modes[left : len(self.modes) - right]
+        ends = (self.ranks[0] * math.prod(self.modes[:left]), math.prod(self.modes[-right:]) * self.ranks[1])
+        return self.tensor.reshaped((ends[0], *middle, ends[1]))
+
+    def take(self, side: int, basis: Block, left: Tensor) -> None:
+        """Cores were found at one end."""
+        columns, count = left.shape[0 if side == 0 else -1], self.counts()[side]
+        basis = np.concatenate([basis, np.zeros((basis.shape[0], columns - basis.shape[1]), basis.dtype)], axis=1)
+        if side == 0:
+            modes, self.modes = self.modes[:count], self.modes[count:]
+            self.cores[0].extend(split_train(basis.reshape(self.ranks[0], *modes, columns)))
+        else:
+            modes, self.modes = self.modes[-count:], self.modes[:-count]
+            turned = np.moveaxis(basis.reshape(*modes, self.ranks[1], columns), -1, 0)
+            self.cores[1].extend(reversed(split_train(np.ascontiguousarray(turned))))
+        self.ranks[side] = columns
+        self.tensor = left
+
+
+def train(session: Session, tensor: Tensor, request: Request) -> Found | None:
+    """Decompose; None in a dry session."""
+    account, ends = Account(request.error), _Ends(tensor)
+    session.expected = 3 * len(tensor.shape)
+    if session.device is not None and len(tensor.shape) > 1:
+        _first_on_device(session, ends, request, account)
+    if not is_small(session, ends.tensor):
+        _walk_inwards(session, ends, request, account)
+    middle = (ends.ranks[0], *ends.modes, ends.ranks[1])
+    shapes = [*(core.shape for core in ends.cores[0]), *_middle_shapes(middle), *(core.shape for core in ends.cores[1])]
+    takes = train_bytes(shapes, working(tensor).itemsize)
+    block = bring(session, ends.tensor, takes, "the middle of the train")
+    session.held["the tensor"] = 0
+    with session.work_in_memory("cut of the train", takes + block.nbytes):
+        if session.dry:
+            return None
+        ends.tensor.end()
+        if account.norm2 is None:
+            account.norm2 = check_squares(block)
+        cores = [*ends.cores[0], *split_train(block.reshape(middle)), *reversed(ends.cores[1])]
+        allowed2 = room_for(request.error, account.norm2, account.lost2, account.rounded, RESERVE)
+        with one_thread(max(max(core.shape) for core in cores)):
+            cut = round_train(cores, allowed2, request.ranks)
+    return Found(
+        cut.arrays, math.sqrt(account.norm2), account.lost2 + cut.lost2, account.rounded, cut.values, cut.kept
+    )  # fmt: skip
+
+
+def _first_on_device(session: Session, ends: _Ends, request: Request, account: Account) -> None:
+    """Read the data through the device, from the end that lies along the rows."""
+    from outsize.factor.algorithms.on_device import shrink_on_device
+
+    whole, dtype = ends.grouped(), request.left_dtype(ends.tensor.dtype)
+    rank = _rank_at(request, ends, 1)
+    made = shrink_on_device(session, whole, len(whole.shape) - 1, dtype, allowed=account.allowed(0.5), rank=rank)
+    if made is not None:
+        account.note(made, made.left.dtype)
+        ends.take(1, made.basis, made.left)
+
+
+def _walk_inwards(session: Session, ends: _Ends, request: Request, account: Account) -> None:
+    """Find cores at either end as long as one shrinks."""
+    dtype, stuck = request.left_dtype(ends.tensor.dtype), set[int]()
+    while len(ends.modes) > 1 and len(stuck) < 2:
+        whole = ends.grouped()
+        sides = [side for side in (0, 1) if side not in stuck]
+        found = _survey_ends(session, whole, request, account, sides, ends)
+        if not found:
+            return
+        side, best = min(found, key=lambda one: _kept_part(one[1], request, account, len(ends.modes)))
+        share = choose_share(best, account, len(ends.modes) - 1)
+        rank = _rank_at(request, ends, side)
+        made = shrink(session, whole, best, dtype, allowed=account.allowed(share), rank=rank)
+        if made is None:
+            stuck.add(side)
+            continue
+        account.note(made, dtype)
+        ends.take(side, made.basis, made.left)
+        stuck.clear()
+
+
+def _survey_ends(
+    session: Session, whole: Tensor, request: Request, account: Account, sides: list[int], ends: _Ends
+) -> list[tuple[int, Survey]]:
+    found: list[tuple[int, Survey]] = []
+    for side in sides:
+        axis = 0 if side == 0 else len(whole.shape) - 1
+        if request.ranks is not None:
+            rank = _rank_at(request, ends, side)
+            one = gram_survey(session, whole, axis) if rank is not None and whole.shape[axis] > rank + 4 else None
+            if one is not None:
+                return [(side, one)]
+            continue
+        surveyed = survey(session, whole, axis, 0.8 * (account.allowed(MOST) or 0.0))
+        if surveyed is not None:
+            found.append((side, surveyed))
+    return found
+
+
+def _rank_at(request: Request, ends: _Ends, side: int) -> int | None:
+    """The rank that was asked for at the cut which a step at this end makes."""
+    if request.ranks is None:
+        return None
+    left, right = ends.counts()
+    cut = len(ends.cores[0]) + left - 1 if side == 0 else len(request.ranks) - len(ends.cores[1]) - right
+    return request.ranks[cut]
+
+
+def _kept_part(found: Survey, request: Request, account: Account, modes: int) -> float:
+    if request.ranks is not None:
+        return max(request.ranks) / found.length
+    return found.needed(
+        0.8 * (account.allowed(choose_share(found, account, modes - 1)) or 0.0)
+    ) / found.length - 1e-6 * (found.axis > 0)
+
+
+def _middle_shapes(middle: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """Shapes of the cores that `split_train` makes, at most."""
+    left, right = middle[0], middle[-1]
+    shapes = []
+    for place, mode in enumerate(middle[1:-1]):
+        rest = math.prod(middle[2 + place :])
+        columns = right if place == len(middle) - 3 else min(left * mode, rest)
+        shapes.append((left, mode, columns))
+        left = columns
+    return shapes

@@ -1,0 +1,239 @@
+"""Tucker: modes are made shorter one after another, the one that shrinks most first; the core is cut last, in memory.
+
+In: a tensor of any size, an error or ranks. Out: a core and orthonormal factors. It is the sequentially truncated higher-order
+SVD (Vannieuwenhoven, Vandebril, Meerbergen 2012) with one reading of the data: each pass reads what the one before it
+left.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from outsize.array.store.base import Block
+from outsize.array.tuning import current
+from outsize.core.errors import BudgetError
+from outsize.core.units import format_bytes
+from outsize.factor.algorithms.fibers import Fibers
+from outsize.factor.algorithms.found import Found, room_for
+from outsize.factor.algorithms.request import Request
+from outsize.factor.algorithms.rounding import Rounded, round_train, round_tucker, split_train, tucker_bytes
+from outsize.factor.algorithms.sampling import finite
+from outsize.factor.algorithms.session import Session
+from outsize.factor.algorithms.shrink import Shrunk, Survey, gram_survey, one_thread, shrink, survey, unknown, working
+from outsize.factor.algorithms.tensor import Tensor
+
+RESERVE = 0.02
+"""Part of the asked error that is left for rounding."""
+MOST = 0.85
+"""The largest share of the allowed loss that one mode gets."""
+
+_SHORT = 8
+"""Shorter modes are left to the last cut."""
+
+
+class Account:
+    """What was lost on the way."""
+
+    def __init__(self, error: float | None) -> None:
+        self.error = error
+        self.norm2: float | None = None
+        self.lost2 = 0.0
+        self.rounded = 0.0
+        self.now2 = 0.0
+        """Squares of what is left."""
+
+    def allowed(self, share: float) -> float | None:
+        """The share of the present tensor's squares that a pass may lose, if it gets this share of what is left."""
+        if self.error is None:
+            return None
+        if self.norm2 is None:
+            return share * (self.error * (1 - RESERVE)) ** 2
+        left = room_for(self.error, self.norm2, self.lost2, self.rounded, RESERVE)
+        return share * left / self.now2 if self.now2 > 0 else 0.0
+
+    def note(self, made: Shrunk, dtype: np.dtype[Any]) -> None:
+        """A pass is done."""
+        if self.norm2 is None:
+            self.norm2 = made.norm2
+        self.lost2 += made.lost2
+        if dtype.itemsize < working(made.left).itemsize:
+            self.rounded += 2.0**-24 * math.sqrt(made.kept2) * (1 + 1e-6) + 2.0**-149 * math.sqrt(made.left.size)
+        self.now2 = made.kept2
+
+
+def choose_share(found: Survey, account: Account, left: int) -> float:
+    """How much of the allowed loss a mode gets: an even part, or most of it where that makes the mode much shorter (what
+    is lost is counted as it is, so unused room goes to the others)."""
+    even = 1 / (left + 1)
+    if account.error is None:
+        return even
+    little, much = (found.needed(0.8 * (account.allowed(share) or 0.0)) for share in (even, MOST))
+    return MOST if much < 0.6 * little else even
+
+
+def compress_modes(
+    session: Session, tensor: Tensor, request: Request, account: Account
+) -> tuple[Tensor, list[Block], np.dtype[Any]]:
+    """Every mode that can be made shorter is; the bases of the others are empty."""
+    dtype = request.left_dtype(tensor.dtype)
+    bases: list[Block] = [np.zeros((0, 0))] * len(tensor.shape)
+    left = [] if is_small(session, tensor) else [axis for axis, length in enumerate(tensor.shape) if length >= _SHORT]
+    ranks = request.ranks
+    if ranks is not None:
+        left.sort(key=lambda axis: ranks[axis] / tensor.shape[axis])
+    session.expected = 3 * len(left) + 1
+    if session.device is not None and left:
+        tensor = _first_on_device(session, tensor, request, account, bases, left, dtype)
+    found = _surveys(session, tensor, request, account, left)
+    found.sort(key=lambda one: _kept_part(one, request, account, len(left)))
+    for place, first in enumerate(found):
+        again = [first] if place == 0 else _surveys(session, tensor, request, account, [first.axis])
+        if not again:
+            continue
+        best, remaining = again[0], len(found) - place
+        rank = None if request.ranks is None else request.ranks[best.axis]
+        allowed = account.allowed(choose_share(best, account, remaining))
+        made = shrink(session, tensor, best, dtype, allowed=allowed, rank=rank)
+        if made is not None:
+            bases[best.axis] = made.basis
+            account.note(made, dtype)
+            tensor = made.left
+    return tensor, bases, dtype
+
+
+def _first_on_device(
+    session: Session, tensor: Tensor, request: Request, account: Account, bases: list[Block], left: list[int],
+    dtype: np.dtype[Any],
+) -> Tensor:  # fmt: skip
+    """Read the data through the device; what is left of them is the processor's."""
+    from outsize.factor.algorithms.on_device import choose_axis, shrink_on_device
+
+    axis = choose_axis(tensor)
+    rank = None if request.ranks is None else request.ranks[axis]
+    made = shrink_on_device(session, tensor, axis, dtype, allowed=account.allowed(0.5), rank=rank)
+    if made is None:
+        return tensor
+    left.remove(axis)
+    bases[axis] = made.basis
+    account.note(made, made.left.dtype)
+    return made.left
+
+
+def _surveys(session: Session, tensor: Tensor, request: Request, account: Account, axes: list[int]) -> list[Survey]:
+    """What each mode needs; where ranks are given, of the first all is known and of the others nothing yet."""
+    found: list[Survey] = []
+    for axis in axes:
+        if request.ranks is None:
+            one = survey(session, tensor, axis, 0.8 * (account.allowed(MOST) or 0.0))
+        elif tensor.shape[axis] <= request.ranks[axis] + 4:
+            one = None
+        else:
+            one = gram_survey(session, tensor, axis) if not found else unknown(tensor, axis)
+        found += [] if one is None else [one]
+    return found
+
+
+def _kept_part(found: Survey, request: Request, account: Account, left: int) -> float:
+    """The part of a mode's length that stays, small first; of equals, the mode that lies along the rows."""
+    if request.ranks is not None:
+        return request.ranks[found.axis] / found.length
+    return (
+        found.needed(0.8 * (account.allowed(choose_share(found, account, left)) or 0.0)) / found.length
+        - 1e-6 * found.axis
+    )
+
+
+def bring(session: Session, tensor: Tensor, beside: int, what: str) -> Block:
+    """What is left, in memory and in double precision; a `BudgetError` where that is too large."""
+    wide = working(tensor)
+    needed = tensor.size * (wide.itemsize + tensor.dtype.itemsize) + beside + session.packed
+    if not session.dry and needed > session.room:
+        smallest = max(session.needs, needed + sum(session.held.values()))
+        raise BudgetError(
+            f"{what} is {list(tensor.shape)} in this budget and takes {format_bytes(needed)} to work on, which leaves "
+            f"{format_bytes(session.room)}; the smallest budget known to work is {format_bytes(smallest)}, and a plan (--plan, "
+            "dry_run=True) shows whether less may do",
+            needed=needed, budget=session.host, smallest=smallest, culprit=what, plan=session.plan(),
+        )  # fmt: skip
+    if session.dry:
+        return np.zeros((0,) * len(tensor.shape), wide)
+    from outsize.array.run.results import compute_node
+
+    array = compute_node(tensor.node, session.host, None)
+    return array.astype(wide)
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """A tensor whose modes were made shorter, in memory."""
+
+    core: Block
+    """What is left."""
+    bases: tuple[Block, ...]
+    """Of each mode; empty where it was left as it is."""
+    account: Account
+    """What was lost."""
+    allowed2: float
+    """Squares that may still be lost."""
+
+    def cut(self, ranks: tuple[int, ...] | None) -> Found:
+        """As Tucker factors."""
+        return self._found(round_tucker(self.core, self.bases, self.allowed2, ranks))
+
+    def train(self) -> Found:
+        """As a tensor train: that of the core, with the bases multiplied into it."""
+        cores = split_train(self.core[None, ..., None])
+        cut = round_train(cores, self.allowed2, None)
+        joined = tuple(
+            core if base.size == 0 else np.ascontiguousarray(np.moveaxis(np.tensordot(base, core, axes=(1, 1)), 0, 1))
+            for core, base in zip(cut.arrays, self.bases, strict=True)
+        )
+        return self._found(replace(cut, arrays=joined))
+
+    def _found(self, cut: Rounded) -> Found:
+        account = self.account
+        assert account.norm2 is not None
+        lost2 = account.lost2 + cut.lost2
+        return Found(cut.arrays, math.sqrt(account.norm2), lost2, account.rounded, cut.values, cut.kept)
+
+
+def tucker(session: Session, tensor: Tensor, request: Request) -> Found | None:
+    """Decompose; None in a dry session."""
+    made = compress(session, tensor, request)
+    with one_thread(0 if made is None else max(made.core.shape)):
+        return None if made is None else made.cut(request.ranks)
+
+
+def compress(session: Session, tensor: Tensor, request: Request) -> Compressed | None:
+    """Make all modes shorter that can be, and bring what is left into memory; None in a dry session."""
+    account = Account(request.error)
+    shape = tensor.shape
+    tensor, bases, _ = compress_modes(session, tensor, request, account)
+    wide = working(tensor).itemsize
+    takes = tucker_bytes(shape, tensor.shape, wide)
+    core = bring(session, tensor, takes, "the core")
+    session.held["the tensor"] = 0
+    with session.work_in_memory("cut of the core", takes + core.nbytes):
+        if session.dry:
+            return None
+        tensor.end()
+        if account.norm2 is None:
+            account.norm2 = check_squares(core)
+        allowed2 = room_for(request.error, account.norm2, account.lost2, account.rounded, RESERVE)
+        core = core[tuple(slice(base.shape[1] if base.size else None) for base in bases)]
+    return Compressed(core, tuple(bases), account, allowed2)
+
+
+def check_squares(block: Block) -> float:
+    """Squares of data that no pass has looked at."""
+    whole = np.ascontiguousarray(block)
+    return finite(Fibers(whole.reshape(1, whole.shape[0], -1)), tuple((0, n) for n in whole.shape), 0)
+
+
+def is_small(session: Session, tensor: Tensor) -> bool:
+    """True where the whole is cut in memory at once."""
+    return session.device is None and tensor.size * 16 <= min(current().small, session.room // 8)

@@ -1,0 +1,196 @@
+"""The promise of `decompose`: true <= said <= asked, for any shape, rank, dtype, budget and tiles; and what it refuses."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from effort import examples
+from hypothesis import given
+from hypothesis import strategies as st
+
+import outsize
+from outsize.array.tuning import Tuning, use
+
+SMALL_TILES = replace(Tuning(), small=0, chunk=8192, largest=8192, least_box=2048)
+
+
+def low_rank(shape: tuple[int, ...], rank: int, noise: float, dtype: Any, seed: int = 0) -> np.ndarray:
+    draws = np.random.default_rng(seed)
+    kind = np.dtype(dtype).kind
+
+    def numbers(*lengths: int) -> np.ndarray:
+        made = draws.standard_normal(lengths)
+        return made + 1j * draws.standard_normal(lengths) if kind == "c" else made
+
+    x = numbers(*(min(rank, n) for n in shape))
+    for axis, n in enumerate(shape):
+        x = np.moveaxis(np.tensordot(numbers(n, x.shape[axis]), x, axes=(1, axis)), 0, axis)
+    x = x / np.abs(x).max() + noise * numbers(*shape)
+    return np.round(x * 1000).astype(dtype) if kind in "iu" else x.astype(dtype)
+
+
+def true_error(made: Any, x: np.ndarray) -> float:
+    wide = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+    norm = float(np.linalg.norm(wide))
+    away = float(np.linalg.norm(np.asarray(made.array.compute()).astype(wide.dtype) - wide))
+    return away / norm if norm else away
+
+
+@examples(60)
+@given(
+    shape=st.lists(st.integers(1, 24), min_size=1, max_size=4).map(tuple),
+    rank=st.integers(1, 6), noise=st.sampled_from([0.0, 1e-8, 1e-3, 0.3]), error=st.sampled_from([0.3, 0.01, 1e-3, 1e-6, 1e-9]),
+    dtype=st.sampled_from(["f2", "f4", "f8", "c8", "c16", "i2", "u1", "i8"]), method=st.sampled_from(["tucker", "tt"]),
+    seed=st.integers(0, 99), tiles=st.sampled_from([None, SMALL_TILES]), budget=st.sampled_from([None, 1 << 20, 200 << 10]),
+)  # fmt: skip
+def test_true_error_is_within_said_and_said_within_asked(
+    shape: Any, rank: int, noise: float, error: float, dtype: str, method: str, seed: int, tiles: Any, budget: Any
+) -> None:
+    x = low_rank(shape, rank, noise, dtype, seed)
+    if dtype == "u1":
+        x = np.abs(x)
+    with use(tiles or Tuning()):
+        try:
+            made = outsize.decompose(x, method, error, budget=budget)
+        except outsize.BudgetError as refused:
+            assert refused.smallest is not None and refused.smallest > budget
+            return
+    assert made.shape == x.shape
+    assert true_error(made, x) <= made.error <= error
+    assert made.facts.plan.peak() <= (budget or 1 << 60)
+
+
+@pytest.mark.parametrize("method", ["tucker", "tt", "svd"])
+def test_ranks_that_are_given_are_kept_and_their_error_is_said(method: str) -> None:
+    x = low_rank((40, 50) if method == "svd" else (20, 24, 28), 9, 0.1, "f8")
+    for tiles in (Tuning(), SMALL_TILES):
+        with use(tiles):
+            made = outsize.decompose(x, method, rank=3)
+        assert set(made.ranks) == {3}
+        assert true_error(made, x) <= made.error < 1
+        best = _hosvd_error(x, 3) if method == "tucker" else None
+        assert best is None or made.error <= 1.02 * best
+
+
+def _hosvd_error(x: np.ndarray, rank: int) -> float:
+    core = x
+    for axis in range(x.ndim):
+        u = np.linalg.svd(np.moveaxis(core, axis, 0).reshape(core.shape[axis], -1), full_matrices=False)[0][:, :rank]
+        core = np.moveaxis(np.tensordot(u.T, core, axes=(1, axis)), 0, axis)
+    return float(np.sqrt(1 - np.linalg.norm(core) ** 2 / np.linalg.norm(x) ** 2))
+
+
+@pytest.mark.parametrize(("rank", "again"), [(4, False), (24, True)])
+def test_a_basis_grows_where_later_chunks_hold_what_the_sample_did_not(rank: int, again: bool) -> None:
+    x = low_rank((400, 40, 60), 3, 0.0, "f8")
+    x[203] = low_rank((40, 60), rank, 0.0, "f8", seed=5)
+    with use(SMALL_TILES):
+        made = outsize.decompose(x, "tucker", 1e-3)
+    assert true_error(made, x) <= made.error <= 1e-3
+    assert made.ratio > 4
+    assert any("Gram" in step.name for step in made.facts.plan.steps) == again
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("tiles", [Tuning(), SMALL_TILES])
+def test_what_is_no_number_is_refused_by_its_place(value: float, tiles: Tuning) -> None:
+    x = low_rank((20, 30, 40), 3, 0.0, "f4")
+    x[7, 11, 13] = value
+    with use(tiles), pytest.raises(outsize.InputError, match=r"x\[7, 11, 13\] is"):
+        outsize.decompose(x, "tucker")
+
+
+@pytest.mark.parametrize("fill", [0.0, 3.5, 1e-30])
+@pytest.mark.parametrize("method", ["tucker", "tt", "auto"])
+def test_constants_have_rank_one(fill: float, method: str) -> None:
+    made = outsize.decompose(np.full((30, 20, 25), fill, np.float32), method)
+    assert set(made.ranks) == {1}
+    assert true_error(made, np.full((30, 20, 25), fill, np.float32)) <= made.error <= 0.01
+
+
+def test_values_whose_squares_overflow_are_refused_with_the_way_out() -> None:
+    with pytest.raises(outsize.InputError, match=r"decompose x / 1e\+200"):
+        outsize.decompose(np.full((4, 5, 6), 1e200), "tucker")
+
+
+@pytest.mark.parametrize("method", ["tucker", "tt"])
+def test_the_smallest_budget_that_is_named_works_when_it_is_given(method: str) -> None:
+    x = low_rank((60, 70, 80), 5, 1e-3, "f4")
+    with use(replace(Tuning(), small=0)):
+        budget = 100_000
+        for _ in range(3):
+            try:
+                made = outsize.decompose(x, method, 0.05, budget=budget)
+            except outsize.BudgetError as refused:
+                assert refused.smallest is not None and refused.smallest > budget
+                budget = refused.smallest
+        assert true_error(made, x) <= made.error <= 0.05
+        assert made.facts.plan.peak() <= budget
+
+
+def test_a_largest_difference_is_measured() -> None:
+    x = low_rank((20, 24, 28), 6, 1e-3, "f4")
+    made = outsize.decompose(x, "tucker", "1e-2 max")
+    assert np.abs(np.asarray(made.array.compute()) - x).max() <= 1e-2 * np.abs(x).max()
+
+
+def test_auto_takes_the_smallest_and_refuses_what_has_no_structure() -> None:
+    x = low_rank((30, 40, 50), 4, 1e-4, "f4")
+    sizes = [outsize.decompose(x, method).nbytes for method in ("tucker", "tt")]
+    assert outsize.decompose(x).nbytes <= min(sizes)
+    noise = np.random.default_rng(0).standard_normal((30, 40, 50))
+    with pytest.raises(outsize.InputError, match=r"nothing saves more than 84 %.*zfp"):
+        outsize.decompose(noise)
+    with pytest.raises(outsize.InputError, match=r"nothing saves more than 49 %.*zfp"):
+        outsize.decompose(noise, error=1e-8)
+    made = outsize.decompose(noise, "float16")
+    assert true_error(made, noise) <= made.error <= 0.01
+
+
+def test_cp_says_a_measured_error_and_that_nothing_is_promised() -> None:
+    pytest.importorskip("tensorly")
+    draws = np.random.default_rng(3)
+    x = np.einsum("ir,jr,kr->ijk", *(draws.standard_normal((n, 3)) for n in (12, 14, 16)))
+    made = outsize.decompose(x, "cp", 0.01)
+    assert made.ranks[0] <= 4
+    assert true_error(made, x) <= made.error <= 0.01
+    assert any("no theorem" in note for note in made.facts.notes)
+    assert any("core consistency" in note for note in made.facts.notes)
+    noise = draws.standard_normal((12, 14, 16))
+    with pytest.raises(outsize.InputError, match="cp reached an error"):
+        outsize.decompose(noise, "cp", 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"method": "hosvd"}, "method='hosvd' is none"), ({"error": 0}, "between 1e-12 and 1"), ({"error": "much"}, "is none"),
+        ({"method": "svd"}, "svd is for matrices"), ({"rank": 3}, "rank= needs a method"),
+        ({"method": "tucker", "rank": (2, 3)}, "takes one whole number, or 3"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked_is_said_in_one_sentence(arguments: Any, words: str) -> None:
+    with pytest.raises(outsize.InputError, match=words):
+        outsize.decompose(np.ones((4, 5, 6)), **arguments)
+
+
+def test_a_plan_reads_nothing_and_says_what_would_be_read(tmp_path: Any) -> None:
+    np.save(tmp_path / "x.npy", low_rank((40, 50, 60), 4, 0.0, "f4"))
+    with use(replace(Tuning(), small=0)):
+        plan = outsize.decompose(tmp_path / "x.npy", "tucker", budget="4MiB", dry_run=True)
+        made = outsize.decompose(tmp_path / "x.npy", "tucker", budget="4MiB")
+    assert plan.fits and plan.steps and plan.read >= 40 * 50 * 60 * 4
+    assert any("projection" in step.name for step in plan.steps)
+    assert made.facts.plan.read <= 5 * 40 * 50 * 60 * 4  # of so little, samples are most
+
+
+@pytest.mark.parametrize("method", ["tucker", "tt", "svd"])
+def test_the_first_reading_goes_through_a_device(method: str) -> None:
+    x = low_rank((200, 60) if method == "svd" else (20, 48, 64), 4, 1e-4, "f4")
+    with outsize.budget(device="1MiB"):
+        made = outsize.decompose(x, method, 0.01, device="fake")
+        plan = outsize.decompose(x, method, 0.01, device="fake", dry_run=True)
+    assert true_error(made, x) <= made.error <= 0.01 and max(made.ranks) <= 6
+    for steps in (made.facts.plan.steps, plan.steps):
+        assert any(peak.pool.kind == "device" for step in steps for peak in step.peaks)
