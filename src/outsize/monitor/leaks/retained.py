@@ -1,0 +1,91 @@
+"""How many bytes each further element of a container keeps alive: what one element reaches and the others do not."""
+
+from __future__ import annotations
+
+import gc
+import io
+import mmap
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from types import FunctionType, ModuleType
+from typing import Any
+
+_REACHED = 3000
+"""Objects that are followed from one element."""
+_STOP = (ModuleType, type, str, int, float, bool, type(None), type(gc.collect))
+
+
+def measure_each(elements: Sequence[Any]) -> int:
+    """Mean bytes that one of the elements keeps for itself alone. What several reach (a model, a logger) is no growth."""
+    if not elements:
+        return 0
+    reached: Counter[int] = Counter()
+    sizes: dict[int, int] = {}
+    for element in elements:
+        own: dict[int, int] = {}
+        _reach(element, own)
+        reached.update(own.keys())
+        sizes |= own
+    alone = sum(size for key, size in sizes.items() if reached[key] == 1)
+    if len(elements) == 1:
+        return sum(sizes.values())
+    return alone // len(elements)
+
+
+def _reach(element: Any, found: dict[int, int]) -> None:
+    queue, count = [element], 0
+    seen: set[int] = set()
+    while queue and count < _REACHED:
+        item = queue.pop()
+        if id(item) in seen or isinstance(item, ModuleType | type):
+            continue
+        seen.add(id(item))
+        count += 1
+        key, size = _own_bytes(item)
+        found[key] = size
+        if not isinstance(item, _STOP):
+            queue += _referents(item)
+
+
+def _referents(item: Any) -> list[Any]:
+    """What an object holds; of a function only what its closure and defaults hold."""
+    if isinstance(item, FunctionType):
+        cells = item.__closure__ or ()
+        return [*cells, *(item.__defaults__ or ())]
+    if isinstance(item, dict) and "__builtins__" in item:  # a module's variables
+        return []
+    base = getattr(item, "base", None) if type(item).__module__ == "numpy" else None
+    return [base] if base is not None else gc.get_referents(item)
+
+
+def _own_bytes(item: Any) -> tuple[int, int]:
+    """(identity, bytes) of one object without what it holds; tensors and arrays by the memory under them."""
+    try:
+        if hasattr(item, "untyped_storage"):
+            storage = item.untyped_storage()
+            return storage.data_ptr(), storage.nbytes()
+        if isinstance(item, mmap.mmap):
+            return id(item), len(item)
+        return id(item), sys.getsizeof(item)
+    except Exception:  # objects answer as they like
+        return id(item), 0
+
+
+def buffer_bytes(value: Any) -> int:
+    """Bytes of an array, tensor, text or table; 0 for anything else."""
+    try:
+        if isinstance(value, str | bytes | bytearray):
+            return len(value)
+        if isinstance(value, io.BytesIO):
+            return value.getbuffer().nbytes
+        if hasattr(value, "untyped_storage"):
+            return int(value.untyped_storage().nbytes())
+        if type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "memory_usage"):
+            used = value.memory_usage(index=False)
+            return int(used.sum() if hasattr(used, "sum") else used)
+        if type(value).__module__.partition(".")[0] in ("numpy", "array", "cupy", "jaxlib"):
+            return int(getattr(value, "nbytes", 0))
+    except Exception:  # tensors without contents, closed buffers
+        return 0
+    return 0

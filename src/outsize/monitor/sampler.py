@@ -1,0 +1,155 @@
+"""A process tree or the whole machine -> `Sample`, again and again, at a bounded cost.
+
+The tree is read each time. What changes slowly or costs much is read less often and carried over: the limits and the page
+cache once or twice a second, bytes that only one process has (USS) and the processes of the whole machine as their cost allows.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from outsize.core.memory import Limit
+from outsize.core.recording import AllocatorSample, GpuSample, HostSample, ProcessSample, Sample
+from outsize.machine import current_system
+from outsize.machine.cgroup import read_page_cache
+from outsize.machine.host import read_host, read_kib_table
+from outsize.machine.system import System
+from outsize.monitor.gpus import Gpus
+from outsize.monitor.pace import Paced
+from outsize.monitor.process_system import ProcessSystem
+from outsize.monitor.tree import ProcessReading, TreeReading, read_all, read_private, read_tree
+
+SHOWN = 8
+"""Processes that a sample names."""
+
+
+class Sampler:
+    """Reads one process tree, or the whole machine where `pid` is None."""
+
+    def __init__(
+        self,
+        pid: int | None,
+        started: float,
+        allocators: Callable[[], tuple[AllocatorSample, ...]] = tuple,
+    ) -> None:
+        self.notes: list[str] = []
+        """What could not be read and why, a sentence each."""
+        self._pid, self._started, self._allocators = pid, started, allocators
+        self._system: System = (
+            current_system() if pid in (None, os.getpid()) else ProcessSystem(current_system(), pid or 0)
+        )
+        self._gpus = Gpus()
+        self._limits = Paced(self._read_limits, every=0.5, share=0.001)
+        self._cards = Paced(self._gpus.read, every=0.2, share=0.002)
+        self._private = Paced(self._read_private, every=2.0, share=0.001)
+        self._everyone = Paced(read_all, every=1.0, share=0.004)
+        self._processes: tuple[ProcessReading, ...] = ()
+        self._uss: dict[int, int] = {}
+        self._host = HostSample(rss=0, anonymous=0, shared=0)
+        self._held_then = 0
+        self._gpu_samples: tuple[GpuSample, ...] = ()
+
+    def read(self, tree: TreeReading | None = None, step: int | None = None, phase: str = "") -> Sample | None:
+        """One sample; None where the process has gone. `tree` is a reading that was just taken, if one was."""
+        now = time.monotonic()
+        if self._pid is not None:
+            tree = tree if tree is not None else read_tree(self._pid)
+            self._processes = tuple(process for process in tree.processes if process.ended is None)
+            if not self._processes:
+                return None
+        elif (everyone := self._everyone(now)) is not None:
+            self._processes = everyone.processes
+        fresh = self._limits(now)
+        if fresh is not None:
+            self._host, self._held_then = fresh, self._held()
+        gpus = self._cards(now)
+        self._gpu_samples = self._gpu_samples if gpus is None else gpus
+        private = self._private(now) if self._pid is not None else None
+        shown = sorted(self._processes, key=lambda process: -process.anonymous - process.shared)[:SHOWN]
+        return Sample(
+            time=time.time() - self._started,
+            host=self._sum_up(private),
+            gpus=self._gpu_samples,
+            allocators=self._allocators(),
+            processes=tuple(_sample(process, (private or {}).get(process.pid)) for process in shown),
+            process_count=len(self._processes),
+            step=step,
+            phase=phase,
+        )
+
+    def news(self) -> list[str]:
+        """What could not be read, said once."""
+        fresh = [text for text in self._gpus.notes if text not in self.notes]
+        self.notes += fresh
+        return fresh
+
+    def _held(self) -> int:
+        """Bytes of the tree that count against a limit."""
+        shared = max((process.shared for process in self._processes), default=0)
+        return sum(process.anonymous for process in self._processes) + shared
+
+    def _sum_up(self, private: dict[int, int] | None) -> HostSample:
+        """The tree's bytes beside what was last read of the machine and its limits."""
+        host = self._host
+        if self._pid is None:
+            return host
+        shared = max((process.shared for process in self._processes), default=0)
+        anonymous = sum(process.anonymous for process in self._processes)
+        files = max((process.files for process in self._processes), default=0)
+        return HostSample(
+            rss=anonymous + shared + files,
+            anonymous=anonymous,
+            shared=shared,
+            uss=sum(private.values()) if private else None,
+            swap=sum(process.swap for process in self._processes),
+            page_cache=host.page_cache,
+            used=None if host.used is None else max(0, host.used + self._held() - self._held_then),
+            limit=host.limit,
+            limit_name=host.limit_name,
+        )
+
+    def _read_limits(self) -> HostSample:
+        info = read_kib_table(self._system, "/proc/meminfo")
+        host, _ = read_host(self._system)
+        total = host.total or 0
+        taken = total - info.get("MemAvailable", total)
+        limit = host.biting or Limit(name="RAM", bytes=total, used=taken, source=host.source)
+        return HostSample(
+            rss=taken,
+            anonymous=info.get("AnonPages", 0),
+            shared=info.get("Shmem", 0),
+            swap=info.get("SwapTotal", 0) - info.get("SwapFree", 0),
+            page_cache=read_page_cache(self._system) or info.get("Cached"),
+            used=limit.used,
+            limit=limit.bytes,
+            limit_name=limit.name,
+        )
+
+    def _read_private(self) -> dict[int, int]:
+        """USS of the largest processes; a thousand would take seconds."""
+        largest = sorted(self._processes, key=lambda process: -process.anonymous)[:32]
+        found = {process.pid: read_private(process.pid) for process in largest}
+        if (
+            largest
+            and found[largest[0].pid] is None
+            and (text := _HIDDEN.format(pid=largest[0].pid)) not in self._gpus.notes
+        ):
+            self._gpus.notes.append(text)
+        return {pid: value for pid, value in found.items() if value is not None}
+
+
+_HIDDEN = "what only process {pid} holds (USS) is not shown: its pages belong to another user, who may look at them"
+
+
+def _sample(process: ProcessReading, uss: int | None) -> ProcessSample:
+    return ProcessSample(
+        pid=process.pid,
+        name=process.name,
+        anonymous=process.anonymous,
+        shared=process.shared,
+        files=process.files,
+        swap=process.swap,
+        uss=uss,
+    )

@@ -1,0 +1,62 @@
+"""Runs programs of `leak_programs` one after another in this process, each under a watch of its own, and prints what was
+found.
+
+    python leak_runner.py FOLDER STEPS MODE NAME...
+
+MODE `every`: a point at every step, so that few steps are enough. `paced`: as users have it, with steps of some
+milliseconds. `free`: no steps are marked and no optimizer is heard of. One line of JSON for each program: its name,
+findings and notes."""
+
+import gc
+import json
+import os
+import pathlib
+import runpy
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import leak_programs
+
+import outsize
+from outsize.monitor import growth
+
+PROGRAMS = leak_programs.LEAKS | leak_programs.CLEAN | leak_programs.BLIND_LEAKS | leak_programs.BLIND_CLEAN
+
+
+def run(name, folder, steps, mode):
+    code = PROGRAMS[name]
+    path = folder / f"{name.replace(' ', '_')}.py"
+    path.write_text(code)
+    has_optimizer = "optimizer" in code
+    gc.enable()
+    gc.collect()  # what the program before has left
+    with outsize.watch() as w:
+        if mode == "free":
+            w._find_steps = lambda: None
+
+        def pause():
+            if mode != "every":
+                time.sleep(0.004)
+            if mode != "free" and not has_optimizer:
+                w.step()
+
+        runpy.run_path(str(path), {"STEPS": steps, "pause": pause}, run_name="__main__")
+        if mode != "every":
+            time.sleep(1.0)
+        found = w.leaks()
+    return {
+        "name": name,
+        "findings": [finding.to_dict() for finding in found],
+        "notes": list(w.notes),
+        "steps": w.readings[-1].step,
+    }
+
+
+if __name__ == "__main__":
+    folder, steps, mode = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    if mode == "every":
+        growth._SHARE = 1.0
+    os.chdir(folder)
+    for name in sys.argv[4:]:
+        print(json.dumps(run(name, folder, steps, mode)), flush=True)

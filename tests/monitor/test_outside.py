@@ -1,0 +1,355 @@
+"""`outsize watch` from outside: processes, the machine, commands and recordings; every trouble is one line."""
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+import textwrap
+import time
+import types
+
+import pytest
+
+from outsize.core.recording import GpuSample, Head, HostSample, ProcessSample, Recording, Sample
+from outsize.core.units import format_seconds, parse_seconds
+from outsize.machine.fake import FakeMachine
+from outsize.monitor import outside as outside_module
+from outsize.monitor.gpus import Gpus
+from outsize.monitor.outside import Outside
+from outsize.monitor.pace import Paced, Pause
+from outsize.monitor.recorder import load
+from outsize.monitor.sampler import Sampler
+from outsize.monitor.tree import ProcessReading, TreeReading
+from outsize.monitor.tree_growth import TreeGrowth
+from outsize.report.live import Screen, render
+
+MiB = 2**20
+GROW = """
+import time
+kept = []
+def work():
+    kept.append(bytearray(2**20))
+for _ in range(1000):
+    work()
+    time.sleep(0.01)
+"""
+
+
+def watch(*words, cwd, **more):
+    return subprocess.run(
+        [sys.executable, "-m", "outsize", "watch", *map(str, words)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=120,
+        **more,
+    )
+
+
+def test_once_is_one_line_about_this_machine(tmp_path):
+    done = watch("--once", cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.count("\n") == 1 and " of " in done.stdout and "RAM" in done.stdout
+
+
+def test_json_lines_are_a_recording(tmp_path):
+    done = watch("--json", "--for", "300ms", os.getpid(), cwd=tmp_path)
+    (tmp_path / "x.watch").write_text(done.stdout)
+    recording = load(tmp_path / "x.watch")
+    assert recording.complete and recording.head.pid == os.getpid() and len(recording.samples) >= 2
+
+
+def test_a_process_that_is_not_there_is_one_line(tmp_path):
+    done = watch("999999999", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "outsize: there is no process 999999999\n")
+
+
+def test_a_command_keeps_its_output_and_status_and_its_recording_is_replayed(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import sys, time\nprint('trained', sys.argv[1:])\ntime.sleep(1.5)\nsys.exit(7)\n"
+    )
+    done = watch("--record", "run.watch", "--", "train.py", "--lr", "1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (7, "trained ['--lr', '1']\n")
+    recording = load(tmp_path / "run.watch")
+    assert recording.complete and recording.head.command == ("train.py", "--lr", "1")
+    assert any(sample.allocators for sample in recording.samples)
+    replayed = watch("run.watch", cwd=tmp_path)
+    assert replayed.returncode == 0 and "train.py --lr 1" in replayed.stdout
+    assert json.loads(watch("--json", "run.watch", cwd=tmp_path).stdout)["head"]["command"][0] == "train.py"
+
+
+def test_a_process_that_is_killed_in_the_middle_ends_the_watch_with_what_was_seen(tmp_path):
+    (tmp_path / "train.py").write_text("import os, time\ntime.sleep(0.5)\nos.kill(os.getpid(), 9)\n")
+    done = watch("--record", "run.watch", "--", "train.py", cwd=tmp_path)
+    assert done.returncode == 137 and "Traceback" not in done.stderr
+    assert load(tmp_path / "run.watch").marks[-1].name == "the process has ended"
+
+
+def test_a_full_disk_while_recording_is_one_line_and_the_program_runs_on(tmp_path):
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(0.6)\nprint('done')\n")
+    done = watch("--record", "/dev/full", "--", "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert done.stderr.count("outsize: /dev/full is not written for now: No space left on device") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--",), "nothing to run"),
+        (("--", "nowhere.py"), "no such script or command: nowhere.py"),
+        (("--for", "soon", "1"), "cannot read 'soon' as a time"),
+        (("gone.watch",), "there is no file gone.watch"),
+        (("--once", "--record", "/nowhere/x.watch"), "/nowhere/x.watch cannot be written: No such file or directory"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path, words, said):
+    done = watch(*words, cwd=tmp_path)
+    assert done.returncode in (1, 2) and said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_culprit_is_found_from_outside_by_run_and_is_in_the_recording(tmp_path):
+    (tmp_path / "grow.py").write_text(textwrap.dedent(GROW))
+    command = [sys.executable, "-m", "outsize", "run", "--watch", "--record", "run.watch", "grow.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0
+    assert "outsize: grows: `kept` (list) in grow.py:5 keeps" in done.stderr
+    assert load(tmp_path / "run.watch").findings[0].where == "grow.py:5"
+
+
+def test_record_without_watch_is_refused(tmp_path):
+    command = [sys.executable, "-m", "outsize", "run", "--record", "x", "y.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and "--record needs --watch" in done.stderr
+
+
+def test_a_terminal_shows_a_screen_that_obeys_keys(tmp_path):
+    master, slave = pty.openpty()
+    line = [sys.executable, "-m", "outsize", "watch", str(os.getpid())]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    process = subprocess.Popen(line, stdin=slave, stdout=slave, stderr=slave, cwd=tmp_path, env=environment)
+    os.close(slave)
+    shown = b""
+    for key in (b"", b"s", b"f", b"f", b"p", b"q"):
+        until = time.monotonic() + 10
+        while b"q quit" not in shown and time.monotonic() < until:
+            shown += os.read(master, 65536)
+        os.write(master, key)
+        time.sleep(0.2)
+    with open(master, "rb", closefd=True) as file:
+        try:
+            while part := file.read1(65536):
+                shown += part
+        except OSError:  # the other end has closed
+            pass
+    assert process.wait(20) == 0
+    assert b"processes by shared" in shown and b"frozen" in shown and b"\x1b[?1049l" in shown
+    assert json.loads(next(tmp_path.glob("watch-*.json")).read_text())["samples"]
+
+
+def recording(count=60, limit=4000 * MiB, rate=50 * MiB, name="python"):
+    samples = tuple(
+        Sample(
+            time=number / 2,
+            host=HostSample(
+                rss=number * rate // 2, anonymous=number * rate // 2, shared=0, used=number * rate // 2 + 100 * MiB, limit=limit,
+                limit_name="container", page_cache=5 * MiB,
+            ),
+            gpus=(GpuSample(index=0, name="NVIDIA H200", used=number * MiB, free=MiB, total=141 * 1024 * MiB, utilisation=0.5),),
+            processes=tuple(ProcessSample(pid=pid, name=name, anonymous=pid * MiB, swap=-pid + 9) for pid in (1, 2, 3)),
+            process_count=3,
+            step=number,
+        )
+        for number in range(count)
+    )  # fmt: skip
+    return Recording(head=Head(command=("train.py",), pid=4, started=0.0, interval=0.5), samples=samples)
+
+
+def test_the_screen_fits_eighty_columns_without_colour():
+    text = render(recording(), 80, "RAM", False, color=False)
+    assert max(map(len, text.splitlines())) <= 80 and "\x1b" not in text
+    assert "full in 48 s at this rate" in text or "full in 49 s at this rate" in text
+    assert "container 1.54 GiB of 3.91 GiB (39%)" in text and "NVIDIA H200" in text and "50% busy" in text
+
+
+def test_the_screen_can_be_written_in_ascii():
+    from outsize.cli.streams import prepare_streams
+
+    prepare_streams()
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="outsize")
+    file.write(render(recording(), 80, "RAM", False, color=False))
+    file.flush()
+
+
+def test_keys_sort_freeze_snapshot_and_quit():
+    screen = Screen()
+    assert [screen.press(key) for key in "sfpqx"] == [None, None, "snapshot", "quit", None]
+    assert (screen.sort, screen.frozen) == ("shared", True)
+    lines = render(recording(), 80, "swap", False, color=False).splitlines()
+    table = lines[lines.index("3 processes by swap") + 2 :]
+    assert [line.split()[0] for line in table[:3]] == ["1", "2", "3"]
+
+
+class NVMLError(Exception):
+    pass
+
+
+def scripted_nvml(*, fails=False, hides=False, names_nobody=False, breaks=False):
+    def init():
+        if fails:
+            raise NVMLError("driver not loaded")
+
+    def memory(handle):
+        if breaks:
+            raise NVMLError("GPU is lost")
+        return types.SimpleNamespace(total=24 * 2**30, free=4 * 2**30, used=20 * 2**30)
+
+    module = types.ModuleType("pynvml")
+    module.NVMLError, module.nvmlInit = NVMLError, init
+    module.nvmlDeviceGetCount = lambda: 1
+    module.nvmlDeviceGetHandleByIndex = lambda index: index
+    module.nvmlDeviceGetUUID = lambda handle: "GPU-a"
+    module.nvmlDeviceGetName = lambda handle: b"Card"
+    module.nvmlDeviceGetMemoryInfo = memory
+    held = [] if names_nobody else [types.SimpleNamespace(pid=99999991, usedGpuMemory=None if hides else 2**30)]
+    module.nvmlDeviceGetComputeRunningProcesses = lambda handle: held
+    module.nvmlDeviceGetGraphicsRunningProcesses = lambda handle: []
+    module.nvmlDeviceGetUtilizationRates = lambda handle: types.SimpleNamespace(gpu=37)
+    return module
+
+
+DRIVER = {"/proc/driver/nvidia/version": "NVRM version: 560"}
+TROUBLES = {
+    "the driver hides what each process holds": {"hides": True},
+    "the driver names no process": {"names_nobody": True},
+    "GPUs are no longer shown: the NVIDIA driver did not answer: GPU is lost": {"breaks": True},
+    "GPUs are not shown: the NVIDIA driver did not answer: driver not loaded": {"fails": True},
+}
+
+
+@pytest.mark.parametrize("said", TROUBLES)
+def test_what_the_driver_hides_is_said_once(monkeypatch, said):
+    monkeypatch.setitem(sys.modules, "pynvml", scripted_nvml(**TROUBLES[said]))
+    with FakeMachine() as system:
+        system.files.update(DRIVER)
+        sampler = Sampler(os.getpid(), time.time())
+        notes = [text for _ in range(3) for text in (sampler.read(), sampler.news())[1]]
+    assert [said in note for note in notes] == [True]
+
+
+def test_without_nvml_a_driver_is_said_to_be_there_and_a_machine_without_one_says_nothing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with FakeMachine() as system:
+        system.files.update(DRIVER)
+        assert "outsize[gpu]" in Gpus().notes[0]
+    with FakeMachine():
+        assert Gpus().notes == [] and Gpus().read() == ()
+
+
+def test_a_card_is_read_with_its_use_and_its_holders(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", scripted_nvml())
+    with FakeMachine():
+        (card,) = Gpus().read()
+    assert (card.used, card.free, card.utilisation, card.holders[0].bytes) == (20 * 2**30, 4 * 2**30, 0.37, 2**30)
+
+
+def test_a_container_whose_files_may_not_be_read_leaves_the_limit_of_the_machine():
+    with FakeMachine(total="16GiB"):
+        host = Sampler(os.getpid(), time.time()).read().host
+    assert (host.limit, host.limit_name) == (16 * 2**30, "RAM")
+
+
+def test_pages_of_another_user_are_one_note(monkeypatch):
+    from outsize.monitor import sampler
+
+    monkeypatch.setattr(sampler, "read_private", lambda pid: None)
+    own = Sampler(os.getpid(), time.time())
+    assert own.read().host.uss is None
+    assert [note for note in own.news() if "another user" in note] and own.news() == []
+
+
+def test_a_tree_of_a_thousand_processes_is_read_less_often_and_says_so(monkeypatch):
+    many = TreeReading(
+        time=0.0,
+        processes=tuple(
+            ProcessReading(pid=pid, name="p", anonymous=pid, shared=0, address_space=0) for pid in range(1, 1001)
+        ),
+    )
+
+    def slow(pid):
+        until = time.thread_time() + 0.02
+        while time.thread_time() < until:
+            pass
+        return many
+
+    monkeypatch.setattr("outsize.monitor.sampler.read_tree", slow)
+    outside = Outside(os.getpid())
+    items = outside.read()
+    assert outside.pause >= 2 and outside.read() is not None
+    assert "1,000 processes: they are read every" in outside.history.notes[-1].text
+    assert items[0].process_count == 1000 and len(items[0].processes) == 8
+
+
+def test_the_limit_is_spoken_of_before_it_is_reached_and_again_when_half_the_time_is_left(monkeypatch):
+    outside = Outside(os.getpid())
+    outside.history.samples = list(recording().samples)
+    left = iter([500.0, 400.0, 240.0, 200.0])
+    monkeypatch.setattr(outside, "_outlook", lambda now: next(left))
+    said = [bool(outside._warn()) for _ in range(4)]
+    assert said == [True, False, True, False]
+
+
+def test_a_worker_that_copies_what_it_reads_is_told_from_one_that_only_grows():
+    def follow(uss, anonymous):
+        growth, found = TreeGrowth(lambda: ("Words.items", "data.py:9", "`Words.items`, a list of 9 objects,")), []
+        for number in range(12):
+            worker = ProcessSample(pid=9, name="pt_data_worker", anonymous=anonymous(number), uss=uss(number))
+            root = ProcessSample(pid=4, name="python", anonymous=10, uss=1)
+            host = HostSample(rss=0, anonymous=0, shared=0)
+            found += list(growth.add(Sample(time=float(number), host=host, processes=(root, worker))))
+        return found
+
+    copied = follow(lambda number: number * 20 * MiB, lambda number: 300 * MiB)
+    assert [(one.kind, one.name, one.where) for one in copied] == [("workers", "Words.items", "data.py:9")]
+    assert "a NumPy array" in copied[0].advice or "NumPy" in copied[0].advice
+    assert follow(lambda number: number * 20 * MiB, lambda number: (300 + number * 20) * MiB) == []
+    assert follow(lambda number: 50 * MiB, lambda number: 300 * MiB) == []
+
+
+def test_page_cache_and_arenas_are_noted_as_no_leak():
+    from outsize.core.recording import AllocatorSample
+
+    growth = TreeGrowth()
+    for number in (0, 1):
+        host = HostSample(rss=0, anonymous=number * 200 * MiB, shared=0, page_cache=number * 400 * MiB)
+        own = AllocatorSample(pid=1, framework="malloc", device="host", requested=50 * MiB)
+        assert list(growth.add(Sample(time=float(number), host=host, allocators=(own,)))) == []
+    notes = list(growth.explain({}))
+    assert "the page cache grew by 400.00 MiB: no leak" in notes[0]
+    assert "the allocator keeps 200.00 MiB that the program has given back" in notes[1]
+
+
+def test_paces_follow_the_cost():
+    calls = []
+    paced = Paced(lambda: calls.append(1) or len(calls), every=1.0, share=0.5)
+    assert [paced(now) for now in (0.0, 0.5, 1.5, 1.6)] == [1, None, 2, None]
+    pause = Pause(0.1, 0.008)
+    pause.note(0.08)
+    assert pause.seconds == pytest.approx(10.0)
+
+
+def test_times_are_read_and_written():
+    assert [parse_seconds(text) for text in ("5s", "500ms", "2min", "1.5h", "3")] == [5.0, 0.5, 120.0, 5400.0, 3.0]
+    assert [format_seconds(seconds) for seconds in (5, 90, 400, 9000, 300000)] == [
+        "5.0 s",
+        "90 s",
+        "6.7 min",
+        "2.5 h",
+        "3 days",
+    ]
+
+
+def test_the_words_of_a_process_are_read():
+    assert outside_module.read_command(os.getpid())[0].endswith(os.path.basename(sys.executable))
+    assert outside_module.read_command(999999999) == ()

@@ -1,0 +1,96 @@
+"""Which series count as growth, and when a limit is reached."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outsize.core.rates import median_slope, seconds_until
+from outsize.monitor.trend import FEWEST, LEAST, Point, find_trend, still_grows
+
+KiB = 1024
+MiB = 1024 * KiB
+
+
+def series(values):
+    return [Point(number * 0.1, number, int(value)) for number, value in enumerate(values)]
+
+
+def noise(seed):
+    return random.Random(seed)
+
+
+@given(st.integers(16 * KiB, 4 * MiB), st.integers(0, 2**32), st.floats(0, 8))
+def test_a_steady_leak_is_found_with_its_rate(each, seed, swing):
+    rng = noise(seed)
+    trend = find_trend(series(10**8 + step * each + rng.random() * swing * each for step in range(400)))
+    assert trend is not None
+    assert trend.per_step == pytest.approx(each, rel=0.15)
+    assert trend.per_second == pytest.approx(each * 10, rel=0.15)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 64))
+def test_memory_that_only_breathes_is_no_leak(seed, swing):
+    rng = noise(seed)
+    assert find_trend(series(10**8 + rng.random() * swing * MiB for _ in range(300))) is None
+
+
+@given(st.integers(10, 120), st.integers(0, 2**32))
+def test_a_cache_that_has_filled_up_is_no_leak(shapes, seed):
+    rng, seen, held = noise(seed), set(), []
+    for _ in range(shapes * 8):
+        seen.add(rng.randrange(shapes))
+        held.append(10**8 + len(seen) * MiB)
+    points = series(held)
+    trend = find_trend(points)
+    assert trend is None or not still_grows(points, trend.per_step)
+
+
+def test_one_jump_is_no_leak():
+    assert find_trend(series([10**8] * 100 + [2 * 10**8] * 100)) is None
+
+
+def test_a_staircase_is_a_leak_once_it_has_enough_steps():
+    assert find_trend(series(10**8 + step // 20 * MiB for step in range(60))) is None
+    assert find_trend(series(10**8 + step // 20 * MiB for step in range(400))) is not None
+
+
+def test_a_leak_that_begins_late_is_found_in_the_later_half():
+    assert find_trend(series(10**8 + max(0, step - 150) * MiB for step in range(300))) is not None
+
+
+def test_too_few_points_and_too_few_bytes_say_nothing():
+    assert find_trend(series(10**8 + step * MiB for step in range(FEWEST))) is None
+    assert find_trend(series(10**8 + step * LEAST // 1000 for step in range(400))) is None
+
+
+SHAPES = {
+    "a line": lambda time, rng: 50 * MiB * time,
+    "steps": lambda time, rng: 150 * MiB * (time // 3),
+    "a line with noise": lambda time, rng: 50 * MiB * time + rng.random() * 60 * MiB,
+    "a saw": lambda time, rng: 50 * MiB * time + (time % 0.7) * 80 * MiB,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_time_to_the_limit_is_within_a_fifth(shape):
+    rng, limit = noise(3), 6000 * MiB
+    held = [(time / 10, int(SHAPES[shape](time / 10, rng))) for time in range(600)]
+    said = seconds_until(limit, held)
+    assert said == pytest.approx(60, rel=0.2)
+
+
+@pytest.mark.parametrize("held", [[], [(0.0, 5)] * 3, [(time / 10, 10**9) for time in range(100)]])
+def test_what_does_not_grow_is_never_full(held):
+    assert seconds_until(10**10, held) is None
+
+
+def test_a_program_that_only_breathes_is_never_full():
+    rng = noise(1)
+    assert seconds_until(10**10, [(time / 10, int(10**9 + rng.random() * 10**8)) for time in range(300)]) is None
+
+
+def test_an_outlier_does_not_move_the_rate():
+    points = [(float(number), float(number)) for number in range(30)] + [(30.0, 1e9)]
+    assert median_slope(points) == pytest.approx(1.0)
