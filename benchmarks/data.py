@@ -14,9 +14,11 @@ SHAPES = {
     "image": (1, 256, 1024, 1021),
 }
 """File stem -> shape."""
+COSINE_ROWS = 32_768
+"""Rows that are compared with the first 4,096: a result of 512 MiB."""
 
 
-def make(folder: Path, scale: int = 1) -> None:
+def make(folder: Path, scale: int = 1, stems: tuple[str, ...] = tuple(SHAPES)) -> None:
     """Write what is missing; `scale` divides the first long axis, for a quick try."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(7)
@@ -24,7 +26,7 @@ def make(folder: Path, scale: int = 1) -> None:
         axis = 1 if shape[0] == 1 else 0
         shape = tuple(length // scale if scale > 1 and i == axis else length for i, length in enumerate(shape))
         path = folder / f"{stem}.npy"
-        if path.exists():
+        if path.exists() or stem not in stems:
             continue
         out = np.lib.format.open_memmap(path.with_suffix(".part"), "w+", "float32", shape).reshape(-1)
         for start in range(0, out.size, 1 << 24):
@@ -34,12 +36,12 @@ def make(folder: Path, scale: int = 1) -> None:
         path.with_suffix(".part").rename(path)
 
 
-def make_blosc2(folder: Path) -> None:
+def make_blosc2(folder: Path, stems: tuple[str, ...] = ("tall", "a", "b")) -> None:
     """blosc2 works on its own format: a copy of each input, uncompressed (the data is noise)."""
     import blosc2
 
     (folder / "blosc2").mkdir(exist_ok=True)
-    for stem in ("tall", "a", "b"):
+    for stem in stems:
         target = folder / "blosc2" / f"{stem}.b2nd"
         if target.exists():
             continue

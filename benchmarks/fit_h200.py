@@ -578,7 +578,8 @@ def time_parts(card):
         setattr(owner, name, run)
 
     for owner, name in (
-        (verb, "look"), (verb, "measure_times"), (verb.Search, "run"), (verb.Planning, "_fastest"), (verb.Planning, "_differs"),
+        (verb, "look"), (verb, "measure_times"), (verb.TrainingSearch, "run"),
+        (verb.TrainingPlanner, "_fastest"), (verb.TrainingPlanner, "_differs"),
     ):  # fmt: skip
         timed(owner, name)
     return parts
@@ -599,8 +600,8 @@ def lend_while_planning(card):
         setattr(owner, name, lent)
 
     lend(Stage, "project")
-    lend(verb.Search, "run")
-    lend(verb.Search, "another")
+    lend(verb.TrainingSearch, "run")
+    lend(verb.TrainingSearch, "another")
 
 
 def work(name, precision, percent, kind, given):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from data import COSINE_ROWS
 from filters import gauss5
 
 _BLOCK = 8 << 20
@@ -78,11 +79,28 @@ def in_ram_filter(path: str) -> float:
     return time.perf_counter() - begin
 
 
-def main(work: str, data: str, out: str) -> float:
-    """Seconds below which a work cannot go (for the filter: in RAM, plus read and write)."""
+def cosine() -> float:
+    """Seconds of the product of COSINE_ROWS x 512 with 512 x 4096 in RAM."""
+    a = np.random.default_rng(0).random((COSINE_ROWS, 512), dtype="float32")
+    np.matmul(a[:512], a[:4096].T)
+    begin = time.perf_counter()
+    np.matmul(a, a[:4096].T)
+    return time.perf_counter() - begin
+
+
+def main(work: str, data: str, out: str, limit: int = 0) -> float:
+    """Seconds below which a work cannot go (for the filter: in RAM, plus read and write); a limit in MiB says what of a file
+    that is read twice may stay in memory."""
     tall = f"{data}/tall.npy"
     size = os.path.getsize(tall)
-    if work in ("sum", "expression"):
+    if work.startswith("zscore"):
+        again = max(0.0, 1 - (limit << 20) / size)
+        return (1 + again) * read(tall) + write(f"{out}/floor", size)
+    if work in ("softmax", "layernorm", "three"):
+        return read(tall) + write(f"{out}/floor", size)
+    if work == "cosine":
+        return max(cosine(), write(f"{out}/floor", COSINE_ROWS * 4096 * 4))
+    if work in ("sum", "expression", "argmax"):
         return read(tall)
     if work == "normalise":
         return 2 * read(tall) + write(f"{out}/floor", size)
@@ -95,4 +113,4 @@ def main(work: str, data: str, out: str) -> float:
 
 
 if __name__ == "__main__":
-    print(main(*sys.argv[1:4]))
+    print(main(*sys.argv[1:4], *map(int, sys.argv[4:5])))

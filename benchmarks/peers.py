@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from data import COSINE_ROWS
 
 
 def _map(data: str, stem: str) -> Any:
@@ -48,8 +49,11 @@ def numpy_chunked(work: str, data: str, out: str, memory: str) -> None:
                 c[i : i + edge, j : j + edge] = total
         c.flush()
         return
-    x, rows = _map(data, "tall"), 65536
+    x, rows = _map(data, "tall"), 16384 if work in ROWWISE else 65536
     blocks = range(0, len(x), rows)
+    if work in ROWWISE:
+        _chunked_rows(work, x, rows, out)
+        return
     if work == "sum":
         print(sum(x[i : i + rows].sum(dtype="float64") for i in blocks))
     elif work == "expression":
@@ -74,6 +78,64 @@ def numpy_chunked(work: str, data: str, out: str, memory: str) -> None:
         for i in blocks:
             t[:, i : i + rows] = x[i : i + rows].T
         t.flush()
+
+
+ROWWISE = ("softmax", "layernorm", "cosine", "argmax", "three", "zscore-512", "zscore-2048", "zscore-8192")
+"""Works on rows, and several results; a z-score is `normalise` under several limits."""
+
+
+def _softmax(m: Any, x: Any) -> Any:
+    grown = m.exp(x - x.max(axis=1, keepdims=True))
+    return grown / grown.sum(axis=1, keepdims=True)
+
+
+def _layernorm(m: Any, x: Any) -> Any:
+    return (x - x.mean(axis=1, keepdims=True)) / m.sqrt(x.var(axis=1, keepdims=True) + np.float32(1e-5))
+
+
+def _unit(m: Any, x: Any) -> Any:
+    return x / m.sqrt((x * x).sum(axis=1, keepdims=True))
+
+
+def _chunked_rows(work: str, x: Any, rows: int, out: str) -> None:
+    """Blocks of rows that are read, computed and written by hand."""
+    blocks = range(0, len(x), rows)
+    if work.startswith("zscore"):
+        total, squares = np.zeros(x.shape[1]), np.zeros(x.shape[1])
+        for i in blocks:
+            block = np.array(x[i : i + rows])
+            total += block.sum(axis=0, dtype="float64")
+            squares += np.einsum("ij,ij->j", block, block, dtype="float64")
+        mean = total / len(x)
+        std = np.sqrt(squares / len(x) - mean**2).astype("float32")
+        z, mean = _new(f"{out}/z.npy", x.shape), mean.astype("float32")
+        for i in blocks:
+            z[i : i + rows] = (x[i : i + rows] - mean) / std
+        z.flush()
+    elif work in ("softmax", "layernorm"):
+        made = _new(f"{out}/s.npy", x.shape)
+        for i in blocks:
+            made[i : i + rows] = (_softmax if work == "softmax" else _layernorm)(np, np.array(x[i : i + rows]))
+        made.flush()
+    elif work == "cosine":
+        x, rows = x[:COSINE_ROWS], 4096
+        other = _unit(np, np.array(x[:4096])).T.copy()
+        made = _new(f"{out}/c.npy", (len(x), 4096))
+        for i in range(0, len(x), rows):
+            made[i : i + rows] = _unit(np, np.array(x[i : i + rows])) @ other
+        made.flush()
+    elif work == "argmax":
+        np.save(f"{out}/i.npy", np.concatenate([x[i : i + rows].argmax(axis=1) for i in blocks]))
+    elif work == "three":
+        total, largest, roots = np.zeros(x.shape[1]), [], _new(f"{out}/q.npy", x.shape)
+        for i in blocks:
+            block = np.array(x[i : i + rows])
+            total += block.sum(axis=0, dtype="float64")
+            largest.append(block.max(axis=1))
+            np.sqrt(block, out=roots[i : i + rows])
+        np.save(f"{out}/m.npy", (total / len(x)).astype("float32"))
+        np.save(f"{out}/r.npy", np.concatenate(largest))
+        roots.flush()
 
 
 class _File:
@@ -110,6 +172,21 @@ def dask(work: str, data: str, out: str, memory: str) -> None:
         ((x - x.mean(axis=0)) / x.std(axis=0)).store(_File(f"{out}/z.npy", x.shape), lock=False)
     elif work == "transpose":
         x.T.store(_File(f"{out}/t.npy", x.shape[::-1]), lock=False)
+    elif work.startswith("zscore"):
+        ((x - x.mean(axis=0)) / x.std(axis=0)).store(_File(f"{out}/z.npy", x.shape), lock=False)
+    elif work in ("softmax", "layernorm"):
+        made = (_softmax if work == "softmax" else _layernorm)(da, x)
+        made.store(_File(f"{out}/s.npy", x.shape), lock=False)
+    elif work == "cosine":
+        unit = _unit(da, x[:COSINE_ROWS].rechunk((4096, 512)))
+        (unit @ unit[:4096].T).store(_File(f"{out}/c.npy", (COSINE_ROWS, 4096)), lock=False)
+    elif work == "argmax":
+        np.save(f"{out}/i.npy", x.argmax(axis=1).compute())
+    elif work == "three":
+        targets = [
+            _File(f"{out}/{name}.npy", shape) for name, shape in (("m", (512,)), ("r", x.shape[:1]), ("q", x.shape))
+        ]
+        da.store([x.mean(axis=0), x.max(axis=1), da.sqrt(x)], targets, lock=False)
 
 
 def cubed(work: str, data: str, out: str, memory: str) -> None:
@@ -160,6 +237,33 @@ def blosc2(work: str, data: str, out: str, memory: str) -> None:
         z.compute(urlpath=f"{out}/z.b2nd", mode="w")
     elif work == "transpose":
         library.permute_dims(x, (1, 0), urlpath=f"{out}/t.b2nd", mode="w")
+    elif work.startswith("zscore"):
+        ((x - library.mean(x, axis=0)) / library.std(x, axis=0)).compute(urlpath=f"{out}/z.b2nd", mode="w")
+    elif work in ("softmax", "layernorm"):
+        made = _blosc2_softmax(library, x) if work == "softmax" else _blosc2_layernorm(library, x)
+        made.compute(urlpath=f"{out}/s.b2nd", mode="w")
+    elif work == "cosine":
+        x = x[:COSINE_ROWS]
+        unit = x / np.sqrt((x * x).sum(axis=1, keepdims=True))
+        library.matmul(
+            library.asarray(unit), library.asarray(unit[:4096].T.copy()), urlpath=f"{out}/c.b2nd", mode="w"
+        )  # fmt: skip
+    elif work == "argmax":
+        np.save(f"{out}/i.npy", library.argmax(x, axis=1)[:])
+    elif work == "three":
+        np.save(f"{out}/m.npy", library.mean(x, axis=0)[:])
+        np.save(f"{out}/r.npy", library.max(x, axis=1)[:])
+        library.sqrt(x).compute(urlpath=f"{out}/q.b2nd", mode="w")
+
+
+def _blosc2_softmax(library: Any, x: Any) -> Any:
+    grown = library.exp(x - library.max(x, axis=1, keepdims=True))
+    return grown / library.sum(grown, axis=1, keepdims=True)
+
+
+def _blosc2_layernorm(library: Any, x: Any) -> Any:
+    mean, spread = (f(x, axis=1, keepdims=True) for f in (library.mean, library.var))
+    return (x - mean) / library.sqrt(spread + 1e-5)
 
 
 PEERS: dict[str, Callable[[str, str, str, str], None]] = {

@@ -18,8 +18,8 @@ import sys
 import tempfile
 import time
 
-from outsize.failure.run import _CHILD as CHILD
 from outsize.failure.run import run
+from outsize.monitor.launch import CHILD
 
 WORK = """
 import time, resource

@@ -161,7 +161,7 @@ def part_exact(out, device):
             if "clip" in way:
                 torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
             if step == 0 and not way:
-                found = fitted._runner.collect(batch)
+                found = fitted._now.collect(batch)
                 gradients = max(
                     float((found[id(p)] - q.grad).norm() / q.grad.norm().clamp_min(1e-12))
                     for p, q in zip(model.parameters(), plain.parameters(), strict=True)
@@ -208,11 +208,11 @@ def part_rates(out, device):
     import torch
 
     from outsize.model.fitting.move.mover import open_lane
-    from outsize.model.fitting.plan.link_speeds import measure, time_optimizer
+    from outsize.model.fitting.plan.speeds import measure_rates, time_optimizer
 
     lane = open_lane(torch.device(device))
     one = torch.nn.Parameter(torch.zeros(1))
-    found = measure(lane, torch.optim.AdamW([one]))
+    found = measure_rates(lane, torch.optim.AdamW([one]))
     elements = 2**26 if device == "cuda" else 2**20
     fused = time_optimizer(torch.optim.AdamW([one], fused=True), "cpu", elements)
     loop = time_optimizer(torch.optim.AdamW([one]), "cpu", elements)
@@ -241,9 +241,9 @@ def infer_part(out, device, name, fitted, batch, size, extra, passes=5):
     fitted.infer(batch)
     rows = []
     for _ in range(passes):
-        before = fitted._runner.visits.brought
+        before = fitted._now.visits.brought
         seconds, logits = timed(lambda: fitted.infer(batch, lambda m, b: m(**b).logits[:, -1]), device)
-        rows.append((seconds, fitted._runner.visits.brought - before))
+        rows.append((seconds, fitted._now.visits.brought - before))
     seconds = sorted(row[0] for row in rows)[len(rows) // 2]
     total, moved = sum(row[0] for row in rows), sum(row[1] for row in rows)
     row = {
@@ -421,9 +421,9 @@ def part_train(out, device, host_budget=64 * GiB, card_budget=8 * GiB):
         try:
             runs = []
             for _ in range(steps):
-                moved = fitted._runner.visits.brought + getattr(fitted._runner.sink, "brought", 0)
+                moved = fitted._now.visits.brought + getattr(fitted._now.sink, "brought", 0)
                 seconds, value = timed(lambda data=data: fitted.step(data), device)
-                moved = fitted._runner.visits.brought + getattr(fitted._runner.sink, "brought", 0) - moved
+                moved = fitted._now.visits.brought + getattr(fitted._now.sink, "brought", 0) - moved
                 runs.append((seconds, float(value), moved))
                 say(f"{kind} {rows * more} rows: {seconds:.2f} s, loss {float(value):.4f}, {moved / 1e9:.1f} GB in")
             seconds = min(run[0] for run in runs)

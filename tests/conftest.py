@@ -13,6 +13,8 @@ import outsize
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import effort  # noqa: F401  chooses the normal profile; --hypothesis-profile=long comes after it
 
+pytest_plugins = ["durations"]
+
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """A shell without job control starts background jobs with SIGINT ignored, and their children inherit that."""
 

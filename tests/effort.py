@@ -31,8 +31,10 @@ def examples(count: int, **more: Any) -> settings:
 
 
 def points(all_of_them: Sequence[T], few: int) -> Sequence[T]:
-    """All points in the long run; otherwise `few` of them, evenly apart, with the first and the last."""
+    """All points in the long run; otherwise `few` of them, evenly apart, with the first and the last; of one, the last."""
     last = len(all_of_them) - 1
     if long() or last < few:
         return all_of_them
+    if few == 1:
+        return all_of_them[-1:]
     return [all_of_them[number * last // (few - 1)] for number in range(few)]

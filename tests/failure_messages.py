@@ -339,7 +339,7 @@ MESSAGES: list[tuple[str, str, dict[str, object]]] = [
         {"requested_bytes": 5 * GiB, "device": "cuda"},
     ),
     (
-        "thrust",
+        "xgboost",
         "Memory allocation error on worker 0: std::bad_alloc: cudaErrorMemoryAllocation: out of memory\n- Free "
         "memory: 1.50GB\n- "
         "Requested memory: 2.25GB",

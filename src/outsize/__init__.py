@@ -18,8 +18,12 @@ from outsize.core.noun import Drawing, set_drawing
 
 if TYPE_CHECKING:
     from outsize import array as array
+    from outsize import factor as factor
     from outsize.array import open as open
     from outsize.array.api.empty import empty as empty
+    from outsize.array.api.together import compute as compute
+    from outsize.array.api.together import save as save
+    from outsize.factor.decompose import decompose as decompose
     from outsize.failure.explain import explain as explain
     from outsize.failure.guard import guard as guard
     from outsize.failure.guard import install as install
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from outsize.model.fitting.data_loader import loader as loader
     from outsize.model.fitting.fit import fit as fit
     from outsize.model.fitting.largest_batch import batch_size as batch_size
+    from outsize.monitor.watching import watch as watch
+    from outsize.report.outputs.loggers import log_to as log_to
     from outsize.sizing import size as size
 
 __version__ = "0.1.0"
@@ -39,6 +45,8 @@ _VERBS = {
     "batch_size": "outsize.model.fitting.largest_batch",
     "budget": "outsize.machine",
     "calibrate": "outsize.model.estimation.calibration",
+    "compute": "outsize.array.api.together",
+    "decompose": "outsize.factor.decompose",
     "empty": "outsize.array.api.empty",
     "estimate": "outsize.model.estimation.estimate",
     "explain": "outsize.failure",
@@ -47,13 +55,16 @@ _VERBS = {
     "install": "outsize.failure",
     "keep": "outsize.model.estimation.calibration",
     "loader": "outsize.model.fitting.data_loader",
+    "log_to": "outsize.report.outputs.loggers",
     "memory": "outsize.machine",
     "open": "outsize.array",
+    "save": "outsize.array.api.together",
     "size": "outsize.sizing",
+    "watch": "outsize.monitor.watching",
 }
 """Public verb -> the module it lives in."""
 
-_ROOMS: tuple[str, ...] = ("array",)
+_ROOMS: tuple[str, ...] = ("array", "factor")
 """Rooms that are public as they are."""
 
 __all__ = ["BudgetError", "InputError", "OutOfMemory", "OutsizeError", "StoreError", *_VERBS, *_ROOMS]

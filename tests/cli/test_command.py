@@ -38,7 +38,10 @@ def test_size_gives_the_exact_bytes_as_json(words, bytes_, capsys):
         ["size", "3", "--budget", "12XB"], ["size", "3", "--count", "0"], ["size", "3", "--card", "rtx9999"],
         ["size", "3", "--optimizer", "adamz"], ["size", "3", "--nonsense"], ["size", "-1,3"], ["size", "1.5"], ["nonsense"],
         ["size", "3,,4"], ["size", "9" * 5000], ["size", "3:"], ["size", "-x"], ["estimate", "--hf", sys.executable],
-        ["run", "--report", "/no/such/folder/why.json", "-c", "1"],
+        ["run", "--report", "/no/such/folder/why.json", "-c", "1"], ["compute", "x", "--in", "x=no-such.npy"],
+        ["convert", "no-such.npy", "y.npy"], ["convert", "no-such.bin", "y.npy", "--shape", "3", "--raw-dtype", "f4"],
+        ["compute", "arange(9)", "--out", "/no/such/folder/x.npy"],
+        ["explain", "no-such.log"], ["estimate", "no_such:step"], ["run", "no-such.py"],
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_clear_sentence_and_status_2(words):

@@ -17,6 +17,7 @@ class ZMQInteractiveShell:
 
 
 NOUNS = {
+    "Factoring": lambda: outsize.factor.from_factors([np.ones((1, 9, 1))]).summary(),
     "Diagnosis": lambda: outsize.explain("CUDA out of memory. Tried to allocate 20.00 MiB"),
     "Sizing": lambda: outsize.size((1000, 1000), "float32"),
     "Plan": lambda: outsize.array.ones((2000, 2000)).sum().plan(),

@@ -22,11 +22,14 @@ from outsize.core.errors import InputError, OutsizeError
 VERBS = {
     "compute": "compute an array expression on files larger than memory, inside a budget",
     "convert": "rewrite an array in another dtype or format, and report the loss of accuracy",
+    "decompose": "keep a tensor larger than memory as a few small factors, with a known error",
     "memory": "show the memory of this machine, what limits it, and who holds it",
     "size": "show how many bytes tensors take, and where they fit",
     "estimate": "show how much memory a training or inference step will take, without a card",
     "explain": "explain why memory ran out and what to do: a message, a log, a CUDA snapshot",
     "run": "run a Python program, and explain it if memory runs out",
+    "report": "make one HTML page of an answer (--json), a recording or a CUDA snapshot",
+    "watch": "watch the memory of this machine, a process or a program, and say what grows and who keeps it",
     "tour": "show what Outsize does, in under a minute",
 }
 """Verb -> its help line, in the order they are listed."""

@@ -1,4 +1,5 @@
-"""`outsize compute EXPRESSION --in x=FILE --out FILE`: array expressions on files larger than memory."""
+"""`outsize compute EXPRESSION --in x=FILE --out FILE`: array expressions on files larger than memory; several, each with a name,
+in one walk over the files."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import sys
 from outsize import report
 from outsize.array import Array, open
 from outsize.array.api.expression import evaluate
+from outsize.array.api.together import plan_save, save
 from outsize.array.run.results import plan_compute
 from outsize.core.errors import InputError, OutsizeError
 from outsize.machine import budget
@@ -18,8 +20,11 @@ _PRINTED = 10_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the verb takes."""
-    parser.add_argument("expression", help="such as '(x - x.mean(axis=0)) / x.std(axis=0)'")
+    parser.add_argument(
+        "expression",
+        nargs="+",
+        help="such as '(x - x.mean(axis=0)) / x.std(axis=0)'; several are named: 'm = x.mean(axis=0)' 'z = x - m'",
+    )
     parser.add_argument(
         "--in",
         dest="inputs",
@@ -28,7 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FILE",
         help="an array and its name in the expression",
     )
-    parser.add_argument("--out", metavar="FILE", help="where the result goes; without it, a small result is printed")
+    parser.add_argument(
+        "--out",
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE",
+        help="where the result goes, or the named one of several; without it, a small result is printed",
+    )
     parser.add_argument(
         "--budget", metavar="BYTES", help="memory that may be held, such as 1GiB (default: 80%% of available)"
     )
@@ -48,33 +59,85 @@ def run(args: argparse.Namespace) -> int:
     arrays = dict(named)
     if len(arrays) < len(named):
         raise InputError(f"--in names {', '.join(name for name, _ in named)}: every array needs a name of its own")
-    result = evaluate(args.expression, arrays)
-    if isinstance(result, tuple | list) and all(isinstance(one, Array) for one in result):
-        raise InputError(f"{args.expression!r} is {len(result)} arrays: pick one, such as ({args.expression})[0]")
-    if not isinstance(result, Array):
-        what = "a function: call it" if callable(result) else f"{result!r}, not an array: nothing to compute"
-        raise InputError(f"{args.expression!r} is {what}")
+    *named_before, last = [_assignment(text) for text in args.expression]
+    for name, text in named_before:
+        if name is None:
+            raise InputError(f"{text!r} comes before another expression and has no name: write it as 'm = {text}'")
+        arrays[name] = _evaluate(text, arrays)
+    result = _evaluate(last[1], arrays)
+    if last[0] is not None:
+        arrays[last[0]] = result
     if args.device_budget and not args.device:
         raise InputError(f"--device-budget {args.device_budget} is for work on a device: give --device with it")
     try:
         with budget(device=args.device_budget):
-            return _show(result, args)
+            targets = _targets(args.out, arrays)
+            return _save_all(targets, args) if targets else _show(result, args)
     except OutsizeError:
         raise
     except (ArithmeticError, TypeError, ValueError) as error:  # what NumPy only finds in the values
-        raise InputError(f"{args.expression!r}: {error}") from error
+        raise InputError(f"{' '.join(args.expression)!r}: {error}") from error
 
 
-def _show(result: Array, args: argparse.Namespace) -> int:
+def _assignment(text: str) -> tuple[str | None, str]:
+    """(name, expression) of 'name = expression', or (None, expression)."""
+    name, equals, rest = text.partition("=")
+    named = bool(equals) and name.strip().isidentifier() and not rest.startswith("=")
+    return (name.strip(), rest.strip()) if named else (None, text)
+
+
+def _evaluate(text: str, arrays: dict[str, Array]) -> Array:
+    result = evaluate(text, arrays)
+    if isinstance(result, tuple | list) and all(isinstance(one, Array) for one in result):
+        raise InputError(f"{text!r} is {len(result)} arrays: pick one, such as ({text})[0]")
+    if not isinstance(result, Array):
+        what = "a function: call it" if callable(result) else f"{result!r}, not an array: nothing to compute"
+        raise InputError(f"{text!r} is {what}")
+    return result
+
+
+def _targets(outs: list[str], arrays: dict[str, Array]) -> dict[str, Array]:
+    """File -> array, where --out names them; {} where it is one file for the last expression."""
+    if len(outs) <= 1 and not (outs and _assignment(outs[0])[0] in arrays):
+        return {}
+    targets: dict[str, Array] = {}
+    for text in outs:
+        name, path = _assignment(text)
+        if name not in arrays:
+            raise InputError(
+                f"--out {text}: with several outputs each is NAME=FILE, and the names are {', '.join(arrays)}"
+            )
+        if path in targets:
+            raise InputError(f"--out {text}: {path} is already the file of another array")
+        targets[path] = arrays[name]
+    return targets
+
+
+def _save_all(targets: dict[str, Array], args: argparse.Namespace) -> int:
     where = {"device": args.device, "tf32": args.tf32}
-    if args.plan or (args.out and args.json):
-        saves = args.out or result.size > _PRINTED
-        plan = result.plan(args.budget, args.out, **where) if saves else plan_compute(result.node, args.budget, **where)
+    if args.plan or args.json:
+        plan = plan_save(targets, args.budget, **where)
     if args.plan:
         report.show(plan, args.json)
         return 0 if plan.fits else 1
-    if args.out:
-        saved = result.save(args.out, budget=args.budget, progress=terminal_listener() or False, **where)
+    saved = save(targets, args.budget, terminal_listener() or False, **where)
+    if args.json:
+        report.show(plan, True)
+    else:
+        sys.stdout.write("".join(f"{array!r}\n" for array in saved.values()))
+    return 0
+
+
+def _show(result: Array, args: argparse.Namespace) -> int:
+    where, out = {"device": args.device, "tf32": args.tf32}, args.out[0] if args.out else None
+    if args.plan or (out and args.json):
+        saves = out or result.size > _PRINTED
+        plan = result.plan(args.budget, out, **where) if saves else plan_compute(result.node, args.budget, **where)
+    if args.plan:
+        report.show(plan, args.json)
+        return 0 if plan.fits else 1
+    if out:
+        saved = result.save(out, budget=args.budget, progress=terminal_listener() or False, **where)
         report.show(plan, args.json) if args.json else sys.stdout.write(f"{saved!r}\n")
         return 0
     if result.size > _PRINTED:

@@ -10,7 +10,6 @@ from outsize.core.events import default_listener
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's own arguments."""
     parser.add_argument(
         "source", help="x.npy, x.zarr, x.h5::/group/x, x.safetensors::key, x.npz::key, x.pt::key, a folder"
     )

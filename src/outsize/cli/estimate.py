@@ -1,20 +1,30 @@
-"""`outsize estimate train:make_step --card rtx4090` or `outsize estimate --hf config.json --batch 8 --seq 2048`."""
+"""`outsize estimate train.py --epochs 3`, `outsize estimate train:make_step` or `outsize estimate --hf config.json`."""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from rich.text import Text
+
 from outsize import report
+from outsize.core.answers import read_answer
 from outsize.core.errors import InputError
+from outsize.core.footprint import Footprint
+from outsize.core.footprint_change import compare_footprints
+from outsize.core.noun import write_text
 from outsize.model.estimation.configurations import OPTIMIZERS, PRECISIONS, step_from
 from outsize.model.estimation.estimate import estimate
+from outsize.model.scripts.start import SECONDS, estimate_script
 
 DEFAULT_SEQ = 512
 """Tokens if `--seq` is not given."""
@@ -23,9 +33,11 @@ DEFAULT_SEQ = 512
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's own arguments."""
     parser.add_argument(
-        "target", nargs="?", metavar="MODULE:FUNCTION",
-        help="a function that builds everything and returns the step to run, or (step, arg, ...)",
+        "target", nargs="?", metavar="SCRIPT.py | MODULE:FUNCTION",
+        help="a training script, followed as it is; or a function that builds everything and returns the step to run, or "
+        "(step, arg, ...)",
     )  # fmt: skip
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="the script's own arguments")
     parser.add_argument("--hf", metavar="CONFIG", help="a transformers config.json instead; no weights are needed")
     parser.add_argument("--batch", type=_positive, metavar="N", help="batch size; also shows the largest that fits")
     parser.add_argument(
@@ -43,13 +55,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust", action="store_true", help="exit with 0 also if it fits only when the guesses are right"
     )
+    parser.add_argument("--save", metavar="FILE.json", help="keep the answer as a baseline for --against")
+    parser.add_argument("--against", metavar="FILE.json", help="compare with a baseline: exit with 1 if a peak grew")
+    parser.add_argument(
+        "--tolerance", type=_share, metavar="N%%", help="how much a peak may grow since the baseline (1%%)"
+    )
     parser.add_argument("--steps", type=_positive, default=3, metavar="N", help="how many steps to trace (3)")
+    parser.add_argument(
+        "--seconds", type=_positive, default=SECONDS, metavar="N", help=f"how long a script may take ({SECONDS})"
+    )
+    parser.set_defaults(parse_again=parser.parse_args)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the estimate; 1 if it does not fit, or may not fit."""
+    if args.words and not _is_script(args.target):  # only a script has arguments of its own
+        args = _options_after(args)
     if (args.target is None) == (args.hf is None):
-        raise InputError("give either MODULE:FUNCTION or --hf config.json")
+        raise InputError("give a script, or either MODULE:FUNCTION or --hf config.json")
+    if args.tolerance is not None and args.against is None:
+        raise InputError("--tolerance is for --against BASELINE")
+    baseline = None if args.against is None else _read_baseline(args.against)  # before the work: it may be missing
     common = {"device": args.device, "card": args.card, "budget": args.budget, "steps": args.steps}
     if args.hf is not None:
         optimizer = None if args.optimizer == "none" else args.optimizer
@@ -59,11 +85,65 @@ def run(args: argparse.Namespace) -> int:
             footprint = estimate(step, build=lambda: build(1), **common)
         else:
             footprint = estimate(step, build=build, batch=args.batch, seq=args.seq, **common)
+    elif _is_script(args.target):
+        footprint = _from_script(args, common)
     else:
         footprint = _from_function(args, common)
+    if args.against is not None:
+        return _compare(footprint, baseline, args)
     report.show(footprint, args.json)
+    _save(footprint, args.save)
     guessed = footprint.capacity is not None and bool(footprint.guesses) and not args.trust
     return 1 if footprint.fits is False or guessed else 0
+
+
+def _read_baseline(path: str) -> Footprint:
+    if not os.path.exists(path):
+        raise InputError(f"there is no baseline {path}: make one with --save {path}")
+    baseline = read_answer(path)
+    if not isinstance(baseline, Footprint):
+        raise InputError(f"{path} is a {type(baseline).__name__}, not a baseline: make one with --save {path}")
+    return baseline
+
+
+def _compare(footprint: Footprint, baseline: Footprint | None, args: argparse.Namespace) -> int:
+    """Print what changed; 1 if a peak grew."""
+    assert baseline is not None
+    change = compare_footprints(baseline, footprint, 0.01 if args.tolerance is None else args.tolerance)
+    report.show(change, args.json)
+    _save(footprint, args.save)
+    return 1 if change.grew else 0
+
+
+def _save(footprint: Footprint, path: str | None) -> None:
+    if path is not None:
+        write_text(path, report.to_json(footprint) + "\n")
+
+
+def _is_script(target: str | None) -> bool:
+    return target is not None and target.endswith(".py")
+
+
+def _options_after(args: argparse.Namespace) -> argparse.Namespace:
+    """The options that stand behind MODULE:FUNCTION, which a script's own arguments would look like."""
+    target, words = args.target, args.words
+    found: argparse.Namespace = args.parse_again(words, args)
+    if found.target is not None:
+        raise InputError(f"{found.target!r} is one argument too many: only a script has arguments of its own")
+    found.target = target
+    return found
+
+
+def _from_script(args: argparse.Namespace, common: dict[str, Any]) -> Any:
+    for name in ("batch", "seq"):
+        if getattr(args, name) is not None:
+            raise InputError(f"--{name} is not for scripts: give {args.target} its own argument, behind its name")
+
+    def heard(line: str) -> None:
+        if not args.json:
+            report.show(Text(f"│ {line}", style="dim"), stderr=True)
+
+    return estimate_script(args.target, args.words, seconds=args.seconds, heard=heard, **common)
 
 
 def _from_function(args: argparse.Namespace, common: dict[str, Any]) -> Any:
@@ -102,6 +182,7 @@ def load(target: str) -> Callable[..., Any]:
     if not colon or not name or not attribute:
         raise InputError(f"{target!r} is not MODULE:FUNCTION, such as train:make_step")
     sys.path.insert(0, os.getcwd())
+    _refuse_loop(name)
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -120,12 +201,51 @@ def load(target: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def _refuse_loop(name: str) -> None:
+    """An error for a file that trains as soon as it is imported."""
+    try:
+        found = importlib.util.find_spec(name)
+        source = "" if found is None or found.origin is None else Path(found.origin).read_text()
+        body = ast.parse(source).body
+    except (ImportError, SyntaxError, OSError, ValueError, AttributeError):
+        return  # the import says what is wrong
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.If) and "__name__" in ast.unparse(statement)[:40]:
+            continue
+        if isinstance(statement, ast.For | ast.While | ast.With | ast.Try | ast.If) and _trains(statement):
+            raise InputError(
+                f"{name}.py starts to train when it is imported (line {statement.lineno}): "
+                f"outsize estimate {name}.py follows it as it is"
+            )
+
+
+def _trains(statement: ast.stmt) -> bool:
+    """True where a loop calls `backward()` or `step()`."""
+    loops = [node for node in ast.walk(statement) if isinstance(node, ast.For | ast.While)]
+    return any(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("backward", "step")
+        for loop in loops
+        for node in ast.walk(loop)
+    )
+
+
 def _functions(module: Any) -> list[str]:
     return [
         name
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
+
+
+def _share(text: str) -> float:
+    number, percent = text.removesuffix("%"), text.endswith("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share such as 1% or 0.01")
+    return share
 
 
 def _positive(text: str) -> int:

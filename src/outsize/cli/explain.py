@@ -21,7 +21,6 @@ _LARGEST_LOG = 2**30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's own arguments."""
     parser.add_argument(
         "file",
         nargs="?",

@@ -9,7 +9,6 @@ from outsize.machine import budget, memory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's own arguments."""
     parser.add_argument("--scratch", metavar="FOLDER", help="scratch folder to look at instead of the default")
 
 

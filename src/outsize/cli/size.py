@@ -16,7 +16,6 @@ _DIGITS = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The verb's own arguments."""
     parser.add_argument(
         "shapes", nargs="+", metavar="SHAPE", help="1,256,1024,1021; with its own dtype: 384,192:float16"
     )

@@ -1,7 +1,8 @@
-"""Nouns as text, JSON and HTML. Each noun has one drawing, from which text and HTML are made.
+"""Nouns as text, JSON and HTML.
 
 A drawing takes a noun and returns a rich renderable. `DRAWINGS` says which file draws which noun, and a file is imported
-when its noun is first shown. Knows only `core`.
+when its noun is first shown. HTML is made by `report.html`, or from the drawing where a noun has no page of its own. Knows only
+`core`.
 """
 
 from __future__ import annotations
@@ -19,16 +20,20 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from outsize.core.noun import to_plain
+from outsize.core.noun import Noun, Skin, to_plain
 
 DRAWINGS = {
     "Conversion": "outsize.report.conversion",
     "Diagnosis": "outsize.report.diagnosis",
+    "Factoring": "outsize.report.factoring",
     "FitPlan": "outsize.report.fitting",
     "Footprint": "outsize.report.footprint",
+    "FootprintChange": "outsize.report.footprint_change",
+    "MeasuredPeak": "outsize.report.measured_peak",
     "Plan": "outsize.report.plan",
     "Reading": "outsize.report.reading",
-    "Receipt": "outsize.report.receipt",
+    "Receipt": "outsize.report.footprint",
+    "Recording": "outsize.report.recording",
     "Replay": "outsize.report.replay",
     "Sizing": "outsize.report.sizing",
 }
@@ -43,8 +48,18 @@ def renderable(noun: Any) -> RenderableType | None:
     return None if module is None else importlib.import_module(module).draw(noun)
 
 
-def draw(noun: Any, skin: Literal["text", "html"]) -> str | None:
-    """The noun as plain text or as an HTML fragment."""
+def draw(noun: Any, skin: Skin) -> str | None:
+    """The noun as plain text, as HTML for a notebook, or as a whole page."""
+    if skin == "text":
+        return _draw_rich(noun, "text")
+    from outsize.report.html import to_fragment, to_page
+
+    if skin == "html":
+        return to_fragment(noun) or _draw_rich(noun, "html")
+    return to_page(noun, _draw_rich(noun, "html"))
+
+
+def _draw_rich(noun: Any, skin: Literal["text", "html"]) -> str | None:
     drawn = renderable(noun)
     if drawn is None:
         return None
@@ -61,7 +76,16 @@ def draw(noun: Any, skin: Literal["text", "html"]) -> str | None:
 
 def to_json(noun: Any) -> str:
     """The noun as JSON text."""
-    return json.dumps(to_plain(noun), indent=2, allow_nan=False, ensure_ascii=False)
+    return json.dumps(_plain(noun), indent=2, allow_nan=False, ensure_ascii=False)
+
+
+def to_line(noun: Any) -> str:
+    """The noun as one line of JSON, for streams of them."""
+    return json.dumps(_plain(noun), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def _plain(noun: Any) -> Any:
+    return noun.to_dict() if isinstance(noun, Noun) else to_plain(noun)
 
 
 def show(noun: Any, as_json: bool = False, *, stderr: bool = False) -> None:

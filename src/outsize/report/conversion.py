@@ -27,7 +27,7 @@ def _draw_cost(conversion: Conversion) -> RenderableType:
     if cost.exact:
         return Text(f"exact: all {cost.elements:,} values are the same", style="green")
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(justify="left")
+    table.add_column()
     table.add_column(justify="right")
     rows = [
         ("largest absolute error", f"{cost.max_abs:.3g}"),

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from outsize.core.fitting import FitPlan, Neighbour
 from outsize.core.units import format_bytes
+from outsize.report.layout import make_table
 
 
 def draw(plan: FitPlan) -> RenderableType:
@@ -46,31 +47,19 @@ def _speed(plan: FitPlan) -> Text:
 
 
 def _phases(plan: FitPlan) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
-    table.add_column("phase")
-    table.add_column("where")
-    table.add_column("projected peak", justify="right")
-    table.add_column("known")
-    for step in plan.steps:
-        for peak in step.peaks:
-            table.add_row(step.name, str(peak.pool), format_bytes(peak.bytes), str(peak.known))
-    return table
+    peaks = [(step.name, peak) for step in plan.steps for peak in step.peaks]
+    rows = [(name, str(peak.pool), format_bytes(peak.bytes), str(peak.known)) for name, peak in peaks]
+    return make_table(("phase", "where", "projected peak", "known"), rows, right=("projected peak",))
 
 
 def _remedies(plan: FitPlan) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
-    for title in ("remedy", "saves", "costs", "exactness", "how"):
-        table.add_column(title, justify="right" if title == "saves" else "left")
-    for remedy in plan.remedies:
-        table.add_row(remedy.name, format_bytes(remedy.saves), remedy.costs, str(remedy.exactness), remedy.how)
-    return table
+    rows = [(one.name, format_bytes(one.saves), one.costs, str(one.exactness), one.how) for one in plan.remedies]
+    return make_table(("remedy", "saves", "costs", "exactness", "how"), rows, right=("saves",))
 
 
 def _beside(rows: list[tuple[str, Neighbour]]) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
-    for title in ("beside it", "peak", "time", "known", "remedies"):
-        table.add_column(title, justify="right" if title in ("peak", "time") else "left")
-    for name, row in rows:
-        known = "traced" if row.traced else "predicted"
-        table.add_row(name, format_bytes(row.peak), f"{row.slow_down:.2f}x", known, row.name)
-    return table
+    shown = [
+        (name, format_bytes(row.peak), f"{row.slow_down:.2f}x", "traced" if row.traced else "predicted", row.name)
+        for name, row in rows
+    ]
+    return make_table(("beside it", "peak", "time", "known", "remedies"), shown, right=("peak", "time"))

@@ -1,5 +1,5 @@
-"""Draws a `Footprint`: the verdict, the peaks with their bounds, what is alive at the peak, and a chart of memory over
-time."""
+"""Draws a `Footprint`: the verdict, the peaks with their bounds, what is alive at the peak, and a chart of memory over time;
+and a `Receipt`: projected beside measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 from outsize.core.footprint import Amount, Footprint, Growth, Layers, Loading, Receipt
 from outsize.core.memory import Part
 from outsize.core.units import format_bytes
-from outsize.report.width import ByWidth
+from outsize.report.layout import ByWidth, make_table
 
 COLOURS = ("blue", "bright_blue", "magenta", "cyan", "white", "green", "yellow", "red")
 MARKS = "WBGOIATw"
@@ -22,9 +22,13 @@ MARGIN = 14
 """Columns left of it: the bytes and the axis."""
 
 
-def draw(footprint: Footprint) -> RenderableType:
+def draw(footprint: Footprint | Receipt) -> RenderableType:
     """One screen."""
+    if isinstance(footprint, Receipt):
+        return _receipt(footprint)
     lines: list[RenderableType] = [_verdict(footprint), _peaks(footprint)]
+    if footprint.phases:
+        lines += [_by_phase(footprint)]
     if footprint.parts:
         lines += [Text(f"alive at the peak ({footprint.peak_label}):", style="bold"), _parts(footprint.parts)]
     if footprint.modules:
@@ -39,22 +43,20 @@ def draw(footprint: Footprint) -> RenderableType:
     return Group(*lines)
 
 
-def draw_receipt(receipt: Receipt) -> RenderableType:
+def _receipt(receipt: Receipt) -> RenderableType:
     """Projected beside measured."""
-    table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
-    for title in ("", "projected", "bound", "measured", "error"):
-        table.add_column(title, justify="right" if title else "left")
-    rows = (
+    found = (
         ("allocated", receipt.projected_allocated, receipt.measured_allocated, receipt.allocated_error),
         ("reserved", receipt.projected_reserved, receipt.measured_reserved, receipt.reserved_error),
         ("in use", receipt.projected_use, receipt.measured_use, receipt.use_error),
     )
-    for name, amount, measured, error in rows:
-        if amount is None or measured is None:
-            continue
-        shown = "-" if error is None else f"{error:+.1%}"
-        table.add_row(name, format_bytes(amount.bytes), format_bytes(amount.bound), format_bytes(measured), shown)
-    return table
+    rows = [
+        (name, *map(format_bytes, (amount.bytes, amount.bound, measured)), "-" if error is None else f"{error:+.1%}")
+        for name, amount, measured, error in found
+        if amount is not None and measured is not None
+    ]
+    titles = ("", "projected", "bound", "measured", "error")
+    return make_table(titles, rows, right=titles[1:])
 
 
 def _verdict(footprint: Footprint) -> Text:
@@ -72,17 +74,21 @@ def _verdict(footprint: Footprint) -> Text:
 
 
 def _peaks(footprint: Footprint) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
-    for title in ("peak", "likely", "at most", "known"):
-        table.add_column(title, justify="left" if title in ("peak", "known") else "right")
     use = "resident" if footprint.pool.kind == "host" else "on the device"
-    rows: list[tuple[str, Amount | None]] = [
+    amounts: list[tuple[str, Amount | None]] = [
         ("requested", footprint.peak_requested), ("allocated", footprint.peak_allocated),
         ("reserved", footprint.peak_reserved), (use, footprint.device_use), ("host tensors", footprint.host),
     ]  # fmt: skip
-    for name, amount in rows:
-        if amount is not None:
-            table.add_row(name, format_bytes(amount.bytes), format_bytes(amount.bound), amount.known)
+    rows = [(name, format_bytes(one.bytes), format_bytes(one.bound), one.known) for name, one in amounts if one]
+    return make_table(("peak", "likely", "at most", "known"), rows, right=("likely", "at most"))
+
+
+def _by_phase(footprint: Footprint) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
+    for title in ("phase", "allocated", "reserved"):
+        table.add_column(title, justify="left" if title == "phase" else "right")
+    for phase in footprint.phases:
+        table.add_row(phase.name, format_bytes(phase.allocated), format_bytes(phase.reserved))
     return table
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from outsize.core.memory import HOST
 from outsize.core.plan import Plan, Step
 from outsize.core.units import format_bytes
-from outsize.report.width import ByWidth
+from outsize.report.layout import ByWidth, make_table
 
 WIDE, NARROW = 96, 72
 """Screen widths: from WIDE on all of a step's numbers are shown, below NARROW only the most important."""
@@ -37,16 +37,13 @@ def draw(plan: Plan) -> RenderableType:
 
 def _levels(step: Step) -> Table:
     """Traffic per level, and which one binds."""
-    table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
-    for title in ("level", "moves", "floor", "rate", "takes", ""):
-        table.add_column(title, justify="left" if title in ("level", "") else "right")
+    rows = []
     for level in step.levels:
         show = _operations if level.name == "arithmetic" else format_bytes
-        table.add_row(
-            level.name, show(level.amount), show(level.floor), f"{show(int(level.rate))}/s", f"{level.seconds:.3g} s",
-            "binds" if level.name == step.binds else "",
-        )  # fmt: skip
-    return table
+        rate, binds = f"{show(int(level.rate))}/s", "binds" if level.name == step.binds else ""
+        rows.append((level.name, show(level.amount), show(level.floor), rate, f"{level.seconds:.3g} s", binds))
+    titles = ("level", "moves", "floor", "rate", "takes", "")
+    return make_table(titles, rows, right=titles[1:5])
 
 
 def _operations(count: int | None) -> str:
@@ -60,6 +57,8 @@ def _verdict(plan: Plan) -> Text:
     ]
     verdict, style = ("fits", "bold green") if plan.fits else ("does not fit", "bold red")
     moved = f"reads {format_bytes(plan.read)}, writes {format_bytes(plan.written)}"
+    if plan.distance is not None:
+        moved += f": {plan.distance:.2f}x the floor of {format_bytes(plan.floor)}"
     return Text.assemble(f"{plan.name}: ", (verdict, style), f": {', '.join(pieces)}; {moved}")
 
 

@@ -5,18 +5,9 @@ from __future__ import annotations
 
 import sys
 
+from rich import progress as rich
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import Progress
 
 from outsize.core.events import Advanced, Event, Finished, Listener, Started
 
@@ -27,7 +18,7 @@ class Bar:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(*_columns("bytes"), console=console, transient=True)
-        self._task: TaskID | None = None
+        self._task: rich.TaskID | None = None
         self._last = False
 
     def __call__(self, event: Event) -> None:
@@ -49,12 +40,12 @@ class Bar:
                 self._progress.stop()
 
 
-def _columns(unit: str) -> list[ProgressColumn]:
+def _columns(unit: str) -> list[rich.ProgressColumn]:
     """What is drawn beside the bar."""
-    shared = [TextColumn("{task.description}"), BarColumn()]
+    shared = [rich.TextColumn("{task.description}"), rich.BarColumn()]
     if unit == "bytes":
-        return [*shared, DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn()]
-    return [*shared, TextColumn(f"{{task.completed:.0f}} {unit}"), TimeElapsedColumn()]
+        return [*shared, rich.DownloadColumn(binary_units=True), rich.TransferSpeedColumn(), rich.TimeRemainingColumn()]
+    return [*shared, rich.TextColumn(f"{{task.completed:.0f}} {unit}"), rich.TimeElapsedColumn()]
 
 
 def terminal_listener() -> Listener | None:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from outsize.core.memory import PoolReading, Reading
 from outsize.core.units import format_bytes
+from outsize.report.layout import make_table
 
 
 def draw(reading: Reading) -> RenderableType:
     """One screen."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("memory", "total", "available", "in use", "limited by"):
-        table.add_column(title, justify="left" if title in ("memory", "limited by") else "right")
-    for pool in reading.pools:
-        table.add_row(
-            _title(pool), format_bytes(pool.total), format_bytes(pool.available), _bar(pool), _limited_by(pool)
-        )
+    titles = ("memory", "total", "available", "in use", "limited by")
+    rows = [
+        (_title(pool), format_bytes(pool.total), format_bytes(pool.available), _bar(pool), _limited_by(pool))
+        for pool in reading.pools
+    ]
+    table = make_table(titles, rows, right=titles[1:4], padding=(0, 2, 0, 0))
     lines: list[RenderableType] = [table, Text()]
     for pool in reading.pools:
         lines += [Padding(line, (0, 0, 0, 2)) for line in _details(pool)]

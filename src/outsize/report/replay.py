@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from outsize.core.allocation import Replay, Segment
 from outsize.core.units import format_bytes
+from outsize.report.layout import make_table
 
 MOST_SEGMENTS = 16
 """Segments drawn; the largest come first."""
@@ -15,11 +15,8 @@ MOST_SEGMENTS = 16
 
 def draw(replay: Replay) -> RenderableType:
     """One screen."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("peak", "bytes", ""):
-        table.add_column(title, justify="right" if title != "peak" else "left")
-    for name, value in replay.peak._asdict().items():
-        table.add_row(name, f"{value:,}", format_bytes(value))
+    rows = [(name, f"{value:,}", format_bytes(value)) for name, value in replay.peak._asdict().items()]
+    table = make_table(("peak", "bytes", ""), rows, right=("bytes", ""), padding=(0, 2, 0, 0))
     lines: list[RenderableType] = [
         Text(
             f"{replay.allocator}: {replay.events:,} events, reserved peak at event {replay.peak_event:,} ({replay.known})"

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from outsize.core.sizing import Alternative, Place, Sizing
 from outsize.core.units import format_bytes
+from outsize.report.layout import make_table
 
 _FITS = {True: ("fits", "green"), False: ("does not fit", "red"), None: ("unknown", "dim")}
 
@@ -42,42 +43,26 @@ def _headline(sizing: Sizing) -> Text:
     )  # fmt: skip
 
 
-def _table(*titles: str, left: int = 1) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 2), header_style="bold")
-    for position, title in enumerate(titles):
-        table.add_column(title, justify="left" if position < left or title in ("why", "fits") else "right")
-    return table
-
-
 def _parts(sizing: Sizing) -> Table:
-    table = _table("part", "bytes", "")
-    for part in sizing.parts:
-        table.add_row(part.name, f"{part.bytes:,}", format_bytes(part.bytes))
-    return table
+    rows = [(part.name, f"{part.bytes:,}", format_bytes(part.bytes)) for part in sizing.parts]
+    return make_table(("part", "bytes", ""), rows, right=("bytes", ""))
 
 
 def _takes(sizing: Sizing) -> Table:
-    table = _table("allocator", "takes", "more than asked", "known", "why")
-    for take in sizing.takes:
-        more = take.reserved - take.requested
-        table.add_row(
-            take.allocator, format_bytes(take.reserved), format_bytes(more) if more else "-", take.known, take.note
-        )
-    return table
+    rows = [
+        (take.allocator, format_bytes(take.reserved), _saved(take.reserved - take.requested), take.known, take.note)
+        for take in sizing.takes
+    ]
+    titles = ("allocator", "takes", "more than asked", "known", "why")
+    return make_table(titles, rows, right=titles[1:4])
 
 
 def _places(sizing: Sizing) -> Table:
-    table = _table("place", "has", "needs", "fits", "why")
-    for place in sizing.places:
-        verdict, style = _FITS[place.fits]
-        table.add_row(
-            place.name,
-            format_bytes(place.capacity),
-            format_bytes(place.needed),
-            Text(verdict, style=style),
-            _why(place),
-        )
-    return table
+    rows = [
+        (place.name, format_bytes(place.capacity), format_bytes(place.needed), Text(*_FITS[place.fits]), _why(place))
+        for place in sizing.places
+    ]
+    return make_table(("place", "has", "needs", "fits", "why"), rows, right=("has", "needs"))
 
 
 def _why(place: Place) -> str:
@@ -85,9 +70,9 @@ def _why(place: Place) -> str:
 
 
 def _alternatives(title: str, alternatives: tuple[Alternative, ...]) -> Table:
-    table = _table(title, "bytes", "", "saves")
-    for other in alternatives:
-        table.add_row(
-            other.name, f"{other.bytes:,}", format_bytes(other.bytes), format_bytes(other.saves) if other.saves else "-"
-        )
-    return table
+    rows = [(one.name, f"{one.bytes:,}", format_bytes(one.bytes), _saved(one.saves)) for one in alternatives]
+    return make_table((title, "bytes", "", "saves"), rows, right=("bytes", "", "saves"))
+
+
+def _saved(size: int) -> str:
+    return format_bytes(size) if size else "-"

@@ -1,0 +1,75 @@
+"""The page of a `Diagnosis`: the cause, memory before the failure, why, what to do, who holds it, and the allocator's map."""
+
+from __future__ import annotations
+
+from outsize.core.failure import Diagnosis, Failure
+from outsize.core.units import format_bytes
+from outsize.report.html.footprint import bars_of
+from outsize.report.html.history import map_of, over_time
+from outsize.report.html.page import Page, Part
+from outsize.report.html.parts import Bars, Grid, Verdict
+from outsize.report.html.remedies import remedy_bars
+from outsize.report.html.timeline import Layer, Timeline
+
+_KINDS = {"message": "the message says", "machine": "the machine says", "inferred": "so"}
+
+
+def lay_out(diagnosis: Diagnosis) -> Page:
+    """The diagnosis as a page."""
+    parts: list[Part] = [_verdict(diagnosis)]
+    if diagnosis.history is not None:
+        parts += over_time(diagnosis.history)
+    elif diagnosis.timeline:
+        parts.append(_timeline(diagnosis))
+    if diagnosis.remedies:
+        parts.append(remedy_bars("What to do, most bytes first", diagnosis.remedies))
+    if diagnosis.evidence:
+        rows = [
+            (_KINDS[one.kind], one.text)
+            for one in sorted(diagnosis.evidence, key=lambda one: list(_KINDS).index(one.kind))
+        ]
+        parts.append(Grid(title="Why", columns=("", "evidence"), rows=rows))
+    if diagnosis.holders:
+        parts.append(Bars(title="Who holds it", rows=bars_of(diagnosis.holders), look=0))
+    if diagnosis.history is not None:
+        parts.append(map_of(diagnosis.history))
+    if diagnosis.failure is not None:
+        parts.append(_failure(diagnosis.failure))
+    title = "Out of memory" if diagnosis.failure is not None else "Memory"
+    return Page(
+        title=title if diagnosis.failure is None else f"{title}: {diagnosis.failure.framework}", parts=tuple(parts)
+    )
+
+
+def _verdict(diagnosis: Diagnosis) -> Verdict:
+    cause = diagnosis.cause
+    if cause is None:
+        return Verdict(word="no failure:", tone="plain", text="not an out-of-memory failure, as far as this says")
+    others = tuple(
+        f"or {one.name}: {one.text} {f'Decided by: {one.decide}.' if one.decide else ''}"
+        for one in diagnosis.candidates
+    )
+    decide = (f"What would decide it: {cause.decide}",) if cause.decide and not cause.certain else ()
+    word = f"cause: {cause.name}{'' if cause.certain else ' (likely)'}."
+    return Verdict(word=word, tone="bad" if cause.certain else "unsure", text=cause.text, more=(*decide, *others))
+
+
+def _timeline(diagnosis: Diagnosis) -> Timeline:
+    moments = diagnosis.timeline
+    failure = diagnosis.failure
+    return Timeline(
+        title="Memory before the failure", times=[moment.time for moment in moments], unit="s",
+        layers=(Layer(name="in use", values=[moment.bytes for moment in moments]),),
+        labels=[moment.label for moment in moments] if any(moment.label for moment in moments) else (),
+        limit=None if failure is None else failure.limit_bytes or failure.total_bytes,
+    )  # fmt: skip
+
+
+def _failure(failure: Failure) -> Grid:
+    named = (
+        ("asked for", failure.requested_bytes), ("total", failure.total_bytes), ("free", failure.free_bytes),
+        ("allocated", failure.allocated_bytes), ("reserved", failure.reserved_bytes), ("limit", failure.limit_bytes),
+    )  # fmt: skip
+    rows = [(name, format_bytes(size), f"{size:,}") for name, size in named if size is not None]
+    rows += [(name, str(value), "") for name, value in (("device", failure.device), ("dtype", failure.dtype)) if value]
+    return Grid(title="What the message says", columns=("", "value>", "bytes>"), rows=rows)

@@ -1,0 +1,62 @@
+"""The page of an `AllocatorHistory`: memory by line of code over time, the lines at the peak, and the map of segments."""
+
+from __future__ import annotations
+
+from outsize.core.allocator_history import AllocatorHistory, HeldSegment
+from outsize.core.units import format_bytes
+from outsize.report.html.memory_map import MemoryMap, Row, Stretch
+from outsize.report.html.page import Page, Part
+from outsize.report.html.parts import Grid, Verdict
+from outsize.report.html.timeline import Layer, Timeline
+
+
+def lay_out(history: AllocatorHistory) -> Page:
+    """The history as a page."""
+    peak = (
+        f"{format_bytes(history.peak_bytes)} in use at the peak, {format_bytes(history.reserved)} reserved at the end"
+    )
+    return Page(
+        title=f"{history.device}: memory history",
+        parts=(Verdict(word="peak:", tone="plain", text=peak), *over_time(history), map_of(history)),
+    )
+
+
+def over_time(history: AllocatorHistory) -> list[Part]:
+    """Timeline and peak table."""
+    parts: list[Part] = []
+    if history.times:
+        layers = tuple(Layer(name=one.name, values=one.bytes, detail=one.stack or one.name) for one in history.layers)
+        lines = [history.lines[at] for at in history.line_at] if history.line_at else ()
+        title = f"{history.device}: memory over {history.events:,} events, by line of code"
+        parts.append(
+            Timeline(
+                title=title, times=history.times, unit=history.unit, layers=layers, lines=lines,
+                outline=Layer(name="reserved by the allocator", values=history.reserved_over_time),
+            )
+        )  # fmt: skip
+    if history.at_peak:
+        when = f"{history.peak_time:,.3f} s" if history.unit == "s" else f"event {history.peak_time:,.0f}"
+        rows = [(format_bytes(one.bytes), f"{one.blocks:,}", one.line) for one in history.at_peak]
+        title = f"In use at the peak ({format_bytes(history.peak_bytes)} at {when}), by line"
+        parts.append(Grid(title=title, columns=("bytes>", "blocks>", "line#"), rows=rows))
+    return parts
+
+
+def map_of(history: AllocatorHistory) -> MemoryMap:
+    """The segments at the end."""
+    return MemoryMap(
+        title="Allocator map at the end", rows=tuple(_row(segment) for segment in history.segments),
+        left_out=history.segments_left_out, left_out_bytes=history.bytes_left_out,
+    )  # fmt: skip
+
+
+def _row(segment: HeldSegment) -> Row:
+    stretches = tuple(
+        Stretch(offset=one.offset, bytes=one.bytes, used=one.used, text=_told(one.blocks, one.line))
+        for one in segment.blocks
+    )
+    return Row(name=segment.pool, bytes=segment.bytes, stretches=stretches)
+
+
+def _told(blocks: int, line: str) -> str:
+    return line if blocks == 1 else f"{blocks} blocks, the largest from {line}"

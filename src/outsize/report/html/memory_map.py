@@ -1,0 +1,90 @@
+"""A map of an allocator's memory: one row a segment, to scale; what is in use, what is held unused, and who asked for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+
+from outsize.core.units import format_bytes
+from outsize.report.html.patterns import fill
+
+ROW, GAP, SCALE = 16, 3, 840
+"""Height of a row, room between rows, and width of the longest segment, in units of the picture."""
+FEW = 8
+"""Segments of a small map."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """One piece of a segment: a block, or small blocks side by side."""
+
+    offset: int
+    """Bytes from the segment's start."""
+    bytes: int
+    """Its length."""
+    used: int
+    """Bytes of it in use."""
+    text: str = ""
+    """Who asked for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One segment."""
+
+    name: str
+    """Its pool and stream."""
+    bytes: int
+    """Its length."""
+    stretches: tuple[Stretch, ...]
+    """Its pieces, in order of address."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryMap:
+    """Segments, the longest first."""
+
+    title: str
+    """What it shows."""
+    rows: tuple[Row, ...]
+    """Segments, the longest first."""
+    left_out: int = 0
+    """Segments that are not drawn."""
+    left_out_bytes: int = 0
+    """Their bytes."""
+
+    def html(self, small: bool) -> str:
+        """Rows of SVG. Solid is in use, hatched is partly in use, empty is held unused."""
+        shown = self.rows[:FEW] if small else self.rows
+        if not shown:
+            return ""
+        longest = max(row.bytes for row in shown) or 1
+        body = "".join(_draw(row, number * (ROW + GAP), longest) for number, row in enumerate(shown))
+        height = len(shown) * (ROW + GAP)
+        rest = self.left_out + len(self.rows) - len(shown)
+        rest_bytes = self.left_out_bytes + sum(row.bytes for row in self.rows[len(shown) :])
+        more = f"<p class=quiet>and {rest:,} smaller segments with {format_bytes(rest_bytes)}</p>" if rest else ""
+        told = "blue: in use; hatched: small blocks, partly in use; empty: held and not used"
+        return (
+            f'<section class="map"><h2>{escape(self.title)}</h2><p class=quiet>{told}</p>'
+            f'<svg viewBox="0 0 960 {height}" role="img" aria-label="{escape(self.title)}">{body}</svg>{more}</section>'
+        )
+
+
+def _draw(row: Row, top: int, longest: int) -> str:
+    width = SCALE * row.bytes / longest
+    used = sum(stretch.used for stretch in row.stretches)
+    tip = f"{row.name}\n{format_bytes(row.bytes)}, {format_bytes(used)} in use"
+    pieces = [f'<rect class="segment" y="{top}" width="{width:.1f}" height="{ROW}" data-tip="{escape(tip)}"/>']
+    for stretch in row.stretches:
+        if not stretch.used:
+            continue
+        place, size = SCALE * stretch.offset / longest, SCALE * stretch.bytes / longest
+        look = 0 if stretch.used == stretch.bytes else 1
+        tip = f"{format_bytes(stretch.bytes)}" + ("" if not look else f", {format_bytes(stretch.used)} in use")
+        pieces.append(
+            f'<rect x="{place:.1f}" y="{top}" width="{max(0.3, size - 0.2):.1f}" height="{ROW}" fill="{fill(look)}" '
+            f'data-tip="{escape(f"{tip}{chr(10)}{stretch.text}")}"/>'
+        )
+    label = f'<text x="{width + 6:.1f}" y="{top + 12}">{format_bytes(row.bytes)} {escape(row.name)}</text>'
+    return "".join(pieces) + label

@@ -1,0 +1,84 @@
+"""The page of a `Plan` or `FitPlan`: the verdict, what each step holds against the budget, its tiles, traffic and remedies."""
+
+from __future__ import annotations
+
+from outsize.core.fitting import FitPlan
+from outsize.core.plan import Plan
+from outsize.core.units import format_bytes
+from outsize.report.html.page import Page, Part
+from outsize.report.html.parts import Bar, Bars, Grid, Sentences, Verdict
+from outsize.report.html.remedies import remedy_bars
+from outsize.report.html.tiles import Cut, Tiles
+
+
+def lay_out(plan: Plan) -> Page:
+    """The plan as a page."""
+    parts: list[Part] = [_verdict(plan)]
+    parts += [_peaks(plan, number) for number in range(len(plan.budgets))]
+    cuts = tuple(
+        Cut(name=f"{number}. {step.name}", shape=step.shape, tile=step.tile, count=step.tiles)
+        for number, step in enumerate(plan.steps, start=1)
+        if step.tile
+    )
+    if cuts:
+        parts.append(Tiles(title="Tiles", cuts=cuts))
+    if plan.read or plan.written:
+        parts.append(_traffic(plan))
+    if isinstance(plan, FitPlan) and plan.remedies:
+        parts.append(remedy_bars("Remedies in use", plan.remedies))
+    worst = max(plan.steps, key=lambda step: step.peak(plan.pool), default=None)
+    if worst is not None and worst.parts:
+        rows = tuple(Bar(name=part.name, bytes=part.bytes, text=part.known) for part in worst.parts)
+        parts.append(Bars(title=f"Held at the peak, in '{worst.name}'", rows=rows, look=2))
+    notes = (
+        *(f"{number}: {note}" for number, step in enumerate(plan.steps, start=1) for note in step.notes),
+        *plan.notes,
+    )
+    if notes:
+        parts.append(Sentences(title="Notes", lines=notes))
+    return Page(title=plan.name, parts=tuple(parts))
+
+
+def _verdict(plan: Plan) -> Verdict:
+    held = ", ".join(
+        f"{format_bytes(plan.peak(one.pool))} of {format_bytes(one.bytes)} {one.pool}" for one in plan.budgets
+    )
+    more = (
+        [f"It reads {format_bytes(plan.read)} and writes {format_bytes(plan.written)}."]
+        if plan.read or plan.written
+        else []
+    )
+    if isinstance(plan, FitPlan):
+        more.append(
+            f"About {plan.slow_down:.2f}x the time of the plain step, which holds {format_bytes(plan.plain)} (an estimate)."
+        )
+    if plan.smallest is not None:
+        more.append(f"The smallest budget that works is {format_bytes(plan.smallest)}.")
+    word = "fits:" if plan.fits else "does not fit:"
+    return Verdict(word=word, tone="good" if plan.fits else "bad", text=held, more=tuple(more))
+
+
+def _peaks(plan: Plan, number: int) -> Bars:
+    allowance = plan.budgets[number]
+    rows = tuple(
+        Bar(name=f"{place}. {step.name}", bytes=step.peak(allowance.pool), text=_known(plan, place - 1, number))
+        for place, step in enumerate(plan.steps, start=1)
+    )
+    title = f"Projected peak of each step ({allowance.pool})"
+    return Bars(title=title, rows=rows, limit=allowance.bytes, look=0)
+
+
+def _known(plan: Plan, step: int, number: int) -> str:
+    pool = plan.budgets[number].pool
+    return next((str(peak.known) for peak in plan.steps[step].peaks if peak.pool == pool), "")
+
+
+def _traffic(plan: Plan) -> Grid:
+    rows = [
+        (
+            f"{number}. {step.name}", format_bytes(step.read), format_bytes(step.written), format_bytes(step.floor),
+            "-" if step.distance is None else f"{step.distance:.2f}x",
+        )
+        for number, step in enumerate(plan.steps, start=1)
+    ]  # fmt: skip
+    return Grid(title="Traffic", columns=("step", "reads>", "writes>", "floor>", "distance>"), rows=rows)

@@ -1,0 +1,34 @@
+"""What drawings share: tables of plain rows, and drawings that depend on how wide the screen is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.table import Table
+
+
+def make_table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[RenderableType]],
+    right: Collection[str] = (),
+    padding: tuple[int, int, int, int] = (0, 1, 0, 2),
+) -> Table:
+    """Rows under bold titles; the columns named in `right` hold numbers and end at the right."""
+    table = Table(box=None, padding=padding, header_style="bold")
+    for title in titles:
+        table.add_column(title, justify="right" if title in right else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+class ByWidth:
+    """What `draw(columns)` gives for the console it is printed on: a picture uses the whole width, and a narrow table leaves
+    out columns instead of breaking numbers."""
+
+    def __init__(self, draw: Callable[[int], RenderableType]) -> None:
+        self._draw = draw
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        yield self._draw(options.max_width)

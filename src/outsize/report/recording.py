@@ -1,0 +1,194 @@
+"""Draws a `Recording`: what was watched, memory over time under its limit, GPUs, allocators, processes, what grows and
+who keeps it.
+
+The live screen of `outsize watch` is the same drawing with keys below it. All of it is plain `Text`, which is quick to
+draw: a table of rich takes several times as long, and a screen that is renewed each second must stay under a hundredth
+of a processor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from outsize.core.rates import gpu_full_in, held_bytes, host_full_in
+from outsize.core.recording import AllocatorSample, Finding, GpuSample, HostSample, ProcessSample, Recording, Sample
+from outsize.core.units import format_bytes, format_seconds
+from outsize.report.layout import ByWidth
+
+_LEVELS = " ▁▂▃▄▅▆▇█"
+_ROWS = 4
+
+
+def draw(recording: Recording) -> RenderableType:
+    """A recording that has ended: where it was highest, and what was found."""
+    peak = recording.peak
+    if peak is None:
+        return Text(f"{_title(recording)}: nothing was read")
+    ended = Text("the end was cut off: a kill, or a full disk\n", style="yellow") if not recording.complete else Text()
+    return ByWidth(
+        lambda columns: Group(*_head(recording, peak, columns, live=False), *_parts(recording, peak, columns), ended)
+    )
+
+
+def draw_live(recording: Recording, columns: int, sort: str = "RAM", frozen: bool = False) -> Group:
+    """The screen while it runs."""
+    last = recording.samples[-1]
+    keys = Text("q quit   f freeze   s sort   p snapshot", style="dim")
+    if frozen:
+        keys.append("   frozen: f goes on", style="bold")
+    return Group(*_head(recording, last, columns, live=True), *_parts(recording, last, columns, sort), Text(), keys)
+
+
+def draw_line(recording: Recording) -> str:
+    """The last sample as one plain line."""
+    sample = recording.samples[-1]
+    host = sample.host
+    words = [f"{sample.time:8.1f} s", f"RAM {format_bytes(held_bytes(sample)):>11}", _limit_words(host)]
+    left = host_full_in(recording.samples)
+    words += [f"full in {format_seconds(left)} at this rate"] if left is not None else []
+    words += [f"GPU {gpu.index} {format_bytes(gpu.used)} of {format_bytes(gpu.total)}" for gpu in sample.gpus]
+    words += [f"step {sample.step}"] if sample.step is not None else []
+    return "  ".join(words)
+
+
+def draw_finding(finding: Finding) -> str:
+    """A finding as one plain line."""
+    left = f"; full in {format_seconds(finding.full_in)} at this rate" if finding.full_in is not None else ""
+    if finding.ended:
+        return f"grows no longer: {finding.text}"
+    return f"grows: {finding.text}{left}: {finding.advice}"
+
+
+def _title(recording: Recording) -> str:
+    head = recording.head
+    if head.pid is None:
+        return "this machine"
+    words = " ".join(head.command) or "process"
+    return f"{words if len(words) <= 48 else words[:45] + '...'} (pid {head.pid})"
+
+
+def _head(recording: Recording, sample: Sample, columns: int, live: bool) -> Iterator[Text]:
+    when = f"{sample.time:.0f} s" if live else f"{recording.seconds:.1f} s, peak at {sample.time:.1f} s"
+    step = f"   step {sample.step}" if sample.step is not None else ""
+    phase = f"   {sample.phase}" if sample.phase else ""
+    yield Text.assemble((_title(recording), "bold"), f"   {when}{step}{phase}", no_wrap=True, overflow="ellipsis")
+
+
+def _parts(recording: Recording, sample: Sample, columns: int, sort: str = "RAM") -> Iterator[Text]:
+    host = sample.host
+    uss = next((one.host.uss for one in reversed(recording.samples) if one.host.uss is not None), None)
+    yield Text(
+        f"RAM  {format_bytes(held_bytes(sample))} held   RSS {format_bytes(host.rss)}   USS {format_bytes(uss)}   "
+        f"shared {format_bytes(host.shared)}"
+    )
+    yield _limit(recording, host)
+    yield Text(f"swap {format_bytes(host.swap)}   page cache {format_bytes(host.page_cache)} (freed before a kill)")
+    yield Text()
+    yield from draw_chart([(one.time, held_bytes(one)) for one in recording.samples], host.limit, columns)
+    for gpu in sample.gpus:
+        yield from _gpu(recording, gpu)
+    for allocator in sample.allocators:
+        yield _allocator(allocator)
+        yield from (Text(f"    {line}", style="dim") for line in allocator.tensors)
+    yield from _processes(sample, sort)
+    for finding in recording.findings:
+        left = f" Full in {format_seconds(finding.full_in)} at this rate." if finding.full_in is not None else ""
+        yield Text(f"! {finding.text}.{left}", style="bold red")
+        yield Text(f"  {finding.advice}")
+    for note in recording.notes[-6:]:
+        yield Text(f"- {note.text}", style="yellow")
+
+
+def _limit(recording: Recording, host: HostSample) -> Text:
+    left = host_full_in(recording.samples)
+    full = (f"   full in {format_seconds(left)} at this rate", "bold red") if left is not None and left < 86400 else ""
+    return Text.assemble(_bar(host.used, host.limit), " ", _limit_words(host), full)
+
+
+def _limit_words(host: HostSample) -> str:
+    share = f" ({host.used / host.limit:.0%})" if host.used is not None and host.limit else ""
+    return f"{host.limit_name} {format_bytes(host.used)} of {format_bytes(host.limit)}{share}"
+
+
+def _bar(used: int | None, total: int | None, width: int = 12) -> Text:
+    if used is None or not total:
+        return Text("-")
+    share = min(1.0, max(0.0, used / total))
+    full = round(share * width)
+    style = "red" if share > 0.9 else "yellow" if share > 0.7 else "green"
+    return Text.assemble(("█" * full, style), ("░" * (width - full), "dim"))
+
+
+def draw_chart(held: Sequence[tuple[float, int]], limit: int | None, columns: int, rows: int = _ROWS) -> Iterator[Text]:
+    """Bytes over time in a few rows, the highest of each column. The top is the limit where memory comes near it, else
+    the peak."""
+    width = max(10, min(columns, 100) - 14)
+    bins = _bins(held, width)
+    highest = max(bins, default=0)
+    near = limit is not None and highest > 0.4 * limit
+    top = max(limit if near and limit is not None else highest, 1)
+    named = "limit" if near else "peak"
+    for row in range(rows, 0, -1):
+        low, high = top * (row - 1) / rows, top * row / rows
+        cells = "".join(_LEVELS[round(8 * min(1.0, max(0.0, (value - low) / (high - low))))] for value in bins)
+        label = f"  {format_bytes(top)}" if row == rows else f"  {named}" if row == rows - 1 else ""
+        yield Text.assemble((cells, "cyan"), (label, "dim"), no_wrap=True)
+
+
+def _bins(held: Sequence[tuple[float, int]], width: int) -> list[int]:
+    """The highest value in each of `width` equal spans of time; a span without a sample repeats the one before."""
+    if not held:
+        return []
+    start, end = held[0][0], held[-1][0]
+    span = max(end - start, 1e-9)
+    bins: list[int | None] = [None] * width
+    for time, value in held:
+        index = min(width - 1, int((time - start) / span * width))
+        bins[index] = max(bins[index] or 0, value)
+    filled, last = [], held[0][1]
+    for found in bins:
+        last = last if found is None else found
+        filled.append(last)
+    return filled
+
+
+def _gpu(recording: Recording, gpu: GpuSample) -> Iterator[Text]:
+    left = gpu_full_in(recording.samples, gpu.index)
+    full = f"   full in {format_seconds(left)} at this rate" if left is not None and left < 86400 else ""
+    busy = f"   {gpu.utilisation:.0%} busy" if gpu.utilisation is not None else ""
+    words = f" {format_bytes(gpu.used)} of {format_bytes(gpu.total)}{busy}"
+    yield Text.assemble((f"GPU {gpu.index} {gpu.name} ", "bold"), _bar(gpu.used, gpu.total), words, (full, "bold red"))
+    for holder in gpu.holders[:4]:
+        yield Text(f"    pid {holder.pid} {holder.name or '-'}   {format_bytes(holder.bytes)}")
+
+
+def _allocator(allocator: AllocatorSample) -> Text:
+    numbers = {
+        "requested": allocator.requested, "allocated": allocator.allocated, "reserved": allocator.reserved,
+        "fragments": allocator.fragments,
+    }  # fmt: skip
+    words = "   ".join(f"{name} {format_bytes(value)}" for name, value in numbers.items() if value is not None)
+    return Text(f"{allocator.framework} {allocator.device} (pid {allocator.pid})   {words}")
+
+
+def _processes(sample: Sample, sort: str) -> Iterator[Text]:
+    if len(sample.processes) < 2 and sample.process_count < 2:
+        return
+    yield Text(f"{sample.process_count:,} processes by {sort}", style="bold")
+    yield Text(f"{'pid':>8}  {'process':<18}{'RAM':>12}{'shared':>12}{'swap':>12}", style="dim")
+    for one in sorted(sample.processes, key=_KEYS[sort]):
+        numbers = "".join(f"{format_bytes(value):>12}" for value in (one.anonymous, one.shared, one.swap))
+        yield Text(f"{one.pid:>8}  {one.name[:16]:<18}{numbers}")
+
+
+_KEYS: dict[str, Callable[[ProcessSample], int]] = {
+    "RAM": lambda one: -one.anonymous,
+    "shared": lambda one: -one.shared,
+    "swap": lambda one: -one.swap,
+    "pid": lambda one: one.pid,
+}
+"""How processes are sorted -> by which number."""
+SORTS = tuple(_KEYS)

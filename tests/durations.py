@@ -1,0 +1,45 @@
+"""Dear files first: a long test that begins last keeps one of two processes waiting.
+
+`durations.json` has the seconds of each file's longest test. `pytest --store-durations` writes it anew, on a machine that does
+nothing else; a file that is not in it comes last.
+"""
+
+import json
+import pathlib
+
+STORED = pathlib.Path(__file__).with_suffix(".json")
+LEAST = 0.5
+"""Seconds under which the order of files does not matter."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--store-durations", action="store_true", help=f"write how long files take to {STORED.name}")
+
+
+def pytest_configure(config):
+    if config.getoption("--store-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Stopwatch())
+
+
+def pytest_collection_modifyitems(items):
+    stored = json.loads(STORED.read_text())
+    items.sort(key=lambda item: -stored.get(file_of(item.nodeid), 0.0))  # stable: the tests of a file stay together
+
+
+def file_of(test):
+    return test.partition("::")[0].removeprefix("tests/")
+
+
+class Stopwatch:
+    """Notes the longest test of each file."""
+
+    def __init__(self):
+        self.longest = {}
+
+    def pytest_runtest_logreport(self, report):
+        file = file_of(report.nodeid)
+        self.longest[file] = max(self.longest.get(file, 0.0), round(report.duration, 1))
+
+    def pytest_sessionfinish(self):
+        kept = {file: seconds for file, seconds in sorted(self.longest.items()) if seconds >= LEAST}
+        STORED.write_text(json.dumps(kept, indent=1) + "\n")
