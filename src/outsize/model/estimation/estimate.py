@@ -32,6 +32,7 @@ from outsize.model.estimation import host_memory as host
 from outsize.model.estimation import loaders as loading
 from outsize.model.estimation import margins as constants
 from outsize.model.estimation.replayed_steps import ReplayedSteps
+from outsize.model.frameworks import adapter_of
 from outsize.model.torch_port.parts import find_ours, require_torch
 from outsize.model.tracing import contentless
 from outsize.model.tracing.tracer import DevicesDiffer, Tracer
@@ -71,6 +72,21 @@ def estimate(
     called as `build(batch, seq)`, and the footprint also says how memory grows with the sequence. `loader` is the
     DataLoader that will feed the step: its workers, prefetched batches and pinned copies are counted on the host.
     """
+    other = adapter_of(step, args, build)
+    if other is not None:
+        found: Footprint = other.estimate(
+            step,
+            *args,
+            build=build,
+            device=device,
+            card=card,
+            budget=budget,
+            steps=steps,
+            batch=batch,
+            seq=seq,
+            loader=loader,
+        )
+        return found
     require_torch()
     chosen = None if card is None else find_card(card)
     capacity = capacity_of(chosen, budget)

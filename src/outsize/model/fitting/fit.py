@@ -20,6 +20,7 @@ from outsize.model.fitting.plan_in_use import PlanInUse, Planned
 from outsize.model.fitting.planner import Planner, Settled
 from outsize.model.fitting.training import TrainingPlanner
 from outsize.model.fitting.user_errors import warning_once
+from outsize.model.frameworks import adapter_of
 from outsize.model.torch_port.parts import require_torch
 
 
@@ -57,6 +58,12 @@ def fit(
     the host's; what that does not hold goes to a file in the scratch folder. `weights`: the model is on the meta device, and
     its weights are read from this file for inference.
     """
+    other = adapter_of(model, loss, optimizer, batch)
+    if other is not None:
+        return other.fit(
+            model, loss, optimizer, batch, budget=budget, device=device, host=host, weights=weights, allow=allow,
+            own_step=own_step, clip=clip, scaler=scaler, without=without, batch_axis=batch_axis, dry_run=dry_run,
+        )  # fmt: skip
     require_torch()
     with warning_once(loss):
         request = read_request(
