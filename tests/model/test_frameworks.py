@@ -60,6 +60,7 @@ class Trainer:
     [
         ((), "torch"),
         ((lambda: 1,), "torch"),
+        ((lambda: types.ModuleType("x"),), "torch"),
         ((loss_of_torch,), "torch"),
         ((loss_of_jax,), "jax"),
         ((calls_it,), "jax"),

@@ -34,9 +34,9 @@ def adapter_of(*given: Any) -> Any | None:
 
 def framework_of(*given: Any) -> str:
     """`torch`, `jax` or `keras`; torch where nothing says so."""
-    by_object = {_package_of(type(each)) for each in _objects(given)} - {None}
-    named = by_object or set(_named(given))
-    return TORCH if TORCH in named or not named else sorted(filter(None, named))[0]
+    by_object = set(filter(None, (_package_of(type(each)) for each in _objects(given))))
+    named = by_object or set(filter(None, _named(given)))
+    return TORCH if TORCH in named or not named else min(named)
 
 
 def _objects(given: Iterable[Any]) -> Iterator[Any]:
