@@ -20,7 +20,9 @@ from outsize.core.noun import Known
 from outsize.core.spec import Spec
 from outsize.failure.framework import ALLOCATOR_SETTINGS, BITWISE, VARIABLES, Framework, framework
 from outsize.failure.message.clean import clean
-from outsize.failure.work import Work, evaluates, work_of
+from outsize.failure.program import Program
+from outsize.failure.program_table import managers_of, places_of, programs_of
+from outsize.failure.work import Work, work_of
 
 CONTEXT = 3 * 2**29
 """Bytes that a CUDA context, its libraries and a desktop may hold beside an allocator before we speak of another process."""
@@ -37,10 +39,14 @@ _EXPANDABLE = re.compile(
 )
 _DENSE = re.compile(r"\.toarray\(|\.todense\(|_process_toarray|get_dummies|OneHotEncoder|one_hot|onehot", re.IGNORECASE)
 _WEIGHTS = re.compile(
-    r"node:? ?[^\n]{0,120}?(?:/weights\b|/kernel\b|Initializer|/Adam|/Momentum|RestoreV2|embeddings?/)", re.IGNORECASE
+    r"node:? ?[^\n]{0,120}?(?:/weights\b|/kernel\b|Initializer|/Adam|/Momentum|RestoreV2|embeddings?/)|"
+    r"variables_initializer|initialize_all_variables|_initialize_variables|\bin add_weight\b", re.IGNORECASE
 )
 _SHARDS = re.compile(r"Loading checkpoint shards|Loading pipeline components|\bfrom_pretrained\(|Loading model weights")
-_FRAMES = re.compile(r"pandas[/\\]core[/\\]|\bpd\.(?:merge|concat|pivot\w*|read_\w+)\(|\bdf\d?\.merge\(")
+_FRAMES = re.compile(
+    r"pandas[/\\]|\bpd\.(?:merge|concat|pivot\w*|read_\w+|HDFStore|melt|crosstab|DataFrame)\(|"
+    r"\bdf\w{0,12}\.(?:merge|groupby|join|pivot\w*|apply|append|explode)\("
+)
 _BUILD = re.compile(
     r"The command '/bin/sh -c|^#[0-9]{1,4} [0-9]+\.[0-9]+ |\bdocker build\b|executor failed running", re.MULTILINE
 )
@@ -50,8 +56,27 @@ _OTHER_TOOLS = re.compile(
 _WINDOWS = re.compile(
     r"WinError|\b[A-Z]:\\|\.\.\\|\w\.(?:dll|bat)\b|: bad allocation\b|\bWindows 1[01]\b", re.IGNORECASE
 )
-_PYTHON = re.compile(r'File "|\bpython|\.py\b|MemoryError|>>>|\.ipynb', re.IGNORECASE)
-"""What shows that a C++ library failed inside a Python program."""
+_PYTHON = re.compile(
+    r'File "|\bpython|\.py\b|MemoryError|>>>|\.ipynb|jupyter|\bpip\b|\bconda\b|\bimport \w|\bin <module>|\bpd\.|\bnp\.|torch|'
+    r"Loading checkpoint|[0-9]it/s|s/it\b|\bIn \[[0-9]",
+    re.IGNORECASE,
+)
+"""What shows that a program is one of Python."""
+_OFFLOADS = re.compile(r"offload_(?:optimizer|param)|zero-?_?3 offload|cpu_?offload|offload[^\n]{0,40}(?:cpu|optimizer)")
+_ONE = re.compile(
+    r"batch[-_ ]?size(?:_per_gpu)?[\"']?(?: is)?(?: set)?(?: to)?\s*[=:]?\s*(?:1\b(?!\.)|one\b)|samples_per_gpu\W{1,3}1\b", re.IGNORECASE
+)
+_GROWS = re.compile(
+    r"after (?:a few|some|several|many|about |around |~)? ?[0-9,k]* ?(?:of )?(?:training )?(?:steps?|iterations?|epochs?|batch(?:es)?|hours?|"
+    r"minutes|runs|images|files|rounds|samples)\b|memory (?:usage |use )?(?:\w+ )?(?:keeps? )?(?:grow|increas|leak|climb|ris)\w*|"
+    r"memory leak|gradually|(?:the|on) (?:second|2nd|third|3rd|next) (?:epoch|run|time|image|round|iteration|call)|"
+    r"(?:in|inside) a (?:for )?loop\b|[0-9]+th (?:epoch|iteration|step)",
+    re.IGNORECASE,
+)
+_CARD = re.compile(r"\b(?:CUDA|GPU|VRAM|video memory|ROCm)\b")
+_MAC = re.compile(r"libc\+\+abi|Abort trap: 6|\bmac ?OS\b|MacBook|\bDarwin\b|\bOS ?X\b|\.dylib|/Users/\w|\bM[1-4] (?:Pro|Max|Ultra)\b|Killed: 9")
+_ANY_LANGUAGE = ("linux", "c++", "unknown", "systemd")
+"""Who speaks for a program without saying in what it is written."""
 DMESG = (
     "`dmesg -T | grep -i 'killed process'` (or `journalctl -k`), and `memory.events` of the container: an oom_kill "
     "there settles it"
@@ -87,8 +112,9 @@ class Case:
 
     @cached_property
     def format(self) -> str:
-        """Which wording it was."""
-        return str(self.failure.extra.get("format", ""))
+        """Which wording it was; the driver's bare words are those of pinned RAM where weights or an optimizer's state go there."""
+        said = str(self.failure.extra.get("format", ""))
+        return "pinned" if said == "cuda-bare" and _OFFLOADS.search(self.text) is not None else said
 
     @property
     def framework(self) -> Framework:
@@ -214,6 +240,18 @@ class Case:
         spoken = any("expandable_segments:true" in self.settings.get(name, "").lower() for name in ALLOCATOR_SETTINGS)
         return spoken or _EXPANDABLE.search(clean(self.text).views[0]) is not None
 
+    def setting(self, name: str) -> str | None:
+        """The value of an environment variable, where it is known or the text shows that it was set."""
+        if not name or name in self.settings:
+            return self.settings.get(name)
+        shown = re.search(rf"(?<!Use )(?<!setting )(?<!setting `){name}[\"']?\]? ?[=:] ?[\"']?([\w.:]+)", self.text)
+        return None if shown is None else shown.group(1)
+
+    @cached_property
+    def one_at_a_time(self) -> bool:
+        """True where the text shows that the batch is one already."""
+        return _ONE.search(self.text) is not None
+
     @cached_property
     def biting(self) -> Limit | None:
         """The limit of this machine that the request meets first, below what RAM itself has left; where the size of the
@@ -277,9 +315,30 @@ class Case:
         return work_of(self.text)
 
     @cached_property
-    def evaluates(self) -> bool:
-        """True where the traceback goes through a function that evaluates."""
-        return evaluates(self.text)
+    def programs(self) -> tuple[Program, ...]:
+        """Whose program it was, as the text shows; a process that is known by name shows it too."""
+        return programs_of(f"{self.text}\n{self.failure.process or ''}", self.failure.framework)
+
+    @cached_property
+    def managers(self) -> tuple[Program, ...]:
+        """What started it, where that asks for memory on its behalf."""
+        return managers_of(self.text)
+
+    @cached_property
+    def places(self) -> tuple[Program, ...]:
+        """Where it ran, as the text shows."""
+        return places_of(self.text)
+
+    @cached_property
+    def grows(self) -> bool:
+        """True where the text says that it went well for a while: something is kept that should be let go."""
+        return _GROWS.search(self.text) is not None
+
+    @property
+    def place(self) -> str:
+        """Kind of device whose memory ran out, `cpu` for RAM."""
+        kind = (self.failure.device or "").partition(":")[0]
+        return kind or ("cuda" if self.on_device or _CARD.search(self.text) else "cpu")
 
     @cached_property
     def has_line(self) -> bool:
@@ -295,6 +354,11 @@ class Case:
     def on_windows(self) -> bool:
         """True where the text shows that it happened on Windows."""
         return self.failure.framework == "windows" or _WINDOWS.search(self.text) is not None
+
+    @cached_property
+    def on_mac(self) -> bool:
+        """True where the text shows that it happened on a Mac."""
+        return _MAC.search(self.text) is not None
 
     @cached_property
     def makes_dense(self) -> bool:
@@ -329,7 +393,8 @@ class Case:
         name = (self.failure.process or "python").lower()
         if self.on_windows or self.in_image_build or _OTHER_TOOLS.search(self.text) is not None:
             return False
-        if self.format == "bad-alloc" and _PYTHON.search(self.text) is None:
+        shown = self.failure.process is not None or self.reading is not None or self.library is not None or self.watched
+        if self.failure.framework in _ANY_LANGUAGE and not shown and _PYTHON.search(self.text) is None:
             return False
         return self.framework.python and any(word in name for word in ("python", "ray::", "jupyter", "pt_", "torchrun"))
 
@@ -358,7 +423,7 @@ class Case:
     def can_be_fitted(self) -> bool:
         """True where `outsize.fit` runs: PyTorch on Linux, on a CPU or a CUDA or HIP device, and a model that is trained."""
         place = (self.failure.device or "cpu").partition(":")[0]
-        fits = self.work in (Work.TRAINS, Work.UNKNOWN)
+        fits = self.work in (Work.TRAINS, Work.EVALUATES, Work.UNKNOWN)
         return self.on_torch and place in ("cpu", "cuda", "hip") and fits and not self.on_windows
 
     @property

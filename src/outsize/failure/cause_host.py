@@ -84,7 +84,7 @@ def shared_memory(case: Case) -> Cause | None:
 
 def pinned(case: Case) -> Cause | None:
     """Pinned memory is the host's, whatever the message calls it."""
-    if not case.failure.extra.get("pinned"):
+    if case.format != "pinned":
         return None
     return make_cause(
         CauseName.LIMIT,
@@ -216,6 +216,13 @@ def signal(case: Case) -> Cause | None:
     """SIGKILL without a word."""
     if case.failure.extra.get("signal") != "Killed":
         return None
+    if case.format == "workers-gone":
+        return make_cause(
+            CauseName.KILLED,
+            "A worker process is gone without a word of its own: as a rule the kernel killed it because RAM, or the container's "
+            "limit, was full. Any other error of a worker stands further up in the log.",
+            decide=DMESG,
+        )
     return make_cause(
         CauseName.KILLED,
         "The process was ended by SIGKILL without a word. The kernel does that when RAM or a container's limit is "
@@ -264,7 +271,7 @@ def small_request(case: Case) -> Cause | None:
     bound = need if need is not None or shape is None else 16 * math.prod(shape)
     if (
         bound is None
-        or bound >= (2 * SMALL if case.on_host else SMALL)
+        or bound >= (8 * SMALL if case.on_host else SMALL)
         or not (case.on_host or case.failure.framework in {"tensorflow", "jax"})
     ):
         return None

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 
 from outsize.core.failure import CauseName, Exactness
+from outsize.failure.work import Work
 
 BITWISE, ROUNDING, APPROXIMATE = Exactness.BITWISE, Exactness.ROUNDING, Exactness.APPROXIMATE
 
 NEED, FULL, LIMIT, OTHERS = CauseName.TRUE_NEED, CauseName.ALREADY_FULL, CauseName.LIMIT, CauseName.OTHER_PROCESS
-_HOST_CAUSES = (NEED, FULL, LIMIT, CauseName.MACHINE, CauseName.KILLED, CauseName.LEAK, CauseName.LARGER_THAN_MACHINE)
+HOST_CAUSES = (NEED, FULL, LIMIT, CauseName.MACHINE, CauseName.KILLED, CauseName.LEAK, CauseName.LARGER_THAN_MACHINE)
 _SERVING_CAUSES = (NEED, OTHERS, CauseName.LARGER_THAN_DEVICE)
 
 
@@ -40,11 +41,17 @@ class Advice:
     done: str = ""
     """Value of the variable that means it is on already; empty where any value does."""
     place: str = ""
-    """Kind of device it is for, `cuda` where the message does not say; empty for everywhere."""
+    """Kind of device it is for, `cuda` where the message does not say, `device` for all but RAM; empty for everywhere."""
     formats: tuple[str, ...] = ()
     """Wordings it is for; empty for all."""
     process: str = ""
     """Name of the process it is for; empty for all."""
+    works: tuple[Work, ...] = ()
+    """Work during which it helps; empty for all."""
+    already: str = ""
+    """What a text shows where it is on already, as a pattern; empty where nothing tells."""
+    without: tuple[str, ...] = ()
+    """Kinds of device on which it cannot be had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +105,14 @@ _SMALLER_CACHE = (
 )
 _SMALLER_CHUNKS = Advice(
     "smaller chunks: a whole one is held to read a part of it",
-    "h5repack -l NAME:CHUNK=64x1024 x.h5 y.h5   # h5dump -pH x.h5 shows what they are", _HOST_CAUSES,
+    "h5repack -l NAME:CHUNK=64x1024 x.h5 y.h5   # h5dump -pH x.h5 shows what they are", HOST_CAUSES,
     "the file is written once more")
 _LIBRARY_ROOM = Advice(
     "leave room outside PyTorch for library handles", "torch.cuda.set_per_process_memory_fraction(0.95)", (NEED,),
     "5 % of the card", formats=("library", "library-host", "nccl"))
 _WHO_HOLDS = Advice(
-    "see what holds the card before the program is blamed",
-    "nvidia-smi   # other processes, and what this one holds before the call", (NEED, FULL))
+    "see what holds the card; where it is this program, give it less at once",
+    "nvidia-smi   # other processes, and what this one holds; then smaller inputs, fewer at once", (NEED, FULL))
 _FEWER_BINS = Advice(
     "fewer bins: the data lies on the card as bins",
     "max_bin=63   # LightGBM; XGBoost: QuantileDMatrix(x, y, max_bin=64), larger data: ExtMemQuantileDMatrix",
@@ -139,10 +146,10 @@ FRAMEWORKS: dict[str, Framework] = {
                    "slower copies to the card", formats=("pinned",)),
             Advice("fewer workers, and arrays instead of lists of objects in the Dataset",
                    "DataLoader(..., num_workers=2)   # each worker touches, and so copies, a Python list of the parent",
-                   _HOST_CAUSES, "slower loading", process="DataLoader worker"),
+                   HOST_CAUSES, "slower loading", process="DataLoader worker"),
             Advice("hold less in RAM: each rank loads the weights, and offloading keeps optimizer state there",
                    '"offload_optimizer": {"device": "nvme", "nvme_path": "/scratch"}   # or fewer ranks; torch.load(mmap=True)',
-                   _HOST_CAUSES, "slower steps", formats=LAUNCHERS),
+                   HOST_CAUSES, "slower steps", formats=LAUNCHERS),
         )),
     "nccl": Framework(title="NCCL", device="cuda", advice=(_LIBRARY_ROOM,)),
     "tensorflow": Framework(
@@ -169,13 +176,18 @@ FRAMEWORKS: dict[str, Framework] = {
         advice=(
             Advice("work through it in pieces", "jax.lax.map(f, xs, batch_size=64)   # instead of vmap, or of one large array",
                    (CauseName.LARGER_THAN_DEVICE, CauseName.LARGER_THAN_LIMIT), "time"),
+            Advice("less at once: a smaller batch, shorter inputs, or in pieces",
+                   "batch_size=1   # many at once: jax.lax.map(f, xs, batch_size=64) instead of vmap", (FULL, NEED), "time",
+                   ROUNDING, works=(Work.UNKNOWN, Work.INFERS, Work.EVALUATES, Work.LOADS)),
             Advice("let JAX have more than its 75 % of the card", "XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 python train.py",
                    (FULL, NEED), "leaves less to others", variable="XLA_PYTHON_CLIENT_MEM_FRACTION", place="cuda"),
             Advice("recompute instead of keeping", "loss = jax.checkpoint(loss)   # and donate_argnums for the old state",
-                   (FULL, NEED, CauseName.LARGER_THAN_LIMIT), "about a third more time", ROUNDING),
+                   (FULL, NEED, CauseName.LARGER_THAN_LIMIT), "about a third more time", ROUNDING,
+                   works=(Work.TRAINS, Work.UNKNOWN)),
             Advice("a smaller batch, accumulated over several steps",
                    "optax.MultiSteps(optimizer, every_k_schedule=2)   # and half the batch",
-                   (FULL, NEED, CauseName.LARGER_THAN_LIMIT), "the time of two passes", ROUNDING),
+                   (FULL, NEED, CauseName.LARGER_THAN_LIMIT), "the time of two passes", ROUNDING,
+                   works=(Work.TRAINS, Work.UNKNOWN)),
         )),
     "openvino": Framework(
         title="OpenVINO",
@@ -199,12 +211,12 @@ FRAMEWORKS: dict[str, Framework] = {
     "opencv": Framework(
         title="OpenCV",
         advice=(Advice("a smaller picture, or tiles of it", "cv2.imread(path, cv2.IMREAD_REDUCED_COLOR_4)",
-                       _HOST_CAUSES, "less detail, or several passes", APPROXIMATE, place="cpu"),)),
+                       HOST_CAUSES, "less detail, or several passes", APPROXIMATE, place="cpu"),)),
     "numpy": Framework(title="NumPy", device="cpu"),
     "pandas": Framework(
         title="pandas", host=True,
         advice=(Advice("read the file in pieces, only the columns you need, in narrow types",
-                       "for part in pd.read_csv(path, usecols=[...], dtype={...}, chunksize=1_000_000): ...", _HOST_CAUSES,
+                       "for part in pd.read_csv(path, usecols=[...], dtype={...}, chunksize=1_000_000): ...", HOST_CAUSES,
                        "one pass for each question"),)),
     "linux": Framework(
         advice=(Advice("fewer processes, and started before the data is loaded",
@@ -219,7 +231,7 @@ FRAMEWORKS: dict[str, Framework] = {
         device="cpu", python=False,
         advice=(Advice("give it less at once, or let it stream",
                        "/usr/bin/time -v COMMAND   # what it takes; Polars: pl.scan_csv(path).collect(engine='streaming')",
-                       _HOST_CAUSES),)),
+                       HOST_CAUSES),)),
     "arrow": Framework(device="cpu"),
     **dict.fromkeys(("hdf5", "netcdf"), Framework(device="cpu", advice=(_SMALLER_CHUNKS,))),
     **dict.fromkeys(_HOST_PROGRAMS, Framework(device="cpu", python=False)),
@@ -228,11 +240,11 @@ FRAMEWORKS: dict[str, Framework] = {
     "compiler": Framework(
         host=True, python=False,
         advice=(Advice("fewer files at once: each compiler takes its own memory",
-                       "make -j2   # ninja -j2; MAX_JOBS=2 pip install ...", _HOST_CAUSES, "a slower build"),)),
+                       "make -j2   # ninja -j2; MAX_JOBS=2 pip install ...", HOST_CAUSES, "a slower build"),)),
     "git": Framework(
         device="cpu", python=False,
         advice=(Advice("let git hold less at once",
-                       "git -c pack.windowMemory=256m -c pack.threads=1 -c core.packedGitLimit=256m gc", _HOST_CAUSES,
+                       "git -c pack.windowMemory=256m -c pack.threads=1 -c core.packedGitLimit=256m gc", HOST_CAUSES,
                        "slower"),)),
     "redis": Framework(
         title="Redis", device="cpu", python=False, setting="maxmemory", optional=True,
@@ -261,7 +273,7 @@ FRAMEWORKS: dict[str, Framework] = {
         )),
     "openblas": Framework(
         host=True,
-        advice=(Advice("fewer threads: each has buffers of its own", "OPENBLAS_NUM_THREADS=1 python script.py", _HOST_CAUSES,
+        advice=(Advice("fewer threads: each has buffers of its own", "OPENBLAS_NUM_THREADS=1 python script.py", HOST_CAUSES,
                        "slower products of matrices", variable="OPENBLAS_NUM_THREADS", done="1"),)),
     "mxnet": Framework(device="cuda", advice=(_SMALLER_BATCH, _WHO_HOLDS)),
     "paddle": Framework(
@@ -307,22 +319,31 @@ FRAMEWORKS: dict[str, Framework] = {
         host=True,
         advice=(Advice("load less at once: a part, fewer columns, narrower types",
                        "pd.read_csv(path, usecols=[...], dtype={...}, nrows=100_000)   # arrays: outsize.open(path)",
-                       _HOST_CAUSES,
+                       HOST_CAUSES,
                        "one pass for each question"),
-                Advice("take a runtime with more RAM", "Runtime > Change runtime type > High-RAM", _HOST_CAUSES,
+                Advice("take a runtime with more RAM", "Runtime > Change runtime type > High-RAM", HOST_CAUSES,
                        "a paid plan, as a rule"))),
     "torch7": Framework(
         title="Torch", device="cuda", python=False,
         advice=(_SMALLER_BATCH, Advice("let cuDNN try no algorithms that need workspace", "cudnn.benchmark = false", (NEED, FULL),
                                        "slower"), _WHO_HOLDS)),
-    "caffe": Framework(title="Caffe", device="cuda", advice=(_SMALLER_BATCH, _WHO_HOLDS)),
+    "darknet": Framework(
+        title="Darknet", device="cuda", python=False,
+        advice=(Advice("fewer and smaller images on the card at once",
+                       "subdivisions=64 width=416 height=416   # in the .cfg; for testing batch=1 subdivisions=1", (NEED, FULL),
+                       "time, or less detail", APPROXIMATE), _WHO_HOLDS)),
+    "caffe": Framework(
+        title="Caffe", device="cuda",
+        advice=(Advice("a smaller batch, smaller images, one net at a time",
+                       "batch_size: 4   # of the data layer in the .prototxt; deploy: a smaller input shape, TEST.SCALES", (NEED, FULL),
+                       "time, or less detail", ROUNDING), _WHO_HOLDS)),
     "python": Framework(
         host=True,
         advice=(Advice("fewer jobs at once: each has its own copy of the data",
-                       "n_jobs=2   # or joblib.Parallel(..., max_nbytes='1M'), which shares large arrays", _HOST_CAUSES,
+                       "n_jobs=2   # or joblib.Parallel(..., max_nbytes='1M'), which shares large arrays", HOST_CAUSES,
                        "less runs in parallel", formats=("joblib",)),
                 Advice("give each worker more, and smaller chunks",
-                       'LocalCluster(n_workers=2, memory_limit="8GiB"); x.rechunk("64MiB")', _HOST_CAUSES,
+                       'LocalCluster(n_workers=2, memory_limit="8GiB"); x.rechunk("64MiB")', HOST_CAUSES,
                        "less runs in parallel", formats=("dask-died",)))),
     "windows": Framework(
         host=True,
@@ -335,7 +356,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "postgres": Framework(
         device="cpu", host=True, python=False,
         advice=(Advice("less memory for each sort and hash, and fewer of them at once",
-                       "SET work_mem = '64MB'; SET max_parallel_workers_per_gather = 0;", _HOST_CAUSES, "slower queries"),)),
+                       "SET work_mem = '64MB'; SET max_parallel_workers_per_gather = 0;", HOST_CAUSES, "slower queries"),)),
     "java": Framework(
         host=True, python=False,
         raising=("raise the heap", "java -Xmx8g ...   # Spark: --driver-memory 8g; Gradle: org.gradle.jvmargs=-Xmx4g")),
@@ -378,7 +399,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "dask": Framework(
         killer="Dask worker (memory_limit)",
         raising=("give each worker more", 'LocalCluster(n_workers=2, memory_limit="{mib}MiB")'),
-        advice=(Advice("smaller chunks, fewer at once", 'x.rechunk("64MiB"); LocalCluster(threads_per_worker=1)', _HOST_CAUSES,
+        advice=(Advice("smaller chunks, fewer at once", 'x.rechunk("64MiB"); LocalCluster(threads_per_worker=1)', HOST_CAUSES,
                        "more tasks"),)),
     "spark": Framework(
         killer="executor's container (executor memory + overhead)",
@@ -387,7 +408,7 @@ FRAMEWORKS: dict[str, Framework] = {
                        "yarn.nodemanager.vmem-check-enabled=false   # yarn-site.xml; or a larger vmem-pmem-ratio",
                        (CauseName.ADDRESS_SPACE,)),)),
     "ray": Framework(
-        advice=(Advice("fewer tasks at once", "@ray.remote(num_cpus=4, memory=8 * 2**30)", _HOST_CAUSES,
+        advice=(Advice("fewer tasks at once", "@ray.remote(num_cpus=4, memory=8 * 2**30)", HOST_CAUSES,
                        "less runs in parallel"),)),
     "ecs": Framework(
         killer="task (memory in its definition)",

@@ -100,7 +100,28 @@ def more_for_the_build(case: Case) -> Iterator[Remedy]:
 def see_what_it_takes(case: Case) -> Iterator[Remedy]:
     """The last resort, for a program that nothing here knows."""
     how = "/usr/bin/time -v COMMAND   # Maximum resident set size, against `free -g`, `ulimit -a` and the container's limit"
+    if case.on_mac:
+        how = "/usr/bin/time -l COMMAND   # maximum resident set size, against the memory in Activity Monitor"
+    if case.on_windows:
+        how = "Task Manager > Details > Peak working set, against Performance > Memory"
     yield make_remedy("see what it takes and what it may have, then give it less at once", None, how)
+
+
+def see_who_holds_ram(case: Case) -> Iterator[Remedy]:
+    """The machine was full, and nothing says of whom."""
+    if not case.may_be_python and case.failure.process is None and not case.on_windows:
+        how = "ps -eo rss,comm --sort=-rss | head   # the largest first; then give that one less, or the machine more"
+        yield make_remedy("see who holds RAM", None, how)
+
+
+def see_whether_it_was_memory(case: Case) -> Iterator[Remedy]:
+    """A kill that nobody explains, of a program that nothing here knows."""
+    if case.may_be_python or case.in_image_build or case.failure.process is not None or case.on_windows:
+        return
+    how = "dmesg -T | grep -i 'killed process'   # or journalctl -k; free -g; what it held: anon-rss"
+    if case.on_mac:
+        how = "log show --last 1h --predicate 'eventMessage contains \"memorystatus\"'   # and Activity Monitor while it runs"
+    yield make_remedy("see whether it was memory; then give it more, or less to do at once", None, how)
 
 
 def _who_grows() -> Remedy:
@@ -146,14 +167,8 @@ def name_the_victim(case: Case) -> Iterator[Remedy]:
 
 
 def see_what_fills_ram(case: Case) -> Iterator[Remedy]:
-    """PyTorch on the host, by a small request: weights, copies of them in each rank and workers fill RAM, not the batch."""
-    if (
-        case.on_torch
-        and case.on_host
-        and not case.on_windows
-        and not case.watched
-        and case.failure.framework == "pytorch"
-    ):
+    """A small request of a Python program: what fills RAM is elsewhere (weights, copies of them in each rank, workers)."""
+    if case.on_host and not case.watched and case.may_be_python and case.failure.framework not in ("linux", "c++"):
         yield _who_grows()
 
 

@@ -60,6 +60,7 @@ ENGINES: list[Format] = [
     form("ggml-other", "ggml",
          r"(?:ggml\w{0,60}|alloc_tensor_range|llama\w{0,40}): failed to allocate \w{1,24} buffer of size "
          r"{requested:count}"),
+    form("ggml-load", "ggml", r"error loading model: (?:failed|unable) to allocate (?:backend )?buffer"),
     form("ggml-kv", "ggml", r"failed to allocate buffer for kv cache"),
     form("miner", "miner",
          r"CUDA error (?:'out of memory' )?in func '[^'\n]{1,80}'[^\n]{0,20}line [0-9]{1,6}(?: ?: ?out of memory)?",

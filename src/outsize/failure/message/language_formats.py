@@ -11,11 +11,11 @@ LANGUAGES: list[Format] = [
     form("julia", "julia", r"OutOfMemoryError\(\)"),
     form("r-narrow", "r", r"don't be silly!: your machine has a 4Gb address",
          r"cannot allocate (?:vector|memory block|buffer) of (?:size|length) {requested}", extra={"narrow": True}),
-    form("r", "r", r"cannot allocate (?:vector|memory block|buffer) of (?:size|length) {requested}|"
+    form("r", "r", r"can ?not allocate (?:a |of )?(?:vector|memory block|buffer) of (?:size|length) {requested}|"
          r"vector memory (?:limit of {limit} reached|exhausted)|"
-         r"cannot allocate (?:vector|memory block) of (?:size|length)|"
+         r"can ?not allocate (?:a |of )?(?:vector|memory block) of (?:size|length)|"
          r"memory exhausted \(limit reached|Reached total allocation of",
-         r"cannot allocate (?:vector|memory block|buffer) of (?:size|length) {requested}",
+         r"can ?not allocate (?:a |of )?(?:vector|memory block|buffer) of (?:size|length) {requested}",
          r"vector memory limit of {limit} reached", r"Reached total allocation of {limit}", whole=True),
     form("rust", "rust", r"memory allocation of (?:{requested:count}|\w{1,8}) bytes failed"),
     form("java-native", "java", r"Native memory allocation \((?:mmap|malloc)\) failed to (?:map|allocate)|"
@@ -103,6 +103,9 @@ BARE: list[Format] = [
     form("coreutils", "linux", r"\b(?:sort|[ef]?grep|sed|diff|tar|m4|ld): memory exhausted\b", device="cpu"),
     form("python", "python", r"^(?:[\w.]{1,80}: )?(?:builtins\.)?MemoryError ?(?:$|: ?$|\(\)$|: std::bad_alloc)",
          lines=True),
+    form("python-told", "python",
+         r"(?:get|got|getting|face|facing|gives?|gave|with|hit|have|having|throws?|threw|causes?|caused|into) (?:me )?(?:a |an |the )?"
+         r"[`'\"]?(?-i:MemoryError)\b"),
     form("ipython", "python", r"^MemoryError {2,80}Traceback \(most recent call last\)", lines=True),
     form("python-said", "python", r"(?:^|[\s'\"`(])MemoryError: ?[^\s{]",
          r"(?:allocate|allocating) {requested:count} bytes", r"(?:allocate|allocating) {requested}",

@@ -123,7 +123,19 @@ EXITS: list[Format] = [
          r"^[^\n]{0,400}it/s\](?:\[[0-9]\] {1,8}[0-9]{1,8} )?killed\b[^\n]{0,200}$|"
          r"^(?:\[[0-9]\][+-]? {0,4}[0-9]{1,8} killed\b[^\n]{0,200}|`{1,3}zsh: killed\b[^\n]{1,200}`{1,3})$|"
          r"^(?:\[[0-9]\][+-]? ?)?(?:zsh: killed|Killed)(?:: 9)?(?: {1,40}(?!by\b)[\w./-]{1,120}[^\n]{0,200})?$|"
-         r"^(?:[\w./ -]{1,80}: )?Killed(?:: 9)?$", lines=True, extra={"signal": "Killed"}),
+         r"^(?:[\w./ -]{1,80}: )?Killed(?:: 9)?$|^[^\n]{1,300}[a-z0-9%.)\]](?-i:Killed)$|"
+         r"(?:message|says?|error|with|prints?|just|get|got|is|only|then)[^\n\w]{0,3}(?:the |a )?[\"'`](?-i:Killed)[.!]?[\"'`]|"
+         r"[\"'`](?-i:Killed)[.!]?[\"'`] (?:message|error)|(?:gets?|got|getting|being|still|always|just) (?-i:Killed)\b|"
+         r"\b(?:process|script|program|job|training|python|command|it|build|server|worker|task|app) (?:\w{1,12} ){0,2}"
+         r"(?:gets?|got|is|was|being|getting|been) (?:\w{3,14}ly |always |just )?killed(?= ?[.,!`\"')]| ?$| (?:after|when|while|during|at|"
+         r"without|halfway|in the middle)\b)", lines=True, extra={"signal": "Killed"}),
+    form("mac-killed", "linux", r"low swap: killing|memor[a-z]{4,8}us: killing|killing_\w{1,40} pid [0-9]",
+         r"killing largest compressed process (?:with pid )?{pid:int} \({process:name}\)", extra={"signal": "Killed"}),
+    form("workers-gone", "python", r"background workers? (?:are|is) no longer alive|"
+         r"process in the process pool was terminated abruptly|A worker process managed by the executor was unexpectedly terminated",
+         extra={"signal": "Killed"},
+         unless=r"Exception in background worker|\b(?:Value|Type|Attribute|Key|Index|Import|ModuleNotFound|Name|UnboundLocal|FileNotFound|"
+         r"Assertion|EOF|Permission|Syntax)Error\b|No such file|Segmentation fault"),
     form("joblib", "python", r"exit codes of the workers are \{[^}\n]{0,80}SIGKILL\(-9\)", extra={"signal": "Killed"}),
     form("exit-9", "linux", r"(?:exit(?:ed)?(?: with)?[ _]?(?:code|status)|return ?code|\brc)\W{0,4}-9\b",
          extra={"signal": "Killed"}),
@@ -160,6 +172,10 @@ WORDS: list[Format] = [
          r"(?:allocate|allocating|requested) {requested}", lines=True,
          unless=r"(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|can|if|until|no)\b[^\n.]{0,40}\bout of memory|"
          r"native thread"),
+    form("said-otherwise", "unknown",
+         r"(?:显存|内存|記憶體|顯存)(?:不足|溢出|不够|不夠)|爆显存|爆内存|メモリ(?:不足|が不足|が足り)|메모리 ?(?:가 )?부족|memoria insuficiente|"
+         r"mémoire insuffisante|nicht genügend (?:Arbeits)?speicher|недостаточно памяти|memória insuficiente",
+         r"(?:尝试分配|allocate) {requested}"),
     form("insufficient", "unknown",
          r"(?:error|exception|fatal|failed)\b[^\n.]{0,60}?(?:not enough memory|insufficient memory)|"
          r"(?:cannot|could not|failed to|unable to) allocate (?:memory )?(?:of )?{requested:size}"),
