@@ -37,7 +37,7 @@ _EXPANDABLE = re.compile(
     r"HIP_|NPU_)?ALLOC_CONF\W{1,8}expandable_segments:True",
     re.IGNORECASE,
 )
-_DENSE = re.compile(r"\.toarray\(|\.todense\(|_process_toarray|get_dummies|OneHotEncoder|one_hot|onehot", re.IGNORECASE)
+_DENSE = re.compile(r"\.toarray\(|\.todense\(|_process_toarray|get_dummies|OneHotEncoder|one_hot|onehot|to_categorical\(", re.IGNORECASE)
 _WEIGHTS = re.compile(
     r"node:? ?[^\n]{0,120}?(?:/weights\b|/kernel\b|Initializer|/Adam|/Momentum|RestoreV2|embeddings?/)|"
     r"variables_initializer|initialize_all_variables|_initialize_variables|\bin add_weight\b", re.IGNORECASE
@@ -64,7 +64,7 @@ _PYTHON = re.compile(
 """What shows that a program is one of Python."""
 _OFFLOADS = re.compile(r"offload_(?:optimizer|param)|zero-?_?3 offload|cpu_?offload|offload[^\n]{0,40}(?:cpu|optimizer)")
 _ONE = re.compile(
-    r"batch[-_ ]?size(?:_per_gpu)?[\"']?(?: is)?(?: set)?(?: to)?\s*[=:]?\s*(?:1\b(?!\.)|one\b)|samples_per_gpu\W{1,3}1\b", re.IGNORECASE
+    r"batch[-_ ]?size(?:_per_gpu)?[\"']?(?: is)?(?: set)?(?: to)?(?: even| as low as| only| just| of)?\s*[=:]?\s*(?:1\b(?!\.)|one\b)|samples_per_gpu\W{1,3}1\b", re.IGNORECASE
 )
 _GROWS = re.compile(
     r"after (?:a few|some|several|many|about |around |~)? ?[0-9,k]* ?(?:of )?(?:training )?(?:steps?|iterations?|epochs?|batch(?:es)?|hours?|"
@@ -161,8 +161,8 @@ class Case:
         if need is None or free is None:
             return None
         total, held = self.failure.total_bytes or 0, self.held or 0
-        full = free < SMALL or (held > 0.9 * total > 0 and free < total // 50)
-        last = self.on_device and full and need <= free < need + max(SMALL // 4, total // 200)
+        full = free < SMALL or (held > 0.9 * total > 0 and free < total // 50) or (held > total // 2 > 0 and free < total // 32)
+        last = self.on_device and full and need <= free < need + max(SMALL // 4, total // (32 if held > total // 2 else 200))
         return need if last else max(0, need - free)
 
     @cached_property

@@ -48,6 +48,8 @@ class Advice:
     """Name of the process it is for; empty for all."""
     works: tuple[Work, ...] = ()
     """Work during which it helps; empty for all."""
+    only: str = ""
+    """What the text must show, as a pattern; empty where nothing has to."""
     already: str = ""
     """What a text shows where it is on already, as a pattern; empty where nothing tells."""
     without: tuple[str, ...] = ()
@@ -221,7 +223,10 @@ FRAMEWORKS: dict[str, Framework] = {
     "linux": Framework(
         advice=(Advice("fewer processes, and started before the data is loaded",
                        "num_workers=2, n_jobs=2, --maxWorkers=2   # and then: sysctl -w vm.overcommit_memory=1", (FULL,),
-                       "less runs in parallel", formats=("fork",)),
+                       "less runs in parallel", formats=("fork",), only=r"File \"|\.py\b|node|jest|npm|ENOMEM|n_jobs|workers"),
+                Advice("see what the machine, or the container, has left and has promised, and who holds it",
+                       "free -g; cat /proc/sys/vm/overcommit_memory; ulimit -u; ps -eo rss,comm --sort=-rss | head   # then swap, or a larger limit",
+                       (FULL,), formats=("fork",)),
                 Advice("let the kernel promise more than it has: a map that is only read takes no RAM of its own",
                        "sysctl -w vm.overcommit_memory=1   # and: ulimit -v unlimited", (CauseName.ADDRESS_SPACE,),
                        "a program that asks for too much is killed later instead of refused", formats=("file-map",)),
@@ -282,7 +287,10 @@ FRAMEWORKS: dict[str, Framework] = {
             Advice("let Paddle have more of the card", "FLAGS_fraction_of_gpu_memory_to_use=0.95 python train.py",
                    (CauseName.MEMORY_FRACTION,), "leaves less to others", variable="FLAGS_fraction_of_gpu_memory_to_use"),
             _SMALLER_BATCH, _WHO_HOLDS)),
-    "go": Framework(host=True, python=False),
+    "go": Framework(
+        host=True, python=False,
+        advice=(Advice("use the build of 64 bits", "file $(which PROGRAM); uname -m   # x86-64 or aarch64, not 386 or armv7",
+                       (CauseName.ADDRESS_SPACE,)),)),
     "mlx": Framework(device="metal"),
     "metal": Framework(device="metal", advice=_SMALLER_CACHE),
     "ggml": Framework(accelerated=True, title="llama.cpp", advice=_SMALLER_CACHE),
@@ -317,8 +325,8 @@ FRAMEWORKS: dict[str, Framework] = {
     "c++": Framework(host=True),
     "notebook": Framework(
         host=True,
-        advice=(Advice("load less at once: a part, fewer columns, narrower types",
-                       "pd.read_csv(path, usecols=[...], dtype={...}, nrows=100_000)   # arrays: outsize.open(path)",
+        advice=(Advice("hold less at once: a part of the data, narrower types, batches instead of whole arrays",
+                       "pd.read_csv(path, usecols=[...], nrows=100_000)   # arrays: outsize.open(path); pictures: batches from disk",
                        HOST_CAUSES,
                        "one pass for each question"),
                 Advice("take a runtime with more RAM", "Runtime > Change runtime type > High-RAM", HOST_CAUSES,
@@ -363,8 +371,11 @@ FRAMEWORKS: dict[str, Framework] = {
     "node": Framework(host=True, python=False, raising=("raise the heap", "NODE_OPTIONS=--max-old-space-size=8192")),
     "duckdb": Framework(
         device="cpu", setting="memory_limit",
-        raising=("raise DuckDB's limit, and let it spill",
-                 "SET memory_limit = '{mib}MiB'; SET temp_directory = '/scratch';")),
+        raising=("let DuckDB spill, with fewer threads",
+                 "SET threads = 2; SET temp_directory = '/scratch'; SET preserve_insertion_order = false;   # then memory_limit"),
+        advice=(Advice("let DuckDB spill, with fewer threads",
+                       "SET threads = 2; SET temp_directory = '/scratch'; SET preserve_insertion_order = false;", HOST_CAUSES,
+                       "slower"),)),
     "clickhouse": Framework(
         host=True, python=False, setting="max_memory_usage",
         raising=("raise the query's limit", "SET max_memory_usage = {bytes}")),

@@ -14,6 +14,7 @@ from outsize.core.failure import CauseName, Exactness
 from outsize.failure.framework import APPROXIMATE, HOST_CAUSES, Advice
 from outsize.failure.work import Work
 
+KILLS = (CauseName.KILLED, CauseName.LIMIT, CauseName.MACHINE)
 DEVICE_CAUSES = (CauseName.TRUE_NEED, CauseName.ALREADY_FULL, CauseName.LARGER_THAN_DEVICE, CauseName.LARGER_THAN_LIMIT)
 
 
@@ -49,6 +50,11 @@ def on_device(
     return Advice(
         name, how, DEVICE_CAUSES, costs, exactness, place="device", works=works, already=already, without=without
     )
+
+
+def where_it_ran(name: str, how: str, costs: str = "nothing") -> Advice:
+    """A way out for a program that was killed where it ran."""
+    return Advice(name, how, KILLS, costs, place="cpu")
 
 
 def in_ram(

@@ -13,7 +13,7 @@ _USING = (Work.INFERS, Work.PAINTS, Work.LOADS, Work.SERVES, Work.EVALUATES)
 # fmt: off
 MODELS: tuple[Program, ...] = (
     # programs with buttons that make pictures
-    program("ComfyUI", r"(?i)comfy[/\\_ ]?ui|\bcomfy[/\\.]|KSampler|VAEDecode|UNETLoader|unloading all loaded models",
+    program("ComfyUI", r"(?i)comfy[/\\_ ]?ui(?![/\\]\.?v?env)|\bcomfy[/\\.]|KSampler|VAEDecode|UNETLoader|unloading all loaded models",
             in_ram("close what else holds RAM, enlarge the swap or page file, or take a smaller model",
                    "fp8 or GGUF weights of the same model; --cache-none when ComfyUI is started", "slower")),
     program("Fooocus", r"(?i)fooocus|entry_with_update",
@@ -66,7 +66,9 @@ MODELS: tuple[Program, ...] = (
     program("DeepSpeed", r"(?i)deepspeed",
             on_device("let DeepSpeed keep the optimizer's state in RAM, and one sample at a time",
                       '"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "train_micro_batch_size_per_gpu": 1',
-                      "slower steps", *_TRAINING, exactness=ROUNDING)),
+                      "slower steps", *_TRAINING, exactness=ROUNDING),
+            on_device("a smaller workspace: fewer tokens", "deepspeed.init_inference(model, max_out_tokens=512)   # or without DeepSpeed",
+                      "shorter texts", *_USING)),
     program("Trainer", r"transformers[/\\]trainer\w*\.py|per_device_(?:train|eval)_batch_size|\bSFTTrainer|TrainingArguments|"
             r"[/\\]trl[/\\]|run_(?:clm|mlm|glue|qa|squad|summarization|translation|ner|seq2seq\w*)\.py|Seq2SeqTrainer",
             on_device("evaluation: fewer samples at once, results off the card",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outsize.failure.framework import BITWISE
-from outsize.failure.program import Program, in_ram, program
+from outsize.failure.program import Program, in_ram, program, where_it_ran
 
 # Rows of a table: the program, what it leaves in a text, its ways out: what to do, the line, what it costs.
 # fmt: off
@@ -33,6 +33,7 @@ DATA: tuple[Program, ...] = (
     program("datasets", r"\bdatasets[/\\](?:arrow|table|builder|iterable|load)|load_dataset\(|\.map\(.{0,80}num_proc",
             in_ram("stream the dataset, in small batches, with fewer processes", 'load_dataset(..., streaming=True)   # map(..., num_proc=1, writer_batch_size=100, keep_in_memory=False)', "time", exactness=BITWISE)),
     program("Polars", r"\bpolars\b|\bpl\.(?:read|scan|col|DataFrame)", in_ram("let Polars stream it", 'pl.scan_parquet(path).select(...).sink_parquet("out.parquet")   # or collect(engine="streaming")', "time", exactness=BITWISE)),
+    program("DuckDB", r"(?i)\bduckdb\b", in_ram("let DuckDB keep to less and spill", "SET memory_limit = '4GB'; SET threads = 2; SET temp_directory = '/scratch';", "slower", exactness=BITWISE)),
     program("Dask", r"\bdask[/\\.]|\bdistributed[/\\.]", in_ram("smaller chunks, fewer at once, and no compute() of it all",
             'x.rechunk("64MiB").to_zarr(path)   # LocalCluster(n_workers=2, threads_per_worker=1, memory_limit="8GiB")', "more tasks", exactness=BITWISE)),
     program("PySpark", r"\bpyspark\b|org\.apache\.spark|\bspark\.(?:sql|read|executor|driver)|SparkContext",
@@ -97,6 +98,10 @@ SERVICES: tuple[Program, ...] = (
     program("IDE", r"(?i)intellij|pycharm|webstorm|\beclipse\b|clangd|gopls|pylance|tsserver|jdtls", in_ram("give the editor's process more, and index less", "Help > Change Memory Settings   # VS Code: typescript.tsserver.maxTsServerMemory, java.jdt.ls.vmargs; exclude build folders", "memory", exactness=BITWISE)),
     program("MySQL", r"(?i)\bmysqld?\b|mariadb|innodb", in_ram("smaller buffers", "innodb_buffer_pool_size=512M, max_connections=50   # my.cnf", "slower queries", exactness=BITWISE)),
     program("MongoDB", r"(?i)\bmongod\b|wiredtiger", in_ram("a smaller cache", "storage.wiredTiger.engineConfig.cacheSizeGB: 1   # mongod.conf", "slower queries", exactness=BITWISE)),
+    program("Apache", r"\((?:apache2?|httpd|php-fpm[\d.]*|nginx)\)", in_ram("fewer workers at once", "MaxRequestWorkers 50   # Apache; PHP-FPM: pm.max_children = 10", "fewer requests at once", exactness=BITWISE)),
+    program("a JVM", r"\(java\)|task=java\b", in_ram("a heap that leaves room for the rest of the machine", "java -Xmx4g ...   # heap, threads and buffers together below RAM or the container's limit", "more collections", exactness=BITWISE)),
+    program("PostgreSQL", r"\(postgres(?:ql|master)?\)|task=postgres\b", in_ram("less for each query, fewer connections", "work_mem = 16MB, max_connections = 50, shared_buffers = 25 % of RAM   # postgresql.conf", "slower queries", exactness=BITWISE)),
+    program("R", r"\((?:R|rsession|Rscript)\)|task=R\b", in_ram("fewer workers of R, and let go what is no longer needed", "plan(sequential); rm(big); gc()   # mc.cores = 2", "time", exactness=BITWISE)),
     program("Prometheus", r"(?i)\bprometheus\b", in_ram("fewer series, or more memory", "topk(10, count by (__name__)({__name__=~\".+\"}))   # then drop them: metric_relabel_configs; longer scrape_interval", "fewer metrics")),
     program("InfluxDB", r"(?i)\binflux(?:d|db)?\b", in_ram("fewer series, an index on disk, shorter queries", 'index-version = "tsi1"   # 1.x: influxdb.conf; cache-max-memory-size', "slower queries")),
     program("Home server", r"(?i)\bnextcloud|\bjellyfin|\bimmich|\bplex\b|home ?assistant", in_ram("more memory for its container or machine, and fewer jobs at once", "docker stats   # who takes it; then fewer workers or jobs in its settings, and swap", "memory", exactness=BITWISE)),
@@ -104,12 +109,12 @@ SERVICES: tuple[Program, ...] = (
 
 PLACES: tuple[Program, ...] = (
     program("Kubernetes", r"(?i)kubectl|kubelet|\bpods?\b|CrashLoopBackOff|Last State:? +Terminated|\bk8s\b|helm ",
-            in_ram("see whether the pod reached its limit or failed its probe", "kubectl describe pod NAME   # OOMKilled: raise resources.limits.memory; Error with 137: the liveness probe, as a rule", "nothing", exactness=BITWISE)),
+            where_it_ran("see whether the pod reached its limit or failed its probe", "kubectl describe pod NAME   # OOMKilled: raise resources.limits.memory; Error with 137: the liveness probe, as a rule")),
     program("CI", r"(?i)gitlab[- ]runner|github actions|##\[error\]|circleci|travis|buildkite|azure pipelines|appveyor|Job failed: exit code|Process completed with exit code|bitbucket",
-            in_ram("a larger runner, or less at once in that job", "fewer parallel jobs (-j2, --maxWorkers=2, -n 2)   # GitLab: KUBERNETES_MEMORY_LIMIT or the runner's memory; CircleCI: resource_class: large", "a slower or dearer build", exactness=BITWISE)),
+            where_it_ran("a larger runner, or less at once in that job", "fewer parallel jobs (-j2, --maxWorkers=2, -n 2)   # GitLab: KUBERNETES_MEMORY_LIMIT or the runner's memory; CircleCI: resource_class: large", "a slower or dearer build")),
     program("Docker", r"(?i)\bdocker(?:-compose| compose)?\b|\bpodman\b|containerd|exited with code 137|exited \(137\)",
-            in_ram("see whether the container was killed for memory, then raise what it may have", "docker inspect --format '{{.State.OOMKilled}}' NAME   # docker stats; --memory=4g; Docker Desktop > Settings > Resources", "memory", exactness=BITWISE)),
-    program("Slurm", r"(?i)slurm|\bsbatch\b|\bsrun\b|scancel", in_ram("ask Slurm for more", "sbatch --mem=64G job.sh   # sacct -j JOBID --format=MaxRSS,ReqMem,State says what it took", "waiting", exactness=BITWISE)),
-    program("systemd", r"(?i)systemctl|systemd\[1\]|\.service\b", in_ram("see whether it was memory, and who had it", "journalctl -k | grep -i 'out of memory'   # then MemoryMax= of the unit, or less at once", "nothing", exactness=BITWISE)),
+            where_it_ran("see whether the container was killed for memory, then raise what it may have", "docker inspect --format '{{.State.OOMKilled}}' NAME   # docker stats; --memory=4g; Docker Desktop > Settings > Resources", "memory")),
+    program("Slurm", r"(?i)slurm|\bsbatch\b|\bsrun\b|scancel", where_it_ran("ask Slurm for more", "sbatch --mem=64G job.sh   # sacct -j JOBID --format=MaxRSS,ReqMem,State says what it took", "waiting")),
+    program("systemd", r"(?i)systemctl|systemd\[1\]|\.service\b", where_it_ran("see whether it was memory, and who had it", "journalctl -k | grep -i 'out of memory'   # then MemoryMax= of the unit, or less at once")),
 )
 # fmt: on

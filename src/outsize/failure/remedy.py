@@ -53,6 +53,7 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
         device.train_smaller,
         host.less_in_ram,
         host.see_who_holds_ram,
+        host.less_for_the_victim,
         host.add_swap,
     ),
     CauseName.ADDRESS_SPACE: (host.lift_ulimit, tensor.smaller_tensor, device.train_smaller),
@@ -87,7 +88,7 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
 """Cause -> the remedies worth trying; what the framework itself offers comes before those for any program on a host."""
 
 _DEVICE_ONLY = {device.expandable, device.steady_sizes, device.fewer_graphs, device.raise_fraction}
-_HOST_ONLY = {host.less_in_ram, host.lift_ulimit, host.add_swap, host.see_whether_it_was_memory, host.see_who_holds_ram}
+_HOST_ONLY = {host.less_in_ram, host.lift_ulimit, host.add_swap, host.see_whether_it_was_memory, host.see_who_holds_ram, host.less_for_the_victim}
 
 
 def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
@@ -109,7 +110,7 @@ def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
     """What the table has for one cause: what the program itself offers first, then the makers and the framework, where it ran,
     and last what holds for any program on a host."""
     killed_by_limit = bool(case.framework.killer) or case.failure.extra.get("scope") == "cgroup"
-    own = list(_offers(case, cause, case.programs))
+    own = [] if case.format == "fork" else list(_offers(case, cause, case.programs))
     makers = [maker for maker in REMEDIES[cause] if maker not in (_DEVICE_ONLY if case.on_host else ())]
     if own:  # the array is not in the user's code
         makers = [maker for maker in makers if maker is not tensor.smaller_tensor]
@@ -146,6 +147,7 @@ def _advice(case: Case, cause: CauseName, rows: tuple[Advice, ...]) -> Iterator[
             and row.process in ("", case.failure.process)
             and case.place not in row.without
             and not (row.already and re.search(row.already, case.text))
+            and (not row.only or re.search(row.only, case.text) is not None)
             and (value is None or (row.done and value.lower() != row.done))
         ):
             gives = getattr(case, row.gives) if row.gives else None

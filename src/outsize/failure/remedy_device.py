@@ -17,6 +17,15 @@ _LANGUAGE_MODEL = re.compile(r"\bLLMs?\b|\bLoRA\b|[0-9]B\b|(?i:llama|qwen|mistra
 """Signs of a model whose weights fill a card before any text does."""
 
 
+_LESS = {
+    Work.TRAINS: ("a smaller batch, smaller images, shorter texts", "batch_size=1, then half the height, width or length"),
+    Work.EVALUATES: ("evaluation: fewer samples at once, results off the card",
+                     "validation batch size 1   # no gradients; bring each result to RAM before the next"),
+    Work.INFERS: ("one at a time, and smaller", "one input at a time, half the height, width or length"),
+}  # fmt: skip
+"""Work -> what holds for any program that does it: what to do, the setting."""
+
+
 def expandable(case: Case) -> Iterator[Remedy]:
     """Segments that grow instead of many that do not fit together."""
     if case.expandable or not case.on_torch_gpu or not case.slack or case.slack < (case.gap or 0):
@@ -116,8 +125,11 @@ def see_what_may_be_mapped(case: Case) -> Iterator[Remedy]:
 
 def see_who_holds(case: Case) -> Iterator[Remedy]:
     """The last resort, for a program that nothing here knows."""
-    how = f"{case.tool}   # who holds it, and how much is left for this one"
-    yield make_remedy("see what holds the device, then give the program less at once", None, how)
+    look = f"{case.tool}   # who holds it, and how much is left for this one"
+    less = _LESS.get(case.work)
+    if less is not None:
+        yield make_remedy(less[0], None, less[1], "more passes, or smaller results", APPROXIMATE)
+    yield make_remedy("see what holds the device, then give the program less at once", None, look)
 
 
 def raise_fraction(case: Case) -> Iterator[Remedy]:
@@ -171,7 +183,7 @@ _FOUR_BITS = make_remedy(
 _NO_GRADIENTS = make_remedy("do not record gradients", None, "with torch.inference_mode(): output = model(batch)")
 _LIGHTER_WEIGHTS = make_remedy(
     "weights that take less of the card: in 16 or 4 bits, or partly in RAM", None,
-    'from_pretrained(..., torch_dtype=torch.bfloat16, device_map="auto")   # diffusers: pipe.enable_model_cpu_offload()',
+    'model.half()   # transformers: from_pretrained(..., torch_dtype=torch.bfloat16, device_map="auto"); else a smaller model',
     "lower precision, or slower", APPROXIMATE)
 _SMALLER_PICTURES = make_remedy(
     "a smaller picture, one at a time, decoded in tiles", None,

@@ -114,6 +114,14 @@ def see_who_holds_ram(case: Case) -> Iterator[Remedy]:
         yield make_remedy("see who holds RAM", None, how)
 
 
+def less_for_the_victim(case: Case) -> Iterator[Remedy]:
+    """The kernel names whom it killed, and it is no program of Python."""
+    name = case.failure.process
+    if name is not None and not case.may_be_python and not case.on_windows and case.failure.framework == "linux":
+        how = f"ps -C {name} -o pid,rss,args --sort=-rss   # how many, and how large; then fewer of them, or a machine with more"
+        yield make_remedy(f"let {name} hold less, or run fewer of it at once", None, how, "less runs in parallel")
+
+
 def see_whether_it_was_memory(case: Case) -> Iterator[Remedy]:
     """A kill that nobody explains, of a program that nothing here knows."""
     if case.may_be_python or case.in_image_build or case.failure.process is not None or case.on_windows:

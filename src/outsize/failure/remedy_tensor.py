@@ -28,7 +28,7 @@ def keep_sparse(case: Case) -> Iterator[Remedy]:
         yield make_remedy(
             "keep it sparse: nearly all of it is zeros",
             case.need,
-            "pd.get_dummies(x, sparse=True), OneHotEncoder(), or the matrix without .toarray()",
+            "pd.get_dummies(x, sparse=True), OneHotEncoder(), or the matrix without .toarray()   # keras: labels as integers, sparse_categorical_crossentropy",
             "not every function takes sparse input",
             known=Known.BOUND,
         )

@@ -34,7 +34,7 @@ _NEAR = 700
 """Characters before the message in which the last frames of a traceback stand."""
 _SERVES = re.compile(r"\bvllm[/\\.:]|VllmWorker|\bvllm serve\b|vLLM API server|\bfrom vllm\b")
 _PAINTS = re.compile(
-    r"ComfyUI|\bcomfy[/\\.]|(?:stable-diffusion-|sd-|sd\.|a1111 |automatic1111 )webui|webui-user|--(?:med|low)vram|"
+    r"ComfyUI(?![/\\]\.?v?env)|\bcomfy[/\\.]|(?:stable-diffusion-|sd-|sd\.|a1111 |automatic1111 )webui|webui-user|--(?:med|low)vram|"
     r"modules[/\\](?:processing|sd_|txt2img)|Fooocus|KSampler|InvokeAI|\bForge\b|sdnext|sd\.next|txt2img|img2img|"
     r"hires\.? ?fix|Hires|easydiffusion|easy diffusion|unloading all loaded models|\bSwarmUI|checkpoint merger",
     re.IGNORECASE,
@@ -56,12 +56,12 @@ _SIGNS: tuple[tuple[Work, int, re.Pattern[str]], ...] = (
     (Work.EVALUATES, _FRAME + 1, re.compile(
         r"\bin (?:evaluate\w*|validate|evaluation_loop|prediction_step|test|compute_validation\w*|validation_step|test_step|"
         r"val_epoch|eval_\w+|validate_epoch|_run_validation|run_validation)\b|second validation|"
-        r"(?:during|in|at|after|when|while|before|start of|begin(?:ning)? of)(?: the)? (?:first |\w+ )?"
+        r"(?:during|in|on|at|after|when|while|before|start of|begin(?:ning)? of)(?: the)? (?:first |\w+ )?"
         r"(?:validat(?:ion|ing)|evaluat(?:ion|ing)|eval)\b", re.IGNORECASE)),
     (Work.INFERS, _FRAME - 1, re.compile(
         r"\bin (?:generate|sample\w*|predict\w*|infer\w*|_sample|p_sample\w*|encode|transcribe|decode|run_inference|"
         r"inference_\w+|upscale|enhance|denoise|separate)\b|pipeline_\w+\.py|\.generate\(|\.predict\(|\bpipe\(|\.transcribe\(|"
-        r"run_\w*infer|attention_processor|k_diffusion|pipelines?[/\\]")),
+        r"run_\w*infer|attention_processor|k_diffusion|pipelines?[/\\]|model_implementations|init_inference")),
     (Work.TRAINS, _NAME, re.compile(
         r"(?<![a-z])train\w*\.(?:py|sh)|finetun\w*\.(?:py|sh)|fine_tune\w*\.(?:py|sh)|pretrain\w*\.(?:py|sh)|\w+Trainer\b|train_batch_size|"
         r"\b(?:yolo|nnUNetv2_|mim|axolotl|swift|llamafactory-cli)[ _]?(?:task=\w+ )?(?:mode=)?(?:train|sft|pt)\b", re.IGNORECASE)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outsize.failure.message.grammar import Format, form
+from outsize.failure.message.grammar import Format, Pattern, form
 
 # Rows of tables: name, framework, anchor, further parts.
 # fmt: off
@@ -37,7 +37,8 @@ LANGUAGES: list[Format] = [
     form("array-buffer", "javascript",
          r"Array buffer allocation failed|WebAssembly\.Memory\(\): could not allocate memory"),
     form("go", "go", r"fatal error: (?:runtime: )?(?:out of memory|cannot allocate memory)|runtime: out of memory|"
-         r"runtime: cannot allocate", r"cannot allocate {requested:count}-byte block \({allocated:count} in use\)"),
+         r"runtime: cannot allocate", r"cannot allocate {requested:count}-byte block \({allocated:count} in use\)",
+         r"VirtualAlloc of {requested:count} bytes failed", Pattern(r"asm_386\.s|not in usable range", narrow=True), whole=True),
     form("openblas", "openblas", r"OpenBLAS ?(?:error|warning)?:? ?(?:Memory allocation|malloc)[^\n]{0,40}?failed|"
          r"OpenBLAS[^\n]{0,40}allocat[^\n]{0,40}fail"),
     form("opencv", "opencv", r"\(-4(?::Insufficient memory)?\) Failed to allocate|"
@@ -45,6 +46,8 @@ LANGUAGES: list[Format] = [
     form("opencv-gpu", "opencv", r"\(-217:Gpu API call\) out of memory", device="cuda"),
     form("duckdb", "duckdb",
          r"(?:failed to|could not) (?:allocate|pin) (?:data|block) of size {requested} ?\({allocated}/{limit} used\)"),
+    form("duckdb-exception", "duckdb", r"duckdb[\w.]{0,40}OutOfMemoryException|"
+         r"Out of Memory Error: ?(?:failed|could not) (?:to )?(?:allocate|offload|pin)", r"used\)?[^\n]{0,4}{allocated}/{limit} used"),
     form("elasticsearch", "elasticsearch", r"Circuit_?Breaking_?Exception[^\n]{0,40}Data too large",
          r"larger than the limit of \[{limit:count}/"),
     form("clickhouse", "clickhouse", r"Memory limit [^\n]{0,60}exceeded: would use {would_use_bytes}",
@@ -90,7 +93,7 @@ BARE: list[Format] = [
     form("bad-alloc", "c++", r"std::bad_alloc|: bad allocation"),
     form("file-map", "linux", r"unable to mmap {requested:count} bytes from file[^\n]{1,300}?Cannot allocate memory",
          device="cpu"),
-    form("fork", "linux", r"(?:os\.fork\(|fork_exec\(?|\bfork(?:: retry)?:|spawn)[^\n]{0,80}?\n?[^\n]{0,60}?"
+    form("fork", "linux", r"(?:os\.fork\(|fork_exec\(?|\bfork(?:: retry)?:|fork/exec|spawn)[^\n]{0,80}?\n?[^\n]{0,60}?"
          r"(?:Cannot allocate memory|ENOMEM|Errno 12\b)", device="cpu", lines=True),
     form("errno12", "linux", r"\[?Errno 12\]?:? ?(?:Cannot allocate memory|Not enough space)|"
          r"fork(?:: retry)?: (?:Resource temporarily unavailable: )?Cannot allocate memory|"

@@ -31,7 +31,8 @@ KERNEL: list[Format] = [
          r"mem_cgroup_o(?:om_synchronize|ut_of_memory)", *_KILL,
          whole=True, extra={"scope": "cgroup"}),
     form("oom-killer", "linux",
-         r"Out of memory(?: \([^)\n]{1,40}\))?: Kill(?:ed)? process|invoked oom-killer|oom-kill:constraint|"
+         r"Out of memory(?: \([^)\n]{1,40}\))?: Kill(?:ed)? process|invoked oom-killer|oom-kill:constraint|\boom_kill_process\b|"
+         r"Out of memory and no killable processes|"
          r"Killed process (?:pid=)?{pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\),? total-vm", *_KILL,
          each={"victims": r"Killed process {pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\),? total-vm:[0-9]{1,20}kB, "
                r"anon-rss:{anon_rss_bytes:kb}kB"}, whole=True, extra={"scope": "machine"}),
@@ -86,7 +87,7 @@ CLUSTER: list[Format] = [
          r"SBATCH --mem[= ]{limit}\b",
          r"(?:StepId=|in step ){step_id:word}", Pattern(r"\b{pid:int} Killed {1,40}(?:\S{1,120}/)?{process:word}"),
          whole=True),
-    form("slurm-state", "slurm", r"(?:State:? ?|\b)OUT_OF_ME(?:MORY\b|\+)",
+    form("slurm-state", "slurm", r"(?:State:? ?|\b)(?-i:OUT_OF_ME(?:MORY\b|\+))",
          unless=r"CUDA_ERROR_OUT_OF_MEMORY|RESULT_ERROR_OUT_OF|VK_ERROR"),
     form("pbs", "pbs", r"job killed: (?:v?mem) {used_bytes} exceeded limit {limit}"),
     form("lsf", "lsf", "TERM_MEMLIMIT"),
@@ -95,7 +96,11 @@ CLUSTER: list[Format] = [
     form("lambda", "lambda", r"Runtime exited with error: signal: killed", r"Memory Size: {limit}",
          r"Max Memory Used: {used_bytes}", whole=True),
     form("notebook", "notebook",
-         r"session crashed after using all available RAM|notebook tried to allocate more memory than is available"),
+         r"session crashed after using all available RAM|notebook tried to allocate more memory than is available|"
+         r"(?:session|notebook|runtime|kernel|colab)[^\n]{0,80}(?:crash|restart|died)[^\n]{0,60}(?-i:\bRAM\b)|"
+         r"(?:session|notebook|runtime|kernel|colab)[^\n]{0,80}(?-i:\bRAM\b)[^\n]{0,60}(?:crash|restart|died)"),
+    form("tcmalloc", "notebook", r"tcmalloc: large alloc {requested:count} bytes[^\n]{0,9000}?(?:restarted|killed|crash|died)|"
+         r"(?:restarted|killed|crash|died)[^\n]{0,9000}?tcmalloc: large alloc {requested_too:count} bytes"),
     form("heroku", "heroku", r"Error R1[45] \(Memory quota"),
     form("kubernetes-evicted", "kubernetes", r"The node was low on resource: memory",
          r"Container {process:word} was using {used_bytes}", r"available: {free}"),
@@ -172,6 +177,16 @@ WORDS: list[Format] = [
          r"(?:allocate|allocating|requested) {requested}", lines=True,
          unless=r"(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|can|if|until|no)\b[^\n.]{0,40}\bout of memory|"
          r"native thread"),
+    form("all-used", "unknown", r"(?:consum|us|eat)(?:ed|es|ing|s)? (?:up )?all (?:of )?(?:the |my )?(?:available |system )?(?:RAM\b|memory\b)|"
+         r"(?:ran|runs?|running) out of (?:system |host )?RAM\b|no RAM available|RAM (?:size |limit |usage )?exceeded"),
+    form("told", "unknown",
+         r"\b(?:I|we|it|this|keeps?|get(?:s|ting)?|got|gives?|gave|throws?|shows?|reports?|caus(?:es?|ed|ing)|with|crash\w{0,3}|hits?|face[sd]?|"
+         r"facing|met|encounter\w{0,3}|into|always|still|报(?:错)?)\b[^\n.]{0,30}?(?:(?<!zero\s)(?-i:\bOOM\b)(?! ?-?kill)|\bout[- ]of[- ]memory"
+         r"(?: ?(?:error|exception|issue|problem|crash)\b|错误))|"
+         r"^#? ?(?:\[[^\]\n]{1,20}\]:? ?)?(?:(?:GPU|CUDA|VRAM) )?(?:Out of memory (?:error|exception|problem|issue|on|in|when|while|during|at)|"
+         r"(?-i:OOM) (?:error|exception|problem|issue|on|in|when|while|during|at))\b[^\n]{0,100}$|后报 ?out of memory|报错 ?memory out", lines=True,
+         unless=r"\b(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|if you|until|no longer|enhance|improve)\b[^\n.]{0,40}"
+         r"(?:\bout[- ]of[- ]memory\b|(?-i:\bOOM\b))|native thread"),
     form("said-otherwise", "unknown",
          r"(?:显存|内存|記憶體|顯存)(?:不足|溢出|不够|不夠)|爆显存|爆内存|メモリ(?:不足|が不足|が足り)|메모리 ?(?:가 )?부족|memoria insuficiente|"
          r"mémoire insuffisante|nicht genügend (?:Arbeits)?speicher|недостаточно памяти|memória insuficiente",

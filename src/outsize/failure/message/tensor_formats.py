@@ -72,7 +72,8 @@ TENSORFLOW: list[Format] = [
          r"total memory reported: {total:count}", device="cuda", whole=True),
     form("dst", "tensorflow", "Dst tensor is not initialized", r"to [^ ]{0,60}GPU:{index}", r"GPU:{index}\b",
          *_TF_STATS, device="cuda", whole=True),
-    form("dump", "tensorflow", r"Sum Total of in-use chunks|MaxInUse: ?[0-9]|memory_limit_: ?[0-9]", *_TF_STATS,
+    form("dump", "tensorflow", r"Sum Total of in-use chunks|MaxInUse: ?[0-9]|memory_limit_: ?[0-9]|"
+         r"Chunks of size [0-9]{1,20} totalling", *_TF_STATS,
          *_TF_DEVICES, whole=True),
     form("failed-memory", "tensorflow",
          r"(?:ResourceExhausted(?:Error)?|RESOURCE_EXHAUSTED)[^\n]{0,200}?failed to allocate memory", *_TF_DEVICES,

@@ -110,6 +110,7 @@ FORMATS: list[Format] = [
     form("nccl", "nccl", r"Cuda failure (?:2 )?'out of memory\b|Failed to CUDA (?:calloc|malloc|"
          r"host alloc)(?: async)? {requested:count} bytes",
          r"Failed to CUDA (?:calloc|malloc|host alloc)(?: async)? {requested:count} bytes"),
+    form("workspace", "pytorch", r"Workspace can't be allocated, no enough memory", device="cuda"),
     form("runtime-2", "pytorch", r"cuda runtime error \(2\) ?: ?out of memory|error=2 ?: ?out of memory",
          device="cuda"),
     form("runtime-hip", "pytorch", r"hipErrorOutOfMemory|hipErrorMemoryAllocation|HIP (?:driver |runtime )?(?:error:|"
