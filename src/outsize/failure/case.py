@@ -64,7 +64,7 @@ _PYTHON = re.compile(
 """What shows that a program is one of Python."""
 _OFFLOADS = re.compile(r"offload_(?:optimizer|param)|zero-?_?3 offload|cpu_?offload|offload[^\n]{0,40}(?:cpu|optimizer)")
 _ONE = re.compile(
-    r"batch[-_ ]?size(?:_per_gpu)?[\"']?(?: is)?(?: set)?(?: to)?(?: even| as low as| only| just| of)?\s*[=:]?\s*(?:1\b(?!\.)|one\b)|samples_per_gpu\W{1,3}1\b", re.IGNORECASE
+    r"batch[-_ ]?size(?:_per_gpu)?[\"']?(?: is)?(?: set)?(?: to)?(?: even| as low as| only| just| of)?\s*[=:]?\s*(?:1\b(?!\.)|one\b)|batch[-_ ]?size[^\n]{0,20}\[1\]|samples_per_gpu\W{1,3}1\b", re.IGNORECASE
 )
 _GROWS = re.compile(
     r"after (?:a few|some|several|many|about |around |~)? ?[0-9,k]* ?(?:of )?(?:training )?(?:steps?|iterations?|epochs?|batch(?:es)?|hours?|"

@@ -51,7 +51,7 @@ class Advice:
     only: str = ""
     """What the text must show, as a pattern; empty where nothing has to."""
     already: str = ""
-    """What a text shows where it is on already, as a pattern; empty where nothing tells."""
+    """What a text shows where it is on already, or cannot be had, as a pattern; empty where nothing tells."""
     without: tuple[str, ...] = ()
     """Kinds of device on which it cannot be had."""
 
@@ -178,11 +178,15 @@ FRAMEWORKS: dict[str, Framework] = {
         advice=(
             Advice("work through it in pieces", "jax.lax.map(f, xs, batch_size=64)   # instead of vmap, or of one large array",
                    (CauseName.LARGER_THAN_DEVICE, CauseName.LARGER_THAN_LIMIT), "time"),
+            Advice("weights in 16 bits, over all devices, or a smaller model",
+                   "dtype=jnp.bfloat16   # Keras: keras.distribution.ModelParallel; Flax: params sharded with jax.device_put", (FULL, NEED),
+                   "lower precision", APPROXIMATE, works=(Work.LOADS,)),
             Advice("less at once: a smaller batch, shorter inputs, or in pieces",
                    "batch_size=1   # many at once: jax.lax.map(f, xs, batch_size=64) instead of vmap", (FULL, NEED), "time",
-                   ROUNDING, works=(Work.UNKNOWN, Work.INFERS, Work.EVALUATES, Work.LOADS)),
+                   ROUNDING, works=(Work.UNKNOWN, Work.INFERS, Work.EVALUATES)),
             Advice("let JAX have more than its 75 % of the card", "XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 python train.py",
-                   (FULL, NEED), "leaves less to others", variable="XLA_PYTHON_CLIENT_MEM_FRACTION", place="cuda"),
+                   (FULL, NEED), "leaves less to others", variable="XLA_PYTHON_CLIENT_MEM_FRACTION", place="cuda",
+                   already=r"\bTPU\b|HBM"),
             Advice("recompute instead of keeping", "loss = jax.checkpoint(loss)   # and donate_argnums for the old state",
                    (FULL, NEED, CauseName.LARGER_THAN_LIMIT), "about a third more time", ROUNDING,
                    works=(Work.TRAINS, Work.UNKNOWN)),
@@ -367,7 +371,11 @@ FRAMEWORKS: dict[str, Framework] = {
                        "SET work_mem = '64MB'; SET max_parallel_workers_per_gather = 0;", HOST_CAUSES, "slower queries"),)),
     "java": Framework(
         host=True, python=False,
-        raising=("raise the heap", "java -Xmx8g ...   # Spark: --driver-memory 8g; Gradle: org.gradle.jvmargs=-Xmx4g")),
+        raising=("raise the heap", "java -Xmx8g ...   # Spark: --driver-memory 8g; Gradle: org.gradle.jvmargs=-Xmx4g"),
+        advice=(Advice("split the input: no heap holds such an array", "split -l 1000000 input part_   # or a record, or a sequence, at a time",
+                       (NEED,), "several runs", formats=("java-array",)),
+                Advice("a smaller heap, or Java of 64 bits", "java -Xmx1g ...   # java -version must say 64-Bit for more",
+                       (CauseName.ADDRESS_SPACE,), formats=("java-reserve",)))),
     "node": Framework(host=True, python=False, raising=("raise the heap", "NODE_OPTIONS=--max-old-space-size=8192")),
     "duckdb": Framework(
         device="cpu", setting="memory_limit",

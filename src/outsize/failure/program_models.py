@@ -6,7 +6,8 @@ from outsize.failure.framework import BITWISE, ROUNDING
 from outsize.failure.program import Program, in_ram, on_device, program
 from outsize.failure.work import Work
 
-_TRAINING = (Work.TRAINS, Work.UNKNOWN, Work.LOADS)
+_TRAINING = (Work.TRAINS, Work.UNKNOWN)
+_TUNING = (Work.TRAINS, Work.UNKNOWN, Work.LOADS)
 _USING = (Work.INFERS, Work.PAINTS, Work.LOADS, Work.SERVES, Work.EVALUATES)
 
 # Rows of a table: the program, what it leaves in a text, its ways out: what to do, the line, what it costs, during which work.
@@ -39,7 +40,7 @@ MODELS: tuple[Program, ...] = (
     program("LLaMA-Factory", r"(?i)llama-?factory|llmtuner|llmtool",
             on_device("one short text at a time, on weights in 4 bits",
                       "per_device_train_batch_size: 1, gradient_accumulation_steps: 16, cutoff_len: 1024, quantization_bit: 4",
-                      "shorter texts, weights in lower precision", *_TRAINING)),
+                      "shorter texts, weights in lower precision", *_TUNING)),
     program("axolotl", r"(?i)axolotl",
             on_device("one short text at a time, recomputed, on weights in 4 bits",
                       "micro_batch_size: 1, sequence_len: 1024, gradient_checkpointing: true, load_in_4bit: true, adapter: qlora",
@@ -47,10 +48,10 @@ MODELS: tuple[Program, ...] = (
     program("unsloth", r"(?i)\bunsloth",
             on_device("one short text at a time, on weights in 4 bits",
                       'per_device_train_batch_size=1, max_seq_length=1024, load_in_4bit=True, use_gradient_checkpointing="unsloth"',
-                      "shorter texts, weights in lower precision", *_TRAINING)),
+                      "shorter texts, weights in lower precision", *_TUNING)),
     program("ms-swift", r"\bswift (?:sft|rlhf|pt)\b|ms[-_]swift|[/\\]swift[/\\](?:llm|trainers)",
             on_device("one short text at a time, recomputed",
-                      "--per_device_train_batch_size 1 --max_length 1024 --gradient_checkpointing true", "shorter texts", *_TRAINING)),
+                      "--per_device_train_batch_size 1 --max_length 1024 --gradient_checkpointing true", "shorter texts", *_TUNING)),
     program("verl", r"(?i)\bverl[/\\.]|OpenRLHF|ppo_micro_batch|rollout\.gpu_memory",
             on_device("smaller micro batches, and less of the card for the rollout",
                       "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 actor_rollout_ref.rollout.gpu_memory_utilization=0.4",
@@ -62,11 +63,11 @@ MODELS: tuple[Program, ...] = (
     program("torchtune", r"\btune run\b|torchtune",
             on_device("one text at a time, activations recomputed",
                       "batch_size=1 gradient_accumulation_steps=16 enable_activation_checkpointing=True   # a recipe with lora, or qlora",
-                      "time", *_TRAINING, exactness=ROUNDING)),
+                      "time", *_TUNING, exactness=ROUNDING)),
     program("DeepSpeed", r"(?i)deepspeed",
             on_device("let DeepSpeed keep the optimizer's state in RAM, and one sample at a time",
                       '"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "train_micro_batch_size_per_gpu": 1',
-                      "slower steps", *_TRAINING, exactness=ROUNDING),
+                      "slower steps", *_TUNING, exactness=ROUNDING),
             on_device("a smaller workspace: fewer tokens", "deepspeed.init_inference(model, max_out_tokens=512)   # or without DeepSpeed",
                       "shorter texts", *_USING)),
     program("Trainer", r"transformers[/\\]trainer\w*\.py|per_device_(?:train|eval)_batch_size|\bSFTTrainer|TrainingArguments|"
@@ -126,6 +127,9 @@ MODELS: tuple[Program, ...] = (
             r"hyper-?param|\boptuna|keras.?tuner|talos",
             on_device("forget each model before the next is made", "tf.keras.backend.clear_session(); del model; gc.collect()   # between two models",
                       "nothing", exactness=BITWISE), only="tensorflow"),
+    program("TensorFlow's object detection", r"(?i)object[_ ]?detection|pipeline\.config|FirstStageFeature|ssd_mobilenet|faster_rcnn",
+            on_device("a smaller batch, smaller images", "batch_size: 4, image_resizer { fixed_shape_resizer { height: 320 width: 320 } }   # in pipeline.config",
+                      "time, or less detail"), only="tensorflow"),
     # graphs, scenes, proteins
     program("PyG", r"torch_geometric|message_passing\.py|\bdgl[/\\.]|\btorch_(?:sparse|scatter)[/\\]",
             on_device("a part of the graph at a time", "NeighborLoader(data, num_neighbors=[10, 10], batch_size=128)   # DGL: NeighborSampler",
@@ -153,8 +157,15 @@ MODELS: tuple[Program, ...] = (
     # pictures and video by command
     program("Real-ESRGAN", r"(?i)real-?esrgan|basicsr|\bgfpgan|swinir|codeformer|\bESRGAN|\bHAT\b.{0,40}upscal|upscal\w+\.py",
             on_device("work through the picture in tiles", "--tile 256   # lower until it fits", "time", exactness=ROUNDING)),
+    program("FramePack", r"(?i)frame_?pack",
+            on_device("keep more of the card free for the work", "GPU Inference Preserved Memory: 8 GB or more   # in its page; fewer seconds, smaller pictures",
+                      "slower", exactness=BITWISE)),
+    program("Wan2GP", r"(?i)wan2gp|\bwgp\.py",
+            on_device("a memory profile that keeps more in RAM, fewer frames", "python wgp.py --profile 5   # fewer frames, a smaller size in its page", "slower", exactness=BITWISE)),
     program("Wan", r"(?i)\bwan ?2\.[0-9]|\bwan[/\\](?:image2video|text2video|modules)",
-            on_device("keep the idle models in RAM, fewer frames, smaller", "--offload_model True --t5_cpu --size 832*480   # ComfyUI: GGUF or fp8 weights", "slower", *_USING)),
+            on_device("keep the idle models in RAM, fewer frames, smaller", "--offload_model True --t5_cpu --size 832*480   # ComfyUI: GGUF or fp8 weights", "slower", *_USING,
+                      already="--offload_model True"),
+            on_device("fewer frames, a smaller size, the smaller model", "--frame_num 41 --size 480*832   # 4 n + 1 frames; --task t2v-1.3B", "a shorter film", *_USING)),
     program("HunyuanVideo", r"(?i)hunyuan_?video", on_device("keep the idle models in RAM, fewer frames, smaller", "--use-cpu-offload --video-length 61   # or fp8 weights: --use-fp8", "slower", *_USING)),
     program("diffusers", r"\bdiffusers\b|\b[A-Z]\w+Pipeline\b(?=.{0,80}from_pretrained)|pipeline_\w+\.py|StableDiffusion\w*Pipeline",
             on_device("keep idle parts of the pipeline in RAM, decode in tiles",
@@ -178,6 +189,8 @@ MODELS: tuple[Program, ...] = (
     program("LMDeploy", r"(?i)lmdeploy|turbomind", on_device("a smaller KV cache", "--cache-max-entry-count 0.4", "fewer requests at once", exactness=BITWISE)),
     program("TensorRT-LLM", r"(?i)tensorrt[-_]llm|trtllm", on_device("smaller engines: fewer and shorter requests, part of the weights on another card",
             "--max_batch_size 1 --max_seq_len 2048   # trtllm-build; kv_cache_free_gpu_memory_fraction 0.5", "fewer requests at once")),
+    program("Ollama", r"(?i)\bollama\b",
+            on_device("fewer layers on the card, a shorter context, or a smaller model", "/set parameter num_gpu 20   # then num_ctx 4096; OLLAMA_NUM_PARALLEL=1; a tag with q4_K_M", "slower", exactness=BITWISE)),
     program("koboldcpp", r"(?i)kobold", on_device("fewer layers on the card, a shorter context", "--gpulayers 20 --contextsize 4096   # lower until it fits", "slower")),
     program("LM Studio", r"(?i)\bLM ?Studio", on_device("fewer layers on the card, a shorter context", "GPU offload and context length, in the model's load settings", "slower")),
     program("llama-cpp-python", r"llama_cpp[/\\.]|llama-cpp-python|\bLlamaCpp\(|n_gpu_layers",

@@ -43,6 +43,10 @@ DATA: tuple[Program, ...] = (
     program("scikit-learn", r"\bsklearn[/\\.]|scikit-learn|\bfrom sklearn",
             in_ram("learn in pieces, from sparse input, with one job", "partial_fit (MiniBatchKMeans, IncrementalPCA, SGDClassifier); n_jobs=1   # pairs: pairwise_distances_chunked()", "slightly other results")),
     program("SciPy", r"\bscipy[/\\](?:spatial|cluster|linalg|interpolate|signal)", in_ram("work through it in blocks, or on fewer points", "scipy.spatial.cKDTree(x).query(y, k=10)   # instead of all distances; linkage needs n x n / 2 numbers", "the pairs that are left out")),
+    program("multiprocessing", r"multiprocessing[/\\](?:pool|process)|\bpool\.\w*map|ProcessPoolExecutor|\bPool\(|joblib[/\\]parallel|Parallel\(n_jobs|pandarallel",
+            in_ram("fewer processes: each has its own copy of the data", "Pool(2)   # n_jobs=2; imap() with small chunks instead of map(), so that results do not pile up", "less runs in parallel", exactness=BITWISE)),
+    program("an array made whole", r"\bnp\.(?:zeros|ones|empty|full)\((?!.{0,200}dtype=(?:np\.)?[\"']?(?:u?int8|float16|bool))",
+            in_ram("make it on disk or one batch at a time, in a narrow type", 'np.lib.format.open_memmap("x.npy", "w+", "float32", shape)   # then outsize.open("x.npy"); labels and words as integers, not one-hot', "time")),
     program("matplotlib", r"\bmatplotlib[/\\.]|\bplt\.", in_ram("draw fewer points, and close figures", 'plt.plot(x[::100], y[::100]); plt.close("all")', "less detail")),
     program("tokenizers", r"\btokenizers?[/\\.].{0,80}(?:train|encode)|sentencepiece|spm_train", in_ram("learn from a sample of the text", "spm_train --input_sentence_size=2000000 --shuffle_input_sentence=true   # tokenizers: train_from_iterator", "less text is seen")),
 )
@@ -78,7 +82,7 @@ BUILDS: tuple[Program, ...] = (
     program("Bazel", r"(?i)\bbazel", in_ram("fewer actions at once", "bazel build --jobs=4 --local_ram_resources=HOST_RAM*.5 ...", "a slower build", exactness=BITWISE)),
     program("GHC", r"\bghc\b|\bcabal\b|stack build", in_ram("one module at a time, with a heap that is given back", "stack build -j1 --ghc-options='+RTS -M4g -RTS'", "a slower build", exactness=BITWISE)),
     program("go build", r"\bgo (?:build|install|test|vet)\b|cmd/compile|golangci", in_ram("fewer packages at once", "GOMAXPROCS=2 GOGC=50 go build -p 1 ./...", "a slower build", exactness=BITWISE)),
-    program("pip", r"\bpip3? install\b|Collecting \w|Building wheel|pip[/\\]_internal|cachecontrol", in_ram("install without the cache, and build with fewer jobs", "MAX_JOBS=2 pip install --no-cache-dir NAME   # a wheel instead of source; more swap", "a slower install", exactness=BITWISE)),
+    program("pip", r"\bpip3? install\b|\(pip3?\)|\bpipenv\b|\bpoetry\b|Collecting \w|Building wheel|pip[/\\]_internal|cachecontrol", in_ram("install without the cache, and build with fewer jobs", "MAX_JOBS=2 pip install --no-cache-dir NAME   # a wheel instead of source; more swap", "a slower install", exactness=BITWISE)),
     program("conda", r"\b(?:conda|mamba) (?:install|env|create|update)|Solving environment|Collecting package metadata", in_ram("a solver that holds less", "mamba install NAME   # or conda config --set solver libmamba; fewer channels", "nothing", exactness=BITWISE)),
     program("npm", r"\bnpm (?:install|i|ci)\b", in_ram("install with fewer at once, or add swap", "NODE_OPTIONS=--max-old-space-size=2048 npm ci --maxsockets 1   # a small server: 2 GB of swap", "slower", exactness=BITWISE)),
     program("make", r"\bmake\[?[0-9]?\]?: \*\*\*|\bninja: |\bcmake --build|\bmake -j|\bcc1plus|\bg\+\+|\bclang\+\+|\bnvcc\b|\bcollect2\b|/usr/bin/ld\b|\bld: ", in_ram("fewer files at once: each compiler takes its own memory", "make -j2   # ninja -j2; MAX_JOBS=2; more swap for the linker", "a slower build", exactness=BITWISE)),
@@ -86,6 +90,7 @@ BUILDS: tuple[Program, ...] = (
 
 SERVICES: tuple[Program, ...] = (
     program("Chrome", r"(?i)puppeteer|playwright|selenium|chromedriver|headless.?chrom|session deleted because of page crash", in_ram("let Chrome use /tmp instead of /dev/shm, and fewer pages at once", "--disable-dev-shm-usage   # docker run --shm-size=1g; close pages and browsers", "nothing", exactness=BITWISE)),
+    program("Elasticsearch", r"(?i)elastic ?search|opensearch", in_ram("a heap of half of what its container may have", "ES_JAVA_OPTS='-Xms1g -Xmx1g'   # and 2 GB or more for the container or pod: the rest is for files and buffers", "memory", exactness=BITWISE)),
     program("Kafka", r"(?i)\bkafka\b", in_ram("raise Kafka's heap", 'KAFKA_HEAP_OPTS="-Xms2g -Xmx2g"', "memory", exactness=BITWISE)),
     program("Logstash", r"(?i)\blogstash", in_ram("raise Logstash's heap, or smaller batches", 'LS_JAVA_OPTS="-Xms2g -Xmx2g"   # pipeline.batch.size, pipeline.workers', "memory", exactness=BITWISE)),
     program("Cassandra", r"(?i)\bcassandra\b", in_ram("raise its heap within RAM", "MAX_HEAP_SIZE=8G HEAP_NEWSIZE=800M   # cassandra-env.sh", "memory", exactness=BITWISE)),

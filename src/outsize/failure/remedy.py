@@ -122,10 +122,10 @@ def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
         if maker not in late:
             yield from maker(case)
     yield from own
-    yield from _advice(case, cause, (*case.framework.advice, *(framework(case.library or "").advice)))
+    yield from _advice(case, cause, (*case.framework.advice, *(framework(case.library or "").advice)), counted=not own)
     yield from _offers(case, cause, case.places)
     for maker in makers:
-        if maker in late and not (maker in _HOST_ONLY and case.on_device):
+        if maker in late and not (maker in _HOST_ONLY and (case.on_device or case.format == "told" and case.place != "cpu")):
             yield from maker(case)
 
 
@@ -135,8 +135,9 @@ def _offers(case: Case, cause: CauseName, rows: tuple[Program, ...]) -> Iterator
         yield from _advice(case, cause, row.advice)
 
 
-def _advice(case: Case, cause: CauseName, rows: tuple[Advice, ...]) -> Iterator[Remedy]:
-    """The rows that fit the cause, the place, the wording and the work, and are not on already."""
+def _advice(case: Case, cause: CauseName, rows: tuple[Advice, ...], *, counted: bool = True) -> Iterator[Remedy]:
+    """The rows that fit the cause, the place, the wording and the work, and are not on already; their bytes are told where
+    they are `counted`."""
     for row in rows:
         value = case.setting(row.variable)
         if (
@@ -151,6 +152,7 @@ def _advice(case: Case, cause: CauseName, rows: tuple[Advice, ...]) -> Iterator[
             and (value is None or (row.done and value.lower() != row.done))
         ):
             gives = getattr(case, row.gives) if row.gives else None
+            gives = gives if counted or gives == 0 else None
             yield make_remedy(
                 row.name, gives, row.how, row.costs, row.exactness, Known.BOUND if row.gives else Known.ESTIMATE
             )

@@ -244,6 +244,8 @@ def train_smaller(case: Case) -> Iterator[Remedy]:
     large = shared or (case.need or 0) > (case.failure.total_bytes or case.device_room or 2**35) // 8
     rows = _ON_A_MAC.get(case.work) if shared else _WITH_ONE_LARGE_REQUEST.get(case.work) if large else None
     rows = rows or _BY_WORK.get(case.work, ())
+    if "--lowvram" in case.text:
+        rows = tuple(row for row in rows if row is not _LOW_VRAM)
     filled = (case.failure.allocated_bytes or 0) > 0.9 * (
         case.failure.total_bytes or 2**63
     )  # by weights: vLLM takes no more

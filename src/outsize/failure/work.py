@@ -28,7 +28,7 @@ class Work(enum.Enum):
 
 
 _END = re.compile(
-    r"Tried to allocate|out of memory|ALLOC(?:ATION)?_FAILED|(?:not enough|can't allocate) memory", re.IGNORECASE
+    r"Tried to allocate|out of memory|Failed to allocate|Attempting to (?:allocate|reserve)|Allocation on device|ALLOC(?:ATION)?_FAILED|(?:not enough|can't allocate) memory", re.IGNORECASE
 )
 _NEAR = 700
 """Characters before the message in which the last frames of a traceback stand."""
@@ -36,13 +36,13 @@ _SERVES = re.compile(r"\bvllm[/\\.:]|VllmWorker|\bvllm serve\b|vLLM API server|\
 _PAINTS = re.compile(
     r"ComfyUI(?![/\\]\.?v?env)|\bcomfy[/\\.]|(?:stable-diffusion-|sd-|sd\.|a1111 |automatic1111 )webui|webui-user|--(?:med|low)vram|"
     r"modules[/\\](?:processing|sd_|txt2img)|Fooocus|KSampler|InvokeAI|\bForge\b|sdnext|sd\.next|txt2img|img2img|"
-    r"hires\.? ?fix|Hires|easydiffusion|easy diffusion|unloading all loaded models|\bSwarmUI|checkpoint merger",
+    r"hires\.? ?fix|Hires|easydiffusion|easy diffusion|unloading all loaded models|Stable diffusion model failed to load|load_SD_model|webui\.(?:cmd|bat)\b|\bSwarmUI|checkpoint merger",
     re.IGNORECASE,
 )
 _LOADS = re.compile(
     r"\bin (?:convert|_apply|_load\w*|load_\w+|create_weights|initialize_model|from_pretrained|set_module_tensor_to_device|"
     r"_materialize\w*|caching_allocator_warmup)\b|param_applied = fn\(|return t\.to\(\s?device|\.load_state_dict\(|"
-    r"_configure_distributed_model|module\.to\(self\.device\)|from_pretrained\(|nn\.Module\.(?:cuda|to)\(|\.safetensors\b|load_checkpoint_(?:in|and)",
+    r"_configure_distributed_model|_move_model_to_device|\w*(?:model|module|net|pipe|pipeline)\w*\.(?:to|cuda)\(|from_pretrained\(|from_preset\(|nn\.Module\.(?:cuda|to)\(|\.safetensors\b|load_checkpoint_(?:in|and)",
 )
 _FRAME, _NAME, _WORD = 8, 3, 2
 

@@ -27,6 +27,8 @@ LANGUAGES: list[Format] = [
          r"failed to allocate {requested:count} byte\(s\) of direct memory \(used: {allocated:count}, max: "
          r"{limit:count}\)"),
     form("spark", "spark", r"Unable to acquire {requested:count} bytes of memory, got {free:count}"),
+    form("java-array", "java", r"Requested array size exceeds VM limit"),
+    form("java-reserve", "java", r"Could not reserve enough space for [^\n]{0,20}object heap|Invalid maximum heap size"),
     form("java", "java",
          r"java\.lang\.OutOfMemoryError|running out of JVM (?:Metaspace|heap)|"
          r"OutOfMemoryError: (?:Java heap space|GC overhead limit exceeded|"
@@ -76,7 +78,8 @@ LANGUAGES: list[Format] = [
     form("fortran", "fortran",
          r"\bError allocating {requested:count} bytes(?! of)|forrtl: severe \(41\): insufficient virtual memory"),
     form("perl", "perl", r"Out of memory in perl:"),
-    form("mysql", "mysql", r"Out of memory; restart server and try again(?: \(needed {requested:count} bytes\))?"),
+    form("mysql", "mysql", r"Out of memory; restart server and try again(?: \(needed {requested:count} bytes\))?|"
+         r"Out of memory \(Needed [0-9]{1,20} bytes\)", r"\(Needed {requested:count} bytes\)"),
     form("datafusion", "datafusion",
          r"Resources exhausted: Failed to allocate additional (?:{requested:count} bytes|[0-9.]{1,12} [KMGT]i?B)",
          r"allocate additional {requested} for", r"with {allocated:count} bytes already"),
@@ -104,11 +107,11 @@ BARE: list[Format] = [
          r"\b(?:mach_vm_map|mmap)\(size=(?:{requested:count}\b)?[^)\n]{0,60}\) failed \(error code=(?:3|12)\)|"
          r"malloc: [^\n]{0,40}can't allocate region"),
     form("coreutils", "linux", r"\b(?:sort|[ef]?grep|sed|diff|tar|m4|ld): memory exhausted\b", device="cpu"),
-    form("python", "python", r"^(?:[\w.]{1,80}: )?(?:builtins\.)?MemoryError ?(?:$|: ?$|\(\)$|: std::bad_alloc)",
-         lines=True),
+    form("python", "python", r"^(?:[\w.]{1,80}: )?(?:builtins\.)?MemoryError ?(?:$|: ?$|\(\)$|: std::bad_alloc)|"
+         r"[\w)\]] (?-i:MemoryError) ?$", lines=True),
     form("python-told", "python",
          r"(?:get|got|getting|face|facing|gives?|gave|with|hit|have|having|throws?|threw|causes?|caused|into) (?:me )?(?:a |an |the )?"
-         r"[`'\"]?(?-i:MemoryError)\b"),
+         r"[`'\"]?(?-i:MemoryError)\b|[,\[] ?[`'\"](?-i:MemoryError)[`'\"]"),
     form("ipython", "python", r"^MemoryError {2,80}Traceback \(most recent call last\)", lines=True),
     form("python-said", "python", r"(?:^|[\s'\"`(])MemoryError: ?[^\s{]",
          r"(?:allocate|allocating) {requested:count} bytes", r"(?:allocate|allocating) {requested}",

@@ -56,6 +56,8 @@ def read(text: str) -> Failure | None:
         fields = _best(format_, views)
         if fields is None:
             continue
+        if remark is not None and format_.framework == "unknown":  # words of a user about that remark
+            continue
         if "not_a_failure" in {**format_.extra, **fields}:  # what comes with it may have ended the program
             remark = remark or _failure(format_, fields)
             continue

@@ -130,10 +130,11 @@ EXITS: list[Format] = [
          r"^(?:\[[0-9]\][+-]? ?)?(?:zsh: killed|Killed)(?:: 9)?(?: {1,40}(?!by\b)[\w./-]{1,120}[^\n]{0,200})?$|"
          r"^(?:[\w./ -]{1,80}: )?Killed(?:: 9)?$|^[^\n]{1,300}[a-z0-9%.)\]](?-i:Killed)$|"
          r"(?:message|says?|error|with|prints?|just|get|got|is|only|then)[^\n\w]{0,3}(?:the |a )?[\"'`](?-i:Killed)[.!]?[\"'`]|"
+         r"(?:message|result|error|output|response|returns?|reported)(?: of| saying)?[^\n\w]{0,3}[\"'`]killed[.!]?[\"'`]|"
          r"[\"'`](?-i:Killed)[.!]?[\"'`] (?:message|error)|(?:gets?|got|getting|being|still|always|just) (?-i:Killed)\b|"
-         r"\b(?:process|script|program|job|training|python|command|it|build|server|worker|task|app) (?:\w{1,12} ){0,2}"
+         r"\b(?:process|script|program|job|training|python|command|it|build|server|worker|task|app|execution|session|run|code) (?:\w{1,12} ){0,2}"
          r"(?:gets?|got|is|was|being|getting|been) (?:\w{3,14}ly |always |just )?killed(?= ?[.,!`\"')]| ?$| (?:after|when|while|during|at|"
-         r"without|halfway|in the middle)\b)", lines=True, extra={"signal": "Killed"}),
+         r"without|halfway|because|due|in the middle)\b)", lines=True, extra={"signal": "Killed"}),
     form("mac-killed", "linux", r"low swap: killing|memor[a-z]{4,8}us: killing|killing_\w{1,40} pid [0-9]",
          r"killing largest compressed process (?:with pid )?{pid:int} \({process:name}\)", extra={"signal": "Killed"}),
     form("workers-gone", "python", r"background workers? (?:are|is) no longer alive|"
@@ -184,9 +185,11 @@ WORDS: list[Format] = [
          r"facing|met|encounter\w{0,3}|into|always|still|报(?:错)?)\b[^\n.]{0,30}?(?:(?<!zero\s)(?-i:\bOOM\b)(?! ?-?kill)|\bout[- ]of[- ]memory"
          r"(?: ?(?:error|exception|issue|problem|crash)\b|错误))|"
          r"^#? ?(?:\[[^\]\n]{1,20}\]:? ?)?(?:(?:GPU|CUDA|VRAM) )?(?:Out of memory (?:error|exception|problem|issue|on|in|when|while|during|at)|"
-         r"(?-i:OOM) (?:error|exception|problem|issue|on|in|when|while|during|at))\b[^\n]{0,100}$|后报 ?out of memory|报错 ?memory out", lines=True,
-         unless=r"\b(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|if you|until|no longer|enhance|improve)\b[^\n.]{0,40}"
-         r"(?:\bout[- ]of[- ]memory\b|(?-i:\bOOM\b))|native thread"),
+         r"(?-i:OOM) (?:error|exception|problem|issue|on|in|when|while|during|at))\b[^\n]{0,100}$|runs? out \((?-i:OOM)\)|"
+         r"\b(?:it|always|says?|tells?|keeps?|just|then|and|GPU|card|system|machine|server|process|program|has|have|had|I|we) (?:\w{1,12} ){0,3}"
+         r"(?:run|ran|runs|running) out of (?:\w{1,8} )?(?:memory|VRAM)\b|\bout of (?:GPU )?VRAM\b|后报 ?out of memory|报错 ?memory out", lines=True,
+         unless=r"\b(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|would|will|if|until|no longer|enhance|improve)\b[^\n.]{0,40}"
+         r"(?:\bout[- ]of[- ](?:\w{1,8} )?(?:memory|VRAM)\b|(?-i:\bOOM\b))|native thread"),
     form("said-otherwise", "unknown",
          r"(?:显存|内存|記憶體|顯存)(?:不足|溢出|不够|不夠)|爆显存|爆内存|メモリ(?:不足|が不足|が足り)|메모리 ?(?:가 )?부족|memoria insuficiente|"
          r"mémoire insuffisante|nicht genügend (?:Arbeits)?speicher|недостаточно памяти|memória insuficiente",

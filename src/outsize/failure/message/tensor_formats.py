@@ -69,7 +69,7 @@ TENSORFLOW: list[Format] = [
          device="cuda"),
     form("context", "tensorflow", r"(?:cuDevicePrimaryCtxRetain|cuCtxCreate|cuInit|failed initializing "
          r"StreamExecutor)[^\n]{0,300}?CUDA_ERROR_OUT_OF_MEMORY", r"device ordinal {index}\b",
-         r"total memory reported: {total:count}", device="cuda", whole=True),
+         r"total memory reported: {total:count}", device="cuda", whole=True, unless="numba|cupy|pycuda|tensorrt"),
     form("dst", "tensorflow", "Dst tensor is not initialized", r"to [^ ]{0,60}GPU:{index}", r"GPU:{index}\b",
          *_TF_STATS, device="cuda", whole=True),
     form("dump", "tensorflow", r"Sum Total of in-use chunks|MaxInUse: ?[0-9]|memory_limit_: ?[0-9]|"
@@ -166,7 +166,8 @@ LIBRARIES: list[Format] = [
          r"cudaMalloc {requested:count} bytes", r"size {requested:count} bytes", r"dev {index} space"),
     form("mindspore", "mindspore", r"memory isn't enough and alloc failed", r"alloc size: {requested}"),
     form("numba", "numba",
-         r"cuMemAlloc(?:_v2|Managed|Host)? ?(?:results in|failed)?[^\n]{0,40}?(?:CUDA_ERROR_)?OUT[_ ]OF[_ ]MEMORY"),
+         r"cuMemAlloc(?:_v2|Managed|Host)? ?(?:results in|failed)?[^\n]{0,40}?(?:CUDA_ERROR_)?OUT[_ ]OF[_ ]MEMORY|"
+         r"Call to cu\w{1,30} results in CUDA_ERROR_OUT_OF_MEMORY"),
     form("julia-cuda-code", "julia", r"CUDA error: out of memory \(code #?2,", device="cuda"),
     form("julia-cuda", "julia", r"Out of GPU memory trying to allocate(?: {requested})?|OutOfGPUMemoryError",
          r"[0-9.]{1,8}% \({used_bytes}/{total}\)", r"Memory pool usage: {allocated} \({reserved} reserved\)",
