@@ -39,7 +39,7 @@ _EXPANDABLE = re.compile(
 )
 _DENSE = re.compile(r"\.toarray\(|\.todense\(|_process_toarray|get_dummies|OneHotEncoder|one_hot|onehot|to_categorical\(", re.IGNORECASE)
 _WEIGHTS = re.compile(
-    r"node:? ?[^\n]{0,120}?(?:/weights\b|/kernel\b|Initializer|/Adam|/Momentum|RestoreV2|embeddings?/)|"
+    r"node:? ?(?:(?!gradients)[^\n]){0,120}?(?:/weights\b|/kernel\b|Initializer|/Adam\b(?!/gradients)|/Momentum|RestoreV2|embeddings?/)|"
     r"variables_initializer|initialize_all_variables|_initialize_variables|\bin add_weight\b", re.IGNORECASE
 )
 _SHARDS = re.compile(r"Loading checkpoint shards|Loading pipeline components|\bfrom_pretrained\(|Loading model weights")
@@ -69,10 +69,11 @@ _ONE = re.compile(
 _GROWS = re.compile(
     r"after (?:a few|some|several|many|about |around |~)? ?[0-9,k]* ?(?:of )?(?:training )?(?:steps?|iterations?|epochs?|batch(?:es)?|hours?|"
     r"minutes|runs|images|files|rounds|samples)\b|memory (?:usage |use )?(?:\w+ )?(?:keeps? )?(?:grow|increas|leak|climb|ris)\w*|"
-    r"memory leak|gradually|(?:the|on) (?:second|2nd|third|3rd|next) (?:epoch|run|time|image|round|iteration|call)|"
+    r"\bleak(?:age|ing|s)?\b|epoch goes to [0-9]|gradually|(?:the|on) (?:second|2nd|third|3rd|next) (?:epoch|run|time|image|round|iteration|call)|"
     r"(?:in|inside) a (?:for )?loop\b|[0-9]+th (?:epoch|iteration|step)",
     re.IGNORECASE,
 )
+_RAM = re.compile(r"\bRAM\b|system memory|host memory|\bswap\b|\bkilled\b|pods?\b|container", re.IGNORECASE)
 _CARD = re.compile(r"\b(?:CUDA|GPU|VRAM|video memory|ROCm)\b")
 _MAC = re.compile(r"libc\+\+abi|Abort trap: 6|\bmac ?OS\b|MacBook|\bDarwin\b|\bOS ?X\b|\.dylib|/Users/\w|\bM[1-4] (?:Pro|Max|Ultra)\b|Killed: 9")
 _ANY_LANGUAGE = ("linux", "c++", "unknown", "systemd")
@@ -160,7 +161,8 @@ class Case:
         need, free = self.need, self.failure.free_bytes
         if need is None or free is None:
             return None
-        total, held = self.failure.total_bytes or 0, self.held or 0
+        held = self.held or 0
+        total = self.failure.total_bytes or (held + free if held and self.failure.framework == "paddle" else 0)
         full = free < SMALL or (held > 0.9 * total > 0 and free < total // 50) or (held > total // 2 > 0 and free < total // 32)
         last = self.on_device and full and need <= free < need + max(SMALL // 4, total // (32 if held > total // 2 else 200))
         return need if last else max(0, need - free)
@@ -338,7 +340,8 @@ class Case:
     def place(self) -> str:
         """Kind of device whose memory ran out, `cpu` for RAM."""
         kind = (self.failure.device or "").partition(":")[0]
-        return kind or ("cuda" if self.on_device or _CARD.search(self.text) else "cpu")
+        used = self.format == "told" and self.work is not Work.UNKNOWN and _RAM.search(self.text) is None
+        return kind or ("cuda" if self.on_device or used or _CARD.search(self.text) else "cpu")
 
     @cached_property
     def has_line(self) -> bool:

@@ -227,7 +227,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "linux": Framework(
         advice=(Advice("fewer processes, and started before the data is loaded",
                        "num_workers=2, n_jobs=2, --maxWorkers=2   # and then: sysctl -w vm.overcommit_memory=1", (FULL,),
-                       "less runs in parallel", formats=("fork",), only=r"File \"|\.py\b|node|jest|npm|ENOMEM|n_jobs|workers"),
+                       "less runs in parallel", formats=("fork",), only=r"File \"|\.py\b|os\.fork|node|jest|npm|ENOMEM|n_jobs|workers"),
                 Advice("see what the machine, or the container, has left and has promised, and who holds it",
                        "free -g; cat /proc/sys/vm/overcommit_memory; ulimit -u; ps -eo rss,comm --sort=-rss | head   # then swap, or a larger limit",
                        (FULL,), formats=("fork",)),
@@ -290,7 +290,17 @@ FRAMEWORKS: dict[str, Framework] = {
         advice=(
             Advice("let Paddle have more of the card", "FLAGS_fraction_of_gpu_memory_to_use=0.95 python train.py",
                    (CauseName.MEMORY_FRACTION,), "leaves less to others", variable="FLAGS_fraction_of_gpu_memory_to_use"),
+            Advice("smaller inputs, one at a time, in 16 bits", "half the height and width, batch_size=1   # precision fp16; config.enable_memory_optim()",
+                   (NEED, FULL), "less detail", APPROXIMATE, works=(Work.INFERS, Work.EVALUATES)),
             _SMALLER_BATCH, _WHO_HOLDS)),
+    "android": Framework(
+        title="an Android app", host=True, python=False, setting="the heap that the system gives an app",
+        raising=("find what the app keeps, in a heap dump", "Android Studio > Profiler > heap dump: pictures, listeners   # then android:largeHeap=\"true\"")),
+    "vulkan": Framework(
+        device="vulkan", python=False,
+        advice=(Advice("less on the card: lower textures and resolution, and close what else is on it",
+                       "texture quality and render scale one step down   # nvidia-smi, radeontop: who holds the card", (NEED, FULL),
+                       "coarser pictures", APPROXIMATE),)),
     "go": Framework(
         host=True, python=False,
         advice=(Advice("use the build of 64 bits", "file $(which PROGRAM); uname -m   # x86-64 or aarch64, not 386 or armv7",
@@ -380,7 +390,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "duckdb": Framework(
         device="cpu", setting="memory_limit",
         raising=("let DuckDB spill, with fewer threads",
-                 "SET threads = 2; SET temp_directory = '/scratch'; SET preserve_insertion_order = false;   # then memory_limit"),
+                 "SET threads = 2; SET temp_directory = '/scratch';   # where RAM has it: SET memory_limit = '{mib}MiB'"),
         advice=(Advice("let DuckDB spill, with fewer threads",
                        "SET threads = 2; SET temp_directory = '/scratch'; SET preserve_insertion_order = false;", HOST_CAUSES,
                        "slower"),)),
@@ -406,7 +416,17 @@ FRAMEWORKS: dict[str, Framework] = {
         host=True, python=False, setting="the memory of a query's slots",
         raising=("less at once", "drop ORDER BY and wide GROUP BY over everything, or cut the query in parts")),
     "matlab": Framework(
-        host=True, python=False, raising=("allow larger arrays", "Settings > MATLAB > Workspace > Maximum array size")),
+        title="MATLAB", host=True, python=False,
+        advice=(Advice("smaller arrays: narrower types, sparse, or a part at a time",
+                       "single(x), sparse(x), clear x   # from a file: matfile(path), tall arrays, datastore", HOST_CAUSES, "fewer digits, or time",
+                       APPROXIMATE),
+                Advice("allow larger arrays, where they were meant", "Settings > MATLAB > Workspace > Maximum array size", HOST_CAUSES,
+                       formats=("matlab", "matlab-elided")))),
+    "octave": Framework(
+        title="Octave", device="cpu", python=False,
+        advice=(Advice("smaller arrays: narrower types, sparse, or a part at a time; see whether that size was meant",
+                       "size(x), single(x), sparse(x), clear x   # and an Octave of 64 bits", HOST_CAUSES, "fewer digits, or time",
+                       APPROXIMATE),)),
     "kubernetes": Framework(
         killer="pod (resources.limits.memory)",
         raising=("raise the pod's limit", "resources: {{limits: {{memory: {mib}Mi}}}}")),

@@ -116,6 +116,8 @@ def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
         makers = [maker for maker in makers if maker is not tensor.smaller_tensor]
     late = {*_HOST_ONLY, tensor.smaller_tensor} if case.in_graph else _HOST_ONLY
     yield from _offers(case, cause, case.managers)
+    if cause == CauseName.KILLED:
+        yield from host.more_for_the_build(case)
     if not killed_by_limit:
         yield from own
     for maker in makers:

@@ -26,6 +26,10 @@ _LESS = {
 """Work -> what holds for any program that does it: what to do, the setting."""
 
 
+_ANSWERS = re.compile(r"execute_model|_model_forward|profile_run|determine_num_available|_dummy_run|capture_model|long context")
+"""Signs that the weights are in place, and requests or graphs take the rest."""
+
+
 def expandable(case: Case) -> Iterator[Remedy]:
     """Segments that grow instead of many that do not fit together."""
     if case.expandable or not case.on_torch_gpu or not case.slack or case.slack < (case.gap or 0):
@@ -249,7 +253,7 @@ def train_smaller(case: Case) -> Iterator[Remedy]:
     filled = (case.failure.allocated_bytes or 0) > 0.9 * (
         case.failure.total_bytes or 2**63
     )  # by weights: vLLM takes no more
-    if case.work is Work.SERVES and (filled or loads_weights(case.text)):
+    if case.work is Work.SERVES and (loads_weights(case.text) or (filled and _ANSWERS.search(case.text) is None)):
         rows = rows[::-1]
     yield from rows
     if rows:

@@ -42,6 +42,8 @@ ENGINES: list[Format] = [
          r"allocating {requested} on device {index}", r"unable to allocate CUDA{index} buffer",
          r"device {index}: cudaMalloc", device="cuda", whole=True, unless="retry failed|pooled_storage_manager"),
     form("ggml-sycl", "ggml", r"failed to allocate SYCL{index} buffer of size {requested:count}", device="xpu"),
+    form("vulkan", "vulkan", r"VK_ERROR_OUT_OF_(?:DEVICE|HOST)_MEMORY|ErrorOutOf(?:Device|Host)Memory", device="vulkan",
+         unless=r"ggml|llama|kompute|whisper|\.gguf|sd\.cpp|Requested buffer size|memory allocation of size"),
     form("ggml-vulkan", "ggml", r"ggml_vulkan: ?(?:Device|Host) memory allocation of size|"
          r"failed to allocate Vulkan[0-9]{1,2} buffer of size|ErrorOutOf(?:Device|Host)Memory|"
          r"VK_ERROR_OUT_OF_(?:DEVICE|HOST)_MEMORY", r"memory allocation of size {requested:count}",

@@ -27,6 +27,8 @@ LANGUAGES: list[Format] = [
          r"failed to allocate {requested:count} byte\(s\) of direct memory \(used: {allocated:count}, max: "
          r"{limit:count}\)"),
     form("spark", "spark", r"Unable to acquire {requested:count} bytes of memory, got {free:count}"),
+    form("android", "android", r"Failed to allocate an? {requested:count} byte allocation with {free:count} free bytes",
+         r"growth limit {limit:count}"),
     form("java-array", "java", r"Requested array size exceeds VM limit"),
     form("java-reserve", "java", r"Could not reserve enough space for [^\n]{0,20}object heap|Invalid maximum heap size"),
     form("java", "java",
@@ -70,6 +72,8 @@ LANGUAGES: list[Format] = [
          extra={"signal": "Killed"}),
     form("compiler-memory", "compiler", r"(?:final link failed|virtual memory):? ?(?:memory )?exhausted|"
          r"out of memory allocating {requested:count} bytes after a total of"),
+    form("octave", "octave", r"out of memory or dimension too large for Octave's index type", device="cpu"),
+    form("matlab-elided", "matlab", r"Requested {dims:word} \({requested}\) array exceeds maximum array size preference\.", device="cpu"),
     form("matlab", "matlab",
          r"Requested {dims:word} \({requested}\) array exceeds maximum array size preference \({limit}\)",
          device="cpu"),

@@ -151,7 +151,7 @@ EXITS: list[Format] = [
          r"(?:process|pid)\W{1,3}{pid:int}", extra={"signal": "Killed"}),
     form("exit-137", "linux", r"returned a non-zero code: 137\b|"
          r"exit(?:ed)?[ _]?(?:with )?(?:non-zero )?(?:code|status|value)?[\"']?:? ?(?:with )?(?:code|status|of|is|"
-         r"=)? ?[:=(]? ?137\b|\(137\)|code 137\b|exit code:[^\n0-9]{1,60}: 137\b|\brc ?= ?137\b|status 137\b",
+         r"=)? ?[:=(]? ?137\b|\(137\)|code 137\b|exit code:[^\n0-9]{1,60}: 137\b|\brc ?= ?137\b|status 137\b|return code:? ?137\b",
          extra={"exit_code": 137, "signal": "Killed"}),
     form("bus-error", "linux", r"(?:^|[:\s])Bus error(?: \(core dumped\))?", r"\b{pid:int} Bus error",
          extra={"signal": "Bus error"}, lines=True),
@@ -182,12 +182,12 @@ WORDS: list[Format] = [
          r"(?:ran|runs?|running) out of (?:system |host )?RAM\b|no RAM available|RAM (?:size |limit |usage )?exceeded"),
     form("told", "unknown",
          r"\b(?:I|we|it|this|keeps?|get(?:s|ting)?|got|gives?|gave|throws?|shows?|reports?|caus(?:es?|ed|ing)|with|crash\w{0,3}|hits?|face[sd]?|"
-         r"facing|met|encounter\w{0,3}|into|always|still|报(?:错)?)\b[^\n.]{0,30}?(?:(?<!zero\s)(?-i:\bOOM\b)(?! ?-?kill)|\bout[- ]of[- ]memory"
+         r"facing|met|occurs?|encounter\w{0,3}|into|always|still|报(?:错)?)\b[^\n.]{0,30}?(?:(?<!zero\s)(?-i:\bOOM\b)(?! ?-?kill)|\bout[- ]of[- ]memory[\"'”]?"
          r"(?: ?(?:error|exception|issue|problem|crash)\b|错误))|"
          r"^#? ?(?:\[[^\]\n]{1,20}\]:? ?)?(?:(?:GPU|CUDA|VRAM) )?(?:Out of memory (?:error|exception|problem|issue|on|in|when|while|during|at)|"
          r"(?-i:OOM) (?:error|exception|problem|issue|on|in|when|while|during|at))\b[^\n]{0,100}$|runs? out \((?-i:OOM)\)|"
          r"\b(?:it|always|says?|tells?|keeps?|just|then|and|GPU|card|system|machine|server|process|program|has|have|had|I|we) (?:\w{1,12} ){0,3}"
-         r"(?:run|ran|runs|running) out of (?:\w{1,8} )?(?:memory|VRAM)\b|\bout of (?:GPU )?VRAM\b|后报 ?out of memory|报错 ?memory out", lines=True,
+         r"(?:run|ran|runs|running) out of (?:\w{1,8} )?(?:memory|VRAM)\b|, running out of memory\b|\bout of (?:GPU )?VRAM\b|后报 ?out of memory|报错 ?memory out", lines=True,
          unless=r"\b(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|would|will|if|until|no longer|enhance|improve)\b[^\n.]{0,40}"
          r"(?:\bout[- ]of[- ](?:\w{1,8} )?(?:memory|VRAM)\b|(?-i:\bOOM\b))|native thread"),
     form("said-otherwise", "unknown",
