@@ -75,7 +75,9 @@ def fraction(case: Case) -> Cause | None:
     limit, need, free = case.failure.limit_bytes, case.need, case.failure.free_bytes
     if limit is None or limit >= 2**57 or not case.on_torch_gpu or case.format == "xpu-block":
         return None
-    if case.failure.total_bytes is not None and limit >= 0.995 * case.failure.total_bytes:  # the whole card is no fraction
+    if (
+        case.failure.total_bytes is not None and limit >= 0.995 * case.failure.total_bytes
+    ):  # the whole card is no fraction
         return None
     if need is None or not (
         case.passes_limit if free is not None and free >= need else (case.held or 0) + need > limit

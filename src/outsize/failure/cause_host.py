@@ -249,12 +249,15 @@ def rlimit(case: Case) -> Cause | None:
 def heap(case: Case) -> Cause | None:
     """Runtimes with their own heap, and programs that keep themselves to a limit."""
     if case.format == "java-array":
-        text = "One array of Java holds 2^31 elements at most, and more were asked for: no heap is large enough for that."
+        text = (
+            "One array of Java holds 2^31 elements at most, and more were asked for: no heap is large enough for that."
+        )
         return make_cause(CauseName.TRUE_NEED, text)
     if case.format == "java-reserve":
         return make_cause(
             CauseName.ADDRESS_SPACE,
-            "Java asks for its whole heap when it starts, and did not get it: -Xmx is more than the machine has free, or this Java is "
+            "Java asks for its whole heap when it starts, and did not get it: -Xmx is more than the machine has "
+            "free, or this Java is "
             "one of 32 bits, which can have about 1.5 GiB.",
             decide="`java -version`: 64-Bit or not; free RAM against -Xmx",
         )

@@ -7,84 +7,20 @@ row, so that a new framework is one row here and its wordings in `message/`.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-
-from outsize.core.failure import CauseName, Exactness
+from outsize.core.failure import CauseName
+from outsize.failure.advice import (
+    APPROXIMATE,
+    FULL,
+    HOST_CAUSES,
+    LIMIT,
+    NEED,
+    OTHERS,
+    ROUNDING,
+    SERVING_CAUSES,
+    Advice,
+    Framework,
+)
 from outsize.failure.work import Work
-
-BITWISE, ROUNDING, APPROXIMATE = Exactness.BITWISE, Exactness.ROUNDING, Exactness.APPROXIMATE
-
-NEED, FULL, LIMIT, OTHERS = CauseName.TRUE_NEED, CauseName.ALREADY_FULL, CauseName.LIMIT, CauseName.OTHER_PROCESS
-HOST_CAUSES = (NEED, FULL, LIMIT, CauseName.MACHINE, CauseName.KILLED, CauseName.LEAK, CauseName.LARGER_THAN_MACHINE)
-_SERVING_CAUSES = (NEED, OTHERS, CauseName.LARGER_THAN_DEVICE)
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """A way out that one framework has."""
-
-    name: str
-    """What to do."""
-    how: str
-    """The line or setting."""
-    causes: tuple[CauseName, ...]
-    """Causes it helps against."""
-    costs: str = "nothing"
-    """What it costs."""
-    exactness: Exactness = BITWISE
-    """What it does to results."""
-    _: KW_ONLY
-    gives: str = ""
-    """Name of the number of a `Case` that says how many bytes it gives back; empty where that is not known."""
-    variable: str = ""
-    """Environment variable that it sets."""
-    done: str = ""
-    """Value of the variable that means it is on already; empty where any value does."""
-    place: str = ""
-    """Kind of device it is for, `cuda` where the message does not say, `device` for all but RAM; empty for everywhere."""
-    formats: tuple[str, ...] = ()
-    """Wordings it is for; empty for all."""
-    process: str = ""
-    """Name of the process it is for; empty for all."""
-    works: tuple[Work, ...] = ()
-    """Work during which it helps; empty for all."""
-    only: str = ""
-    """What the text must show, as a pattern; empty where nothing has to."""
-    already: str = ""
-    """What a text shows where it is on already, or cannot be had, as a pattern; empty where nothing tells."""
-    without: tuple[str, ...] = ()
-    """Kinds of device on which it cannot be had."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Framework:
-    """What is known of one framework; everything may be left open."""
-
-    title: str = ""
-    """Its name as people write it."""
-    device: str | None = None
-    """Device where its messages do not name one."""
-    host: bool = False
-    """True where it names no device and uses none but RAM."""
-    accelerated: bool = False
-    """True where it computes on a device unless a message says otherwise."""
-    python: bool = True
-    """False where no Python program can be behind it, so that nothing of Outsize can run it."""
-    killer: str = ""
-    """Whose limit it is that kills, and where that is set: for schedulers and containers."""
-    setting: str = ""
-    """What holds the limit that the program keeps itself to."""
-    optional: bool = False
-    """True where that limit is there only if somebody set it: the message then states it."""
-    raising: tuple[str, str] | None = None
-    """How its limit is raised: what to do, and the line, in which {mib} and {bytes} stand for the new limit."""
-    split: str = "for part in np.array_split(x, {pieces}, axis={axis}): ..."
-    """How an array is worked on in pieces."""
-    cast: str = "np.empty(shape, dtype=np.{dtype})   # at creation: x.astype() holds both"
-    """How an array becomes smaller."""
-    advice: tuple[Advice, ...] = ()
-    """What it alone offers."""
-
 
 LAUNCHERS = ("elastic", "deepspeed")
 """Wordings of launchers whose processes were killed: RAM ran out, whatever the device."""
@@ -94,16 +30,16 @@ LAUNCHERS = ("elastic", "deepspeed")
 
 _SHORT_CACHE = "-c 4096 --cache-type-k q8_0 --cache-type-v q8_0"
 _SMALLER_CACHE = (
-    Advice("a shorter context", "OLLAMA_CONTEXT_LENGTH=4096 ollama serve   # or /set parameter num_ctx 4096", _SERVING_CAUSES,
+    Advice("a shorter context", "OLLAMA_CONTEXT_LENGTH=4096 ollama serve   # or /set parameter num_ctx 4096", SERVING_CAUSES,
            "shorter context", formats=("ollama-runner",)),
-    Advice("keep some layers in RAM", "/set parameter num_gpu 20   # layers on the card; lower until it fits", _SERVING_CAUSES,
+    Advice("keep some layers in RAM", "/set parameter num_gpu 20   # layers on the card; lower until it fits", SERVING_CAUSES,
            "slower", formats=("ollama-runner",)),
-    Advice("smaller pieces of the prompt: the compute buffer grows with them", "-ub 128 -fa on", _SERVING_CAUSES,
+    Advice("smaller pieces of the prompt: the compute buffer grows with them", "-ub 128 -fa on", SERVING_CAUSES,
            "slower prompts", formats=("ggml-compute",)),
-    Advice("a smaller KV cache", _SHORT_CACHE, _SERVING_CAUSES, "shorter context, slightly other logits", APPROXIMATE,
+    Advice("a smaller KV cache", _SHORT_CACHE, SERVING_CAUSES, "shorter context, slightly other logits", APPROXIMATE,
            formats=("ggml-kv", "ggml-cpu", "ggml-pool")),
-    Advice("keep some layers in RAM", "-ngl 20   # lower until it fits", _SERVING_CAUSES, "slower"),
-    Advice("a smaller KV cache", _SHORT_CACHE, _SERVING_CAUSES, "shorter context, slightly other logits", APPROXIMATE),
+    Advice("keep some layers in RAM", "-ngl 20   # lower until it fits", SERVING_CAUSES, "slower"),
+    Advice("a smaller KV cache", _SHORT_CACHE, SERVING_CAUSES, "shorter context, slightly other logits", APPROXIMATE),
 )
 _SMALLER_CHUNKS = Advice(
     "smaller chunks: a whole one is held to read a part of it",
@@ -179,7 +115,8 @@ FRAMEWORKS: dict[str, Framework] = {
             Advice("work through it in pieces", "jax.lax.map(f, xs, batch_size=64)   # instead of vmap, or of one large array",
                    (CauseName.LARGER_THAN_DEVICE, CauseName.LARGER_THAN_LIMIT), "time"),
             Advice("weights in 16 bits, over all devices, or a smaller model",
-                   "dtype=jnp.bfloat16   # Keras: keras.distribution.ModelParallel; Flax: params sharded with jax.device_put", (FULL, NEED),
+                   "dtype=jnp.bfloat16   # Keras: keras.distribution.ModelParallel; Flax: params sharded with "
+                   "jax.device_put", (FULL, NEED),
                    "lower precision", APPROXIMATE, works=(Work.LOADS,)),
             Advice("less at once: a smaller batch, shorter inputs, or in pieces",
                    "batch_size=1   # many at once: jax.lax.map(f, xs, batch_size=64) instead of vmap", (FULL, NEED), "time",
@@ -227,9 +164,11 @@ FRAMEWORKS: dict[str, Framework] = {
     "linux": Framework(
         advice=(Advice("fewer processes, and started before the data is loaded",
                        "num_workers=2, n_jobs=2, --maxWorkers=2   # and then: sysctl -w vm.overcommit_memory=1", (FULL,),
-                       "less runs in parallel", formats=("fork",), only=r"File \"|\.py\b|os\.fork|node|jest|npm|ENOMEM|n_jobs|workers"),
+                       "less runs in parallel", formats=("fork",), only=r"File \"|\.py\b|os\.fork|node|jest|npm|"
+                                                                        r"ENOMEM|n_jobs|workers"),
                 Advice("see what the machine, or the container, has left and has promised, and who holds it",
-                       "free -g; cat /proc/sys/vm/overcommit_memory; ulimit -u; ps -eo rss,comm --sort=-rss | head   # then swap, or a larger limit",
+                       "free -g; cat /proc/sys/vm/overcommit_memory; ulimit -u; ps -eo rss,comm --sort=-rss | head "
+                       "  # then swap, or a larger limit",
                        (FULL,), formats=("fork",)),
                 Advice("let the kernel promise more than it has: a map that is only read takes no RAM of its own",
                        "sysctl -w vm.overcommit_memory=1   # and: ulimit -v unlimited", (CauseName.ADDRESS_SPACE,),
@@ -290,17 +229,19 @@ FRAMEWORKS: dict[str, Framework] = {
         advice=(
             Advice("let Paddle have more of the card", "FLAGS_fraction_of_gpu_memory_to_use=0.95 python train.py",
                    (CauseName.MEMORY_FRACTION,), "leaves less to others", variable="FLAGS_fraction_of_gpu_memory_to_use"),
-            Advice("smaller inputs, one at a time, in 16 bits", "half the height and width, batch_size=1   # precision fp16; config.enable_memory_optim()",
+            Advice("smaller inputs, one at a time, in 16 bits", "half the height and width, batch_size=1   # "
+                                                                "precision fp16; config.enable_memory_optim()",
                    (NEED, FULL), "less detail", APPROXIMATE, works=(Work.INFERS, Work.EVALUATES)),
             _SMALLER_BATCH, _WHO_HOLDS)),
     "android": Framework(
         title="an Android app", host=True, python=False, setting="the heap that the system gives an app",
-        raising=("find what the app keeps, in a heap dump", "Android Studio > Profiler > heap dump: pictures, listeners   # then android:largeHeap=\"true\"")),
+        raising=("find what the app keeps, in a heap dump", "Android Studio > Profiler > heap dump: pictures, "
+                                                            "listeners   # then android:largeHeap=\"true\"")),
     "vulkan": Framework(
         device="vulkan", python=False,
         advice=(Advice("less on the card: lower textures and resolution, and close what else is on it",
-                       "texture quality and render scale one step down   # nvidia-smi, radeontop: who holds the card", (NEED, FULL),
-                       "coarser pictures", APPROXIMATE),)),
+                       "texture quality and render scale one step down   # nvidia-smi, radeontop: who holds the card",
+                       (NEED, FULL), "coarser pictures", APPROXIMATE),)),
     "go": Framework(
         host=True, python=False,
         advice=(Advice("use the build of 64 bits", "file $(which PROGRAM); uname -m   # x86-64 or aarch64, not 386 or armv7",
@@ -311,9 +252,9 @@ FRAMEWORKS: dict[str, Framework] = {
     "ollama": Framework(
         title="Ollama", device="cpu", python=False,
         advice=(Advice("a smaller model, or the same in fewer bits", "ollama run llama3.2:1b   # or a tag with q4_K_M",
-                       _SERVING_CAUSES, "other answers", APPROXIMATE),
-                Advice("a shorter context", "OLLAMA_CONTEXT_LENGTH=2048 ollama serve", _SERVING_CAUSES, "shorter context"),
-                Advice("close what else holds RAM, or add swap", "free -g; ollama ps   # ollama stop MODEL", _SERVING_CAUSES))),
+                       SERVING_CAUSES, "other answers", APPROXIMATE),
+                Advice("a shorter context", "OLLAMA_CONTEXT_LENGTH=2048 ollama serve", SERVING_CAUSES, "shorter context"),
+                Advice("close what else holds RAM, or add swap", "free -g; ollama ps   # ollama stop MODEL", SERVING_CAUSES))),
     "miner": Framework(
         title="the miner", device="cuda", python=False,
         advice=(Advice("a card larger than the table it makes; on Windows a page file as large as all cards together",
@@ -321,26 +262,27 @@ FRAMEWORKS: dict[str, Framework] = {
     "vllm": Framework(accelerated=True, title="vLLM"),
     "sglang": Framework(
         accelerated=True,
-        advice=(Advice("give the weights and the KV cache more of the card", "--mem-fraction-static 0.9", _SERVING_CAUSES,
+        advice=(Advice("give the weights and the KV cache more of the card", "--mem-fraction-static 0.9", SERVING_CAUSES,
                        "less is left for activations"),)),
     "ctranslate2": Framework(
         title="CTranslate2", device="cuda",
         advice=(Advice("a smaller model, or its weights in 8 bits",
                        'WhisperModel("small", device="cuda", compute_type="int8")   # --compute_type int8, --batch_size 1',
-                       _SERVING_CAUSES, "slightly other text", APPROXIMATE), _WHO_HOLDS)),
+                       SERVING_CAUSES, "slightly other text", APPROXIMATE), _WHO_HOLDS)),
     "tensorrt": Framework(
         device="cuda",
-        advice=(Advice("less workspace", "trtexec --memPoolSize=workspace:1024", _SERVING_CAUSES, "perhaps slower tactics",
+        advice=(Advice("less workspace", "trtexec --memPoolSize=workspace:1024", SERVING_CAUSES, "perhaps slower tactics",
                        ROUNDING),)),
     "onnxruntime": Framework(
         accelerated=True,
         advice=(Advice("let the arena grow only as asked",
-                       '("CUDAExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})', _SERVING_CAUSES),)),
+                       '("CUDAExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})', SERVING_CAUSES),)),
     "c++": Framework(host=True),
     "notebook": Framework(
         host=True,
         advice=(Advice("hold less at once: a part of the data, narrower types, batches instead of whole arrays",
-                       "pd.read_csv(path, usecols=[...], nrows=100_000)   # arrays: outsize.open(path); pictures: batches from disk",
+                       "pd.read_csv(path, usecols=[...], nrows=100_000)   # arrays: outsize.open(path); pictures: "
+                       "batches from disk",
                        HOST_CAUSES,
                        "one pass for each question"),
                 Advice("take a runtime with more RAM", "Runtime > Change runtime type > High-RAM", HOST_CAUSES,
@@ -357,7 +299,8 @@ FRAMEWORKS: dict[str, Framework] = {
     "caffe": Framework(
         title="Caffe", device="cuda",
         advice=(Advice("a smaller batch, smaller images, one net at a time",
-                       "batch_size: 4   # of the data layer in the .prototxt; deploy: a smaller input shape, TEST.SCALES", (NEED, FULL),
+                       "batch_size: 4   # of the data layer in the .prototxt; deploy: a smaller input shape, "
+                       "TEST.SCALES", (NEED, FULL),
                        "time, or less detail", ROUNDING), _WHO_HOLDS)),
     "python": Framework(
         host=True,
@@ -382,7 +325,8 @@ FRAMEWORKS: dict[str, Framework] = {
     "java": Framework(
         host=True, python=False,
         raising=("raise the heap", "java -Xmx8g ...   # Spark: --driver-memory 8g; Gradle: org.gradle.jvmargs=-Xmx4g"),
-        advice=(Advice("split the input: no heap holds such an array", "split -l 1000000 input part_   # or a record, or a sequence, at a time",
+        advice=(Advice("split the input: no heap holds such an array", "split -l 1000000 input part_   # or a "
+                                                                       "record, or a sequence, at a time",
                        (NEED,), "several runs", formats=("java-array",)),
                 Advice("a smaller heap, or Java of 64 bits", "java -Xmx1g ...   # java -version must say 64-Bit for more",
                        (CauseName.ADDRESS_SPACE,), formats=("java-reserve",)))),
@@ -418,15 +362,16 @@ FRAMEWORKS: dict[str, Framework] = {
     "matlab": Framework(
         title="MATLAB", host=True, python=False,
         advice=(Advice("smaller arrays: narrower types, sparse, or a part at a time",
-                       "single(x), sparse(x), clear x   # from a file: matfile(path), tall arrays, datastore", HOST_CAUSES, "fewer digits, or time",
-                       APPROXIMATE),
-                Advice("allow larger arrays, where they were meant", "Settings > MATLAB > Workspace > Maximum array size", HOST_CAUSES,
+                       "single(x), sparse(x), clear x   # from a file: matfile(path), tall arrays, datastore", HOST_CAUSES,
+                       "fewer digits, or time", APPROXIMATE),
+                Advice("allow larger arrays, where they were meant", "Settings > MATLAB > Workspace > Maximum "
+                                                                     "array size", HOST_CAUSES,
                        formats=("matlab", "matlab-elided")))),
     "octave": Framework(
         title="Octave", device="cpu", python=False,
         advice=(Advice("smaller arrays: narrower types, sparse, or a part at a time; see whether that size was meant",
-                       "size(x), single(x), sparse(x), clear x   # and an Octave of 64 bits", HOST_CAUSES, "fewer digits, or time",
-                       APPROXIMATE),)),
+                       "size(x), single(x), sparse(x), clear x   # and an Octave of 64 bits", HOST_CAUSES,
+                       "fewer digits, or time", APPROXIMATE),)),
     "kubernetes": Framework(
         killer="pod (resources.limits.memory)",
         raising=("raise the pod's limit", "resources: {{limits: {{memory: {mib}Mi}}}}")),

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from outsize.core.failure import CauseName, Exactness
-from outsize.failure.framework import APPROXIMATE, HOST_CAUSES, Advice
+from outsize.failure.advice import APPROXIMATE, HOST_CAUSES, Advice
 from outsize.failure.work import Work
 
 KILLS = (CauseName.KILLED, CauseName.LIMIT, CauseName.MACHINE)

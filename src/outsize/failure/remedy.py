@@ -16,8 +16,9 @@ from outsize.core.noun import Known
 from outsize.failure import remedy_device as device
 from outsize.failure import remedy_host as host
 from outsize.failure import remedy_tensor as tensor
+from outsize.failure.advice import Advice
 from outsize.failure.case import Case, make_remedy
-from outsize.failure.framework import Advice, framework
+from outsize.failure.framework import framework
 from outsize.failure.program import Program
 
 Maker = Callable[[Case], Iterator[Remedy]]
@@ -88,7 +89,14 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
 """Cause -> the remedies worth trying; what the framework itself offers comes before those for any program on a host."""
 
 _DEVICE_ONLY = {device.expandable, device.steady_sizes, device.fewer_graphs, device.raise_fraction}
-_HOST_ONLY = {host.less_in_ram, host.lift_ulimit, host.add_swap, host.see_whether_it_was_memory, host.see_who_holds_ram, host.less_for_the_victim}
+_HOST_ONLY = {
+    host.less_in_ram,
+    host.lift_ulimit,
+    host.add_swap,
+    host.see_whether_it_was_memory,
+    host.see_who_holds_ram,
+    host.less_for_the_victim,
+}
 
 
 def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
@@ -127,7 +135,9 @@ def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
     yield from _advice(case, cause, (*case.framework.advice, *(framework(case.library or "").advice)), counted=not own)
     yield from _offers(case, cause, case.places)
     for maker in makers:
-        if maker in late and not (maker in _HOST_ONLY and (case.on_device or case.format == "told" and case.place != "cpu")):
+        if maker in late and not (
+            maker in _HOST_ONLY and (case.on_device or (case.format == "told" and case.place != "cpu"))
+        ):
             yield from maker(case)
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from outsize.core.failure import Remedy
 from outsize.core.noun import Known
 from outsize.core.units import format_bytes as said
+from outsize.failure.advice import APPROXIMATE, ROUNDING
 from outsize.failure.case import CONTEXT, Case, make_remedy
-from outsize.failure.framework import APPROXIMATE, LAUNCHERS, ROUNDING
+from outsize.failure.framework import LAUNCHERS
 from outsize.failure.work import Work, loads_weights
-
 
 _LANGUAGE_MODEL = re.compile(r"\bLLMs?\b|\bLoRA\b|[0-9]B\b|(?i:llama|qwen|mistral|chatglm|gemma|deepseek|baichuan)")
 """Signs of a model whose weights fill a card before any text does."""
@@ -26,7 +26,9 @@ _LESS = {
 """Work -> what holds for any program that does it: what to do, the setting."""
 
 
-_ANSWERS = re.compile(r"execute_model|_model_forward|profile_run|determine_num_available|_dummy_run|capture_model|long context")
+_ANSWERS = re.compile(
+    r"execute_model|_model_forward|profile_run|determine_num_available|_dummy_run|capture_model|long context"
+)
 """Signs that the weights are in place, and requests or graphs take the rest."""
 
 
@@ -105,7 +107,9 @@ def take_what_is_free(case: Case) -> Iterator[Remedy]:
     if case.work is Work.SERVES and case.failure.framework == "pytorch" and total and free is not None and others:
         fits = int((total - others) / total * 0.9 * 100) / 100
         how = f"--gpu-memory-utilization {fits:.2f}   # of the whole card: the others' part does not count for vLLM"
-        yield make_remedy("let vLLM take only what the others leave", others, how, "a smaller KV cache", known=Known.BOUND)
+        yield make_remedy(
+            "let vLLM take only what the others leave", others, how, "a smaller KV cache", known=Known.BOUND
+        )
 
 
 def see_what_may_be_mapped(case: Case) -> Iterator[Remedy]:
@@ -196,12 +200,15 @@ _LOW_VRAM = make_remedy(
     "let the program keep its weights in RAM", None, "--lowvram   # when it is started; webui: --medvram first", "slower")
 _FOR_A_MAC = make_remedy(
     "a smaller model, in 16 bits, or one in 4 bits made for a Mac", None,
-    "torch_dtype=torch.float16   # 4 bits: an MLX or GGUF version of the model, run by mlx-lm or llama.cpp", "lower precision", APPROXIMATE)
+    "torch_dtype=torch.float16   # 4 bits: an MLX or GGUF version of the model, run by mlx-lm or llama.cpp",
+    "lower precision", APPROXIMATE)
 _BATCH_OF_ONE = (
     make_remedy("shorter texts or smaller images: one sample alone is too large", None,
-                "max_length=512, or half the height and width   # activations shrink with them", "less is seen of each sample", APPROXIMATE),
+                "max_length=512, or half the height and width   # activations shrink with them",
+                "less is seen of each sample", APPROXIMATE),
     make_remedy("fewer weights to train, in fewer bits", None,
-                "BitsAndBytesConfig(load_in_4bit=True) with LoRA   # else 16 bits and an optimizer of 8 bits", "lower precision", APPROXIMATE),
+                "BitsAndBytesConfig(load_in_4bit=True) with LoRA   # else 16 bits and an optimizer of 8 bits",
+                "lower precision", APPROXIMATE),
 )
 _SMALLER_MODEL = make_remedy(
     "a quantized model", None, "fp8 or GGUF weights of the same model", "weights in lower precision", APPROXIMATE)
@@ -234,7 +241,7 @@ _WITH_ONE_LARGE_REQUEST = {
 def keep_no_graphs(case: Case) -> Iterator[Remedy]:
     """What a loop keeps on the device, step after step."""
     if case.on_torch_gpu and case.grows:
-        how = "total += loss.item(); outputs.append(y.detach().cpu())   # validation under torch.no_grad(); del what a step leaves"
+        how = "total += loss.item(); outputs.append(y.detach().cpu())   # validation under torch.no_grad()"
         yield make_remedy("keep numbers of a step, not its tensors", None if case.programs else case.gap, how)
 
 

@@ -6,15 +6,18 @@ from collections.abc import Iterator
 
 from outsize.core.failure import Remedy
 from outsize.core.noun import Known
+from outsize.failure.advice import APPROXIMATE, ROUNDING
 from outsize.failure.case import Case, make_remedy
-from outsize.failure.framework import APPROXIMATE, CONTAINER, ROUNDING
+from outsize.failure.framework import CONTAINER
 
 
 def raise_limit(case: Case) -> Iterator[Remedy]:
     """More of what the machine has, at least what is known to be needed, and not more than there is."""
     failure, raising = case.failure, case.framework.raising
     limit = failure.limit_bytes or (case.biting.bytes if case.biting else None)
-    if failure.framework == "openvino" or case.format == "java-reserve":  # a buffer nobody raises; a heap that was too large
+    if (
+        failure.framework == "openvino" or case.format == "java-reserve"
+    ):  # a buffer nobody raises; a heap that was too large
         return
     known = case.known_need
     if case.on_device and case.need is not None and case.held is not None:

@@ -28,15 +28,19 @@ class Work(enum.Enum):
 
 
 _END = re.compile(
-    r"Tried to allocate|out of memory|Failed to allocate|Attempting to (?:allocate|reserve)|Allocation on device|ALLOC(?:ATION)?_FAILED|(?:not enough|can't allocate) memory", re.IGNORECASE
+    r"Tried to allocate|out of memory|Failed to allocate|Attempting to (?:allocate|reserve)|Allocation on device|"
+    r"ALLOC(?:ATION)?_FAILED|(?:not enough|can't allocate) memory",
+    re.IGNORECASE,
 )
 _NEAR = 700
 """Characters before the message in which the last frames of a traceback stand."""
 _SERVES = re.compile(r"\bvllm[/\\.:]|VllmWorker|\bvllm serve\b|vLLM API server|\bfrom vllm\b")
 _PAINTS = re.compile(
-    r"ComfyUI(?![/\\]\.?v?env)|\bcomfy[/\\.]|(?:stable-diffusion-|sd-|sd\.|a1111 |automatic1111 )webui|webui-user|--(?:med|low)vram|"
+    r"ComfyUI(?![/\\]\.?v?env)|\bcomfy[/\\.]|(?:stable-diffusion-|sd-|sd\.|a1111 |automatic1111 )webui|webui-user|"
+    r"--(?:med|low)vram|"
     r"modules[/\\](?:processing|sd_|txt2img)|Fooocus|KSampler|InvokeAI|\bForge\b|sdnext|sd\.next|txt2img|img2img|"
-    r"hires\.? ?fix|Hires|easydiffusion|easy diffusion|unloading all loaded models|Stable diffusion model failed to load|load_SD_model|webui\.(?:cmd|bat)\b|\bSwarmUI|checkpoint merger",
+    r"hires\.? ?fix|Hires|easydiffusion|easy diffusion|unloading all loaded models|Stable diffusion model failed "
+    r"to load|load_SD_model|webui\.(?:cmd|bat)\b|\bSwarmUI|checkpoint merger",
     re.IGNORECASE,
 )
 _LOADS = re.compile(
@@ -63,18 +67,23 @@ _SIGNS: tuple[tuple[Work, int, re.Pattern[str]], ...] = (
         r"inference_\w+|upscale|enhance|denoise|separate)\b|pipeline_\w+\.py|\.generate\(|\.predict\(|\bpipe\(|\.transcribe\(|"
         r"run_\w*infer|attention_processor|k_diffusion|pipelines?[/\\]|model_implementations|init_inference")),
     (Work.TRAINS, _NAME, re.compile(
-        r"(?<![a-z])train\w*\.(?:py|sh)|finetun\w*\.(?:py|sh)|fine_tune\w*\.(?:py|sh)|pretrain\w*\.(?:py|sh)|\w+Trainer\b|train_batch_size|"
-        r"\b(?:yolo|nnUNetv2_|mim|axolotl|swift|llamafactory-cli)[ _]?(?:task=\w+ )?(?:mode=)?(?:train|sft|pt)\b", re.IGNORECASE)),
+        r"(?<![a-z])train\w*\.(?:py|sh)|finetun\w*\.(?:py|sh)|fine_tune\w*\.(?:py|sh)|"
+        r"pretrain\w*\.(?:py|sh)|\w+Trainer\b|train_batch_size|"
+        r"\b(?:yolo|nnUNetv2_|mim|axolotl|swift|llamafactory-cli)[ _]?(?:task=\w+ )?(?:mode=)?(?:train|sft|pt)\b",
+        re.IGNORECASE)),
     (Work.INFERS, _NAME, re.compile(
         r"\b(?:infer\w*|demo\w*|predict\w*|generate\w*|sampl\w+|app|webui|gradio\w*|cli_demo|web_demo|inpaint\w*|upscal\w*|"
         r"transcrib\w*|chat\w*|run_\w*(?:infer|demo|gradio))\.(?:py|ipynb|sh)|(?-i:\b[A-Z]\w+Pipeline\b)|gradio[/\\]|"
         r"\bpipeline\.|--prompt\b", re.IGNORECASE)),
     (Work.TRAINS, _WORD, re.compile(
-        r"(?<![a-z])train(?!ed)|fine[- ]?tun(?!ed)|\bepochs?\b|\bloss\b|optimi[sz]er|\bbackward|gradient accum|训练|微调|\bSFT\b|\bLoRA rank",
+        r"(?<![a-z])train(?!ed)|fine[- ]?tun(?!ed)|\bepochs?\b|\bloss\b|optimi[sz]er|\bbackward|gradient accum|"
+        r"训练|微调|\bSFT\b|\bLoRA rank",
         re.IGNORECASE)),
     (Work.INFERS, _WORD, re.compile(
-        r"\binferenc(?:e|ing)\b|\binfer\b|transcri|whisper|\bdiffusers\b|denois|\bsamplers?\b|quick ?start|\bdemo\b|upscal|super_?resol|"
-        r"generat\w{1,4} (?:\w{1,9} ){0,3}(?:image|picture|video|audio|speech|text|response)|\bchat\b|推理|text.to.(?:speech|video|image)",
+        r"\binferenc(?:e|ing)\b|\binfer\b|transcri|whisper|\bdiffusers\b|denois|\bsamplers?\b|quick ?start|"
+        r"\bdemo\b|upscal|super_?resol|"
+        r"generat\w{1,4} (?:\w{1,9} ){0,3}(?:image|picture|video|audio|speech|text|response)|\bchat\b|推理|"
+        r"text.to.(?:speech|video|image)",
         re.IGNORECASE)),
 )
 # fmt: on

@@ -51,7 +51,8 @@ LANGUAGES: list[Format] = [
     form("duckdb", "duckdb",
          r"(?:failed to|could not) (?:allocate|pin) (?:data|block) of size {requested} ?\({allocated}/{limit} used\)"),
     form("duckdb-exception", "duckdb", r"duckdb[\w.]{0,40}OutOfMemoryException|"
-         r"Out of Memory Error: ?(?:failed|could not) (?:to )?(?:allocate|offload|pin)", r"used\)?[^\n]{0,4}{allocated}/{limit} used"),
+         r"Out of Memory Error: ?(?:failed|could not) (?:to )?(?:allocate|offload|pin)", r"used\)?[^\n]{0,4}"
+                                                                                         r"{allocated}/{limit} used"),
     form("elasticsearch", "elasticsearch", r"Circuit_?Breaking_?Exception[^\n]{0,40}Data too large",
          r"larger than the limit of \[{limit:count}/"),
     form("clickhouse", "clickhouse", r"Memory limit [^\n]{0,60}exceeded: would use {would_use_bytes}",
@@ -73,7 +74,8 @@ LANGUAGES: list[Format] = [
     form("compiler-memory", "compiler", r"(?:final link failed|virtual memory):? ?(?:memory )?exhausted|"
          r"out of memory allocating {requested:count} bytes after a total of"),
     form("octave", "octave", r"out of memory or dimension too large for Octave's index type", device="cpu"),
-    form("matlab-elided", "matlab", r"Requested {dims:word} \({requested}\) array exceeds maximum array size preference\.", device="cpu"),
+    form("matlab-elided", "matlab", r"Requested {dims:word} \({requested}\) array exceeds maximum array size "
+                                    r"preference\.", device="cpu"),
     form("matlab", "matlab",
          r"Requested {dims:word} \({requested}\) array exceeds maximum array size preference \({limit}\)",
          device="cpu"),
@@ -114,7 +116,8 @@ BARE: list[Format] = [
     form("python", "python", r"^(?:[\w.]{1,80}: )?(?:builtins\.)?MemoryError ?(?:$|: ?$|\(\)$|: std::bad_alloc)|"
          r"[\w)\]] (?-i:MemoryError) ?$", lines=True),
     form("python-told", "python",
-         r"(?:get|got|getting|face|facing|gives?|gave|with|hit|have|having|throws?|threw|causes?|caused|into) (?:me )?(?:a |an |the )?"
+         r"(?:get|got|getting|face|facing|gives?|gave|with|hit|have|having|throws?|threw|causes?|caused|into) "
+         r"(?:me )?(?:a |an |the )?"
          r"[`'\"]?(?-i:MemoryError)\b|[,\[] ?[`'\"](?-i:MemoryError)[`'\"]"),
     form("ipython", "python", r"^MemoryError {2,80}Traceback \(most recent call last\)", lines=True),
     form("python-said", "python", r"(?:^|[\s'\"`(])MemoryError: ?[^\s{]",

@@ -112,7 +112,11 @@ def _first(format_: Format, clauses: Sequence[Pattern], text: str, place: re.Mat
             told = _DEVICE if _DEVICE & fields.keys() else frozenset()
             more = {} if match is None else clause.read(match)
             fields = {name: value for name, value in more.items() if name not in told} | fields
-        if again is None or format_.whole or (fields.keys() & SAYING and not _is_repeated(format_, fields, again, text)):
+        if (
+            again is None
+            or format_.whole
+            or (fields.keys() & SAYING and not _is_repeated(format_, fields, again, text))
+        ):
             break
         place, fields = again, fields | format_.anchor.read(again)
     return fields, end

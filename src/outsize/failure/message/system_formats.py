@@ -132,15 +132,19 @@ EXITS: list[Format] = [
          r"(?:message|says?|error|with|prints?|just|get|got|is|only|then)[^\n\w]{0,3}(?:the |a )?[\"'`](?-i:Killed)[.!]?[\"'`]|"
          r"(?:message|result|error|output|response|returns?|reported)(?: of| saying)?[^\n\w]{0,3}[\"'`]killed[.!]?[\"'`]|"
          r"[\"'`](?-i:Killed)[.!]?[\"'`] (?:message|error)|(?:gets?|got|getting|being|still|always|just) (?-i:Killed)\b|"
-         r"\b(?:process|script|program|job|training|python|command|it|build|server|worker|task|app|execution|session|run|code) (?:\w{1,12} ){0,2}"
-         r"(?:gets?|got|is|was|being|getting|been) (?:\w{3,14}ly |always |just )?killed(?= ?[.,!`\"')]| ?$| (?:after|when|while|during|at|"
+         r"\b(?:process|script|program|job|training|python|command|it|build|server|worker|task|app|execution|"
+         r"session|run|code) (?:\w{1,12} ){0,2}"
+         r"(?:gets?|got|is|was|being|getting|been) (?:\w{3,14}ly |always |just )?killed(?= ?[.,!`\"')]| ?$| "
+         r"(?:after|when|while|during|at|"
          r"without|halfway|because|due|in the middle)\b)", lines=True, extra={"signal": "Killed"}),
     form("mac-killed", "linux", r"low swap: killing|memor[a-z]{4,8}us: killing|killing_\w{1,40} pid [0-9]",
          r"killing largest compressed process (?:with pid )?{pid:int} \({process:name}\)", extra={"signal": "Killed"}),
     form("workers-gone", "python", r"background workers? (?:are|is) no longer alive|"
-         r"process in the process pool was terminated abruptly|A worker process managed by the executor was unexpectedly terminated",
+         r"process in the process pool was terminated abruptly|A worker process managed by the executor was "
+         r"unexpectedly terminated",
          extra={"signal": "Killed"},
-         unless=r"Exception in background worker|\b(?:Value|Type|Attribute|Key|Index|Import|ModuleNotFound|Name|UnboundLocal|FileNotFound|"
+         unless=r"Exception in background worker|\b(?:Value|Type|Attribute|Key|Index|Import|ModuleNotFound|Name|"
+                r"UnboundLocal|FileNotFound|"
          r"Assertion|EOF|Permission|Syntax)Error\b|No such file|Segmentation fault"),
     form("joblib", "python", r"exit codes of the workers are \{[^}\n]{0,80}SIGKILL\(-9\)", extra={"signal": "Killed"}),
     form("exit-9", "linux", r"(?:exit(?:ed)?(?: with)?[ _]?(?:code|status)|return ?code|\brc)\W{0,4}-9\b",
@@ -151,7 +155,8 @@ EXITS: list[Format] = [
          r"(?:process|pid)\W{1,3}{pid:int}", extra={"signal": "Killed"}),
     form("exit-137", "linux", r"returned a non-zero code: 137\b|"
          r"exit(?:ed)?[ _]?(?:with )?(?:non-zero )?(?:code|status|value)?[\"']?:? ?(?:with )?(?:code|status|of|is|"
-         r"=)? ?[:=(]? ?137\b|\(137\)|code 137\b|exit code:[^\n0-9]{1,60}: 137\b|\brc ?= ?137\b|status 137\b|return code:? ?137\b",
+         r"=)? ?[:=(]? ?137\b|\(137\)|code 137\b|exit code:[^\n0-9]{1,60}: 137\b|\brc ?= ?137\b|status 137\b|"
+         r"return code:? ?137\b",
          extra={"exit_code": 137, "signal": "Killed"}),
     form("bus-error", "linux", r"(?:^|[:\s])Bus error(?: \(core dumped\))?", r"\b{pid:int} Bus error",
          extra={"signal": "Bus error"}, lines=True),
@@ -178,20 +183,27 @@ WORDS: list[Format] = [
          r"(?:allocate|allocating|requested) {requested}", lines=True,
          unless=r"(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|can|if|until|no)\b[^\n.]{0,40}\bout of memory|"
          r"native thread"),
-    form("all-used", "unknown", r"(?:consum|us|eat)(?:ed|es|ing|s)? (?:up )?all (?:of )?(?:the |my )?(?:available |system )?(?:RAM\b|memory\b)|"
+    form("all-used", "unknown", r"(?:consum|us|eat)(?:ed|es|ing|s)? (?:up )?all (?:of )?(?:the |my )?(?:available |"
+                                r"system )?(?:RAM\b|memory\b)|"
          r"(?:ran|runs?|running) out of (?:system |host )?RAM\b|no RAM available|RAM (?:size |limit |usage )?exceeded"),
     form("told", "unknown",
          r"\b(?:I|we|it|this|keeps?|get(?:s|ting)?|got|gives?|gave|throws?|shows?|reports?|caus(?:es?|ed|ing)|with|crash\w{0,3}|hits?|face[sd]?|"
-         r"facing|met|occurs?|encounter\w{0,3}|into|always|still|报(?:错)?)\b[^\n.]{0,30}?(?:(?<!zero\s)(?-i:\bOOM\b)(?! ?-?kill)|\bout[- ]of[- ]memory[\"'”]?"
+         r"facing|met|occurs?|encounter\w{0,3}|into|always|still|"
+         r"报(?:错)?)\b[^\n.]{0,30}?(?:(?<!zero\s)(?-i:\bOOM\b)(?! ?-?kill)|\bout[- ]of[- ]memory[\"'”]?"
          r"(?: ?(?:error|exception|issue|problem|crash)\b|错误))|"
-         r"^#? ?(?:\[[^\]\n]{1,20}\]:? ?)?(?:(?:GPU|CUDA|VRAM) )?(?:Out of memory (?:error|exception|problem|issue|on|in|when|while|during|at)|"
+         r"^#? ?(?:\[[^\]\n]{1,20}\]:? ?)?(?:(?:GPU|CUDA|VRAM) )?(?:Out of memory (?:error|exception|problem|issue|"
+         r"on|in|when|while|during|at)|"
          r"(?-i:OOM) (?:error|exception|problem|issue|on|in|when|while|during|at))\b[^\n]{0,100}$|runs? out \((?-i:OOM)\)|"
-         r"\b(?:it|always|says?|tells?|keeps?|just|then|and|GPU|card|system|machine|server|process|program|has|have|had|I|we) (?:\w{1,12} ){0,3}"
-         r"(?:run|ran|runs|running) out of (?:\w{1,8} )?(?:memory|VRAM)\b|, running out of memory\b|\bout of (?:GPU )?VRAM\b|后报 ?out of memory|报错 ?memory out", lines=True,
-         unless=r"\b(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|would|will|if|until|no longer|enhance|improve)\b[^\n.]{0,40}"
+         r"\b(?:it|always|says?|tells?|keeps?|just|then|and|GPU|card|system|machine|server|process|program|has|"
+         r"have|had|I|we) (?:\w{1,12} ){0,3}"
+         r"(?:run|ran|runs|running) out of (?:\w{1,8} )?(?:memory|VRAM)\b|, running out of memory\b|\bout of "
+         r"(?:GPU )?VRAM\b|后报 ?out of memory|报错 ?memory out", lines=True,
+         unless=r"\b(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|would|will|if|until|no longer|"
+                r"enhance|improve)\b[^\n.]{0,40}"
          r"(?:\bout[- ]of[- ](?:\w{1,8} )?(?:memory|VRAM)\b|(?-i:\bOOM\b))|native thread"),
     form("said-otherwise", "unknown",
-         r"(?:显存|内存|記憶體|顯存)(?:不足|溢出|不够|不夠)|爆显存|爆内存|メモリ(?:不足|が不足|が足り)|메모리 ?(?:가 )?부족|memoria insuficiente|"
+         r"(?:显存|内存|記憶體|顯存)(?:不足|溢出|不够|不夠)|爆显存|爆内存|"
+         r"メモリ(?:不足|が不足|が足り)|메모리 ?(?:가 )?부족|memoria insuficiente|"
          r"mémoire insuffisante|nicht genügend (?:Arbeits)?speicher|недостаточно памяти|memória insuficiente",
          r"(?:尝试分配|allocate) {requested}"),
     form("insufficient", "unknown",

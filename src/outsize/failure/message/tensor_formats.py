@@ -68,7 +68,8 @@ TENSORFLOW: list[Format] = [
     form("driver-plain", "tensorflow", r"failed to allocate {requested} from device: ?CUDA_ERROR_OUT_OF_MEMORY",
          device="cuda"),
     form("context", "tensorflow", r"(?:cuDevicePrimaryCtxRetain|cuCtxCreate|cuInit|failed initializing "
-         r"StreamExecutor)[^\n]{0,300}?CUDA_ERROR_OUT_OF_MEMORY|CUDA runtime implicit initialization[^\n]{0,60}out of memory", r"device ordinal {index}\b",
+         r"StreamExecutor)[^\n]{0,300}?CUDA_ERROR_OUT_OF_MEMORY|CUDA runtime implicit initialization[^\n]{0,60}out "
+         r"of memory", r"device ordinal {index}\b",
          r"total memory reported: {total:count}", device="cuda", whole=True, unless="numba|cupy|pycuda|tensorrt"),
     form("dst", "tensorflow", "Dst tensor is not initialized", r"to [^ ]{0,60}GPU:{index}", r"GPU:{index}\b",
          *_TF_STATS, device="cuda", whole=True),

@@ -124,15 +124,18 @@ FORMATS: list[Format] = [
 LAST: list[Format] = [
     form("cuda-number", "cuda", r"CUDA (?:failed with )?error 2,? out of memory(?! at)", device="cuda"),
     form("ctranslate2", "ctranslate2", r"CUDA failed with error out of memory", device="cuda"),
-    form("ggml-runtime", "ggml", r"CUDA error: out of memory[^\n]{0,200}?ggml|ggml[\w./-]{0,60}\.cu:[0-9]{1,6}: ?out of memory", r"current device: {index}\b", device="cuda"),
+    form("ggml-runtime", "ggml", r"CUDA error: out of memory[^\n]{0,200}?ggml|ggml[\w./-]{0,60}\.cu:[0-9]{1,6}: "
+                                 r"?out of memory", r"current device: {index}\b", device="cuda"),
     form("cuda-bare", "pytorch", r"CUDA\b[ _:]{0,2}(?:runtime |driver )?(?:failed with )?(?:error|"
          r"failure)?(?: 2)?(?: at [^\n]{1,100}?)?[^\w\n]{0,4}2?[^\w\n]{0,4}(?:is |"
-         r"ran |gives? )?out of memory(?= ?[.:!?,;)\"'`*<\n\]|/-]| ?$| in cu| current device| CUDA kernel| error\b| exception\b|。|，| \w{0,12}=)",
+         r"ran |gives? )?out of memory(?= ?[.:!?,;)\"'`*<\n\]|/-]| ?$| in cu| current device| CUDA kernel| error\b|"
+         r" exception\b|。|，| \w{0,12}=)",
          r"current device: {index}\b", *_CACHING, device="cuda", lines=True),
     form("torch-name-bare", "pytorch", r"^(?:[^\n:]{0,40}: ?)?torch(?:\.cuda)?\.OutOfMemoryError:? ?$", device="cuda",
          lines=True),
     form("torch-name", "pytorch", r"torch(?:\.cuda)?\.OutOfMemoryError: ?\S", r"Tried to allocate {requested}",
          *_CACHING, device="cuda"),
-    form("torch-named", "pytorch", r"(?<!except\s)(?<!\()\btorch(?:\.cuda)?\.OutOfMemoryError\b(?! ?(?:as\b|[,)]))", device="cuda"),
+    form("torch-named", "pytorch", r"(?<!except\s)(?<!\()\btorch(?:\.cuda)?\.OutOfMemoryError\b(?! ?(?:as\b|[,)]))",
+         device="cuda"),
 ]
 """Bare forms, asked only when nothing more telling was found."""
