@@ -245,23 +245,27 @@ def keep_no_graphs(case: Case) -> Iterator[Remedy]:
         yield make_remedy("keep numbers of a step, not its tensors", None if case.programs else case.gap, how)
 
 
-def train_smaller(case: Case) -> Iterator[Remedy]:
-    """A step of PyTorch: what fits the work; for training the batch in slices, then recomputation, exact and any amount."""
-    if not case.on_torch or (case.on_host and case.failure.framework not in ("pytorch", "linux")):
-        return
-    if case.format in LAUNCHERS:
-        return
+def _rows_for_the_work(case: Case) -> tuple[Remedy, ...]:
+    """What fits the work, whatever the numbers; nothing for training and for work that the text does not show."""
     shared = case.failure.device == "mps"  # its RAM is the card's: nothing is gained by moving weights
     large = shared or (case.need or 0) > (case.failure.total_bytes or case.device_room or 2**35) // 8
     rows = _ON_A_MAC.get(case.work) if shared else _WITH_ONE_LARGE_REQUEST.get(case.work) if large else None
     rows = rows or _BY_WORK.get(case.work, ())
     if "--lowvram" in case.text:
         rows = tuple(row for row in rows if row is not _LOW_VRAM)
-    filled = (case.failure.allocated_bytes or 0) > 0.9 * (
-        case.failure.total_bytes or 2**63
-    )  # by weights: vLLM takes no more
+    filled = (case.failure.allocated_bytes or 0) > 0.9 * (case.failure.total_bytes or 2**63)  # by weights
     if case.work is Work.SERVES and (loads_weights(case.text) or (filled and _ANSWERS.search(case.text) is None)):
         rows = rows[::-1]
+    return rows
+
+
+def train_smaller(case: Case) -> Iterator[Remedy]:
+    """A step of PyTorch: what fits the work; for training the batch in slices, then recomputation, exact and any amount."""
+    if not case.on_torch or (case.on_host and case.failure.framework not in ("pytorch", "linux")):
+        return
+    if case.format in LAUNCHERS:
+        return
+    rows = _rows_for_the_work(case)
     yield from rows
     if rows:
         return
