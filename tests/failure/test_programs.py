@@ -99,6 +99,10 @@ def test_signs_of_the_text_decide_what_was_being_done(text, work):
          "500.00 MiB free; 22.00 GiB reserved in total by PyTorch)", CauseName.OTHER_PROCESS, "--gpu-memory-utilization 0.5"),
         ("export PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0\nin backward\nMPS backend out of memory (MPS allocated: 2.00 GB, other allocations: "
          "9.00 GB, max allowed: 11.00 GB).", CauseName.OTHER_ALLOCATIONS, "batch_size"),
+        ("resume_from_checkpoint=a, in training_step\n" + FULL, CauseName.TRUE_NEED, 'map_location="cpu"'),
+        ("FSDP: it fails while saving the model after training\n" + FULL, CauseName.TRUE_NEED, "offload_to_cpu"),
+        ("python predict.py\nOOM when allocating tensor with shape[9,900,900,8] and type float on /device:GPU:0", CauseName.TRUE_NEED, "model.predict("),
+        ("Killed process 7 (ray::shuffle) total-vm:900kB, anon-rss:800kB, file-rss:0kB", CauseName.MACHINE, "ray.remote"),
         ("memory keeps growing, after 300 steps in training: " + BARE, CauseName.LEAK, "loss.item()"),
     ],
 )  # fmt: skip

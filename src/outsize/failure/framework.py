@@ -102,7 +102,12 @@ FRAMEWORKS: dict[str, Framework] = {
                    "other steps", APPROXIMATE, gives="weights_of_graph"),
             Advice("halve the batch: activations are half as large, weights and their state stay",
                    "model.fit(x, y, batch_size=16)   # half of yours", (NEED, FULL, CauseName.LARGER_THAN_DEVICE),
-                   "noisier gradients, or the time of two passes", APPROXIMATE, gives="half_of_batch"),
+                   "noisier gradients, or the time of two passes", APPROXIMATE, gives="half_of_batch",
+                   works=(Work.TRAINS, Work.UNKNOWN, Work.EVALUATES, Work.LOADS, Work.PAINTS)),
+            Advice("fewer and smaller inputs at once, through one graph that is made once",
+                   "model.predict(x, batch_size=1)   # smaller images, shorter texts; no new model or session for each input",
+                   (NEED, FULL, OTHERS, CauseName.LARGER_THAN_DEVICE), "time, or less detail",
+                   APPROXIMATE, works=(Work.INFERS, Work.SERVES)),
             Advice("smaller images, or shorter texts", "tf.image.resize(x, (512, 512))   # half of yours",
                    (NEED, FULL, CauseName.LARGER_THAN_DEVICE), "less detail", APPROXIMATE),
             Advice("let TensorFlow, this one and any other on the card, take memory as it needs it",
@@ -361,12 +366,10 @@ FRAMEWORKS: dict[str, Framework] = {
         raising=("less at once", "drop ORDER BY and wide GROUP BY over everything, or cut the query in parts")),
     "matlab": Framework(
         title="MATLAB", host=True, python=False,
+        raising=("allow larger arrays, where they were meant", "Settings > MATLAB > Workspace > Maximum array size"),
         advice=(Advice("smaller arrays: narrower types, sparse, or a part at a time",
                        "single(x), sparse(x), clear x   # from a file: matfile(path), tall arrays, datastore", HOST_CAUSES,
-                       "fewer digits, or time", APPROXIMATE),
-                Advice("allow larger arrays, where they were meant", "Settings > MATLAB > Workspace > Maximum "
-                                                                     "array size", HOST_CAUSES,
-                       formats=("matlab", "matlab-elided")))),
+                       "fewer digits, or time", APPROXIMATE),)),
     "octave": Framework(
         title="Octave", device="cpu", python=False,
         advice=(Advice("smaller arrays: narrower types, sparse, or a part at a time; see whether that size was meant",

@@ -147,6 +147,15 @@ MODELS: tuple[Program, ...] = (
             on_device("a smaller batch, smaller images",
                       "batch_size: 4, image_resizer { fixed_shape_resizer { height: 320 width: 320 } }   # in "
                       "pipeline.config", "time, or less detail"), only="tensorflow"),
+    program("a resumed run", r"(?i)resum(?:e|ing)\b.{0,40}(?:checkpoint|training)|resume_from_checkpoint",
+            on_device("read the checkpoint into RAM, not onto the card",
+                      'torch.load(path, map_location="cpu")   # and del it after load_state_dict()', "nothing",
+                      exactness=BITWISE), only="pytorch"),
+    program("a checkpoint that is written",
+            r"(?i)(?:while|when|during) saving|save_model_and_optimizer|保存(?:模型|ckpt|checkpoint)",
+            on_device("gather the weights in RAM when they are saved",
+                      "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)   # DeepSpeed: "
+                      "stage3_gather_16bit_weights_on_model_save false", "time", exactness=BITWISE), only="pytorch"),
     # graphs, scenes, proteins
     program("PyG", r"torch_geometric|message_passing\.py|\bdgl[/\\.]|\btorch_(?:sparse|scatter)[/\\]",
             on_device("a part of the graph at a time",

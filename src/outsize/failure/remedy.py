@@ -20,6 +20,7 @@ from outsize.failure.advice import Advice
 from outsize.failure.case import Case, make_remedy
 from outsize.failure.framework import framework
 from outsize.failure.program import Program
+from outsize.failure.work import Work
 
 Maker = Callable[[Case], Iterator[Remedy]]
 
@@ -120,7 +121,7 @@ def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
     killed_by_limit = bool(case.framework.killer) or case.failure.extra.get("scope") == "cgroup"
     own = [] if case.format == "fork" else list(_offers(case, cause, case.programs))
     makers = [maker for maker in REMEDIES[cause] if maker not in (_DEVICE_ONLY if case.on_host else ())]
-    if own:  # the array is not in the user's code
+    if own or (case.in_graph and case.work is Work.INFERS):  # the array is not in the user's code
         makers = [maker for maker in makers if maker is not tensor.smaller_tensor]
     late = {*_HOST_ONLY, tensor.smaller_tensor} if case.in_graph else _HOST_ONLY
     yield from _offers(case, cause, case.managers)

@@ -10,14 +10,17 @@ from outsize.failure.advice import APPROXIMATE, ROUNDING
 from outsize.failure.case import Case, make_remedy
 from outsize.failure.framework import CONTAINER
 
+_NOT_RAISED = ("java-reserve", "matlab-help")
+"""Wordings of a limit that was too high, or that nobody set."""
+
 
 def raise_limit(case: Case) -> Iterator[Remedy]:
     """More of what the machine has, at least what is known to be needed, and not more than there is."""
     failure, raising = case.failure, case.framework.raising
     limit = failure.limit_bytes or (case.biting.bytes if case.biting else None)
     if (
-        failure.framework == "openvino" or case.format == "java-reserve"
-    ):  # a buffer nobody raises; a heap that was too large
+        failure.framework == "openvino" or case.format in _NOT_RAISED
+    ):  # the driver's largest buffer, which nobody raises
         return
     known = case.known_need
     if case.on_device and case.need is not None and case.held is not None:

@@ -13,7 +13,8 @@ DENSE = re.compile(
     r"\.toarray\(|\.todense\(|_process_toarray|get_dummies|OneHotEncoder|one_hot|onehot|to_categorical\(", re.IGNORECASE
 )
 WEIGHTS = re.compile(
-    r"node:? ?(?:(?!gradients)[^\n]){0,120}?(?:/weights\b|/kernel\b|Initializer|/Adam\b(?!/gradients)|/Momentum|"
+    r"node:? ?(?:(?!gradients)[^\n]){0,120}?(?:/weights\b(?!/read)|/kernel\b(?!/read)|Initializer|"
+    r"/Adam\b(?!/gradients)|/Momentum|"
     r"RestoreV2|embeddings?/)|"
     r"variables_initializer|initialize_all_variables|_initialize_variables|\bin add_weight\b",
     re.IGNORECASE,

@@ -134,8 +134,8 @@ EXITS: list[Format] = [
          r"[\"'`](?-i:Killed)[.!]?[\"'`] (?:message|error)|(?:gets?|got|getting|being|still|always|just) (?-i:Killed)\b|"
          r"\b(?:process|script|program|job|training|python|command|it|build|server|worker|task|app|execution|"
          r"session|run|code) (?:\w{1,12} ){0,2}"
-         r"(?:gets?|got|is|was|being|getting|been) (?:\w{3,14}ly |always |just )?killed(?= ?[.,!`\"')]| ?$| "
-         r"(?:after|when|while|during|at|"
+         r"(?:gets?|got|is|was|be|being|getting|been) (?:\w{3,14}ly |always |just )?killed(?= ?[.,!`\"')]| ?$| "
+         r"(?:after|when|while|during|at|by itself|automatically|"
          r"without|halfway|because|due|in the middle)\b)", lines=True, extra={"signal": "Killed"}),
     form("mac-killed", "linux", r"low swap: killing|memor[a-z]{4,8}us: killing|killing_\w{1,40} pid [0-9]",
          r"killing largest compressed process (?:with pid )?{pid:int} \({process:name}\)", extra={"signal": "Killed"}),
@@ -197,7 +197,8 @@ WORDS: list[Format] = [
          r"\b(?:it|always|says?|tells?|keeps?|just|then|and|GPU|card|system|machine|server|process|program|has|"
          r"have|had|I|we) (?:\w{1,12} ){0,3}"
          r"(?:run|ran|runs|running) out of (?:\w{1,8} )?(?:memory|VRAM)\b|, running out of memory\b|\bout of "
-         r"(?:GPU )?VRAM\b|后报 ?out of memory|报错 ?memory out", lines=True,
+         r"(?:GPU )?VRAM\b|后报 ?out of memory|(?:出现|遇到|触发|导致)[^\n]{0,6}(?-i:OOM)|\boom error\b|(?:leads? "
+         r"to|suffer\w{0,3} from|every) (?:an? )?(?-i:OOM)[- ]kills?\b|报错 ?memory out", lines=True,
          unless=r"\b(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|would|will|if|until|no longer|"
                 r"enhance|improve)\b[^\n.]{0,40}"
          r"(?:\bout[- ]of[- ](?:\w{1,8} )?(?:memory|VRAM)\b|(?-i:\bOOM\b))|native thread"),

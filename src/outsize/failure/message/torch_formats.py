@@ -128,8 +128,8 @@ LAST: list[Format] = [
                                  r"?out of memory", r"current device: {index}\b", device="cuda"),
     form("cuda-bare", "pytorch", r"CUDA\b[ _:]{0,2}(?:runtime |driver )?(?:failed with )?(?:error|"
          r"failure)?(?: 2)?(?: at [^\n]{1,100}?)?[^\w\n]{0,4}2?[^\w\n]{0,4}(?:is |"
-         r"ran |gives? )?out of memory(?= ?[.:!?,;)\"'`*<\n\]|/-]| ?$| in cu| current device| CUDA kernel| error\b|"
-         r" exception\b|。|，| \w{0,12}=)",
+         r"ran |gives? )?out of memory(?= ?[.:!?,;)\"'`*<\n\]|/-]| ?$| in cu| current device| CUDA kernel|\serror\b|"
+         r"\sexception\b|。|，| \w{0,12}=)",
          r"current device: {index}\b", *_CACHING, device="cuda", lines=True),
     form("torch-name-bare", "pytorch", r"^(?:[^\n:]{0,40}: ?)?torch(?:\.cuda)?\.OutOfMemoryError:? ?$", device="cuda",
          lines=True),
