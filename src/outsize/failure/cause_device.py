@@ -219,6 +219,10 @@ def kept(case: Case) -> Cause | None:
     """It went well for a while: each step keeps something, or the largest batch came late."""
     if not case.grows or not case.on_torch_gpu or case.work not in (Work.TRAINS, Work.EVALUATES, Work.UNKNOWN):
         return None
+    if case.strangers or (case.others or 0) > 0.4 * (
+        case.failure.total_bytes or 2**63
+    ):  # that much others do not grow into
+        return None
     return make_cause(
         CauseName.LEAK,
         "It fitted at first and failed later: each step, or each validation, keeps something on the card (a loss with its graph, "

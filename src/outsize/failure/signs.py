@@ -49,7 +49,8 @@ GROWS = re.compile(
     r"after (?:a few|some|several|many|about |around |~)? ?[0-9,k]* ?(?:of )?(?:training )?(?:steps?|iterations?|"
     r"epochs?|batch(?:es)?|hours?|"
     r"minutes|runs|images|files|rounds|samples)\b|memory (?:usage |use )?(?:\w+ )?(?:keeps? )?(?:grow|increas|leak|climb|ris)\w*|"
-    r"\bleak(?:age|ing|s)?\b|epoch goes to [0-9]|gradually|(?:the|on) (?:second|2nd|third|3rd|next) (?:epoch|run|"
+    r"\bleak(?:age|ing|s)?\b|epoch goes to [0-9]|gradually|bigger and bigger|more and more|for (?:around|about) "
+    r"[0-9]+ (?:steps|iterations|epochs)|(?:the|on) (?:second|2nd|third|3rd|next) (?:epoch|run|"
     r"time|image|round|iteration|call)|"
     r"(?:in|inside) a (?:for )?loop\b|[0-9]+th (?:epoch|iteration|step)",
     re.IGNORECASE,

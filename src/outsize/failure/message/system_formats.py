@@ -42,7 +42,8 @@ KERNEL: list[Format] = [
          r"due to memory pressure for", r"being {pressure_pct:float}% > {pressure_limit_pct:float}%",
          r"killed {processes_killed:int} process", r"memory used \({used_bytes:count}\) / total \({total:count}\)",
          whole=True),
-    form("systemd", "systemd", r"killed by the OOM killer|Failed with result 'oom-kill'|result 'oom-kill'"),
+    form("systemd", "systemd", r"(?:systemd|\.service|\.scope|\bunit\b)[^\n]{0,200}killed by the OOM killer|Failed "
+                               r"with result 'oom-kill'|result 'oom-kill'"),
     form("earlyoom", "earlyoom", r"sending SIG(?:TERM|KILL) to process {pid:int} uid [0-9]{1,8} [\"']?{process:word}"),
 ]
 
@@ -189,7 +190,7 @@ WORDS: list[Format] = [
     form("told", "unknown",
          r"\b(?:I|we|it|this|keeps?|get(?:s|ting)?|got|gives?|gave|throws?|shows?|reports?|caus(?:es?|ed|ing)|with|crash\w{0,3}|hits?|face[sd]?|"
          r"facing|met|occurs?|encounter\w{0,3}|into|always|still|"
-         r"报(?:错)?)\b[^\n.]{0,30}?(?:(?<!zero\s)(?-i:\bOOM\b)(?! ?-?kill)|\bout[- ]of[- ]memory[\"'”]?"
+         r"报(?:错)?)\b[^\n.]{0,30}?(?:(?<!zero\s)(?-i:\bOOM\b)(?! ?-?kill)|\bout[- ]?of[- ]?memory[\"'”]?"
          r"(?: ?(?:error|exception|issue|problem|crash)\b|错误))|"
          r"^#? ?(?:\[[^\]\n]{1,20}\]:? ?)?(?:(?:GPU|CUDA|VRAM) )?(?:Out of memory (?:error|exception|problem|issue|"
          r"on|in|when|while|during|at)|"
