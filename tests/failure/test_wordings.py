@@ -127,6 +127,23 @@ WORDINGS = {
     ),
     "arrow growing": ("ArrowMemoryError: realloc of size 123456 failed", {"device": "cpu", "requested_bytes": 123456}),
     "return code": ("RuntimeError: command failed (returncode=-9): solver --all", {}),
+    "killed, in quotes": ('the terminal ends with the message "Killed" and nothing else', {}),
+    "killed, told": ("After an hour the process gets killed because of the memory that it uses", {}),
+    "killed, glued to a line": ("scanning 87% -> 1398103 records doneKilled", {}),
+    "low swap of a Mac": (
+        "low swap: killing largest compressed process with pid 77 (indexer)",
+        {"pid": 77, "process": "indexer"},
+    ),
+    "told in words": ("I always get an out of memory error", {}),
+    "told in Chinese": ("CUDA 内存不足。尝试分配 2.00 GiB 的内存", {"requested_bytes": 2 * GiB}),
+    "memory error, told": ("On this file I get a MemoryError", {}),
+    "memory error at the end of a line": ("x = images / 255.0 MemoryError", {}),
+    "r, in other words": (
+        "Error: can not allocate vector of size 3.0Gb",
+        {"device": "cpu", "requested_bytes": 3 * GiB},
+    ),
+    "semaphores in shared memory": ("    self._rlock = ctx.Lock()\nOSError: [Errno 28] No space left on device", {}),
+    "kernel stack": ("oom_kill_process from out_of_memory+0x218/0x34c", {}),
 }
 
 
@@ -148,6 +165,13 @@ LOOKALIKES = [
     "distributed.worker.memory - WARNING - Unmanaged memory use is high. This may indicate a memory leak",
     "ImportError: libgomp.so.1: cannot allocate memory in stat\nic TLS block",
     "Set a lower batch size if you run\nout of memory.",
+    "This change fixes an out of memory error.",
+    "OSError: [Errno 28] No space left on device: 'model.pt'",
+    "Exception in background worker 3:\nValueError: x\nOne or more background workers are no longer alive.",
+    "except torch.cuda.OutOfMemoryError:",
+    "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+    "Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE)",
+    "The job was killed by the user.",
 ]
 
 

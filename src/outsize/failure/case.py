@@ -18,9 +18,13 @@ from outsize.core.failure import Cause, CauseName, Exactness, Failure, Remedy
 from outsize.core.memory import Limit, Reading
 from outsize.core.noun import Known
 from outsize.core.spec import Spec
-from outsize.failure.framework import ALLOCATOR_SETTINGS, BITWISE, VARIABLES, Framework, framework
+from outsize.failure import signs
+from outsize.failure.advice import BITWISE, Framework
+from outsize.failure.framework import ALLOCATOR_SETTINGS, VARIABLES, framework
 from outsize.failure.message.clean import clean
-from outsize.failure.work import Work, evaluates, work_of
+from outsize.failure.program import Program
+from outsize.failure.program_table import managers_of, places_of, programs_of
+from outsize.failure.work import Work, work_of
 
 CONTEXT = 3 * 2**29
 """Bytes that a CUDA context, its libraries and a desktop may hold beside an allocator before we speak of another process."""
@@ -30,28 +34,6 @@ PAGES = 1 << 16
 SMALL = 64 * 2**20
 """A request below this many bytes is never the whole story."""
 
-_EXPANDABLE = re.compile(
-    r"(?<!try setting )(?<!try setting `)PYTORCH_(?:CUDA_|"
-    r"HIP_|NPU_)?ALLOC_CONF\W{1,8}expandable_segments:True",
-    re.IGNORECASE,
-)
-_DENSE = re.compile(r"\.toarray\(|\.todense\(|_process_toarray|get_dummies|OneHotEncoder|one_hot|onehot", re.IGNORECASE)
-_WEIGHTS = re.compile(
-    r"node:? ?[^\n]{0,120}?(?:/weights\b|/kernel\b|Initializer|/Adam|/Momentum|RestoreV2|embeddings?/)", re.IGNORECASE
-)
-_SHARDS = re.compile(r"Loading checkpoint shards|Loading pipeline components|\bfrom_pretrained\(|Loading model weights")
-_FRAMES = re.compile(r"pandas[/\\]core[/\\]|\bpd\.(?:merge|concat|pivot\w*|read_\w+)\(|\bdf\d?\.merge\(")
-_BUILD = re.compile(
-    r"The command '/bin/sh -c|^#[0-9]{1,4} [0-9]+\.[0-9]+ |\bdocker build\b|executor failed running", re.MULTILINE
-)
-_OTHER_TOOLS = re.compile(
-    r"\bnpm ERR|\byarn\b|\bpnpm\b|\bwebpack\b|\bcargo\b|\brustc\b|\bg\+\+|\bcc1plus|\bninja\b|\bgradle\b|\bmvn\b"
-)
-_WINDOWS = re.compile(
-    r"WinError|\b[A-Z]:\\|\.\.\\|\w\.(?:dll|bat)\b|: bad allocation\b|\bWindows 1[01]\b", re.IGNORECASE
-)
-_PYTHON = re.compile(r'File "|\bpython|\.py\b|MemoryError|>>>|\.ipynb', re.IGNORECASE)
-"""What shows that a C++ library failed inside a Python program."""
 DMESG = (
     "`dmesg -T | grep -i 'killed process'` (or `journalctl -k`), and `memory.events` of the container: an oom_kill "
     "there settles it"
@@ -87,8 +69,10 @@ class Case:
 
     @cached_property
     def format(self) -> str:
-        """Which wording it was."""
-        return str(self.failure.extra.get("format", ""))
+        """Which wording it was; the driver's bare words are those of pinned RAM where weights or an optimizer's "
+        "state go there."""
+        said = str(self.failure.extra.get("format", ""))
+        return "pinned" if said == "cuda-bare" and signs.OFFLOADS.search(self.text) is not None else said
 
     @property
     def framework(self) -> Framework:
@@ -134,9 +118,18 @@ class Case:
         need, free = self.need, self.failure.free_bytes
         if need is None or free is None:
             return None
-        total, held = self.failure.total_bytes or 0, self.held or 0
-        full = free < SMALL or (held > 0.9 * total > 0 and free < total // 50)
-        last = self.on_device and full and need <= free < need + max(SMALL // 4, total // 200)
+        held = self.held or 0
+        total = self.failure.total_bytes or (held + free if held and self.failure.framework == "paddle" else 0)
+        full = (
+            free < SMALL
+            or (held > 0.9 * total > 0 and free < total // 50)
+            or (held > total // 2 > 0 and free < total // 32)
+        )
+        last = (
+            self.on_device
+            and full
+            and need <= free < need + max(SMALL // 4, total // (32 if held > total // 2 else 200))
+        )
         return need if last else max(0, need - free)
 
     @cached_property
@@ -212,7 +205,19 @@ class Case:
     def expandable(self) -> bool:
         """True where expandable segments were already on."""
         spoken = any("expandable_segments:true" in self.settings.get(name, "").lower() for name in ALLOCATOR_SETTINGS)
-        return spoken or _EXPANDABLE.search(clean(self.text).views[0]) is not None
+        return spoken or signs.EXPANDABLE.search(clean(self.text).views[0]) is not None
+
+    def setting(self, name: str) -> str | None:
+        """The value of an environment variable, where it is known or the text shows that it was set."""
+        if not name or name in self.settings:
+            return self.settings.get(name)
+        shown = re.search(rf"(?<!Use )(?<!setting )(?<!setting `){name}[\"']?\]? ?[=:] ?[\"']?([\w.:]+)", self.text)
+        return None if shown is None else shown.group(1)
+
+    @cached_property
+    def one_at_a_time(self) -> bool:
+        """True where the text shows that the batch is one already."""
+        return signs.ONE.search(self.text) is not None
 
     @cached_property
     def biting(self) -> Limit | None:
@@ -277,9 +282,31 @@ class Case:
         return work_of(self.text)
 
     @cached_property
-    def evaluates(self) -> bool:
-        """True where the traceback goes through a function that evaluates."""
-        return evaluates(self.text)
+    def programs(self) -> tuple[Program, ...]:
+        """Whose program it was, as the text shows; a process that is known by name shows it too."""
+        return programs_of(f"{self.text}\n{self.failure.process or ''}", self.failure.framework)
+
+    @cached_property
+    def managers(self) -> tuple[Program, ...]:
+        """What started it, where that asks for memory on its behalf."""
+        return managers_of(self.text)
+
+    @cached_property
+    def places(self) -> tuple[Program, ...]:
+        """Where it ran, as the text shows."""
+        return places_of(self.text)
+
+    @cached_property
+    def grows(self) -> bool:
+        """True where the text says that it went well for a while: something is kept that should be let go."""
+        return signs.GROWS.search(self.text) is not None
+
+    @property
+    def place(self) -> str:
+        """Kind of device whose memory ran out, `cpu` for RAM."""
+        kind = (self.failure.device or "").partition(":")[0]
+        used = self.format == "told" and self.work is not Work.UNKNOWN and signs.RAM.search(self.text) is None
+        return kind or ("cuda" if self.on_device or used or signs.CARD.search(self.text) else "cpu")
 
     @cached_property
     def has_line(self) -> bool:
@@ -294,27 +321,32 @@ class Case:
     @cached_property
     def on_windows(self) -> bool:
         """True where the text shows that it happened on Windows."""
-        return self.failure.framework == "windows" or _WINDOWS.search(self.text) is not None
+        return self.failure.framework == "windows" or signs.WINDOWS.search(self.text) is not None
+
+    @cached_property
+    def on_mac(self) -> bool:
+        """True where the text shows that it happened on a Mac."""
+        return signs.MAC.search(self.text) is not None
 
     @cached_property
     def makes_dense(self) -> bool:
         """True where the text shows that something sparse was being written out with all its zeros."""
-        return self.on_host and _DENSE.search(self.text) is not None
+        return self.on_host and signs.DENSE.search(self.text) is not None
 
     @cached_property
     def in_frames(self) -> bool:
         """True where the traceback goes through pandas."""
-        return _FRAMES.search(self.text) is not None
+        return signs.FRAMES.search(self.text) is not None
 
     @cached_property
     def loads_shards(self) -> bool:
         """True where the weights of a model were being read into RAM."""
-        return _SHARDS.search(self.text) is not None
+        return signs.SHARDS.search(self.text) is not None
 
     @cached_property
     def in_image_build(self) -> bool:
         """True where it happened while an image was built."""
-        return _BUILD.search(self.text) is not None
+        return signs.BUILD.search(self.text) is not None
 
     @cached_property
     def ranks_on_one_card(self) -> int:
@@ -327,16 +359,17 @@ class Case:
     def may_be_python(self) -> bool:
         """False where the program is known not to be Python's, or not on Linux, so that nothing of Outsize can run it."""
         name = (self.failure.process or "python").lower()
-        if self.on_windows or self.in_image_build or _OTHER_TOOLS.search(self.text) is not None:
+        if self.on_windows or self.in_image_build or signs.OTHER_TOOLS.search(self.text) is not None:
             return False
-        if self.format == "bad-alloc" and _PYTHON.search(self.text) is None:
+        shown = self.failure.process is not None or self.reading is not None or self.library is not None or self.watched
+        if self.failure.framework in signs.ANY_LANGUAGE and not shown and signs.PYTHON.search(self.text) is None:
             return False
         return self.framework.python and any(word in name for word in ("python", "ray::", "jupyter", "pt_", "torchrun"))
 
     @cached_property
     def makes_weights(self) -> bool:
         """True where the tensor of a graph is a weight, or an optimizer's: no batch makes it smaller."""
-        return self.in_graph and _WEIGHTS.search(self.text) is not None
+        return self.in_graph and signs.WEIGHTS.search(self.text) is not None
 
     @cached_property
     def weights_of_graph(self) -> int | None:
@@ -358,7 +391,7 @@ class Case:
     def can_be_fitted(self) -> bool:
         """True where `outsize.fit` runs: PyTorch on Linux, on a CPU or a CUDA or HIP device, and a model that is trained."""
         place = (self.failure.device or "cpu").partition(":")[0]
-        fits = self.work in (Work.TRAINS, Work.UNKNOWN)
+        fits = self.work in (Work.TRAINS, Work.EVALUATES, Work.UNKNOWN)
         return self.on_torch and place in ("cpu", "cuda", "hip") and fits and not self.on_windows
 
     @property

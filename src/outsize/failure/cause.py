@@ -15,7 +15,7 @@ from outsize.failure import cause_device, cause_host
 from outsize.failure.case import SMALL, Case, make_cause
 
 Rule = Callable[[Case], Cause | None]
-LARGEST_CARD = 300 * 2**30
+LARGEST_CARD = 270 * 2**30
 """Bytes that no single device of today has."""
 
 
@@ -140,7 +140,7 @@ def unsaid(case: Case) -> Cause | None:
     whole = (
         "" if program is None else f" The compiled program takes {said(program)} in all, arguments and results counted."
     )
-    somewhere = case.failure.device is None and not case.on_host and not case.on_device
+    somewhere = case.failure.device is None and not case.on_host and not case.on_device and case.place == "cpu"
     where = "RAM" if case.on_host else "a place that the message does not name" if somewhere else place_of(case)
     if case.failure.framework == "jax" or case.failure.framework == "tensorflow":
         hint = "the program's own buffers against the allocator's limit: the BFC dump or `memory_analysis()`"
@@ -185,6 +185,7 @@ RULES: tuple[Rule, ...] = (
     cause_device.refused_block,
     cause_device.driver_refused,
     cause_device.weights_refused,
+    cause_device.kept,
     cause_device.other_process,
     cause_device.graph_pools,
     cause_host.rlimit,
@@ -222,6 +223,8 @@ def find_causes(case: Case) -> tuple[Cause, ...]:
 def _usual_suspects(case: Case) -> Iterator[Cause]:
     """What else it is, as a rule, where the numbers leave it open."""
     if case.failure.framework in {"tensorflow", "jax"} and (case.failure.device or "cuda").startswith("cuda"):
+        yield make_cause(CauseName.OTHER_PROCESS, "Another process holds part of the card.", decide=case.who_holds)
+    if case.format in ("cuda-bare", "runtime-2"):
         yield make_cause(CauseName.OTHER_PROCESS, "Another process holds part of the card.", decide=case.who_holds)
     if case.on_host or case.failure.extra.get("signal") == "Killed":
         text = "A container, a job or `ulimit` allows less than the machine has."

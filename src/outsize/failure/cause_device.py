@@ -14,6 +14,12 @@ _COMPUTES = re.compile(
     r"modules/(?!module)|\bbatch|for a while|\bsteps?\b|\biterations?\b"
 )
 """Lines that compute: by then the program has filled the card itself."""
+_STARTS = re.compile(
+    r"barrier\(|init_process_group|set_device\(|_lazy_init|_cuda_init|manual_seed|set_rng_state|torch\.(?:zeros|ones|randn?|tensor|empty)\("
+    r"[^\n]{0,40}(?:\.cuda\(|device)|torch\.cuda\.(?:init|mem_get_info|synchronize|current_stream)|mem_get_info|is_available|"
+    r"nvidia-smi|other process|all (?:CUDA-capable )?devices"
+)
+"""Lines with which a program only begins to use a card."""
 _USES = (Work.INFERS, Work.PAINTS, Work.SERVES)
 """Work in which the program itself fills the card as a rule."""
 
@@ -68,6 +74,10 @@ def fraction(case: Case) -> Cause | None:
     """A cap that the program set itself."""
     limit, need, free = case.failure.limit_bytes, case.need, case.failure.free_bytes
     if limit is None or limit >= 2**57 or not case.on_torch_gpu or case.format == "xpu-block":
+        return None
+    if (
+        case.failure.total_bytes is not None and limit >= 0.995 * case.failure.total_bytes
+    ):  # the whole card is no fraction
         return None
     if need is None or not (
         case.passes_limit if free is not None and free >= need else (case.held or 0) + need > limit
@@ -205,20 +215,32 @@ def refused_block(case: Case) -> Cause | None:
     )
 
 
+def kept(case: Case) -> Cause | None:
+    """It went well for a while: each step keeps something, or the largest batch came late."""
+    if not case.grows or not case.on_torch_gpu or case.work not in (Work.TRAINS, Work.EVALUATES, Work.UNKNOWN):
+        return None
+    if case.strangers or (case.others or 0) > 0.4 * (
+        case.failure.total_bytes or 2**63
+    ):  # that much others do not grow into
+        return None
+    return make_cause(
+        CauseName.LEAK,
+        "It fitted at first and failed later: each step, or each validation, keeps something on the card (a loss with its graph, "
+        "outputs in a list), or the longest batch came late.",
+        decide="torch.cuda.memory_allocated() after each step: rising is a leak, flat and then a jump is a large batch",
+    )
+
+
 def driver_refused(case: Case) -> Cause | None:
     """The driver's own words, without the numbers that PyTorch's allocator prints."""
-    if (
-        case.format != "cuda-bare"
-        or case.need is not None
-        or case.work in _USES
-        or _COMPUTES.search(case.text)
-        or not case.on_torch_gpu
-    ):
+    if case.format != "cuda-bare" or case.need is not None or not case.on_torch_gpu:
+        return None
+    if case.work in _USES or _COMPUTES.search(case.text) or not _STARTS.search(case.text):
         return None
     return make_cause(
         CauseName.OTHER_PROCESS,
-        "The driver refused, not PyTorch's allocator, which prints what it holds: as a rule another process, or another rank of "
-        "the same job, already fills this card.",
+        "The driver refused before the program had done anything on the card: as a rule another process, or another rank of the "
+        "same job, already fills it.",
         decide=case.who_holds,
     )
 

@@ -84,7 +84,7 @@ def shared_memory(case: Case) -> Cause | None:
 
 def pinned(case: Case) -> Cause | None:
     """Pinned memory is the host's, whatever the message calls it."""
-    if not case.failure.extra.get("pinned"):
+    if case.format != "pinned":
         return None
     return make_cause(
         CauseName.LIMIT,
@@ -216,6 +216,13 @@ def signal(case: Case) -> Cause | None:
     """SIGKILL without a word."""
     if case.failure.extra.get("signal") != "Killed":
         return None
+    if case.format == "workers-gone":
+        return make_cause(
+            CauseName.KILLED,
+            "A worker process is gone without a word of its own: as a rule the kernel killed it because RAM, or the container's "
+            "limit, was full. Any other error of a worker stands further up in the log.",
+            decide=DMESG,
+        )
     return make_cause(
         CauseName.KILLED,
         "The process was ended by SIGKILL without a word. The kernel does that when RAM or a container's limit is "
@@ -241,6 +248,19 @@ def rlimit(case: Case) -> Cause | None:
 
 def heap(case: Case) -> Cause | None:
     """Runtimes with their own heap, and programs that keep themselves to a limit."""
+    if case.format == "java-array":
+        text = (
+            "One array of Java holds 2^31 elements at most, and more were asked for: no heap is large enough for that."
+        )
+        return make_cause(CauseName.TRUE_NEED, text)
+    if case.format == "java-reserve":
+        return make_cause(
+            CauseName.ADDRESS_SPACE,
+            "Java asks for its whole heap when it starts, and did not get it: -Xmx is more than the machine has "
+            "free, or this Java is "
+            "one of 32 bits, which can have about 1.5 GiB.",
+            decide="`java -version`: 64-Bit or not; free RAM against -Xmx",
+        )
     if case.failure.framework in {"java", "node"}:
         return make_cause(
             CauseName.LIMIT,
@@ -264,7 +284,7 @@ def small_request(case: Case) -> Cause | None:
     bound = need if need is not None or shape is None else 16 * math.prod(shape)
     if (
         bound is None
-        or bound >= (2 * SMALL if case.on_host else SMALL)
+        or bound >= (8 * SMALL if case.on_host else SMALL)
         or not (case.on_host or case.failure.framework in {"tensorflow", "jax"})
     ):
         return None

@@ -7,75 +7,20 @@ row, so that a new framework is one row here and its wordings in `message/`.
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
-
-from outsize.core.failure import CauseName, Exactness
-
-BITWISE, ROUNDING, APPROXIMATE = Exactness.BITWISE, Exactness.ROUNDING, Exactness.APPROXIMATE
-
-NEED, FULL, LIMIT, OTHERS = CauseName.TRUE_NEED, CauseName.ALREADY_FULL, CauseName.LIMIT, CauseName.OTHER_PROCESS
-_HOST_CAUSES = (NEED, FULL, LIMIT, CauseName.MACHINE, CauseName.KILLED, CauseName.LEAK, CauseName.LARGER_THAN_MACHINE)
-_SERVING_CAUSES = (NEED, OTHERS, CauseName.LARGER_THAN_DEVICE)
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """A way out that one framework has."""
-
-    name: str
-    """What to do."""
-    how: str
-    """The line or setting."""
-    causes: tuple[CauseName, ...]
-    """Causes it helps against."""
-    costs: str = "nothing"
-    """What it costs."""
-    exactness: Exactness = BITWISE
-    """What it does to results."""
-    _: KW_ONLY
-    gives: str = ""
-    """Name of the number of a `Case` that says how many bytes it gives back; empty where that is not known."""
-    variable: str = ""
-    """Environment variable that it sets."""
-    done: str = ""
-    """Value of the variable that means it is on already; empty where any value does."""
-    place: str = ""
-    """Kind of device it is for, `cuda` where the message does not say; empty for everywhere."""
-    formats: tuple[str, ...] = ()
-    """Wordings it is for; empty for all."""
-    process: str = ""
-    """Name of the process it is for; empty for all."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Framework:
-    """What is known of one framework; everything may be left open."""
-
-    title: str = ""
-    """Its name as people write it."""
-    device: str | None = None
-    """Device where its messages do not name one."""
-    host: bool = False
-    """True where it names no device and uses none but RAM."""
-    accelerated: bool = False
-    """True where it computes on a device unless a message says otherwise."""
-    python: bool = True
-    """False where no Python program can be behind it, so that nothing of Outsize can run it."""
-    killer: str = ""
-    """Whose limit it is that kills, and where that is set: for schedulers and containers."""
-    setting: str = ""
-    """What holds the limit that the program keeps itself to."""
-    optional: bool = False
-    """True where that limit is there only if somebody set it: the message then states it."""
-    raising: tuple[str, str] | None = None
-    """How its limit is raised: what to do, and the line, in which {mib} and {bytes} stand for the new limit."""
-    split: str = "for part in np.array_split(x, {pieces}, axis={axis}): ..."
-    """How an array is worked on in pieces."""
-    cast: str = "np.empty(shape, dtype=np.{dtype})   # at creation: x.astype() holds both"
-    """How an array becomes smaller."""
-    advice: tuple[Advice, ...] = ()
-    """What it alone offers."""
-
+from outsize.core.failure import CauseName
+from outsize.failure.advice import (
+    APPROXIMATE,
+    FULL,
+    HOST_CAUSES,
+    LIMIT,
+    NEED,
+    OTHERS,
+    ROUNDING,
+    SERVING_CAUSES,
+    Advice,
+    Framework,
+)
+from outsize.failure.work import Work
 
 LAUNCHERS = ("elastic", "deepspeed")
 """Wordings of launchers whose processes were killed: RAM ran out, whatever the device."""
@@ -85,27 +30,27 @@ LAUNCHERS = ("elastic", "deepspeed")
 
 _SHORT_CACHE = "-c 4096 --cache-type-k q8_0 --cache-type-v q8_0"
 _SMALLER_CACHE = (
-    Advice("a shorter context", "OLLAMA_CONTEXT_LENGTH=4096 ollama serve   # or /set parameter num_ctx 4096", _SERVING_CAUSES,
+    Advice("a shorter context", "OLLAMA_CONTEXT_LENGTH=4096 ollama serve   # or /set parameter num_ctx 4096", SERVING_CAUSES,
            "shorter context", formats=("ollama-runner",)),
-    Advice("keep some layers in RAM", "/set parameter num_gpu 20   # layers on the card; lower until it fits", _SERVING_CAUSES,
+    Advice("keep some layers in RAM", "/set parameter num_gpu 20   # layers on the card; lower until it fits", SERVING_CAUSES,
            "slower", formats=("ollama-runner",)),
-    Advice("smaller pieces of the prompt: the compute buffer grows with them", "-ub 128 -fa on", _SERVING_CAUSES,
+    Advice("smaller pieces of the prompt: the compute buffer grows with them", "-ub 128 -fa on", SERVING_CAUSES,
            "slower prompts", formats=("ggml-compute",)),
-    Advice("a smaller KV cache", _SHORT_CACHE, _SERVING_CAUSES, "shorter context, slightly other logits", APPROXIMATE,
+    Advice("a smaller KV cache", _SHORT_CACHE, SERVING_CAUSES, "shorter context, slightly other logits", APPROXIMATE,
            formats=("ggml-kv", "ggml-cpu", "ggml-pool")),
-    Advice("keep some layers in RAM", "-ngl 20   # lower until it fits", _SERVING_CAUSES, "slower"),
-    Advice("a smaller KV cache", _SHORT_CACHE, _SERVING_CAUSES, "shorter context, slightly other logits", APPROXIMATE),
+    Advice("keep some layers in RAM", "-ngl 20   # lower until it fits", SERVING_CAUSES, "slower"),
+    Advice("a smaller KV cache", _SHORT_CACHE, SERVING_CAUSES, "shorter context, slightly other logits", APPROXIMATE),
 )
 _SMALLER_CHUNKS = Advice(
     "smaller chunks: a whole one is held to read a part of it",
-    "h5repack -l NAME:CHUNK=64x1024 x.h5 y.h5   # h5dump -pH x.h5 shows what they are", _HOST_CAUSES,
+    "h5repack -l NAME:CHUNK=64x1024 x.h5 y.h5   # h5dump -pH x.h5 shows what they are", HOST_CAUSES,
     "the file is written once more")
 _LIBRARY_ROOM = Advice(
     "leave room outside PyTorch for library handles", "torch.cuda.set_per_process_memory_fraction(0.95)", (NEED,),
     "5 % of the card", formats=("library", "library-host", "nccl"))
 _WHO_HOLDS = Advice(
-    "see what holds the card before the program is blamed",
-    "nvidia-smi   # other processes, and what this one holds before the call", (NEED, FULL))
+    "see what holds the card; where it is this program, give it less at once",
+    "nvidia-smi   # other processes, and what this one holds; then smaller inputs, fewer at once", (NEED, FULL))
 _FEWER_BINS = Advice(
     "fewer bins: the data lies on the card as bins",
     "max_bin=63   # LightGBM; XGBoost: QuantileDMatrix(x, y, max_bin=64), larger data: ExtMemQuantileDMatrix",
@@ -139,10 +84,10 @@ FRAMEWORKS: dict[str, Framework] = {
                    "slower copies to the card", formats=("pinned",)),
             Advice("fewer workers, and arrays instead of lists of objects in the Dataset",
                    "DataLoader(..., num_workers=2)   # each worker touches, and so copies, a Python list of the parent",
-                   _HOST_CAUSES, "slower loading", process="DataLoader worker"),
+                   HOST_CAUSES, "slower loading", process="DataLoader worker"),
             Advice("hold less in RAM: each rank loads the weights, and offloading keeps optimizer state there",
                    '"offload_optimizer": {"device": "nvme", "nvme_path": "/scratch"}   # or fewer ranks; torch.load(mmap=True)',
-                   _HOST_CAUSES, "slower steps", formats=LAUNCHERS),
+                   HOST_CAUSES, "slower steps", formats=LAUNCHERS),
         )),
     "nccl": Framework(title="NCCL", device="cuda", advice=(_LIBRARY_ROOM,)),
     "tensorflow": Framework(
@@ -157,7 +102,12 @@ FRAMEWORKS: dict[str, Framework] = {
                    "other steps", APPROXIMATE, gives="weights_of_graph"),
             Advice("halve the batch: activations are half as large, weights and their state stay",
                    "model.fit(x, y, batch_size=16)   # half of yours", (NEED, FULL, CauseName.LARGER_THAN_DEVICE),
-                   "noisier gradients, or the time of two passes", APPROXIMATE, gives="half_of_batch"),
+                   "noisier gradients, or the time of two passes", APPROXIMATE, gives="half_of_batch",
+                   works=(Work.TRAINS, Work.UNKNOWN, Work.EVALUATES, Work.LOADS, Work.PAINTS)),
+            Advice("fewer and smaller inputs at once, through one graph that is made once",
+                   "model.predict(x, batch_size=1)   # smaller images, shorter texts; no new model or session for each input",
+                   (NEED, FULL, OTHERS, CauseName.LARGER_THAN_DEVICE), "time, or less detail",
+                   APPROXIMATE, works=(Work.INFERS, Work.SERVES)),
             Advice("smaller images, or shorter texts", "tf.image.resize(x, (512, 512))   # half of yours",
                    (NEED, FULL, CauseName.LARGER_THAN_DEVICE), "less detail", APPROXIMATE),
             Advice("let TensorFlow, this one and any other on the card, take memory as it needs it",
@@ -169,13 +119,23 @@ FRAMEWORKS: dict[str, Framework] = {
         advice=(
             Advice("work through it in pieces", "jax.lax.map(f, xs, batch_size=64)   # instead of vmap, or of one large array",
                    (CauseName.LARGER_THAN_DEVICE, CauseName.LARGER_THAN_LIMIT), "time"),
+            Advice("weights in 16 bits, over all devices, or a smaller model",
+                   "dtype=jnp.bfloat16   # Keras: keras.distribution.ModelParallel; Flax: params sharded with "
+                   "jax.device_put", (FULL, NEED),
+                   "lower precision", APPROXIMATE, works=(Work.LOADS,)),
+            Advice("less at once: a smaller batch, shorter inputs, or in pieces",
+                   "batch_size=1   # many at once: jax.lax.map(f, xs, batch_size=64) instead of vmap", (FULL, NEED), "time",
+                   ROUNDING, works=(Work.UNKNOWN, Work.INFERS, Work.EVALUATES)),
             Advice("let JAX have more than its 75 % of the card", "XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 python train.py",
-                   (FULL, NEED), "leaves less to others", variable="XLA_PYTHON_CLIENT_MEM_FRACTION", place="cuda"),
+                   (FULL, NEED), "leaves less to others", variable="XLA_PYTHON_CLIENT_MEM_FRACTION", place="cuda",
+                   already=r"\bTPU\b|HBM"),
             Advice("recompute instead of keeping", "loss = jax.checkpoint(loss)   # and donate_argnums for the old state",
-                   (FULL, NEED, CauseName.LARGER_THAN_LIMIT), "about a third more time", ROUNDING),
+                   (FULL, NEED, CauseName.LARGER_THAN_LIMIT), "about a third more time", ROUNDING,
+                   works=(Work.TRAINS, Work.UNKNOWN)),
             Advice("a smaller batch, accumulated over several steps",
                    "optax.MultiSteps(optimizer, every_k_schedule=2)   # and half the batch",
-                   (FULL, NEED, CauseName.LARGER_THAN_LIMIT), "the time of two passes", ROUNDING),
+                   (FULL, NEED, CauseName.LARGER_THAN_LIMIT), "the time of two passes", ROUNDING,
+                   works=(Work.TRAINS, Work.UNKNOWN)),
         )),
     "openvino": Framework(
         title="OpenVINO",
@@ -199,17 +159,22 @@ FRAMEWORKS: dict[str, Framework] = {
     "opencv": Framework(
         title="OpenCV",
         advice=(Advice("a smaller picture, or tiles of it", "cv2.imread(path, cv2.IMREAD_REDUCED_COLOR_4)",
-                       _HOST_CAUSES, "less detail, or several passes", APPROXIMATE, place="cpu"),)),
+                       HOST_CAUSES, "less detail, or several passes", APPROXIMATE, place="cpu"),)),
     "numpy": Framework(title="NumPy", device="cpu"),
     "pandas": Framework(
         title="pandas", host=True,
         advice=(Advice("read the file in pieces, only the columns you need, in narrow types",
-                       "for part in pd.read_csv(path, usecols=[...], dtype={...}, chunksize=1_000_000): ...", _HOST_CAUSES,
+                       "for part in pd.read_csv(path, usecols=[...], dtype={...}, chunksize=1_000_000): ...", HOST_CAUSES,
                        "one pass for each question"),)),
     "linux": Framework(
         advice=(Advice("fewer processes, and started before the data is loaded",
                        "num_workers=2, n_jobs=2, --maxWorkers=2   # and then: sysctl -w vm.overcommit_memory=1", (FULL,),
-                       "less runs in parallel", formats=("fork",)),
+                       "less runs in parallel", formats=("fork",), only=r"File \"|\.py\b|os\.fork|node|jest|npm|"
+                                                                        r"ENOMEM|n_jobs|workers"),
+                Advice("see what the machine, or the container, has left and has promised, and who holds it",
+                       "free -g; cat /proc/sys/vm/overcommit_memory; ulimit -u; ps -eo rss,comm --sort=-rss | head "
+                       "  # then swap, or a larger limit",
+                       (FULL,), formats=("fork",)),
                 Advice("let the kernel promise more than it has: a map that is only read takes no RAM of its own",
                        "sysctl -w vm.overcommit_memory=1   # and: ulimit -v unlimited", (CauseName.ADDRESS_SPACE,),
                        "a program that asks for too much is killed later instead of refused", formats=("file-map",)),
@@ -219,7 +184,7 @@ FRAMEWORKS: dict[str, Framework] = {
         device="cpu", python=False,
         advice=(Advice("give it less at once, or let it stream",
                        "/usr/bin/time -v COMMAND   # what it takes; Polars: pl.scan_csv(path).collect(engine='streaming')",
-                       _HOST_CAUSES),)),
+                       HOST_CAUSES),)),
     "arrow": Framework(device="cpu"),
     **dict.fromkeys(("hdf5", "netcdf"), Framework(device="cpu", advice=(_SMALLER_CHUNKS,))),
     **dict.fromkeys(_HOST_PROGRAMS, Framework(device="cpu", python=False)),
@@ -228,11 +193,11 @@ FRAMEWORKS: dict[str, Framework] = {
     "compiler": Framework(
         host=True, python=False,
         advice=(Advice("fewer files at once: each compiler takes its own memory",
-                       "make -j2   # ninja -j2; MAX_JOBS=2 pip install ...", _HOST_CAUSES, "a slower build"),)),
+                       "make -j2   # ninja -j2; MAX_JOBS=2 pip install ...", HOST_CAUSES, "a slower build"),)),
     "git": Framework(
         device="cpu", python=False,
         advice=(Advice("let git hold less at once",
-                       "git -c pack.windowMemory=256m -c pack.threads=1 -c core.packedGitLimit=256m gc", _HOST_CAUSES,
+                       "git -c pack.windowMemory=256m -c pack.threads=1 -c core.packedGitLimit=256m gc", HOST_CAUSES,
                        "slower"),)),
     "redis": Framework(
         title="Redis", device="cpu", python=False, setting="maxmemory", optional=True,
@@ -261,7 +226,7 @@ FRAMEWORKS: dict[str, Framework] = {
         )),
     "openblas": Framework(
         host=True,
-        advice=(Advice("fewer threads: each has buffers of its own", "OPENBLAS_NUM_THREADS=1 python script.py", _HOST_CAUSES,
+        advice=(Advice("fewer threads: each has buffers of its own", "OPENBLAS_NUM_THREADS=1 python script.py", HOST_CAUSES,
                        "slower products of matrices", variable="OPENBLAS_NUM_THREADS", done="1"),)),
     "mxnet": Framework(device="cuda", advice=(_SMALLER_BATCH, _WHO_HOLDS)),
     "paddle": Framework(
@@ -269,17 +234,32 @@ FRAMEWORKS: dict[str, Framework] = {
         advice=(
             Advice("let Paddle have more of the card", "FLAGS_fraction_of_gpu_memory_to_use=0.95 python train.py",
                    (CauseName.MEMORY_FRACTION,), "leaves less to others", variable="FLAGS_fraction_of_gpu_memory_to_use"),
+            Advice("smaller inputs, one at a time, in 16 bits", "half the height and width, batch_size=1   # "
+                                                                "precision fp16; config.enable_memory_optim()",
+                   (NEED, FULL), "less detail", APPROXIMATE, works=(Work.INFERS, Work.EVALUATES)),
             _SMALLER_BATCH, _WHO_HOLDS)),
-    "go": Framework(host=True, python=False),
+    "android": Framework(
+        title="an Android app", host=True, python=False, setting="the heap that the system gives an app",
+        raising=("find what the app keeps, in a heap dump", "Android Studio > Profiler > heap dump: pictures, "
+                                                            "listeners   # then android:largeHeap=\"true\"")),
+    "vulkan": Framework(
+        device="vulkan", python=False,
+        advice=(Advice("less on the card: lower textures and resolution, and close what else is on it",
+                       "texture quality and render scale one step down   # nvidia-smi, radeontop: who holds the card",
+                       (NEED, FULL), "coarser pictures", APPROXIMATE),)),
+    "go": Framework(
+        host=True, python=False,
+        advice=(Advice("use the build of 64 bits", "file $(which PROGRAM); uname -m   # x86-64 or aarch64, not 386 or armv7",
+                       (CauseName.ADDRESS_SPACE,)),)),
     "mlx": Framework(device="metal"),
     "metal": Framework(device="metal", advice=_SMALLER_CACHE),
     "ggml": Framework(accelerated=True, title="llama.cpp", advice=_SMALLER_CACHE),
     "ollama": Framework(
         title="Ollama", device="cpu", python=False,
         advice=(Advice("a smaller model, or the same in fewer bits", "ollama run llama3.2:1b   # or a tag with q4_K_M",
-                       _SERVING_CAUSES, "other answers", APPROXIMATE),
-                Advice("a shorter context", "OLLAMA_CONTEXT_LENGTH=2048 ollama serve", _SERVING_CAUSES, "shorter context"),
-                Advice("close what else holds RAM, or add swap", "free -g; ollama ps   # ollama stop MODEL", _SERVING_CAUSES))),
+                       SERVING_CAUSES, "other answers", APPROXIMATE),
+                Advice("a shorter context", "OLLAMA_CONTEXT_LENGTH=2048 ollama serve", SERVING_CAUSES, "shorter context"),
+                Advice("close what else holds RAM, or add swap", "free -g; ollama ps   # ollama stop MODEL", SERVING_CAUSES))),
     "miner": Framework(
         title="the miner", device="cuda", python=False,
         advice=(Advice("a card larger than the table it makes; on Windows a page file as large as all cards together",
@@ -287,42 +267,53 @@ FRAMEWORKS: dict[str, Framework] = {
     "vllm": Framework(accelerated=True, title="vLLM"),
     "sglang": Framework(
         accelerated=True,
-        advice=(Advice("give the weights and the KV cache more of the card", "--mem-fraction-static 0.9", _SERVING_CAUSES,
+        advice=(Advice("give the weights and the KV cache more of the card", "--mem-fraction-static 0.9", SERVING_CAUSES,
                        "less is left for activations"),)),
     "ctranslate2": Framework(
         title="CTranslate2", device="cuda",
         advice=(Advice("a smaller model, or its weights in 8 bits",
                        'WhisperModel("small", device="cuda", compute_type="int8")   # --compute_type int8, --batch_size 1',
-                       _SERVING_CAUSES, "slightly other text", APPROXIMATE), _WHO_HOLDS)),
+                       SERVING_CAUSES, "slightly other text", APPROXIMATE), _WHO_HOLDS)),
     "tensorrt": Framework(
         device="cuda",
-        advice=(Advice("less workspace", "trtexec --memPoolSize=workspace:1024", _SERVING_CAUSES, "perhaps slower tactics",
+        advice=(Advice("less workspace", "trtexec --memPoolSize=workspace:1024", SERVING_CAUSES, "perhaps slower tactics",
                        ROUNDING),)),
     "onnxruntime": Framework(
         accelerated=True,
         advice=(Advice("let the arena grow only as asked",
-                       '("CUDAExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})', _SERVING_CAUSES),)),
+                       '("CUDAExecutionProvider", {"arena_extend_strategy": "kSameAsRequested"})', SERVING_CAUSES),)),
     "c++": Framework(host=True),
     "notebook": Framework(
         host=True,
-        advice=(Advice("load less at once: a part, fewer columns, narrower types",
-                       "pd.read_csv(path, usecols=[...], dtype={...}, nrows=100_000)   # arrays: outsize.open(path)",
-                       _HOST_CAUSES,
+        advice=(Advice("hold less at once: a part of the data, narrower types, batches instead of whole arrays",
+                       "pd.read_csv(path, usecols=[...], nrows=100_000)   # arrays: outsize.open(path); pictures: "
+                       "batches from disk",
+                       HOST_CAUSES,
                        "one pass for each question"),
-                Advice("take a runtime with more RAM", "Runtime > Change runtime type > High-RAM", _HOST_CAUSES,
+                Advice("take a runtime with more RAM", "Runtime > Change runtime type > High-RAM", HOST_CAUSES,
                        "a paid plan, as a rule"))),
     "torch7": Framework(
         title="Torch", device="cuda", python=False,
         advice=(_SMALLER_BATCH, Advice("let cuDNN try no algorithms that need workspace", "cudnn.benchmark = false", (NEED, FULL),
                                        "slower"), _WHO_HOLDS)),
-    "caffe": Framework(title="Caffe", device="cuda", advice=(_SMALLER_BATCH, _WHO_HOLDS)),
+    "darknet": Framework(
+        title="Darknet", device="cuda", python=False,
+        advice=(Advice("fewer and smaller images on the card at once",
+                       "subdivisions=64 width=416 height=416   # in the .cfg; for testing batch=1 subdivisions=1", (NEED, FULL),
+                       "time, or less detail", APPROXIMATE), _WHO_HOLDS)),
+    "caffe": Framework(
+        title="Caffe", device="cuda",
+        advice=(Advice("a smaller batch, smaller images, one net at a time",
+                       "batch_size: 4   # of the data layer in the .prototxt; deploy: a smaller input shape, "
+                       "TEST.SCALES", (NEED, FULL),
+                       "time, or less detail", ROUNDING), _WHO_HOLDS)),
     "python": Framework(
         host=True,
         advice=(Advice("fewer jobs at once: each has its own copy of the data",
-                       "n_jobs=2   # or joblib.Parallel(..., max_nbytes='1M'), which shares large arrays", _HOST_CAUSES,
+                       "n_jobs=2   # or joblib.Parallel(..., max_nbytes='1M'), which shares large arrays", HOST_CAUSES,
                        "less runs in parallel", formats=("joblib",)),
                 Advice("give each worker more, and smaller chunks",
-                       'LocalCluster(n_workers=2, memory_limit="8GiB"); x.rechunk("64MiB")', _HOST_CAUSES,
+                       'LocalCluster(n_workers=2, memory_limit="8GiB"); x.rechunk("64MiB")', HOST_CAUSES,
                        "less runs in parallel", formats=("dask-died",)))),
     "windows": Framework(
         host=True,
@@ -335,15 +326,23 @@ FRAMEWORKS: dict[str, Framework] = {
     "postgres": Framework(
         device="cpu", host=True, python=False,
         advice=(Advice("less memory for each sort and hash, and fewer of them at once",
-                       "SET work_mem = '64MB'; SET max_parallel_workers_per_gather = 0;", _HOST_CAUSES, "slower queries"),)),
+                       "SET work_mem = '64MB'; SET max_parallel_workers_per_gather = 0;", HOST_CAUSES, "slower queries"),)),
     "java": Framework(
         host=True, python=False,
-        raising=("raise the heap", "java -Xmx8g ...   # Spark: --driver-memory 8g; Gradle: org.gradle.jvmargs=-Xmx4g")),
+        raising=("raise the heap", "java -Xmx8g ...   # Spark: --driver-memory 8g; Gradle: org.gradle.jvmargs=-Xmx4g"),
+        advice=(Advice("split the input: no heap holds such an array", "split -l 1000000 input part_   # or a "
+                                                                       "record, or a sequence, at a time",
+                       (NEED,), "several runs", formats=("java-array",)),
+                Advice("a smaller heap, or Java of 64 bits", "java -Xmx1g ...   # java -version must say 64-Bit for more",
+                       (CauseName.ADDRESS_SPACE,), formats=("java-reserve",)))),
     "node": Framework(host=True, python=False, raising=("raise the heap", "NODE_OPTIONS=--max-old-space-size=8192")),
     "duckdb": Framework(
         device="cpu", setting="memory_limit",
-        raising=("raise DuckDB's limit, and let it spill",
-                 "SET memory_limit = '{mib}MiB'; SET temp_directory = '/scratch';")),
+        raising=("let DuckDB spill, with fewer threads",
+                 "SET threads = 2; SET temp_directory = '/scratch';   # where RAM has it: SET memory_limit = '{mib}MiB'"),
+        advice=(Advice("let DuckDB spill, with fewer threads",
+                       "SET threads = 2; SET temp_directory = '/scratch'; SET preserve_insertion_order = false;", HOST_CAUSES,
+                       "slower"),)),
     "clickhouse": Framework(
         host=True, python=False, setting="max_memory_usage",
         raising=("raise the query's limit", "SET max_memory_usage = {bytes}")),
@@ -366,7 +365,16 @@ FRAMEWORKS: dict[str, Framework] = {
         host=True, python=False, setting="the memory of a query's slots",
         raising=("less at once", "drop ORDER BY and wide GROUP BY over everything, or cut the query in parts")),
     "matlab": Framework(
-        host=True, python=False, raising=("allow larger arrays", "Settings > MATLAB > Workspace > Maximum array size")),
+        title="MATLAB", host=True, python=False,
+        raising=("allow larger arrays, where they were meant", "Settings > MATLAB > Workspace > Maximum array size"),
+        advice=(Advice("smaller arrays: narrower types, sparse, or a part at a time",
+                       "single(x), sparse(x), clear x   # from a file: matfile(path), tall arrays, datastore", HOST_CAUSES,
+                       "fewer digits, or time", APPROXIMATE),)),
+    "octave": Framework(
+        title="Octave", device="cpu", python=False,
+        advice=(Advice("smaller arrays: narrower types, sparse, or a part at a time; see whether that size was meant",
+                       "size(x), single(x), sparse(x), clear x   # and an Octave of 64 bits", HOST_CAUSES,
+                       "fewer digits, or time", APPROXIMATE),)),
     "kubernetes": Framework(
         killer="pod (resources.limits.memory)",
         raising=("raise the pod's limit", "resources: {{limits: {{memory: {mib}Mi}}}}")),
@@ -378,7 +386,7 @@ FRAMEWORKS: dict[str, Framework] = {
     "dask": Framework(
         killer="Dask worker (memory_limit)",
         raising=("give each worker more", 'LocalCluster(n_workers=2, memory_limit="{mib}MiB")'),
-        advice=(Advice("smaller chunks, fewer at once", 'x.rechunk("64MiB"); LocalCluster(threads_per_worker=1)', _HOST_CAUSES,
+        advice=(Advice("smaller chunks, fewer at once", 'x.rechunk("64MiB"); LocalCluster(threads_per_worker=1)', HOST_CAUSES,
                        "more tasks"),)),
     "spark": Framework(
         killer="executor's container (executor memory + overhead)",
@@ -387,7 +395,7 @@ FRAMEWORKS: dict[str, Framework] = {
                        "yarn.nodemanager.vmem-check-enabled=false   # yarn-site.xml; or a larger vmem-pmem-ratio",
                        (CauseName.ADDRESS_SPACE,)),)),
     "ray": Framework(
-        advice=(Advice("fewer tasks at once", "@ray.remote(num_cpus=4, memory=8 * 2**30)", _HOST_CAUSES,
+        advice=(Advice("fewer tasks at once", "@ray.remote(num_cpus=4, memory=8 * 2**30)", HOST_CAUSES,
                        "less runs in parallel"),)),
     "ecs": Framework(
         killer="task (memory in its definition)",

@@ -8,6 +8,7 @@ the unused memory is smaller than what is missing, pruning masks (they remove no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from outsize.core.failure import Cause, CauseName, Remedy
@@ -15,8 +16,11 @@ from outsize.core.noun import Known
 from outsize.failure import remedy_device as device
 from outsize.failure import remedy_host as host
 from outsize.failure import remedy_tensor as tensor
+from outsize.failure.advice import Advice
 from outsize.failure.case import Case, make_remedy
 from outsize.failure.framework import framework
+from outsize.failure.program import Program
+from outsize.failure.work import Work
 
 Maker = Callable[[Case], Iterator[Remedy]]
 
@@ -38,7 +42,7 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
     CauseName.LARGER_THAN_LIMIT: (tensor.smaller_tensor, device.raise_fraction, host.raise_limit, device.train_smaller),
     CauseName.FRAGMENTATION: (device.expandable, device.steady_sizes),
     CauseName.MEMORY_FRACTION: (device.raise_fraction, device.train_smaller),
-    CauseName.OTHER_PROCESS: (device.stop_others, device.shorter_requests),
+    CauseName.OTHER_PROCESS: (device.take_what_is_free, device.shorter_requests, device.stop_others),
     CauseName.OTHER_ALLOCATIONS: (),
     CauseName.GRAPH_POOLS: (device.fewer_graphs, device.train_smaller),
     CauseName.REFUSED: (device.see_what_may_be_mapped, device.stop_others),
@@ -50,6 +54,8 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
         host.name_the_victim,
         device.train_smaller,
         host.less_in_ram,
+        host.see_who_holds_ram,
+        host.less_for_the_victim,
         host.add_swap,
     ),
     CauseName.ADDRESS_SPACE: (host.lift_ulimit, tensor.smaller_tensor, device.train_smaller),
@@ -59,8 +65,9 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
         host.in_frames,
         device.train_smaller,
         host.less_in_ram,
+        host.see_whether_it_was_memory,
     ),
-    CauseName.LEAK: (device.train_smaller, host.less_in_ram),
+    CauseName.LEAK: (device.keep_no_graphs, device.train_smaller, host.less_in_ram),
     CauseName.ALREADY_FULL: (
         tensor.keep_sparse,
         host.larger_page_file,
@@ -83,7 +90,14 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
 """Cause -> the remedies worth trying; what the framework itself offers comes before those for any program on a host."""
 
 _DEVICE_ONLY = {device.expandable, device.steady_sizes, device.fewer_graphs, device.raise_fraction}
-_HOST_ONLY = {host.less_in_ram, host.lift_ulimit, host.add_swap}
+_HOST_ONLY = {
+    host.less_in_ram,
+    host.lift_ulimit,
+    host.add_swap,
+    host.see_whether_it_was_memory,
+    host.see_who_holds_ram,
+    host.less_for_the_victim,
+}
 
 
 def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
@@ -96,38 +110,62 @@ def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
             if remedy.saves is None or remedy.saves > 0:
                 found.setdefault(remedy.name, remedy)
     if not found and causes[0].name != CauseName.WARNING:
-        last = host.see_what_it_takes(case) if case.on_host or not case.on_device else device.see_who_holds(case)
+        last = host.see_what_it_takes(case) if case.place == "cpu" else device.see_who_holds(case)
         found = {remedy.name: remedy for remedy in last}
     return tuple(sorted(found.values(), key=lambda remedy: -(remedy.saves or 0)))
 
 
 def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
-    """What the table has for one cause."""
+    """What the table has for one cause: what the program itself offers first, then the makers and the framework, where it ran,
+    and last what holds for any program on a host."""
+    killed_by_limit = bool(case.framework.killer) or case.failure.extra.get("scope") == "cgroup"
+    own = [] if case.format == "fork" else list(_offers(case, cause, case.programs))
     makers = [maker for maker in REMEDIES[cause] if maker not in (_DEVICE_ONLY if case.on_host else ())]
+    if own or (case.in_graph and case.work is Work.INFERS):  # the array is not in the user's code
+        makers = [maker for maker in makers if maker is not tensor.smaller_tensor]
     late = {*_HOST_ONLY, tensor.smaller_tensor} if case.in_graph else _HOST_ONLY
+    yield from _offers(case, cause, case.managers)
+    if cause == CauseName.KILLED:
+        yield from host.more_for_the_build(case)
+    if not killed_by_limit:
+        yield from own
     for maker in makers:
         if maker not in late:
             yield from maker(case)
-    yield from _advice(case, cause)
+    yield from own
+    yield from _advice(case, cause, (*case.framework.advice, *(framework(case.library or "").advice)), counted=not own)
+    yield from _offers(case, cause, case.places)
     for maker in makers:
-        if maker in late and not (maker in _HOST_ONLY and case.on_device):
+        if maker in late and not (
+            maker in _HOST_ONLY and (case.on_device or (case.format == "told" and case.place != "cpu"))
+        ):
             yield from maker(case)
 
 
-def _advice(case: Case, cause: CauseName) -> Iterator[Remedy]:
-    """What the framework that failed, or that the process had loaded, offers, where it is not on already."""
-    place = (case.failure.device or ("cpu" if case.on_host else "cuda")).partition(":")[0]
-    library = () if case.library is None else framework(case.library).advice
-    for row in (*case.framework.advice, *library):
-        value = case.settings.get(row.variable)
+def _offers(case: Case, cause: CauseName, rows: tuple[Program, ...]) -> Iterator[Remedy]:
+    """What programs offer."""
+    for row in rows:
+        yield from _advice(case, cause, row.advice)
+
+
+def _advice(case: Case, cause: CauseName, rows: tuple[Advice, ...], *, counted: bool = True) -> Iterator[Remedy]:
+    """The rows that fit the cause, the place, the wording and the work, and are not on already; their bytes are told where
+    they are `counted`."""
+    for row in rows:
+        value = case.setting(row.variable)
         if (
             cause in row.causes
-            and row.place in ("", place)
+            and (row.place in ("", case.place) or (row.place == "device" and case.place != "cpu"))
             and (not row.formats or case.format in row.formats)
+            and (not row.works or case.work in row.works)
             and row.process in ("", case.failure.process)
+            and case.place not in row.without
+            and not (row.already and re.search(row.already, case.text))
+            and (not row.only or re.search(row.only, case.text) is not None)
             and (value is None or (row.done and value.lower() != row.done))
         ):
             gives = getattr(case, row.gives) if row.gives else None
+            gives = gives if counted or gives == 0 else None
             yield make_remedy(
                 row.name, gives, row.how, row.costs, row.exactness, Known.BOUND if row.gives else Known.ESTIMATE
             )

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from outsize.core.failure import Remedy
 from outsize.core.noun import Known
 from outsize.core.units import format_bytes as said
+from outsize.failure.advice import APPROXIMATE, ROUNDING
 from outsize.failure.case import CONTEXT, Case, make_remedy
-from outsize.failure.framework import APPROXIMATE, LAUNCHERS, ROUNDING
+from outsize.failure.framework import LAUNCHERS
 from outsize.failure.work import Work, loads_weights
+
+_LANGUAGE_MODEL = re.compile(r"\bLLMs?\b|\bLoRA\b|[0-9]B\b|(?i:llama|qwen|mistral|chatglm|gemma|deepseek|baichuan)")
+"""Signs of a model whose weights fill a card before any text does."""
+
+
+_LESS = {
+    Work.TRAINS: ("a smaller batch, smaller images, shorter texts", "batch_size=1, then half the height, width or length"),
+    Work.EVALUATES: ("evaluation: fewer samples at once, results off the card",
+                     "validation batch size 1   # no gradients; bring each result to RAM before the next"),
+    Work.INFERS: ("one at a time, and smaller", "one input at a time, half the height, width or length"),
+}  # fmt: skip
+"""Work -> what holds for any program that does it: what to do, the setting."""
+
+
+_ANSWERS = re.compile(
+    r"execute_model|_model_forward|profile_run|determine_num_available|_dummy_run|capture_model|long context"
+)
+"""Signs that the weights are in place, and requests or graphs take the rest."""
 
 
 def expandable(case: Case) -> Iterator[Remedy]:
@@ -81,6 +101,17 @@ def stop_others(case: Case) -> Iterator[Remedy]:
         yield make_remedy("use a card that is free", None, f"{variable}={other} python train.py", "another card")
 
 
+def take_what_is_free(case: Case) -> Iterator[Remedy]:
+    """vLLM asks for a share of the whole card, whoever else is on it."""
+    total, free, others = case.failure.total_bytes, case.failure.free_bytes, case.others
+    if case.work is Work.SERVES and case.failure.framework == "pytorch" and total and free is not None and others:
+        fits = int((total - others) / total * 0.9 * 100) / 100
+        how = f"--gpu-memory-utilization {fits:.2f}   # of the whole card: the others' part does not count for vLLM"
+        yield make_remedy(
+            "let vLLM take only what the others leave", others, how, "a smaller KV cache", known=Known.BOUND
+        )
+
+
 def see_what_may_be_mapped(case: Case) -> Iterator[Remedy]:
     """Memory is free and yet is refused: what the driver needs of the host is missing, or it was free a moment too late."""
     if "/mnt/c/" in case.text or "wsl" in case.text.lower():
@@ -102,8 +133,11 @@ def see_what_may_be_mapped(case: Case) -> Iterator[Remedy]:
 
 def see_who_holds(case: Case) -> Iterator[Remedy]:
     """The last resort, for a program that nothing here knows."""
-    how = f"{case.tool}   # who holds it, and how much is left for this one"
-    yield make_remedy("see what holds the device, then give the program less at once", None, how)
+    look = f"{case.tool}   # who holds it, and how much is left for this one"
+    less = _LESS.get(case.work)
+    if less is not None:
+        yield make_remedy(less[0], None, less[1], "more passes, or smaller results", APPROXIMATE)
+    yield make_remedy("see what holds the device, then give the program less at once", None, look)
 
 
 def raise_fraction(case: Case) -> Iterator[Remedy]:
@@ -144,26 +178,38 @@ _TRAINING = (
     make_remedy("keep the optimizer's state in 8 bits", None, "torchao.optim.AdamW8bit(model.parameters(), lr=1e-4)",
                 "state in lower precision", APPROXIMATE),
 )
-_LESS_AT_ONCE = make_remedy(
-    "smaller images, shorter texts, one at a time", None,
-    "pipe(prompt, height=512, width=512, num_images_per_prompt=1); pipe.vae.enable_tiling()",
+_ONE_AT_A_TIME = make_remedy(
+    "one at a time, smaller, and without gradients", None,
+    "with torch.inference_mode(): output = model(x)   # half the height, width or length; then model.half()",
     "smaller results, or the time of several passes", APPROXIMATE)
 _OFFLOAD = make_remedy(
     "keep the weights in RAM, and bring each layer when it is needed", None,
-    'pipe.enable_sequential_cpu_offload()   # transformers: from_pretrained(..., device_map="auto")', "several times slower")
+    'from_pretrained(..., device_map="auto")   # diffusers: pipe.enable_sequential_cpu_offload()', "several times slower")
 _FOUR_BITS = make_remedy(
     "weights in 4 bits", None, "from_pretrained(..., quantization_config=BitsAndBytesConfig(load_in_4bit=True))",
     "weights in lower precision", APPROXIMATE)
 _NO_GRADIENTS = make_remedy("do not record gradients", None, "with torch.inference_mode(): output = model(batch)")
 _LIGHTER_WEIGHTS = make_remedy(
     "weights that take less of the card: in 16 or 4 bits, or partly in RAM", None,
-    'from_pretrained(..., torch_dtype=torch.bfloat16, device_map="auto")   # diffusers: pipe.enable_model_cpu_offload()',
+    'model.half()   # transformers: from_pretrained(..., torch_dtype=torch.bfloat16, device_map="auto"); else a smaller model',
     "lower precision, or slower", APPROXIMATE)
 _SMALLER_PICTURES = make_remedy(
     "a smaller picture, one at a time, decoded in tiles", None,
     "512 x 512, batch 1; VAE Decode (Tiled)   # webui: Tiled VAE, no hires fix", "smaller results, or time", APPROXIMATE)
 _LOW_VRAM = make_remedy(
     "let the program keep its weights in RAM", None, "--lowvram   # when it is started; webui: --medvram first", "slower")
+_FOR_A_MAC = make_remedy(
+    "a smaller model, in 16 bits, or one in 4 bits made for a Mac", None,
+    "torch_dtype=torch.float16   # 4 bits: an MLX or GGUF version of the model, run by mlx-lm or llama.cpp",
+    "lower precision", APPROXIMATE)
+_BATCH_OF_ONE = (
+    make_remedy("shorter texts or smaller images: one sample alone is too large", None,
+                "max_length=512, or half the height and width   # activations shrink with them",
+                "less is seen of each sample", APPROXIMATE),
+    make_remedy("fewer weights to train, in fewer bits", None,
+                "BitsAndBytesConfig(load_in_4bit=True) with LoRA   # else 16 bits and an optimizer of 8 bits",
+                "lower precision", APPROXIMATE),
+)
 _SMALLER_MODEL = make_remedy(
     "a quantized model", None, "fp8 or GGUF weights of the same model", "weights in lower precision", APPROXIMATE)
 _FEWER_REQUESTS = make_remedy(
@@ -171,20 +217,46 @@ _FEWER_REQUESTS = make_remedy(
     "--max-num-seqs 16 --max-model-len 4096 --gpu-memory-utilization 0.85   # less than yours", "fewer requests at once")
 _SMALLER_SHARE = make_remedy(
     "smaller weights, or part of them on another card", None,
-    "--quantization fp8   # or a quantized model; --tensor-parallel-size 2", "weights in lower precision, or another card",
-    APPROXIMATE)
+    "a model with AWQ or GPTQ weights   # or --quantization fp8; --tensor-parallel-size 2 where there is another card",
+    "weights in lower precision, or another card", APPROXIMATE)
 _BY_WORK = {
     Work.LOADS: (_LIGHTER_WEIGHTS, _FOUR_BITS, _OFFLOAD),
-    Work.INFERS: (_OFFLOAD, _FOUR_BITS, _LESS_AT_ONCE, _NO_GRADIENTS),
+    Work.INFERS: (_ONE_AT_A_TIME, _LIGHTER_WEIGHTS),
     Work.PAINTS: (_LOW_VRAM, _SMALLER_PICTURES, _SMALLER_MODEL),
     Work.SERVES: (_FEWER_REQUESTS, _SMALLER_SHARE),
 }
+_ON_A_MAC = {
+    Work.LOADS: (_FOR_A_MAC,),
+    Work.INFERS: (_ONE_AT_A_TIME, _FOR_A_MAC),
+    Work.PAINTS: (_SMALLER_PICTURES, _SMALLER_MODEL),
+}
+"""The same where RAM is the card's: nothing is gained by moving weights."""
 _WITH_ONE_LARGE_REQUEST = {
-    Work.INFERS: (_LESS_AT_ONCE, _OFFLOAD, _FOUR_BITS, _NO_GRADIENTS),
     Work.PAINTS: (_SMALLER_PICTURES, _LOW_VRAM, _SMALLER_MODEL),
 }
 """Work -> what to do: the weights out of the way, then less at once; the other way round where one request is large."""
 # fmt: on
+
+
+def keep_no_graphs(case: Case) -> Iterator[Remedy]:
+    """What a loop keeps on the device, step after step."""
+    if case.on_torch_gpu and case.grows:
+        how = "total += loss.item(); outputs.append(y.detach().cpu())   # validation under torch.no_grad()"
+        yield make_remedy("keep numbers of a step, not its tensors", None if case.programs else case.gap, how)
+
+
+def _rows_for_the_work(case: Case) -> tuple[Remedy, ...]:
+    """What fits the work, whatever the numbers; nothing for training and for work that the text does not show."""
+    shared = case.failure.device == "mps"  # its RAM is the card's: nothing is gained by moving weights
+    large = shared or (case.need or 0) > (case.failure.total_bytes or case.device_room or 2**35) // 8
+    rows = _ON_A_MAC.get(case.work) if shared else _WITH_ONE_LARGE_REQUEST.get(case.work) if large else None
+    rows = rows or _BY_WORK.get(case.work, ())
+    if "--lowvram" in case.text:
+        rows = tuple(row for row in rows if row is not _LOW_VRAM)
+    filled = (case.failure.allocated_bytes or 0) > 0.9 * (case.failure.total_bytes or 2**63)  # by weights
+    if case.work is Work.SERVES and (loads_weights(case.text) or (filled and _ANSWERS.search(case.text) is None)):
+        rows = rows[::-1]
+    return rows
 
 
 def train_smaller(case: Case) -> Iterator[Remedy]:
@@ -193,25 +265,23 @@ def train_smaller(case: Case) -> Iterator[Remedy]:
         return
     if case.format in LAUNCHERS:
         return
-    shared = case.failure.device == "mps"  # its RAM is the card's: nothing is gained by moving weights
-    large = shared or (case.need or 0) > (case.failure.total_bytes or case.device_room or 2**35) // 8
-    rows = _WITH_ONE_LARGE_REQUEST.get(case.work) if large else None
-    rows = rows or _BY_WORK.get(case.work, ())
-    filled = (case.failure.allocated_bytes or 0) > 0.9 * (
-        case.failure.total_bytes or 2**63
-    )  # by weights: vLLM takes no more
-    if case.work is Work.SERVES and (filled or loads_weights(case.text)):
-        rows = rows[::-1]
+    rows = _rows_for_the_work(case)
     yield from rows
     if rows:
         return
+    if case.one_at_a_time and case.work in (Work.TRAINS, Work.UNKNOWN) and not case.watched:
+        yield from _BATCH_OF_ONE[:: -1 if _LANGUAGE_MODEL.search(case.text) else 1]
     missing = max(0, (case.gap or 0) - (case.slack or 0)) or None
     halved = case.need // 2 if case.need is not None and case.need >= 2**28 else None
-    halved = halved if halved is not None and halved >= (missing or 0) else None
-    if case.evaluates:
+    halved = halved if halved is not None and halved >= (missing or 0) and not case.programs else None
+    halved = None if case.one_at_a_time else halved
+    if case.work is Work.EVALUATES:
         how = "DataLoader(..., batch_size=1); with torch.inference_mode(): ...   # results to .cpu() one by one"
         yield make_remedy(
-            "evaluation: fewer samples at once, without gradients, results off the card", case.gap, how, "time"
+            "evaluation: fewer samples at once, without gradients, results off the card",
+            None if case.programs else case.gap,
+            how,
+            "time",
         )
     less = make_remedy(
         "less at once: a smaller batch, smaller images, shorter texts",
@@ -220,7 +290,7 @@ def train_smaller(case: Case) -> Iterator[Remedy]:
         "more passes, or smaller results",
         APPROXIMATE,
     )
-    if case.work is Work.UNKNOWN and not case.evaluates and not case.watched:
+    if case.work is Work.UNKNOWN and not case.watched:
         yield less
     if case.can_be_fitted:
         on_device = case.failure.device not in (None, "cpu")

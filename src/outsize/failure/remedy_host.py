@@ -6,15 +6,21 @@ from collections.abc import Iterator
 
 from outsize.core.failure import Remedy
 from outsize.core.noun import Known
+from outsize.failure.advice import APPROXIMATE, ROUNDING
 from outsize.failure.case import Case, make_remedy
-from outsize.failure.framework import APPROXIMATE, CONTAINER, ROUNDING
+from outsize.failure.framework import CONTAINER
+
+_NOT_RAISED = ("java-reserve", "matlab-help")
+"""Wordings of a limit that was too high, or that nobody set."""
 
 
 def raise_limit(case: Case) -> Iterator[Remedy]:
     """More of what the machine has, at least what is known to be needed, and not more than there is."""
     failure, raising = case.failure, case.framework.raising
     limit = failure.limit_bytes or (case.biting.bytes if case.biting else None)
-    if failure.framework == "openvino":  # the driver's largest buffer, which nobody raises
+    if (
+        failure.framework == "openvino" or case.format in _NOT_RAISED
+    ):  # the driver's largest buffer, which nobody raises
         return
     known = case.known_need
     if case.on_device and case.need is not None and case.held is not None:
@@ -100,7 +106,36 @@ def more_for_the_build(case: Case) -> Iterator[Remedy]:
 def see_what_it_takes(case: Case) -> Iterator[Remedy]:
     """The last resort, for a program that nothing here knows."""
     how = "/usr/bin/time -v COMMAND   # Maximum resident set size, against `free -g`, `ulimit -a` and the container's limit"
+    if case.on_mac:
+        how = "/usr/bin/time -l COMMAND   # maximum resident set size, against the memory in Activity Monitor"
+    if case.on_windows:
+        how = "Task Manager > Details > Peak working set, against Performance > Memory"
     yield make_remedy("see what it takes and what it may have, then give it less at once", None, how)
+
+
+def see_who_holds_ram(case: Case) -> Iterator[Remedy]:
+    """The machine was full, and nothing says of whom."""
+    if not case.may_be_python and case.failure.process is None and not case.on_windows:
+        how = "ps -eo rss,comm --sort=-rss | head   # the largest first; then give that one less, or the machine more"
+        yield make_remedy("see who holds RAM", None, how)
+
+
+def less_for_the_victim(case: Case) -> Iterator[Remedy]:
+    """The kernel names whom it killed, and it is no program of Python."""
+    name = case.failure.process
+    if name is not None and not case.may_be_python and not case.on_windows and case.failure.framework == "linux":
+        how = f"ps -C {name} -o pid,rss,args --sort=-rss   # how many, and how large; then fewer of them, or a machine with more"
+        yield make_remedy(f"let {name} hold less, or run fewer of it at once", None, how, "less runs in parallel")
+
+
+def see_whether_it_was_memory(case: Case) -> Iterator[Remedy]:
+    """A kill that nobody explains, of a program that nothing here knows."""
+    if case.may_be_python or case.in_image_build or case.failure.process is not None or case.on_windows:
+        return
+    how = "dmesg -T | grep -i 'killed process'   # or journalctl -k; free -g; what it held: anon-rss"
+    if case.on_mac:
+        how = "log show --last 1h --predicate 'eventMessage contains \"memorystatus\"'   # and Activity Monitor while it runs"
+    yield make_remedy("see whether it was memory; then give it more, or less to do at once", None, how)
 
 
 def _who_grows() -> Remedy:
@@ -146,14 +181,8 @@ def name_the_victim(case: Case) -> Iterator[Remedy]:
 
 
 def see_what_fills_ram(case: Case) -> Iterator[Remedy]:
-    """PyTorch on the host, by a small request: weights, copies of them in each rank and workers fill RAM, not the batch."""
-    if (
-        case.on_torch
-        and case.on_host
-        and not case.on_windows
-        and not case.watched
-        and case.failure.framework == "pytorch"
-    ):
+    """A small request of a Python program: what fills RAM is elsewhere (weights, copies of them in each rank, workers)."""
+    if case.on_host and not case.watched and case.may_be_python and case.failure.framework not in ("linux", "c++"):
         yield _who_grows()
 
 

@@ -8,8 +8,8 @@ from outsize.core.failure import Remedy
 from outsize.core.noun import Known
 from outsize.core.spec import Spec, may_be_low_rank
 from outsize.core.units import format_bytes as said
+from outsize.failure.advice import APPROXIMATE, BITWISE, ROUNDING
 from outsize.failure.case import Case, make_remedy, pair_of_long_axes
-from outsize.failure.framework import APPROXIMATE, BITWISE, ROUNDING
 
 _NARROWER = {
     "float64": "float32",
@@ -28,7 +28,8 @@ def keep_sparse(case: Case) -> Iterator[Remedy]:
         yield make_remedy(
             "keep it sparse: nearly all of it is zeros",
             case.need,
-            "pd.get_dummies(x, sparse=True), OneHotEncoder(), or the matrix without .toarray()",
+            "pd.get_dummies(x, sparse=True), OneHotEncoder(), or the matrix without .toarray()   # keras: labels "
+            "as integers, sparse_categorical_crossentropy",
             "not every function takes sparse input",
             known=Known.BOUND,
         )

@@ -1,8 +1,9 @@
 """What the program was doing when memory ran out, as the text around the message shows it.
 
 In: the text. Out: a `Work`. The same message asks for other advice while weights are loaded, while a model is trained, used
-or served, and while a program with buttons paints. Where the text shows nothing of it, it is `UNKNOWN`, and the first advice
-is one that holds for all of them.
+or served, and while a program with buttons paints. Every sign in the text speaks for one work with a weight: a frame of the
+last traceback most, a name of a file or an option less, a word of the user least. The heaviest wins; where the text shows
+nothing, or two works alike, it is `UNKNOWN`, and the first advice is one that holds for all of them.
 """
 
 from __future__ import annotations
@@ -21,53 +22,91 @@ class Work(enum.Enum):
     LOADS = "weights are brought to the device"
     """No batch can become smaller."""
     TRAINS = "a model is trained"
+    EVALUATES = "a model is evaluated during or after its training"
     INFERS = "a model is used"
     UNKNOWN = "the text does not say"
 
 
 _END = re.compile(
-    r"Tried to allocate|out of memory|ALLOC(?:ATION)?_FAILED|(?:not enough|can't allocate) memory", re.IGNORECASE
+    r"Tried to allocate|out of memory|Failed to allocate|Attempting to (?:allocate|reserve)|Allocation on device|"
+    r"ALLOC(?:ATION)?_FAILED|(?:not enough|can't allocate) memory",
+    re.IGNORECASE,
 )
 _NEAR = 700
 """Characters before the message in which the last frames of a traceback stand."""
 _SERVES = re.compile(r"\bvllm[/\\.:]|VllmWorker|\bvllm serve\b|vLLM API server|\bfrom vllm\b")
 _PAINTS = re.compile(
-    r"ComfyUI|\bcomfy[/\\.]|webui|Fooocus|KSampler|InvokeAI|\bForge\b|sdnext|txt2img|img2img|"
-    r"hires\.? ?fix|Hires|easydiffusion|\bSwarmUI",
+    r"ComfyUI(?![/\\]\.?v?env)|\bcomfy[/\\.]|(?:stable-diffusion-|sd-|sd\.|a1111 |automatic1111 )webui|webui-user|"
+    r"--(?:med|low)vram|"
+    r"modules[/\\](?:processing|sd_|txt2img)|Fooocus|KSampler|InvokeAI|\bForge\b|sdnext|sd\.next|txt2img|img2img|"
+    r"hires\.? ?fix|Hires|easydiffusion|easy diffusion|unloading all loaded models|Stable diffusion model failed "
+    r"to load|load_SD_model|webui\.(?:cmd|bat)\b|\bSwarmUI|checkpoint merger",
     re.IGNORECASE,
 )
 _LOADS = re.compile(
     r"\bin (?:convert|_apply|_load\w*|load_\w+|create_weights|initialize_model|from_pretrained|set_module_tensor_to_device|"
     r"_materialize\w*|caching_allocator_warmup)\b|param_applied = fn\(|return t\.to\(\s?device|\.load_state_dict\(|"
-    r"from_pretrained\(|nn\.Module\.(?:cuda|to)\(|\.safetensors\b|load_checkpoint_(?:in|and)",
+    r"_configure_distributed_model|_move_model_to_device|\w*(?:model|module|net|pipe|pipeline)\w*\.(?:to|cuda)\(|from_pretrained\(|from_preset\(|nn\.Module\.(?:cuda|to)\(|\.safetensors\b|load_checkpoint_(?:in|and)",
 )
-_TRAINS = re.compile(
-    r"\bbackward|optimizer|\btrain(?!ed)|fine-?tun|\bepoch|\bloss\b|\w+Trainer\b|训练|微调", re.IGNORECASE
+_FRAME, _NAME, _WORD = 8, 3, 2
+
+# Rows of a table: the work a sign speaks for, how much it weighs, the sign.
+# fmt: off
+_SIGNS: tuple[tuple[Work, int, re.Pattern[str]], ...] = (
+    (Work.TRAINS, _FRAME, re.compile(
+        r"\.backward\(|\bin backward\b|_engine_run_backward|run_backward|optimi[sz]er\.step\(|\bin step\b|training_step|"
+        r"train_(?:one_)?epoch|\bin (?:train|fit|train_step|run_train\w*|_inner_training_loop)\b|trainer\.(?:train|fit)\(|"
+        r"\.train\(\)|compute_loss|\bloss\.\w")),
+    (Work.EVALUATES, _FRAME + 1, re.compile(
+        r"\bin (?:evaluate\w*|validate|evaluation_loop|prediction_step|test|compute_validation\w*|validation_step|test_step|"
+        r"val_epoch|eval_\w+|validate_epoch|_run_validation|run_validation)\b|second validation|"
+        r"(?:during|in|on|at|after|when|while|before|start of|begin(?:ning)? of)(?: the)? (?:first |\w+ )?"
+        r"(?:validat(?:ion|ing)|evaluat(?:ion|ing)|eval)\b", re.IGNORECASE)),
+    (Work.INFERS, _FRAME - 1, re.compile(
+        r"\bin (?:generate|sample\w*|predict\w*|infer\w*|_sample|p_sample\w*|encode|transcribe|decode|run_inference|"
+        r"inference_\w+|upscale|enhance|denoise|separate)\b|pipeline_\w+\.py|\.generate\(|\.predict\(|\bpipe\(|\.transcribe\(|"
+        r"run_\w*infer|attention_processor|k_diffusion|pipelines?[/\\]|model_implementations|init_inference")),
+    (Work.TRAINS, _NAME, re.compile(
+        r"(?<![a-z])train\w*\.(?:py|sh)|finetun\w*\.(?:py|sh)|fine_tune\w*\.(?:py|sh)|"
+        r"pretrain\w*\.(?:py|sh)|\w+Trainer\b|train_batch_size|"
+        r"\b(?:yolo|nnUNetv2_|mim|axolotl|swift|llamafactory-cli)[ _]?(?:task=\w+ )?(?:mode=)?(?:train|sft|pt)\b",
+        re.IGNORECASE)),
+    (Work.INFERS, _NAME, re.compile(
+        r"\b(?:infer\w*|demo\w*|predict\w*|generate\w*|sampl\w+|app|webui|gradio\w*|cli_demo|web_demo|inpaint\w*|upscal\w*|"
+        r"transcrib\w*|chat\w*|run_\w*(?:infer|demo|gradio))\.(?:py|ipynb|sh)|(?-i:\b[A-Z]\w+Pipeline\b)|gradio[/\\]|"
+        r"\bpipeline\.|--prompt\b", re.IGNORECASE)),
+    (Work.TRAINS, _WORD, re.compile(
+        r"(?<![a-z])train(?!ed)|fine[- ]?tun(?!ed)|\bepochs?\b|\bloss\b|optimi[sz]er|\bbackward|gradient accum|"
+        r"训练|微调|\bSFT\b|\bLoRA rank",
+        re.IGNORECASE)),
+    (Work.INFERS, _WORD, re.compile(
+        r"\binferenc(?:e|ing)\b|\binfer\b|transcri|whisper|\bdiffusers\b|denois|\bsamplers?\b|quick ?start|"
+        r"\bdemo\b|upscal|super_?resol|"
+        r"generat\w{1,4} (?:\w{1,9} ){0,3}(?:image|picture|video|audio|speech|text|response)|\bchat\b|推理|"
+        r"text.to.(?:speech|video|image)",
+        re.IGNORECASE)),
 )
-_INFERS = re.compile(
-    r"(?-i:\b[A-Z]\w+Pipeline\b)|\bpipe\(|\bpipeline\.|transcri|whisper|"
-    r"pipelines?[/\\]|\.generate\(|\bin generate\b|\binference\b|\binfer\b|"
-    r"\bdiffusers\b|attention_processor|denois|\bsampler?s?\b|k_diffusion|quick ?start|gradio|\bdemo\b|upscal|super_?resol|"
-    r"generat\w{1,4} (?:\w{1,9} ){0,3}(?:image|picture|video|audio)|\bchat\b|run_\w*infer|推理",
-    re.IGNORECASE,
-)
-_EVALUATES = re.compile(
-    r"\bin (?:evaluate|validate|predict|test|infer\w*|compute_validation\w*|validation_step|test_step)\b"
-)
+# fmt: on
 
 
 def work_of(text: str) -> Work:
     """What the text shows was being done."""
     if _SERVES.search(text) is not None:
         return Work.SERVES
-    paints, trains = _PAINTS.search(text) is not None, _TRAINS.search(text) is not None
-    if paints and not trains:
+    weights: dict[Work, int] = {}
+    for work, weight, sign in _SIGNS:
+        if sign.search(text) is not None:
+            weights[work] = weights.get(work, 0) + weight
+    trains, infers = weights.get(Work.TRAINS, 0), weights.get(Work.INFERS, 0)
+    if _PAINTS.search(text) is not None and trains <= _WORD + _NAME:
         return Work.PAINTS
     if loads_weights(text):
         return Work.LOADS
-    if trains:
-        return Work.TRAINS
-    return Work.INFERS if _INFERS.search(text) is not None else Work.UNKNOWN
+    if weights.get(Work.EVALUATES, 0) > 0 and ".backward(" not in text and infers <= trains + _FRAME:
+        return Work.EVALUATES
+    if trains == infers:
+        return Work.UNKNOWN
+    return Work.TRAINS if trains > infers else Work.INFERS
 
 
 def loads_weights(text: str) -> bool:
@@ -76,8 +115,3 @@ def loads_weights(text: str) -> bool:
     near = text[max(0, ends[-1] - _NEAR) : ends[-1]] if ends else ""
     frames = near.rsplit("Traceback", 1)[-1].splitlines()[-8:]
     return any(_LOADS.search(line) is not None for line in frames)
-
-
-def evaluates(text: str) -> bool:
-    """True where the traceback goes through a function that evaluates."""
-    return _EVALUATES.search(text) is not None

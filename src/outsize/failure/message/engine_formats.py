@@ -23,8 +23,10 @@ ENGINES: list[Format] = [
          whole=True),
     form("vllm-sleep", "vllm", r"CUDA Error: out of memory at [^\n]{0,80}cumem_allocator\.cpp"),
     form("sglang", "sglang", r"Not enough memory\.? ?Please try to increase --mem-fraction-static"),
-    form("ollama-runner", "ggml", r"llama runner process (?:has terminated|no longer running)[^\n]{0,200}?out of memory",
+    form("ollama-runner", "ggml", r"llama runner process (?:has terminated|no longer running)[^\n]{0,200}?out of memory|"
+         r"llama runner exited, you may not have enough",
          r"current device: {index}\b", device="cuda"),
+    form("ollama-layers", "ggml", r"gpu has too little memory to allocate any layers", extra={"not_a_failure": True}),
     form("ollama", "ollama", r"requires more system memory(?: \({requested}\))? than is available(?: \({free}\))?"),
     form("ggml-compute", "ggml", r"failed to allocate compute (?:pp )?buffers?",
          r"failed to allocate (?:CUDA|ROCm){index} buffer of size {requested:count}",
@@ -40,6 +42,8 @@ ENGINES: list[Format] = [
          r"allocating {requested} on device {index}", r"unable to allocate CUDA{index} buffer",
          r"device {index}: cudaMalloc", device="cuda", whole=True, unless="retry failed|pooled_storage_manager"),
     form("ggml-sycl", "ggml", r"failed to allocate SYCL{index} buffer of size {requested:count}", device="xpu"),
+    form("vulkan", "vulkan", r"VK_ERROR_OUT_OF_(?:DEVICE|HOST)_MEMORY|ErrorOutOf(?:Device|Host)Memory", device="vulkan",
+         unless=r"ggml|llama|kompute|whisper|\.gguf|sd\.cpp|Requested buffer size|memory allocation of size"),
     form("ggml-vulkan", "ggml", r"ggml_vulkan: ?(?:Device|Host) memory allocation of size|"
          r"failed to allocate Vulkan[0-9]{1,2} buffer of size|ErrorOutOf(?:Device|Host)Memory|"
          r"VK_ERROR_OUT_OF_(?:DEVICE|HOST)_MEMORY", r"memory allocation of size {requested:count}",
@@ -60,13 +64,14 @@ ENGINES: list[Format] = [
     form("ggml-other", "ggml",
          r"(?:ggml\w{0,60}|alloc_tensor_range|llama\w{0,40}): failed to allocate \w{1,24} buffer of size "
          r"{requested:count}"),
+    form("ggml-load", "ggml", r"error loading model: (?:failed|unable) to allocate (?:backend )?buffer"),
     form("ggml-kv", "ggml", r"failed to allocate buffer for kv cache"),
     form("miner", "miner",
          r"CUDA error (?:'out of memory' )?in func '[^'\n]{1,80}'[^\n]{0,20}line [0-9]{1,6}(?: ?: ?out of memory)?",
          device="cuda", unless=r"CUDA error in func[^\n]{0,120}(?:illegal|launch|invalid|driver)"),
     form("blender", "blender", r"CUDA error: Out of memory in cuMem|System is out of GPU (?:and shared host )?memory",
          device="cuda"),
-    form("exllama", "exllama", r"\bInsufficient VRAM\b"),
+    form("exllama", "exllama", r"\bInsufficient VRAM\b", unless=r"source=memory\.go"),
     form("openvino-resources", "openvino", r"\[GPU\] out of GPU resources", device="xpu"),
     form("openvino", "openvino", r"Exceeded max size of memory object allocation",
          r"requested {requested:count} bytes", r"max alloc size (?:supported by device )?is {limit:count} bytes"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outsize.failure.message.grammar import Format, form
+from outsize.failure.message.grammar import Format, Pattern, form
 
 # Rows of tables: name, framework, anchor, further parts.
 # fmt: off
@@ -11,11 +11,11 @@ LANGUAGES: list[Format] = [
     form("julia", "julia", r"OutOfMemoryError\(\)"),
     form("r-narrow", "r", r"don't be silly!: your machine has a 4Gb address",
          r"cannot allocate (?:vector|memory block|buffer) of (?:size|length) {requested}", extra={"narrow": True}),
-    form("r", "r", r"cannot allocate (?:vector|memory block|buffer) of (?:size|length) {requested}|"
+    form("r", "r", r"can ?not allocate (?:a |of )?(?:vector|memory block|buffer) of (?:size|length) {requested}|"
          r"vector memory (?:limit of {limit} reached|exhausted)|"
-         r"cannot allocate (?:vector|memory block) of (?:size|length)|"
+         r"can ?not allocate (?:a |of )?(?:vector|memory block) of (?:size|length)|"
          r"memory exhausted \(limit reached|Reached total allocation of",
-         r"cannot allocate (?:vector|memory block|buffer) of (?:size|length) {requested}",
+         r"can ?not allocate (?:a |of )?(?:vector|memory block|buffer) of (?:size|length) {requested}",
          r"vector memory limit of {limit} reached", r"Reached total allocation of {limit}", whole=True),
     form("rust", "rust", r"memory allocation of (?:{requested:count}|\w{1,8}) bytes failed"),
     form("java-native", "java", r"Native memory allocation \((?:mmap|malloc)\) failed to (?:map|allocate)|"
@@ -27,6 +27,10 @@ LANGUAGES: list[Format] = [
          r"failed to allocate {requested:count} byte\(s\) of direct memory \(used: {allocated:count}, max: "
          r"{limit:count}\)"),
     form("spark", "spark", r"Unable to acquire {requested:count} bytes of memory, got {free:count}"),
+    form("android", "android", r"Failed to allocate an? {requested:count} byte allocation with {free:count} free bytes",
+         r"growth limit {limit:count}"),
+    form("java-array", "java", r"Requested array size exceeds VM limit"),
+    form("java-reserve", "java", r"Could not reserve enough space for [^\n]{0,20}object heap|Invalid maximum heap size"),
     form("java", "java",
          r"java\.lang\.OutOfMemoryError|running out of JVM (?:Metaspace|heap)|"
          r"OutOfMemoryError: (?:Java heap space|GC overhead limit exceeded|"
@@ -37,7 +41,8 @@ LANGUAGES: list[Format] = [
     form("array-buffer", "javascript",
          r"Array buffer allocation failed|WebAssembly\.Memory\(\): could not allocate memory"),
     form("go", "go", r"fatal error: (?:runtime: )?(?:out of memory|cannot allocate memory)|runtime: out of memory|"
-         r"runtime: cannot allocate", r"cannot allocate {requested:count}-byte block \({allocated:count} in use\)"),
+         r"runtime: cannot allocate", r"cannot allocate {requested:count}-byte block \({allocated:count} in use\)",
+         r"VirtualAlloc of {requested:count} bytes failed", Pattern(r"asm_386\.s|not in usable range", narrow=True), whole=True),
     form("openblas", "openblas", r"OpenBLAS ?(?:error|warning)?:? ?(?:Memory allocation|malloc)[^\n]{0,40}?failed|"
          r"OpenBLAS[^\n]{0,40}allocat[^\n]{0,40}fail"),
     form("opencv", "opencv", r"\(-4(?::Insufficient memory)?\) Failed to allocate|"
@@ -45,6 +50,9 @@ LANGUAGES: list[Format] = [
     form("opencv-gpu", "opencv", r"\(-217:Gpu API call\) out of memory", device="cuda"),
     form("duckdb", "duckdb",
          r"(?:failed to|could not) (?:allocate|pin) (?:data|block) of size {requested} ?\({allocated}/{limit} used\)"),
+    form("duckdb-exception", "duckdb", r"duckdb[\w.]{0,40}OutOfMemoryException|"
+         r"Out of Memory Error: ?(?:failed|could not) (?:to )?(?:allocate|offload|pin)", r"used\)?[^\n]{0,4}"
+                                                                                         r"{allocated}/{limit} used"),
     form("elasticsearch", "elasticsearch", r"Circuit_?Breaking_?Exception[^\n]{0,40}Data too large",
          r"larger than the limit of \[{limit:count}/"),
     form("clickhouse", "clickhouse", r"Memory limit [^\n]{0,60}exceeded: would use {would_use_bytes}",
@@ -65,6 +73,9 @@ LANGUAGES: list[Format] = [
          extra={"signal": "Killed"}),
     form("compiler-memory", "compiler", r"(?:final link failed|virtual memory):? ?(?:memory )?exhausted|"
          r"out of memory allocating {requested:count} bytes after a total of"),
+    form("octave", "octave", r"out of memory or dimension too large for Octave's index type", device="cpu"),
+    form("matlab-elided", "matlab", r"Requested {dims:word} \({requested}\) array exceeds maximum array size "
+                                    r"preference\.", device="cpu"),
     form("matlab", "matlab",
          r"Requested {dims:word} \({requested}\) array exceeds maximum array size preference \({limit}\)",
          device="cpu"),
@@ -73,7 +84,8 @@ LANGUAGES: list[Format] = [
     form("fortran", "fortran",
          r"\bError allocating {requested:count} bytes(?! of)|forrtl: severe \(41\): insufficient virtual memory"),
     form("perl", "perl", r"Out of memory in perl:"),
-    form("mysql", "mysql", r"Out of memory; restart server and try again(?: \(needed {requested:count} bytes\))?"),
+    form("mysql", "mysql", r"Out of memory; restart server and try again(?: \(needed {requested:count} bytes\))?|"
+         r"Out of memory \(Needed [0-9]{1,20} bytes\)", r"\(Needed {requested:count} bytes\)"),
     form("datafusion", "datafusion",
          r"Resources exhausted: Failed to allocate additional (?:{requested:count} bytes|[0-9.]{1,12} [KMGT]i?B)",
          r"allocate additional {requested} for", r"with {allocated:count} bytes already"),
@@ -90,7 +102,7 @@ BARE: list[Format] = [
     form("bad-alloc", "c++", r"std::bad_alloc|: bad allocation"),
     form("file-map", "linux", r"unable to mmap {requested:count} bytes from file[^\n]{1,300}?Cannot allocate memory",
          device="cpu"),
-    form("fork", "linux", r"(?:os\.fork\(|fork_exec\(?|\bfork(?:: retry)?:|spawn)[^\n]{0,80}?\n?[^\n]{0,60}?"
+    form("fork", "linux", r"(?:os\.fork\(|fork_exec\(?|\bfork(?:: retry)?:|fork/exec|spawn)[^\n]{0,80}?\n?[^\n]{0,60}?"
          r"(?:Cannot allocate memory|ENOMEM|Errno 12\b)", device="cpu", lines=True),
     form("errno12", "linux", r"\[?Errno 12\]?:? ?(?:Cannot allocate memory|Not enough space)|"
          r"fork(?:: retry)?: (?:Resource temporarily unavailable: )?Cannot allocate memory|"
@@ -101,8 +113,12 @@ BARE: list[Format] = [
          r"\b(?:mach_vm_map|mmap)\(size=(?:{requested:count}\b)?[^)\n]{0,60}\) failed \(error code=(?:3|12)\)|"
          r"malloc: [^\n]{0,40}can't allocate region"),
     form("coreutils", "linux", r"\b(?:sort|[ef]?grep|sed|diff|tar|m4|ld): memory exhausted\b", device="cpu"),
-    form("python", "python", r"^(?:[\w.]{1,80}: )?(?:builtins\.)?MemoryError ?(?:$|: ?$|\(\)$|: std::bad_alloc)",
-         lines=True),
+    form("python", "python", r"^(?:[\w.]{1,80}: )?(?:builtins\.)?MemoryError ?(?:$|: ?$|\(\)$|: std::bad_alloc)|"
+         r"[\w)\]] (?-i:MemoryError) ?$", lines=True),
+    form("python-told", "python",
+         r"(?:get|got|getting|face|facing|gives?|gave|with|hit|have|having|throws?|threw|causes?|caused|into) "
+         r"(?:me )?(?:a |an |the )?"
+         r"[`'\"]?(?-i:MemoryError)\b|[,\[] ?[`'\"](?-i:MemoryError)[`'\"]"),
     form("ipython", "python", r"^MemoryError {2,80}Traceback \(most recent call last\)", lines=True),
     form("python-said", "python", r"(?:^|[\s'\"`(])MemoryError: ?[^\s{]",
          r"(?:allocate|allocating) {requested:count} bytes", r"(?:allocate|allocating) {requested}",

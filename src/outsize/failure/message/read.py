@@ -16,7 +16,7 @@ from outsize.core.failure import Failure
 from outsize.failure.framework import framework
 from outsize.failure.message import engine_formats, language_formats, system_formats, tensor_formats, torch_formats
 from outsize.failure.message.clean import Cleaned, clean
-from outsize.failure.message.grammar import SIZED, Format, Pattern, is_dtype
+from outsize.failure.message.grammar import SIZED, Format, Pattern, is_dtype, read_size
 
 FORMATS: tuple[Format, ...] = (
     *torch_formats.FORMATS,
@@ -55,6 +55,8 @@ def read(text: str) -> Failure | None:
     for format_ in found:
         fields = _best(format_, views)
         if fields is None:
+            continue
+        if remark is not None and format_.framework == "unknown":  # words of a user about that remark
             continue
         if "not_a_failure" in {**format_.extra, **fields}:  # what comes with it may have ended the program
             remark = remark or _failure(format_, fields)
@@ -110,10 +112,21 @@ def _first(format_: Format, clauses: Sequence[Pattern], text: str, place: re.Mat
             told = _DEVICE if _DEVICE & fields.keys() else frozenset()
             more = {} if match is None else clause.read(match)
             fields = {name: value for name, value in more.items() if name not in told} | fields
-        if again is None or format_.whole or fields.keys() & SAYING:
+        if (
+            again is None
+            or format_.whole
+            or (fields.keys() & SAYING and not _is_repeated(format_, fields, again, text))
+        ):
             break
         place, fields = again, fields | format_.anchor.read(again)
     return fields, end
+
+
+def _is_repeated(format_: Format, fields: dict[str, Any], again: re.Match[str], text: str) -> bool:
+    """True where the next occurrence tells the same request again: a title and then the message itself."""
+    asked = {"requested", "index", "device"} >= fields.keys() and fields.get("requested")
+    more = (clause.find(text, again.start()) for clause in format_.clauses if "requested" in clause.holes)
+    return bool(asked) and any(match is not None and read_size(match.group("requested")) == asked for match in more)
 
 
 def _failure(format_: Format, fields: dict[str, Any]) -> Failure:

@@ -31,7 +31,8 @@ KERNEL: list[Format] = [
          r"mem_cgroup_o(?:om_synchronize|ut_of_memory)", *_KILL,
          whole=True, extra={"scope": "cgroup"}),
     form("oom-killer", "linux",
-         r"Out of memory(?: \([^)\n]{1,40}\))?: Kill(?:ed)? process|invoked oom-killer|oom-kill:constraint|"
+         r"Out of memory(?: \([^)\n]{1,40}\))?: Kill(?:ed)? process|invoked oom-killer|oom-kill:constraint|\boom_kill_process\b|"
+         r"Out of memory and no killable processes|"
          r"Killed process (?:pid=)?{pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\),? total-vm", *_KILL,
          each={"victims": r"Killed process {pid:int},? (?:UID [0-9]{1,10},? )?\({process:name}\),? total-vm:[0-9]{1,20}kB, "
                r"anon-rss:{anon_rss_bytes:kb}kB"}, whole=True, extra={"scope": "machine"}),
@@ -41,7 +42,8 @@ KERNEL: list[Format] = [
          r"due to memory pressure for", r"being {pressure_pct:float}% > {pressure_limit_pct:float}%",
          r"killed {processes_killed:int} process", r"memory used \({used_bytes:count}\) / total \({total:count}\)",
          whole=True),
-    form("systemd", "systemd", r"killed by the OOM killer|Failed with result 'oom-kill'|result 'oom-kill'"),
+    form("systemd", "systemd", r"(?:systemd|\.service|\.scope|\bunit\b)[^\n]{0,200}killed by the OOM killer|Failed "
+                               r"with result 'oom-kill'|result 'oom-kill'"),
     form("earlyoom", "earlyoom", r"sending SIG(?:TERM|KILL) to process {pid:int} uid [0-9]{1,8} [\"']?{process:word}"),
 ]
 
@@ -86,7 +88,7 @@ CLUSTER: list[Format] = [
          r"SBATCH --mem[= ]{limit}\b",
          r"(?:StepId=|in step ){step_id:word}", Pattern(r"\b{pid:int} Killed {1,40}(?:\S{1,120}/)?{process:word}"),
          whole=True),
-    form("slurm-state", "slurm", r"(?:State:? ?|\b)OUT_OF_ME(?:MORY\b|\+)",
+    form("slurm-state", "slurm", r"(?:State:? ?|\b)(?-i:OUT_OF_ME(?:MORY\b|\+))",
          unless=r"CUDA_ERROR_OUT_OF_MEMORY|RESULT_ERROR_OUT_OF|VK_ERROR"),
     form("pbs", "pbs", r"job killed: (?:v?mem) {used_bytes} exceeded limit {limit}"),
     form("lsf", "lsf", "TERM_MEMLIMIT"),
@@ -95,7 +97,11 @@ CLUSTER: list[Format] = [
     form("lambda", "lambda", r"Runtime exited with error: signal: killed", r"Memory Size: {limit}",
          r"Max Memory Used: {used_bytes}", whole=True),
     form("notebook", "notebook",
-         r"session crashed after using all available RAM|notebook tried to allocate more memory than is available"),
+         r"session crashed after using all available RAM|notebook tried to allocate more memory than is available|"
+         r"(?:session|notebook|runtime|kernel|colab)[^\n]{0,80}(?:crash|restart|died)[^\n]{0,60}(?-i:\bRAM\b)|"
+         r"(?:session|notebook|runtime|kernel|colab)[^\n]{0,80}(?-i:\bRAM\b)[^\n]{0,60}(?:crash|restart|died)"),
+    form("tcmalloc", "notebook", r"tcmalloc: large alloc {requested:count} bytes[^\n]{0,9000}?(?:restarted|killed|crash|died)|"
+         r"(?:restarted|killed|crash|died)[^\n]{0,9000}?tcmalloc: large alloc {requested_too:count} bytes"),
     form("heroku", "heroku", r"Error R1[45] \(Memory quota"),
     form("kubernetes-evicted", "kubernetes", r"The node was low on resource: memory",
          r"Container {process:word} was using {used_bytes}", r"available: {free}"),
@@ -123,7 +129,24 @@ EXITS: list[Format] = [
          r"^[^\n]{0,400}it/s\](?:\[[0-9]\] {1,8}[0-9]{1,8} )?killed\b[^\n]{0,200}$|"
          r"^(?:\[[0-9]\][+-]? {0,4}[0-9]{1,8} killed\b[^\n]{0,200}|`{1,3}zsh: killed\b[^\n]{1,200}`{1,3})$|"
          r"^(?:\[[0-9]\][+-]? ?)?(?:zsh: killed|Killed)(?:: 9)?(?: {1,40}(?!by\b)[\w./-]{1,120}[^\n]{0,200})?$|"
-         r"^(?:[\w./ -]{1,80}: )?Killed(?:: 9)?$", lines=True, extra={"signal": "Killed"}),
+         r"^(?:[\w./ -]{1,80}: )?Killed(?:: 9)?$|^[^\n]{1,300}[a-z0-9%.)\]](?-i:Killed)$|"
+         r"(?:message|says?|error|with|prints?|just|get|got|is|only|then)[^\n\w]{0,3}(?:the |a )?[\"'`](?-i:Killed)[.!]?[\"'`]|"
+         r"(?:message|result|error|output|response|returns?|reported)(?: of| saying)?[^\n\w]{0,3}[\"'`]killed[.!]?[\"'`]|"
+         r"[\"'`](?-i:Killed)[.!]?[\"'`] (?:message|error)|(?:gets?|got|getting|being|still|always|just) (?-i:Killed)\b|"
+         r"\b(?:process|script|program|job|training|python|command|it|build|server|worker|task|app|execution|"
+         r"session|run|code) (?:\w{1,12} ){0,2}"
+         r"(?:gets?|got|is|was|be|being|getting|been) (?:\w{3,14}ly |always |just )?killed(?= ?[.,!`\"')]| ?$| "
+         r"(?:after|when|while|during|at|by itself|automatically|"
+         r"without|halfway|because|due|in the middle)\b)", lines=True, extra={"signal": "Killed"}),
+    form("mac-killed", "linux", r"low swap: killing|memor[a-z]{4,8}us: killing|killing_\w{1,40} pid [0-9]",
+         r"killing largest compressed process (?:with pid )?{pid:int} \({process:name}\)", extra={"signal": "Killed"}),
+    form("workers-gone", "python", r"background workers? (?:are|is) no longer alive|"
+         r"process in the process pool was terminated abruptly|A worker process managed by the executor was "
+         r"unexpectedly terminated",
+         extra={"signal": "Killed"},
+         unless=r"Exception in background worker|\b(?:Value|Type|Attribute|Key|Index|Import|ModuleNotFound|Name|"
+                r"UnboundLocal|FileNotFound|"
+         r"Assertion|EOF|Permission|Syntax)Error\b|No such file|Segmentation fault"),
     form("joblib", "python", r"exit codes of the workers are \{[^}\n]{0,80}SIGKILL\(-9\)", extra={"signal": "Killed"}),
     form("exit-9", "linux", r"(?:exit(?:ed)?(?: with)?[ _]?(?:code|status)|return ?code|\brc)\W{0,4}-9\b",
          extra={"signal": "Killed"}),
@@ -133,7 +156,8 @@ EXITS: list[Format] = [
          r"(?:process|pid)\W{1,3}{pid:int}", extra={"signal": "Killed"}),
     form("exit-137", "linux", r"returned a non-zero code: 137\b|"
          r"exit(?:ed)?[ _]?(?:with )?(?:non-zero )?(?:code|status|value)?[\"']?:? ?(?:with )?(?:code|status|of|is|"
-         r"=)? ?[:=(]? ?137\b|\(137\)|code 137\b|exit code:[^\n0-9]{1,60}: 137\b|\brc ?= ?137\b|status 137\b",
+         r"=)? ?[:=(]? ?137\b|\(137\)|code 137\b|exit code:[^\n0-9]{1,60}: 137\b|\brc ?= ?137\b|status 137\b|"
+         r"return code:? ?137\b",
          extra={"exit_code": 137, "signal": "Killed"}),
     form("bus-error", "linux", r"(?:^|[:\s])Bus error(?: \(core dumped\))?", r"\b{pid:int} Bus error",
          extra={"signal": "Bus error"}, lines=True),
@@ -160,6 +184,30 @@ WORDS: list[Format] = [
          r"(?:allocate|allocating|requested) {requested}", lines=True,
          unless=r"(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|can|if|until|no)\b[^\n.]{0,40}\bout of memory|"
          r"native thread"),
+    form("all-used", "unknown", r"(?:consum|us|eat)(?:ed|es|ing|s)? (?:up )?all (?:of )?(?:the |my )?(?:available |"
+                                r"system )?(?:RAM\b|memory\b)|"
+         r"(?:ran|runs?|running) out of (?:system |host )?RAM\b|no RAM available|RAM (?:size |limit |usage )?exceeded"),
+    form("told", "unknown",
+         r"\b(?:I|we|it|this|keeps?|get(?:s|ting)?|got|gives?|gave|throws?|shows?|reports?|caus(?:es?|ed|ing)|with|crash\w{0,3}|hits?|face[sd]?|"
+         r"facing|met|occurs?|encounter\w{0,3}|into|always|still|"
+         r"报(?:错)?)\b[^\n.]{0,30}?(?:(?<!zero\s)(?-i:\bOOM\b)(?! ?-?kill)|\bout[- ]?of[- ]?memory[\"'”]?"
+         r"(?: ?(?:error|exception|issue|problem|crash)\b|错误))|"
+         r"^#? ?(?:\[[^\]\n]{1,20}\]:? ?)?(?:(?:GPU|CUDA|VRAM) )?(?:Out of memory (?:error|exception|problem|issue|"
+         r"on|in|when|while|during|at)|"
+         r"(?-i:OOM) (?:error|exception|problem|issue|on|in|when|while|during|at))\b[^\n]{0,100}$|runs? out \((?-i:OOM)\)|"
+         r"\b(?:it|always|says?|tells?|keeps?|just|then|and|GPU|card|system|machine|server|process|program|has|"
+         r"have|had|I|we) (?:\w{1,12} ){0,3}"
+         r"(?:run|ran|runs|running) out of (?:\w{1,8} )?(?:memory|VRAM)\b|, running out of memory\b|\bout of "
+         r"(?:GPU )?VRAM\b|后报 ?out of memory|(?:出现|遇到|触发|导致)[^\n]{0,6}(?-i:OOM)|\boom error\b|(?:leads? "
+         r"to|suffer\w{0,3} from|every) (?:an? )?(?-i:OOM)[- ]kills?\b|报错 ?memory out", lines=True,
+         unless=r"\b(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|would|will|if|until|no longer|"
+                r"enhance|improve)\b[^\n.]{0,40}"
+         r"(?:\bout[- ]of[- ](?:\w{1,8} )?(?:memory|VRAM)\b|(?-i:\bOOM\b))|native thread"),
+    form("said-otherwise", "unknown",
+         r"(?:显存|内存|記憶體|顯存)(?:不足|溢出|不够|不夠)|爆显存|爆内存|"
+         r"メモリ(?:不足|が不足|が足り)|메모리 ?(?:가 )?부족|memoria insuficiente|"
+         r"mémoire insuffisante|nicht genügend (?:Arbeits)?speicher|недостаточно памяти|memória insuficiente",
+         r"(?:尝试分配|allocate) {requested}"),
     form("insufficient", "unknown",
          r"(?:error|exception|fatal|failed)\b[^\n.]{0,60}?(?:not enough memory|insufficient memory)|"
          r"(?:cannot|could not|failed to|unable to) allocate (?:memory )?(?:of )?{requested:size}"),

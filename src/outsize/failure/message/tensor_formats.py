@@ -68,11 +68,13 @@ TENSORFLOW: list[Format] = [
     form("driver-plain", "tensorflow", r"failed to allocate {requested} from device: ?CUDA_ERROR_OUT_OF_MEMORY",
          device="cuda"),
     form("context", "tensorflow", r"(?:cuDevicePrimaryCtxRetain|cuCtxCreate|cuInit|failed initializing "
-         r"StreamExecutor)[^\n]{0,300}?CUDA_ERROR_OUT_OF_MEMORY", r"device ordinal {index}\b",
-         r"total memory reported: {total:count}", device="cuda", whole=True),
+         r"StreamExecutor)[^\n]{0,300}?CUDA_ERROR_OUT_OF_MEMORY|CUDA runtime implicit initialization[^\n]{0,60}out "
+         r"of memory", r"device ordinal {index}\b",
+         r"total memory reported: {total:count}", device="cuda", whole=True, unless="numba|cupy|pycuda|tensorrt"),
     form("dst", "tensorflow", "Dst tensor is not initialized", r"to [^ ]{0,60}GPU:{index}", r"GPU:{index}\b",
          *_TF_STATS, device="cuda", whole=True),
-    form("dump", "tensorflow", r"Sum Total of in-use chunks|MaxInUse: ?[0-9]|memory_limit_: ?[0-9]", *_TF_STATS,
+    form("dump", "tensorflow", r"Sum Total of in-use chunks|MaxInUse: ?[0-9]|memory_limit_: ?[0-9]|"
+         r"Chunks of size [0-9]{1,20} totalling", *_TF_STATS,
          *_TF_DEVICES, whole=True),
     form("failed-memory", "tensorflow",
          r"(?:ResourceExhausted(?:Error)?|RESOURCE_EXHAUSTED)[^\n]{0,200}?failed to allocate memory", *_TF_DEVICES,
@@ -165,7 +167,8 @@ LIBRARIES: list[Format] = [
          r"cudaMalloc {requested:count} bytes", r"size {requested:count} bytes", r"dev {index} space"),
     form("mindspore", "mindspore", r"memory isn't enough and alloc failed", r"alloc size: {requested}"),
     form("numba", "numba",
-         r"cuMemAlloc(?:_v2|Managed|Host)? ?(?:results in|failed)?[^\n]{0,40}?(?:CUDA_ERROR_)?OUT[_ ]OF[_ ]MEMORY"),
+         r"cuMemAlloc(?:_v2|Managed|Host)? ?(?:results in|failed)?[^\n]{0,40}?(?:CUDA_ERROR_)?OUT[_ ]OF[_ ]MEMORY|"
+         r"Call to cu\w{1,30} results in CUDA_ERROR_OUT_OF_MEMORY"),
     form("julia-cuda-code", "julia", r"CUDA error: out of memory \(code #?2,", device="cuda"),
     form("julia-cuda", "julia", r"Out of GPU memory trying to allocate(?: {requested})?|OutOfGPUMemoryError",
          r"[0-9.]{1,8}% \({used_bytes}/{total}\)", r"Memory pool usage: {allocated} \({reserved} reserved\)",

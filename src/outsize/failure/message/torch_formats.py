@@ -90,7 +90,9 @@ FORMATS: list[Format] = [
          r"shm)[^:\n]{0,120}: ?"
          r"(?:No space left on device|Cannot allocate memory|Success)|unable to allocate shared memory ?\(shm\)|"
          r"insufficient shared memory \(shm\)|unable to write to file </?torch_[\w-]{1,80}>|"
-         r"No space left on device[^\n]{0,80}/dev/shm|/dev/shm[^\n]{0,80}No space left on device",
+         r"No space left on device[^\n]{0,80}/dev/shm|/dev/shm[^\n]{0,80}No space left on device|"
+         r"(?:ctx\.Lock\(|SemLock|pandarallel|Memory file system)[^\n]{0,600}No space left on device|"
+         r"No space left on device\.? joblib will operate in serial mode",
          r"mmap {requested:count} bytes", r"resize[^\n]{0,120} to {requested:count} bytes",
          extra={"shared_memory": True}),
     form("library-host", "pytorch", r"CUDNN_STATUS_\w{0,40}HOST_ALLOCATION_FAILED"),
@@ -98,6 +100,9 @@ FORMATS: list[Format] = [
          r"device ordinal {index}\b", device="cuda"),
     form("lua", "torch7", rf"(?:\.lua:[0-9]|luajit)[^\n]{{0,400}}?(?:{_LIBRARY}|out of memory)", device="cuda", lines=True),
     form("mxnet-library", "mxnet", rf"(?:mxnet|src/operator/)[^\n]{{0,300}}?{_LIBRARY}", device="cuda"),
+    form("darknet", "darknet", r"(?:BFLOPs|\bdarknet\b|src/cuda\.c)[^\n]{0,9000}?CUDA Error: out of memory|"
+         r"CUDA Error: out of memory[^\n]{0,80}(?:darknet|src/cuda\.c)", device="cuda"),
+    form("caffe-success", "caffe", r"Check failed: error == cudaSuccess \(2 vs\. 0\)", device="cuda"),
     form("caffe", "caffe", rf"(?:syncedmem\.cpp|cudnn_\w{{1,30}}\.c\w{{1,3}}|caffe)[^\n]{{0,200}}?Check failed: "
          rf"[^\n]{{0,60}}\(2 vs\. 0\) ?(?:{_LIBRARY}|out of memory)", device="cuda"),
     form("library", "pytorch", _LIBRARY, r"GPU[ =]{index}\b", r"\bcuda:{index}\b", r"device ordinal {index}\b",
@@ -105,6 +110,7 @@ FORMATS: list[Format] = [
     form("nccl", "nccl", r"Cuda failure (?:2 )?'out of memory\b|Failed to CUDA (?:calloc|malloc|"
          r"host alloc)(?: async)? {requested:count} bytes",
          r"Failed to CUDA (?:calloc|malloc|host alloc)(?: async)? {requested:count} bytes"),
+    form("workspace", "pytorch", r"Workspace can't be allocated, no enough memory", device="cuda"),
     form("runtime-2", "pytorch", r"cuda runtime error \(2\) ?: ?out of memory|error=2 ?: ?out of memory",
          device="cuda"),
     form("runtime-hip", "pytorch", r"hipErrorOutOfMemory|hipErrorMemoryAllocation|HIP (?:driver |runtime )?(?:error:|"
@@ -118,13 +124,18 @@ FORMATS: list[Format] = [
 LAST: list[Format] = [
     form("cuda-number", "cuda", r"CUDA (?:failed with )?error 2,? out of memory(?! at)", device="cuda"),
     form("ctranslate2", "ctranslate2", r"CUDA failed with error out of memory", device="cuda"),
+    form("ggml-runtime", "ggml", r"CUDA error: out of memory[^\n]{0,200}?ggml|ggml[\w./-]{0,60}\.cu:[0-9]{1,6}: "
+                                 r"?out of memory", r"current device: {index}\b", device="cuda"),
     form("cuda-bare", "pytorch", r"CUDA\b[ _:]{0,2}(?:runtime |driver )?(?:failed with )?(?:error|"
          r"failure)?(?: 2)?(?: at [^\n]{1,100}?)?[^\w\n]{0,4}2?[^\w\n]{0,4}(?:is |"
-         r"ran )?out of memory(?= ?[.:!?,;)\"'`*<\n\]|/-]| ?$| in cu| current device| CUDA kernel| \w{0,12}=)",
+         r"ran |gives? )?out of memory(?= ?[.:!?,;)\"'`*<\n\]|/-]| ?$| in cu| current device| CUDA kernel|\serror\b|"
+         r"\sexception\b|。|，| \w{0,12}=)",
          r"current device: {index}\b", *_CACHING, device="cuda", lines=True),
     form("torch-name-bare", "pytorch", r"^(?:[^\n:]{0,40}: ?)?torch(?:\.cuda)?\.OutOfMemoryError:? ?$", device="cuda",
          lines=True),
     form("torch-name", "pytorch", r"torch(?:\.cuda)?\.OutOfMemoryError: ?\S", r"Tried to allocate {requested}",
          *_CACHING, device="cuda"),
+    form("torch-named", "pytorch", r"(?<!except\s)(?<!\()\btorch(?:\.cuda)?\.OutOfMemoryError\b(?! ?(?:as\b|[,)]))",
+         device="cuda"),
 ]
 """Bare forms, asked only when nothing more telling was found."""

@@ -1,0 +1,64 @@
+"""What a text shows around a message: patterns that a `Case` asks for, each with what it stands for."""
+
+from __future__ import annotations
+
+import re
+
+EXPANDABLE = re.compile(
+    r"(?<!try setting )(?<!try setting `)PYTORCH_(?:CUDA_|"
+    r"HIP_|NPU_)?ALLOC_CONF\W{1,8}expandable_segments:True",
+    re.IGNORECASE,
+)
+DENSE = re.compile(
+    r"\.toarray\(|\.todense\(|_process_toarray|get_dummies|OneHotEncoder|one_hot|onehot|to_categorical\(", re.IGNORECASE
+)
+WEIGHTS = re.compile(
+    r"node:? ?(?:(?!gradients)[^\n]){0,120}?(?:/weights\b(?!/read)|/kernel\b(?!/read)|Initializer|"
+    r"/Adam\b(?!/gradients)|/Momentum|"
+    r"RestoreV2|embeddings?/)|"
+    r"variables_initializer|initialize_all_variables|_initialize_variables|\bin add_weight\b",
+    re.IGNORECASE,
+)
+SHARDS = re.compile(r"Loading checkpoint shards|Loading pipeline components|\bfrom_pretrained\(|Loading model weights")
+FRAMES = re.compile(
+    r"pandas[/\\]|\bpd\.(?:merge|concat|pivot\w*|read_\w+|HDFStore|melt|crosstab|DataFrame)\(|"
+    r"\bdf\w{0,12}\.(?:merge|groupby|join|pivot\w*|apply|append|explode)\("
+)
+BUILD = re.compile(
+    r"The command '/bin/sh -c|^#[0-9]{1,4} [0-9]+\.[0-9]+ |\bdocker build\b|executor failed running", re.MULTILINE
+)
+OTHER_TOOLS = re.compile(
+    r"\bnpm ERR|\byarn\b|\bpnpm\b|\bwebpack\b|\bcargo\b|\brustc\b|\bg\+\+|\bcc1plus|\bninja\b|\bgradle\b|\bmvn\b"
+)
+WINDOWS = re.compile(
+    r"WinError|\b[A-Z]:\\|\.\.\\|\w\.(?:dll|bat)\b|: bad allocation\b|\bWindows 1[01]\b", re.IGNORECASE
+)
+PYTHON = re.compile(
+    r'File "|\bpython|\.py\b|MemoryError|>>>|\.ipynb|jupyter|\bpip\b|\bconda\b|\bimport \w|\bin <module>|\bpd\.|\bnp\.|torch|'
+    r"Loading checkpoint|[0-9]it/s|s/it\b|\bIn \[[0-9]",
+    re.IGNORECASE,
+)
+"""What shows that a program is one of Python."""
+OFFLOADS = re.compile(r"offload_(?:optimizer|param)|zero-?_?3 offload|cpu_?offload|offload[^\n]{0,40}(?:cpu|optimizer)")
+ONE = re.compile(
+    r"batch[-_ ]?size(?:_per_gpu)?[\"']?(?: is)?(?: set)?(?: to)?(?: even| as low as| only| just| "
+    r"of)?\s*[=:]?\s*(?:1\b(?!\.)|one\b)|batch[-_ ]?size[^\n]{0,20}\[1\]|samples_per_gpu\W{1,3}1\b",
+    re.IGNORECASE,
+)
+GROWS = re.compile(
+    r"after (?:a few|some|several|many|about |around |~)? ?[0-9,k]* ?(?:of )?(?:training )?(?:steps?|iterations?|"
+    r"epochs?|batch(?:es)?|hours?|"
+    r"minutes|runs|images|files|rounds|samples)\b|memory (?:usage |use )?(?:\w+ )?(?:keeps? )?(?:grow|increas|leak|climb|ris)\w*|"
+    r"\bleak(?:age|ing|s)?\b|epoch goes to [0-9]|gradually|bigger and bigger|more and more|for (?:around|about) "
+    r"[0-9]+ (?:steps|iterations|epochs)|(?:the|on) (?:second|2nd|third|3rd|next) (?:epoch|run|"
+    r"time|image|round|iteration|call)|"
+    r"(?:in|inside) a (?:for )?loop\b|[0-9]+th (?:epoch|iteration|step)",
+    re.IGNORECASE,
+)
+RAM = re.compile(r"\bRAM\b|system memory|host memory|\bswap\b|\bkilled\b|pods?\b|container", re.IGNORECASE)
+CARD = re.compile(r"\b(?:CUDA|GPU|VRAM|video memory|ROCm)\b")
+MAC = re.compile(
+    r"libc\+\+abi|Abort trap: 6|\bmac ?OS\b|MacBook|\bDarwin\b|\bOS ?X\b|\.dylib|/Users/\w|\bM[1-4] (?:Pro|Max|Ultra)\b|Killed: 9"
+)
+ANY_LANGUAGE = ("linux", "c++", "unknown", "systemd")
+"""Who speaks for a program without saying in what it is written."""
