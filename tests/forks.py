@@ -24,7 +24,7 @@ from pathlib import Path
 
 IMPORTED = ("numpy", "outsize.array", "outsize.array.run.execute")
 TORCH = (
-    "torch", "torch._dynamo", "torch.profiler", "outsize.model.estimation.estimate", "outsize.model.scripts.follower",
+    "torch", "torch._dynamo", "outsize.model.estimation.estimate", "outsize.model.scripts.follower",
     "outsize.model.scripts.stand_ins", "outsize.model.scripts.outside",
 )  # fmt: skip
 """For processes that train or trace: these imports take seconds."""
