@@ -23,22 +23,29 @@ import tempfile
 from pathlib import Path
 
 IMPORTED = ("numpy", "outsize.array", "outsize.array.run.execute")
+TORCH = (
+    "torch", "torch._dynamo", "outsize.model.estimation.estimate", "outsize.model.scripts.follower",
+    "outsize.model.scripts.stand_ins", "outsize.model.scripts.outside",
+)  # fmt: skip
+"""For processes that train or trace: these imports take seconds."""
 
 
 class Child:
     """A forked process, with the part of `subprocess.Popen` that tests use."""
 
-    def __init__(self, program: str | Path, arguments: tuple[str, ...]) -> None:
+    def __init__(
+        self, program: str | Path, arguments: tuple[str, ...], imported: tuple[str, ...], environment: dict[str, str]
+    ) -> None:
         self._out, self._err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
         reply, write = os.pipe()
         given = {
             "program": str(program),
             "arguments": arguments,
             "folder": os.getcwd(),
-            "environment": dict(os.environ),
+            "environment": environment,
         }
         fds = [self._out.fileno(), self._err.fileno(), write]
-        socket.send_fds(_server(), [json.dumps(given).encode()], fds)
+        socket.send_fds(_server(imported), [json.dumps(given).encode()], fds)
         os.close(write)
         self._reply = os.fdopen(reply)
         self.pid = int(self._reply.readline())
@@ -68,16 +75,20 @@ class Child:
         return texts[0], texts[1]
 
 
-def start(program: str | Path, *arguments: str | Path) -> Child:
-    """Run a script (a path) or code (a text) in a fork."""
-    return Child(program, tuple(map(str, arguments)))
+def start(
+    program: str | Path, *arguments: str | Path, imported: tuple[str, ...] = IMPORTED,
+    environment: dict[str, str] | None = None,
+) -> Child:  # fmt: skip
+    """Run a script (a path) or code (a text) in a fork of a process that has `imported` these modules."""
+    return Child(program, tuple(map(str, arguments)), imported, dict(environment or os.environ))
 
 
 @functools.cache
-def _server() -> socket.socket:
-    """The server of this process, which ends with it: when the other end of the pair is closed."""
+def _server(imported: tuple[str, ...]) -> socket.socket:
+    """The server of this process for these imports, which ends with it: when the other end of the pair is closed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    process = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+    command = [sys.executable, __file__, str(theirs.fileno()), *imported]
+    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
     theirs.close()
     atexit.register(process.wait)
     atexit.register(ours.close)  # runs first
@@ -114,6 +125,7 @@ def _run(program: str, arguments: list[str], folder: str, environment: dict[str,
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # the environment says where
     script = "\n" not in program
     sys.argv = [program if script else "-c", *arguments]
     if script:
@@ -123,6 +135,6 @@ def _run(program: str, arguments: list[str], folder: str, environment: dict[str,
 
 
 if __name__ == "__main__":
-    for name in IMPORTED:
+    for name in sys.argv[2:]:
         __import__(name)
     _serve(socket.socket(fileno=int(sys.argv[1])))

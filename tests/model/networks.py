@@ -4,6 +4,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.plan.dry_run import Stage
+from outsize.model.fitting.run.runner import Work
+
 
 class Block(nn.Module):
     def __init__(self, width, dropout=0.0, norm="layer"):
@@ -104,6 +108,12 @@ def plain_step(model, loss, optimizer, batch):
     value.backward()
     optimizer.step()
     return value.detach()
+
+
+def plain_peak(model, loss, batch, optimizer, **more):
+    """What the plain step holds at its highest moment, as a plan has it, without the search for one."""
+    work = Work(model=model, loss=loss, optimizer=optimizer, **more)
+    return Stage(work, batch).project(Choice()).peak
 
 
 def worst_difference(a, b):

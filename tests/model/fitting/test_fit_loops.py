@@ -23,7 +23,7 @@ LOOPS = st.builds(
 ).filter(loops.Loop.possible)  # fmt: skip
 
 
-@examples(24, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@examples(16, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(loop=LOOPS)
 def test_no_loop_holds_more_than_its_plan_nor_a_plan_more_than_its_budget(loop):
     try:

@@ -51,6 +51,9 @@ from outsize.model.tracing.tracer import Tracer
 NUMBERS = 64
 """Bytes of host memory in which operators keep the Python numbers that they are given."""
 
+NEVER = 2**31 - 1
+"""So many collections of what is younger before Python's collector looks at all there is."""
+
 Call = Callable[[Any, Any], Any]
 """How an inference calls the model."""
 
@@ -104,14 +107,12 @@ class Outline:
 @contextlib.contextmanager
 def collecting_little() -> Iterator[None]:
     """Python's collector looks at what the block makes, not again and again at all that the process has loaded."""
-    if gc.get_freeze_count():  # somebody else does that
-        yield
-        return
-    gc.freeze()
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(young, middle, NEVER)  # `gc.freeze` would do, but to learn whether others use it takes up to 0.1 s
     try:
         yield
     finally:
-        gc.unfreeze()
+        gc.set_threshold(young, middle, old)
 
 
 class Stage:
