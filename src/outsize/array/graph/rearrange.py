@@ -50,9 +50,12 @@ class Affine(Node):
             picks.append(slice(None, None, step if step else 1))
             kept.append(target)
         view = frame.evaluate(child, tuple(spans))[(*picks, ...)]  # a view even of one element: it may not be there yet
-        view = view.transpose(tuple(int(i) for i in np.argsort(kept))) if kept else view
-        full = tuple(slice(None) if axis in kept else None for axis in range(len(region)))
-        return np.broadcast_to(view[(*full, ...)], region_shape(region))
+        turned = sorted(range(len(kept)), key=kept.__getitem__)
+        view = view if turned == list(range(len(kept))) else view.transpose(turned)
+        if len(kept) < len(region):
+            view = view[(*(slice(None) if axis in kept else None for axis in range(len(region))), ...)]
+        shape = region_shape(region)
+        return view if view.shape == shape else np.broadcast_to(view, shape)
 
     def _sparse_axis(self, region: Region) -> int | None:
         """An output axis whose steps skip so much that its indices are better read one by one."""

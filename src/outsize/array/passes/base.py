@@ -158,6 +158,8 @@ class Sizable(abc.ABC):
         self.bindings = bindings
         """Descriptions of what earlier passes leave."""
         self.tuning = tuning
+        self._first = Frame(None, bindings, tuning)
+        """What all frames of the pass share: programs of its nodes."""
         self._probes: dict[Region, Frame] = {}
         self._loads: dict[Frame, tuple[int, int]] = {}
 
@@ -225,7 +227,7 @@ class Sizable(abc.ABC):
 
     def frame(self) -> Frame:
         """A dry frame."""
-        return Frame(None, self.bindings, self.tuning)
+        return Frame(None, self.bindings, self.tuning, self._first)
 
     # What the plan says of it
 
@@ -311,7 +313,7 @@ class Pass(Sizable, Work):
         np.seterr(
             all="ignore"
         )  # a thread starts with NumPy's defaults: it would warn where the caller's call already did
-        return Frame(buffer, job.bindings, self.tuning)
+        return Frame(buffer, job.bindings, self.tuning, self._first)
 
 
 BARE = Effort(1, 0, bare=True)

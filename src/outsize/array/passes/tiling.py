@@ -86,8 +86,11 @@ def page_box(shape: tuple[int, ...], box: Box, order: tuple[int, ...] | None, it
 
 def center(shape: tuple[int, ...], box: Box) -> Region:
     """A box away from the edges, as most are."""
-    starts = (((length - step) // 2 // max(step, 1)) * step for length, step in zip(shape, box, strict=True))
-    return tuple((start, min(length, start + step)) for start, step, length in zip(starts, box, shape, strict=True))
+    spans = []
+    for length, step in zip(shape, box, strict=True):
+        start = (length - step) // 2 // max(step, 1) * step
+        spans.append((start, min(length, start + step)))
+    return tuple(spans)
 
 
 def read_seconds(reads: Mapping[tuple[Store, Region], int], tuning: Tuning, transfer: float | None = None) -> float:
