@@ -23,7 +23,7 @@ import numpy as np
 
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
-from outsize.array.passes.tiling import Box, Grid, inner_grid
+from outsize.array.passes.tiling import Box, Grid, center, inner_grid, read_seconds
 from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape, whole
 from outsize.array.tuning import Tuning
 from outsize.core.memory import HOST, Part
@@ -161,6 +161,9 @@ class Sizable(abc.ABC):
         self._first = Frame(None, bindings, tuning)
         """What all frames of the pass share: programs of its nodes."""
         self._probes: dict[Region, Frame] = {}
+        self._samples: dict[Box, Frame] = {}
+        self._framed: dict[tuple[Grid, Box], list[tuple[Frame, int]]] = {}
+        self._waits: dict[tuple[Frame, float | None], float] = {}
         self._loads: dict[Frame, tuple[int, int]] = {}
 
     @abc.abstractmethod
@@ -209,17 +212,38 @@ class Sizable(abc.ABC):
             self.measure(region, found)
         return found
 
+    def sample(self, shape: tuple[int, ...], box: Box) -> Frame:
+        """A dry frame that has seen a box of the pass's shape, away from the edges. Every effort asks for the same ones again."""
+        found = self._samples.get(box)
+        if found is None:
+            found = self._samples[box] = self.probe(center(shape, box))
+        return found
+
+    def wait(self, frame: Frame, transfer: float | None = None) -> float:
+        """Disk time of what a dry frame has read."""
+        found = self._waits.get((frame, transfer))
+        if found is None:
+            found = self._waits[frame, transfer] = read_seconds(frame.reads, self.tuning, transfer)
+        return found
+
     def kinds(self, grid: Grid, chunk: Box) -> Iterator[tuple[Region, int]]:
         """One chunk of each kind and how many there are."""
         for tile, number in grid.kinds():
             for part, times in Grid(region_shape(tile), chunk).kinds():
-                yield tuple((a + s, b + s) for (a, b), (s, _) in zip(part, tile, strict=True)), number * times
+                yield tuple([(a + s, b + s) for (a, b), (s, _) in zip(part, tile, strict=True)]), number * times
+
+    def probe_kinds(self, grid: Grid, chunk: Box) -> list[tuple[Frame, int]]:
+        """A dry frame of each kind of chunk, and how many there are."""
+        found = self._framed.get((grid, chunk))
+        if found is None:
+            found = [(self.probe(region), number) for region, number in self.kinds(grid, chunk)]
+            self._framed[grid, chunk] = found
+        return found
 
     def probe_all(self, grid: Grid, chunk: Box) -> Frame:
         """A dry frame that has seen one chunk of each kind."""
         total = self.frame()
-        for region, _ in self.kinds(grid, chunk):
-            frame = self.probe(region)
+        for frame, _ in self.probe_kinds(grid, chunk):
             total.peak, total.outside = max(total.peak, frame.peak), max(total.outside, frame.outside)
             total.reads.update(frame.reads)
             total.pack(frame.packing)
@@ -231,9 +255,9 @@ class Sizable(abc.ABC):
 
     # What the plan says of it
 
-    def frames(self, sized: Any) -> Iterator[tuple[Frame, int]]:
-        """A dry frame of each kind of chunk, and how many there are."""
-        return ((self.probe(region), number) for region, number in self.kinds(sized.grid, sized.chunk))
+    def frames(self, sized: Any) -> list[tuple[Frame, int]]:
+        """Dry frames that have seen all that it reads, and how many times each."""
+        return self.probe_kinds(sized.grid, sized.chunk)
 
     def sources(self, sized: Sized) -> int:
         """Bytes of every source, once."""

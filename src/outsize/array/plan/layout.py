@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from outsize.array.device.base import DeviceBudget
 from outsize.array.graph.barrier import Contract, Lane, Reduce, Scan, Settled
 from outsize.array.graph.external_sort import Merged, Runs
 from outsize.array.graph.local import Together
-from outsize.array.graph.node import Node, Source, held_by_stores, walk
+from outsize.array.graph.node import Node, Source, held_by_stores, nodes_below, walk
 from outsize.array.graph.rearrange import Affine
 from outsize.array.passes.base import Pass, Room, Sized, size
 from outsize.array.passes.map import MapPass, RunsPass
@@ -269,18 +269,6 @@ def _group(nodes: list[Node], rank: dict[int, int], small: int) -> list[list[Nod
             key = (rank[id(node)], "reduce", node.inputs[0].shape, _sources(node), node.axes)
         groups.setdefault(key, []).append(node)
     return [groups[key] for key in sorted(groups, key=lambda key: key[0])]  # type: ignore[arg-type, return-value]
-
-
-def nodes_below(starts: Iterable[Node], ends: Callable[[Node], bool]) -> Iterator[Node]:
-    """Every node below some, each once, down to those where the way ends."""
-    seen: set[int] = set()
-    stack = list(starts)
-    while stack:
-        node = stack.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
-            yield node
-            stack.extend(() if ends(node) else node.inputs)
 
 
 def _sources(node: Node) -> frozenset[int]:

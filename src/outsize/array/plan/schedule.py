@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 from outsize.array.device.base import DeviceBudget
 from outsize.array.graph.local import Together, cut_rows, make_local, unify
-from outsize.array.graph.node import Source, walk
+from outsize.array.graph.node import Source, nodes_below, walk
 from outsize.array.graph.settle import settle
 from outsize.array.passes.base import Pass, Room, Sized, size_barely
 from outsize.array.plan.floor import find_floor
-from outsize.array.plan.layout import Drafts, Layout, Place, Wanted, lay_out, nodes_below
+from outsize.array.plan.layout import Drafts, Layout, Place, Wanted, lay_out
 from outsize.array.store.base import Sink
 from outsize.array.tuning import Tuning, current
 from outsize.core.memory import DISK, HOST, PINNED, Allowance, Budget, Part
