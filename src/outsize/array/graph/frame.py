@@ -64,6 +64,13 @@ class Frame:
         self._programs: dict[Node, Program] = {} if like is None else like._programs
         self._windows: dict[int, list[tuple[Region, Block]]] = {}
 
+    def renamed(self, stores: Mapping[Store, Store]) -> Frame:
+        """What was measured, as if other stores had been read that take as much."""
+        made = Frame(None, {}, self.tuning)
+        made.peak, made.outside, made.packing, made.device = self.peak, self.outside, self.packing, self.device
+        made.reads.update({(stores.get(store, store), region): n for (store, region), n in self.reads.items()})
+        return made
+
     def reset(self) -> None:
         """Take everything back."""
         self.position = 0

@@ -161,6 +161,7 @@ class Sizable(abc.ABC):
         self._first = Frame(None, bindings, tuning)
         """What all frames of the pass share: programs of its nodes."""
         self._probes: dict[Region, Frame] = {}
+        self._like: tuple[Sizable, Mapping[Store, Store]] | None = None
         self._samples: dict[Box, Frame] = {}
         self._framed: dict[tuple[Grid, Box], list[tuple[Frame, int]]] = {}
         self._waits: dict[tuple[Frame, float | None], float] = {}
@@ -207,12 +208,18 @@ class Sizable(abc.ABC):
     def probe(self, region: Region) -> Frame:
         """A dry frame that has seen one chunk; each is measured once."""
         found = self._probes.get(region)
-        if found is None:
+        if found is None and self._like is not None:
+            found = self._probes[region] = self._like[0].probe(region).renamed(self._like[1])
+        elif found is None:
             found = self._probes[region] = self.frame()
             self.measure(region, found)
         return found
 
-    def sample(self, shape: tuple[int, ...], box: Box) -> Frame:
+    def measure_like(self, other: Sizable, stores: Mapping[Store, Store]) -> None:
+        """Take what is measured from a pass that does the same, with other stores that take as much in place of some."""
+        self._like = other, stores
+
+    def probe_box(self, shape: tuple[int, ...], box: Box) -> Frame:
         """A dry frame that has seen a box of the pass's shape, away from the edges. Every effort asks for the same ones again."""
         found = self._samples.get(box)
         if found is None:
@@ -267,16 +274,19 @@ class Sizable(abc.ABC):
     def cost(self, sized: Sized) -> float:
         """Bytes that it will read, and those that could be read while transfers begin: each worker waits for its own."""
         each = self.tuning.transfer * self.tuning.disk_rate / sized.workers
-        return self.reads(sized) + each * sum(number * seeks for _, seeks, number in self._loaded(sized))
+        moved, seeks = self._loaded(sized)
+        return moved + each * seeks
 
-    def _loaded(self, sized: Any) -> Iterator[tuple[int, int, int]]:
-        """(bytes, transfers, how many) of each kind of chunk; layouts are compared by them again and again."""
+    def _loaded(self, sized: Any) -> tuple[int, int]:
+        """(bytes, transfers) of all that is read; layouts are compared by them again and again."""
+        moved, seeks = 0, 0
         for frame, number in self.frames(sized):
             found = self._loads.get(frame)
             if found is None:
-                seeks = sum(times * store.seeks(region) for (store, region), times in frame.reads.items())
-                found = self._loads[frame] = traffic(frame), seeks
-            yield *found, number
+                begun = sum(times * store.seeks(region) for (store, region), times in frame.reads.items())
+                found = self._loads[frame] = traffic(frame), begun
+            moved, seeks = moved + number * found[0], seeks + number * found[1]
+        return moved, seeks
 
     def enough(self, sized: Sized) -> float:
         """A cost that is as good as less."""
@@ -284,7 +294,7 @@ class Sizable(abc.ABC):
 
     def reads(self, sized: Any) -> int:
         """Bytes that it will read."""
-        return sum(moved * number for moved, _, number in self._loaded(sized))
+        return self._loaded(sized)[0]
 
     def rereads_of(self, sized: Any) -> list[str]:
         """A note on every source of which a large part of the traffic is reading it again."""

@@ -68,7 +68,7 @@ class MapPass(Pass):
         whole = tuple(max(1, length) for length in shape)
         if self._light(whole, room.host, there):
             return self._settle(whole, whole, 1, 1, room)
-        one = self.sample(shape, least)
+        one = self.probe_box(shape, least)
         buffer = max(effort.chunk, one.peak + one.outside + one.packing.total(1, 1))
         if self.node.greedy:  # lanes across a file's rows are read many at a time, or the file is read many times
             buffer = max(buffer, room.host // (2 * effort.workers))
@@ -103,7 +103,7 @@ class MapPass(Pass):
     def _light(self, whole: Box, room: int, there: int) -> bool:
         if self.node.nbytes > self.tuning.small or math.prod(self.node.shape) == 0:
             return math.prod(self.node.shape) == 0
-        frame = self.sample(self.node.shape, whole)
+        frame = self.probe_box(self.node.shape, whole)
         return self.holds(frame, min(room, 4 * self.tuning.small) - self._slot(whole), there)
 
     def _bytes(self, box: Box) -> int:
@@ -114,7 +114,7 @@ class MapPass(Pass):
         found = self._known_seconds.get(box)
         if found is None:
             region = center(self.node.shape, box)
-            found = self.wait(self.sample(self.node.shape, box)) + write_seconds(self.sink, region, self.tuning)
+            found = self.wait(self.probe_box(self.node.shape, box)) + write_seconds(self.sink, region, self.tuning)
             self._known_seconds[box] = found
         return found
 
@@ -124,13 +124,13 @@ class MapPass(Pass):
         shape = self.node.shape
 
         def fits(box: Box) -> bool:
-            return self.holds(self.sample(shape, box), buffer, there)
+            return self.holds(self.probe_box(shape, box), buffer, there)
 
         if fits(tile):
             return tile
 
         def seconds(box: Box, transfer: float | None = None) -> float:
-            return self.wait(self.sample(shape, box), transfer)
+            return self.wait(self.probe_box(shape, box), transfer)
 
         def each(box: Box, transfer: float | None = None) -> float:
             return seconds(box, transfer) / math.prod(box)

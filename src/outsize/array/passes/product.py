@@ -79,6 +79,8 @@ class ContractPass(Pass):
         """Lengths of the axes summed over."""
         self.domain = (*node.shape, *self.lengths)
         self.working = self._working()
+        self._element = np.dtype(np.float32) if node.dtype.char == "e" else node.dtype.newbyteorder("=")
+        """The dtype in which panels are multiplied."""
         self._measured: dict[tuple[Box, bool], tuple[int, int, float]] = {}
         self._loaded_apart: dict[tuple[int, Region], _Loading] = {}
         self._panels: dict[tuple[Region, bool, int], Frame] = {}
@@ -167,13 +169,8 @@ class ContractPass(Pass):
     def _packing(self, box: Box, strip: int) -> Packing:
         """What BLAS takes to multiply a panel."""
         middle, end = self.batch + self.m, len(self.node.shape)
-        rows, columns, depth = (math.prod(part) for part in (box[self.batch : middle], box[middle:end], box[end:]))
+        rows, columns, depth = math.prod(box[self.batch : middle]), math.prod(box[middle:end]), math.prod(box[end:])
         return packing(rows, columns, depth, self._element, strip)
-
-    @property
-    def _element(self) -> np.dtype[Any]:
-        """The dtype in which panels are multiplied."""
-        return np.dtype(np.float32) if self.node.dtype.char == "e" else self.node.dtype.newbyteorder("=")
 
     def _probe_left(self, tile: Region) -> Frame:
         """A dry run of reading a tile's whole rows of A."""

@@ -143,10 +143,10 @@ class ReducePass(Pass):
         whole = tuple(max(1, n) for n in domain)
         size = math.prod(domain) * max((s.dtype.itemsize for s, _ in self.accumulators), default=1)
         if size <= self.tuning.small:
-            frame = self.sample(domain, whole)
+            frame = self.probe_box(domain, whole)
             if self.holds(frame, room.host - self._state_bytes(whole), there):
                 return self._settle(whole, whole, 1, 1, room)
-        one = self.sample(domain, page)  # where a table is most of it, single elements would spare nothing
+        one = self.probe_box(domain, page)  # where a table is most of it, single elements would spare nothing
         buffer = max(effort.chunk, one.peak + one.outside)
         allowed = room.host - effort.workers * buffer
         slots = 1
@@ -159,7 +159,7 @@ class ReducePass(Pass):
 
         def fits(box: Box) -> bool:
             whole = all(step <= length for step, length in zip(box, tile, strict=True))
-            return whole and self.holds(self.sample(domain, box), buffer, there)
+            return whole and self.holds(self.probe_box(domain, box), buffer, there)
 
         chunk, _ = grow(domain, element, self._seconds, fits, self._bytes, self.tuning, self.tuning.largest)
         slots = min(slots, max(1, len(Grid(domain, tile))))
@@ -182,7 +182,7 @@ class ReducePass(Pass):
         return balance(self.domain, tuple(tile), tuple(1 for _ in tile))
 
     def _seconds(self, box: Box) -> float:
-        return self.wait(self.sample(self.domain, box))
+        return self.wait(self.probe_box(self.domain, box))
 
     def _bytes(self, box: Box) -> int:
         sizes = [source.dtype.itemsize for source, _ in self.accumulators]

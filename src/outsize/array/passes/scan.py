@@ -61,11 +61,11 @@ class ScanPass(Pass):
             return self._settle(effort, least, room)
 
         def fits(box: Box) -> bool:
-            frame = self.sample(shape, box)
+            frame = self.probe_box(shape, box)
             return frame.peak + frame.outside <= effort.chunk
 
         def seconds(box: Box) -> float:
-            return self.wait(self.sample(shape, box)) + write_seconds(self.sink, center(shape, box), self.tuning)
+            return self.wait(self.probe_box(shape, box)) + write_seconds(self.sink, center(shape, box), self.tuning)
 
         item = self.node.dtype.itemsize
         chunk, _ = grow(shape, least, seconds, fits, lambda box: math.prod(box) * item, self.tuning)

@@ -96,6 +96,10 @@ class Drafts:
         if found is None:
             said: list[str] = []
             found = self._passes[key] = _make_pass(list(outputs), bindings, self.tuning, self.device, said), said
+            heads: dict[Store, Store] = {store.inner: store for store in bindings.values() if isinstance(store, Head)}
+            if heads and self.device is None:  # only what is read of the disk differs
+                plain = {node: store for node, store in bindings.items() if not isinstance(store, Head)}
+                found[0].measure_like(self.make_pass(outputs, plain, []), heads)
         notes += found[1]
         return found[0]
 

@@ -122,10 +122,10 @@ class TileWork(Sizable):
         most = slot if self.allowed is None else min(slot, self.allowed.room // self.slots)
 
         def fits(box: Box) -> bool:
-            return array_bytes(box, self.dtype) <= most and self.holds(self.sample(shape, box), buffer, ANY)
+            return array_bytes(box, self.dtype) <= most and self.holds(self.probe_box(shape, box), buffer, ANY)
 
         def seconds(box: Box) -> float:
-            return self.wait(self.sample(shape, box)) + self.tuning.send_seconds
+            return self.wait(self.probe_box(shape, box)) + self.tuning.send_seconds
 
         box, _ = grow(shape, least, seconds, fits, lambda b: math.prod(b) * self.dtype.itemsize, self.tuning)
         return balance(shape, box, least)
