@@ -21,7 +21,7 @@ from outsize.array.graph.node import Node, Source
 from outsize.array.kernels.blas import NOTHING, Packing
 from outsize.array.kernels.copies import copy_block
 from outsize.array.kernels.fused import Program, lies_across, natural_order, run_program
-from outsize.array.store.base import Block, Buffer, Region, Store, region_shape, round_up
+from outsize.array.store.base import Block, Buffer, Region, Store, hollow, region_shape, round_up
 from outsize.array.tuning import Tuning, current
 from outsize.core.errors import OutOfMemory
 from outsize.core.units import format_bytes
@@ -36,7 +36,11 @@ class Frame:
 
     at_once = False
 
-    def __init__(self, buffer: Buffer | None, bindings: Mapping[Node, Store], tuning: Tuning | None = None) -> None:
+    def __init__(
+        self, buffer: Buffer | None, bindings: Mapping[Node, Store], tuning: Tuning | None = None,
+        like: Frame | None = None,
+    ) -> None:  # fmt: skip
+        """`like` is a frame with the same bindings: what that has worked out of nodes need not be worked out again."""
         self.tuning = tuning or current()
         self.buffer = buffer
         self.dry = buffer is None
@@ -56,9 +60,16 @@ class Frame:
         self.loose = False
         """Dry, and other regions of this shape may lie less luckily in their stores: reads are counted at their most."""
         self._memo: dict[tuple[int, Region], Block] = {}
-        self._supposed: dict[tuple[Any, ...], tuple[int, int, Packing]] = {}
-        self._programs: dict[int, Program] = {}
+        self._supposed: dict[tuple[Any, ...], tuple[int, int, Packing]] = {} if like is None else like._supposed
+        self._programs: dict[Node, Program] = {} if like is None else like._programs
         self._windows: dict[int, list[tuple[Region, Block]]] = {}
+
+    def renamed(self, stores: Mapping[Store, Store]) -> Frame:
+        """What was measured, as if other stores had been read that take as much."""
+        made = Frame(None, {}, self.tuning)
+        made.peak, made.outside, made.packing, made.device = self.peak, self.outside, self.packing, self.device
+        made.reads.update({(stores.get(store, store), region): n for (store, region), n in self.reads.items()})
+        return made
 
     def reset(self) -> None:
         """Take everything back."""
@@ -108,11 +119,11 @@ class Frame:
         """Count, when dry, the memory of a region that another part of the output would want; it is not read."""
         if not self.dry or 0 in region_shape(region):
             return
-        key = (id(node), region, None if out is None else (out.dtype, out.strides))
+        key = (node, region, None if out is None else (out.dtype, out.strides))
         found = self._supposed.get(key)
         if found is None:  # once a region: joins of joins of joins would double the work at every level
-            trial = Frame(None, self.bindings, self.tuning)
-            trial.loose, trial._supposed, trial._programs = True, self._supposed, self._programs
+            trial = Frame(None, self.bindings, self.tuning, self)
+            trial.loose = True
             trial.evaluate(node, region, out)
             found = self._supposed[key] = trial.peak, trial.outside, trial.packing
         self.pack(found[2])
@@ -152,9 +163,9 @@ class Frame:
 
     def program(self, node: Node) -> Program:
         """The fused program of a node, compiled once."""
-        found = self._programs.get(id(node))
+        found = self._programs.get(node)
         if found is None:
-            found = self._programs[id(node)] = compile_program(node, self.bindings, self.tuning.slice)
+            found = self._programs[node] = compile_program(node, self.bindings, self.tuning.slice)
         return found
 
     def evaluate_chain(self, root: Node, region: Region, out: Block | None) -> Block:
@@ -166,7 +177,7 @@ class Frame:
         target = out
         if target is None or (lies_across(target, order, shape) and math.prod(shape) > _SMALL):
             turned = self.array(tuple(shape[axis] for axis in order), root.dtype)
-            target = turned.transpose(tuple(np.argsort(order))) if order else turned
+            target = turned.transpose(sorted(range(len(order)), key=order.__getitem__)) if order else turned
         mark = self.mark()
         scratch = self.bytes(program.scratch(shape))
         if not self.dry:
@@ -235,8 +246,7 @@ class _Trace(Frame):
     """A dry frame that notes which regions of stored arrays are wanted."""
 
     def __init__(self, frame: Frame) -> None:
-        super().__init__(None, frame.bindings, frame.tuning)
-        self._programs = frame._programs
+        super().__init__(None, frame.bindings, frame.tuning, frame)
         self.found: dict[tuple[int, Region], tuple[Node, Region]] = {}
 
     def evaluate(self, node: Node, region: Region, out: Block | None = None) -> Block:
@@ -247,10 +257,10 @@ class _Trace(Frame):
 
 
 def phantom(shape: tuple[int, ...], dtype: np.dtype[Any], order: tuple[int, ...] | None = None) -> Block:
-    """A block of any size that takes no memory; it has strides to look at, and its elements must never be touched."""
+    """A hollow block that lies in C order, or in another."""
     strides = [0] * len(shape)
     step = dtype.itemsize
     for axis in reversed(order or range(len(shape))):
         strides[axis] = step
         step *= shape[axis]
-    return np.lib.stride_tricks.as_strided(np.zeros((), dtype), shape, strides, writeable=False)
+    return hollow(shape, tuple(strides), dtype)

@@ -13,7 +13,7 @@ import hashlib
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
@@ -222,6 +222,18 @@ def walk(*roots: Node) -> list[Node]:
             stack.append((node, True))
             stack.extend((child, False) for child in reversed(node.inputs))
     return order
+
+
+def nodes_below(starts: Iterable[Node], ends: Callable[[Node], bool]) -> Iterator[Node]:
+    """Every node below some, each once, down to those where the way ends."""
+    seen: set[int] = set()
+    stack = list(starts)
+    while stack:
+        node = stack.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            yield node
+            stack.extend(() if ends(node) else node.inputs)
 
 
 def held_by_stores(root: Node) -> dict[str, int]:

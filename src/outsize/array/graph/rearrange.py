@@ -6,6 +6,7 @@ flips, single indices, new axes, broadcasting. The others assemble a region piec
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -38,21 +39,28 @@ class Affine(Node):
         if axis is not None:
             return self._gather(axis, region, frame, out)
         spans: list[tuple[int, int]] = []
-        picks: list[int | slice] = []
-        kept: list[int] = []
         for target, start, step in self.axes:
             if target is None:
                 spans.append((start, start + 1))
-                picks.append(0)
                 continue
-            first, last = (start + step * edge for edge in (region[target][0], region[target][1] - 1))
-            spans.append((min(first, last), max(first, last) + 1))
-            picks.append(slice(None, None, step if step else 1))
-            kept.append(target)
-        view = frame.evaluate(child, tuple(spans))[(*picks, ...)]  # a view even of one element: it may not be there yet
-        view = view.transpose(tuple(int(i) for i in np.argsort(kept))) if kept else view
-        full = tuple(slice(None) if axis in kept else None for axis in range(len(region)))
-        return np.broadcast_to(view[(*full, ...)], region_shape(region))
+            low, high = region[target]
+            first, last = start + step * low, start + step * (high - 1)
+            spans.append((first, last + 1) if first <= last else (last, first + 1))
+        picks, turned, lifted = self._turns
+        view = frame.evaluate(child, tuple(spans))[picks]  # a view even of one element: it may not be there yet
+        view = view if turned is None else view.transpose(turned)
+        view = view if lifted is None else view[lifted]
+        shape = region_shape(region)
+        return view if view.shape == shape else np.broadcast_to(view, shape)
+
+    @functools.cached_property
+    def _turns(self) -> tuple[Any, list[int] | None, Any]:
+        """(what is picked of a block of the input, the order of its axes where it changes, where axes are added)."""
+        picks = (*(0 if to is None else slice(None, None, step or 1) for to, _, step in self.axes), ...)
+        kept = [target for target, _, _ in self.axes if target is not None]
+        turned = sorted(range(len(kept)), key=kept.__getitem__)
+        lifted = (*(slice(None) if axis in kept else None for axis in range(self.ndim)), ...)
+        return picks, None if turned == list(range(len(kept))) else turned, lifted if len(kept) < self.ndim else None
 
     def _sparse_axis(self, region: Region) -> int | None:
         """An output axis whose steps skip so much that its indices are better read one by one."""

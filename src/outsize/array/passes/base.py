@@ -23,7 +23,7 @@ import numpy as np
 
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
-from outsize.array.passes.tiling import Box, Grid, inner_grid
+from outsize.array.passes.tiling import Box, Grid, center, inner_grid, read_seconds
 from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape, whole
 from outsize.array.tuning import Tuning
 from outsize.core.memory import HOST, Part
@@ -158,7 +158,13 @@ class Sizable(abc.ABC):
         self.bindings = bindings
         """Descriptions of what earlier passes leave."""
         self.tuning = tuning
+        self._first = Frame(None, bindings, tuning)
+        """What all frames of the pass share: programs of its nodes."""
         self._probes: dict[Region, Frame] = {}
+        self._like: tuple[Sizable, Mapping[Store, Store]] | None = None
+        self._samples: dict[Box, Frame] = {}
+        self._framed: dict[tuple[Grid, Box], list[tuple[Frame, int]]] = {}
+        self._waits: dict[tuple[Frame, float | None], float] = {}
         self._loads: dict[Frame, tuple[int, int]] = {}
 
     @abc.abstractmethod
@@ -202,22 +208,49 @@ class Sizable(abc.ABC):
     def probe(self, region: Region) -> Frame:
         """A dry frame that has seen one chunk; each is measured once."""
         found = self._probes.get(region)
-        if found is None:
+        if found is None and self._like is not None:
+            found = self._probes[region] = self._like[0].probe(region).renamed(self._like[1])
+        elif found is None:
             found = self._probes[region] = self.frame()
             self.measure(region, found)
+        return found
+
+    def measure_like(self, other: Sizable, stores: Mapping[Store, Store]) -> None:
+        """Take what is measured from a pass that does the same, with other stores that take as much in place of some."""
+        self._like = other, stores
+
+    def probe_box(self, shape: tuple[int, ...], box: Box) -> Frame:
+        """A dry frame that has seen a box of the pass's shape, away from the edges. Every effort asks for the same ones again."""
+        found = self._samples.get(box)
+        if found is None:
+            found = self._samples[box] = self.probe(center(shape, box))
+        return found
+
+    def wait(self, frame: Frame, transfer: float | None = None) -> float:
+        """Disk time of what a dry frame has read."""
+        found = self._waits.get((frame, transfer))
+        if found is None:
+            found = self._waits[frame, transfer] = read_seconds(frame.reads, self.tuning, transfer)
         return found
 
     def kinds(self, grid: Grid, chunk: Box) -> Iterator[tuple[Region, int]]:
         """One chunk of each kind and how many there are."""
         for tile, number in grid.kinds():
             for part, times in Grid(region_shape(tile), chunk).kinds():
-                yield tuple((a + s, b + s) for (a, b), (s, _) in zip(part, tile, strict=True)), number * times
+                yield tuple([(a + s, b + s) for (a, b), (s, _) in zip(part, tile, strict=True)]), number * times
+
+    def probe_kinds(self, grid: Grid, chunk: Box) -> list[tuple[Frame, int]]:
+        """A dry frame of each kind of chunk, and how many there are."""
+        found = self._framed.get((grid, chunk))
+        if found is None:
+            found = [(self.probe(region), number) for region, number in self.kinds(grid, chunk)]
+            self._framed[grid, chunk] = found
+        return found
 
     def probe_all(self, grid: Grid, chunk: Box) -> Frame:
         """A dry frame that has seen one chunk of each kind."""
         total = self.frame()
-        for region, _ in self.kinds(grid, chunk):
-            frame = self.probe(region)
+        for frame, _ in self.probe_kinds(grid, chunk):
             total.peak, total.outside = max(total.peak, frame.peak), max(total.outside, frame.outside)
             total.reads.update(frame.reads)
             total.pack(frame.packing)
@@ -225,13 +258,13 @@ class Sizable(abc.ABC):
 
     def frame(self) -> Frame:
         """A dry frame."""
-        return Frame(None, self.bindings, self.tuning)
+        return Frame(None, self.bindings, self.tuning, self._first)
 
     # What the plan says of it
 
-    def frames(self, sized: Any) -> Iterator[tuple[Frame, int]]:
-        """A dry frame of each kind of chunk, and how many there are."""
-        return ((self.probe(region), number) for region, number in self.kinds(sized.grid, sized.chunk))
+    def frames(self, sized: Any) -> list[tuple[Frame, int]]:
+        """Dry frames that have seen all that it reads, and how many times each."""
+        return self.probe_kinds(sized.grid, sized.chunk)
 
     def sources(self, sized: Sized) -> int:
         """Bytes of every source, once."""
@@ -241,16 +274,19 @@ class Sizable(abc.ABC):
     def cost(self, sized: Sized) -> float:
         """Bytes that it will read, and those that could be read while transfers begin: each worker waits for its own."""
         each = self.tuning.transfer * self.tuning.disk_rate / sized.workers
-        return self.reads(sized) + each * sum(number * seeks for _, seeks, number in self._loaded(sized))
+        moved, seeks = self._loaded(sized)
+        return moved + each * seeks
 
-    def _loaded(self, sized: Any) -> Iterator[tuple[int, int, int]]:
-        """(bytes, transfers, how many) of each kind of chunk; layouts are compared by them again and again."""
+    def _loaded(self, sized: Any) -> tuple[int, int]:
+        """(bytes, transfers) of all that is read; layouts are compared by them again and again."""
+        moved, seeks = 0, 0
         for frame, number in self.frames(sized):
             found = self._loads.get(frame)
             if found is None:
-                seeks = sum(times * store.seeks(region) for (store, region), times in frame.reads.items())
-                found = self._loads[frame] = traffic(frame), seeks
-            yield *found, number
+                begun = sum(times * store.seeks(region) for (store, region), times in frame.reads.items())
+                found = self._loads[frame] = traffic(frame), begun
+            moved, seeks = moved + number * found[0], seeks + number * found[1]
+        return moved, seeks
 
     def enough(self, sized: Sized) -> float:
         """A cost that is as good as less."""
@@ -258,7 +294,7 @@ class Sizable(abc.ABC):
 
     def reads(self, sized: Any) -> int:
         """Bytes that it will read."""
-        return sum(moved * number for moved, _, number in self._loaded(sized))
+        return self._loaded(sized)[0]
 
     def rereads_of(self, sized: Any) -> list[str]:
         """A note on every source of which a large part of the traffic is reading it again."""
@@ -311,7 +347,7 @@ class Pass(Sizable, Work):
         np.seterr(
             all="ignore"
         )  # a thread starts with NumPy's defaults: it would warn where the caller's call already did
-        return Frame(buffer, job.bindings, self.tuning)
+        return Frame(buffer, job.bindings, self.tuning, self._first)
 
 
 BARE = Effort(1, 0, bare=True)

@@ -18,7 +18,7 @@ from outsize.array.graph.external_sort import Runs, index_of
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, walk
 from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, inside, split
-from outsize.array.passes.tiling import Box, Grid, balance, center, grow, page_box, read_seconds, write_seconds
+from outsize.array.passes.tiling import Box, Grid, balance, center, grow, page_box, write_seconds
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape
 from outsize.array.tuning import Tuning
 
@@ -38,6 +38,7 @@ class MapPass(Pass):
         super().__init__(((node, sink),), bindings, tuning)
         self.node, self.sink = node, sink
         self._known_seconds: dict[Box, float] = {}
+        self._slots: dict[Box, int] = {}
 
     def label(self) -> str:
         return f"write {self.node.label()}" if self.sink.partial else f"compute {self.node.label()}"
@@ -54,8 +55,11 @@ class MapPass(Pass):
         return page_box(self.node.shape, least, self.sink.order, self.node.stands_for())
 
     def _slot(self, box: Box) -> int:
-        region = center(self.node.shape, box)
-        return self.sink.room(region) + self.sink.extent(region)
+        found = self._slots.get(box)
+        if found is None:
+            region = center(self.node.shape, box)
+            found = self._slots[box] = self.sink.room(region) + self.sink.extent(region)
+        return found
 
     def fit(self, effort: Effort, room: Room, there: int = ANY) -> Sized | None:
         shape, least = self.node.shape, self._smallest_box()
@@ -64,7 +68,7 @@ class MapPass(Pass):
         whole = tuple(max(1, length) for length in shape)
         if self._light(whole, room.host, there):
             return self._settle(whole, whole, 1, 1, room)
-        one = self.probe(center(shape, least))
+        one = self.probe_box(shape, least)
         buffer = max(effort.chunk, one.peak + one.outside + one.packing.total(1, 1))
         if self.node.greedy:  # lanes across a file's rows are read many at a time, or the file is read many times
             buffer = max(buffer, room.host // (2 * effort.workers))
@@ -99,7 +103,7 @@ class MapPass(Pass):
     def _light(self, whole: Box, room: int, there: int) -> bool:
         if self.node.nbytes > self.tuning.small or math.prod(self.node.shape) == 0:
             return math.prod(self.node.shape) == 0
-        frame = self.probe(center(self.node.shape, whole))
+        frame = self.probe_box(self.node.shape, whole)
         return self.holds(frame, min(room, 4 * self.tuning.small) - self._slot(whole), there)
 
     def _bytes(self, box: Box) -> int:
@@ -110,7 +114,7 @@ class MapPass(Pass):
         found = self._known_seconds.get(box)
         if found is None:
             region = center(self.node.shape, box)
-            found = read_seconds(self.probe(region).reads, self.tuning) + write_seconds(self.sink, region, self.tuning)
+            found = self.wait(self.probe_box(self.node.shape, box)) + write_seconds(self.sink, region, self.tuning)
             self._known_seconds[box] = found
         return found
 
@@ -120,13 +124,13 @@ class MapPass(Pass):
         shape = self.node.shape
 
         def fits(box: Box) -> bool:
-            return self.holds(self.probe(center(shape, box)), buffer, there)
+            return self.holds(self.probe_box(shape, box), buffer, there)
 
         if fits(tile):
             return tile
 
         def seconds(box: Box, transfer: float | None = None) -> float:
-            return read_seconds(self.probe(center(shape, box)).reads, self.tuning, transfer)
+            return self.wait(self.probe_box(shape, box), transfer)
 
         def each(box: Box, transfer: float | None = None) -> float:
             return seconds(box, transfer) / math.prod(box)
@@ -144,9 +148,10 @@ class MapPass(Pass):
 
     def _settle(self, tile: Box, chunk: Box, workers: int, slots: int, room: Room) -> Sized:
         grid = Grid(self.node.shape, tile)
-        pieces = sum(n * len(Grid(region_shape(r), chunk)) for r, n in grid.kinds())
-        kinds = [region for region, _ in grid.kinds()] or [tuple((0, 0) for _ in tile)]
-        slot = max(self.sink.room(region) + self.sink.extent(region) for region in kinds)
+        kinds = list(grid.kinds())
+        pieces = sum(n * len(Grid(region_shape(r), chunk)) for r, n in kinds)
+        regions = [region for region, _ in kinds] or [tuple((0, 0) for _ in tile)]
+        slot = max(self.sink.room(region) + self.sink.extent(region) for region in regions)
         return self.settle(grid, chunk, max(1, min(workers, pieces)), slots, slot, room)
 
     def volume(self) -> int:

@@ -15,13 +15,13 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from outsize.array.graph.barrier import Contract
 from outsize.array.graph.frame import Frame
-from outsize.array.graph.node import Node
+from outsize.array.graph.node import Node, nodes_below
 from outsize.array.kernels.blas import Packing, find_symbol, multiply_add, packing, takes
 from outsize.array.passes.base import ANY, BARE, Effort, Job, Pass, Room, Sized, split
 from outsize.array.passes.tiling import Box, Grid, balance, center, grow, read_seconds, write_seconds
@@ -37,6 +37,19 @@ class _State:
     scratch: Buffer
     left: Block | None
     """The tile's whole rows of A, where they stay."""
+
+
+class _Loading(NamedTuple):
+    """What loading a part of an operand takes, by itself."""
+
+    peak: int
+    """Bytes of buffer at the most."""
+    kept: int
+    """Bytes of it that stay."""
+    outside: int
+    """Bytes beside the buffer."""
+    waits: tuple[float, ...]
+    """Seconds of each read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +79,17 @@ class ContractPass(Pass):
         """Lengths of the axes summed over."""
         self.domain = (*node.shape, *self.lengths)
         self.working = self._working()
+        self._element = np.dtype(np.float32) if node.dtype.char == "e" else node.dtype.newbyteorder("=")
+        """The dtype in which panels are multiplied."""
         self._measured: dict[tuple[Box, bool], tuple[int, int, float]] = {}
+        self._loaded_apart: dict[tuple[int, Region], _Loading] = {}
+        self._panels: dict[tuple[Region, bool, int], Frame] = {}
+        self._lefts: dict[Region, Frame] = {}
+        self._slots: dict[tuple[Box, bool], int] = {}
+        self._writes: dict[Box, float] = {}
+        a_nodes, b_nodes = (set(nodes_below([child], bindings.__contains__)) for child in node.inputs)
+        self._apart = a_nodes.isdisjoint(b_nodes)
+        """True where what is read for one operand never serves the other: each can be measured by itself."""
 
     def _working(self) -> np.dtype[Any]:
         dtype = self.node.dtype
@@ -93,22 +116,49 @@ class ContractPass(Pass):
 
     def _panel(self, region: Region, stays: bool, strip: int) -> Frame:
         """A dry frame that has read and multiplied a panel."""
-        frame, shape = self.frame(), region_shape(region)
-        self.measure(region, frame, stays)
-        frame.reserve(self._added(shape, strip))
-        frame.pack(self._packing(shape, strip))
-        return frame
+        found = self._panels.get((region, stays, strip))
+        if found is None:
+            found, shape = self.frame(), region_shape(region)
+            self.measure(region, found, stays)
+            found.reserve(self._added(shape, strip))
+            found.pack(self._packing(shape, strip))
+            self._panels[region, stays, strip] = found
+        return found
 
     def _measure(self, box: Box, stays: bool) -> tuple[int, int, float]:
         """(buffer, memory outside of it, seconds) of reading a panel; three numbers, since a search looks at thousands of
         panels and their frames would be megabytes."""
         found = self._measured.get((box, stays))
         if found is None:
-            frame = self.frame()
-            self.measure(center(self.domain, box), frame, stays)
-            seconds = read_seconds(frame.reads, self.tuning, self.tuning.hidden_transfer)
-            found = self._measured[box, stays] = frame.peak, frame.outside, seconds
+            region, split_at = center(self.domain, box), len(self.node.shape)
+            if self._apart:
+                a, b = self._regions(region[:split_at], region[split_at:])
+                right = self._load_apart(1, b)
+                left = _Loading(0, 0, 0, ()) if stays else self._load_apart(0, a)
+                peak, outside = max(left.peak, left.kept + right.peak), max(left.outside, right.outside)
+                seconds: float = sum((*left.waits, *right.waits))
+            else:
+                frame = self.frame()
+                self.measure(region, frame, stays)
+                peak, outside, seconds = frame.peak, frame.outside, sum(self._wait_for(frame))
+            found = self._measured[box, stays] = peak, outside, seconds
         return found
+
+    def _load_apart(self, number: int, region: Region) -> _Loading:
+        """What loading a region of one operand takes."""
+        found = self._loaded_apart.get((number, region))
+        if found is None:
+            frame = self.frame()
+            axes = (self.batch, self.m, self.node.summed) if number == 0 else (self.batch, self.node.summed, self.n)
+            self._operand(self.node.inputs[number], region, axes, frame)
+            found = _Loading(frame.peak, frame.position, frame.outside, tuple(self._wait_for(frame)))
+            self._loaded_apart[number, region] = found
+        return found
+
+    def _wait_for(self, frame: Frame) -> list[float]:
+        """Seconds of each read of a panel."""
+        tuning = self.tuning
+        return [read_seconds({read: times}, tuning, tuning.hidden_transfer) for read, times in frame.reads.items()]
 
     def _added(self, box: Box, strip: int) -> int:
         """Bytes of products that are made to be added, where BLAS cannot add them itself."""
@@ -119,19 +169,17 @@ class ContractPass(Pass):
     def _packing(self, box: Box, strip: int) -> Packing:
         """What BLAS takes to multiply a panel."""
         middle, end = self.batch + self.m, len(self.node.shape)
-        rows, columns, depth = (math.prod(part) for part in (box[self.batch : middle], box[middle:end], box[end:]))
+        rows, columns, depth = math.prod(box[self.batch : middle]), math.prod(box[middle:end]), math.prod(box[end:])
         return packing(rows, columns, depth, self._element, strip)
-
-    @property
-    def _element(self) -> np.dtype[Any]:
-        """The dtype in which panels are multiplied."""
-        return np.dtype(np.float32) if self.node.dtype.char == "e" else self.node.dtype.newbyteorder("=")
 
     def _probe_left(self, tile: Region) -> Frame:
         """A dry run of reading a tile's whole rows of A."""
-        frame = self.frame()
-        self._load_left(tile, frame)
-        return frame
+        rows = tile[: self.batch + self.m]
+        found = self._lefts.get(rows)
+        if found is None:
+            found = self._lefts[rows] = self.frame()
+            self._load_left(tile, found)
+        return found
 
     def _load(
         self, tile: Region, panel: Region, frame: Frame, left: Block | None, stays: bool
@@ -162,11 +210,15 @@ class ContractPass(Pass):
         return block.reshape(shape)
 
     def _slot(self, tile: Box, stays: bool) -> int:
-        region = center(self.node.shape, tile)
-        size = self.sink.room(region) + self.sink.extent(region)
-        if self.working != self.sink.dtype or not self.plain():
-            size += round_up(math.prod(tile) * self.working.itemsize)
-        return size + (self._probe_left(region).peak if stays else 0)
+        found = self._slots.get((tile, stays))
+        if found is None:
+            region = center(self.node.shape, tile)
+            found = self.sink.room(region) + self.sink.extent(region)
+            if self.working != self.sink.dtype or not self.plain():
+                found += round_up(math.prod(tile) * self.working.itemsize)
+            found += self._probe_left(region).peak if stays else 0
+            self._slots[tile, stays] = found
+        return found
 
     def plain(self) -> bool:
         """True where the sink's own block can be the accumulator: one matrix, rows as BLAS likes them."""
@@ -214,10 +266,13 @@ class ContractPass(Pass):
     def _seconds(self, box: Box, stays: bool = False) -> float:
         """Disk time of one panel and of its share of C."""
         split_at = len(self.node.shape)
-        region = center(self.domain, box)
-        panels = math.prod(-(-n // max(1, k)) for n, k in zip(self.lengths, box[split_at:], strict=True))
-        write = write_seconds(self.sink, region[:split_at], self.tuning) / max(panels, 1)
-        return self._measure(box, stays)[2] + write + self.tuning.panel_seconds
+        tile = box[:split_at]
+        panels = math.prod([-(-n // max(1, k)) for n, k in zip(self.lengths, box[split_at:], strict=True)])
+        write = self._writes.get(tile)
+        if write is None:
+            write = write_seconds(self.sink, center(self.node.shape, tile), self.tuning)
+            self._writes[tile] = write
+        return self._measure(box, stays)[2] + write / max(panels, 1) + self.tuning.panel_seconds
 
     def _search(self, least: Box, smallest: Box, room: int, held: Callable[[Box, bool], int]) -> tuple[Box, bool]:
         """The best of even cuts of C and of panels in powers of two, with A streaming or staying; of equally good ones the
@@ -265,12 +320,12 @@ class ContractPass(Pass):
             for panel, times in Grid(self.lengths, chunk).kinds():
                 yield (*tile, *panel), number * times
 
-    def frames(self, sized: SizedProduct) -> Iterator[tuple[Frame, int]]:
+    def frames(self, sized: SizedProduct) -> list[tuple[Frame, int]]:
         """Of each kind of panel, and of the rows of A that stay."""
-        for region, number in self.kinds(sized.grid, sized.chunk):
-            yield self._panel(region, sized.left_stays, sized.strip), number
-        for tile, number in sized.grid.kinds() if sized.left_stays else ():
-            yield self._probe_left(tile), number
+        kinds = self.kinds(sized.grid, sized.chunk)
+        found = [(self._panel(region, sized.left_stays, sized.strip), number) for region, number in kinds]
+        lefts = sized.grid.kinds() if sized.left_stays else ()
+        return found + [(self._probe_left(tile), number) for tile, number in lefts]
 
     def cost(self, sized: Any) -> float:
         return self.reads(sized)

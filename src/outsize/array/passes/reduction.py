@@ -19,7 +19,7 @@ from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
 from outsize.array.kernels.accumulators import FINISH, KINDS, Accumulator, States, make_accumulator
 from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, inside
-from outsize.array.passes.tiling import Box, Grid, balance, center, grow, inner_grid, page_box, read_seconds
+from outsize.array.passes.tiling import Box, Grid, balance, center, grow, inner_grid, page_box
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.tuning import Tuning
 
@@ -143,10 +143,10 @@ class ReducePass(Pass):
         whole = tuple(max(1, n) for n in domain)
         size = math.prod(domain) * max((s.dtype.itemsize for s, _ in self.accumulators), default=1)
         if size <= self.tuning.small:
-            frame = self.probe(center(domain, whole))
+            frame = self.probe_box(domain, whole)
             if self.holds(frame, room.host - self._state_bytes(whole), there):
                 return self._settle(whole, whole, 1, 1, room)
-        one = self.probe(center(domain, page))  # where a table is most of it, single elements would spare nothing
+        one = self.probe_box(domain, page)  # where a table is most of it, single elements would spare nothing
         buffer = max(effort.chunk, one.peak + one.outside)
         allowed = room.host - effort.workers * buffer
         slots = 1
@@ -159,7 +159,7 @@ class ReducePass(Pass):
 
         def fits(box: Box) -> bool:
             whole = all(step <= length for step, length in zip(box, tile, strict=True))
-            return whole and self.holds(self.probe(center(domain, box)), buffer, there)
+            return whole and self.holds(self.probe_box(domain, box), buffer, there)
 
         chunk, _ = grow(domain, element, self._seconds, fits, self._bytes, self.tuning, self.tuning.largest)
         slots = min(slots, max(1, len(Grid(domain, tile))))
@@ -182,7 +182,7 @@ class ReducePass(Pass):
         return balance(self.domain, tuple(tile), tuple(1 for _ in tile))
 
     def _seconds(self, box: Box) -> float:
-        return read_seconds(self.probe(center(self.domain, box)).reads, self.tuning)
+        return self.wait(self.probe_box(self.domain, box))
 
     def _bytes(self, box: Box) -> int:
         sizes = [source.dtype.itemsize for source, _ in self.accumulators]

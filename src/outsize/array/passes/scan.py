@@ -16,7 +16,7 @@ from outsize.array.graph.barrier import Scan
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
 from outsize.array.passes.base import ANY, Effort, Job, Pass, Room, Sized, inside
-from outsize.array.passes.tiling import Box, Grid, balance, center, grow, page_box, read_seconds, write_seconds
+from outsize.array.passes.tiling import Box, Grid, balance, center, grow, page_box, write_seconds
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, round_up
 from outsize.array.tuning import Tuning
 
@@ -61,12 +61,11 @@ class ScanPass(Pass):
             return self._settle(effort, least, room)
 
         def fits(box: Box) -> bool:
-            frame = self.probe(center(shape, box))
+            frame = self.probe_box(shape, box)
             return frame.peak + frame.outside <= effort.chunk
 
         def seconds(box: Box) -> float:
-            region = center(shape, box)
-            return read_seconds(self.probe(region).reads, self.tuning) + write_seconds(self.sink, region, self.tuning)
+            return self.wait(self.probe_box(shape, box)) + write_seconds(self.sink, center(shape, box), self.tuning)
 
         item = self.node.dtype.itemsize
         chunk, _ = grow(shape, least, seconds, fits, lambda box: math.prod(box) * item, self.tuning)

@@ -56,15 +56,16 @@ class Grid:
     def kinds(self) -> Iterator[tuple[Region, int]]:
         """One box of each kind (first, inner, last along each axis) and how many there are of it."""
         axes = []
-        for count in self.counts:
-            rows = [(0, 1)] if count else []
+        for length, step in zip(self.shape, self.box, strict=True):
+            count = -(-length // step) if length else 0
+            rows = [((0, min(length, step)), 1)] if count else []
             if count > 2:
-                rows.append((1, count - 2))
+                rows.append(((step, 2 * step), count - 2))
             if count > 1:
-                rows.append((count - 1, 1))
+                rows.append((((count - 1) * step, length), 1))
             axes.append(rows)
         for combination in itertools.product(*axes):
-            yield self.region(tuple(i for i, _ in combination)), math.prod(n for _, n in combination)
+            yield tuple([span for span, _ in combination]), math.prod([number for _, number in combination])
 
 
 def inner_grid(outer: Region, box: Box) -> Iterator[Region]:
@@ -86,8 +87,11 @@ def page_box(shape: tuple[int, ...], box: Box, order: tuple[int, ...] | None, it
 
 def center(shape: tuple[int, ...], box: Box) -> Region:
     """A box away from the edges, as most are."""
-    starts = (((length - step) // 2 // max(step, 1)) * step for length, step in zip(shape, box, strict=True))
-    return tuple((start, min(length, start + step)) for start, step, length in zip(starts, box, shape, strict=True))
+    spans = []
+    for length, step in zip(shape, box, strict=True):
+        start = (length - step) // 2 // max(step, 1) * step
+        spans.append((start, min(length, start + step)))
+    return tuple(spans)
 
 
 def read_seconds(reads: Mapping[tuple[Store, Region], int], tuning: Tuning, transfer: float | None = None) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,9 +18,9 @@ from outsize.array.device.base import DeviceBudget
 from outsize.array.graph.barrier import Contract, Lane, Reduce, Scan, Settled
 from outsize.array.graph.external_sort import Merged, Runs
 from outsize.array.graph.local import Together
-from outsize.array.graph.node import Node, Source, held_by_stores, walk
+from outsize.array.graph.node import Node, Source, held_by_stores, nodes_below, walk
 from outsize.array.graph.rearrange import Affine
-from outsize.array.passes.base import Pass
+from outsize.array.passes.base import Pass, Room, Sized, size
 from outsize.array.passes.map import MapPass, RunsPass
 from outsize.array.passes.product import ContractPass
 from outsize.array.passes.reduction import ReducePass
@@ -54,12 +54,78 @@ class Place:
     """What this very pass reads, where what it leaves is the beginning of a source."""
 
 
+@dataclass(slots=True)
+class Drafts:
+    """What the layouts of one plan have in common. A result that is left in the same way is the same place, and the same work is
+    the same pass: what one layout measures of it and how it is sized, the next one knows."""
+
+    tuning: Tuning
+    device: DeviceBudget | None
+    _places: dict[tuple[Any, ...], Place] = field(default_factory=dict)
+    _turned: dict[tuple[Node, Sink], Turned] = field(default_factory=dict)
+    _passes: dict[tuple[Any, ...], tuple[Pass, list[str]]] = field(default_factory=dict)
+    _sizes: dict[tuple[Pass, Room], tuple[Sized, bool]] = field(default_factory=dict)
+
+    def place(self, node: Node, kind: type[Kept] | type[Scratch], name: str) -> Place:
+        """Where a result is left."""
+        found = self._places.get((node, kind, name))
+        if found is None:
+            sink = kind(node.shape, node.dtype, name)
+            found = self._places[node, kind, name] = Place(node, sink, sink.store())
+        return found
+
+    def head(self, source: Source, rows: int) -> Place:
+        """Where the beginning of a source is left."""
+        found = self._places.get((source, rows))
+        if found is None:
+            filling, store = (Head(source.store, rows, filled=filled) for filled in (False, True))
+            found = self._places[source, rows] = Place(source, filling.kept(), store, filling)
+        return found
+
+    def turn(self, node: Node, sink: Sink, targets: tuple[int | None, ...]) -> Turned:
+        """A sink as a node below a turning of axes sees it."""
+        found = self._turned.get((node, sink))
+        if found is None:
+            found = self._turned[node, sink] = Turned(sink, node.shape, targets)
+        return found
+
+    def make_pass(self, outputs: Sequence[Wanted], bindings: Mapping[Node, Store], notes: list[str]) -> Pass:
+        """The pass that makes these of what is bound, which is all that it reads of earlier passes."""
+        key = (tuple(outputs), frozenset(bindings.items()))
+        found = self._passes.get(key)
+        if found is None:
+            said: list[str] = []
+            found = self._passes[key] = _make_pass(list(outputs), bindings, self.tuning, self.device, said), said
+            heads: dict[Store, Store] = {store.inner: store for store in bindings.values() if isinstance(store, Head)}
+            if heads and self.device is None:  # only what is read of the disk differs
+                plain = {node: store for node, store in bindings.items() if not isinstance(store, Head)}
+                found[0].measure_like(self.make_pass(outputs, plain, []), heads)
+        notes += found[1]
+        return found[0]
+
+    def read_in(self, source: Source, place: Place) -> Pass:
+        """The pass that reads a source into memory, on the processor."""
+        found = self._passes.get((source, place.sink))
+        if found is None:
+            found = self._passes[source, place.sink] = MapPass(source, place.sink, {}, self.tuning), []
+        return found[0]
+
+    def size(self, work: Pass, room: Room) -> tuple[Sized, bool]:
+        """As `size` has it."""
+        found = self._sizes.get((work, room))
+        if found is None:
+            found = self._sizes[work, room] = size(work, room)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class UnsizedPass:
     """One pass before it is sized."""
 
     work: Pass
     places: tuple[Place, ...]
+    reads: frozenset[Node] = frozenset()
+    """Which results of earlier passes it reads, and which beginnings of sources."""
     last_use: int = 0
     resident: tuple[Part, ...] = ()
     scratch: int = 0
@@ -75,8 +141,7 @@ class Layout:
     """Passes as they are found, one after another."""
 
     finals: tuple[Sink, ...]
-    tuning: Tuning
-    device: DeviceBudget | None
+    drafts: Drafts
     heads: dict[Source, int]
     passes: list[UnsizedPass] = field(default_factory=list)
     bindings: dict[Node, Store] = field(default_factory=dict)
@@ -84,30 +149,34 @@ class Layout:
 
     def add(self, outputs: list[tuple[Node, Sink]], places: tuple[Place, ...]) -> None:
         """One more pass, which reads what those before it leave."""
-        bindings, left = dict(self.bindings), list(places)
-        below = set(nodes_below([node for node, _ in outputs], bindings.__contains__)) if self.heads else set()
-        for source in [source for source in self.heads if source in below]:
-            rows = self.heads.pop(source)
-            filling, store = (Head(source.store, rows, filled=filled) for filled in (False, True))
-            left.append(Place(source, filling.kept(), store, filling))
-            bindings[source], self.bindings[source] = filling, store
-        work = _make_pass(outputs, bindings, self.tuning, self.device, self.notes)
-        self.passes.append(UnsizedPass(work, tuple(left)))
+        left, made = list(places), [node for node, _ in outputs]
+        if self.heads:
+            below = set(nodes_below(made, self.bindings.__contains__))
+            for source in [source for source in self.heads if source in below]:
+                left.append(self.drafts.head(source, self.heads.pop(source)))
+                self.bindings[source] = left[-1].store
+        starts = [child for node in made for child in node.inputs] + [node for node in made if not node.barrier]
+        bound = self.bindings
+        reads = frozenset(node for node in nodes_below(starts, bound.__contains__) if node in bound)
+        bindings = {node: bound[node] for node in (*reads, *made) if node in bound}
+        bindings.update({place.node: place.filling for place in left if place.filling is not None})
+        work = self.drafts.make_pass(outputs, bindings, self.notes)
+        self.passes.append(UnsizedPass(work, tuple(left), reads))
 
 
 def lay_out(
-    top: Together, sinks: Sequence[Sink], keep: int, heads: dict[Source, int] | None, tuning: Tuning,
-    device: DeviceBudget | None,
+    top: Together, sinks: Sequence[Sink], keep: int, heads: dict[Source, int] | None, drafts: Drafts
 ) -> Layout:  # fmt: skip
     """The passes that make the inputs of `top` into the sinks, in their order. Of results, `keep` bytes stay in memory; `heads`
     says what of sources stays there, {} that those that fit are read into it first."""
-    layout = Layout(tuple(sinks), tuning, device, dict(heads or {}))
+    tuning, device = drafts.tuning, drafts.device
+    layout = Layout(tuple(sinks), drafts, dict(heads or {}))
     nodes = walk(top)[:-1]
     ranks = _ranks(nodes)
     groups = _group(nodes, ranks, max(tuning.tiny_result * 64, keep // 8))
     if heads == {}:
         _keep_sources(layout, nodes, groups, top.inputs, min(keep, tuning.kept_sources))
-    targets, mapped = _share_out(top, sinks, nodes)
+    targets, mapped = _share_out(top, sinks, nodes, drafts)
     riders = _choose_riders(mapped, groups, ranks) if device is None else {}
     for number, group in enumerate(groups):
         _add_barriers(layout, group, targets, riders.pop(number, []), keep)
@@ -119,13 +188,15 @@ def lay_out(
     return layout
 
 
-def _share_out(top: Together, sinks: Sequence[Sink], nodes: list[Node]) -> tuple[dict[Node, Sink], list[Wanted]]:
+def _share_out(
+    top: Together, sinks: Sequence[Sink], nodes: list[Node], drafts: Drafts
+) -> tuple[dict[Node, Sink], list[Wanted]]:
     """(barriers whose passes write a result themselves, the results that are made region by region)."""
     readers = Counter(id(child) for node in (*nodes, top) for child in node.inputs)
     targets: dict[Node, Sink] = {}
     mapped: list[Wanted] = []
     for root, sink in zip(top.inputs, sinks, strict=True):
-        target, turned = _see_through(root, sink)
+        target, turned = _see_through(root, sink, drafts)
         if target is not None and readers[id(target)] == 1 and readers[id(root)] == 1:
             targets[target] = turned
         else:
@@ -162,7 +233,7 @@ def _sources_at(root: Node) -> frozenset[int]:
     return frozenset(id(n.store) for n in below if isinstance(n, Source))
 
 
-def _see_through(root: Node, sink: Sink) -> tuple[Node | None, Sink]:
+def _see_through(root: Node, sink: Sink, drafts: Drafts) -> tuple[Node | None, Sink]:
     """The barrier whose pass can write the final sink itself, seen through a mere turning of axes."""
     if root.barrier:
         return root, sink
@@ -177,7 +248,7 @@ def _see_through(root: Node, sink: Sink) -> tuple[Node | None, Sink]:
     added = [axis for axis in range(root.ndim) if axis not in targets]
     if not plain or any(root.shape[axis] != 1 for axis in added):
         return None, sink
-    return below, Turned(sink, below.shape, targets)
+    return below, drafts.turn(below, sink, targets)
 
 
 def _ranks(nodes: list[Node]) -> dict[int, int]:
@@ -204,18 +275,6 @@ def _group(nodes: list[Node], rank: dict[int, int], small: int) -> list[list[Nod
     return [groups[key] for key in sorted(groups, key=lambda key: key[0])]  # type: ignore[arg-type, return-value]
 
 
-def nodes_below(starts: Iterable[Node], ends: Callable[[Node], bool]) -> Iterator[Node]:
-    """Every node below some, each once, down to those where the way ends."""
-    seen: set[int] = set()
-    stack = list(starts)
-    while stack:
-        node = stack.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
-            yield node
-            stack.extend(() if ends(node) else node.inputs)
-
-
 def _sources(node: Node) -> frozenset[int]:
     """The stores that are read below a node, down to the next barrier."""
     below = nodes_below(node.inputs, lambda child: child.barrier)
@@ -232,10 +291,8 @@ def _keep_sources(
     for node in nodes:
         if isinstance(node, Source) and users[id(node.store)] > 1 and 0 < node.nbytes <= keep:
             keep -= node.nbytes
-            kept = Kept(node.shape, node.dtype, node.store.name)
-            work = MapPass(node, kept, dict(layout.bindings), layout.tuning)
-            place = Place(node, kept, kept.store())
-            layout.passes.append(UnsizedPass(work, (place,)))
+            place = layout.drafts.place(node, Kept, node.store.name)
+            layout.passes.append(UnsizedPass(layout.drafts.read_in(node, place), (place,)))
             layout.bindings[node] = place.store
 
 
@@ -249,11 +306,11 @@ def _add_barriers(
         if node in targets:
             outputs.append((node, targets[node]))
             continue
-        stays = node.nbytes <= layout.tuning.tiny_result or held + node.nbytes <= keep
-        sink = (Kept if stays else Scratch)(node.shape, node.dtype, node.label())
+        stays = node.nbytes <= layout.drafts.tuning.tiny_result or held + node.nbytes <= keep
+        place = layout.drafts.place(node, Kept if stays else Scratch, node.label())
         held += node.nbytes if stays else 0
-        outputs.append((node, sink))
-        places.append(Place(node, sink, sink.store()))
+        outputs.append((node, place.sink))
+        places.append(place)
     layout.add([*outputs, *riders], tuple(places))
     layout.bindings.update({place.node: place.store for place in places})
 
@@ -276,29 +333,17 @@ def _make_pass(
     return kind(node, sink, bindings, tuning)
 
 
-def _reads_of(work: Pass, bound: Iterable[Node]) -> set[Node]:
-    """Which of the bound nodes a pass reads."""
-    wanted = set(bound)
-    made = [node for node, _ in work.outputs]
-    starts = [child for node in made for child in node.inputs] + [node for node in made if not node.barrier]
-    return wanted.intersection(nodes_below(starts, wanted.__contains__))
-
-
 def _fill_in_lifetimes(layout: Layout, top: Node) -> None:
     """When each result is last read, and so what is held beside every pass."""
     passes = layout.passes
     factors = [
         Part(name=f"factors of {name}", bytes=size, known=Known.EXACT) for name, size in held_by_stores(top).items()
     ]
-    made: dict[Node, int] = {}
-    for number, one in enumerate(passes):
-        for place in one.places:
-            made.update({same: number for same, store in layout.bindings.items() if store is place.store})
+    made = {place.node: number for number, one in enumerate(passes) for place in one.places}
     last = list(range(len(passes)))
     for number, one in enumerate(passes):
-        for node in _reads_of(one.work, made):
-            if made[node] < number:
-                last[made[node]] = max(last[made[node]], number)
+        for node in one.reads:
+            last[made[node]] = max(last[made[node]], number)
     for number, one in enumerate(passes):
         held = [place.sink for other, end in zip(passes[: number + 1], last, strict=False) if number <= end
                 for place in other.places]  # fmt: skip

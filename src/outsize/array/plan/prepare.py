@@ -130,18 +130,23 @@ def resolve_budget(budget: int | str | Budget | None) -> Budget:
     """The budget that holds, without what arrays keep of it (`Array.cache`). The default rule sees that memory as taken."""
     if isinstance(budget, Budget):
         return budget
-    from outsize.machine import current_budget
-    from outsize.machine.budget import current_wishes
+    from outsize.machine import current_budget, current_system
+    from outsize.machine.budget import choose_budget, current_wishes
+    from outsize.machine.disk import default_scratch, read_disk
+    from outsize.machine.system import ReadOnce
 
-    current = current_budget()
-    if budget is None and current_wishes().host is None:
-        return current
-    others = tuple(a for a in current.allowances if a.pool != HOST)
-    bytes_, reason = (current.host or 0, "set by you") if budget is None else (parse_bytes(budget), "asked for")
+    wishes = current_wishes()
+    if budget is None and wishes.host is None:
+        return current_budget()
+    system = ReadOnce(current_system())  # the host's memory is not read: all its groups and limits cost most of a millisecond
+    disk = read_disk(system, wishes.scratch or default_scratch(system))
+    others = choose_budget(wishes, (disk,), disk.name)
+    bytes_, reason = (wishes.host or 0, "set by you") if budget is None else (parse_bytes(budget), "asked for")
     kept = kept_bytes()
     if kept:
         bytes_, reason = max(0, bytes_ - kept), f"{reason}, less {format_bytes(kept)} that cached arrays hold"
-    return Budget(allowances=(Allowance(pool=HOST, bytes=bytes_, reason=reason), *others), scratch=current.scratch)
+    host = Allowance(pool=HOST, bytes=bytes_, reason=reason)
+    return Budget(allowances=(host, *others.allowances), scratch=others.scratch)
 
 
 _kept: dict[int, int] = {}

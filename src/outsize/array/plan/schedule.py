@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 
 from outsize.array.device.base import DeviceBudget
 from outsize.array.graph.local import Together, cut_rows, make_local, unify
-from outsize.array.graph.node import Source, walk
+from outsize.array.graph.node import Source, nodes_below, walk
 from outsize.array.graph.settle import settle
-from outsize.array.passes.base import Pass, Room, Sized, size, size_barely
+from outsize.array.passes.base import Pass, Room, Sized, size_barely
 from outsize.array.plan.floor import find_floor
-from outsize.array.plan.layout import Layout, Place, Wanted, lay_out, nodes_below
+from outsize.array.plan.layout import Drafts, Layout, Place, Wanted, lay_out
 from outsize.array.store.base import Sink
 from outsize.array.tuning import Tuning, current
 from outsize.core.memory import DISK, HOST, PINNED, Allowance, Budget, Part
@@ -62,20 +62,20 @@ def make_plan(
     host, tuning = budget.host or 0, current()
     top, sinks = unify(Together.of([node for node, _ in wanted])), [sink for _, sink in wanted]
     plain, local = _forms(top, host, tuning, device)
-    tiny = tuning.tiny_result
-    bare = lay_out(plain, sinks, tiny, None, tuning, device)
+    drafts = Drafts(tuning, device)
+    bare = lay_out(plain, sinks, tuning.tiny_result, None, drafts)
     barest, _ = _size_all(bare, lambda work, room: (size_barely(work, room.packed), True), host)
     smallest = max((one.sized.peak + sum(part.bytes for part in one.resident) for one in barest), default=0)
     least = max((one.sized.device_bytes for one in barest), default=0)
-    found = [each] if local is not None and (each := _fit(local, sinks, host, tuning, device)) else []
+    found = [each] if local is not None and (each := _fit(local, sinks, host, drafts)) else []
     if found and max(one.sized.worker_bytes for one in found[0][1]) > 4 * tuning.chunk:
         del found[0]  # lanes so far apart that a whole one is most of the array: nothing would run beside it
     if not (len(found) == 1 and len(found[0][1]) == 1 and _reads_once(found[0][1][0])):
-        found += [each] if (each := _fit(plain, sinks, host, tuning, device)) else []
+        found += [each] if (each := _fit(plain, sinks, host, drafts)) else []
     if found:
         layout, passes = min(found, key=lambda each: _cost(each[1]))
     else:  # what BLAS took generously in one pass, a later one may lack: then all stay bare
-        layout, passes = bare, barest if host >= smallest else _size_all(bare, size, host)[0]
+        layout, passes = bare, barest if host >= smallest else _size_all(bare, drafts.size, host)[0]
     floor, closer = find_floor(top, sinks, passes, host, lambda: _comfort(layout, tuning.modest))
     notes = tuple(dict.fromkeys([*layout.notes, *([closer] if closer else [])]))
     plan = show_plan(passes, budget, name, device, smallest, least, notes)
@@ -92,14 +92,14 @@ def _forms(
 
 
 def _fit(
-    top: Together, sinks: Sequence[Sink], host: int, tuning: Tuning, device: DeviceBudget | None
+    top: Together, sinks: Sequence[Sink], host: int, drafts: Drafts
 ) -> tuple[Layout, tuple[ScheduledPass, ...]] | None:
     """The cheapest passes of a graph that fit, with as much kept in memory as the budget allows; None where none fit."""
     found: list[tuple[Layout, tuple[ScheduledPass, ...]]] = []
     for share in (3, 8, 0):
-        keep = host // share if share else tuning.tiny_result
-        layout = lay_out(top, sinks, keep, None, tuning, device)
-        passes, fits = _size_all(layout, size, host, give_up=True)
+        keep = host // share if share else drafts.tuning.tiny_result
+        layout = lay_out(top, sinks, keep, None, drafts)
+        passes, fits = _size_all(layout, drafts.size, host, give_up=True)
         if fits:
             found.append((layout, passes))
             break
@@ -108,8 +108,8 @@ def _fit(
         heads = _choose_heads(layout, again, host) if again else {}
         small = share == 3 and any(isinstance(node, Source) and 0 < node.nbytes <= keep for node in walk(top))
         for residents in ([heads] if heads else []) + ([{}] if small else []):
-            layout = lay_out(top, sinks, keep, residents, tuning, device)
-            passes, fits = _size_all(layout, size, host, give_up=True)
+            layout = lay_out(top, sinks, keep, residents, drafts)
+            passes, fits = _size_all(layout, drafts.size, host, give_up=True)
             if fits and all(_fills(one) for one in passes):
                 found.append((layout, passes))
     return min(found, key=lambda each: (_cost(each[1]), len(each[1])), default=None)
@@ -129,7 +129,7 @@ def _read_again(layout: Layout) -> list[Source]:
 
 def _choose_heads(layout: Layout, again: list[Source], host: int) -> dict[Source, int]:
     """How many first rows of each source stay in memory between passes: what is left beside passes of a modest size."""
-    tuning = layout.tuning
+    tuning = layout.drafts.tuning
     limit = min(tuning.modest, host // 2)
     held = max((sum(part.bytes for part in one.resident) for one in layout.passes), default=0)
     room = host - _comfort(layout, limit) - held
@@ -149,7 +149,7 @@ def _choose_heads(layout: Layout, again: list[Source], host: int) -> dict[Source
 
 def _comfort(layout: Layout, limit: int) -> int:
     """Bytes that the largest pass would like to have, up to a limit: it is sized for what it is given, and uses less."""
-    peaks = [size(one.work, Room(limit))[0].peak for one in layout.passes]
+    peaks = [layout.drafts.size(one.work, Room(limit))[0].peak for one in layout.passes]
     return min(limit, max(peaks, default=0) * 8 // 5)
 
 

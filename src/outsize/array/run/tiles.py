@@ -26,7 +26,7 @@ from outsize.array.device.transfer.staging import Stager, Staging, staging_threa
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, Source, held_by_stores
 from outsize.array.passes.base import ANY, BARE, Effort, Room, Sizable, Sized, size, size_barely
-from outsize.array.passes.tiling import Box, Grid, balance, center, grow, page_box, read_seconds
+from outsize.array.passes.tiling import Box, Grid, balance, grow, page_box
 from outsize.array.plan.prepare import resolve_budget
 from outsize.array.plan.schedule import ScheduledPass, show_plan
 from outsize.array.store.base import Block, Region, Sink, region_shape
@@ -122,10 +122,10 @@ class TileWork(Sizable):
         most = slot if self.allowed is None else min(slot, self.allowed.room // self.slots)
 
         def fits(box: Box) -> bool:
-            return array_bytes(box, self.dtype) <= most and self.holds(self.probe(center(shape, box)), buffer, ANY)
+            return array_bytes(box, self.dtype) <= most and self.holds(self.probe_box(shape, box), buffer, ANY)
 
         def seconds(box: Box) -> float:
-            return read_seconds(self.probe(center(shape, box)).reads, self.tuning) + self.tuning.send_seconds
+            return self.wait(self.probe_box(shape, box)) + self.tuning.send_seconds
 
         box, _ = grow(shape, least, seconds, fits, lambda b: math.prod(b) * self.dtype.itemsize, self.tuning)
         return balance(shape, box, least)

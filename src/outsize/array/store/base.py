@@ -36,12 +36,23 @@ ALIGNMENT = 4096
 
 def region_shape(region: Region) -> tuple[int, ...]:
     """Lengths of a region's axes."""
-    return tuple(stop - start for start, stop in region)
+    return tuple([stop - start for start, stop in region])  # lists: plans ask for thousands
 
 
 def whole(shape: tuple[int, ...]) -> Region:
     """The region that covers an array."""
     return tuple((0, length) for length in shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def _hollow(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
+    return np.lib.stride_tricks.as_strided(np.zeros((), dtype), shape, strides, writeable=False)
+
+
+def hollow(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any]) -> Block:
+    """A block of any size that takes no memory; it has strides to look at, and its elements must never be touched. Each is an
+    object of its own, for frames tell blocks apart by that."""
+    return _hollow(shape, strides, dtype).view()
 
 
 def count_chunks(region: Region, chunk: Sequence[int]) -> int:
@@ -204,7 +215,7 @@ class Sink(Stored):
             strides[axis] = step
             gap = gap or self.dtype.itemsize * (shape[axis] < self.shape[axis])
             step = step * shape[axis] + gap
-        return np.lib.stride_tricks.as_strided(np.zeros((), self.dtype), shape, strides, writeable=False)
+        return hollow(shape, tuple(strides), self.dtype)
 
     def lay(self, region: Region, buffer: Buffer) -> Block:
         """The block to fill for this region: a view inside `buffer`, placed as `write` likes it best."""

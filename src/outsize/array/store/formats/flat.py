@@ -52,7 +52,10 @@ class Runs(NamedTuple):
     @property
     def number(self) -> int:
         """How many runs."""
-        return math.prod(count for _, count, _ in self.outer)
+        number = 1
+        for _, count, _ in self.outer:
+            number *= count
+        return number
 
 
 class FlatLayout:
@@ -64,6 +67,7 @@ class FlatLayout:
         self.order = None if order == tuple(range(len(shape))) else order
         self.shape, self.dtype, self.offset = self.turn(shape), dtype, offset
         self.strides = packed_strides(tuple(max(length, 1) for length in self.shape), dtype.itemsize)
+        self._known: tuple[Region | None, Runs] = (None, Runs(0, (), 0, 0))
 
     def turn(self, of_axes: tuple[Each, ...]) -> tuple[Each, ...]:
         """A region or a shape, its axes as they lie in the file."""
@@ -79,7 +83,11 @@ class FlatLayout:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def runs(self, region: Region) -> Runs:
-        """The region, as it lies in the file, as runs: trailing axes that are whole, and one more, make up a run."""
+        """The region, as it lies in the file, as runs: trailing axes that are whole, and one more, make up a run. The last answer
+        is kept: a plan asks for extent, traffic and seeks of one region after another."""
+        known, found = self._known
+        if known == region:
+            return found
         axis, length = len(self.shape), self.dtype.itemsize
         while axis > 0:
             axis -= 1
@@ -89,9 +97,14 @@ class FlatLayout:
                 break
         while axis > 0 and region[axis - 1][1] - region[axis - 1][0] == 1:  # single indices do not break a run
             axis -= 1
-        outer = tuple((region[a][0], region[a][1] - region[a][0], self.strides[a]) for a in range(axis))
-        first = self.offset + sum(start * stride for (start, _), stride in zip(region, self.strides, strict=True))
-        return Runs(length=length, outer=outer, start=first, axes=axis)
+        first, outer = self.offset, []
+        for number, ((start, stop), stride) in enumerate(zip(region, self.strides, strict=True)):
+            first += start * stride
+            if number < axis:
+                outer.append((start, stop - start, stride))
+        found = Runs(length, tuple(outer), first, axis)
+        self._known = (region, found)
+        return found
 
 
 def offsets(runs: Runs, upto: int | None = None) -> Iterator[tuple[tuple[int, ...], int]]:
