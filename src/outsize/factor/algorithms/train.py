@@ -8,13 +8,14 @@ read once. It is the TT-SVD (Oseledets 2011), begun at both ends.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from outsize.array.store.base import Block
 from outsize.factor.algorithms.found import Found, room_for
 from outsize.factor.algorithms.request import Request
-from outsize.factor.algorithms.rounding import round_train, split_train, train_bytes
+from outsize.factor.algorithms.rounding import Rounded, round_train, split_train, train_bytes
 from outsize.factor.algorithms.session import Session
 from outsize.factor.algorithms.shrink import Survey, gram_survey, one_thread, shrink, survey, working
 from outsize.factor.algorithms.tensor import Tensor
@@ -22,6 +23,8 @@ from outsize.factor.algorithms.tucker import MOST, RESERVE, Account, bring, chec
 
 _GROUP = 64
 """Modes at an end are taken together until they are this long: a short mode by itself saves nothing."""
+_SUMS = 1e-13
+"""What the sums of a difference of squares may lose."""
 
 
 class _Ends:
@@ -88,13 +91,58 @@ def train(session: Session, tensor: Tensor, request: Request) -> Found | None:
         ends.tensor.end()
         if account.norm2 is None:
             account.norm2 = check_squares(block)
-        cores = [*ends.cores[0], *split_train(block.reshape(middle)), *reversed(ends.cores[1])]
-        allowed2 = room_for(request.error, account.norm2, account.lost2, account.rounded, RESERVE)
-        with one_thread(max(max(core.shape) for core in cores)):
-            cut = round_train(cores, allowed2, request.ranks)
-    return Found(
-        cut.arrays, math.sqrt(account.norm2), account.lost2 + cut.lost2, account.rounded, cut.values, cut.kept
-    )  # fmt: skip
+        with one_thread(max(max(shape) for shape in shapes)):
+            cut, lost2 = _cut(ends, split_train(block.reshape(middle)), request, account)
+    return Found(cut.arrays, math.sqrt(account.norm2), lost2, account.rounded, cut.values, cut.kept)
+
+
+def _cut(ends: _Ends, middle: list[Block], request: Request, account: Account) -> tuple[Rounded, float]:
+    """(the rounded train, squares of all that was lost). The cut is an orthogonal projection, and so was what the passes did; but a
+    cut inside an end leaves the span of that end's columns, so their losses need not be at right angles. What left the span is
+    measured and counted with both (Cauchy and Schwarz); where that is too much, the cut gets what is left of the norm, which
+    is enough at any angle."""
+    assert account.norm2 is not None
+    cores = [*ends.cores[0], *middle, *reversed(ends.cores[1])]
+    passes = math.sqrt(account.lost2)
+    allowed2 = room_for(request.error, account.norm2, account.lost2, account.rounded, RESERVE)
+    most = account.lost2 + allowed2
+    for room2 in (allowed2, max(0.0, math.sqrt(most) - passes) ** 2):
+        cut = round_train(cores, room2, request.ranks)
+        away = min(math.sqrt(cut.lost2), _outside(ends, cut.arrays))
+        lost2 = account.lost2 + cut.lost2 + 2 * passes * away
+        if request.error is None or lost2 <= most:
+            break
+    return cut, lost2
+
+
+def _outside(ends: _Ends, cores: Sequence[Block]) -> float:
+    """Norm of the part of a train that lies outside of what the columns at both ends span, at most; none where no end has a cut
+    inside."""
+    if max(len(side) for side in ends.cores) < 2:
+        return 0.0
+    count = len(ends.cores[0]), len(cores) - len(ends.cores[1])
+    whole, inside = np.ones((1, 1)), np.ones((1, 1))
+    for place, core in enumerate(cores):  # whole: (ket, ket); inside: (ket, ket) of the part in the span of the left end
+        whole = _step(whole, core, core)
+        left = place < count[0]
+        inside = _step(inside, ends.cores[0][place] if left else core, core)
+        if place + 1 == count[0]:
+            inside = inside.conj().T @ inside
+        if place + 1 == count[1]:
+            break
+    ahead, right = np.ones((1, 1)), np.ones((1, 1))
+    for core, basis in zip(reversed(cores[count[1] :]), ends.cores[1], strict=True):
+        turned = core.transpose(2, 1, 0)
+        ahead, right = _step(ahead, turned, turned), _step(right, basis.transpose(2, 1, 0), turned)
+    right = right.conj().T @ right
+    norm2, inside2 = float(np.sum(whole * ahead).real), float(np.sum(inside * right).real)
+    return math.sqrt(max(0.0, norm2 - inside2) + _SUMS * norm2)
+
+
+def _step(before: Block, bra: Block, ket: Block) -> Block:
+    """Overlap of two trains, one core further: (bra, ket)."""
+    half = np.tensordot(before, ket, axes=(1, 0))
+    return np.tensordot(bra.conj(), half, axes=((0, 1), (0, 1)))
 
 
 def _first_on_device(session: Session, ends: _Ends, request: Request, account: Account) -> None:
