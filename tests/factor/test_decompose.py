@@ -61,6 +61,15 @@ def test_true_error_is_within_said_and_said_within_asked(
     assert made.facts.plan.peak() <= (budget or 1 << 60)
 
 
+@pytest.mark.parametrize(("shape", "dtype"), [((19, 3, 7), "u1"), ((30, 20, 10), "c16"), ((12, 13, 5, 9, 8), "f8")])
+def test_a_train_counts_cuts_inside_its_ends_at_any_angle_to_what_the_passes_lost(shape: Any, dtype: str) -> None:
+    x = np.abs(low_rank(shape, 2, 0.0, dtype)) if dtype == "u1" else low_rank(shape, 6, 0.05, dtype)
+    with use(SMALL_TILES):
+        for wish in ({"error": 0.3}, {"rank": 4}):
+            made = outsize.decompose(x, "tt", **wish)
+            assert true_error(made, x) <= made.error <= wish.get("error", 1.5)
+
+
 @pytest.mark.parametrize("method", ["tucker", "tt", "svd"])
 def test_ranks_that_are_given_are_kept_and_their_error_is_said(method: str) -> None:
     x = low_rank((40, 50) if method == "svd" else (20, 24, 28), 9, 0.1, "f8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,29 +13,29 @@ from outsize.array.api.lazy import Array
 from outsize.array.graph.node import Node, walk
 from outsize.array.plan.prepare import resolve_budget
 from outsize.array.run.now import make_now
-from outsize.core.errors import InputError
+from outsize.core.errors import BudgetError, InputError
 from outsize.core.events import Listener, default_listener
 from outsize.core.factoring import Spectrum
 from outsize.core.memory import Budget
 from outsize.core.noun import Known
+from outsize.core.plan import Plan
 from outsize.core.units import format_bytes
 from outsize.factor.algorithms.auto import choose
 from outsize.factor.algorithms.canonical import canonical
 from outsize.factor.algorithms.checkpoint import Checkpoint, checkpoint, digest_of
-from outsize.factor.algorithms.coded import Compressed, coded
+from outsize.factor.algorithms.coded import Compressed, can_code, coded
 from outsize.factor.algorithms.found import Found, stored
 from outsize.factor.algorithms.narrow import narrow_error, rounded
+from outsize.factor.algorithms.ranks import Ranks
 from outsize.factor.algorithms.request import Request, read_request
 from outsize.factor.algorithms.session import Session
+from outsize.factor.algorithms.smallest import find_smallest, fits, fits_at_once
 from outsize.factor.algorithms.tensor import Tensor
 from outsize.factor.algorithms.train import train
 from outsize.factor.algorithms.tucker import tucker
 from outsize.factor.factored import Factored
 from outsize.factor.formats import Canonical, Form, Narrow, Svd, Train, Tucker
 
-_GUESS = (
-    "ranks are known after the first passes: what follows them supposes an eighth of each length, and is an estimate"
-)
 _TRIES = 8
 """Times that the error is tightened until the largest difference is small enough."""
 
@@ -57,19 +58,65 @@ def decompose(
     node = _open(x)
     request = read_request(method, error, rank, node.shape)
     allowed = resolve_budget(budget)
+    title = f"decompose {node.label()} {node.dtype}{list(node.shape)} by {request.method}"
+
+    def plan(host: int, ranks: Ranks, *, strict: bool = True, at_once: bool = False) -> Session:
+        session = Session(allowed, Checkpoint(None, host), None, title, device, dry=True, strict=strict, ranks=ranks,
+                          at_once=at_once)  # fmt: skip
+        _plan(session, node, request)
+        return session
+
     if dry_run:
-        session = Session(allowed, Checkpoint(None, allowed.host or 0), None, _title(node, request), device, dry=True)
-        _find(session, node, replace(request, error=request.error or request.largest))
-        return session.plan(() if request.ranks else (_GUESS,))
+        return _describe(plan, request, allowed.host or 0)
     if any(each.barrier for each in walk(node)):
         node = make_now(node)
     digest = digest_of(node, f"{request.text()} {device}")
     with checkpoint(allowed.scratch, digest, allowed.host or 0, resume) as states:
-        session = Session(allowed, states, listener or default_listener(), _title(node, request), device)
+        session = Session(allowed, states, listener or default_listener(), title, device)
         try:
-            return _factor_to_largest(session, node, request) if request.largest else _factor(session, node, request)
+            return _work(session, node, request, plan)
+        except BudgetError as error:
+            raise _refusal(error, plan, request, session) from None
         finally:
             session.close()
+
+
+def _work(session: Session, node: Node, request: Request, plan: Callable[..., Session]) -> Factored:
+    """Decompose; where passes do not fit, all at once, if that does."""
+    work = _factor_to_largest if request.largest else _factor
+    try:
+        return work(session, node, request)
+    except BudgetError:
+        if not fits_at_once(plan, session.host):
+            raise
+    session.start_again()
+    return work(session, node, request)
+
+
+def _plan(session: Session, node: Node, request: Request) -> None:
+    """Go through the work without data."""
+    if request.largest:
+        session.compute(abs(Array(node)).max(), "largest element")
+    _find(session, node, replace(request, error=request.error or request.largest, largest=None))
+
+
+def _describe(plan: Callable[..., Session], request: Request, host: int) -> Plan:
+    """The plan, with the smallest budget; what it supposes is said."""
+    smallest = find_smallest(plan, Ranks(), given=request.known)
+    whole = not fits(plan, host, Ranks()) and fits_at_once(plan, host)
+    session = plan(host, Ranks(), strict=False, at_once=whole)
+    notes = () if request.known else (f"ranks are known after the first passes; {smallest.words()}",)
+    return session.plan(smallest.bytes, notes)
+
+
+def _refusal(error: BudgetError, plan: Callable[..., Session], request: Request, session: Session) -> BudgetError:
+    """The same error, with the smallest budget: found with what was seen of the data."""
+    above = max(session.host, error.smallest or 0)
+    smallest = find_smallest(plan, session.ranks, given=request.known, above=above)
+    return BudgetError(
+        f"{str(error).partition('; the smallest')[0]}; {smallest.words()}", needed=error.needed, budget=session.host,
+        smallest=smallest.bytes, culprit=error.culprit, plan=session.plan(smallest.bytes),
+    )  # fmt: skip
 
 
 def _open(x: Any) -> Node:
@@ -82,10 +129,6 @@ def _open(x: Any) -> Node:
     if node.dtype.kind not in "biufc":
         raise InputError(f"an array of {node.dtype} has no norm: give one of numbers")
     return node
-
-
-def _title(node: Node, request: Request) -> str:
-    return f"decompose {node.label()} {node.dtype}{list(node.shape)} by {request.method}"
 
 
 def _factor(session: Session, node: Node, request: Request) -> Factored:
@@ -113,13 +156,10 @@ def _find(
             return None
         return choice.method, choice.error if choice.found is None else choice.found, choice.notes
     if request.method == "zfp":
-        packed = None if session.dry or request.error is None else coded(session, node, request.error, node.nbytes)
-        if packed is None and not session.dry:
-            raise InputError(
-                f"zfp cannot take {node.dtype}{list(node.shape)} here: it takes float32 and float64, needs zfpy, and holds its "
-                f"blocks in a quarter of the budget, {format_bytes(session.room // 4)}"
-            )
-        return None if packed is None else ("zfp", packed, ())
+        return _code(session, node, request)
+    if request.method in ("float16", "bfloat16"):
+        narrow_error(session, node, request.method)  # a plan; the work itself begins elsewhere
+        return None
     if request.method == "cp":
         fitted = canonical(session, tensor, request)
         return None if fitted is None else ("cp", *fitted)
@@ -132,16 +172,33 @@ def _find(
     return None if found is None else (request.method, found, ())
 
 
+def _code(session: Session, node: Node, request: Request) -> tuple[str, Compressed, tuple[str, ...]] | None:
+    assert request.error is not None
+    if not can_code(node):
+        raise InputError(
+            f"zfp cannot take {node.dtype}{list(node.shape)} here: it takes float32 and float64, and needs zfpy "
+            "(pip install 'outsize[zfp]')"
+        )
+    packed = coded(session, node, request.error, node.nbytes, must=True)
+    if packed is None and not session.dry:
+        raise InputError(
+            f"zfp cannot take fewer than the {format_bytes(node.nbytes)} of the data at an error of {request.error:g}: ask for a "
+            "larger error, or keep the data as they are"
+        )
+    return None if packed is None else ("zfp", packed, ())
+
+
 def _factor_to_largest(session: Session, node: Node, request: Request) -> Factored:
     """Tighten the error of the norm until the largest difference, measured, is small enough."""
     assert request.largest is not None
     x = Array(node)
-    highest = float(abs(x).max().compute(budget=session.host))
+    highest = float(session.compute(abs(x).max(), "largest element"))
     error = request.largest
     for _ in range(_TRIES):
         session.held.clear()
         made = _factor(session, node, replace(request, error=error, largest=None))
-        apart = float(abs(x - made.array).max().compute(budget=session.host)) if highest else 0.0
+        session.held = {"the factors": made.nbytes}
+        apart = float(session.compute(abs(x - made.array).max(), "largest difference")) if highest else 0.0
         if apart <= request.largest * highest:
             note = f"the largest difference is {apart:.3g}, measured; {request.largest * highest:.3g} was asked"
             facts = replace(made.facts, notes=(*made.facts.notes, note))
@@ -162,7 +219,7 @@ def _narrow(
     if node.dtype.kind == "c":
         raise InputError(f"complex numbers have no {name}: use method='tucker' or 'tt'")
     if error is None:
-        error = narrow_error(node, name, session.host)
+        error = narrow_error(session, node, name)
     if request.error is not None and error > request.error:
         raise InputError(f"{name} is {error:.2g} away from these data, {request.error:g} was asked: use another method")
     form = Narrow(rounded(node, name), name)

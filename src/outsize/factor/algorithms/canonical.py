@@ -21,6 +21,7 @@ from outsize.factor.algorithms.request import Request
 from outsize.factor.algorithms.session import Session
 from outsize.factor.algorithms.shrink import one_thread
 from outsize.factor.algorithms.tensor import Tensor
+from outsize.factor.algorithms.tucker import mode as mode_key
 from outsize.factor.algorithms.tucker import tucker
 
 _STARTS = 3
@@ -51,10 +52,9 @@ def canonical(session: Session, tensor: Tensor, request: Request) -> tuple[Found
     """(factors and what is known of them, notes); None in a dry session."""
     parafac = _kernel()
     found = tucker(session, tensor, _for_core(request, tensor.shape))
-    shape = _supposed(request, tensor.shape) if found is None else found.arrays[0].shape
-    ranks = [max(shape)] if found is None else _ranks(found)
-    ranks = ranks if request.ranks is None else list(request.ranks)
-    with session.work_in_memory("CP of the core", _fit_bytes(shape, max(ranks))):
+    core = _supposed(session, request, tensor.shape) if found is None else found.arrays[0].shape
+    ranks = _ranks(core, tensor.shape) if request.ranks is None else list(request.ranks)
+    with session.work_in_memory("CP of the core", _fit_bytes(core, max(ranks))):
         return None if found is None else _search(parafac, found, request, ranks)
 
 
@@ -68,10 +68,13 @@ def _for_core(request: Request, shape: tuple[int, ...]) -> Request:
     return replace(request, ranks=tuple(min(length, 2 * rank + _WIDER) for length in shape))
 
 
-def _supposed(request: Request, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _supposed(session: Session, request: Request, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The core's shape before it is known."""
-    ranks = _for_core(request, shape).ranks
-    return ranks if ranks is not None else tuple(max(1, length // 8) for length in shape)
+    tucker_request = _for_core(request, shape)
+    if tucker_request.ranks is not None:
+        return tucker_request.ranks
+    allowed = (tucker_request.error or 0.0) ** 2 / len(shape)
+    return tuple(session.ranks.supposed(mode_key(axis), length).needed(allowed) for axis, length in enumerate(shape))
 
 
 def _fit_bytes(shape: tuple[int, ...], rank: int) -> int:
@@ -116,11 +119,11 @@ def _kernel() -> Any:
     return parafac
 
 
-def _ranks(found: Found) -> list[int]:
+def _ranks(core: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:
     """Ranks that are tried where an error was asked for, each half as large again, as long as CP takes less than Tucker."""
-    core, bases = found.arrays[0], found.arrays[1:]
-    column = sum(base.shape[0] for base in bases) + 1
-    most = max(1, min(_MOST_RANK, sum(array.size for array in found.arrays) // column, _WORK // max(1, core.size)))
+    column, size = sum(shape) + 1, math.prod(core)
+    whole = size + sum(length * rank for length, rank in zip(shape, core, strict=True))
+    most = max(1, min(_MOST_RANK, whole // column, _WORK // max(1, size)))
     ranks = [1]
     while ranks[-1] < most:
         ranks.append(min(most, ranks[-1] + max(1, ranks[-1] // 2)))

@@ -41,50 +41,78 @@ class Compressed:
     """Frobenius norm of the data."""
 
 
-def coded(session: Session, node: Node, error: float, limit: int) -> Compressed | None:
-    """The tensor in blocks of zfp, in fewer bytes than `limit`; None where that is not to be had."""
-    if node.dtype.char not in "fd" or node.dtype.byteorder == ">" or importlib.util.find_spec("zfpy") is None:
+def coded(session: Session, node: Node, error: float, limit: int, *, must: bool = False) -> Compressed | None:
+    """The tensor in blocks of zfp, in fewer bytes than `limit`; None where that is not to be had. Where it must be, a
+    `BudgetError` says that the budget is too small for it; else that is no answer either."""
+    if not can_code(node):
         return None
     x, box = Array(node), choose_box(node.shape)
-    squares = (x.astype(np.float64) ** 2).sum()
-    norm = math.sqrt(float(squares.compute(budget=session.room)))
-    limit = min(limit, session.room // 4)
-    if not math.isfinite(norm) or norm == 0 or limit <= 0:
+    each, block = math.prod(box) * node.dtype.itemsize, _block_bytes(node, box)
+    norm = math.sqrt(float(session.compute((x.astype(np.float64) ** 2).sum(), "norm")))
+    count = max(1, min(_SAMPLE, session.room // (8 * each)))
+    if not must and 2 * count * each + block > session.room:
         return None
-    tolerance, each = _sample(x, box, error * norm / math.sqrt(x.size), session.room)
-    if each * x.size > limit:
+    if not session.dry and (not math.isfinite(norm) or norm == 0 or limit <= 0):
         return None
+    with session.work_in_memory("sample of blocks", 2 * count * each + block):
+        if session.dry:
+            guess = node.dtype.itemsize if session.at_once else (1 + math.log2(1 / error)) / 8
+            rate = session.ranks.coded or guess
+        else:
+            tolerance, rate = _sample(x, box, count, error * norm / math.sqrt(x.size), session.room)
     tile = _tile(node, box, session.room // 8)
-    held = 2 * limit + 3 * math.prod(tile) * node.dtype.itemsize + most_bytes(box)
+    fixed = 3 * math.prod(tile) * node.dtype.itemsize + block
+    if rate * x.size > limit or (not must and 2 * rate * x.size + fixed > session.room):
+        return None
+    limit = min(limit, max(int(1.1 * rate * x.size) + each, (session.room - fixed) // 4))
+    session.ranks.coded = rate if must else None
+    with session.work_in_memory("blocks of zfp", 2 * limit + fixed):
+        return None if session.dry else _try(session, node, box, tile, tolerance, error * norm, norm, limit)
+
+
+def can_code(node: Node) -> bool:
+    """True where zfp takes these numbers, and is there."""
+    return node.dtype.char in "fd" and node.dtype.byteorder != ">" and importlib.util.find_spec("zfpy") is not None
+
+
+def _block_bytes(node: Node, box: tuple[int, ...]) -> int:
+    """What a block takes while it is coded, decoded and compared."""
+    return math.prod(box) * (4 * node.dtype.itemsize + 24) + most_bytes(box)
+
+
+def _try(
+    session: Session, node: Node, box: tuple[int, ...], tile: tuple[int, ...], tolerance: float, allowed: float, norm: float,
+    limit: int,
+) -> Compressed | None:  # fmt: skip
+    """Code all blocks, again with half the tolerance where the measured error is too large."""
     traffic = sum(each.store.traffic(whole(each.shape)) for each in walk(node) if isinstance(each, Source))
-    with session.work_in_memory("blocks of zfp", held):
-        for number in range(_TRIES):
-            session.steps[-1] = replace(session.steps[-1], read=(2 + number) * traffic)  # the norm, and each try
-            made = _compress(x, box, tile, tolerance, limit, session.room // 2)
-            if made is None:
-                return None
-            form, lost = made
-            if form.nbytes >= limit:
-                return None
-            if lost <= error * norm:
-                return Compressed(form, lost / norm * (1 + 1e-9), norm)
-            tolerance /= 2
+    for number in range(_TRIES):
+        session.steps[-1] = replace(session.steps[-1], read=(1 + number) * traffic)
+        made = _compress(Array(node), box, tile, tolerance, limit, session.room // 2)
+        if made is None:
+            return None
+        form, lost = made
+        if form.nbytes >= limit:
+            return None
+        if lost <= allowed:
+            return Compressed(form, lost / norm * (1 + 1e-9), norm)
+        tolerance /= 2
     return None
 
 
-def _sample(x: Array, box: tuple[int, ...], rms: float, budget: int) -> tuple[float, float]:
+def _sample(x: Array, box: tuple[int, ...], count: int, rms: float, budget: int) -> tuple[float, float]:
     """(the largest tolerance whose root mean square error is small enough on some blocks, bytes for an element)."""
     grid = Grid(x.shape, box)
     places = sorted({round(place) for place in np.linspace(0, len(grid) - 1, min(_SAMPLE, len(grid)))})
     regions = [grid.region(tuple(map(int, np.unravel_index(place, grid.counts)))) for place in places]
     blocks = [_read(x, region, budget) for region in regions]
-    count = sum(block.size for block in blocks)
+    size = sum(block.size for block in blocks)
     tolerance = 256 * rms
     while True:
         packed = [encode(block, tolerance) for block in blocks]
         lost = sum(_lost(block, one, box, tolerance) for block, one in zip(blocks, packed, strict=True))
-        if lost <= count * (_CAREFUL * rms) ** 2 or tolerance < 1e-3 * rms:
-            return tolerance, sum(map(len, packed)) / count
+        if lost <= size * (_CAREFUL * rms) ** 2 or tolerance < 1e-3 * rms:
+            return tolerance, sum(map(len, packed)) / size
         tolerance /= 2  # zfp takes the next power of two
 
 

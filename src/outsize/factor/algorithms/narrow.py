@@ -7,6 +7,7 @@ import math
 from outsize.array import float16, float32, float64
 from outsize.array.api.lazy import Array
 from outsize.array.graph.node import Node
+from outsize.factor.algorithms.session import Session
 
 
 def rounded(node: Node, name: str) -> Array:
@@ -20,12 +21,11 @@ def rounded(node: Node, name: str) -> Array:
     return pushed - (pushed - single)
 
 
-def narrow_error(node: Node, name: str, budget: int) -> float:
+def narrow_error(session: Session, node: Node, name: str) -> float:
     """Relative Frobenius error, measured; infinite where values are beyond the dtype's."""
     x = Array(node).astype(float64)
     away = x - rounded(node, name).astype(float64)
-    lost2 = float((away * away).sum().compute(budget=budget))
-    norm2 = float((x * x).sum().compute(budget=budget))
+    lost2, norm2 = (float(session.compute((each * each).sum(), f"error of {name}")) for each in (away, x))
     if norm2 == 0:
         return 0.0
     error = math.sqrt(lost2 / norm2) * (1 + 1e-6)

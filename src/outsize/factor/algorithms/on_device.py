@@ -21,6 +21,7 @@ from outsize.array.run.now import remove
 from outsize.array.store.base import Block
 from outsize.core.errors import BudgetError
 from outsize.core.units import format_bytes
+from outsize.factor.algorithms.ranks import Key
 from outsize.factor.algorithms.sampling import count_needed, gram_bytes
 from outsize.factor.algorithms.session import Session
 from outsize.factor.algorithms.shrink import Shrunk, one_thread, working
@@ -37,23 +38,25 @@ def choose_axis(tensor: Tensor) -> int:
 
 
 def shrink_on_device(
-    session: Session, tensor: Tensor, axis: int, dtype: np.dtype[Any], *, allowed: float | None, rank: int | None
-) -> Shrunk | None:
+    session: Session, tensor: Tensor, axis: int, dtype: np.dtype[Any], key: Key, *, allowed: float | None, rank: int | None
+) -> Shrunk | None:  # fmt: skip
     """Project one mode; None where it cannot be made shorter."""
     length, wide = tensor.shape[axis], working(tensor)
     if allowed is not None and allowed < _FINE:
         dtype = wide  # the squares of rounded values would not tell so little
     if gram_bytes(length, wide) > session.room // 2:
+        needed = 2 * gram_bytes(length, wide) + sum(session.held.values())
         raise BudgetError(
-            f"the Gram matrix of axis {axis} takes {format_bytes(gram_bytes(length, wide))} with its eigenvectors, the budget is "
-            f"{format_bytes(session.host)}: leave device= out, or give more", needed=2 * gram_bytes(length, wide),
-            budget=session.host, smallest=2 * gram_bytes(length, wide) + sum(session.held.values()), culprit=f"axis {axis}",
+            f"the Gram matrix of axis {axis} takes {format_bytes(gram_bytes(length, wide))} with its eigenvectors, half of what "
+            f"the budget of {format_bytes(session.host)} leaves: leave device= out, or give more", needed=needed,
+            budget=session.host, culprit=f"axis {axis}",
         )  # fmt: skip
     rows = _rows(Array(tensor.node), axis, wide)  # (fibres, length)
-    gram = _compute(session, matmul(permute_dims(rows, (1, 0)), conj(rows)), f"Gram matrix of axis {axis}")
+    turned = matmul(permute_dims(rows, (1, 0)), conj(rows))
+    gram = session.compute(turned, f"Gram matrix of axis {axis}", on_device=True)
     if session.dry:
-        columns = min(length, rank or -(-length // 8))
-        return _described(session, tensor, axis, columns, dtype)
+        columns = min(length, rank or session.ranks.supposed(key, length).needed(allowed or 0.0))
+        return None if columns > 0.8 * length else _described(session, tensor, axis, columns, dtype)
     with one_thread(length):
         values, vectors = np.linalg.eigh(gram)
     norm2 = float(np.trace(gram).real)
@@ -61,13 +64,14 @@ def shrink_on_device(
         return None  # the processor's passes say where
     energy = np.maximum(values[::-1], 0.0)
     total = float(energy.sum())
-    needed = count_needed(energy / total, (allowed or 0.0) * (1 - 1e-6), length, None) if total > 0 else 1
-    columns = min(length, rank + 4) if rank is not None else max(1, needed or length)
+    count = count_needed(energy / total, (allowed or 0.0) * (1 - 1e-6), length, None) if total > 0 else 1
+    columns = min(length, rank + 4) if rank is not None else max(1, count or length)
+    session.ranks.note_rank(key, length, columns)
     if columns > 0.8 * length:
         return None
     basis = np.ascontiguousarray(vectors[:, ::-1][:, :columns])
     left = _project(session, rows, basis, tensor.shape, axis, dtype)
-    kept2 = float(_compute(session, (abs(Array(left.node)) ** 2).sum(), "squares of what is left", on_device=False))
+    kept2 = float(session.compute((abs(Array(left.node)) ** 2).sum(), "squares of what is left"))
     slack = (
         1e-11 + 4 * length * 2.0**-53 * math.sqrt(columns) + (2.0**-22 if dtype.itemsize < wide.itemsize else 0)
     ) * norm2
@@ -79,20 +83,6 @@ def _rows(x: Array, axis: int, wide: np.dtype[Any]) -> Array:
     order = (*(other for other in range(x.ndim) if other != axis), axis)
     turned = x if order == tuple(range(x.ndim)) else permute_dims(x, order)
     return astype(reshape(turned, (x.size // x.shape[axis], x.shape[axis])), wide)
-
-
-def _compute(session: Session, array: Array, what: str, *, on_device: bool = True) -> Block:
-    """Make an array inside the room; its steps go into the plan."""
-    device = session.device if on_device else None
-    from outsize.array.run.results import plan_compute
-
-    plan = plan_compute(array.node, session.room, device=device)
-    for step in plan.steps:
-        session.add(step)
-    session.needs = max(session.needs, (plan.smallest or 0) + sum(session.held.values()))
-    if session.dry:
-        return np.zeros(array.shape, array.dtype) if array.size < 1 << 22 else np.zeros(0)
-    return np.asarray(array.compute(budget=session.room, progress=session.listener, device=device))
 
 
 def _project(
@@ -110,7 +100,7 @@ def _project(
     )
     size = turned.nbytes
     if size <= session.room // 4:
-        array = _compute(session, turned, f"projection of axis {axis}")
+        array = session.compute(turned, f"projection of axis {axis}", on_device=True)
         session.held["the tensor"] = size
         return Tensor(make.constant(array), resident=size)
     path = os.path.join(session.scratch_folder(), f"left-{len(session.steps)}.npy")
@@ -126,5 +116,7 @@ def _described(session: Session, tensor: Tensor, axis: int, columns: int, dtype:
     shape = (*tensor.shape[:axis], columns, *tensor.shape[axis + 1 :])
     basis = np.zeros((tensor.shape[axis], columns), working(tensor))
     rows = _rows(Array(tensor.node), axis, working(tensor))
-    _compute(session, matmul(rows, Array(make.constant(basis))), f"projection of axis {axis}")
-    return Shrunk(basis, Tensor(make.fill(shape, 0, dtype)), 1.0, 0.0, 1.0)
+    session.compute(matmul(rows, Array(make.constant(basis))), f"projection of axis {axis}", on_device=True)
+    target = session.target(shape, dtype)
+    session.held["the tensor"] = target.nbytes if target.path is None else 0
+    return Shrunk(basis, target.phantom(), 1.0, 0.0, 1.0)

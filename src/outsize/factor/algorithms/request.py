@@ -35,6 +35,11 @@ class Request:
     ranks: tuple[int, ...] | None = None
     """One for each mode (of a train: for each cut; of CP and SVD: one)."""
 
+    @property
+    def known(self) -> bool:
+        """True where a plan needs nothing of the data: ranks are given, or there are none."""
+        return self.ranks is not None or self.method in ("float16", "bfloat16")
+
     def left_dtype(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
         """The dtype of what lies between passes."""
         single = dtype.char in _NARROW or dtype.char == "F"

@@ -98,9 +98,9 @@ def tucker_bytes(shape: tuple[int, ...], core: tuple[int, ...], itemsize: int) -
 
 
 def train_bytes(cores: Sequence[tuple[int, int, int]], itemsize: int) -> int:
-    """Bytes that `round_train` takes at most."""
+    """Bytes that `round_train` takes at most, beside the cores that it is given."""
     sizes = [math.prod(core) for core in cores]
-    return itemsize * (sum(sizes) + 6 * max(sizes))
+    return itemsize * (2 * sum(sizes) + 6 * max(sizes))
 
 
 def split_train(block: Block) -> list[Block]:

@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from outsize.array.api.lazy import Array
 from outsize.array.run.execute import clean_scratch
+from outsize.array.run.results import plan_compute
+from outsize.array.store.base import Block
 from outsize.array.tuning import current
 from outsize.core.errors import BudgetError
 from outsize.core.events import Listener
@@ -24,7 +27,8 @@ from outsize.core.noun import Known
 from outsize.core.plan import Peak, Plan, Step
 from outsize.core.units import format_bytes
 from outsize.factor.algorithms.checkpoint import Checkpoint
-from outsize.factor.algorithms.stream import Kernel, StreamPass, bare_peak, run_stream, size_stream
+from outsize.factor.algorithms.ranks import Key, Ranks, Survey
+from outsize.factor.algorithms.stream import Kernel, StreamPass, run_stream, size_stream
 from outsize.factor.algorithms.tensor import Target, Tensor
 
 IN_MEMORY = 4
@@ -36,10 +40,19 @@ class Session:
 
     def __init__(
         self, budget: Budget, checkpoint: Checkpoint, listener: Listener | None, name: str, device: Any = None, *,
-        dry: bool = False,
+        dry: bool = False, strict: bool = True, ranks: Ranks | None = None, at_once: bool = False,
     ) -> None:  # fmt: skip
+        """A dry session has no data and takes the ranks from `ranks`. A strict one ends with a `BudgetError` at the first
+        step that does not fit."""
         self.budget, self.checkpoint, self.listener, self.name, self.dry = budget, checkpoint, listener, name, dry
-        self.device = device
+        self.device, self.strict = device, strict
+        self.at_once = at_once
+        """True where the data are cut in memory at once, without a pass that makes them smaller: that asks nothing of their
+        ranks."""
+        self.ranks = ranks or Ranks()
+        """What is known of ranks."""
+        self.surveyed: set[Key] = set()
+        """Modes of which a survey said what they need."""
         """Where Gram matrices and projections of the data are made, None on the processor."""
         self.host = checkpoint.budget
         self.held: dict[str, int] = {}
@@ -47,8 +60,6 @@ class Session:
         self.scratch: dict[str, int] = {}
         """What lies in scratch files."""
         self.steps: list[Step] = []
-        self.needs = 0
-        """The smallest budget with which everything so far could run."""
         self.expected = 1
         """Passes that there will be, about."""
         self.packed = 0
@@ -64,18 +75,13 @@ class Session:
         self, tensor: Tensor, axis: int, make: Callable[[], Kernel], *, sample: int | None = None, note: str = ""
     ) -> tuple[Any, float]:
         """Run a kernel over a tensor; the kernel and the share of the chunks that it saw."""
-        self.fits_at_all(tensor, axis)
         work = StreamPass(tensor.node, axis, make(), current(), sample)
-        smallest = bare_peak(work, self.packed) + sum(self.held.values())
-        sized, fits = size_stream(work, self.room, self.packed)
+        sized = size_stream(work, self.room, self.packed)
         self.packed = max(self.packed, sized.packed)
-        self.needs = max(self.needs, smallest)
         step = sized.step(self._resident())
         self.add(self._on_disk(step, note))
         if self.dry:
             return work.kernel, work.share(sized)
-        if not fits:
-            self.plan().check()
         stage = self.checkpoint.next()
         self._take_up(work, stage)
         place = (len(self.steps) - 1, max(self.expected, len(self.steps)))
@@ -95,31 +101,41 @@ class Session:
             kernel.flush()
             self.checkpoint.save(stage, done, kernel.state())
 
+    def note_survey(self, found: Survey, allowed: float, *, hopeless: bool) -> None:
+        """A mode was looked at; `hopeless` where a wider mixture would not say more."""
+        if hopeless or found.told(allowed) is not None:
+            self.surveyed.add(found.key)
+        if not self.dry:
+            self.ranks.note(found, allowed, hopeless=hopeless)
+
     def note_finished(self, kernel: Kernel) -> None:
         """The pass that ran last is done, and what it read may go."""
         if not self.dry:
             kernel.flush()
             self.checkpoint.finish(self.checkpoint.stage, kernel.state())
 
-    def fits_at_all(self, tensor: Tensor, axis: int) -> None:
-        """A mode so long that a few of its fibres fill the budget cannot have a factor in memory."""
-        few = tensor.shape[axis] * 16 * np.dtype(tensor.dtype).itemsize
-        if few > max(self.host, 1) * 64:
-            raise BudgetError(
-                f"axis {axis} has {tensor.shape[axis]} elements: a factor of 16 columns is {format_bytes(few)}, the budget "
-                f"{format_bytes(self.host)}", needed=few, budget=self.host, smallest=None, culprit=f"axis {axis}",
-            )  # fmt: skip
+    def compute(self, array: Array, what: str, *, on_device: bool = False) -> Block:
+        """Make an array by the array room's passes, inside the room; they go into the plan."""
+        device = self.device if on_device else None
+        for step in plan_compute(array.node, max(self.room, 0), device=device).steps:
+            self.add(self._beside(step, what))
+        if self.dry:
+            return np.zeros(array.shape, array.dtype) if array.size < 1 << 22 else np.zeros(0)
+        return np.asarray(array.compute(budget=self.room, progress=self.listener, device=device))
+
+    def _beside(self, step: Step, what: str) -> Step:
+        """A step of the array room with what this session holds."""
+        held = sum(self.held.values())
+        peaks = tuple(replace(peak, bytes=peak.bytes + held) if peak.pool == HOST else peak for peak in step.peaks)
+        return replace(step, name=f"{what}: {step.name}", peaks=peaks, parts=(*step.parts, *self._resident()))
 
     @contextlib.contextmanager
     def work_in_memory(self, what: str, size: int) -> Iterator[None]:
         """Count work between passes as a step; a `BudgetError` where it does not fit."""
         held = size + self.packed + sum(self.held.values())
-        self.needs = max(self.needs, held)
         blas = Part(name="buffers of BLAS", bytes=self.packed, known=Known.BOUND)
         parts = (Part(name=what, bytes=size, known=Known.BOUND), blas, *self._resident())
         self.add(Step(name=what, peaks=(Peak(pool=HOST, bytes=held, known=Known.BOUND),), parts=parts))
-        if not self.dry:
-            self.plan().check()
         yield
 
     def target(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Target:
@@ -143,14 +159,27 @@ class Session:
             )
         return self._folder.name
 
+    def start_again(self) -> None:
+        """All at once: what was begun did not fit, but this does."""
+        self.steps.pop()
+        self.held.clear()
+        self.scratch.clear()
+        self.at_once = True
+
     def close(self) -> None:
         """Remove scratch files."""
         if self._folder is not None:
             self._folder.cleanup()
 
     def add(self, step: Step) -> None:
-        """One more step of the plan."""
+        """One more step of the plan; a `BudgetError` where it does not fit."""
         self.steps.append(step)
+        needed = step.peak(HOST)
+        if self.strict and needed > self.host:
+            raise BudgetError(
+                f"{self.name}: step '{step.name}' holds {format_bytes(needed)} of host, the budget is {format_bytes(self.host)}",
+                needed=needed, budget=self.host, culprit=step.name, plan=self.plan(),
+            )  # fmt: skip
 
     def _resident(self) -> tuple[Part, ...]:
         return tuple(Part(name=name, bytes=size, known=Known.EXACT) for name, size in self.held.items() if size)
@@ -160,10 +189,10 @@ class Session:
         peaks = (*step.peaks, Peak(pool=DISK, bytes=size, known=Known.EXACT)) if size else step.peaks
         return replace(step, peaks=peaks, notes=(*((note,) if note else ()), *step.notes))
 
-    def plan(self, notes: tuple[str, ...] = ()) -> Plan:
+    def plan(self, smallest: int | None = None, notes: tuple[str, ...] = ()) -> Plan:
         """The steps so far."""
         reason = next((a.reason for a in self.budget.allowances if a.pool == HOST), "")
         return Plan(
             name=self.name, steps=tuple(self.steps), budgets=(Allowance(pool=HOST, bytes=self.host, reason=reason),),
-            smallest=self.needs, notes=notes,
+            smallest=smallest, notes=notes,
         )  # fmt: skip

@@ -9,8 +9,9 @@ left as it is, which loses nothing.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ import numpy as np
 from outsize.array.kernels.blas import blas_threads
 from outsize.array.store.base import Block
 from outsize.factor.algorithms.projection import BasisTooSmall, Projection
-from outsize.factor.algorithms.sampling import Gram, Mixing, count_needed, gram_bytes
+from outsize.factor.algorithms.ranks import Key, Survey
+from outsize.factor.algorithms.sampling import Gram, Mixing, gram_bytes
 from outsize.factor.algorithms.session import Session
 from outsize.factor.algorithms.tensor import Tensor
 
@@ -36,32 +38,8 @@ _DIRECT = 1e-8
 """Where less than this share of the squares may be lost, it is measured as itself, not as a difference of larger sums."""
 _FEW = 512
 """Columns of a matrix that one thread factorises."""
-_GUESSED = 8
-"""A plan that knows no ranks takes a mode's length over this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What a mixture says of a mode."""
-
-    axis: int
-    """Which mode."""
-    basis: Block
-    """Orthonormal columns."""
-    energy: Block
-    """Share of all squares along each."""
-    squares: float
-    """All squares, about."""
-    length: int
-    """Of the mode."""
-    complete: bool
-    """True where the basis spans all fibres there can be."""
-
-    def needed(self, allowed: float) -> int:
-        """Columns that lose at most this share of the squares; all where it cannot say."""
-        mixed = None if self.complete else len(self.energy)
-        found = count_needed(self.energy, allowed, self.length, mixed)
-        return self.length if found is None else max(1, found)
+_SPARE = 4
+"""Columns more than a rank that is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +72,17 @@ def working(tensor: Tensor) -> np.dtype[Any]:
     return np.dtype(np.complex128 if tensor.dtype.kind == "c" else np.float64)
 
 
-def survey(session: Session, tensor: Tensor, axis: int, allowed: float, *, whole: bool = False) -> Survey | None:
-    """Mix until the mixture is wide enough to say what the mode needs; None where the room is too small."""
+def survey(
+    session: Session, tensor: Tensor, axis: int, allowed: float | None, key: Key, *, rank: int | None = None, whole: bool = False
+) -> Survey | None:  # fmt: skip
+    """Mix until the mixture is wide enough to say what the mode needs, or to hold the rank that is asked for; None where the
+    room is too small."""
     length = tensor.shape[axis]
     most = min(length, max(1, tensor.size // max(1, length)))
-    wanted = _COLUMNS
+    wanted = _COLUMNS if rank is None else max(_COLUMNS, 2 * rank + _SPARE)
     while True:
         columns = columns_for(session, tensor, axis, wanted)
-        if not columns:
+        if not columns or (rank is not None and columns < min(most, rank + _SPARE)):
             return None
         name = f"{'mixture' if whole else 'sample'} of axis {axis}"
 
@@ -112,30 +93,28 @@ def survey(session: Session, tensor: Tensor, axis: int, allowed: float, *, whole
             tensor, axis, make, sample=None if whole else max(_SAMPLE, length * columns // 4)
         )
         session.note_finished(kernel)
-        if session.dry:
-            return _guess(tensor, axis, columns)
+        complete = columns == length or (columns == most and share == 1)
         with session.work_in_memory(f"basis of axis {axis}", 5 * kernel.total.nbytes), one_thread(columns):
-            basis, energy = kernel.basis()
-        found = Survey(
-            axis, basis, energy, kernel.norm2 / share, length, columns == length or (columns == most and share == 1)
-        )
-        enough = count_needed(energy, allowed, length, columns) is not None
-        if enough or columns == most or columns < wanted or columns > _HOPELESS * length:
-            return found
+            if session.dry:
+                supposed = session.ranks.supposed(key, length, most)
+                found = replace(supposed, axis=axis, basis=kernel.total, most=columns // (1 if complete else 2))
+            else:
+                basis, energy = kernel.basis()
+                found = Survey(axis, basis, energy, kernel.norm2 / share, length, complete, key)
+        if allowed is None or found.told(allowed) is not None:
+            break
+        if columns == most or columns < wanted or columns > _HOPELESS * length:
+            break
         wanted *= 3
+    if allowed is not None:
+        wide = columns == min(most, wanted) and (columns == most or columns > _HOPELESS * length)
+        session.note_survey(found, allowed, hopeless=wide)
+    return found
 
 
 def one_thread(columns: int) -> AbstractContextManager[None]:
     """Small matrices are factorised by one thread: several would wait for each other, the longer the busier a machine is."""
     return blas_threads(1) if columns <= _FEW else contextlib.nullcontext()
-
-
-def _guess(tensor: Tensor, axis: int, columns: int) -> Survey:
-    """What a plan supposes without data."""
-    length = tensor.shape[axis]
-    energy = np.zeros(columns)
-    energy[: max(1, min(columns, -(-length // _GUESSED)))] = 1.0
-    return Survey(axis, np.zeros((length, columns), working(tensor)), energy / energy.sum(), 1.0, length, True)
 
 
 def shrink(
@@ -145,7 +124,7 @@ def shrink(
     length = found.length
     for attempt in ("sample", "all", "more"):
         if rank is not None:
-            columns, spare = min(length, found.basis.shape[1], rank + 4), 0
+            columns, spare = min(length, found.basis.shape[1], rank + _SPARE), 0
         else:
             assert allowed is not None
             needed = found.needed(0.8 * allowed if attempt == "sample" else allowed * (1 - 1e-6))
@@ -155,10 +134,22 @@ def shrink(
         if columns > _WORTH * length or columns > found.basis.shape[1]:
             return None
         try:
-            return _project(session, tensor, found, columns, min(length, columns + spare), dtype, allowed)
+            with _in_vain(session, session.dry and attempt == "sample" and found.key in session.ranks.again):
+                return _project(session, tensor, found, columns, min(length, columns + spare), dtype, allowed)
         except BasisTooSmall:
-            found = _look_at_all(session, tensor, found, allowed, rank)
+            session.ranks.again.add(found.key)
+        found = _look_at_all(session, tensor, found, allowed, rank)
     return None
+
+
+@contextlib.contextmanager
+def _in_vain(session: Session, known: bool) -> Iterator[None]:
+    """In a plan, a projection of which it is known that its basis will not suffice: nothing of it stays."""
+    held, scratch = dict(session.held), dict(session.scratch)
+    yield
+    if known:
+        session.held, session.scratch = held, scratch
+        raise BasisTooSmall
 
 
 def _look_at_all(session: Session, tensor: Tensor, found: Survey, allowed: float | None, rank: int | None) -> Survey:
@@ -168,22 +159,29 @@ def _look_at_all(session: Session, tensor: Tensor, found: Survey, allowed: float
         made = Gram(length, axis, working(tensor), f"Gram matrix of axis {axis}")
         kernel, _ = session.stream(tensor, axis, lambda: made)
         session.note_finished(kernel)
-        with one_thread(length):
-            basis, energy = (made.total, np.zeros(length)) if session.dry else kernel.basis()
-        return Survey(axis, basis, energy, kernel.norm2, length, True)
-    wider = survey(session, tensor, axis, (allowed or 0.0) / 2, whole=True)
+        if session.dry:
+            seen = replace(session.ranks.supposed(found.key, length), axis=axis, basis=made.total)
+        else:
+            with one_thread(length):
+                basis, energy = kernel.basis()
+            seen = Survey(axis, basis, energy, kernel.norm2, length, True, found.key)
+        if allowed is not None:
+            session.note_survey(seen, allowed, hopeless=False)
+        return seen
+    half = None if allowed is None else allowed / 2
+    wider = survey(session, tensor, axis, half, found.key, rank=rank, whole=True)
     return found if wider is None else wider
 
 
-def gram_survey(session: Session, tensor: Tensor, axis: int) -> Survey | None:
+def gram_survey(session: Session, tensor: Tensor, axis: int, key: Key, rank: int) -> Survey | None:
     """A survey of all data at once, for ranks that are given."""
-    found = _look_at_all(session, tensor, unknown(tensor, axis), None, None)
+    found = _look_at_all(session, tensor, unknown(tensor, axis, key), None, rank)
     return found if found.basis.shape[1] else None
 
 
-def unknown(tensor: Tensor, axis: int) -> Survey:
+def unknown(tensor: Tensor, axis: int, key: Key) -> Survey:
     """A mode that nobody has looked at."""
-    return Survey(axis, np.zeros((tensor.shape[axis], 0)), np.zeros(0), 0.0, tensor.shape[axis], False)
+    return Survey(axis, np.zeros((tensor.shape[axis], 0)), np.zeros(0), 0.0, tensor.shape[axis], False, key)
 
 
 def _project(
@@ -197,7 +195,8 @@ def _project(
 ) -> Shrunk:
     axis = found.axis
     basis: Block = np.zeros((found.length, room), working(tensor))
-    basis[:, :columns] = found.basis[:, :columns]
+    if not session.dry:
+        basis[:, :columns] = found.basis[:, :columns]
     target = session.target((*tensor.shape[:axis], room, *tensor.shape[axis + 1 :]), dtype)
     session.held["what is left"] = target.nbytes if target.path is None else 0
     session.scratch["what is left"] = 0 if target.path is None else target.nbytes
@@ -224,7 +223,9 @@ def _project(
     _settle(session, target.nbytes if target.path is None else 0, 0 if target.path is None else target.nbytes)
     session.held[f"basis {len(session.held)}"] = basis.nbytes
     if session.dry:
-        return Shrunk(basis, _phantom(target.shape, dtype), 1.0, 0.0, 1.0)
+        return Shrunk(basis, target.phantom(), 1.0, 0.0, 1.0)
+    if kernel.used > columns:
+        session.ranks.note_rank(found.key, found.length, kernel.used * 8 // 9)  # a plan adds an eighth
     return Shrunk(kernel.basis[:, : kernel.used], target.tensor(), kernel.norm2, kernel.lost2, kernel.kept2)
 
 
@@ -232,13 +233,6 @@ def _settle(session: Session, held: int, scratch: int) -> None:
     """What was left before is gone, and this has taken its place."""
     session.held.pop("what is left"), session.scratch.pop("what is left")
     session.held["the tensor"], session.scratch["the tensor"] = held, scratch
-
-
-def _phantom(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
-    """What a plan has instead of a tensor."""
-    from outsize.array.graph import build as make
-
-    return Tensor(make.fill(shape, 0, dtype))
 
 
 def _flops(size: int, columns: int) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node, Source
 from outsize.array.kernels.blas import Packing, blas_threads
-from outsize.array.passes.base import ANY, BARE, Effort, Job, Pass, Room, Sized, size, size_barely
+from outsize.array.passes.base import ANY, BARE, Effort, Job, Pass, Room, Sized, size
 from outsize.array.passes.tiling import Box, Grid, balance, center, grow, read_seconds
 from outsize.array.store.base import Buffer, Region, region_shape
 from outsize.array.tuning import Tuning
@@ -194,14 +194,9 @@ def region_at(grid: Grid, number: int) -> Region:
     return grid.region(tuple(reversed(index)))
 
 
-def size_stream(work: StreamPass, room: int, packed: int) -> tuple[Sized, bool]:
-    """The pass with its sizes, and whether it fits; `packed` is what BLAS has kept from earlier passes."""
-    return size(work, Room(room, packed))
-
-
-def bare_peak(work: StreamPass, packed: int) -> int:
-    """The smallest room in which the pass runs."""
-    return size_barely(work, packed).peak
+def size_stream(work: StreamPass, room: int, packed: int) -> Sized:
+    """The pass with its sizes, the barest where none fits; `packed` is what BLAS has kept from earlier passes."""
+    return size(work, Room(room, packed))[0]
 
 
 def run_stream(work: StreamPass, sized: Sized, room: int, listener: Listener | None, place: tuple[int, int]) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.graph import build as make
+from outsize.array.graph.frame import phantom
 from outsize.array.graph.node import Node
 from outsize.array.plan.residency import Scratch, ScratchStore
 from outsize.array.store.base import Block, Region, region_shape
@@ -112,6 +113,16 @@ class Target:
             return make.source(store)
 
         return Tensor(seen(self.shape), scratch=self.nbytes, end=sink.end, seen=seen)
+
+    def phantom(self) -> Tensor:
+        """What a plan has instead of what is left: it is read like that, and takes nothing."""
+
+        def seen(shape: tuple[int, ...]) -> Node:
+            if self.path is None:
+                return make.source(MemoryStore(phantom(shape, self.dtype)))
+            return make.source(ScratchStore(shape, self.dtype, "what is left"))
+
+        return Tensor(seen(self.shape), seen=seen)
 
     def abandon(self) -> None:
         """Let go of it."""

@@ -7,23 +7,27 @@ left.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from outsize.array.kernels.blas import packing
+from outsize.array.run.results import compute_node, plan_compute
 from outsize.array.store.base import Block
 from outsize.array.tuning import current
-from outsize.core.errors import BudgetError
-from outsize.core.units import format_bytes
+from outsize.engine.pool import cores
 from outsize.factor.algorithms.fibers import Fibers
 from outsize.factor.algorithms.found import Found, room_for
+from outsize.factor.algorithms.ranks import Key, Survey
 from outsize.factor.algorithms.request import Request
 from outsize.factor.algorithms.rounding import Rounded, round_train, round_tucker, split_train, tucker_bytes
 from outsize.factor.algorithms.sampling import finite
 from outsize.factor.algorithms.session import Session
-from outsize.factor.algorithms.shrink import Shrunk, Survey, gram_survey, one_thread, shrink, survey, unknown, working
+from outsize.factor.algorithms.shrink import Shrunk, gram_survey, one_thread, shrink, survey, unknown, working
 from outsize.factor.algorithms.tensor import Tensor
 
 RESERVE = 0.02
@@ -31,7 +35,9 @@ RESERVE = 0.02
 MOST = 0.85
 """The largest share of the allowed loss that one mode gets."""
 
-_SHORT = 8
+CUT = "cut of the core"
+"""The last step."""
+SHORT = 8
 """Shorter modes are left to the last cut."""
 
 
@@ -81,7 +87,7 @@ def compress_modes(
     """Every mode that can be made shorter is; the bases of the others are empty."""
     dtype = request.left_dtype(tensor.dtype)
     bases: list[Block] = [np.zeros((0, 0))] * len(tensor.shape)
-    left = [] if is_small(session, tensor) else [axis for axis, length in enumerate(tensor.shape) if length >= _SHORT]
+    left = [] if is_small(session, tensor) else [axis for axis, length in enumerate(tensor.shape) if length >= SHORT]
     ranks = request.ranks
     if ranks is not None:
         left.sort(key=lambda axis: ranks[axis] / tensor.shape[axis])
@@ -114,7 +120,7 @@ def _first_on_device(
 
     axis = choose_axis(tensor)
     rank = None if request.ranks is None else request.ranks[axis]
-    made = shrink_on_device(session, tensor, axis, dtype, allowed=account.allowed(0.5), rank=rank)
+    made = shrink_on_device(session, tensor, axis, dtype, mode(axis), allowed=account.allowed(0.5), rank=rank)
     if made is None:
         return tensor
     left.remove(axis)
@@ -128,13 +134,19 @@ def _surveys(session: Session, tensor: Tensor, request: Request, account: Accoun
     found: list[Survey] = []
     for axis in axes:
         if request.ranks is None:
-            one = survey(session, tensor, axis, 0.8 * (account.allowed(MOST) or 0.0))
+            one = survey(session, tensor, axis, 0.8 * (account.allowed(MOST) or 0.0), mode(axis))
         elif tensor.shape[axis] <= request.ranks[axis] + 4:
             one = None
         else:
-            one = gram_survey(session, tensor, axis) if not found else unknown(tensor, axis)
+            key, rank = mode(axis), request.ranks[axis]
+            one = unknown(tensor, axis, key) if found else gram_survey(session, tensor, axis, key, rank)
         found += [] if one is None else [one]
     return found
+
+
+def mode(axis: int) -> Key:
+    """By what the rank of a mode is known."""
+    return "mode", axis
 
 
 def _kept_part(found: Survey, request: Request, account: Account, left: int) -> float:
@@ -147,24 +159,30 @@ def _kept_part(found: Survey, request: Request, account: Account, left: int) -> 
     )
 
 
-def bring(session: Session, tensor: Tensor, beside: int, what: str) -> Block:
-    """What is left, in memory and in double precision; a `BudgetError` where that is too large."""
-    wide = working(tensor)
-    needed = tensor.size * (wide.itemsize + tensor.dtype.itemsize) + beside + session.packed
-    if not session.dry and needed > session.room:
-        smallest = max(session.needs, needed + sum(session.held.values()))
-        raise BudgetError(
-            f"{what} is {list(tensor.shape)} in this budget and takes {format_bytes(needed)} to work on, which leaves "
-            f"{format_bytes(session.room)}; the smallest budget known to work is {format_bytes(smallest)}, and a plan (--plan, "
-            "dry_run=True) shows whether less may do",
-            needed=needed, budget=session.host, smallest=smallest, culprit=what, plan=session.plan(),
-        )  # fmt: skip
-    if session.dry:
-        return np.zeros((0,) * len(tensor.shape), wide)
-    from outsize.array.run.results import compute_node
+@contextlib.contextmanager
+def brought(session: Session, tensor: Tensor, takes: int, what: str) -> Iterator[Block]:
+    """What is left, in memory and in double precision, for work that takes so much beside it; a `BudgetError` where that is
+    too large. A dry session has nothing in it."""
+    wide, narrow = working(tensor), tensor.size * tensor.dtype.itemsize
+    if session.at_once:
+        session.packed = max(session.packed, _most_packing(session, tensor))
+    size = tensor.size * wide.itemsize + max(narrow, takes)
+    reading = plan_compute(tensor.node, max(session.room, 0))
+    size = max(size, min(reading.peak(), reading.smallest or 0))
+    with session.work_in_memory(what, size):
+        if session.dry:
+            yield np.zeros((0,) * len(tensor.shape), wide)
+            return
+        block = compute_node(tensor.node, size, None).astype(wide)
+        tensor.end()
+        session.held["the tensor"] = 0
+        yield block
 
-    array = compute_node(tensor.node, session.host, None)
-    return array.astype(wide)
+
+def _most_packing(session: Session, tensor: Tensor) -> int:
+    """What BLAS has taken at most, whatever passes came before: it copies parts of matrices, none larger than the tensor."""
+    threads = max(1, min(cores(), session.host // current().thread_room))
+    return packing(tensor.size, tensor.size, 1, working(tensor)).total(1, threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +222,13 @@ class Compressed:
 def tucker(session: Session, tensor: Tensor, request: Request) -> Found | None:
     """Decompose; None in a dry session."""
     made = compress(session, tensor, request)
-    with one_thread(0 if made is None else max(made.core.shape)):
-        return None if made is None else made.cut(request.ranks)
+    if made is None:
+        return None
+    with one_thread(max(made.core.shape)):
+        found = made.cut(request.ranks)
+    for axis, rank in enumerate(found.kept):
+        session.ranks.note_rank(mode(axis), tensor.shape[axis], rank)
+    return found
 
 
 def compress(session: Session, tensor: Tensor, request: Request) -> Compressed | None:
@@ -215,12 +238,9 @@ def compress(session: Session, tensor: Tensor, request: Request) -> Compressed |
     tensor, bases, _ = compress_modes(session, tensor, request, account)
     wide = working(tensor).itemsize
     takes = tucker_bytes(shape, tensor.shape, wide)
-    core = bring(session, tensor, takes, "the core")
-    session.held["the tensor"] = 0
-    with session.work_in_memory("cut of the core", takes + core.nbytes):
+    with brought(session, tensor, takes, CUT) as core:
         if session.dry:
             return None
-        tensor.end()
         if account.norm2 is None:
             account.norm2 = check_squares(core)
         allowed2 = room_for(request.error, account.norm2, account.lost2, account.rounded, RESERVE)
@@ -236,4 +256,4 @@ def check_squares(block: Block) -> float:
 
 def is_small(session: Session, tensor: Tensor) -> bool:
     """True where the whole is cut in memory at once."""
-    return session.device is None and tensor.size * 16 <= min(current().small, session.room // 8)
+    return session.at_once or (session.device is None and tensor.size * 16 <= min(current().small, session.room // 8))
