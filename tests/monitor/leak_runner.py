@@ -56,7 +56,7 @@ def run(name, folder, steps, mode):
 if __name__ == "__main__":
     folder, steps, mode = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     if mode == "every":
-        growth._SHARE = 1.0
+        growth._SHARE, growth._LEAST_PAUSE = 1.0, 0.0
     os.chdir(folder)
     for name in sys.argv[4:]:
         print(json.dumps(run(name, folder, steps, mode)), flush=True)

@@ -54,7 +54,12 @@ def read_malloc() -> int | None:
 
 def read_small() -> int:
     """Bytes of Python's small blocks, each taken to have `_BLOCK`. Takes tens of microseconds, and more in a large heap."""
-    return sys.getallocatedblocks() * _BLOCK
+    return size_small(sys.getallocatedblocks())
+
+
+def size_small(count: int) -> int:
+    """Bytes that so many small blocks of Python are taken to have."""
+    return count * _BLOCK
 
 
 def read_requested() -> int | None:
