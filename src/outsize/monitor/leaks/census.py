@@ -16,7 +16,7 @@ import sys
 import threading
 import types
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +34,8 @@ _NO_HOLDERS = {
     frozenset, property, staticmethod, classmethod, weakref.ref,
 }  # fmt: skip
 """Types that make up most of a heap and hold no containers of data."""
+_NO_CULPRITS = _NO_HOLDERS - {types.FunctionType} | {types.CellType, types.FrameType, types.ModuleType, type}
+"""Types that say nothing of who keeps memory."""
 _SHORT = 4
 """Containers with fewer elements are not counted."""
 _BUFFER = 2**16
@@ -56,6 +58,8 @@ class Census:
     """That tensor; kept only inside an inspection."""
     threads: int = 0
     """Python threads."""
+    counts: Counter[type] = field(default_factory=Counter)
+    """How many objects of each kind the collector lists, those of no use as a culprit left out."""
 
 
 def take_census(ours: set[int], before: Census | None = None) -> Census:
@@ -65,6 +69,9 @@ def take_census(ours: set[int], before: Census | None = None) -> Census:
     objects = [item for item in gc.get_objects() if type(item) is not tuple]
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     had = {} if before is None else before.lengths
+    census.counts = Counter(map(type, objects))
+    for kind in (*CONTAINERS, *_NO_CULPRITS):
+        census.counts.pop(kind, None)
     skip = {*ours, id(objects), id(graphs), id(census.lengths), id(census.grown), id(had)}
     named = list(named_values())  # also what `gc.freeze()` has hidden from the collector
     frozen = [value for _, _, value in named if isinstance(value, CONTAINERS) and not isinstance(value, io.BytesIO)]

@@ -90,6 +90,12 @@ KINDS: tuple[Kind, ...] = (
         "add `.item()`, or `.detach()` what the next step starts from: each step hangs its graph on the last",
     ),
     Kind(
+        "objects",
+        lambda suspect, _: suspect.kind == "kind",
+        "",
+        "find who refers to them: each may hold the one before, or C code holds them (`atexit`, a callback of a library)",
+    ),
+    Kind(
         "cache",
         lambda suspect, _: suspect.kind == "cache",
         "results",
@@ -151,6 +157,8 @@ def describe(suspect: Suspect, holding: Holding, lines: Lines, trend: Trend, dev
     called = f"`{name}`" if name else f"a {what} without a name"
     if suspect.kind == "buffer":
         text = f"{called}{place} has grown to {format_bytes(suspect.length)}: {rate}"
+    elif suspect.kind == "kind":
+        text = f"there are {suspect.length:,} objects of `{type(suspect.sample).__qualname__}`, made{place}: {rate}"
     elif suspect.kind == "graph":
         more = "at least " if suspect.length >= GRAPH_NODES else ""
         text = f"{called}{place} keeps {more}{suspect.length:,} {kind.keeps}: {rate}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import io
 import mmap
@@ -13,6 +14,7 @@ from typing import Any
 
 _REACHED = 3000
 """Objects that are followed from one element."""
+_C_MEMORY = (ctypes.Array, ctypes.Structure, ctypes.Union)
 _STOP = (ModuleType, type, str, int, float, bool, type(None), type(gc.collect))
 
 
@@ -38,13 +40,15 @@ def _reach(element: Any, found: dict[int, int]) -> None:
     seen: set[int] = set()
     while queue and count < _REACHED:
         item = queue.pop()
-        if id(item) in seen or isinstance(item, ModuleType | type):
+        if id(item) in seen or (isinstance(item, ModuleType | type) and item is not element):
             continue
         seen.add(id(item))
         count += 1
         key, size = _own_bytes(item)
         found[key] = size
-        if not isinstance(item, _STOP):
+        if isinstance(item, type):  # a class that was made at run time: what it has, not what it is made of
+            queue += list(vars(item).values())
+        elif not isinstance(item, _STOP):
             queue += _referents(item)
 
 
@@ -67,6 +71,8 @@ def _own_bytes(item: Any) -> tuple[int, int]:
             return storage.data_ptr(), storage.nbytes()
         if isinstance(item, mmap.mmap):
             return id(item), len(item)
+        if isinstance(item, _C_MEMORY):
+            return ctypes.addressof(item), ctypes.sizeof(item)
         return id(item), sys.getsizeof(item)
     except Exception:  # objects answer as they like
         return id(item), 0
