@@ -138,7 +138,8 @@ def inside(loop, rounds: int) -> float:
     share, ratio = statistics.median(own), min(watched) / min(plain)
     print(
         f"inside, {loop.__name__}: {share:.2%} of its processor time ({min(own):.2%} to {max(own):.2%}), "
-        f"{statistics.median(rates):.1f} samples a second while it got {statistics.median(got):.0%} of a processor; best of {rounds}, with / without: {ratio:.4f}",
+        f"{statistics.median(rates):.1f} samples a second while it got {statistics.median(got):.0%} of a processor; "
+        f"best of {rounds}, with / without: {ratio:.4f}",
         flush=True,
     )
     return share

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from typing import NamedTuple
 
 from outsize.monitor.pace import Paced
@@ -63,10 +64,7 @@ class TreeFollower:
             return process
         before = known.process
         if pages != known.pages:
-            before = ProcessReading(
-                pid=pid, name=before.name, anonymous=resident - mapped, shared=before.shared, swap=before.swap,
-                address_space=before.address_space, highest=before.highest, files=max(0, mapped - before.shared), asked=before.asked,
-            )  # fmt: skip
+            before = replace(before, anonymous=resident - mapped, files=max(0, mapped - before.shared))
             self._known[pid] = _Known(before, pages, known.mapped)
         return before
 

@@ -1,7 +1,8 @@
 """A count of everything in this process that can grow: `take_census()` -> `Census`. Three of them, a few steps apart,
 show what does.
 
-Counted are the lengths of lists, dicts, sets, deques and byte buffers, the entries of `lru_cache`s, the bytes of named
+Counted are the lengths of lists, dicts, sets, deques and byte buffers, the entries of `lru_cache`s, the traces of functions
+that TensorFlow and JAX compile, the bytes of named
 arrays in the program's own modules, functions and objects, the nodes of the largest autograd graph, and the threads.
 Takes about a second for each million objects.
 """
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from outsize.monitor.leaks.frameworks import count_traces, is_traced_kind
 from outsize.monitor.leaks.retained import buffer_bytes
 from outsize.monitor.leaks.user_code import is_user_module, locals_of, user_frames, user_modules
 
@@ -99,7 +101,7 @@ def _containers(objects: list[Any], tensor: type | None, graphs: list[Any]) -> I
         kind = type(item)
         known = counts.get(kind)
         if known is None:
-            known = counts[kind] = issubclass(kind, CONTAINERS) or kind is CACHE
+            known = counts[kind] = issubclass(kind, CONTAINERS) or kind is CACHE or is_traced_kind(kind)
         if known:
             yield item
         elif tensor is not None and issubclass(kind, tensor) and item.grad_fn is not None:
@@ -115,6 +117,8 @@ def length_of(item: Any) -> int:
         return int(item.cache_info().currsize)
     if isinstance(item, io.BytesIO):
         return item.getbuffer().nbytes if not item.closed else 0
+    if is_traced_kind(kind):
+        return count_traces(item)
     base: Any = next(base for base in CONTAINERS if isinstance(item, base))
     return int(base.__len__(item))
 

@@ -204,7 +204,11 @@ class Inspection:
 
     def _judge_suspects(self, suspects: list[Suspect], tracer: LineTracer, expected: float, steps: int) -> None:
         for suspect in suspects:
-            explains = has_graph(suspect.sample) or suspect.kind == "graph" or suspect.bytes >= _SHARE * expected
+            unmeasured = has_graph(suspect.sample) or suspect.kind in (
+                "graph",
+                "traces",
+            )  # what they keep is not Python's
+            explains = unmeasured or suspect.bytes >= _SHARE * expected
             if not explains or len(self.findings) == _MOST:
                 continue
             holding = NOTHING if suspect.item is None else find_holding(suspect.item, self.ours)
@@ -212,6 +216,8 @@ class Inspection:
                 continue
             lines = self._lines(suspect, holding, tracer)
             found = describe(suspect, holding, lines, self.trend, self.device, steps if self.stepwise else 0)
+            if self.findings and self.findings[0].kind == "tracing":
+                continue  # its lists and dicts are the framework's own
             if not any(one.name == found.name or one.where == found.where for one in self.findings):
                 self.findings.append(found)
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
+from outsize.monitor.leaks.frameworks import array_bytes
+
 _REACHED = 3000
 """Objects that are followed from one element."""
 _C_MEMORY = (ctypes.Array, ctypes.Structure, ctypes.Union)
@@ -71,6 +73,8 @@ def _own_bytes(item: Any) -> tuple[int, int]:
             return storage.data_ptr(), storage.nbytes()
         if isinstance(item, mmap.mmap):
             return id(item), len(item)
+        if (held := array_bytes(item)) is not None:
+            return id(item), held
         if isinstance(item, _C_MEMORY):
             return ctypes.addressof(item), ctypes.sizeof(item)
         return id(item), sys.getsizeof(item)
@@ -90,7 +94,9 @@ def buffer_bytes(value: Any) -> int:
         if type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "memory_usage"):
             used = value.memory_usage(index=False)
             return int(used.sum() if hasattr(used, "sum") else used)
-        if type(value).__module__.partition(".")[0] in ("numpy", "array", "cupy", "jaxlib"):
+        if (held := array_bytes(value)) is not None:
+            return held
+        if type(value).__module__.partition(".")[0] in ("numpy", "array", "cupy"):
             return int(getattr(value, "nbytes", 0))
     except Exception:  # tensors without contents, closed buffers
         return 0

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outsize.monitor.leaks.census import CACHE, GRAPH_NODES, Census, length_of
+from outsize.monitor.leaks.frameworks import is_traced_kind
 from outsize.monitor.leaks.retained import measure_each
 
 MOST = 12
@@ -32,7 +33,8 @@ class Suspect:
     item: Any
     """The container or cache; the tensor whose graph grew; None for a named array."""
     kind: str
-    """`container`, `cache`, `buffer`, `graph`, `kind` (objects of one kind that no container holds)."""
+    """`container`, `cache`, `buffer`, `graph`, `traces` (of a function that JAX or TensorFlow compiles), `kind` (objects of one
+    kind that no container holds)."""
     added: int
     """Elements (nodes of a graph, bytes of an array) that came in the time watched."""
     each: int
@@ -59,11 +61,11 @@ def find_suspects(first: Census, second: Census) -> list[Suspect]:
         if key in inside or (_end(item) is not None):
             continue
         elements = newest_elements(item, min(added, _LOOKED_AT))
-        kind = "cache" if type(item) is CACHE else "container"
-        each = measure_each(elements) if not isinstance(item, bytearray) and elements else 1
+        kind = "cache" if type(item) is CACHE else "traces" if is_traced_kind(type(item)) else "container"
+        each = measure_each(elements) if not isinstance(item, bytearray) and elements else int(kind != "traces")
         sample = elements[-1] if elements else None
         found.append(Suspect(item=item, kind=kind, added=added, each=each, length=length_of(item), sample=sample))
-    found.sort(key=lambda suspect: (not has_graph(suspect.sample), -suspect.bytes))
+    found.sort(key=lambda suspect: (not has_graph(suspect.sample), suspect.kind != "traces", -suspect.bytes))
     return found[:MOST]
 
 
