@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from outsize.core.recording import HOST_DEVICE, Finding
-from outsize.monitor.allocators import read_device_requested, read_malloc, read_small, size_small, torch_devices
+from outsize.monitor.allocators import device_meters, read_malloc, read_small, size_small
 from outsize.monitor.leaks.inspection import Inspection
 from outsize.monitor.main_thread import run_in_main_thread
 from outsize.monitor.pace import Paced, Pause
@@ -227,14 +227,14 @@ class Meters:
             Meter(HOST_DEVICE, "memory", self._requested, read_malloc),
             Meter(HOST_DEVICE, "shared memory", self._held_shared, count_shared),
         )
-        self._all, self._devices = self._host, 0
+        self._find_devices = Paced(device_meters, every=1.0, share=share / 8)
+        self._all: tuple[Meter, ...] = self._host
 
     def list(self) -> tuple[Meter, ...]:
-        """What may grow now."""
-        devices = torch_devices()
-        if len(devices) != self._devices:
-            self._devices = len(devices)
-            self._all = (*self._host, *map(_device_meter, devices))
+        """What may grow now. A program may start a device at any time: they are looked for once a second."""
+        devices = self._find_devices(time.monotonic())
+        if devices is not None:
+            self._all = (*self._host, *(Meter(name, "memory", read, read) for name, read in devices.items()))
         return self._all
 
     def _requested(self) -> int | None:
@@ -247,11 +247,6 @@ class Meters:
         found = self._read_shared(time.monotonic())
         self._shared = self._shared if found is None else found
         return self._shared
-
-
-def _device_meter(index: int) -> Meter:
-    read = functools.partial(read_device_requested, index)
-    return Meter(f"cuda:{index}", "memory", read, read)
 
 
 def read_shared() -> int | None:
