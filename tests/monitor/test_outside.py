@@ -277,13 +277,13 @@ def test_a_tree_of_a_thousand_processes_is_read_less_often_and_says_so(monkeypat
         ),
     )
 
-    def slow(pid):
+    def slow(follower):
         until = time.thread_time() + 0.02
         while time.thread_time() < until:
             pass
         return many
 
-    monkeypatch.setattr("outsize.monitor.sampler.read_tree", slow)
+    monkeypatch.setattr("outsize.monitor.tree_follower.TreeFollower.read", slow)
     outside = Outside(os.getpid())
     items = outside.read()
     assert outside.pause >= 2 and outside.read() is not None

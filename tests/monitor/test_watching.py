@@ -17,7 +17,7 @@ import outsize
 from outsize.core.errors import InputError
 from outsize.core.recording import Finding, Mark, Sample
 from outsize.monitor import publication
-from outsize.monitor.allocators import read_allocators, read_requested
+from outsize.monitor.allocators import device_meters, read_allocators, read_requested
 from outsize.monitor.leaks.device_history import DeviceHistory
 from outsize.monitor.leaks.names import find_holding
 from outsize.monitor.leaks.retained import measure_each
@@ -303,6 +303,7 @@ def test_jax_and_tensorflow_are_read_only_once_they_have_started(monkeypatch):
     assert [one.framework for one in read_allocators()] == ["malloc"]
     bridge._backends = {"gpu": 1}
     assert (read_allocators()[-1].framework, read_allocators()[-1].requested) == ("jax", 5)
+    assert {name: read() for name, read in device_meters().items()}["gpu:0"] == 5
 
 
 def test_a_watch_adds_little_to_the_heap_and_gives_it_back():

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from outsize.core.recording import HOST_DEVICE, AllocatorSample
@@ -54,7 +55,12 @@ def read_malloc() -> int | None:
 
 def read_small() -> int:
     """Bytes of Python's small blocks, each taken to have `_BLOCK`. Takes tens of microseconds, and more in a large heap."""
-    return sys.getallocatedblocks() * _BLOCK
+    return size_small(sys.getallocatedblocks())
+
+
+def size_small(count: int) -> int:
+    """Bytes that so many small blocks of Python are taken to have."""
+    return count * _BLOCK
 
 
 def read_requested() -> int | None:
@@ -68,6 +74,30 @@ def read_device_requested(index: int) -> int | None:
     stats = sys.modules["torch"].cuda.memory_stats(index)
     found = stats.get("requested_bytes.all.current", stats.get("allocated_bytes.all.current"))
     return None if found is None else int(found)
+
+
+def device_meters() -> dict[str, Callable[[], int | None]]:
+    """Device -> what reads the bytes that its arrays take, for every device that a framework has started here."""
+    found: dict[str, Callable[[], int | None]] = {
+        f"cuda:{index}": functools.partial(read_device_requested, index) for index in torch_devices()
+    }
+    for device in _jax_devices():
+        found[f"{device.platform}:{device.id}"] = functools.partial(_read_jax_device, device)
+    return found
+
+
+def _read_jax_device(device: Any) -> int | None:
+    found = (device.memory_stats() or {}).get("bytes_in_use")
+    return None if found is None else int(found)
+
+
+def _jax_devices() -> list[Any]:
+    """Devices beside the processor that JAX has started in this process."""
+    jax = sys.modules.get("jax")
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if jax is None or not getattr(bridge, "_backends", None):  # asking for devices would start them
+        return []
+    return [device for device in jax.local_devices() if device.platform != "cpu"]
 
 
 def read_allocators() -> tuple[AllocatorSample, ...]:
@@ -120,14 +150,10 @@ def _read_torch() -> tuple[AllocatorSample, ...]:
 
 
 def _read_jax() -> tuple[AllocatorSample, ...]:
-    jax = sys.modules.get("jax")
-    bridge = sys.modules.get("jax._src.xla_bridge")
-    if jax is None or not getattr(bridge, "_backends", None):  # asking for devices would start them
-        return ()
     found = []
-    for device in jax.local_devices():
+    for device in _jax_devices():
         stats = device.memory_stats() or {}
-        if device.platform != "cpu" and stats:
+        if stats:
             found.append(
                 AllocatorSample(
                     pid=os.getpid(),

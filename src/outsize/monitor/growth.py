@@ -12,12 +12,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
 from outsize.core.recording import HOST_DEVICE, Finding
-from outsize.monitor.allocators import read_device_requested, read_malloc, read_small, torch_devices
+from outsize.monitor.allocators import device_meters, read_malloc, read_small, size_small
 from outsize.monitor.leaks.inspection import Inspection
 from outsize.monitor.main_thread import run_in_main_thread
 from outsize.monitor.pace import Paced, Pause
@@ -25,8 +25,10 @@ from outsize.monitor.trend import FEWEST, Point, Trend, find_trend, still_grows
 
 _POINTS = 2048
 """Points of a series that are kept; then every second one is dropped."""
-_SHARE = 0.003
+_SHARE = 0.002
 """Part of the program's time that readings at its steps may take."""
+_LEAST_PAUSE = 0.1
+"""Seconds between two readings at steps, at least: where steps are short, not every one is read."""
 
 
 InProgram = Callable[[Callable[[], None]], None]
@@ -51,7 +53,13 @@ class Meter(NamedTuple):
 class Growth:
     """Follows the meters of this process and inspects it when one grows for good."""
 
-    def __init__(self, say: Callable[[Finding], None], note: Callable[[str], None], inspect: bool = True) -> None:
+    def __init__(
+        self,
+        say: Callable[[Finding], None],
+        note: Callable[[str], None],
+        inspect: bool = True,
+        own_objects: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.inspecting = False
         """True during an inspection."""
         self._say, self._note, self._inspect = say, note, inspect
@@ -63,7 +71,10 @@ class Growth:
         self._open: dict[tuple[str, str, str], list[Finding]] = {}
         self._lock = threading.Lock()
         self._modules, self._forgets = 0, False
-        self._meters, self._pause = Meters(_SHARE), Pause(0.0, _SHARE)
+        self._meters, self._pause = (
+            Meters(_SHARE, lambda: own_objects() + self._own_objects()),
+            Pause(_LEAST_PAUSE, _SHARE),
+        )
         self.ours: set[int] = set()
         """ids of containers that belong to the watch."""
 
@@ -128,6 +139,10 @@ class Growth:
         points.append(point)
         if len(points) > _POINTS:
             del points[::2]
+
+    def _own_objects(self) -> int:
+        """Objects of the points: a tuple and its three numbers each."""
+        return 4 * sum(map(len, self._series.values()))
 
     def _check(self, step: int, phase: str, stepwise: bool, in_program: InProgram) -> None:
         """Look for a trend each time there are an eighth more points."""
@@ -202,25 +217,31 @@ class Growth:
 class Meters:
     """The meters of this process. What costs more is read less often and carried over between."""
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, own_objects: Callable[[], int]) -> None:
+        self._own_objects = own_objects
         self._small = 0
         self._shared: int | None = None
         self._read_small = Paced(read_small, every=0.0, share=share / 4)
         self._read_shared = Paced(read_shared, every=0.0, share=share / 8)
+        self._host = (
+            Meter(HOST_DEVICE, "memory", self._requested, read_malloc),
+            Meter(HOST_DEVICE, "shared memory", self._held_shared, count_shared),
+        )
+        self._find_devices = Paced(device_meters, every=1.0, share=share / 8)
+        self._all: tuple[Meter, ...] = self._host
 
-    def list(self) -> Iterator[Meter]:
-        """What may grow now."""
-        yield Meter(HOST_DEVICE, "memory", self._requested, read_malloc)
-        yield Meter(HOST_DEVICE, "shared memory", self._held_shared, count_shared)
-        for index in torch_devices():
-            read = functools.partial(read_device_requested, index)
-            yield Meter(f"cuda:{index}", "memory", read, read)
+    def list(self) -> tuple[Meter, ...]:
+        """What may grow now. A program may start a device at any time: they are looked for once a second."""
+        devices = self._find_devices(time.monotonic())
+        if devices is not None:
+            self._all = (*self._host, *(Meter(name, "memory", read, read) for name, read in devices.items()))
+        return self._all
 
     def _requested(self) -> int | None:
         found = self._read_small(time.monotonic())
         self._small = self._small if found is None else found
         asked = read_malloc()
-        return None if asked is None else asked + self._small
+        return None if asked is None else asked + self._small - size_small(self._own_objects())
 
     def _held_shared(self) -> int | None:
         found = self._read_shared(time.monotonic())

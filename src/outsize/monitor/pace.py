@@ -7,7 +7,6 @@ the pause after a reading follows from what it cost.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -23,12 +22,13 @@ class Pause:
     def __init__(self, interval: float, share: float = SHARE) -> None:
         self.seconds = interval
         """Seconds to wait now."""
-        self._interval, self._share, self._costs = interval, share, deque[float](maxlen=32)
+        self._interval, self._share = interval, share
+        self._costs: list[float] = []
 
     def note(self, cost: float) -> None:
         """A reading took this many seconds of processor time. The mean of the last ones counts, without the highest: the first
         reading loads what later ones have, and any may be interrupted."""
-        self._costs.append(cost)
+        self._costs = [*self._costs[-31:], cost]
         counted = sorted(self._costs)[: max(1, len(self._costs) - 1)]
         self.seconds = max(self._interval, sum(counted) / len(counted) / self._share)
 

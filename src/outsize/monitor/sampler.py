@@ -1,7 +1,7 @@
 """A process tree or the whole machine -> `Sample`, again and again, at a bounded cost.
 
-The tree is read each time. What changes slowly or costs much is read less often and carried over: the limits and the page
-cache once or twice a second, bytes that only one process has (USS) and the processes of the whole machine as their cost allows.
+What each process holds is read each time. What changes slowly or costs much is read less often and carried over: new processes,
+the limits and the page cache, bytes that only one process has (USS) and the processes of the whole machine, as their cost allows.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from outsize.core.recording import AllocatorSample, GpuSample, HostSample, Proce
 from outsize.machine import current_system
 from outsize.machine.cgroup import read_page_cache
 from outsize.machine.host import read_host, read_kib_table
-from outsize.machine.system import System
+from outsize.machine.system import ReadOnce, System
 from outsize.monitor.gpus import Gpus
 from outsize.monitor.pace import Paced
 from outsize.monitor.process_system import ProcessSystem
-from outsize.monitor.tree import ProcessReading, TreeReading, read_all, read_private, read_tree
+from outsize.monitor.tree import ProcessReading, TreeReading, read_all, read_private
+from outsize.monitor.tree_follower import TreeFollower
 
 SHOWN = 8
 """Processes that a sample names."""
@@ -41,21 +42,23 @@ class Sampler:
             current_system() if pid in (None, os.getpid()) else ProcessSystem(current_system(), pid or 0)
         )
         self._gpus = Gpus()
-        self._limits = Paced(self._read_limits, every=0.5, share=0.001)
-        self._cards = Paced(self._gpus.read, every=0.2, share=0.002)
-        self._private = Paced(self._read_private, every=2.0, share=0.001)
+        self._tree = None if pid is None else TreeFollower(pid)
+        self._limits = Paced(self._read_limits, every=0.5, share=0.0005)
+        self._cards = Paced(self._gpus.read, every=0.2, share=0.001)
+        self._private = Paced(self._read_private, every=2.0, share=0.0005)
         self._everyone = Paced(read_all, every=1.0, share=0.004)
         self._processes: tuple[ProcessReading, ...] = ()
         self._uss: dict[int, int] = {}
         self._host = HostSample(rss=0, anonymous=0, shared=0)
         self._held_then = 0
         self._gpu_samples: tuple[GpuSample, ...] = ()
+        self._last: tuple[tuple[ProcessReading, ...], HostSample, tuple[ProcessSample, ...]] | None = None
 
     def read(self, tree: TreeReading | None = None, step: int | None = None, phase: str = "") -> Sample | None:
         """One sample; None where the process has gone. `tree` is a reading that was just taken, if one was."""
         now = time.monotonic()
-        if self._pid is not None:
-            tree = tree if tree is not None else read_tree(self._pid)
+        if self._tree is not None:
+            tree = tree if tree is not None else self._tree.read()
             self._processes = tuple(process for process in tree.processes if process.ended is None)
             if not self._processes:
                 return None
@@ -67,13 +70,17 @@ class Sampler:
         gpus = self._cards(now)
         self._gpu_samples = self._gpu_samples if gpus is None else gpus
         private = self._private(now) if self._pid is not None else None
-        shown = sorted(self._processes, key=lambda process: -process.anonymous - process.shared)[:SHOWN]
+        if fresh is not None or private is not None or self._last is None or not _same(self._last[0], self._processes):
+            self._last = (self._processes, self._sum_up(private), self._show(private or {}))
+        _, host, shown = self._last
+        if private is not None:
+            self._last = None  # what a process has alone belongs to this moment only
         return Sample(
             time=time.time() - self._started,
-            host=self._sum_up(private),
+            host=host,
             gpus=self._gpu_samples,
             allocators=self._allocators(),
-            processes=tuple(_sample(process, (private or {}).get(process.pid)) for process in shown),
+            processes=shown,
             process_count=len(self._processes),
             step=step,
             phase=phase,
@@ -84,6 +91,11 @@ class Sampler:
         fresh = [text for text in self._gpus.notes if text not in self.notes]
         self.notes += fresh
         return fresh
+
+    def _show(self, private: dict[int, int]) -> tuple[ProcessSample, ...]:
+        """The largest processes."""
+        largest = sorted(self._processes, key=lambda process: -process.anonymous - process.shared)[:SHOWN]
+        return tuple(_sample(process, private.get(process.pid)) for process in largest)
 
     def _held(self) -> int:
         """Bytes of the tree that count against a limit."""
@@ -111,8 +123,9 @@ class Sampler:
         )
 
     def _read_limits(self) -> HostSample:
-        info = read_kib_table(self._system, "/proc/meminfo")
-        host, _ = read_host(self._system)
+        system = ReadOnce(self._system)
+        info = read_kib_table(system, "/proc/meminfo")
+        host, _ = read_host(system)
         total = host.total or 0
         taken = total - info.get("MemAvailable", total)
         limit = host.biting or Limit(name="RAM", bytes=total, used=taken, source=host.source)
@@ -121,7 +134,7 @@ class Sampler:
             anonymous=info.get("AnonPages", 0),
             shared=info.get("Shmem", 0),
             swap=info.get("SwapTotal", 0) - info.get("SwapFree", 0),
-            page_cache=read_page_cache(self._system) or info.get("Cached"),
+            page_cache=read_page_cache(system) or info.get("Cached"),
             used=limit.used,
             limit=limit.bytes,
             limit_name=limit.name,
@@ -141,6 +154,11 @@ class Sampler:
 
 
 _HIDDEN = "what only process {pid} holds (USS) is not shown: its pages belong to another user, who may look at them"
+
+
+def _same(before: tuple[ProcessReading, ...], now: tuple[ProcessReading, ...]) -> bool:
+    """True where nothing has changed: the follower then gives the same objects."""
+    return len(before) == len(now) and all(one is other for one, other in zip(before, now, strict=True))
 
 
 def _sample(process: ProcessReading, uss: int | None) -> ProcessSample:

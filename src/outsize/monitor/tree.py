@@ -68,29 +68,27 @@ def read_tree(root: int) -> TreeReading:
         process = read_process(pid)
         if process is not None:
             found.append(process)
-            queue += _children(pid)
+            queue += children_of(pid)
     return TreeReading(time=time.time(), processes=tuple(found))
 
 
 def read_process(pid: int) -> ProcessReading | None:
     """One process, None where it has gone."""
-    table = {}
-    for line in (_read(f"/proc/{pid}/status") or "").splitlines():
-        name, _, rest = line.partition(":")
-        table[name] = rest.strip()
-    if "Name" not in table:
+    text = _read(f"/proc/{pid}/status")
+    if not text:
         return None
+    files = _kib(_field(text, "RssFile"))
     return ProcessReading(
         pid=pid,
-        name=table["Name"],
-        anonymous=_kib(table.get("RssAnon")),
-        shared=_kib(table.get("RssShmem")),
-        address_space=_kib(table.get("VmSize")),
-        highest=_kib(table.get("VmHWM")) - _kib(table.get("RssFile")),
-        files=_kib(table.get("RssFile")),
-        asked=_kib(table.get("VmData")),
-        swap=_kib(table.get("VmSwap")),
-        ended=_exit_status(pid) if table.get("State", "")[:1] in ("Z", "X") else None,
+        name=_field(text, "Name") or "",
+        anonymous=_kib(_field(text, "RssAnon")),
+        shared=_kib(_field(text, "RssShmem")),
+        address_space=_kib(_field(text, "VmSize")),
+        highest=_kib(_field(text, "VmHWM")) - files,
+        files=files,
+        asked=_kib(_field(text, "VmData")),
+        swap=_kib(_field(text, "VmSwap")),
+        ended=_exit_status(pid) if (_field(text, "State") or "")[:1] in ("Z", "X") else None,
     )
 
 
@@ -132,7 +130,8 @@ def read_kills() -> int | None:
     return None
 
 
-def _children(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started and that are its children now."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -143,13 +142,31 @@ def _children(pid: int) -> list[int]:
     return children
 
 
+def _field(text: str, name: str) -> str | None:
+    """What stands behind `Name:` at the beginning of a line; the first line is the process's name."""
+    begin = 0 if text.startswith(f"{name}:") else text.find(f"\n{name}:") + 1
+    if not begin and not text.startswith(f"{name}:"):
+        return None
+    end = text.find("\n", begin)
+    return text[begin + len(name) + 1 : end if end >= 0 else None].strip()
+
+
 def _kib(text: str | None) -> int:
     return 0 if text is None else int(text.split()[0]) * 1024
 
 
 def _read(path: str) -> str | None:
+    """A file of /proc; None where it has gone or may not be read. Python's own files take several times as long."""
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
+    parts = []
+    try:
+        while part := os.read(file, 65536):
+            parts.append(part)
+    except OSError:  # the process ended meanwhile
+        return None
+    finally:
+        os.close(file)
+    return b"".join(parts).decode("utf-8", "replace")

@@ -90,7 +90,8 @@ def _describe(points: list[tuple[float, int, int]], workers: int, data: WorkerDa
         device=HOST_DEVICE,
         text=f"{held} page by page into {'a' if workers == 1 else f'{workers}'} forked worker{'' if workers == 1 else 's'}: "
         f"{format_bytes(grown)} so far, {format_bytes(round(rate))} more each second",
-        advice="keep it in one NumPy array or tensor: reading a Python object writes its reference count, and so copies its page",
+        advice="keep it in one NumPy array or tensor, or in a list in shared memory (`multiprocessing.shared_memory`): reading a "
+        "Python object writes its reference count, and so copies its page",
         name=name,
         where=where,
         grown=grown,

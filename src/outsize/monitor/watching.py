@@ -24,6 +24,7 @@ from outsize.core.recording import AllocatorSample, Finding, Head, Mark, Note, R
 from outsize.core.watch_stream import newest
 from outsize.machine import memory
 from outsize.monitor.allocators import largest_tensors, read_allocators
+from outsize.monitor.card_growth import CardGrowth, read_pools
 from outsize.monitor.growth import Growth
 from outsize.monitor.history import History
 from outsize.monitor.launch import FOLDER
@@ -89,12 +90,12 @@ class Watch:
         self._folder = os.environ.get(FOLDER) or user_folder()
         self._publishes = make_folder(self._folder)
         self._sampler = Sampler(self._pid, started, self._read_allocators)
-        self._inside = Paced(read_allocators, every=self._interval, share=0.002)
+        self._inside = Paced(read_allocators, every=max(0.2, self._interval), share=0.001)
         self._allocators: tuple[AllocatorSample, ...] = ()
-        self._growth = Growth(self._found, self._note, inspect=self._look)
+        self._growth = Growth(self._found, self._note, self._look, self._history.count_objects)
         self._growth.ours |= self._history.ids()
-        self._tree_growth = TreeGrowth(_find_data)
-        self._publish = Paced(self._publish_now, every=1.0, share=0.001)
+        self._tree_growth, self._card_growth = TreeGrowth(_find_data), CardGrowth(read_pools)
+        self._publish = Paced(self._publish_now, every=1.0, share=0.0005)
         self._stop.clear()
         self._sample()
         self._thread = threading.Thread(target=self._run, name="outsize watch", daemon=True)
@@ -221,6 +222,8 @@ class Watch:
                 if sample is not None and not self._growth.inspecting:
                     for finding in self._tree_growth.add(sample):
                         self._found(finding)
+                    for item in self._card_growth.add(sample):
+                        self._found(item) if isinstance(item, Finding) else self._note(item.text)
                 self._publish(time.monotonic())
             except Exception as error:  # a watch never ends its program
                 warnings.warn(f"outsize.watch has stopped: {error!r}", RuntimeWarning, stacklevel=1)

@@ -1,7 +1,8 @@
 """A count of everything in this process that can grow: `take_census()` -> `Census`. Three of them, a few steps apart,
 show what does.
 
-Counted are the lengths of lists, dicts, sets, deques and byte buffers, the entries of `lru_cache`s, the bytes of named
+Counted are the lengths of lists, dicts, sets, deques and byte buffers, the entries of `lru_cache`s, the traces of functions
+that TensorFlow and JAX compile, the bytes of named
 arrays in the program's own modules, functions and objects, the nodes of the largest autograd graph, and the threads.
 Takes about a second for each million objects.
 """
@@ -16,11 +17,12 @@ import sys
 import threading
 import types
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from outsize.monitor.leaks.frameworks import count_traces, is_traced_kind
 from outsize.monitor.leaks.retained import buffer_bytes
 from outsize.monitor.leaks.user_code import is_user_module, locals_of, user_frames, user_modules
 
@@ -34,6 +36,8 @@ _NO_HOLDERS = {
     frozenset, property, staticmethod, classmethod, weakref.ref,
 }  # fmt: skip
 """Types that make up most of a heap and hold no containers of data."""
+_NO_CULPRITS = _NO_HOLDERS - {types.FunctionType} | {types.CellType, types.FrameType, types.ModuleType, type}
+"""Types that say nothing of who keeps memory."""
 _SHORT = 4
 """Containers with fewer elements are not counted."""
 _BUFFER = 2**16
@@ -56,6 +60,8 @@ class Census:
     """That tensor; kept only inside an inspection."""
     threads: int = 0
     """Python threads."""
+    counts: Counter[type] = field(default_factory=Counter)
+    """How many objects of each kind the collector lists, those of no use as a culprit left out."""
 
 
 def take_census(ours: set[int], before: Census | None = None) -> Census:
@@ -65,6 +71,9 @@ def take_census(ours: set[int], before: Census | None = None) -> Census:
     objects = [item for item in gc.get_objects() if type(item) is not tuple]
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     had = {} if before is None else before.lengths
+    census.counts = Counter(map(type, objects))
+    for kind in (*CONTAINERS, *_NO_CULPRITS):
+        census.counts.pop(kind, None)
     skip = {*ours, id(objects), id(graphs), id(census.lengths), id(census.grown), id(had)}
     named = list(named_values())  # also what `gc.freeze()` has hidden from the collector
     frozen = [value for _, _, value in named if isinstance(value, CONTAINERS) and not isinstance(value, io.BytesIO)]
@@ -92,7 +101,7 @@ def _containers(objects: list[Any], tensor: type | None, graphs: list[Any]) -> I
         kind = type(item)
         known = counts.get(kind)
         if known is None:
-            known = counts[kind] = issubclass(kind, CONTAINERS) or kind is CACHE
+            known = counts[kind] = issubclass(kind, CONTAINERS) or kind is CACHE or is_traced_kind(kind)
         if known:
             yield item
         elif tensor is not None and issubclass(kind, tensor) and item.grad_fn is not None:
@@ -108,6 +117,8 @@ def length_of(item: Any) -> int:
         return int(item.cache_info().currsize)
     if isinstance(item, io.BytesIO):
         return item.getbuffer().nbytes if not item.closed else 0
+    if is_traced_kind(kind):
+        return count_traces(item)
     base: Any = next(base for base in CONTAINERS if isinstance(item, base))
     return int(base.__len__(item))
 

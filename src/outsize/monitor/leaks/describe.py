@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from outsize.core.recording import Finding
 from outsize.core.units import format_bytes
 from outsize.monitor.leaks.census import GRAPH_NODES
+from outsize.monitor.leaks.frameworks import is_array_of, library_of, traced_name
 from outsize.monitor.leaks.names import Holding
 from outsize.monitor.leaks.suspects import Suspect, has_graph
 from outsize.monitor.leaks.user_code import code_line
@@ -52,7 +53,7 @@ def _is_element(*kinds: type) -> Callable[[Suspect, Holding], bool]:
 
 
 def _is_from(*modules: str) -> Callable[[Suspect, Holding], bool]:
-    return lambda suspect, _: type(suspect.sample).__module__.partition(".")[0] in modules
+    return lambda suspect, _: library_of(type(suspect.sample)) in modules
 
 
 def _is_closure(suspect: Suspect, _: Holding) -> bool:
@@ -64,7 +65,29 @@ def _is_pending(suspect: Suspect, _: Holding) -> bool:
     return type(suspect.sample).__name__ in ("generator", "coroutine", "Task", "Future", "async_generator")
 
 
+def _is_array_of(library: str) -> Callable[[Suspect, Holding], bool]:
+    return lambda suspect, _: any(is_array_of(part, library) for part in (suspect.sample, *_parts(suspect.sample)))
+
+
+def _parts(element: Any) -> list[Any]:
+    """What a small element is made of."""
+    values = element.values() if isinstance(element, dict) else element
+    return list(values) if isinstance(element, dict | tuple | list) and len(element) <= 32 else []
+
+
 KINDS: tuple[Kind, ...] = (
+    Kind(
+        "tracing",
+        lambda suspect, _: suspect.kind == "traces" and library_of(type(suspect.item)) == "tensorflow",
+        "traces",
+        "pass tensors and not Python numbers, give it an `input_signature`, or set `reduce_retracing=True`",
+    ),
+    Kind(
+        "tracing",
+        lambda suspect, _: suspect.kind == "traces",
+        "compiled programs",
+        "pass arrays of few shapes (pad them), and no `static_argnums` that change at each call",
+    ),
     Kind(
         "hooks",
         _ends_in("_hooks", "hooks_dict"),
@@ -88,6 +111,12 @@ KINDS: tuple[Kind, ...] = (
         lambda suspect, _: suspect.kind == "graph",
         "steps of autograd graph",
         "add `.item()`, or `.detach()` what the next step starts from: each step hangs its graph on the last",
+    ),
+    Kind(
+        "objects",
+        lambda suspect, _: suspect.kind == "kind",
+        "",
+        "find who refers to them: each may hold the one before, or C code holds them (`atexit`, a callback of a library)",
     ),
     Kind(
         "cache",
@@ -121,6 +150,12 @@ KINDS: tuple[Kind, ...] = (
         "write each part to a file or a fixed array: it is copied whole and grows with each step",
     ),
     Kind(
+        "live arrays",
+        _is_array_of("jaxlib"),
+        "live JAX arrays",
+        "keep `float(x)` or `jax.device_get(x)` of it: a JAX array takes device memory as long as a name leads to it",
+    ),
+    Kind(
         "cache",
         lambda suspect, _: isinstance(suspect.item, dict),
         "entries",
@@ -151,6 +186,11 @@ def describe(suspect: Suspect, holding: Holding, lines: Lines, trend: Trend, dev
     called = f"`{name}`" if name else f"a {what} without a name"
     if suspect.kind == "buffer":
         text = f"{called}{place} has grown to {format_bytes(suspect.length)}: {rate}"
+    elif suspect.kind == "traces":
+        again = f"is traced again and again{f' at {where}' if where else ''}"
+        text = f"{called} {again}, and keeps {suspect.length:,} {kind.keeps}: {rate}"
+    elif suspect.kind == "kind":
+        text = f"there are {suspect.length:,} objects of `{type(suspect.sample).__qualname__}`, made{place}: {rate}"
     elif suspect.kind == "graph":
         more = "at least " if suspect.length >= GRAPH_NODES else ""
         text = f"{called}{place} keeps {more}{suspect.length:,} {kind.keeps}: {rate}"
@@ -176,6 +216,8 @@ def _name(suspect: Suspect, holding: Holding, kind: Kind) -> str | None:
     if suspect.name is not None:
         owner, name = suspect.name
         return f"{owner}{name}" if name.startswith(".") else name
+    if suspect.kind == "traces":
+        return traced_name(suspect.item) or holding.name
     if suspect.kind == "cache":
         return getattr(getattr(suspect.item, "__wrapped__", None), "__qualname__", holding.name)
     if kind.name == "threads":

@@ -32,6 +32,7 @@ from outsize.monitor.leaks.suspects import (
     find_buffers,
     find_filling,
     find_graph,
+    find_kinds,
     find_suspects,
     has_graph,
 )
@@ -195,8 +196,19 @@ class Inspection:
         suspects += [*find_buffers(censuses)[:3]]
         graph = find_graph(censuses, steps)
         suspects += [] if graph is None or any(has_graph(one.sample) for one in suspects) else [graph]
+        self._judge_suspects(suspects, tracer, expected, steps)
+        if not self.findings and not self._filling:
+            self._judge_suspects(find_kinds(censuses)[:3], tracer, expected, steps)
+        if not self.findings and not self._filling:
+            self._judge_lines(tracer)
+
+    def _judge_suspects(self, suspects: list[Suspect], tracer: LineTracer, expected: float, steps: int) -> None:
         for suspect in suspects:
-            explains = has_graph(suspect.sample) or suspect.kind == "graph" or suspect.bytes >= _SHARE * expected
+            unmeasured = has_graph(suspect.sample) or suspect.kind in (
+                "graph",
+                "traces",
+            )  # what they keep is not Python's
+            explains = unmeasured or suspect.bytes >= _SHARE * expected
             if not explains or len(self.findings) == _MOST:
                 continue
             holding = NOTHING if suspect.item is None else find_holding(suspect.item, self.ours)
@@ -204,10 +216,10 @@ class Inspection:
                 continue
             lines = self._lines(suspect, holding, tracer)
             found = describe(suspect, holding, lines, self.trend, self.device, steps if self.stepwise else 0)
+            if self.findings and self.findings[0].kind == "tracing":
+                continue  # its lists and dicts are the framework's own
             if not any(one.name == found.name or one.where == found.where for one in self.findings):
                 self.findings.append(found)
-        if not self.findings and not self._filling:
-            self._judge_lines(tracer)
 
     def _lines(self, suspect: Suspect, holding: Holding, tracer: LineTracer) -> Lines:
         added = tracer.added.get(id(suspect.item))

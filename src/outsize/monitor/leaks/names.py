@@ -18,6 +18,8 @@ from outsize.monitor.leaks.census import CACHE, named_values
 from outsize.monitor.leaks.user_code import code_line, is_user_file, is_user_module, locals_of
 
 _LEVELS = 9
+_C_ATTRIBUTES = ("_backward_hooks",)
+"""Attributes that an object of C code (a tensor) has beside those of its dict."""
 _WIDEST = 400
 """Referrers that are followed on one level."""
 
@@ -92,7 +94,7 @@ def _links(parent: Any, children: dict[int, Any]) -> Iterator[tuple[str, Any]]:
     if isinstance(parent, dict):
         for key, value in list(dict.items(parent)):
             if id(value) in children:
-                yield (key if isinstance(key, str) else f"[{key!r:.20}]"), value
+                yield _key_link(key), value
                 return
     elif isinstance(parent, list | tuple):
         for index, value in enumerate(list(parent)):
@@ -108,6 +110,17 @@ def _links(parent: Any, children: dict[int, Any]) -> Iterator[tuple[str, Any]]:
         yield from _attribute_links(parent, children)
 
 
+def _key_link(key: Any) -> str:
+    """How a key is written; one that is only an object at some address says nothing."""
+    if isinstance(key, str):
+        return key
+    try:
+        text = repr(key)
+    except Exception:  # objects answer as they like
+        return ""
+    return "" if text.startswith("<") else f"[{text:.20}]"
+
+
 def _attribute_links(parent: Any, children: dict[int, Any]) -> Iterator[tuple[str, Any]]:
     try:
         names = dict(vars(parent)) if not isinstance(parent, type | ModuleType) else {}
@@ -116,6 +129,8 @@ def _attribute_links(parent: Any, children: dict[int, Any]) -> Iterator[tuple[st
     for kind in type(parent).__mro__:
         for name in getattr(kind, "__slots__", ()) if isinstance(getattr(kind, "__slots__", ()), tuple | list) else ():
             names.setdefault(name, getattr(parent, name, None))
+    for name in _C_ATTRIBUTES:
+        names.setdefault(name, getattr(parent, name, None) if hasattr(type(parent), name) else None)
     for name, value in names.items():
         if id(value) in children:
             yield f".{name}", value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import io
 import mmap
@@ -11,8 +12,11 @@ from collections.abc import Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
+from outsize.monitor.leaks.frameworks import array_bytes
+
 _REACHED = 3000
 """Objects that are followed from one element."""
+_C_MEMORY = (ctypes.Array, ctypes.Structure, ctypes.Union)
 _STOP = (ModuleType, type, str, int, float, bool, type(None), type(gc.collect))
 
 
@@ -38,13 +42,15 @@ def _reach(element: Any, found: dict[int, int]) -> None:
     seen: set[int] = set()
     while queue and count < _REACHED:
         item = queue.pop()
-        if id(item) in seen or isinstance(item, ModuleType | type):
+        if id(item) in seen or (isinstance(item, ModuleType | type) and item is not element):
             continue
         seen.add(id(item))
         count += 1
         key, size = _own_bytes(item)
         found[key] = size
-        if not isinstance(item, _STOP):
+        if isinstance(item, type):  # a class that was made at run time: what it has, not what it is made of
+            queue += list(vars(item).values())
+        elif not isinstance(item, _STOP):
             queue += _referents(item)
 
 
@@ -67,6 +73,10 @@ def _own_bytes(item: Any) -> tuple[int, int]:
             return storage.data_ptr(), storage.nbytes()
         if isinstance(item, mmap.mmap):
             return id(item), len(item)
+        if (held := array_bytes(item)) is not None:
+            return id(item), held
+        if isinstance(item, _C_MEMORY):
+            return ctypes.addressof(item), ctypes.sizeof(item)
         return id(item), sys.getsizeof(item)
     except Exception:  # objects answer as they like
         return id(item), 0
@@ -84,7 +94,9 @@ def buffer_bytes(value: Any) -> int:
         if type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "memory_usage"):
             used = value.memory_usage(index=False)
             return int(used.sum() if hasattr(used, "sum") else used)
-        if type(value).__module__.partition(".")[0] in ("numpy", "array", "cupy", "jaxlib"):
+        if (held := array_bytes(value)) is not None:
+            return held
+        if type(value).__module__.partition(".")[0] in ("numpy", "array", "cupy"):
             return int(getattr(value, "nbytes", 0))
     except Exception:  # tensors without contents, closed buffers
         return 0

@@ -6,6 +6,7 @@ much.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
@@ -14,12 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from outsize.monitor.leaks.census import CACHE, GRAPH_NODES, Census, length_of
+from outsize.monitor.leaks.frameworks import is_traced_kind
 from outsize.monitor.leaks.retained import measure_each
 
 MOST = 12
 """Suspects that are followed line by line."""
 _LOOKED_AT = 8
 """New elements of a container that are measured."""
+_FEWEST = 3
+"""Objects of one kind that must have come each time."""
 
 
 @dataclass(kw_only=True)
@@ -29,7 +33,8 @@ class Suspect:
     item: Any
     """The container or cache; the tensor whose graph grew; None for a named array."""
     kind: str
-    """`container`, `cache`, `buffer`, `graph`."""
+    """`container`, `cache`, `buffer`, `graph`, `traces` (of a function that JAX or TensorFlow compiles), `kind` (objects of one
+    kind that no container holds)."""
     added: int
     """Elements (nodes of a graph, bytes of an array) that came in the time watched."""
     each: int
@@ -56,11 +61,11 @@ def find_suspects(first: Census, second: Census) -> list[Suspect]:
         if key in inside or (_end(item) is not None):
             continue
         elements = newest_elements(item, min(added, _LOOKED_AT))
-        kind = "cache" if type(item) is CACHE else "container"
-        each = measure_each(elements) if not isinstance(item, bytearray) and elements else 1
+        kind = "cache" if type(item) is CACHE else "traces" if is_traced_kind(type(item)) else "container"
+        each = measure_each(elements) if not isinstance(item, bytearray) and elements else int(kind != "traces")
         sample = elements[-1] if elements else None
         found.append(Suspect(item=item, kind=kind, added=added, each=each, length=length_of(item), sample=sample))
-    found.sort(key=lambda suspect: (not has_graph(suspect.sample), -suspect.bytes))
+    found.sort(key=lambda suspect: (not has_graph(suspect.sample), suspect.kind != "traces", -suspect.bytes))
     return found[:MOST]
 
 
@@ -108,6 +113,33 @@ def find_buffers(censuses: tuple[Census, Census, Census]) -> list[Suspect]:
     return sorted(found, key=lambda suspect: -suspect.added)
 
 
+def find_kinds(censuses: tuple[Census, Census, Census]) -> list[Suspect]:
+    """Kinds of objects of which there were more each time, though no container grew: a chain in which each holds the next,
+    or callbacks that C code holds."""
+    first, second, third = (census.counts for census in censuses)
+    grown = {
+        kind: (again, earlier)
+        for kind, count in third.items()
+        if (again := count - second.get(kind, 0)) >= _FEWEST
+        and (earlier := second.get(kind, 0) - first.get(kind, 0)) >= _FEWEST
+        and again <= 64 * earlier
+        and earlier <= 64 * again
+    }
+    made: dict[type, list[Any]] = {kind: [] for kind in grown}
+    for generation in range(3):  # the newest first: the youngest generation, and the end of each
+        for item in reversed(gc.get_objects(generation=generation)):
+            if type(item) in made:
+                made[type(item)].append(item)
+    found = []
+    for kind, (again, earlier) in grown.items():
+        newest = made[kind][: min(again, _LOOKED_AT)]
+        sample, each = (newest[0] if newest else None), measure_each(newest)
+        found.append(
+            Suspect(item=sample, kind="kind", added=again + earlier, each=each, length=third[kind], sample=sample)
+        )
+    return sorted(found, key=lambda suspect: -suspect.bytes)
+
+
 def find_graph(censuses: tuple[Census, Census, Census], steps: int) -> Suspect | None:
     """The autograd graph behind one tensor, where it gained nodes each time: a sum or a state that was never detached."""
     first, second, third = (census.graph for census in censuses)
@@ -135,7 +167,7 @@ def newest_elements(item: Any, count: int) -> list[Any]:
             return newest_elements(max(inner, key=len), count) if inner else []
         if isinstance(item, dict):
             keys = list(itertools.islice(reversed(item.keys()), count))
-            return [item[key] if isinstance(key, int | str | tuple) else (key, item[key]) for key in reversed(keys)]
+            return [item[key] if isinstance(key, int | str) else (key, item[key]) for key in reversed(keys)]
         if isinstance(item, list | deque):
             return [item[-number] for number in range(min(count, len(item)), 0, -1)]
         return list(itertools.islice(item, count)) if isinstance(item, set) else []
@@ -144,6 +176,4 @@ def newest_elements(item: Any, count: int) -> list[Any]:
 
 
 def _parts_of_cache(cache: Any) -> list[Any]:
-    import gc
-
     return [part for part in gc.get_referents(cache) if isinstance(part, dict)]

@@ -20,8 +20,12 @@ _LIBRARIES = tuple(
 def is_user_file(name: str) -> bool:
     """True for a file of the program itself."""
     if name.startswith("<"):
-        return name in ("<stdin>", "<string>") or name.startswith("<ipython")
+        # libraries make code from strings too: only where there is no file, a string is the program itself
+        typed = getattr(sys.modules.get("__main__"), "__file__", None) is None
+        return (typed and name in ("<stdin>", "<string>")) or name.startswith("<ipython")
     path = os.path.realpath(name)
+    if os.path.basename(path).startswith("__autograph_generated_file"):  # TensorFlow's own version of a function
+        return False
     packages = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
     return not path.startswith((_PACKAGE, *_LIBRARIES)) and not any(part in path for part in packages)
 
