@@ -129,6 +129,16 @@ def test_a_title_and_the_message_after_it_are_one_failure():
     assert (failure.total_bytes, failure.device) == (16 * 2**30, "cuda:1")
 
 
+def test_an_array_of_a_terabyte_is_asked_about_before_it_is_streamed():
+    text = "Unable to allocate 1.24 TiB for an array with shape (4032, 3024, 13924) and data type float64"
+    assert "print(x.shape)" in outsize.explain(text).remedies[0].how
+
+
+def test_tensors_that_fill_the_card_are_not_taken_for_pieces():
+    text = "CUDA out of memory. Tried to allocate 700.00 MiB (GPU 0; 24.00 GiB total capacity; 21.00 GiB already allocated; 0 bytes free; 23.00 GiB reserved in total by PyTorch)"
+    assert outsize.explain(text).cause.name == CauseName.TRUE_NEED
+
+
 def test_the_whole_card_is_no_fraction_of_it():
     text = FULL.replace("is free. ", "is free. 16.00 GiB allowed; ")
     assert outsize.explain(text).cause.name == CauseName.TRUE_NEED

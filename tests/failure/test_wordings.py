@@ -135,6 +135,7 @@ WORDINGS = {
         {"pid": 77, "process": "indexer"},
     ),
     "told in words": ("I always get an out of memory error", {}),
+    "told without a noun": ("I run it on one card and got out of memory.", {}),
     "told in Chinese": ("CUDA 内存不足。尝试分配 2.00 GiB 的内存", {"requested_bytes": 2 * GiB}),
     "memory error, told": ("On this file I get a MemoryError", {}),
     "memory error at the end of a line": ("x = images / 255.0 MemoryError", {}),

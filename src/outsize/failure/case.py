@@ -105,6 +105,14 @@ class Case:
         return None if held is None or used is None else max(0, held - used)
 
     @cached_property
+    def slack_is_little(self) -> bool:
+        """True where what is unused saves this request at best: the next one meets the same end."""
+        total, used = self.failure.total_bytes, self.failure.allocated_bytes or 0
+        if self.slack is None or total is None:
+            return False
+        return self.slack < (0.12 if used > 0.85 * total else 0.08) * total
+
+    @cached_property
     def held(self) -> int | None:
         """Bytes the framework's allocator holds in all."""
         if self.failure.reserved_bytes is not None:
@@ -305,7 +313,11 @@ class Case:
     def place(self) -> str:
         """Kind of device whose memory ran out, `cpu` for RAM."""
         kind = (self.failure.device or "").partition(":")[0]
-        used = self.format == "told" and self.work is not Work.UNKNOWN and signs.RAM.search(self.text) is None
+        used = (
+            self.format in ("told", "said", "said-otherwise")
+            and self.work is not Work.UNKNOWN
+            and signs.RAM.search(self.text) is None
+        )
         return kind or ("cuda" if self.on_device or used or signs.CARD.search(self.text) else "cpu")
 
     @cached_property

@@ -42,7 +42,7 @@ def fragmentation(case: Case) -> Cause | None:
         return None
     if case.others is not None and case.others >= max(2 * slack, 0.1 * (total or 0)):
         return None
-    if slack < 0.08 * (total or (case.held or 0) + (room or 0)):
+    if case.slack_is_little or slack < 0.08 * (total or (case.held or 0) + (room or 0)):
         return None  # enough for this request, but the next one meets the same end
     more = "" if room is None else f" and {said(room)} more could be had"
     return make_cause(

@@ -39,7 +39,7 @@ MODELS: tuple[Program, ...] = (
                       "--train_batch_size=1 --gradient_checkpointing --use_8bit_adam --mixed_precision=fp16", "time",
                       exactness=ROUNDING)),
     # training language models
-    program("LLaMA-Factory", r"(?i)llama-?factory|llmtuner|llmtool",
+    program("LLaMA-Factory", r"(?i)llama-?factory|llmtuner|train_bash\.py|--finetuning_type",
             on_device("one short text at a time, on weights in 4 bits",
                       "per_device_train_batch_size: 1, gradient_accumulation_steps: 16, cutoff_len: 1024, quantization_bit: "
                       "4", "shorter texts, weights in lower precision", *_TUNING)),

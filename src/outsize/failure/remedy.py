@@ -79,6 +79,7 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
         tensor.keep_sparse,
         host.in_frames,
         tensor.pairs_in_blocks,
+        tensor.was_it_meant,
         host.larger_page_file,
         tensor.smaller_tensor,
         device.train_smaller,

@@ -42,7 +42,7 @@ def expandable(case: Case) -> Iterator[Remedy]:
         return
     place = (case.failure.device or "").partition(":")[0]
     name = "PYTORCH_ALLOC_CONF" if place == "xpu" else f"PYTORCH_{place.upper()}_ALLOC_CONF"
-    little = case.failure.total_bytes is not None and case.slack < 0.08 * case.failure.total_bytes
+    little = case.slack_is_little
     if case.on_windows:  # where segments cannot grow
         how = "set PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128"
         yield make_remedy(
@@ -242,7 +242,8 @@ def keep_no_graphs(case: Case) -> Iterator[Remedy]:
     """What a loop keeps on the device, step after step."""
     if case.on_torch_gpu and case.grows:
         how = "total += loss.item(); outputs.append(y.detach().cpu())   # validation under torch.no_grad()"
-        yield make_remedy("keep numbers of a step, not its tensors", None if case.programs else case.gap, how)
+        held = None if case.programs else case.failure.allocated_bytes
+        yield make_remedy("keep numbers of a step, not its tensors", held, how, known=Known.BOUND)
 
 
 def _rows_for_the_work(case: Case) -> tuple[Remedy, ...]:

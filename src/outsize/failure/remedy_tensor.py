@@ -155,6 +155,17 @@ def pairs_in_blocks(case: Case) -> Iterator[Remedy]:
     )
 
 
+def was_it_meant(case: Case) -> Iterator[Remedy]:
+    """More than nearly any machine has, in an array with more than two axes: a smaller input rather than a disk."""
+    shape, need = case.failure.shape, case.need
+    if shape is None or need is None or need < 2**38 or not case.on_host or pair_of_long_axes(shape) is not None:
+        return
+    size = " x ".join(f"{axis:,}" for axis in shape)
+    how = "print(x.shape) before the call   # a smaller picture, fewer points or channels; else a part of it at a time"
+    name = f"see whether {size} was meant, and give it a smaller input"
+    yield make_remedy(name, need, how, "less detail", APPROXIMATE, Known.BOUND)
+
+
 def other_operands(case: Case) -> Iterator[Remedy]:
     """The matrix nobody wanted: operands of one shape, or lengths that are right; in blocks if every pair was meant."""
     shape, need = case.failure.shape, case.need

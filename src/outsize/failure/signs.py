@@ -56,7 +56,7 @@ GROWS = re.compile(
     re.IGNORECASE,
 )
 RAM = re.compile(r"\bRAM\b|system memory|host memory|\bswap\b|\bkilled\b|pods?\b|container", re.IGNORECASE)
-CARD = re.compile(r"\b(?:CUDA|GPU|VRAM|video memory|ROCm)\b")
+CARD = re.compile(r"\b(?:CUDA|GPUs?|VRAM|video memory|ROCm|GeForce|RTX ?\w*|GTX ?\w*|[AVH]100|graphics card)\b|显存")
 MAC = re.compile(
     r"libc\+\+abi|Abort trap: 6|\bmac ?OS\b|MacBook|\bDarwin\b|\bOS ?X\b|\.dylib|/Users/\w|\bM[1-4] (?:Pro|Max|Ultra)\b|Killed: 9"
 )

@@ -199,7 +199,10 @@ WORDS: list[Format] = [
          r"have|had|I|we) (?:\w{1,12} ){0,3}"
          r"(?:run|ran|runs|running) out of (?:\w{1,8} )?(?:memory|VRAM)\b|, running out of memory\b|\bout of "
          r"(?:GPU )?VRAM\b|后报 ?out of memory|(?:出现|遇到|触发|导致)[^\n]{0,6}(?-i:OOM)|\boom error\b|(?:leads? "
-         r"to|suffer\w{0,3} from|every) (?:an? )?(?-i:OOM)[- ]kills?\b|报错 ?memory out", lines=True,
+         r"to|suffer\w{0,3} from|every) (?:an? )?(?-i:OOM)[- ]kills?\b|报错 ?memory out|"
+         r"\b(?:got|get|gets|due to|because of) (?:an? )?(?:out of memory|insufficient memory|not enough (?:GPU "
+         r")?memory|lack of memory)\b|"
+         r"can ?not allocate [0-9.]{1,8} ?[GT]i?B? (?:of )?memory", lines=True,
          unless=r"\b(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|would|will|if|until|no longer|"
                 r"enhance|improve)\b[^\n.]{0,40}"
          r"(?:\bout[- ]of[- ](?:\w{1,8} )?(?:memory|VRAM)\b|(?-i:\bOOM\b))|native thread"),
