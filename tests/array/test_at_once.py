@@ -25,7 +25,7 @@ from outsize.array.tuning import current, use
 
 @pytest.fixture(autouse=True)
 def at_once(tune: Callable[..., None]) -> None:
-    tune(at_once=8 << 20)
+    tune(at_once=64 << 20)
 
 
 MADE: dict[str, Callable[[xp.Array, xp.Array], xp.Array]] = {
@@ -129,3 +129,39 @@ def test_shared_values_are_made_once_however_often_they_are_used() -> None:
         v = v + v
     np.testing.assert_array_equal(v.compute(), np.full(10, 1e-12 * 2.0**60))
     assert len(v.plan().steps) <= 4
+
+
+def test_a_chain_beyond_the_caches_goes_through_in_slices_and_is_never_whole() -> None:
+    a = np.random.default_rng(1).random((100_000, 10))
+    x = outsize.open(a)
+    summed, written = (x * 2 + 1).sum().node, (xp.sqrt(x * 2 + 1) - x.mean(axis=0)).node
+    assert compute_at_once((x * 2).node, "16MiB") is None  # 8 MB, four times
+    got = compute_at_once(summed, "16MiB")  # what is added up is longer, and is only there in slices
+    assert got is not None
+    np.testing.assert_allclose(got, (a * 2 + 1).sum(), rtol=1e-13)
+    got = compute_at_once(written)
+    assert got is not None
+    np.testing.assert_allclose(got, np.sqrt(a * 2 + 1) - a.mean(axis=0), rtol=1e-13)
+
+
+def test_what_several_read_of_a_long_chain_is_made_once() -> None:
+    a = np.random.default_rng(2).random((50_000, 10))
+    x = outsize.open(a)
+    shared = x * 3
+    with use(replace(current(), slice=1 << 14)):
+        got = compute_at_once((shared / shared.sum(axis=1, keepdims=True) + (shared - 1)).node)
+    assert got is not None
+    np.testing.assert_allclose(got, a * 3 / (a * 3).sum(axis=1, keepdims=True) + (a * 3 - 1), rtol=1e-12)
+
+
+def test_work_that_one_core_takes_long_for_is_planned() -> None:
+    node = (xp.exp(outsize.open(np.ones(1_000_000))) + 1).node
+    with use(replace(current(), at_once=64 << 20, at_once_seconds=1e-3)):
+        assert compute_at_once(node) is None
+    with use(replace(current(), at_once=64 << 20, at_once_seconds=1.0)):
+        assert compute_at_once(node) is not None
+
+
+def test_a_product_whose_operands_are_made_wider_counts_the_copies() -> None:
+    x = outsize.open(np.ones((200_000, 4), "float32"))
+    assert compute_at_once((x.T @ x).node, "16MiB") is None  # 3.2 MB of float32 become twice 6.4 MB of float64

@@ -159,3 +159,26 @@ def test_an_array_in_fortran_order_is_read_in_long_runs(budget: str, tmp_path: P
     rows = sized.grid.box[0]
     assert sum(seeks for seeks, _ in reads) <= 1.1 * len(sized.grid) * shape[1]
     assert rows * 4 >= 4096 and sum(traffic for _, traffic in reads) <= 1.5 * 100_000 * 200 * 4
+
+
+def test_layouts_of_one_plan_share_passes_places_and_sizes(tmp_path: Path) -> None:
+    from outsize.array.graph.local import Together
+    from outsize.array.passes.base import Room
+    from outsize.array.plan.layout import Drafts, lay_out
+    from outsize.array.tuning import current
+
+    np.save(tmp_path / "x.npy", np.ones((4000, 16)))
+    x = outsize.open(tmp_path / "x.npy")
+    node = ((x - x.mean(axis=0)) / x.std(axis=0)).node
+    sinks, drafts = [describe_sink(tmp_path / "z.npy", node.shape, node.dtype)], Drafts(current(), None)
+    layouts = [lay_out(Together.of([node]), sinks, keep, None, drafts) for keep in (1 << 16, 1 << 24)]
+    first, second = ([one.work for one in layout.passes] for layout in layouts)
+    assert len(first) == 2 and all(one is other for one, other in zip(first, second, strict=True))
+    assert drafts.size(first[1], Room(1 << 24)) is drafts.size(second[1], Room(1 << 24))
+
+
+def test_a_reduction_across_an_array_in_memory_is_not_made_again_for_every_tile() -> None:
+    x = outsize.open(np.ones((200_000, 8)))  # the mean of a column is made of all of it
+    assert len((x - x.mean(axis=0)).plan(budget="64MiB").steps) == 2
+    rows = outsize.open(np.ones((20_000, 80)))
+    assert len((rows - rows.mean(axis=1, keepdims=True)).plan(budget="64MiB").steps) == 1

@@ -23,9 +23,15 @@ class Tuning:
     """A worker's buffer at its most generous: transfers this long lose nothing to their latency."""
     small: int = 2 << 20
     """Work that fits in this runs in one piece on the calling thread."""
-    at_once: int = 8 << 20
-    """Work that never holds more than this is not planned: NumPy does it at once. 0 plans everything. Arrays beyond the caches
-    are better off in slices."""
+    at_once: int = 64 << 20
+    """Work that never holds more than this, and not more than a quarter of the budget, may be done at once by NumPy, without a
+    plan. 0 plans everything."""
+    at_once_seconds: float = 1e-2
+    """Work that would take one core longer than this is planned: a plan and its threads cost about as much."""
+    at_once_little: int = 1 << 16
+    """Work whose nodes are no more than this in all is not looked at any further."""
+    unread: int = 8 << 20
+    """Work that holds up to this is done without reading what memory the machine has left."""
     largest: int = 256 << 20
     """A tile of a map, or a chunk of a reduction that takes no buffer, is at most this large. Longer runs save nothing that
     fresh memory does not cost, and shorter chunks end sooner where the work is interrupted."""

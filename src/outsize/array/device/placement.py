@@ -14,6 +14,7 @@ from outsize.array.device.lower import Refused, Trivial
 from outsize.array.device.passes import DeviceMapPass, DeviceReducePass, OnDevice
 from outsize.array.device.product_pass import DeviceContractPass
 from outsize.array.graph.barrier import Contract, Lane, Reduce, Scan, Select
+from outsize.array.graph.elementwise import SLOW
 from outsize.array.graph.external_sort import Merged, Runs
 from outsize.array.graph.node import Node, Source, walk
 from outsize.array.passes.base import Pass
@@ -25,10 +26,6 @@ from outsize.engine.pool import cores
 _CORE_FLOPS = {"f": 6e10, "d": 3e10, "F": 3e10, "D": 1.5e10}
 """Operations a second of a core in a product."""
 Outputs = Sequence[tuple[Node, Sink]]
-_SLOW = frozenset(
-    ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "power",
-     "arcsin", "arccos", "arctan", "arctan2", "hypot", "logaddexp")
-)  # fmt: skip
 
 
 def pass_on_device(
@@ -89,7 +86,7 @@ def _does_not_pay(work: OnDevice | DeviceContractPass) -> str | None:
 def _chain_seconds(program: Any, sent: int, tuning: Tuning) -> float:
     """Seconds of one core for a chain and one reduction over it."""
     names = [instruction.operation.name for instruction in program.instructions]
-    return sum(sent / (tuning.core_slow_bytes if name in _SLOW else tuning.core_bytes) for name in (*names, "fold"))
+    return sum(sent / (tuning.core_slow_bytes if name in SLOW else tuning.core_bytes) for name in (*names, "fold"))
 
 
 def _from_disk(leaf: Node) -> int:

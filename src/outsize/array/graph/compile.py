@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,10 @@ import numpy as np
 from outsize.array.graph.elementwise import Elementwise, Scalar
 from outsize.array.graph.node import Node
 from outsize.array.kernels.fused import Instruction, Program
-from outsize.array.store.base import Store
 
 
-def compile_program(root: Node, bindings: Mapping[Node, Store], slice_bytes: int) -> Program:
-    """The elementwise nodes that end in `root` and have its shape, as a program over what they read."""
+def compile_program(root: Node, bindings: Container[Node], slice_bytes: int) -> Program:
+    """The elementwise nodes that end in `root` and have its shape, as a program over what they read: that, and what is bound."""
     inside: list[Elementwise] = []
     leaves: list[Node] = []
     seen: set[int] = set()

@@ -61,6 +61,13 @@ REAL = Operation("real", lambda out, block: np.copyto(out, block.real), lambda b
 IMAG = Operation("imag", lambda out, block: np.copyto(out, block.imag), lambda b: b.imag, "IMAG", in_place=False)
 
 
+SLOW = frozenset(
+    ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "power",
+     "arcsin", "arccos", "arctan", "arctan2", "hypot", "logaddexp")
+)  # fmt: skip
+"""Names of operations that take several times as long as plain arithmetic."""
+
+
 def rounding(decimals: int) -> Operation:
     """np.round to a number of decimals."""
     return Operation(

@@ -56,6 +56,8 @@ class Frame:
         """Bytes of a device that the chunk takes, where one takes part."""
         self.reads: Counter[tuple[Store, Region]] = Counter()
         """What was read and how many times, recorded only when dry."""
+        self.looks: Counter[Store] = Counter()
+        """Bytes of arrays in memory that were looked at, recorded only when dry."""
         self._times = 1
         self.loose = False
         """Dry, and other regions of this shape may lie less luckily in their stores: reads are counted at their most."""
@@ -68,6 +70,7 @@ class Frame:
         """What was measured, as if other stores had been read that take as much."""
         made = Frame(None, {}, self.tuning)
         made.peak, made.outside, made.packing, made.device = self.peak, self.outside, self.packing, self.device
+        made.looks.update(self.looks)
         made.reads.update({(stores.get(store, store), region): n for (store, region), n in self.reads.items()})
         return made
 
@@ -133,7 +136,10 @@ class Frame:
         """A region of a store."""
         if store.resident:  # when dry too: what has to be packed shows in its strides
             block = store.read(region, _EMPTY)
-            if not self.dry or block.shape == region_shape(region):  # of nothing, a plan looks at what is not there
+            if not self.dry:
+                return block
+            self.looks[store] += self._times * block.nbytes
+            if block.shape == region_shape(region):  # of nothing, a plan looks at what is not there
                 return block
         if self.dry:
             self.bytes(store.most(region) if self.loose else store.extent(region))

@@ -138,7 +138,9 @@ def resolve_budget(budget: int | str | Budget | None) -> Budget:
     wishes = current_wishes()
     if budget is None and wishes.host is None:
         return current_budget()
-    system = ReadOnce(current_system())  # the host's memory is not read: all its groups and limits cost most of a millisecond
+    system = ReadOnce(
+        current_system()
+    )  # the host's memory is not read: all its groups and limits cost most of a millisecond
     disk = read_disk(system, wishes.scratch or default_scratch(system))
     others = choose_budget(wishes, (disk,), disk.name)
     bytes_, reason = (wishes.host or 0, "set by you") if budget is None else (parse_bytes(budget), "asked for")

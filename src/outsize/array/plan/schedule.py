@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from outsize.array.device.base import DeviceBudget
+from outsize.array.graph.barrier import Barrier, Reduce
 from outsize.array.graph.local import Together, cut_rows, make_local, unify
 from outsize.array.graph.node import Source, nodes_below, walk
 from outsize.array.graph.settle import settle
@@ -70,8 +71,10 @@ def make_plan(
     found = [each] if local is not None and (each := _fit(local, sinks, host, drafts)) else []
     if found and max(one.sized.worker_bytes for one in found[0][1]) > 4 * tuning.chunk:
         del found[0]  # lanes so far apart that a whole one is most of the array: nothing would run beside it
-    if not (len(found) == 1 and len(found[0][1]) == 1 and _reads_once(found[0][1][0])):
-        found += [each] if (each := _fit(plain, sinks, host, drafts)) else []
+    wide = bool(found) and local is not None and _is_wide(local, found[0][1], tuning)
+    if wide or not (len(found) == 1 and len(found[0][1]) == 1 and _reads_once(found[0][1][0])):
+        each = _fit(plain, sinks, host, drafts)
+        found = [*([each] if each and wide else []), *found, *([each] if each and not wide else [])]
     if found:
         layout, passes = min(found, key=lambda each: _cost(each[1]))
     else:  # what BLAS took generously in one pass, a later one may lack: then all stay bare
@@ -173,6 +176,17 @@ def _reads_once(one: ScheduledPass) -> bool:
 def _cost(passes: tuple[ScheduledPass, ...]) -> float:
     """What passes move, in bytes, and what could be moved while transfers begin."""
     return sum(one.sized.work.cost(one.sized) + one.sized.work.writes() for one in passes)
+
+
+def _is_wide(local: Together, passes: tuple[ScheduledPass, ...], tuning: Tuning) -> bool:
+    """True where reductions of arrays in memory cross them so that the smallest piece is made of more than the caches hold: they
+    would be made in crumbs, or again for every tile. A pass of their own costs no disk, and is taken if it moves no more."""
+    lanes = [node for node in walk(local) if isinstance(node, Barrier) and node.local]
+    if not all(isinstance(node, Reduce) and isinstance(node.inputs[0], Source) for node in lanes):
+        return False
+    barest = [(one.sized.work, size_barely(one.sized.work, 0)) for one in passes]
+    looks = [sum(frame.looks.values()) for work, sized in barest for frame, _ in work.frames(sized)]
+    return max(looks, default=0) > 4 * tuning.slice
 
 
 def show_plan(
