@@ -101,6 +101,7 @@ def test_a_full_disk_while_recording_is_one_line_and_the_program_runs_on(tmp_pat
         (("--", "nowhere.py"), "no such script or command: nowhere.py"),
         (("--for", "soon", "1"), "cannot read 'soon' as a time"),
         (("gone.watch",), "there is no file gone.watch"),
+        (("/tmp",), "/tmp is a folder: give a process id, a recording, or a program to start"),
         (("--once", "--record", "/nowhere/x.watch"), "/nowhere/x.watch cannot be written: No such file or directory"),
     ],
 )
@@ -180,6 +181,36 @@ def test_the_screen_can_be_written_in_ascii():
     file = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="outsize")
     file.write(render(recording(), 80, "RAM", False, color=False))
     file.flush()
+
+
+def test_the_processes_fit_a_terminal_of_forty_columns():
+    lines = render(recording(), 40, "RAM", False, color=False).splitlines()
+    table = lines[lines.index("3 processes by RAM") + 1 :]
+    assert table[0].split() == ["pid", "process", "RAM"]
+    assert [line.split() for line in table[1:4]] == [[str(pid), "python", f"{pid}.00", "MiB"] for pid in (3, 2, 1)]
+
+
+def test_what_the_processes_hold_is_told_from_what_the_machine_uses():
+    from outsize.report.recording import draw_line
+
+    host = HostSample(rss=5, anonymous=MiB, shared=0, used=3 * MiB, limit=10 * MiB)
+    line = draw_line(
+        Recording(head=Head(command=(), pid=None, started=0.0, interval=1.0), samples=(Sample(time=0.0, host=host),))
+    )
+    assert "held    1.00 MiB  RAM in use 3.00 MiB of 10.00 MiB (30%)" in line
+
+
+@pytest.mark.parametrize("words", [("--record", "/nowhere/x.watch"), ("--metrics", ":99999")])
+def test_what_cannot_be_written_is_said_before_the_program_starts(tmp_path, words):
+    (tmp_path / "train.py").write_text("open('started', 'w').close()\n")
+    done = watch(*words, "--", "train.py", cwd=tmp_path)
+    assert done.returncode in (1, 2) and done.stderr.count("\n") == 1
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_program_that_ends_at_once_is_one_sentence():
+    text = str(Recording(head=Head(command=("true",), pid=4, started=0.0, interval=0.5)))
+    assert text.strip() == "true (pid 4): it ended before its memory could be read"
 
 
 def test_keys_sort_freeze_snapshot_and_quit():

@@ -21,7 +21,7 @@ from outsize.core.units import parse_seconds
 from outsize.core.watch_stream import encode, encode_head, is_stream
 from outsize.monitor.launch import build_command, passing_signals, start
 from outsize.monitor.outside import Outside
-from outsize.monitor.recorder import Item, Recorder, load
+from outsize.monitor.recorder import Item, Recorder, check_writable, load
 from outsize.report.live import Screen, wait_for_key, whole_terminal
 from outsize.report.recording import draw_finding, draw_line
 
@@ -55,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
     if words[:1] == ["--"]:
         return _run_command(args, words[1:])
     if len(words) == 1 and words[0].isdigit():
-        return _follow(args, Outside(int(words[0]), interval=parse_seconds(args.interval)), None)
+        return _look_at(args, int(words[0]))
     if len(words) == 1 and _is_recording(words[0]):
         return _replay(args, load(words[0]))
-    if words:
-        return _run_command(args, words)
-    return _follow(args, Outside(None, interval=parse_seconds(args.interval)), None)
+    if len(words) == 1 and pathlib.Path(words[0]).is_dir():
+        raise InputError(f"{words[0]} is a folder: give a process id, a recording, or a program to start")
+    return _run_command(args, words) if words else _look_at(args, None)
 
 
 def _is_recording(name: str) -> bool:
@@ -78,13 +78,16 @@ def _run_command(args: argparse.Namespace, words: list[str]) -> int:
     if not words:
         raise InputError("nothing to run: write  outsize watch -- train.py [arguments]")
     command = build_command(words)
+    if args.record is not None:
+        check_writable(args.record)  # before the program starts, not after
     with tempfile.TemporaryDirectory(prefix="outsize-watch-") as name, contextlib.ExitStack() as stack:
         folder = pathlib.Path(name)
         output = stack.enter_context(open(folder / "output", "wb")) if _has_screen(args) else None
+        listeners = _listeners(args, stack)
         child = start(command, folder, cooperate=True, output=output)
         with passing_signals(child):
             outside = Outside(child.pid, command=words, folder=name, interval=parse_seconds(args.interval))
-            status = _follow(args, outside, child)
+            status = _follow(args, outside, child, listeners)
         if output is not None:
             sys.stdout.buffer.write((folder / "output").read_bytes())
             sys.stdout.flush()
@@ -95,12 +98,14 @@ def _has_screen(args: argparse.Namespace) -> bool:
     return sys.stdout.isatty() and not (args.plain or args.json or args.once)
 
 
-def _follow(args: argparse.Namespace, outside: Outside, child: subprocess.Popen[bytes] | None) -> int:
+def _look_at(args: argparse.Namespace, pid: int | None) -> int:
+    """Follow this machine, or a process that was there before us."""
+    outside = Outside(pid, interval=parse_seconds(args.interval))
     with contextlib.ExitStack() as stack:
-        return _follow_for(args, outside, child, _listeners(args, stack))
+        return _follow(args, outside, None, _listeners(args, stack))
 
 
-def _follow_for(
+def _follow(
     args: argparse.Namespace,
     outside: Outside,
     child: subprocess.Popen[bytes] | None,

@@ -149,7 +149,7 @@ class Finding(Noun):
 
     kind: str
     """`graphs`, `hooks`, `cache`, `list`, `array`, `closures`, `tracebacks`, `threads`, `cycles`, `workers`, `shared memory`,
-    `modules`, `tracing`, `unknown`, ..."""
+    `modules`, `tracing`, `live arrays`, `CUDA graphs`, `objects`, `unknown`, ..."""
     device: str
     """`host`, `cuda:0`, ..."""
     text: str

@@ -64,6 +64,11 @@ class Recorder:
                 return
 
 
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Refuse now what `Recorder` would refuse: a place that cannot be written, a file that is no recording."""
+    os.close(_create(os.fspath(path)))
+
+
 def _create(path: str) -> int:
     """A new file; one that is there must be an old recording."""
     if os.path.isfile(path) and os.path.getsize(path):

@@ -26,7 +26,7 @@ def draw(recording: Recording) -> RenderableType:
     """A recording that has ended: where it was highest, and what was found."""
     peak = recording.peak
     if peak is None:
-        return Text(f"{_title(recording)}: nothing was read")
+        return Text(f"{_title(recording)}: it ended before its memory could be read")
     ended = Text("the end was cut off: a kill, or a full disk\n", style="yellow") if not recording.complete else Text()
     return ByWidth(
         lambda columns: Group(*_head(recording, peak, columns, live=False), *_parts(recording, peak, columns), ended)
@@ -46,7 +46,7 @@ def draw_line(recording: Recording) -> str:
     """The last sample as one plain line."""
     sample = recording.samples[-1]
     host = sample.host
-    words = [f"{sample.time:8.1f} s", f"RAM {format_bytes(held_bytes(sample)):>11}", _limit_words(host)]
+    words = [f"{sample.time:8.1f} s", f"held {format_bytes(held_bytes(sample)):>11}", _limit_words(host)]
     left = host_full_in(recording.samples)
     words += [f"full in {format_seconds(left)} at this rate"] if left is not None else []
     words += [f"GPU {gpu.index} {format_bytes(gpu.used)} of {format_bytes(gpu.total)}" for gpu in sample.gpus]
@@ -93,7 +93,7 @@ def _parts(recording: Recording, sample: Sample, columns: int, sort: str = "RAM"
     for allocator in sample.allocators:
         yield _allocator(allocator)
         yield from (Text(f"    {line}", style="dim") for line in allocator.tensors)
-    yield from _processes(sample, sort)
+    yield from _processes(sample, sort, columns)
     for finding in recording.findings:
         left = f" Full in {format_seconds(finding.full_in)} at this rate." if finding.full_in is not None else ""
         yield Text(f"! {finding.text}.{left}", style="bold red")
@@ -110,7 +110,8 @@ def _limit(recording: Recording, host: HostSample) -> Text:
 
 def _limit_words(host: HostSample) -> str:
     share = f" ({host.used / host.limit:.0%})" if host.used is not None and host.limit else ""
-    return f"{host.limit_name} {format_bytes(host.used)} of {format_bytes(host.limit)}{share}"
+    name = "RAM in use" if host.limit_name == "RAM" else host.limit_name  # beside what the watched processes hold
+    return f"{name} {format_bytes(host.used)} of {format_bytes(host.limit)}{share}"
 
 
 def _bar(used: int | None, total: int | None, width: int = 12) -> Text:
@@ -174,16 +175,19 @@ def _allocator(allocator: AllocatorSample) -> Text:
     return Text(f"{allocator.framework} {allocator.device} (pid {allocator.pid})   {words}")
 
 
-def _processes(sample: Sample, sort: str) -> Iterator[Text]:
+def _processes(sample: Sample, sort: str, columns: int) -> Iterator[Text]:
     if len(sample.processes) < 2 and sample.process_count < 2:
         return
+    names = _COLUMNS if columns >= 64 else _COLUMNS[:1]
     yield Text(f"{sample.process_count:,} processes by {sort}", style="bold")
-    yield Text(f"{'pid':>8}  {'process':<18}{'RAM':>12}{'shared':>12}{'swap':>12}", style="dim")
+    yield Text(f"{'pid':>8}  {'process':<18}" + "".join(f"{name:>12}" for name in names), style="dim")
     for one in sorted(sample.processes, key=_KEYS[sort]):
-        numbers = "".join(f"{format_bytes(value):>12}" for value in (one.anonymous, one.shared, one.swap))
+        numbers = "".join(f"{format_bytes(-_KEYS[name](one)):>12}" for name in names)
         yield Text(f"{one.pid:>8}  {one.name[:16]:<18}{numbers}")
 
 
+_COLUMNS = ("RAM", "shared", "swap")
+"""Numbers of a process; a narrow terminal has room for the first."""
 _KEYS: dict[str, Callable[[ProcessSample], int]] = {
     "RAM": lambda one: -one.anonymous,
     "shared": lambda one: -one.shared,
