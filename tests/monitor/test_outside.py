@@ -30,11 +30,14 @@ GROW = """
 import time
 kept = []
 def work():
-    kept.append(bytearray(2**20))
-for _ in range(1000):
+    kept.append(bytearray(2**18))
+for step in range(9000):
     work()
     time.sleep(0.01)
+    if step % 50 == 0 and '"finding"' in open("run.watch").read():
+        break
 """
+"""Grows until it was found, so that a busy machine may take its time."""
 
 
 def watch(*words, cwd, **more):
@@ -55,7 +58,7 @@ def test_once_is_one_line_about_this_machine(tmp_path):
 
 
 def test_json_lines_are_a_recording(tmp_path):
-    done = watch("--json", "--for", "300ms", os.getpid(), cwd=tmp_path)
+    done = watch("--json", "--for", "1s", os.getpid(), cwd=tmp_path)
     (tmp_path / "x.watch").write_text(done.stdout)
     recording = load(tmp_path / "x.watch")
     assert recording.complete and recording.head.pid == os.getpid() and len(recording.samples) >= 2
@@ -132,12 +135,13 @@ def test_a_terminal_shows_a_screen_that_obeys_keys(tmp_path):
     process = subprocess.Popen(line, stdin=slave, stdout=slave, stderr=slave, cwd=tmp_path, env=environment)
     os.close(slave)
     shown = b""
-    for key in (b"", b"s", b"f", b"f", b"p", b"q"):
-        until = time.monotonic() + 10
-        while b"q quit" not in shown and time.monotonic() < until:
-            shown += os.read(master, 65536)
+    answers = ((b"", b"q quit"), (b"s", b"processes by shared"), (b"f", b"frozen"), (b"f", b""), (b"p", b"watch-"))
+    for key, answer in answers:
         os.write(master, key)
-        time.sleep(0.2)
+        until = time.monotonic() + 60
+        while answer not in shown and time.monotonic() < until:
+            shown += os.read(master, 65536)
+    os.write(master, b"q")
     with open(master, "rb", closefd=True) as file:
         try:
             while part := file.read1(65536):
