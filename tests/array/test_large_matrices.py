@@ -110,6 +110,8 @@ def high(reset=False):
 warm = np.eye(300) * 3
 for a in (np.linalg.cholesky(warm), np.linalg.inv(warm), warm @ warm): pass
 (outsize.open(warm) @ warm).compute()
+np.save(sys.argv[1] + ".warm.npy", warm)
+(outsize.open(sys.argv[1] + ".warm.npy") @ warm).save(sys.argv[1] + ".product.npy", budget="4MiB")  # planned and streamed
 x, budget = outsize.open(sys.argv[1]), int(sys.argv[2])
 before = high()
 with outsize.budget(host=budget):
