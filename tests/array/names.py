@@ -219,6 +219,7 @@ REFERENCE = {
     "cross": lambda m, a, b, i: np.linalg.cross(a[..., :3], b[..., :3]),
     "linalg.svd_lowrank": lambda m, *given: LINALG["svdvals"](m, *given)[:2],
     "unique_values": lambda m, a, b, i: np.unique(a, equal_nan=False),
+    "unique_inverse": lambda m, a, b, i: _inverse(a),
     "linalg.eig": square(lambda m, x: np.linalg.eig(x.astype(complex))),
     "linalg.eigvals": square(lambda m, x: np.linalg.eigvals(x.astype(complex))),
     "topk": lambda m, a, b, i: _topk(a, min(2, a.shape[-1])),
@@ -230,6 +231,12 @@ REFERENCE = {
     "trace": lambda m, a, b, i: np.linalg.trace(a),
 }  # fmt: skip
 """What a name of ours means, where NumPy has it not or means another."""
+
+
+def _inverse(a):
+    """Each NaN is a value of its own, in order: NumPy leaves that order to its sort, which is stable only with the indices."""
+    values, _, inverse = np.unique(a, return_index=True, return_inverse=True, equal_nan=False)
+    return values, inverse.reshape(np.shape(a))
 
 
 def _topk(a, k):

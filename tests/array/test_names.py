@@ -2,13 +2,14 @@
 
 import pathlib
 import warnings
+import zlib
 from dataclasses import replace
 
 import names
 import numpy as np
 import pytest
 from effort import long
-from hypothesis import given, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -61,8 +62,6 @@ def test_the_page_of_all_names_is_as_it_would_be_made():
 def test_it_answers_as_numpy_does(space, name):
     call, reference = names.CASES[space][name], numpys(space, name)
 
-    @settings(max_examples=40 if long() else 2, deadline=None)
-    @given(shape=SHAPES, dtype=st.sampled_from(["f8", "f4", "i4", "?"]), data=st.data())
     def compare(shape, dtype, data):
         pool = VALUES if dtype[0] == "f" else st.integers(-3, 3)
         one, other = (data.draw(hnp.arrays(np.float64, shape, elements=pool)).astype(dtype) for _ in range(2))
@@ -88,4 +87,7 @@ def test_it_answers_as_numpy_does(space, name):
             else:
                 np.testing.assert_array_equal(mine, theirs)
 
-    compare()
+    tried = given(shape=SHAPES, dtype=st.sampled_from(["f8", "f4", "i4", "?"]), data=st.data())(compare)
+    if not long():  # the same examples each time, but not the same for every name
+        tried = seed(zlib.crc32(f"{space}.{name}".encode()))(tried)
+    settings(max_examples=40 if long() else 3, deadline=None)(tried)()

@@ -192,6 +192,13 @@ def test_the_error_of_a_part_is_a_bound_for_the_part(data, form):
             assert apart / np.linalg.norm(wanted) <= part.error
 
 
+def test_what_is_lost_of_an_element_counts_as_often_as_it_is_taken():
+    f = Factored(make("tucker", (3, 4), (2, 2), "float64"), error=0.01, norm=2.0)
+    assert f.lost == pytest.approx(0.02)
+    assert f[[0, 0, -3, 1]].lost == pytest.approx(0.02 * 3**0.5)
+    assert f[[2, 0]].lost == f[:, [1, 3]].lost == f[[]].lost == f.lost
+
+
 @given(factors())
 @examples(30)
 def test_what_is_empty_stays_an_array(form):

@@ -29,7 +29,7 @@ from outsize.core.plan import Plan
 from outsize.core.units import format_bytes
 from outsize.factor.facts import Facts
 from outsize.factor.formats import KINDS, Cut, Factors, Form, Narrow, Resident
-from outsize.factor.keys import read_key
+from outsize.factor.keys import Part, read_key
 from outsize.factor.store import FactorStore
 
 _OPERATORS = {np.add: "add", np.subtract: "sub", np.multiply: "mul", np.true_divide: "truediv", np.matmul: "matmul"}
@@ -219,8 +219,10 @@ class Factored(Array):
             part = parts[axis]
             if isinstance(part, int):
                 form = form.along(axis, _taking(slice(part, part + 1))).drop(axis)
+        gain = math.sqrt(_most_often(parts, self.shape))
+        lost = None if self.lost is None else self.lost * gain
         exact = not any(isinstance(part, int) for part in parts)
-        return self._derive(form, self.lost) if exact else self._computed(form, self.lost)
+        return self._derive(form, lost) if exact else self._computed(form, lost, gain)
 
     def contract(self, operand: Any, axis: int = -1) -> Factored:
         """Along one axis, the product with a vector (the axis goes) or with the rows of a matrix (it gets a new length)."""
@@ -444,6 +446,12 @@ def describe_cut(cut: Cut, method: str, shape: tuple[int, ...]) -> tuple[Spectru
         length = len(values) if method != "tucker" else shape[place]
         rows.append(Spectrum(name=name, values=tuple(map(float, values)), kept=kept, length=length))
     return tuple(rows)
+
+
+def _most_often(parts: list[Part], shape: tuple[int, ...]) -> int:
+    """How often a key takes the element that it takes most often: what is lost of that element counts as often."""
+    lists = [(part, length) for part, length in zip(parts, shape, strict=True) if isinstance(part, np.ndarray)]
+    return math.prod(int(np.bincount(part % length).max()) for part, length in lists if part.size)
 
 
 def _taking(part: Any) -> Callable[[Block, int], Block]:

@@ -152,7 +152,10 @@ class Checkpointed(nn.Module):
 
 def test_what_the_user_computes_again_is_left_to_them():
     batch = rows(128)
-    with pytest.raises(outsize.BudgetError) as caught:
-        compare_steps(Checkpointed, deep_loss, batch, 1000)
-    fitted = compare_steps(Checkpointed, deep_loss, batch, caught.value.smallest)
+    budget = int(0.8 * plain_peak(Checkpointed, deep_loss, batch))
+    if long():  # as little as there can be
+        with pytest.raises(outsize.BudgetError) as caught:
+            compare_steps(Checkpointed, deep_loss, batch, 1000)
+        budget = caught.value.smallest
+    fitted = compare_steps(Checkpointed, deep_loss, batch, budget)
     assert not any("layers" in name for name in (*fitted.choice.checkpoint, *fitted.choice.offload))
