@@ -34,7 +34,7 @@ def climb(x: np.ndarray, method: str, budget: int, **wish: Any) -> tuple[Any, li
             return None, named
 
 
-@examples(40)
+@examples(40, derandomize=True)
 @given(
     shape=st.lists(st.integers(4, 40), min_size=2, max_size=4).map(tuple), rank=st.integers(1, 8),
     noise=st.sampled_from([0.0, 1e-4, 1e-2]), dtype=st.sampled_from(["f4", "f8", "i2", "c8"]),

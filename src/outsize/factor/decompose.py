@@ -123,7 +123,8 @@ def _refusal(error: BudgetError, plan: Callable[..., Session], request: Request,
     smallest = find_smallest(plan, session.ranks, given=request.known, above=above)
     return BudgetError(
         f"{str(error).partition('; the smallest')[0]}; {smallest.words()}", needed=error.needed, budget=session.asked,
-        smallest=smallest.bytes, culprit=error.culprit, plan=session.plan(smallest.bytes),
+        smallest=smallest.bytes, culprit=error.culprit,
+        plan=replace(error.plan or session.plan(), smallest=smallest.bytes),
     )  # fmt: skip
 
 

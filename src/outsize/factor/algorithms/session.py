@@ -165,7 +165,6 @@ class Session:
 
     def start_again(self, host: int, *, at_once: bool) -> None:
         """In another way, or as if in a smaller budget: what was begun did not fit, but this does."""
-        self.steps.pop()
         self.held.clear()
         self.scratch.clear()
         self.host, self.at_once = host, at_once
@@ -180,9 +179,11 @@ class Session:
         self.steps.append(step)
         needed = step.peak(HOST)
         if self.strict and needed > self.host:
+            refused = self.plan()
+            self.steps.pop()
             raise BudgetError(
                 f"{self.name}: step '{step.name}' holds {format_bytes(needed)} of host, the budget is {format_bytes(self.host)}",
-                needed=needed, budget=self.host, culprit=step.name, plan=self.plan(),
+                needed=needed, budget=self.host, culprit=step.name, plan=refused,
             )  # fmt: skip
 
     def _resident(self) -> tuple[Part, ...]:
