@@ -1,13 +1,11 @@
-"""`outsize.decompose` beside its floors and its peers: `python benchmarks/decompose.py arena|peers|auto --data FOLDER`.
+"""`outsize.decompose` beside its floors: `python benchmarks/decompose.py arena|auto --data FOLDER`; peers: `decompose_peers.py`.
 
 `arena`  A tensor of 6.4 GB (3-D by Tucker, 4-D by tensor train) under a hard limit of 512 MiB, in a fresh process. In the same
          process, before: the time to read the file directly, and the time that the Gram matrix of the first mode would take at
          the rate of BLAS (float32, `a.T @ a`). After it, outside the limit, the true error.
-`peers`  512^3 float32, each library in a fresh process as its documentation advises, the same asked error. TensorLy has no error:
-         it is told the ranks. pyttb and torchTT take a tolerance. True errors are measured here, for all alike.
 `auto`   Eight kinds of data: what is chosen, its size, the true error.
 
-Peers need `pip install tensorly pyttb torchTT torch`. Results of a date are in `benchmarks/results`.
+Results of a date are in `benchmarks/results`.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import threading
@@ -31,23 +28,20 @@ ARENA = {
     "tt": ("x4.npy", "128,128,96,1024", "20", "0.006", "tt", 1024),
 }
 """method -> file, shape, rank, noise, kind, and the length of the mode whose Gram matrix is the floor."""
-PEERS = ("outsize", "outsize-file", "pyttb", "torchtt", "tensorly-randomized", "tensorly")
 ERROR = 0.01
 
 
 def main() -> None:
     """Run what was asked for, or one child of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["arena", "peers", "auto", "child-arena", "child-peer"])
+    parser.add_argument("what", choices=["arena", "auto", "child-arena"])
     parser.add_argument("--data", default="/tmp/outsize-decompose")
     parser.add_argument("--limit", default="512M")
     parser.add_argument("--name", default="tucker")
     parser.add_argument("--only", nargs="*")
     given = parser.parse_args()
     os.makedirs(given.data, exist_ok=True)
-    {"arena": arena, "peers": peers, "auto": auto, "child-arena": child_arena, "child-peer": child_peer}[given.what](
-        given
-    )
+    {"arena": arena, "auto": auto, "child-arena": child_arena}[given.what](given)
 
 
 def make(folder: str, name: str, *how: str) -> str:
@@ -163,125 +157,6 @@ def true_error(path: str, rebuild: Any, step: int = 16) -> float:
         lost += float(np.sum((slab - rebuild(start, min(x.shape[0], start + step))) ** 2))
         norm += float(np.sum(slab**2))
     return (lost / norm) ** 0.5
-
-
-def peers(given: argparse.Namespace) -> None:
-    """Each peer in a process of its own; ratios to the best of the others."""
-    make(given.data, "x512.npy", "512,512,512", "30", "0.006", "tucker")
-    rows = []
-    for name in given.only or PEERS:
-        command = [sys.executable, __file__, "child-peer", "--data", given.data, "--name", name]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-        lines = ended.stdout.splitlines()
-        row = (
-            json.loads(lines[-1]) if ended.returncode == 0 and lines else {"name": name, "failed": ended.stderr[-300:]}
-        )
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-    ours = [row for row in rows if row["name"].startswith("outsize")]
-    others = [row for row in rows if not row["name"].startswith("outsize") and "seconds" in row]
-    for row in ours if others else []:
-        faster = min(other["seconds"] for other in others) / row["seconds"]
-        less = min(other["more"] for other in others) / row["more"]
-        print(f"{row['name']}: {faster:.1f} times faster than the best peer, {less:.1f} times less memory")
-
-
-def child_peer(given: argparse.Namespace) -> None:
-    """One library: seconds, memory beyond what it had with the tensor loaded, ranks, true error."""
-    path, rank = os.path.join(given.data, "x512.npy"), 30
-    run = {"outsize": _outsize, "outsize-file": _outsize, "pyttb": _pyttb, "torchtt": _torchtt}.get(
-        given.name, _tensorly
-    )
-    begin = run(given.name, path, rank)
-    loaded = _highest()
-    began = time.perf_counter()
-    rebuild, ranks, said = begin()
-    seconds, more = time.perf_counter() - began, _highest() - loaded
-    error = true_error(path, rebuild)
-    row = {
-        "name": given.name,
-        "seconds": round(seconds, 2),
-        "more": more,
-        "peak": loaded + more,
-        "ranks": ranks,
-        "said": said,
-    }
-    print(json.dumps(row | {"true": error}, default=list))
-
-
-def _highest() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _tucker(core: Any, factors: Any) -> Any:
-    core, factors = np.asarray(core, np.float64), [np.asarray(f, np.float64) for f in factors]
-
-    def rebuild(start: int, stop: int) -> Any:
-        made = np.tensordot(factors[0][start:stop], core, axes=(1, 0))
-        for axis in (1, 2):
-            made = np.moveaxis(np.tensordot(factors[axis], made, axes=(1, axis)), 0, axis)
-        return made
-
-    return rebuild
-
-
-def _outsize(name: str, path: str, rank: int) -> Any:
-    import outsize
-    import outsize.factor.decompose
-
-    x = path if name.endswith("file") else np.load(path)
-
-    def begin() -> Any:
-        made = outsize.decompose(x, "tucker", ERROR, budget="128MiB" if name.endswith("file") else None)
-        return _tucker(made.form.core, made.form.factors), made.ranks, made.error
-
-    return begin
-
-
-def _pyttb(name: str, path: str, rank: int) -> Any:
-    import pyttb
-
-    x = pyttb.tensor(np.load(path), copy=False)
-
-    def begin() -> Any:
-        made = pyttb.hosvd(x, tol=ERROR, verbosity=0)
-        return _tucker(made.core.data, made.factor_matrices), made.core.shape, ERROR
-
-    return begin
-
-
-def _tensorly(name: str, path: str, rank: int) -> Any:
-    from tensorly.decomposition import tucker
-
-    x = np.load(path)
-    options = {"svd": "randomized_svd"} if name.endswith("randomized") else {}
-
-    def begin() -> Any:
-        core, factors = tucker(x, rank=[rank] * 3, **options)
-        return _tucker(core, factors), core.shape, None
-
-    return begin
-
-
-def _torchtt(name: str, path: str, rank: int) -> Any:
-    import torch
-    import torchtt
-
-    x = torch.from_numpy(np.load(path))
-
-    def begin() -> Any:
-        made = torchtt.TT(x, eps=ERROR)
-        cores = [core.double().numpy() for core in made.cores]
-
-        def rebuild(start: int, stop: int) -> Any:
-            slab = cores[0][0, start:stop]
-            for core in cores[1:]:
-                slab = np.tensordot(slab, core, axes=(slab.ndim - 1, 0))
-            return slab[..., 0]
-
-        return rebuild, made.R, ERROR
-
-    return begin
 
 
 def auto(given: argparse.Namespace) -> None:

@@ -23,7 +23,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("method", "budget"), [("tucker", "12MiB"), ("tucker", "64MiB"), ("tt", "24MiB"), ("auto", "32MiB")]
+    ("method", "budget"),
+    [
+        ("tucker", "4MiB"),
+        ("tucker", "12MiB"),
+        ("tucker", "64MiB"),
+        ("tt", "24MiB"),
+        ("auto", "12MiB"),
+        ("auto", "32MiB"),
+    ],
 )
 def test_what_is_held_is_within_what_the_plan_said(data: Path, method: str, budget: str) -> None:
     child = forks.start(CHILD, data / "x.npy", method, 0.01, budget)

@@ -8,6 +8,7 @@ what they have lost add up; rounding may use what the asked error leaves.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,10 @@ _SHARE = 0.5
 
 def append(old: Factored, block: Any, axis: int, error: float | None, budget: Any = None) -> Factored:
     """The factors of both, within `error` (by default what was asked of the old ones)."""
+    if isinstance(block, str | os.PathLike):
+        from outsize.array import open as open_array
+
+        block = open_array(block)
     form, target = _check(old, block, axis, error)
     new = _decompose(old, block, target, budget)
     assert isinstance(new.form, Factors)

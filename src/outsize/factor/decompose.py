@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.api.lazy import Array
+from outsize.array.device.find import find_device
 from outsize.array.graph.node import Node, walk
 from outsize.array.plan.prepare import resolve_budget
 from outsize.array.run.now import make_now
@@ -29,7 +31,7 @@ from outsize.factor.algorithms.narrow import narrow_error, rounded
 from outsize.factor.algorithms.ranks import Ranks
 from outsize.factor.algorithms.request import Request, read_request
 from outsize.factor.algorithms.session import Session
-from outsize.factor.algorithms.smallest import find_smallest, fits, fits_at_once
+from outsize.factor.algorithms.smallest import find_smallest, find_way, fits_at_once
 from outsize.factor.algorithms.tensor import Tensor
 from outsize.factor.algorithms.train import train
 from outsize.factor.algorithms.tucker import tucker
@@ -58,6 +60,8 @@ def decompose(
     node = _open(x)
     request = read_request(method, error, rank, node.shape)
     allowed = resolve_budget(budget)
+    if find_device(device)[0] is None:  # a word where there is none, and `auto` where it finds none is the processor
+        device = None
     title = f"decompose {node.label()} {node.dtype}{list(node.shape)} by {request.method}"
 
     def plan(host: int, ranks: Ranks, *, strict: bool = True, at_once: bool = False) -> Session:
@@ -82,14 +86,17 @@ def decompose(
 
 
 def _work(session: Session, node: Node, request: Request, plan: Callable[..., Session]) -> Factored:
-    """Decompose; where passes do not fit, all at once, if that does."""
+    """Decompose; where passes do not fit, in another way, if one does."""
     work = _factor_to_largest if request.largest else _factor
     try:
         return work(session, node, request)
     except BudgetError:
-        if not fits_at_once(plan, session.host):
+        way = find_way(plan, session.ranks, session.host)
+        if way in (None, (session.host, False)):
+            way = (session.host, True) if fits_at_once(plan, session.host) else None
+        if way is None:
             raise
-    session.start_again()
+    session.start_again(way[0], at_once=way[1])
     return work(session, node, request)
 
 
@@ -103,19 +110,21 @@ def _plan(session: Session, node: Node, request: Request) -> None:
 def _describe(plan: Callable[..., Session], request: Request, host: int) -> Plan:
     """The plan, with the smallest budget; what it supposes is said."""
     smallest = find_smallest(plan, Ranks(), given=request.known)
-    whole = not fits(plan, host, Ranks()) and fits_at_once(plan, host)
-    session = plan(host, Ranks(), strict=False, at_once=whole)
+    way = find_way(plan, Ranks(), host) or (host, False)
+    session = plan(way[0], Ranks(), strict=False, at_once=way[1])
+    session.asked = host
     notes = () if request.known else (f"ranks are known after the first passes; {smallest.words()}",)
     return session.plan(smallest.bytes, notes)
 
 
 def _refusal(error: BudgetError, plan: Callable[..., Session], request: Request, session: Session) -> BudgetError:
     """The same error, with the smallest budget: found with what was seen of the data."""
-    above = max(session.host, error.smallest or 0)
+    above = max(session.asked, error.smallest or 0)
     smallest = find_smallest(plan, session.ranks, given=request.known, above=above)
     return BudgetError(
-        f"{str(error).partition('; the smallest')[0]}; {smallest.words()}", needed=error.needed, budget=session.host,
-        smallest=smallest.bytes, culprit=error.culprit, plan=session.plan(smallest.bytes),
+        f"{str(error).partition('; the smallest')[0]}; {smallest.words()}", needed=error.needed, budget=session.asked,
+        smallest=smallest.bytes, culprit=error.culprit,
+        plan=replace(error.plan or session.plan(), smallest=smallest.bytes),
     )  # fmt: skip
 
 
@@ -243,7 +252,7 @@ def finish(session: Session, node: Node, request: Request, found: Found, more: t
     wide = np.dtype(np.complex128 if complex_ else np.float64)
     single = np.dtype(np.complex64 if complex_ else np.float32)
     arrays, error = stored(found, single if narrow else wide, request.method, math.prod(node.shape))
-    if request.error is not None and error > request.error and narrow:
+    if narrow and not error <= (sys.float_info.max if request.error is None else request.error):
         arrays, error = stored(found, wide, request.method, math.prod(node.shape))
     if request.error is not None and error > request.error:
         raise InputError(

@@ -133,6 +133,8 @@ def _ranks(core: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:
 def _fit(parafac: Any, core: Block, rank: int, starts: int, steps: int) -> Fit:
     """The best of a start from singular vectors and some random ones."""
     norm2 = float(np.linalg.norm(core) ** 2)
+    if norm2 == 0:
+        return Fit(np.zeros(rank), tuple(np.full((n, rank), 1 / math.sqrt(n)) for n in core.shape), 0.0)
     best: Fit | None = None
     for start in range(starts + 1):
         init = "svd" if start == 0 and rank <= min(core.shape) else "random"
@@ -179,7 +181,7 @@ def _notes(core: Block, fit: Fit, found: Found) -> tuple[str, ...]:
     share = 1.0 - (fit.lost2 / norm2 if norm2 else 0.0)
     rank = len(fit.weights)
     notes = [f"fit of the core {100 * share:.4g} % of its squares with rank {rank}"]
-    if rank**core.ndim <= 1 << 22:
+    if norm2 and rank**core.ndim <= 1 << 22:
         notes.append(f"core consistency {core_consistency(core, fit):.0f} of 100")
     notes.append(
         "the error is measured: no theorem says which rank of CP reaches an error, and another start may fit better"

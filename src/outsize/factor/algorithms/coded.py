@@ -50,21 +50,23 @@ def coded(session: Session, node: Node, error: float, limit: int, *, must: bool 
     each, block = math.prod(box) * node.dtype.itemsize, _block_bytes(node, box)
     norm = math.sqrt(float(session.compute((x.astype(np.float64) ** 2).sum(), "norm")))
     count = max(1, min(_SAMPLE, session.room // (8 * each)))
-    if not must and 2 * count * each + block > session.room:
+    if not must and not session.has_room(2 * count * each + block):
         return None
-    if not session.dry and (not math.isfinite(norm) or norm == 0 or limit <= 0):
+    if not session.dry and (not math.isfinite(norm) or limit <= 0 or (norm == 0 and not must)):
         return None
     with session.work_in_memory("sample of blocks", 2 * count * each + block):
         if session.dry:
             guess = node.dtype.itemsize if session.at_once else (1 + math.log2(1 / error)) / 8
             rate = session.ranks.coded or guess
         else:
-            tolerance, rate = _sample(x, box, count, error * norm / math.sqrt(x.size), session.room)
+            tolerance, rate = _sample(x, box, count, error * (norm or 1.0) / math.sqrt(x.size), session.room)
     tile = _tile(node, box, session.room // 8)
     fixed = 3 * math.prod(tile) * node.dtype.itemsize + block
-    if rate * x.size > limit or (not must and 2 * rate * x.size + fixed > session.room):
+    if rate * x.size > limit:
         return None
     limit = min(limit, max(int(1.1 * rate * x.size) + each, (session.room - fixed) // 4))
+    if not must and not session.has_room(2 * limit + fixed):
+        return None
     session.ranks.coded = rate if must else None
     with session.work_in_memory("blocks of zfp", 2 * limit + fixed):
         return None if session.dry else _try(session, node, box, tile, tolerance, error * norm, norm, limit)
@@ -95,7 +97,7 @@ def _try(
         if form.nbytes >= limit:
             return None
         if lost <= allowed:
-            return Compressed(form, lost / norm * (1 + 1e-9), norm)
+            return Compressed(form, lost / (norm or 1.0) * (1 + 1e-9), norm)
         tolerance /= 2
     return None
 

@@ -62,7 +62,10 @@ def stored(found: Found, dtype: np.dtype[Any], method: str, size: int) -> tuple[
     """(the arrays in a narrower dtype, relative error of all). Each array's rounding is measured; the norm of a product of
     matrices is at most the product of their norms, of which all but one array's are 1. `size` is the number of the tensor's
     elements: each is rounded when it is made."""
-    made = tuple(_narrow(array, dtype) for array in found.arrays)
+    with np.errstate(over="ignore"):
+        made = tuple(_narrow(array, dtype) for array in found.arrays)
+    if not all(np.isfinite(array).all() for array in made):
+        return made, math.inf
     least = float(np.finfo(dtype).smallest_subnormal) * math.sqrt(size) / (found.norm or 1.0)
     spread = [_spread(new, old) for new, old in zip(made, found.arrays, strict=True)]
     if method == "cp":  # columns have length 1 and may be nearly parallel: each array counts with its own norm

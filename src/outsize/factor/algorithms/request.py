@@ -60,6 +60,8 @@ def read_request(method: str, error: Any, rank: Any, shape: tuple[int, ...]) -> 
         raise InputError(f"an array of shape {shape} has nothing to decompose")
     if method == "svd" and len(shape) != 2:
         raise InputError(f"svd is for matrices, this array has {len(shape)} axes: use method='tucker' or 'tt'")
+    if method == "cp" and len(shape) < 2:
+        raise InputError("cp needs two axes or more: one axis is a column already")
     if rank is not None:
         if method in ("auto", "zfp", "float16", "bfloat16"):
             raise InputError(f"rank= needs a method that has ranks, not {method!r}: 'tucker', 'tt', 'cp' or 'svd'")
@@ -94,7 +96,7 @@ def _number(value: Any) -> float:
 
 def _read_ranks(method: str, rank: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     count = {"tucker": len(shape), "tt": max(0, len(shape) - 1)}.get(method, 1)
-    given = tuple(rank) if isinstance(rank, tuple | list) else (rank,) * count
+    given = tuple(rank) if isinstance(rank, tuple | list) or np.ndim(rank) == 1 else (rank,) * count
     if len(given) != count or any(isinstance(r, bool) or not isinstance(r, int | np.integer) or r < 1 for r in given):
         raise InputError(f"rank={rank!r}: {method} of {len(shape)} axes takes one whole number, or {count} of them")
     return tuple(int(r) for r in given)

@@ -54,7 +54,7 @@ class Session:
         self.surveyed: set[Key] = set()
         """Modes of which a survey said what they need."""
         """Where Gram matrices and projections of the data are made, None on the processor."""
-        self.host = checkpoint.budget
+        self.host = self.asked = checkpoint.budget
         self.held: dict[str, int] = {}
         """What stays in memory between passes, in bytes."""
         self.scratch: dict[str, int] = {}
@@ -138,6 +138,10 @@ class Session:
         self.add(Step(name=what, peaks=(Peak(pool=HOST, bytes=held, known=Known.BOUND),), parts=parts))
         yield
 
+    def has_room(self, size: int) -> bool:
+        """True where work in memory that takes so much fits now."""
+        return size + self.packed + sum(self.held.values()) <= self.host
+
     def target(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Target:
         """Where a projection goes: memory, where it is a quarter of the room at most, else a scratch file."""
         small = Target(shape, dtype, None)
@@ -159,12 +163,11 @@ class Session:
             )
         return self._folder.name
 
-    def start_again(self) -> None:
-        """All at once: what was begun did not fit, but this does."""
-        self.steps.pop()
+    def start_again(self, host: int, *, at_once: bool) -> None:
+        """In another way, or as if in a smaller budget: what was begun did not fit, but this does."""
         self.held.clear()
         self.scratch.clear()
-        self.at_once = True
+        self.host, self.at_once = host, at_once
 
     def close(self) -> None:
         """Remove scratch files."""
@@ -176,9 +179,11 @@ class Session:
         self.steps.append(step)
         needed = step.peak(HOST)
         if self.strict and needed > self.host:
+            refused = self.plan()
+            self.steps.pop()
             raise BudgetError(
                 f"{self.name}: step '{step.name}' holds {format_bytes(needed)} of host, the budget is {format_bytes(self.host)}",
-                needed=needed, budget=self.host, culprit=step.name, plan=self.plan(),
+                needed=needed, budget=self.host, culprit=step.name, plan=refused,
             )  # fmt: skip
 
     def _resident(self) -> tuple[Part, ...]:
@@ -193,6 +198,6 @@ class Session:
         """The steps so far."""
         reason = next((a.reason for a in self.budget.allowances if a.pool == HOST), "")
         return Plan(
-            name=self.name, steps=tuple(self.steps), budgets=(Allowance(pool=HOST, bytes=self.host, reason=reason),),
+            name=self.name, steps=tuple(self.steps), budgets=(Allowance(pool=HOST, bytes=self.asked, reason=reason),),
             smallest=smallest, notes=notes,
         )  # fmt: skip

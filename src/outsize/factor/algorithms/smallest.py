@@ -69,6 +69,18 @@ def find_smallest(plan: Plan, ranks: Ranks, *, given: bool, above: int = 0) -> S
     return Smallest(found, "", None) if surely in (None, found) else Smallest(found, ranks.words(), surely)
 
 
+def find_way(plan: Plan, ranks: Ranks, host: int) -> tuple[int, bool] | None:
+    """(budget, whether all at once) in which the work fits, not above `host`; None where there is none. A larger room is used
+    for wider mixtures and more threads, and may be too small for what follows from them: then the work is done as if there were
+    less."""
+    if fits(plan, host, ranks):
+        return host, False
+    if fits_at_once(plan, host):
+        return host, True
+    least = _search(lambda budget: budget > host or fits(plan, budget, ranks), 0)
+    return (least, False) if least is not None and least < host and fits(plan, least, ranks) else None
+
+
 def fits(plan: Plan, budget: int, ranks: Ranks, *, at_once: bool = False) -> bool:
     """True where a plan fits a budget."""
     try:
