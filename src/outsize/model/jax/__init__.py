@@ -6,5 +6,6 @@ Nothing here imports torch, and nothing outside this folder imports JAX. `privat
 from __future__ import annotations
 
 from outsize.model.jax.estimate import estimate
+from outsize.model.jax.fit import fit
 
-__all__ = ["estimate"]
+__all__ = ["estimate", "fit"]

@@ -57,7 +57,9 @@ def read_call(step: Callable[..., Any], args: tuple[Any, ...], build: Callable[.
     leaves, tree = jax.tree_util.tree_flatten(args)
     places = [number for number, leaf in enumerate(leaves) if is_array(leaf)]
     if not places:
-        raise InputError(f"{name} was given no array of JAX, so there is nothing to estimate: give its arguments, or build=")
+        raise InputError(
+            f"{name} was given no array of JAX, so there is nothing to estimate: give its arguments, or build="
+        )
 
     def function(*arrays: Any) -> Any:
         filled = list(leaves)
@@ -119,7 +121,9 @@ def _built(build: Callable[..., Any], sizes: Sequence[int]) -> tuple[tuple[Any, 
         raise
     except Exception:  # it looks at values: then it is built for real
         made = guarded(getattr(build, "__name__", "build"), lambda: build(*sizes))
-        return made if isinstance(made, tuple) else (made,), ("the arguments were built for real: build() looks at values",)
+        return made if isinstance(made, tuple) else (made,), (
+            "the arguments were built for real: build() looks at values",
+        )
 
 
 def _kinds(step: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:

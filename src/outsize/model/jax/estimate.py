@@ -61,7 +61,14 @@ class _Job:
         self, step: Callable[..., Any], args: tuple[Any, ...], build: Callable[..., Any] | None, device: str,
         card: Card | None, capacity: int | None,
     ) -> None:  # fmt: skip
-        self.step, self.args, self.build, self.device, self.card, self.capacity = step, args, build, device, card, capacity
+        self.step, self.args, self.build, self.device, self.card, self.capacity = (
+            step,
+            args,
+            build,
+            device,
+            card,
+            capacity,
+        )
         self.traced: Callable[[], None] = lambda: None
         self.known: dict[tuple[int, ...], Footprint] = {}
 

@@ -41,7 +41,11 @@ def make(
         known = Known.ESTIMATE
     requested = Amount(bytes=total, bound=bound, known=known)
     rounding = 0 if on_host else arena.QUANTUM * (len(call.shapes) + len(lived.outputs) + 1)
-    allocated = requested if on_host else Amount(bytes=total, bound=bound + rounding, known=Known.ESTIMATE if guesses else Known.BOUND)
+    allocated = (
+        requested
+        if on_host
+        else Amount(bytes=total, bound=bound + rounding, known=Known.ESTIMATE if guesses else Known.BOUND)
+    )
     return Footprint(
         name=call.name, pool=HOST if on_host else Pool(kind="device", index=int(device.partition(":")[2] or 0)), steps=1,
         peak_requested=requested, peak_allocated=allocated, peak_reserved=allocated,
@@ -58,9 +62,7 @@ def _parts(call: Call, lived: Lived, compiled: Compiled | None) -> tuple[Part, .
     sizes: dict[str, int] = defaultdict(int)
     for kind, size in zip(call.kinds, lived.arguments, strict=True):
         sizes[kind] += size
-    outputs, aliased = (
-        (sum(lived.outputs), lived.aliased) if compiled is None else (compiled.outputs, compiled.aliased)
-    )
+    outputs, aliased = (sum(lived.outputs), lived.aliased) if compiled is None else (compiled.outputs, compiled.aliased)
     sizes["outputs"] = outputs - aliased
     sizes["constants"] = lived.constants if compiled is None else 0  # XLA counts these as temporaries
     sizes["temporaries"] = lived.temporaries if compiled is None else compiled.temporaries

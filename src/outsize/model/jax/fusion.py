@@ -34,7 +34,9 @@ REDUCTIONS = {
     "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor", "argmax", "argmin", "reduce"
 }  # fmt: skip
 HEAVY = {"dot_general", "conv_general_dilated"}
-TAKES_IN = CHEAP | EXPENSIVE | REDUCTIONS | NAMES | {"concatenate", "dynamic_update_slice", "store", "copy for a product"}
+TAKES_IN = (
+    CHEAP | EXPENSIVE | REDUCTIONS | NAMES | {"concatenate", "dynamic_update_slice", "store", "copy for a product"}
+)
 """Operators that may compute their inputs while they read them."""
 IN_PLACE = CHEAP | EXPENSIVE | {"scatter", "scatter-add", "scatter_add", "scatter_mul", "dynamic_update_slice", "sort"}
 """Operators that may write where a dying input of the same size was."""

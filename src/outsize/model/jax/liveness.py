@@ -261,4 +261,3 @@ class _Walk:
         lived = walk.run()
         self.unknown |= lived.unknown
         return lived.alive
-

@@ -6,6 +6,7 @@ sentence. Floor and newest version are those that the tests ran on.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -60,17 +61,36 @@ def bytes_of(aval: Any) -> int | None:
             shape = tuple(int(size) for size in shape)
         except Exception:  # symbolic dimensions raise errors of their own
             return None
-    return math.prod(shape) * element_bytes(dtype)
+    return int(math.prod(shape)) * element_bytes(dtype)
 
 
 def element_bytes(dtype: Any) -> int:
     """Bytes of one element, of a random key those of its words."""
     implementation = getattr(dtype, "_impl", None)
     if implementation is not None:
-        return 4 * math.prod(implementation.key_shape)
+        return 4 * int(math.prod(implementation.key_shape))
     if getattr(dtype, "name", "") == "float0":
         return 0
     return int(dtype.itemsize)
+
+
+def bind(equation: Any, values: list[Any]) -> list[Any]:
+    """Run one equation on values, with the user's line on it."""
+    params = equation.primitive.get_bind_params(equation.params)
+    functions: Any = ()
+    if isinstance(params, tuple):  # up to 0.7: functions beside the parameters
+        functions, params = params
+    try:
+        from jax._src import source_info_util
+
+        info = equation.source_info
+        names = source_info_util.current_name_stack() + info.name_stack
+        line: Any = source_info_util.user_context(info.traceback, name_stack=names)
+    except Exception:  # a private part: without it there is no line, and nothing else is lost
+        line = contextlib.nullcontext()
+    with line:
+        found = equation.primitive.bind(*functions, *values, **params)
+    return list(found) if equation.primitive.multiple_results else [found]
 
 
 def line_of(equation: Any) -> str:

@@ -166,7 +166,9 @@ class _Reader:
                 continue
             key = ("batch first", order, id(value))
             if key not in self.known:
-                made = Operator("copy for a product", [value], [Value(value.bytes, line, "copy for a product")], line=line)
+                made = Operator(
+                    "copy for a product", [value], [Value(value.bytes, line, "copy for a product")], line=line
+                )
                 made.outputs[0].maker = made
                 self.operators.append(made)
                 self.known[key] = made.outputs
