@@ -1,7 +1,7 @@
 """How the losses of slices add up, found on a few samples and in the program of the loss.
 
 In: params, a loss, a batch. Out: a rule, or why there is none. Nothing is believed: value and gradient of a few samples, spread
-over the batch, are compared with those of their parts. A mean that divides by a number computed from the samples (a mask's sum)
+over the batch, are compared with those of one of them and of the others. A mean that divides by a number computed from the samples (a mask's sum)
 may look like a mean over those few samples, so it has to give (total, count).
 """
 
@@ -14,14 +14,12 @@ from outsize.model.jax import private_parts as parts
 from outsize.model.jax.arguments import guarded, shape_of
 from outsize.model.jax.batches import Axes
 from outsize.model.jax.program import Operator, read
-from outsize.model.jax.slices import Gradients, Loss, Rule, gradients_of
+from outsize.model.jax.slices import Loss, Rule, gradients_of
 
-FEW = 6
+FEW = 4
 """Samples that are tried."""
 TOLERANCE = 1e-4
 """How far values and gradients may differ, as a part of them; of half precision fifty times that."""
-TRIED = ((1, 5), (3, 3), (4, 2))
-"""Parts into which the few samples are cut."""
 
 
 class Learnt(NamedTuple):
@@ -45,9 +43,12 @@ def learn(params: Any, loss: Loss, batch: Any, axes: Axes) -> Learnt:
     count = min(FEW, axes.rows)
     rows = [number * (axes.rows - 1) // (count - 1) for number in range(count)]
     few = axes.take(batch, rows)
-    whole = gradients_of(loss, plain)
+    jax = parts.require_jax()
+    plainly = jax.jit(jax.value_and_grad(loss, has_aux=plain is Rule.PAIR))
+    first, rest = (plainly(params, axes.take(few, part)) for part in ([0], list(range(1, count))))
+    whole = jax.jit(gradients_of(loss, plain))(params, few)
     for rule in (Rule.PAIR,) if plain is Rule.PAIR else (Rule.MEAN, Rule.SUM):
-        if all(_adds_up(params, loss, rule, few, axes, cut, whole) for cut in _cuts(count)):
+        if same(whole, _added(rule, first, rest, count)):
             return Learnt(rule, f"the loss is {rule}", plain)
     return Learnt(
         None, "the loss of a few samples is not that of its parts, added up: samples are compared with each other or share draws",
@@ -67,32 +68,16 @@ def _form(params: Any, loss: Loss, batch: Any) -> Rule:
     return Rule.PAIR if len(leaves) == 2 else Rule.MEAN
 
 
-def _cuts(count: int) -> list[tuple[int, ...]]:
-    return [cut for cut in TRIED if sum(cut) == count] or [(1, count - 1), (count - count // 2, count // 2)]
-
-
-def _adds_up(
-    params: Any, loss: Loss, rule: Rule, few: Any, axes: Axes, cut: tuple[int, ...], whole: Gradients
-) -> bool:
+def _added(rule: Rule, first: Any, rest: Any, count: int) -> Any:
+    """(loss, gradients) of all samples from those of the first and of the others."""
     jax = parts.require_jax()
-    count, start, added = sum(cut), 0, None
-    weights = []
-    for size in cut:
-        part = axes.take(few, list(range(start, start + size)))
-        start += size
-        if rule is Rule.PAIR:
-            (total, weight), grads = jax.value_and_grad(loss, has_aux=True)(params, part)
-            weights.append(weight)
-        else:
-            total, grads = jax.value_and_grad(loss)(params, part)
-            share = size / count if rule is Rule.MEAN else 1.0
-            total, grads = total * share, jax.tree_util.tree_map(lambda leaf, share=share: leaf * share, grads)
-        new = (total, grads)
-        added = new if added is None else jax.tree_util.tree_map(lambda one, other: one + other, added, new)
-    if weights:
-        sum_of = sum(weights)
-        added = jax.tree_util.tree_map(lambda leaf: leaf / sum_of, added)
-    return same(whole(params, few), added)
+    if rule is Rule.PAIR:
+        ((one, weight), grads), ((other, more), others) = first, rest
+        shares = (1 / (weight + more),) * 2
+        first, rest = (one, grads), (other, others)
+    else:
+        shares = (1 / count, 1 - 1 / count) if rule is Rule.MEAN else (1.0, 1.0)
+    return jax.tree_util.tree_map(lambda a, b: a * shares[0] + b * shares[1], first, rest)
 
 
 def same(one: Any, other: Any) -> bool:
