@@ -50,7 +50,9 @@ def scan_loss(params, batch):
     """Layers of equal size as one scan."""
     first, *layers = params
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
-    x, _ = jax.lax.scan(lambda x, layer: (jnp.tanh(x @ layer[0] + layer[1]), None), outputs([first], batch["x"]), stacked)
+    x, _ = jax.lax.scan(
+        lambda x, layer: (jnp.tanh(x @ layer[0] + layer[1]), None), outputs([first], batch["x"]), stacked
+    )
     return (x**2).mean()
 
 

@@ -58,7 +58,8 @@ def test_parts_are_told_apart_by_names_and_types():
 def test_what_the_users_own_jit_donates_is_not_counted_twice():
     step = plain_step(mean_loss, OPTIMIZER).__wrapped__
     plain, donated = (
-        outsize.estimate(jax.jit(step, donate_argnums=donate), *arguments(), device="cpu").parts for donate in ((), (0, 1))
+        outsize.estimate(jax.jit(step, donate_argnums=donate), *arguments(), device="cpu").parts
+        for donate in ((), (0, 1))
     )
     outputs = [{part.name: part.bytes for part in parts}.get("outputs", 0) for parts in (plain, donated)]
     assert outputs[0] > 10_000 and outputs[1] < 1_000
@@ -85,7 +86,9 @@ def test_nothing_is_allocated_and_a_builder_may_be_given():
     found = outsize.estimate(step, build=build, batch=16, device="cpu", budget="8GiB")
     assert found.fits and found.peak_reserved.bytes > 4 << 30
     line = found.growth[0]
-    assert line.at(32) == pytest.approx(outsize.estimate(step, build=lambda: build(32), device="cpu").peak_reserved.bytes, rel=0.01)
+    assert line.at(32) == pytest.approx(
+        outsize.estimate(step, build=lambda: build(32), device="cpu").peak_reserved.bytes, rel=0.01
+    )
     largest = found.largest[0].largest
     assert largest == pytest.approx((4 << 30) // (4 << 20), rel=0.05)
 
@@ -103,11 +106,15 @@ def test_a_card_is_judged_by_the_arena_that_xla_takes(monkeypatch):
     card = find_card("rtx4090")
     monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
     assert arena_of(card) == int(card.total * 0.75)
-    found = outsize.estimate(lambda x: x + 1, jax.ShapeDtypeStruct((2**30, 2), jnp.float32), device="tpu", card="rtx4090")
+    found = outsize.estimate(
+        lambda x: x + 1, jax.ShapeDtypeStruct((2**30, 2), jnp.float32), device="tpu", card="rtx4090"
+    )
     assert found.capacity == arena_of(card) and found.fits
     assert any("XLA_PYTHON_CLIENT_MEM_FRACTION" in note for note in found.notes)
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
-    found = outsize.estimate(lambda x: x + 1, jax.ShapeDtypeStruct((2**30, 2), jnp.float32), device="tpu", card="rtx4090")
+    found = outsize.estimate(
+        lambda x: x + 1, jax.ShapeDtypeStruct((2**30, 2), jnp.float32), device="tpu", card="rtx4090"
+    )
     assert found.fits is False
     monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
     assert arena_of(card) == card.usable
@@ -153,7 +160,8 @@ def least_compiled(function, args):
         except Exception:  # an XLA without the option
             found.append(lowered.compile().memory_analysis())
     return min(
-        one.argument_size_in_bytes + one.output_size_in_bytes + one.temp_size_in_bytes - one.alias_size_in_bytes for one in found
+        one.argument_size_in_bytes + one.output_size_in_bytes + one.temp_size_in_bytes - one.alias_size_in_bytes
+        for one in found
     )
 
 
@@ -205,6 +213,8 @@ def test_the_command_line_takes_a_step_of_jax(tmp_path):
 
 
 def test_nothing_of_jax_or_torch_is_imported_before_it_is_needed():
-    code = "import sys, outsize; outsize.estimate; outsize.fit; print([n for n in ('jax', 'torch') if n in sys.modules])"
+    code = (
+        "import sys, outsize; outsize.estimate; outsize.fit; print([n for n in ('jax', 'torch') if n in sys.modules])"
+    )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"

@@ -77,7 +77,9 @@ def _said(path: Any, shape: tuple[int, ...], said: Any) -> int | None:
     if axis is None:
         return None
     if isinstance(axis, bool) or not isinstance(axis, int):
-        raise InputError(f"batch_axis={axis!r} is no axis of an array of JAX: a number, or None for one that all samples share")
+        raise InputError(
+            f"batch_axis={axis!r} is no axis of an array of JAX: a number, or None for one that all samples share"
+        )
     if not -len(shape) <= axis < len(shape):
         if isinstance(said, dict):
             raise InputError(f"batch{jax.tree_util.keystr(path)} of shape {shape} has no axis {axis}")

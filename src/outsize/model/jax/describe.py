@@ -56,7 +56,9 @@ def _remedies(search: Search, found: Candidate) -> list[Remedy]:
         rows.append(("checkpoint", Choice(choice.slices, 0, False, choice.ordered), Exactness.ROUNDING,
                      f"jax.checkpoint over {choice.segments} segments of the loss and the bodies of its loops, {kept}"))  # fmt: skip
     if choice.ordered:
-        rows.append(("order", replace(choice, ordered=False), Exactness.ROUNDING, "XLA orders the operators for memory"))
+        rows.append(
+            ("order", replace(choice, ordered=False), Exactness.ROUNDING, "XLA orders the operators for memory")
+        )
     return [
         Remedy(
             name=name, saves=max(0, _bytes(search, without) - found.peak), known=Known.ESTIMATE,

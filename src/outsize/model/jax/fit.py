@@ -55,7 +55,11 @@ def fit(
     )  # fmt: skip
     planned = plan(request, model, batch)
     return Fitted(
-        planned, optimizer, key_of(model, batch), lambda params, other: plan(request, params, other), real and not dry_run
+        planned,
+        optimizer,
+        key_of(model, batch),
+        lambda params, other: plan(request, params, other),
+        real and not dry_run,
     )
 
 
@@ -63,7 +67,9 @@ def _check(loss: Any, optimizer: Any, own_step: bool, without: Any) -> None:
     if not callable(loss):
         raise InputError(f"fit needs a function loss(params, batch), not {type(loss).__name__}")
     if optimizer is None and not own_step:
-        raise InputError("fit of JAX needs an optimizer such as optax.adam(1e-3), or own_step=True for the gradients alone")
+        raise InputError(
+            "fit of JAX needs an optimizer such as optax.adam(1e-3), or own_step=True for the gradients alone"
+        )
     if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
         raise InputError(f"fit needs an optimizer such as optax.adam(1e-3), not {type(optimizer).__name__}")
     if not isinstance(without, tuple | list | set | frozenset):
@@ -103,7 +109,9 @@ def _device(device: Any, model: Any) -> Any:
         return device
     found = find_device(str(device)) if str(device).partition(":")[0] in PLATFORMS else None
     if found is None:
-        raise InputError(f"jax has no device {device!r} here, and bytes are known from compiling for it: leave device out")
+        raise InputError(
+            f"jax has no device {device!r} here, and bytes are known from compiling for it: leave device out"
+        )
     return found
 
 

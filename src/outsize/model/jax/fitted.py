@@ -63,13 +63,17 @@ class Fitted:
     def gradients(self, params: Any, batch: Any) -> tuple[Any, Any]:
         """(loss, gradients) of the whole batch; you update the parameters yourself."""
         if self._now.work.optimizer is not None:
-            raise InputError("this plan updates the parameters itself: call step(params, state, batch), or fit with own_step=True")
+            raise InputError(
+                "this plan updates the parameters itself: call step(params, state, batch), or fit with own_step=True"
+            )
         made: tuple[Any, Any] = self._program(params, batch)(params, batch)
         return made
 
     def _program(self, params: Any, batch: Any) -> Callable[..., Any]:
         if not self._runs:
-            raise InputError("this was only planned (dry_run=True, or shapes without contents): call outsize.fit with arrays")
+            raise InputError(
+                "this was only planned (dry_run=True, or shapes without contents): call outsize.fit with arrays"
+            )
         key = key_of(params, batch)
         if key not in self._plans:
             self._plans[key] = self._plan(params, batch)

@@ -39,7 +39,9 @@ def learn(params: Any, loss: Loss, batch: Any, axes: Axes) -> Learnt:
     if axes.rows < 2:
         return Learnt(None, "the batch has one sample", plain)
     if plain is not Rule.PAIR and _divides(params, loss, batch):
-        return Learnt(None, "the loss divides by a number that it computes from the samples: return (total, count)", plain)
+        return Learnt(
+            None, "the loss divides by a number that it computes from the samples: return (total, count)", plain
+        )
     count = min(FEW, axes.rows)
     rows = [number * (axes.rows - 1) // (count - 1) for number in range(count)]
     few = axes.take(batch, rows)

@@ -150,4 +150,3 @@ class Search:
             ]
             self._lived[choice] = follow(closed, donated).peak
         return self._lived[choice]
-

@@ -146,7 +146,9 @@ def cuts_of(jaxpr: Any, count: int) -> list[int]:
         low, high = ((number + shift) * total / count for shift in (-0.45, 0.45))
         near = [place + 1 for place, size in enumerate(reached[:-1]) if low <= size <= high]
         if near:
-            cuts.append(min(near, key=lambda place: (crossing[place], abs(reached[place - 1] - number * total / count))))
+            cuts.append(
+                min(near, key=lambda place: (crossing[place], abs(reached[place - 1] - number * total / count)))
+            )
     return sorted(set(cuts))
 
 

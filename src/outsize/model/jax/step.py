@@ -49,7 +49,9 @@ def shapes_of(work: Work, params: Any, batch: Any, axes: Axes) -> Shapes:
     """The shapes of what was given, and of the optimizer's state."""
     jax = require_jax()
     params, batch = (jax.tree_util.tree_map(shape_of, tree) for tree in (params, batch))
-    state = () if work.optimizer is None else guarded("the optimizer", lambda: jax.eval_shape(work.optimizer.init, params))
+    state = (
+        () if work.optimizer is None else guarded("the optimizer", lambda: jax.eval_shape(work.optimizer.init, params))
+    )
     return Shapes(params, state, batch, axes)
 
 
