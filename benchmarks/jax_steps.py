@@ -3,14 +3,16 @@
     python benchmarks/jax_steps.py [--out results.json] [NAME ...]
 
 For each step: the bound from the jaxpr (what is said without the device), the bytes of XLA's own buffer assignment for this
-backend, and their ratio. XLA:CPU orders operators for parallel work and takes away the barriers of `jax.checkpoint`; a card's XLA
-does neither. So the bound is compared with the better of XLA:CPU's two orders, barriers kept; what it does by default is beside it. On a card the step also runs once, and `peak_bytes_in_use` is read: set
+backend, and their ratio. XLA:CPU orders operators for parallel work and takes away the barriers of `jax.checkpoint`; a
+card's XLA does neither. So the bound is compared with the better of XLA:CPU's two orders, barriers kept; what it does by
+default is beside it. On a card the step also runs once, and `peak_bytes_in_use` is read: set
 XLA_PYTHON_CLIENT_PREALLOCATE=false and run one NAME per process, as that peak is never reset.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 
@@ -53,7 +55,7 @@ def training(loss, params, batch, optimizer=None, donate=(0, 1)):
 
 
 def dense(sizes):
-    return [(f32(a, b), f32(b)) for a, b in zip(sizes, sizes[1:], strict=False)]
+    return [(f32(a, b), f32(b)) for a, b in itertools.pairwise(sizes)]
 
 
 def mlp(params, x, act=jax.nn.relu):
@@ -105,7 +107,7 @@ def pool(x):
 
 
 def cnn_params(widths, classes=10):
-    layers = [(f32(3, 3, a, b), f32(b), f32(b)) for a, b in zip(widths, widths[1:], strict=False)]
+    layers = [(f32(3, 3, a, b), f32(b), f32(b)) for a, b in itertools.pairwise(widths)]
     return {"layers": layers, "head": f32(widths[-1], classes)}
 
 
@@ -371,7 +373,7 @@ def mixed_precision():
 def while_power_iteration():
     def power(a, x):
         def more(state):
-            i, x, change = state
+            i, _, change = state
             return (i < 100) & (change > 1e-6)
 
         def body(state):

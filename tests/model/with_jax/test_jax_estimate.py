@@ -12,7 +12,7 @@ optax = pytest.importorskip("optax", reason="optax is in the extra outsize[jax]"
 import jax.numpy as jnp  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from losses import batch_of, batch_norm_loss, mean_loss, plain_step, scan_loss, sum_loss, tanh_params  # noqa: E402
+from losses import batch_norm_loss, batch_of, mean_loss, plain_step, scan_loss, sum_loss, tanh_params  # noqa: E402
 
 import outsize  # noqa: E402
 from outsize.core.cards import find_card  # noqa: E402
@@ -180,7 +180,8 @@ def test_the_bound_is_not_below_what_xla_takes(loss, again):
 
 OPERATORS = (
     lambda x: jnp.tanh(x) * 2, jnp.sort, lambda x: x @ x.T, lambda x: jnp.cumsum(x, 0), lambda x: jnp.exp(x - x.max(0)),
-    lambda x: x.T, lambda x: jax.nn.relu(x) + x, lambda x: jnp.concatenate([x, x * 2]), lambda x: x / (1 + (x**2).sum(-1, keepdims=True)),
+    lambda x: x.T, lambda x: jax.nn.relu(x) + x, lambda x: jnp.concatenate([x, x * 2]),
+    lambda x: x / (1 + (x**2).sum(-1, keepdims=True)),
 )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The verbs for steps of JAX: `estimate` says what XLA will take, `fit` makes a step that stays inside a budget.
 
-Nothing here imports torch, and nothing outside this folder imports JAX. `private_parts` has what differs between its versions.
+Nothing here imports torch, and nothing outside this folder imports JAX. `private_parts` has what differs between its
+versions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The part of a card that XLA takes for itself when a program starts.
 
-In: a card, the environment. Out: the bytes of XLA's arena, and a sentence about it. XLA takes a fraction of the card at the start
-(0.75). Without preallocation it grows up to the same fraction. With the platform allocator there is no arena.
+In: a card, the environment. Out: the bytes of XLA's arena, and a sentence about it. XLA takes a fraction of the card at the
+start (0.75). Without preallocation it grows up to the same fraction. With the platform allocator there is no arena.
 """
 
 from __future__ import annotations

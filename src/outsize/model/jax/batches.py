@@ -1,7 +1,7 @@
 """Which axis of a batch's arrays counts samples, and slices along it.
 
-In: a batch, what the user says of its axes. Out: `Axes`. Arrays whose first axis is as long as that of the largest array are cut
-there; all others (random keys, class weights, numbers) are shared by all samples.
+In: a batch, what the user says of its axes. Out: `Axes`. Arrays whose first axis is as long as that of the largest array are
+cut there; all others (random keys, class weights, numbers) are shared by all samples.
 """
 
 from __future__ import annotations

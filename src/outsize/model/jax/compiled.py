@@ -1,7 +1,7 @@
 """What XLA itself takes for a function, by its own assignment of buffers. Nothing runs, and nothing is allocated.
 
-In: a function on arrays, shapes, donated positions, a device that is there. Out: `Compiled`. XLA allocates arguments, results and
-one block of temporaries before a program runs, so this is exact for that compilation.
+In: a function on arrays, shapes, donated positions, a device that is there. Out: `Compiled`. XLA allocates arguments,
+results and one block of temporaries before a program runs, so this is exact for that compilation.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def _remedies(search: Search, found: Candidate) -> list[Remedy]:
     if choice.segments:
         kept = "products kept" if choice.keep_products else "nothing kept"
         rows.append(("checkpoint", Choice(choice.slices, 0, False, choice.ordered), Exactness.ROUNDING,
-                     f"jax.checkpoint over {choice.segments} segments of the loss and the bodies of its loops, {kept}"))  # fmt: skip
+                     f"jax.checkpoint over {choice.segments} segments of the loss and bodies of loops, {kept}"))  # fmt: skip
     if choice.ordered:
         rows.append(
             ("order", replace(choice, ordered=False), Exactness.ROUNDING, "XLA orders the operators for memory")

@@ -1,7 +1,7 @@
 """`outsize.estimate` for a step of JAX: what XLA takes for it, or a bound where its device is not here.
 
-In: what the verb was given. Out: a `Footprint`. Nothing of the step runs, and nothing is allocated. One step is looked at: XLA
-allocates the same for every call of a compiled function.
+In: what the verb was given. Out: a `Footprint`. Nothing of the step runs, and nothing is allocated. One step is looked at:
+XLA allocates the same for every call of a compiled function.
 """
 
 from __future__ import annotations

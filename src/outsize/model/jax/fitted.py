@@ -1,7 +1,7 @@
 """A step of JAX that stays inside its budget, as the user holds it.
 
-In: a plan and its compilation. Out: `Fitted`: `init`, `step`, `gradients`. Parameters and state are donated: a step writes its results
-where they were. A batch of another size gets a plan of its own.
+In: a plan and its compilation. Out: `Fitted`: `init`, `step`, `gradients`. Parameters and state are donated: a step writes
+its results where they were. A batch of another size gets a plan of its own.
 """
 
 from __future__ import annotations

@@ -138,13 +138,13 @@ def _notes(compiled: Compiled | None, lived: Lived, device: str, card: Card | No
     notes = []
     if compiled is None:
         notes.append(
-            f"jax has no {device.partition(':')[0]} device here, so this is a bound: every array of the jaxpr from its first write to its "
-            "last read. Where the device is, XLA's own numbers are given"
+            f"jax has no {device.partition(':')[0]} device here, so this is a bound: every array of the jaxpr from its first "
+            "write to its last read. Where the device is, XLA's own numbers are given"
         )
     else:
         notes.append(
-            "exact for what XLA compiled here: arguments, results and temporaries of its own assignment; the picture and the lines "
-            "are those of the jaxpr"
+            "exact for what XLA compiled here: arguments, results and temporaries of its own assignment; the picture and "
+            "the lines are those of the jaxpr"
         )
     if card is not None and not device.startswith("cpu"):
         notes.append(arena.explain(card))

@@ -1,8 +1,9 @@
 """Which values of a program are never in memory, because XLA computes them inside the operators that read them.
 
-In: a program. Out: `Fused`: for each operator that remains, the arrays it reads and writes. The rules are those of XLA's fusion,
-as far as memory goes: a reshape is another name of its input. A cheap operator is computed anew in every reader, if all of
-them can take it in; then its inputs live as long as its readers need them. An expensive one goes into its only reader.
+In: a program. Out: `Fused`: for each operator that remains, the arrays it reads and writes. The rules are those of XLA's
+fusion, as far as memory goes: a reshape is another name of its input. A cheap operator is computed anew in every reader, if
+all of them can take it in; then its inputs live as long as its readers need them. An expensive one goes into its only
+reader.
 """
 
 from __future__ import annotations

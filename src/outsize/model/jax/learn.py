@@ -1,8 +1,8 @@
 """How the losses of slices add up, found on a few samples and in the program of the loss.
 
-In: params, a loss, a batch. Out: a rule, or why there is none. Nothing is believed: value and gradient of a few samples, spread
-over the batch, are compared with those of one of them and of the others. A mean that divides by a number computed from the samples (a mask's sum)
-may look like a mean over those few samples, so it has to give (total, count).
+In: params, a loss, a batch. Out: a rule, or why there is none. Nothing is believed: value and gradient of a few samples,
+spread over the batch, are compared with those of one of them and of the others. A mean that divides by a number computed
+from the samples (a mask's sum) may look like a mean over those few samples, so it has to give (total, count).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How much a program holds at its peak, if every array lives from its first write to its last read.
 
-In: a closed jaxpr, which arguments are donated. Out: `Lived`: bytes of arguments, results and temporaries at the highest moment,
-and memory over time. It is meant never to be below what XLA's own assignment of buffers takes: operators run in the order of
-the program, and where XLA may choose, the choice that takes more is counted.
+In: a closed jaxpr, which arguments are donated. Out: `Lived`: bytes of arguments, results and temporaries at the highest
+moment, and memory over time. It is meant never to be below what XLA's own assignment of buffers takes: operators run in the
+order of the program, and where XLA may choose, the choice that takes more is counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plans a step of JAX for one batch: learn, search, check, describe.
 
-In: a frozen request. Out: `Planned`: a plan, a choice and its compilation. A plan whose gradients differ from the plain ones on a few
-samples is not used: the remedy at fault is left out, and the plan says so.
+In: a frozen request. Out: `Planned`: a plan, a choice and its compilation. A plan whose gradients differ from the plain ones
+on a few samples is not used: the remedy at fault is left out, and the plan says so.
 """
 
 from __future__ import annotations

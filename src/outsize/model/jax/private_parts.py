@@ -1,7 +1,7 @@
 """The parts of JAX that differ between its versions or are not public, each looked for when it is used.
 
-In: an equation, a program, a name. Out: what every supported version of JAX calls by another name, or an `OutsizeError` in one
-sentence. Floor and newest version are those that the tests ran on.
+In: an equation, a program, a name. Out: what every supported version of JAX calls by another name, or an `OutsizeError` in
+one sentence. Floor and newest version are those that the tests ran on.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def line_of(equation: Any) -> str:
     except Exception:  # a private part: without it there is no line, and nothing else is lost
         return ""
     place = said.partition(" ")[0]
-    if not place or place.startswith("unknown") or place.startswith(PACKAGE):
+    if not place or place.startswith(("unknown", PACKAGE)):
         return ""
     file, _, numbers = place.partition(":")
     return f"{Path(file).name}:{numbers.partition(':')[0]}"

@@ -1,8 +1,9 @@
 """A jaxpr as one list of operators on values, calls opened up.
 
 In: a closed jaxpr. Out: `Program`: values with their bytes and operators in order. Functions inside (jit, remat, custom
-derivatives, shard_map) become part of the list, since XLA opens them too. Loops and branches stay one operator each; what they
-hold inside is asked of `inside`. Equal operators on equal values become one, and what nobody reads is dropped, as XLA does both.
+derivatives, shard_map) become part of the list, since XLA opens them too. Loops and branches stay one operator each; what
+they hold inside is asked of `inside`. Equal operators on equal values become one, and what nobody reads is dropped, as XLA
+does both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What operators of XLA take beside their operands and results.
 
-In: an operator. Out: bytes, on the safe side. A convolution is given operands in the library's own layout; sums along an axis and sorts work in a few copies.
+In: an operator. Out: bytes, on the safe side. A convolution is given operands in the library's own layout; sums along an
+axis and sorts work in a few copies.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ def beside(operator: Operator) -> int:
 def _convolution(operator: Operator) -> int:
     """Weight gradients and inputs of other layouts are transposed first."""
     numbers = operator.params["dimension_numbers"]
-    plain = [
-        tuple(spec)[0] == 0 and tuple(spec)[1] == len(tuple(spec)) - 1 for spec in (numbers.lhs_spec, numbers.out_spec)
-    ]
+    specs = [tuple(spec) for spec in (numbers.lhs_spec, numbers.out_spec)]
+    plain = [batch == 0 and features == len(rest) + 1 for batch, features, *rest in specs]
     return 0 if all(plain) else sum(value.bytes for value in (*operator.inputs, *operator.outputs))

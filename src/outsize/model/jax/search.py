@@ -1,7 +1,7 @@
 """Finds the choice that is predicted to be fastest among those that fit, and compiles few on the way.
 
-In: work, shapes, which remedies are allowed. Out: compiled candidates. The jaxpr's liveness orders the candidates: it takes a
-fraction of a second each. What it predicts is corrected by what XLA took for the plain step. Only a compilation decides.
+In: work, shapes, which remedies are allowed. Out: compiled candidates. The jaxpr's liveness orders the candidates: it takes
+a fraction of a second each. What it predicts is corrected by what XLA took for the plain step. Only a compilation decides.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """A loss whose parts are computed again in the backward pass, cut without the user's help.
 
-In: a loss, a number of segments. Out: a loss with the same value and gradient. Its jaxpr is cut into consecutive segments of about
-equal bytes, where few bytes are alive, and each runs under `jax.checkpoint`; so does the body of every loop inside.
+In: a loss, a number of segments. Out: a loss with the same value and gradient. Its jaxpr is cut into consecutive segments of
+about equal bytes, where few bytes are alive, and each runs under `jax.checkpoint`; so does the body of every loop inside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from outsize.model.jax import private_parts as parts
@@ -79,7 +80,7 @@ class _Segments:
         here: dict[Any, Any] = dict(zip(jaxpr.constvars, self.constants, strict=True))
         here.update(zip(jaxpr.invars, arrays, strict=True))
         bounds = [0, *self.cuts, len(jaxpr.eqns)]
-        for start, end in zip(bounds, bounds[1:], strict=False):
+        for start, end in pairwise(bounds):
             equations = jaxpr.eqns[start:end]
             takes, gives = _between(jaxpr, start, end)
             run = self._part(equations, takes, gives)

@@ -1,7 +1,7 @@
 """Gradients of a batch, computed slice by slice with one normaliser.
 
-In: a loss, how its slices add up, a number of slices. Out: a function (params, batch) -> (loss, gradients). The slices run in a
-`lax.scan`, so only one of them is in memory; a last, smaller slice follows where the samples do not divide.
+In: a loss, how its slices add up, a number of slices. Out: a function (params, batch) -> (loss, gradients). The slices run
+in a `lax.scan`, so only one of them is in memory; a last, smaller slice follows where the samples do not divide.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The training step that a choice stands for, compiled.
 
-In: the user's work and a choice. Out: a function on flat arrays, its shapes, and its compilation for the device, with exact bytes.
+In: the user's work and a choice. Out: a function on flat arrays, its shapes, and its compilation for the device, with exact
+bytes.
 """
 
 from __future__ import annotations
