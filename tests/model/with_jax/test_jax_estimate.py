@@ -93,6 +93,15 @@ def test_nothing_is_allocated_and_a_builder_may_be_given():
     assert largest == pytest.approx((4 << 30) // (4 << 20), rel=0.05)
 
 
+def test_arrays_that_a_step_closes_over_are_counted():
+    weights = jnp.ones((512, 512)) + jnp.arange(512.0)
+    for device in ("cpu", "tpu"):
+        found = outsize.estimate(
+            lambda x: (x @ weights).sum(), jax.ShapeDtypeStruct((8, 512), jnp.float32), device=device
+        )
+        assert found.peak_reserved.bytes >= weights.nbytes + 8 * 512 * 4
+
+
 def test_a_builder_that_looks_at_values_is_run():
     def build():
         size = int(jnp.ones(3).sum())

@@ -60,6 +60,7 @@ def test_the_peak_of_a_plan_is_that_of_what_runs():
         found.argument_size_in_bytes + found.output_size_in_bytes + found.temp_size_in_bytes - found.alias_size_in_bytes
     )
     assert fitted.plan.peak() == sizes + found.generated_code_size_in_bytes
+    assert sum(part.bytes for part in fitted.plan.steps[0].parts) == fitted.plan.peak()
 
 
 def test_without_slices_the_loss_is_cut_and_computed_again():

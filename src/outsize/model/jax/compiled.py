@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from outsize.model.jax.private_parts import require_jax
+from outsize.model.jax.program import read
 
 PLATFORMS = {"cuda": ("cuda", "gpu"), "gpu": ("gpu",), "rocm": ("rocm", "gpu"), "cpu": ("cpu",), "tpu": ("tpu",)}
 """A device as users write it -> names of JAX's backends, tried in order."""
@@ -24,13 +25,15 @@ class Compiled(NamedTuple):
     aliased: int
     """Results that are written into donated arguments."""
     code: int
+    constants: int
+    """Arrays that the function closes over, as far as the code does not hold them: newer versions keep them beside it."""
     program: Any = None
     """What runs."""
 
     @property
     def peak(self) -> int:
         """All of it together."""
-        return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
+        return self.arguments + self.outputs - self.aliased + self.temporaries + self.code + self.constants
 
 
 def find_device(device: str) -> Any | None:
@@ -55,13 +58,10 @@ def compile_for(
     with jax.default_device(device):
         lowered = jax.jit(function, donate_argnums=tuple(donated), keep_unused=keep_unused).lower(*shapes)
         made = lowered.compile(compiler_options=dict(options)) if options else lowered.compile()
-    return bytes_of(made)
-
-
-def bytes_of(made: Any) -> Compiled:
-    """The bytes of something compiled."""
     found = made.memory_analysis()
+    closed_over = sum(value.bytes for value in read(jax.make_jaxpr(function)(*shapes)).constants)
+    constants = max(0, closed_over - found.generated_code_size_in_bytes)
     return Compiled(
         found.argument_size_in_bytes, found.output_size_in_bytes, found.temp_size_in_bytes, found.alias_size_in_bytes,
-        found.generated_code_size_in_bytes, made,
+        found.generated_code_size_in_bytes, constants, made,
     )  # fmt: skip

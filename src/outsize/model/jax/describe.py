@@ -40,7 +40,11 @@ def _parts(shapes: Shapes, found: Candidate) -> tuple[Part, ...]:
         for name, tree in (("weights", shapes.params), ("optimizer state", shapes.state), ("inputs", shapes.batch))
     }
     made = found.compiled
-    sizes |= {"outputs": made.outputs - made.aliased, "temporaries": made.temporaries + made.code}
+    sizes |= {
+        "outputs": made.outputs - made.aliased,
+        "temporaries": made.temporaries + made.code,
+        "constants": made.constants,
+    }
     return tuple(Part(name=name, bytes=size, known=Known.EXACT) for name, size in sizes.items() if size)
 
 

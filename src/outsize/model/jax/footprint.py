@@ -64,7 +64,7 @@ def _parts(call: Call, lived: Lived, compiled: Compiled | None) -> tuple[Part, .
         sizes[kind] += size
     outputs, aliased = (sum(lived.outputs), lived.aliased) if compiled is None else (compiled.outputs, compiled.aliased)
     sizes["outputs"] = outputs - aliased
-    sizes["constants"] = lived.constants if compiled is None else 0  # XLA counts these as temporaries
+    sizes["constants"] = lived.constants if compiled is None else compiled.constants
     sizes["temporaries"] = lived.temporaries if compiled is None else compiled.temporaries
     sizes["code"] = 0 if compiled is None else compiled.code
     if compiled is not None:  # sharded arguments are smaller on each device than as a whole

@@ -24,7 +24,7 @@ CHEAP = {
     "ge", "select_n", "select", "clamp", "convert_element_type", "floor", "ceil", "round", "is_finite", "square",
     "shift_left", "shift_right_logical", "shift_right_arithmetic", "iota", "broadcast_in_dim", "transpose", "slice", "pad",
     "rev", "dynamic_slice", "real", "imag", "complex", "conj", "split", "integer_pow", "copy", "population_count", "clz",
-    "eq_to", "le_to", "lt_to", "rng_bit_cheap", "nextafter", "broadcast",
+    "eq_to", "le_to", "lt_to", "nextafter", "broadcast",
 }  # fmt: skip
 EXPENSIVE = {
     "div", "rem", "exp", "exp2", "expm1", "log", "log1p", "tanh", "logistic", "pow", "sqrt", "rsqrt", "cbrt", "sin", "cos", "tan",

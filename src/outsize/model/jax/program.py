@@ -2,13 +2,13 @@
 
 In: a closed jaxpr. Out: `Program`: values with their bytes and operators in order. Functions inside (jit, remat, custom
 derivatives, shard_map) become part of the list, since XLA opens them too. Loops and branches stay one operator each; what
-they hold inside is asked of `inside`. Equal operators on equal values become one, and what nobody reads is dropped, as XLA
+they hold inside is found by `liveness`. Equal operators on equal values become one, and what nobody reads is dropped, as XLA
 does both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,7 +81,6 @@ class _Reader:
         self.known: dict[Any, list[Value]] = {}
         """Operator with its inputs -> its results: the same again is the same value."""
         self.constants: dict[int, Value] = {}
-        self.barriers = 0
 
     def read(self, closed: Any) -> Program:
         jaxpr = parts.inner_jaxpr(closed)
@@ -178,7 +177,6 @@ class _Reader:
 
     def _barrier(self, inputs: list[Value]) -> list[Value]:
         """The same values under other names, so that what is computed again is not taken for what was computed before."""
-        self.barriers += 1
         outputs = [Value(value.bytes, value.line, "optimization_barrier") for value in inputs]
         made = Operator("optimization_barrier", inputs, outputs)
         for value in outputs:
@@ -204,7 +202,3 @@ def _without_dead(program: Program) -> Program:
             needed.update(id(value) for value in operator.inputs)
     program.operators = kept[::-1]
     return program
-
-
-Inside = Callable[[Any], int]
-"""A closed jaxpr -> bytes that it holds at its peak beside its inputs and outputs."""
