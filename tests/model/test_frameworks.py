@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+import sys
 import types
 
 import pytest
 import torch
 
+import outsize
 from outsize.model.frameworks import framework_of
 
 
@@ -95,3 +97,17 @@ def test_closures_are_looked_into():
         return lambda batch: weights_of(1, batch)
 
     assert framework_of(make()) == "jax"
+
+
+def uses_jax(x):
+    import jax
+
+    return jax.numpy.sum(x)
+
+
+def test_a_framework_that_is_missing_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax", None)  # as if it were not installed
+    for call in (lambda: outsize.estimate(uses_jax, 1.0), lambda: outsize.fit({}, uses_jax, None, {})):
+        with pytest.raises(outsize.OutsizeError, match=r"outsize\[jax\]") as caught:
+            call()
+        assert "\n" not in str(caught.value)

@@ -166,8 +166,8 @@ def _from_function(args: argparse.Namespace, common: dict[str, Any]) -> Any:
             )
         return found
 
-    def step(function: Callable[..., Any], *rest: Any) -> None:
-        function(*rest)
+    def step(function: Callable[..., Any], *rest: Any) -> Any:
+        return function(*rest)
 
     step.__name__ = args.target
     if takes:

@@ -13,9 +13,12 @@ from outsize.core.memory import Part
 from outsize.core.units import format_bytes
 from outsize.report.layout import ByWidth, make_table
 
-COLOURS = ("blue", "bright_blue", "magenta", "cyan", "white", "green", "yellow", "red")
-MARKS = "WBGOIATw"
-"""A letter for each kind, so that the chart can be read without colour."""
+MARKS = {
+    "weights": ("W", "blue"), "buffers": ("B", "bright_blue"), "gradients": ("G", "magenta"), "optimizer state": ("O", "cyan"),
+    "inputs": ("I", "white"), "activations": ("A", "green"), "temporaries": ("T", "yellow"), "workspace": ("w", "red"),
+    "outputs": ("R", "green"), "constants": ("C", "bright_blue"), "code": ("c", "magenta"),
+}  # fmt: skip
+"""Kind -> a letter, so that the chart can be read without colour, and a colour."""
 HEIGHT = 12
 """Rows of the picture."""
 MARGIN = 14
@@ -122,7 +125,7 @@ def _picture(footprint: Footprint, columns: int) -> Group:
         floor = top * (level - 0.5) / HEIGHT
         text = Text(f"{format_bytes(round(top * level / HEIGHT)):>12} │")
         for layers in timeline:
-            mark, colour = _cell(layers, floor)
+            mark, colour = _cell(footprint.kinds, layers, floor)
             text.append(mark, style=colour)
         rows.append(text)
     axis = Text(" " * (MARGIN - 1) + "└" + "─" * len(timeline))
@@ -139,12 +142,12 @@ def _squeezed(timeline: tuple[Layers, ...], most: int) -> list[Layers]:
     return [max(run, key=lambda layers: (layers.total, layers.reserved)) for run in runs]
 
 
-def _cell(layers: Layers, floor: float) -> tuple[str, str]:
+def _cell(kinds: tuple[str, ...], layers: Layers, floor: float) -> tuple[str, str]:
     reached = 0
-    for number, size in enumerate(layers.bytes):
+    for kind, size in zip(kinds, layers.bytes, strict=True):
         reached += size
         if reached >= floor:
-            return MARKS[number], COLOURS[number]
+            return MARKS[kind]
     return ("·", "dim") if layers.reserved >= floor else (" ", "")
 
 
@@ -161,10 +164,8 @@ def _phases(timeline: list[Layers]) -> Text:
 
 def _legend(footprint: Footprint) -> Text:
     seen = [any(layers.bytes[i] for layers in footprint.timeline) for i in range(len(footprint.kinds))]
-    kinds = [(number, kind) for number, kind in enumerate(footprint.kinds) if seen[number]]
-    entries = [
-        Text(f"{MARKS[number]} {kind}".replace(" ", "\N{NO-BREAK SPACE}"), COLOURS[number]) for number, kind in kinds
-    ]
+    kinds = [kind for kind, there in zip(footprint.kinds, seen, strict=True) if there]
+    entries = [Text(f"{MARKS[kind][0]} {kind}".replace(" ", "\N{NO-BREAK SPACE}"), MARKS[kind][1]) for kind in kinds]
     return Text("  ").join([*entries, Text("·\N{NO-BREAK SPACE}reserved", style="dim")])
 
 

@@ -12,14 +12,16 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
-from outsize.core.cards import CARDS
+from outsize.core.cards import CARDS, Card
 from outsize.core.errors import InputError
 from outsize.core.footprint import Growth, Largest
 from outsize.core.noun import Known
 from outsize.model.estimation.pressure import gets_through
 from outsize.model.estimation.replayed_steps import ReplayedSteps
 
-Play = Callable[[int], ReplayedSteps]
+Played = ReplayedSteps | int
+"""A replay, or the bytes that have to fit where those are all that is known."""
+Play = Callable[[int], Played]
 
 SAFETY = (0.99, 1.0)
 """Parts of the capacity. The likely replay must fit into each of them: memory jumps with the addresses of blocks. A
@@ -36,7 +38,7 @@ def fit(name: str, play: Play, at: int, peak: int) -> Growth | None:
     """How the reserved peak grows with a size that is `at` now, where it is `peak`; None where no other size is accepted."""
     below = _first_accepted(play, [size for size in (at // 2, at // 2 + 1, at - 2) if 0 < size < at])
     above = _first_accepted(play, [2 * at, at + 2, at + 1])
-    reserved = {size: replayed.likely.peak.reserved for size, replayed in (*below, *above)} | {at: peak}
+    reserved = {size: _reserved(played) for size, played in (*below, *above)} | {at: peak}
     if len(reserved) == 1:
         return None
     smaller, larger = min(reserved), max(reserved)
@@ -45,15 +47,19 @@ def fit(name: str, play: Play, at: int, peak: int) -> Growth | None:
     error = _error(line, at, peak)
     if error > STRAIGHT and at >= 4:
         curve = _parabola(name, [(size, reserved[size]) for size in (smaller, at, larger)])
-        for between, replayed in _first_accepted(play, [at + at // 2, at + at // 4]):
-            reserved[between] = replayed.likely.peak.reserved
+        for between, played in _first_accepted(play, [at + at // 2, at + at // 4]):
+            reserved[between] = _reserved(played)
             off = _error(curve, between, reserved[between])
             if off < _error(line, between, reserved[between]):
                 line, error = curve, off
     return dataclasses.replace(line, traced=tuple(sorted(reserved.items())), error=error)
 
 
-def _first_accepted(play: Play, sizes: list[int]) -> list[tuple[int, ReplayedSteps]]:
+def _reserved(played: Played) -> int:
+    return played if isinstance(played, int) else played.likely.peak.reserved
+
+
+def _first_accepted(play: Play, sizes: list[int]) -> list[tuple[int, Played]]:
     """The first of some sizes that the user's code accepts, with its replay; empty if it rejects all."""
     for size in sizes:
         try:
@@ -88,12 +94,14 @@ MOST = 2**20
 """The largest batch that is reported. If a step hardly grows, its line means nothing beyond this."""
 
 
-def largest(growth: Growth, place: Place | None, play: Play) -> tuple[Largest, ...]:
-    """The largest batch in the place that the user named, by tracing, and on each other common card, by the fitted
-    growth."""
+def largest(
+    growth: Growth, place: Place | None, play: Play, room: Callable[[Card], int] = lambda card: card.usable
+) -> tuple[Largest, ...]:
+    """The largest batch in the place that the user named, by tracing, and on each other common card, by the fitted growth.
+    `room`: bytes of a card that a step may use."""
     rows = [
         Largest(
-            place=known.name, capacity=known.usable, size="batch", largest=_last(growth, known.usable), next_needs=None,
+            place=known.name, capacity=room(known), size="batch", largest=_last(growth, room(known)), next_needs=None,
             known=Known.ESTIMATE,
         )
         for known in CARDS
@@ -142,7 +150,7 @@ def search(place: str, capacity: int, play: Play, guess: int, unit: int = 1) -> 
             continue
         else:
             unit = _unit(tried[0][0], size, unit)
-            high, needs = tried[0][0], tried[0][1].likely.peak.reserved
+            high, needs = tried[0][0], _reserved(tried[0][1])
         near = max(unit, high - max(unit, high // 16 // unit * unit))
         size = near if low == 0 and near > low else _middle(low, high, unit)
         if size <= low or size >= high:
@@ -161,8 +169,10 @@ def _middle(low: int, high: int, unit: int) -> int:
     return max(unit, (low + (high - low) // 2) // unit * unit)
 
 
-def fits(replayed: ReplayedSteps, capacity: int) -> bool:
+def fits(replayed: Played, capacity: int) -> bool:
     """True if the step fits after the allocator has given back its cache."""
+    if isinstance(replayed, int):
+        return replayed <= capacity
     return all(gets_through(replayed.events, int(capacity * part), most=False) for part in SAFETY)
 
 

@@ -1,0 +1,91 @@
+"""The plan of a fitted step of JAX as the user reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from outsize.core.failure import Exactness, Remedy
+from outsize.core.fitting import FitPlan, Neighbour
+from outsize.core.memory import Allowance, Part
+from outsize.core.noun import Known
+from outsize.core.plan import Peak, Step
+from outsize.model.jax.choice import Choice, slow_down
+from outsize.model.jax.private_parts import bytes_of, require_jax
+from outsize.model.jax.search import Candidate, Search
+from outsize.model.jax.step import Shapes
+
+
+def describe(search: Search, found: Candidate, allowance: Allowance, notes: Sequence[str]) -> FitPlan:
+    """Peaks, remedies with what each saves, and the choices beside this one."""
+    own = search.work.optimizer is None
+    return FitPlan(
+        name=f"{'gradients' if own else 'training step'} of {search.shapes.axes.rows} samples",
+        steps=(
+            Step(
+                name="gradients" if own else "step",
+                peaks=(Peak(pool=allowance.pool, bytes=found.peak, known=Known.EXACT),), parts=_parts(search.shapes, found),
+            ),
+        ),
+        budgets=(allowance,), smallest=None, remedies=tuple(_remedies(search, found)), slow_down=slow_down(found.choice),
+        plain=search.plain.peak, away=0, place="host", cheaper=_neighbour(search, found, cheaper=True),
+        smaller=_neighbour(search, found, cheaper=False), notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _parts(shapes: Shapes, found: Candidate) -> tuple[Part, ...]:
+    jax = require_jax()
+    sizes = {
+        name: sum(bytes_of(leaf) or 0 for leaf in jax.tree_util.tree_leaves(tree))
+        for name, tree in (("weights", shapes.params), ("optimizer state", shapes.state), ("inputs", shapes.batch))
+    }
+    made = found.compiled
+    sizes |= {
+        "outputs": made.outputs - made.aliased,
+        "temporaries": made.temporaries + made.code,
+        "constants": made.constants,
+    }
+    return tuple(Part(name=name, bytes=size, known=Known.EXACT) for name, size in sizes.items() if size)
+
+
+def _remedies(search: Search, found: Candidate) -> list[Remedy]:
+    """Those in use; what one saves is known where the choice without it was compiled."""
+    choice, rows = found.choice, []
+    if choice.slices > 1:
+        size = -(-search.shapes.axes.rows // choice.slices)
+        rows.append(("slices", Choice(1, choice.segments, choice.keep_products, choice.ordered), Exactness.ROUNDING,
+                     f"{choice.slices} slices of {size} samples in a lax.scan, one normaliser"))  # fmt: skip
+    if choice.segments:
+        kept = "products kept" if choice.keep_products else "nothing kept"
+        rows.append(("checkpoint", Choice(choice.slices, 0, False, choice.ordered), Exactness.ROUNDING,
+                     f"jax.checkpoint over {choice.segments} segments of the loss and bodies of loops, {kept}"))  # fmt: skip
+    if choice.ordered:
+        rows.append(
+            ("order", replace(choice, ordered=False), Exactness.ROUNDING, "XLA orders the operators for memory")
+        )
+    return [
+        Remedy(
+            name=name, saves=max(0, _bytes(search, without) - found.peak), known=Known.ESTIMATE,
+            costs=f"+{100 * (slow_down(choice) - slow_down(without)):.0f} % time", exactness=exactness, how=how,
+        )
+        for name, without, exactness, how in rows
+    ]  # fmt: skip
+
+
+def _bytes(search: Search, choice: Choice) -> int:
+    known = search.tried.get(choice)
+    return known.peak if known is not None else search.predict(choice)
+
+
+def _neighbour(search: Search, found: Candidate, cheaper: bool) -> Neighbour | None:
+    """The next faster compiled choice that is larger, or the next smaller one that is slower."""
+    time, rows = slow_down(found.choice), [one for one in search.tried.values() if one.choice != found.choice]
+    if cheaper:
+        beside = [one for one in rows if slow_down(one.choice) <= time and one.peak > found.peak]
+        best = max(beside, key=lambda one: (slow_down(one.choice), -one.peak), default=None)
+    else:
+        beside = [one for one in rows if one.peak < found.peak]
+        best = min(beside, key=lambda one: (slow_down(one.choice), one.peak), default=None)
+    if best is None:
+        return None
+    return Neighbour(name=str(best.choice), peak=best.peak, slow_down=slow_down(best.choice), traced=True)

@@ -1,0 +1,130 @@
+"""`outsize.fit` for JAX: parameters, a loss, an optax optimizer, one batch and a budget in; a jitted step inside it out.
+
+Each candidate's bytes are XLA's own for its compilation, so a plan is exact before anything runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outsize.core.errors import InputError
+from outsize.core.memory import HOST, Allowance, Pool
+from outsize.core.units import parse_bytes
+from outsize.machine import current_budget
+from outsize.model.jax.choice import KEYS
+from outsize.model.jax.compiled import PLATFORMS, find_device
+from outsize.model.jax.fitted import Fitted, key_of
+from outsize.model.jax.planner import Request, plan
+from outsize.model.jax.private_parts import require_jax
+
+
+def fit(
+    model: Any,
+    loss: Any,
+    optimizer: Any,
+    batch: Any,
+    *,
+    budget: int | str | None = None,
+    device: Any = None,
+    host: int | str | None = None,
+    weights: Any = None,
+    allow: str = "exact",
+    own_step: bool = False,
+    clip: float | None = None,
+    scaler: Any = None,
+    without: tuple[str, ...] = (),
+    batch_axis: Any = None,
+    dry_run: bool = False,
+) -> Fitted:
+    """Make a step of JAX run inside `budget` bytes of its device: parameters, gradients, optimizer state, batch and temporaries.
+
+    `model` is a pytree of parameters, `loss(params, batch)` gives a scalar or (total, count), `optimizer` is optax's.
+    `without` names remedies not to use: slices, checkpoint, order.
+    """
+    jax = require_jax()
+    _check(loss, optimizer, own_step, without)
+    _refuse(host=host, weights=weights, clip=clip, scaler=scaler, allow=None if allow == "exact" else allow)
+    leaves = jax.tree_util.tree_leaves((model, batch))
+    if not jax.tree_util.tree_leaves(model):
+        raise InputError("the parameters have no arrays: there is nothing to fit")
+    real = not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
+    there = _device(device, model)
+    request = Request(
+        params=model, loss=loss, optimizer=None if own_step else optimizer, device=there, allowance=_allowance(budget, there),
+        without=frozenset(without), batch_axis=batch_axis, real=real,
+    )  # fmt: skip
+    planned = plan(request, model, batch)
+    return Fitted(
+        planned,
+        optimizer,
+        key_of(model, batch),
+        lambda params, other: plan(request, params, other),
+        real and not dry_run,
+    )
+
+
+def _check(loss: Any, optimizer: Any, own_step: bool, without: Any) -> None:
+    if not callable(loss):
+        raise InputError(f"fit needs a function loss(params, batch), not {type(loss).__name__}")
+    if optimizer is None and not own_step:
+        raise InputError(
+            "fit of JAX needs an optimizer such as optax.adam(1e-3), or own_step=True for the gradients alone"
+        )
+    if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise InputError(f"fit needs an optimizer such as optax.adam(1e-3), not {type(optimizer).__name__}")
+    if not isinstance(without, tuple | list | set | frozenset):
+        raise InputError(f"without={without!r} is no tuple of remedies: without=('slices',) leaves one out")
+    unknown = [name for name in without if name not in KEYS]
+    if unknown:
+        raise InputError(f"without names {unknown[0]!r}, which is no remedy for JAX: one of {', '.join(KEYS)}")
+
+
+MEANINGLESS = {
+    "host": "parameters of JAX stay on their device",
+    "weights": "parameters of JAX stay on their device",
+    "clip": "put optax.clip_by_global_norm into the optimizer",
+    "scaler": "scale the loss in your own function",
+    "allow": "every remedy for JAX is exact",
+}
+"""Options of torch's fit -> what to do instead."""
+
+
+def _refuse(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"{name}={value!r} means nothing for JAX: {MEANINGLESS[name]}")
+
+
+def _device(device: Any, model: Any) -> Any:
+    """The one device that the step is compiled for."""
+    jax = require_jax()
+    if device is None:
+        held = {
+            one for leaf in jax.tree_util.tree_leaves(model) for one in getattr(getattr(leaf, "sharding", None), "device_set", ())
+        }  # fmt: skip
+        if len(held) > 1:
+            raise InputError(f"the parameters are on {len(held)} devices: fit of JAX works on one")
+        return held.pop() if held else jax.devices()[0]
+    if hasattr(device, "platform"):
+        return device
+    found = find_device(str(device)) if str(device).partition(":")[0] in PLATFORMS else None
+    if found is None:
+        raise InputError(
+            f"jax has no device {device!r} here, and bytes are known from compiling for it: leave device out"
+        )
+    return found
+
+
+def _allowance(budget: int | str | None, device: Any) -> Allowance:
+    on_host = device.platform == "cpu"
+    pool = HOST if on_host else Pool(kind="device", index=device.id)
+    if budget is not None:
+        return Allowance(pool=pool, bytes=parse_bytes(budget), reason="set by you")
+    if on_host:
+        found = current_budget().host
+        reason = "what is available"
+    else:
+        found, reason = (device.memory_stats() or {}).get("bytes_limit"), "XLA's arena"
+    if found is None:
+        raise InputError(f"nothing is known about the memory of {device}: give a budget, such as budget='16GiB'")
+    return Allowance(pool=pool, bytes=found, reason=reason)

@@ -1,0 +1,89 @@
+"""A step of JAX that stays inside its budget, as the user holds it.
+
+In: a plan and its compilation. Out: `Fitted`: `init`, `step`, `gradients`. Parameters and state are donated: a step writes
+its results where they were. A batch of another size gets a plan of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from outsize.core.errors import InputError
+from outsize.core.fitting import FitPlan
+from outsize.model.jax.arguments import shape_of
+from outsize.model.jax.choice import Choice
+from outsize.model.jax.planner import Planned
+from outsize.model.jax.private_parts import require_jax
+
+Plan = Callable[[Any, Any], Planned]
+"""(params, batch) -> a plan."""
+
+
+class Fitted:
+    """What `outsize.fit` returns for a loss of JAX."""
+
+    def __init__(self, planned: Planned, optimizer: Any, shapes: Any, plan: Plan, runs: bool) -> None:
+        self._now, self._optimizer, self._plan, self._runs = planned, optimizer, plan, runs
+        self._plans: dict[Any, Planned] = {shapes: planned}
+        """Shapes of params and batch -> the plan for them."""
+
+    @property
+    def plan(self) -> FitPlan:
+        """How a step runs, with its exact peak; that of the batch that ran last."""
+        return self._now.plan
+
+    @property
+    def choice(self) -> Choice:
+        """The decisions as plain data."""
+        return self._now.choice
+
+    @property
+    def measured(self) -> int | None:
+        """Most bytes in use on the device since the program began, where its backend counts them (cards do, CPUs do not)."""
+        stats = self._now.work.device.memory_stats()
+        return None if not stats else int(stats["peak_bytes_in_use"])
+
+    def __repr__(self) -> str:
+        return str(self.plan)
+
+    def init(self, params: Any) -> Any:
+        """The optimizer's first state."""
+        if self._optimizer is None:
+            raise InputError("this was fitted without an optimizer: give one to outsize.fit, or keep your own state")
+        return self._optimizer.init(params)
+
+    def step(self, params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
+        """One training step: (params, state, loss). What was given for params and state is donated, so use the new ones."""
+        if self._now.work.optimizer is None:
+            raise InputError("this was fitted with own_step=True: call gradients(params, batch) and update yourself")
+        made: tuple[Any, Any, Any] = self._program(params, batch)(params, state, batch)
+        return made
+
+    def gradients(self, params: Any, batch: Any) -> tuple[Any, Any]:
+        """(loss, gradients) of the whole batch; you update the parameters yourself."""
+        if self._now.work.optimizer is not None:
+            raise InputError(
+                "this plan updates the parameters itself: call step(params, state, batch), or fit with own_step=True"
+            )
+        made: tuple[Any, Any] = self._program(params, batch)(params, batch)
+        return made
+
+    def _program(self, params: Any, batch: Any) -> Callable[..., Any]:
+        if not self._runs:
+            raise InputError(
+                "this was only planned (dry_run=True, or shapes without contents): call outsize.fit with arrays"
+            )
+        key = key_of(params, batch)
+        if key not in self._plans:
+            self._plans[key] = self._plan(params, batch)
+        self._now = self._plans[key]
+        program: Callable[..., Any] = self._now.candidate.compiled.program
+        return program
+
+
+def key_of(params: Any, batch: Any) -> Any:
+    """The shapes of arguments, as a key."""
+    jax = require_jax()
+    leaves, tree = jax.tree_util.tree_flatten((params, batch))
+    return tree, tuple((tuple(shape.shape), str(shape.dtype)) for shape in map(shape_of, leaves))

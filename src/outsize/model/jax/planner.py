@@ -1,0 +1,101 @@
+"""Plans a step of JAX for one batch: learn, search, check, describe.
+
+In: a frozen request. Out: `Planned`: a plan, a choice and its compilation. A plan whose gradients differ from the plain ones
+on a few samples is not used: the remedy at fault is left out, and the plan says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from outsize.core.errors import BudgetError, OutsizeError
+from outsize.core.fitting import FitPlan
+from outsize.core.memory import Allowance
+from outsize.core.units import format_bytes
+from outsize.model.jax.batches import Axes, read_axes
+from outsize.model.jax.choice import Choice
+from outsize.model.jax.describe import describe
+from outsize.model.jax.learn import Learnt, learn, same
+from outsize.model.jax.private_parts import require_jax
+from outsize.model.jax.search import Candidate, Search
+from outsize.model.jax.slices import Loss
+from outsize.model.jax.step import Work, gradients_for, shapes_of
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for, checked."""
+
+    params: Any
+    loss: Loss
+    optimizer: Any
+    """None where the user updates the parameters."""
+    device: Any
+    allowance: Allowance
+    without: frozenset[str]
+    batch_axis: Any
+    real: bool
+    """Arrays have contents, so that gradients can be compared."""
+
+
+class Planned(NamedTuple):
+    """A plan that was settled."""
+
+    plan: FitPlan
+    choice: Choice
+    candidate: Candidate
+    axes: Axes
+    work: Work
+
+
+def plan(request: Request, params: Any, batch: Any) -> Planned:
+    """The plan for a batch; a `BudgetError` with the smallest budget that works where none fits."""
+    axes = read_axes(batch, request.batch_axis)
+    learnt = _learn(request, params, batch, axes)
+    notes = [learnt.why if learnt.rule is not None else f"not used: slices: {learnt.why}"]
+    forbidden = request.without | (frozenset() if learnt.rule is not None else frozenset({"slices"}))
+    while True:
+        work = Work(request.loss, request.optimizer, learnt.rule or learnt.plain, request.device)
+        search = Search(work, shapes_of(work, params, batch, axes), forbidden)
+        found = search.find(request.allowance.bytes)
+        if found is None:
+            raise _refused(search, request.allowance, notes)
+        fault = _fault(request, work, params, batch, axes, found.choice)
+        if fault is None:
+            return Planned(describe(search, found, request.allowance, notes), found.choice, found, axes, work)
+        notes.append(f"not used: {fault}: its gradients are not the plain ones on a few samples")
+        forbidden |= {fault}
+
+
+def _learn(request: Request, params: Any, batch: Any, axes: Axes) -> Learnt:
+    if "slices" in request.without or not request.real:
+        few = learn(params, request.loss, batch, replace(axes, rows=1))
+        why = "you left them out" if "slices" in request.without else "the arrays have no contents to try them on"
+        return Learnt(None, why, few.plain)
+    return learn(params, request.loss, batch, axes)
+
+
+def _fault(request: Request, work: Work, params: Any, batch: Any, axes: Axes, choice: Choice) -> str | None:
+    """`checkpoint` where its gradients differ from the plain ones on two samples; slices were compared when they were learnt."""
+    if not request.real or not choice.segments:
+        return None
+    jax = require_jax()
+    few, small = axes.take(batch, [0, axes.rows - 1][: axes.rows]), replace(axes, rows=min(2, axes.rows))
+    plain, again = (
+        jax.jit(gradients_for(work, small, one))(params, few)
+        for one in (Choice(), replace(choice, slices=1, ordered=False))
+    )
+    return None if same(plain, again) else "checkpoint"
+
+
+def _refused(search: Search, allowance: Allowance, notes: list[str]) -> OutsizeError:
+    least = search.least()
+    shown = describe(search, least, allowance, notes)
+    return BudgetError(
+        f"{shown.name}: no plan holds less than {format_bytes(least.peak)} of {allowance.pool}, the budget is "
+        f"{format_bytes(allowance.bytes)}; the smallest budget that works is {format_bytes(least.peak)} ({least.peak} bytes: "
+        f"{least.choice})",
+        needed=least.peak, budget=allowance.bytes, smallest=least.peak, culprit=shown.steps[0].name,
+        plan=replace(shown, smallest=least.peak),
+    )  # fmt: skip

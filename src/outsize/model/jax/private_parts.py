@@ -1,0 +1,108 @@
+"""The parts of JAX that differ between its versions or are not public, each looked for when it is used.
+
+In: an equation, a program, a name. Out: what every supported version of JAX calls by another name, or an `OutsizeError` in
+one sentence. Floor and newest version are those that the tests ran on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+from typing import Any
+
+from outsize.core.errors import OutsizeError
+
+FLOOR = "0.4.30"
+"""The oldest JAX that was tried."""
+PACKAGE = str(Path(__file__).parents[2])
+
+
+def require_jax() -> Any:
+    """The package, or one sentence that says how to get it."""
+    try:
+        import jax
+    except ImportError:
+        raise OutsizeError(
+            "this step is JAX's, and jax is not installed here: pip install 'outsize[jax]' (a card needs jax[cuda12])"
+        ) from None
+    if not hasattr(jax, "jit"):  # a folder of that name, not the package
+        raise OutsizeError("the jax that Python finds here is not JAX: pip install 'outsize[jax]'")
+    return jax
+
+
+def is_literal(atom: Any) -> bool:
+    """True for a constant that is written in the program itself."""
+    return hasattr(atom, "val")
+
+
+def is_dropped(var: Any) -> bool:
+    """True for a result that nobody reads."""
+    return type(var).__name__ == "DropVar"
+
+
+def inner_jaxpr(thing: Any) -> Any:
+    """The bare jaxpr of a closed one, or itself."""
+    return getattr(thing, "jaxpr", thing)
+
+
+def constants_of(thing: Any) -> list[Any]:
+    """The values that a closed jaxpr carries."""
+    return list(getattr(thing, "consts", ()))
+
+
+def bytes_of(aval: Any) -> int | None:
+    """Bytes of a value of this shape; None where a size is not a number, 0 for tokens."""
+    shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+    if shape is None or dtype is None:
+        return 0
+    if not all(isinstance(size, int) for size in shape):
+        try:
+            shape = tuple(int(size) for size in shape)
+        except Exception:  # symbolic dimensions raise errors of their own
+            return None
+    return int(math.prod(shape)) * element_bytes(dtype)
+
+
+def element_bytes(dtype: Any) -> int:
+    """Bytes of one element, of a random key those of its words."""
+    implementation = getattr(dtype, "_impl", None)
+    if implementation is not None:
+        return 4 * int(math.prod(implementation.key_shape))
+    if getattr(dtype, "name", "") == "float0":
+        return 0
+    return int(dtype.itemsize)
+
+
+def bind(equation: Any, values: list[Any]) -> list[Any]:
+    """Run one equation on values, with the user's line on it."""
+    params = equation.primitive.get_bind_params(equation.params)
+    functions: Any = ()
+    if isinstance(params, tuple):  # up to 0.7: functions beside the parameters
+        functions, params = params
+    try:
+        from jax._src import source_info_util
+
+        info = equation.source_info
+        names = source_info_util.current_name_stack() + info.name_stack
+        line: Any = source_info_util.user_context(info.traceback, name_stack=names)
+    except Exception:  # a private part: without it there is no line, and nothing else is lost
+        line = contextlib.nullcontext()
+    with line:
+        found = equation.primitive.bind(*functions, *values, **params)
+    return list(found) if equation.primitive.multiple_results else [found]
+
+
+def line_of(equation: Any) -> str:
+    """`train.py:12` of the user's line, empty where nobody knows."""
+    try:
+        from jax._src import source_info_util
+
+        said = str(source_info_util.summarize(equation.source_info))
+    except Exception:  # a private part: without it there is no line, and nothing else is lost
+        return ""
+    place = said.partition(" ")[0]
+    if not place or place.startswith(("unknown", PACKAGE)):
+        return ""
+    file, _, numbers = place.partition(":")
+    return f"{Path(file).name}:{numbers.partition(':')[0]}"

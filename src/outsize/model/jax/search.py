@@ -1,0 +1,152 @@
+"""Finds the choice that is predicted to be fastest among those that fit, and compiles few on the way.
+
+In: work, shapes, which remedies are allowed. Out: compiled candidates. The jaxpr's liveness orders the candidates: it takes
+a fraction of a second each. What it predicts is corrected by what XLA took for the plain step. Only a compilation decides.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+from typing import NamedTuple
+
+from outsize.core.errors import InputError
+from outsize.model.jax.choice import Choice, slow_down
+from outsize.model.jax.compiled import Compiled
+from outsize.model.jax.liveness import follow
+from outsize.model.jax.private_parts import require_jax
+from outsize.model.jax.step import Shapes, Work, arguments_of, compile_step, donated_of, step_for
+
+SEGMENTS = (1, 2, 4, 8, 16, 32)
+SLACK = 1.1
+"""A candidate that is predicted to be this much above the budget is compiled all the same."""
+ORDER_SAVES = 1.35
+"""Another order is tried for a candidate that is at most this much above the budget."""
+LEAST = 4
+"""Candidates that are compiled to find the smallest budget that works."""
+
+
+class Candidate(NamedTuple):
+    """A choice that was compiled."""
+
+    choice: Choice
+    compiled: Compiled
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the peak."""
+        return self.compiled.peak
+
+
+class Search:
+    """All choices for one batch."""
+
+    def __init__(self, work: Work, shapes: Shapes, forbidden: frozenset[str]) -> None:
+        self.work, self.shapes, self.forbidden = work, shapes, forbidden
+        self.tried: dict[Choice, Candidate] = {}
+        self._lived: dict[Choice, int] = {}
+        self.plain = self.compile(Choice())
+
+    def compile(self, choice: Choice) -> Candidate:
+        """A choice with its bytes, compiled once."""
+        if choice not in self.tried:
+            self.tried[choice] = Candidate(choice, compile_step(self.work, self.shapes, choice))
+        return self.tried[choice]
+
+    def find(self, budget: int) -> Candidate | None:
+        """The candidate that is predicted to be fastest among those inside the budget; None where none was found."""
+        if self.plain.peak <= budget:
+            return self.plain
+        heap: list[tuple[float, bool, Choice]] = [(slow_down(again), False, again) for again in self._agains()]
+        if self._can_order:
+            heap.append((slow_down(Choice(ordered=True)), True, Choice(ordered=True)))
+        heapq.heapify(heap)
+        while heap:
+            _, ready, choice = heapq.heappop(heap)
+            if not ready:  # how many slices it needs is only asked when its turn comes
+                slices = self._first_slices(choice, budget)
+                following = None if slices is None else self._with(choice, slices)
+            else:
+                found = self.compile(choice)
+                if found.peak <= budget:
+                    return found
+                following = self._next(found, budget)
+            if following is not None:
+                heapq.heappush(heap, (slow_down(following), True, following))
+        found = self.least()
+        return found if found.peak <= budget else None
+
+    def least(self) -> Candidate:
+        """The smallest that was found; which are compiled for it does not depend on a budget."""
+        most = max(self._slices())
+        rows = [self._with(again, most) for again in self._agains()]
+        rows.sort(key=lambda choice: (self.predict(choice), slow_down(choice)))
+        for choice in rows[:LEAST]:
+            self.compile(choice)
+            if self._can_order:
+                self.compile(replace(choice, ordered=True))
+        return min(self.tried.values(), key=lambda one: (one.peak, slow_down(one.choice)))
+
+    # levels
+
+    @property
+    def _can_order(self) -> bool:
+        return "order" not in self.forbidden and self.work.device.platform == "cpu"
+
+    def _slices(self) -> list[int]:
+        """1, 2, 4, ... up to one sample each."""
+        if "slices" in self.forbidden:
+            return [1]
+        rows = self.shapes.axes.rows
+        return [*(2**power for power in range(rows.bit_length()) if 2**power < rows), rows]
+
+    def _agains(self) -> list[Choice]:
+        """What may be computed again, with all other decisions plain."""
+        if "checkpoint" in self.forbidden:
+            return [Choice()]
+        kept = [Choice(segments=1, keep_products=True), Choice(segments=8, keep_products=True)]
+        return [Choice(), *kept, *(Choice(segments=count) for count in SEGMENTS)]
+
+    def _with(self, again: Choice, slices: int) -> Choice:
+        return Choice(slices, again.segments, again.keep_products, again.ordered)
+
+    def _first_slices(self, again: Choice, budget: int) -> int | None:
+        """The fewest slices with which a choice is predicted to fit, by halving."""
+        levels = self._slices()
+        low, high = 0, len(levels)
+        while low < high:
+            middle = (low + high) // 2
+            if self.predict(self._with(again, levels[middle])) <= budget * SLACK:
+                high = middle
+            else:
+                low = middle + 1
+        return levels[low] if low < len(levels) else None
+
+    def _next(self, found: Candidate, budget: int) -> Choice | None:
+        """The same with the operators in another order, if that may be enough; then with more slices."""
+        choice = found.choice
+        if self._can_order and not choice.ordered and found.peak <= budget * ORDER_SAVES:
+            return replace(choice, ordered=True)
+        levels = self._slices()
+        place = levels.index(choice.slices) + 1
+        return self._with(replace(choice, ordered=False), levels[place]) if place < len(levels) else None
+
+    def predict(self, choice: Choice) -> int:
+        """Bytes by liveness, corrected by what XLA took for the plain step."""
+        ratio = self.plain.peak / max(1, self._bytes(Choice()))
+        return int(self._bytes(choice) * min(1.0, ratio))
+
+    def _bytes(self, choice: Choice) -> int:
+        if choice not in self._lived:
+            jax = require_jax()
+            arguments = arguments_of(self.work, self.shapes)
+            try:
+                closed = jax.make_jaxpr(step_for(self.work, self.shapes.axes, choice))(*arguments)
+            except Exception as error:
+                raise InputError(f"the step of {choice} cannot be traced: {type(error).__name__}: {error}") from error
+            given = donated_of(self.work)
+            donated = [
+                number in given for number, tree in enumerate(arguments) for _ in jax.tree_util.tree_leaves(tree)
+            ]
+            self._lived[choice] = follow(closed, donated).peak
+        return self._lived[choice]

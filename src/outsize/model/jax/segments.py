@@ -1,0 +1,177 @@
+"""A loss whose parts are computed again in the backward pass, cut without the user's help.
+
+In: a loss, a number of segments. Out: a loss with the same value and gradient. Its jaxpr is cut into consecutive segments of
+about equal bytes, where few bytes are alive, and each runs under `jax.checkpoint`; so does the body of every loop inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from outsize.model.jax import private_parts as parts
+from outsize.model.jax.program import CALLS
+from outsize.model.jax.slices import Loss
+
+OPENED = ("pjit", "jit", "closed_call", "core_call", "xla_call")
+"""Calls that are opened up, so that there are places to cut."""
+
+
+def recomputed(loss: Loss, segments: int, keep_products: bool) -> Loss:
+    """The loss, cut into segments that are computed again."""
+    jax = parts.require_jax()
+    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if keep_products else None
+
+    def run(params: Any, batch: Any) -> Any:
+        leaves, tree = jax.tree_util.tree_flatten((params, batch))
+        shape: list[Any] = []
+
+        def flat(*arrays: Any) -> list[Any]:
+            result = loss(*jax.tree_util.tree_unflatten(tree, arrays))
+            found, made = jax.tree_util.tree_flatten(result)
+            shape[:] = [made]
+            return found  # type: ignore[no-any-return]
+
+        opened = jax.make_jaxpr(lambda *arrays: _open(jax.make_jaxpr(flat)(*arrays), arrays))(*leaves)
+        results = _Segments(opened, segments, policy).run(leaves)
+        return jax.tree_util.tree_unflatten(shape[0], results)
+
+    return run
+
+
+def _open(closed: Any, arrays: Sequence[Any]) -> list[Any]:
+    """Evaluate a jaxpr with its calls opened up."""
+    return _evaluate(parts.inner_jaxpr(closed), parts.constants_of(closed), arrays, _bind_open)
+
+
+def _bind_open(equation: Any, values: list[Any]) -> list[Any]:
+    if equation.primitive.name in OPENED:
+        return _open(equation.params[CALLS[equation.primitive.name]], values)
+    return parts.bind(equation, values)
+
+
+Bind = Callable[[Any, list[Any]], list[Any]]
+
+
+def _evaluate(jaxpr: Any, constants: Sequence[Any], arrays: Sequence[Any], bind: Bind) -> list[Any]:
+    here: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+    here.update(zip(jaxpr.invars, arrays, strict=True))
+    for equation in jaxpr.eqns:
+        _step(equation, here, bind)
+    return [atom.val if parts.is_literal(atom) else here[atom] for atom in jaxpr.outvars]
+
+
+def _step(equation: Any, here: dict[Any, Any], bind: Bind) -> None:
+    values = [atom.val if parts.is_literal(atom) else here[atom] for atom in equation.invars]
+    here.update(zip(equation.outvars, bind(equation, values), strict=True))
+
+
+class _Segments:
+    """A jaxpr, cut."""
+
+    def __init__(self, closed: Any, count: int, policy: Any) -> None:
+        self.jaxpr, self.constants, self.policy = parts.inner_jaxpr(closed), parts.constants_of(closed), policy
+        self.cuts = cuts_of(self.jaxpr, count)
+
+    def run(self, arrays: Sequence[Any]) -> list[Any]:
+        """Evaluate segment by segment."""
+        jax, jaxpr = parts.require_jax(), self.jaxpr
+        here: dict[Any, Any] = dict(zip(jaxpr.constvars, self.constants, strict=True))
+        here.update(zip(jaxpr.invars, arrays, strict=True))
+        bounds = [0, *self.cuts, len(jaxpr.eqns)]
+        for start, end in pairwise(bounds):
+            equations = jaxpr.eqns[start:end]
+            takes, gives = _between(jaxpr, start, end)
+            run = self._part(equations, takes, gives)
+            if end < len(jaxpr.eqns) or not self.cuts or self.policy is not None:  # the last is needed at once
+                run = jax.checkpoint(run, policy=self.policy)
+            here.update(zip(gives, run(*(here[var] for var in takes)), strict=True))
+        return [atom.val if parts.is_literal(atom) else here[atom] for atom in jaxpr.outvars]
+
+    def _part(self, equations: Sequence[Any], takes: list[Any], gives: list[Any]) -> Callable[..., list[Any]]:
+        def run(*values: Any) -> list[Any]:
+            here = dict(zip(takes, values, strict=True))
+            for equation in equations:
+                _step(equation, here, self._bind)
+            return [here[var] for var in gives]
+
+        return run
+
+    def _bind(self, equation: Any, values: list[Any]) -> list[Any]:
+        """A loop's body is computed again round by round."""
+        if equation.primitive.name != "scan":
+            return parts.bind(equation, values)
+        jax, params = parts.require_jax(), equation.params
+        constants, carry = params["num_consts"], params["num_carry"]
+        closed = params["jaxpr"]
+
+        def body(state: Any, row: Any) -> tuple[list[Any], list[Any]]:
+            made = _evaluate(
+                parts.inner_jaxpr(closed), parts.constants_of(closed), [*values[:constants], *state, *row], self._bind
+            )
+            return made[:carry], made[carry:]
+
+        again = jax.checkpoint(body, prevent_cse=False, policy=self.policy)
+        state, rows = jax.lax.scan(
+            again, values[constants : constants + carry], values[constants + carry :], length=params["length"],
+            reverse=params["reverse"], unroll=params["unroll"],
+        )  # fmt: skip
+        return [*state, *rows]
+
+
+def _between(jaxpr: Any, start: int, end: int) -> tuple[list[Any], list[Any]]:
+    """What a segment takes from before it, and gives to those behind it."""
+    made = {var for equation in jaxpr.eqns[start:end] for var in equation.outvars if not parts.is_dropped(var)}
+    used = [atom for equation in jaxpr.eqns[start:end] for atom in equation.invars if not parts.is_literal(atom)]
+    takes = [var for var in dict.fromkeys(used) if var not in made]
+    later = {atom for equation in jaxpr.eqns[end:] for atom in equation.invars if not parts.is_literal(atom)}
+    later |= {atom for atom in jaxpr.outvars if not parts.is_literal(atom)}
+    ordered = [var for equation in jaxpr.eqns[start:end] for var in equation.outvars]
+    return takes, [var for var in ordered if var in made and var in later]
+
+
+def cuts_of(jaxpr: Any, count: int) -> list[int]:
+    """Where to cut into `count` segments: near equal bytes written, at the narrowest place around."""
+    equations = jaxpr.eqns
+    if count <= 1 or len(equations) < 2:
+        return []
+    sizes = [sum(parts.bytes_of(var.aval) or 0 for var in equation.outvars) for equation in equations]
+    crossing = _crossing(jaxpr)
+    total, written, reached = sum(sizes) or 1, 0, []
+    for size in sizes:
+        written += size
+        reached.append(written)
+    cuts: list[int] = []
+    for number in range(1, count):
+        low, high = ((number + shift) * total / count for shift in (-0.45, 0.45))
+        near = [place + 1 for place, size in enumerate(reached[:-1]) if low <= size <= high]
+        if near:
+            cuts.append(
+                min(near, key=lambda place: (crossing[place], abs(reached[place - 1] - number * total / count)))
+            )
+    return sorted(set(cuts))
+
+
+def _crossing(jaxpr: Any) -> list[int]:
+    """Bytes of values that are made before each place and read behind it; arguments are there anyway."""
+    last: dict[Any, int] = {}
+    for place, equation in enumerate(jaxpr.eqns):
+        for atom in equation.invars:
+            if not parts.is_literal(atom):
+                last[atom] = place
+    for atom in jaxpr.outvars:
+        if not parts.is_literal(atom):
+            last[atom] = len(jaxpr.eqns)
+    change = [0] * (len(jaxpr.eqns) + 2)
+    for place, equation in enumerate(jaxpr.eqns):
+        for var in equation.outvars:
+            if var in last:
+                size = parts.bytes_of(var.aval) or 0
+                change[place + 1] += size
+                change[last[var] + 1] -= size
+    alive, found = 0, []
+    for difference in change:
+        alive += difference
+        found.append(alive)
+    return found

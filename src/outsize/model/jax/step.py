@@ -1,0 +1,109 @@
+"""The training step that a choice stands for, compiled.
+
+In: the user's work and a choice. Out: a function on flat arrays, its shapes, and its compilation for the device, with exact
+bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outsize.model.jax.arguments import guarded, shape_of
+from outsize.model.jax.batches import Axes
+from outsize.model.jax.choice import Choice
+from outsize.model.jax.compiled import Compiled, compile_for
+from outsize.model.jax.private_parts import require_jax
+from outsize.model.jax.segments import recomputed
+from outsize.model.jax.slices import Gradients, Loss, Rule, sliced
+
+KEEPS = {"xla_disable_hlo_passes": "cse_barrier_expander,optimization-barrier-expander"}
+"""XLA:CPU takes away the barriers of `jax.checkpoint` and then finds that it has computed the same before."""
+ORDERS = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+"""XLA:CPU orders for parallel work unless told otherwise; on a card XLA orders for memory anyway."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the user gave."""
+
+    loss: Loss
+    optimizer: Any
+    """None where the user updates the parameters."""
+    rule: Rule
+    """How the loss is called, or how its slices add up."""
+    device: Any
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Arguments of a step without contents."""
+
+    params: Any
+    state: Any
+    batch: Any
+    axes: Axes
+
+
+def shapes_of(work: Work, params: Any, batch: Any, axes: Axes) -> Shapes:
+    """The shapes of what was given, and of the optimizer's state."""
+    jax = require_jax()
+    params, batch = (jax.tree_util.tree_map(shape_of, tree) for tree in (params, batch))
+    state = (
+        () if work.optimizer is None else guarded("the optimizer", lambda: jax.eval_shape(work.optimizer.init, params))
+    )
+    return Shapes(params, state, batch, axes)
+
+
+def gradients_for(work: Work, axes: Axes, choice: Choice) -> Gradients:
+    """(params, batch) -> (loss, gradients) by a choice."""
+    loss = recomputed(work.loss, choice.segments, choice.keep_products) if choice.segments else work.loss
+    return sliced(loss, work.rule, axes, choice.slices)
+
+
+def step_for(work: Work, axes: Axes, choice: Choice) -> Callable[..., Any]:
+    """(params, state, batch) -> (params, state, loss); without an optimizer (params, batch) -> (loss, gradients)."""
+    gradients = gradients_for(work, axes, choice)
+    if work.optimizer is None:
+        return gradients
+    tree = require_jax().tree_util
+
+    def step(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
+        loss, grads = gradients(params, batch)
+        changes, state = work.optimizer.update(grads, state, params)
+        params = tree.tree_map(lambda leaf, change: (leaf + change).astype(leaf.dtype), params, changes)
+        return params, state, loss
+
+    return step
+
+
+def arguments_of(work: Work, shapes: Shapes) -> tuple[Any, ...]:
+    """In the order of the step's own arguments."""
+    return (shapes.params, shapes.batch) if work.optimizer is None else (shapes.params, shapes.state, shapes.batch)
+
+
+def donated_of(work: Work) -> tuple[int, ...]:
+    """Arguments whose memory the results take over."""
+    return () if work.optimizer is None else (0, 1)
+
+
+def compile_step(work: Work, shapes: Shapes, choice: Choice) -> Compiled:
+    """The compilation of a choice."""
+    step, arguments = step_for(work, shapes.axes, choice), arguments_of(work, shapes)
+    for options in _options(work, choice):
+        try:
+            return compile_for(work.device, step, arguments, donated_of(work), options)
+        except Exception as error:  # an XLA that does not know an option says so before it compiles
+            if not any(word in str(error) for word in ("option", "flag", "xla_cpu", "xla_disable")):
+                raise
+    return guarded("the step", lambda: compile_for(work.device, step, arguments, donated_of(work)))  # type: ignore[no-any-return]
+
+
+def _options(work: Work, choice: Choice) -> Sequence[dict[str, str]]:
+    """Options for XLA, those that may be unknown to an older one first."""
+    if work.device.platform != "cpu":
+        return ()
+    keeps = KEEPS if choice.segments else {}
+    tried = [keeps | ORDERS] if choice.ordered else []
+    return [options for options in (*tried, keeps) if options]
