@@ -77,9 +77,9 @@ class Session:
         """Run a kernel over a tensor; the kernel and the share of the chunks that it saw."""
         work = StreamPass(tensor.node, axis, make(), current(), sample)
         sized = size_stream(work, self.room, self.packed)
-        self.packed = max(self.packed, sized.packed)
         step = sized.step(self._resident())
         self.add(self._on_disk(step, note))
+        self.packed = max(self.packed, sized.packed)  # a pass that does not fit has taken nothing
         if self.dry:
             return work.kernel, work.share(sized)
         stage = self.checkpoint.next()

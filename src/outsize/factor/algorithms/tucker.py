@@ -25,7 +25,7 @@ from outsize.factor.algorithms.found import Found, room_for
 from outsize.factor.algorithms.ranks import Key, Survey
 from outsize.factor.algorithms.request import Request
 from outsize.factor.algorithms.rounding import Rounded, round_train, round_tucker, split_train, tucker_bytes
-from outsize.factor.algorithms.sampling import finite
+from outsize.factor.algorithms.sampling import finite, gram_bytes
 from outsize.factor.algorithms.session import Session
 from outsize.factor.algorithms.shrink import Shrunk, gram_survey, one_thread, shrink, survey, unknown, working
 from outsize.factor.algorithms.tensor import Tensor
@@ -180,9 +180,12 @@ def brought(session: Session, tensor: Tensor, takes: int, what: str) -> Iterator
 
 
 def _most_packing(session: Session, tensor: Tensor) -> int:
-    """What BLAS has taken at most, whatever passes came before: it copies parts of matrices, none larger than the tensor."""
+    """What BLAS has taken at most, whatever passes came before: it copies parts of matrices, none
+    larger than the tensor or than a Gram matrix that fits half of the room."""
     threads = max(1, min(cores(), session.host // current().thread_room))
-    return packing(tensor.size, tensor.size, 1, working(tensor)).total(1, threads)
+    wide = working(tensor)
+    largest = max(tensor.size, session.host // (2 * gram_bytes(1, wide)))
+    return packing(largest, largest, 1, wide).total(1, threads)
 
 
 @dataclass(frozen=True, slots=True)
