@@ -166,8 +166,9 @@ def least_compiled(function, args):
     for options in (KEEPS, KEEPS | ORDERS):
         try:
             found.append(lowered.compile(compiler_options=options).memory_analysis())
-        except Exception:  # an XLA without the option
-            found.append(lowered.compile().memory_analysis())
+        except Exception as error:
+            assert "No such compile option" in str(error)
+            pytest.skip("this XLA:CPU cannot order for memory, as a card's XLA does")
     return min(
         one.argument_size_in_bytes + one.output_size_in_bytes + one.temp_size_in_bytes - one.alias_size_in_bytes
         for one in found

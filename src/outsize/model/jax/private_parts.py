@@ -13,8 +13,8 @@ from typing import Any
 
 from outsize.core.errors import OutsizeError
 
-FLOOR = "0.4.30"
-"""The oldest JAX that was tried."""
+FLOOR = "0.7.0"
+"""The oldest JAX that was tried; the newest is 0.10.2."""
 PACKAGE = str(Path(__file__).parents[2])
 
 
@@ -78,7 +78,7 @@ def bind(equation: Any, values: list[Any]) -> list[Any]:
     """Run one equation on values, with the user's line on it."""
     params = equation.primitive.get_bind_params(equation.params)
     functions: Any = ()
-    if isinstance(params, tuple):  # up to 0.7: functions beside the parameters
+    if isinstance(params, tuple):  # up to 0.7 or so: functions beside the parameters
         functions, params = params
     try:
         from jax._src import source_info_util
