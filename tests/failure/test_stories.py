@@ -134,6 +134,7 @@ def test_growth_comes_before_the_batch():
     name, how = first(f"{LOG}\nthe process was killed by the system after two hours")
     assert name == CauseName.LEAK
     assert "buffers" in how
+    assert "buffers" in first(f"one rank on a GPU node\n{LOG}\nthe process was killed by the system after two hours")[1]
     for story in (EPOCHS, "GPU usage has been increasing with every epoch. "):
         name, how = first(f"training\n{story}\nRuntimeError: CUDA out of memory after some epochs")
         assert name == CauseName.LEAK

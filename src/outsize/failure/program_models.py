@@ -19,8 +19,9 @@ MODELS: tuple[Program, ...] = (
             in_ram("close what else holds RAM, enlarge the swap or page file, or take a smaller model",
                    "fp8 or GGUF weights of the same model; --cache-none when ComfyUI is started", "slower")),
     program("AUTOMATIC1111's webui",
-            r"(?is)\A(?!.*(?:\bforge\b|sd\.?next|text-generation|comfyui|fooocus|sygil|dreambooth)).*?(?:stable[- ]diffusion[- ]web-?ui|\ba1111\b|"
-            r"automatic1111|webui-user|\bwebui\.(?:py|sh|bat)\b|modules[/\\](?:processing|sd_\w{1,30}|txt2img|img2img|call_queue)\.py|"
+            r"(?is)\A(?!.*(?:\bforge\b|sd\.?next|text-generation|comfyui|fooocus|sygil|dreambooth)).*?"
+            r"(?:stable[- ]diffusion[- ]web-?ui|\ba1111\b|automatic1111|webui-user|\bwebui\.(?:py|sh|bat)\b|"
+            r"modules[/\\](?:processing|sd_\w{1,30}|txt2img|img2img|call_queue)\.py|"
             r"extensions-builtin|(?:installation of|bug in the|version of the) webui)",
             on_device("a smaller picture, enlarged afterwards, and weights that come to the card when they are needed",
                       "512 x 512, then Extras > upscale; COMMANDLINE_ARGS=--medvram --opt-sdp-attention   # in webui-user, or "

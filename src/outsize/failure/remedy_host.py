@@ -137,7 +137,8 @@ def who_sent_it(case: Case) -> Iterator[Remedy]:
 
 def stop_growing(case: Case) -> Iterator[Remedy]:
     """RAM that a log shows rising."""
-    if case.rise is None or case.place != "cpu" or case.watched:
+    in_ram = case.place == "cpu" or case.failure.extra.get("signal") == "Killed"
+    if case.rise is None or not in_ram or case.watched:
         return
     how = "fewer workers, smaller shuffle and prefetch buffers, queues with a length"
     if case.may_be_python:
