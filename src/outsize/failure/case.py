@@ -21,6 +21,7 @@ from outsize.core.spec import Spec
 from outsize.failure import signs
 from outsize.failure.advice import BITWISE, Framework
 from outsize.failure.framework import ALLOCATOR_SETTINGS, VARIABLES, framework
+from outsize.failure.growth import rise
 from outsize.failure.message.clean import clean
 from outsize.failure.program import Program
 from outsize.failure.program_table import managers_of, places_of, programs_of
@@ -31,6 +32,8 @@ CONTEXT = 3 * 2**29
 PAGES = 1 << 16
 """Bytes that an allocation of whole pages may take beside what was asked for."""
 
+_MANY_ROWS = 5_000_000
+"""Rows that a table of ordinary size does not have."""
 SMALL = 64 * 2**20
 """A request below this many bytes is never the whole story."""
 
@@ -268,7 +271,20 @@ class Case:
         room = self.failure.limit_bytes or self.failure.total_bytes
         if room is None or self.failure.total_bytes is None or room >= 2**57:
             return room if room is None or room < 2**57 else self.failure.total_bytes
-        return max(0, min(room, self.failure.total_bytes - (self.others or 0)))
+        return max(0, min(room, self.failure.total_bytes - (self.others or 0), self.reach or room))
+
+    @cached_property
+    def reach(self) -> int | None:
+        """Bytes that the framework's allocator had or could have had: its own and what was free. The rest of the device is
+        held by others, by contexts and by libraries."""
+        free, held = self.failure.free_bytes, self.held
+        return None if not free or not held or max(free, held) >= 2**57 else free + held
+
+    @cached_property
+    def beside(self) -> int:
+        """Bytes of the device out of the allocator's reach where they are most of it; 0 otherwise."""
+        total = self.failure.total_bytes or 0
+        return total - self.reach if self.reach and 2 * self.reach < total and self.on_torch_gpu else 0
 
     @property
     def on_host(self) -> bool:
@@ -307,14 +323,38 @@ class Case:
     @cached_property
     def grows(self) -> bool:
         """True where the text says that it went well for a while: something is kept that should be let go."""
-        return signs.GROWS.search(self.text) is not None
+        return self.rise is not None or signs.GROWS.search(self.text) is not None
+
+    @cached_property
+    def rise(self) -> tuple[int, int] | None:
+        """Bytes at the start and at the end of a log in the text that shows memory rising."""
+        return rise(self.text)
+
+    @cached_property
+    def spared_by_limit(self) -> bool:
+        """True where the text shows that its container did not kill it."""
+        return signs.SPARED.search(self.text) is not None
+
+    @cached_property
+    def multiplies(self) -> bool:
+        """True where the rows of a table were multiplied: by a function that does it, or as little became much."""
+        shape = self.failure.shape
+        if not self.on_host or shape is None or max(shape, default=0) < _MANY_ROWS:
+            return False
+        return any(sign.search(self.text) is not None for sign in (signs.MULTIPLIES, signs.LITTLE))
+
+    @property
+    def shows_torch(self) -> bool:
+        """True where PyTorch computes on a card, as the message or the words around it show."""
+        told = self.failure.framework == "unknown" and self.place == "cuda"
+        return self.on_torch_gpu or (told and signs.TORCH.search(self.text) is not None)
 
     @property
     def place(self) -> str:
         """Kind of device whose memory ran out, `cpu` for RAM."""
         kind = (self.failure.device or "").partition(":")[0]
         used = (
-            self.format in ("told", "said", "said-otherwise")
+            self.format in ("told", "said", "said-otherwise", "contiguous")
             and self.work is not Work.UNKNOWN
             and signs.RAM.search(self.text) is None
         )

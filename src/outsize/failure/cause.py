@@ -99,13 +99,19 @@ def true_need(case: Case) -> Cause | None:
             if missing
             else f"only {said(case.slack)} of its cache were unused, and in pieces"
         )
+        beside = (
+            f" {said(case.beside)} of the card are neither free nor PyTorch's: other processes, the desktop, contexts."
+            if case.beside
+            else ""
+        )
         return make_cause(
             CauseName.TRUE_NEED,
             f"PyTorch's live tensors take {said(case.failure.allocated_bytes)} of "
-            f"{said(case.failure.total_bytes)} and {said(need)} more do not fit: {counted}.{small}"
+            f"{said(case.failure.total_bytes)} and {said(need)} more do not fit: {counted}.{small}{beside}"
             if case.on_torch_gpu and case.failure.allocated_bytes is not None
             else f"{said(held)} are in use, {said(free)} free, and {said(need)} were asked for: "
             f"{said(case.gap)} are missing.",
+            decide=case.who_holds if case.beside else "",
         )
     total = case.failure.total_bytes
     if need is not None and free is None and held is not None and total is not None and held + need > total:
@@ -174,6 +180,7 @@ RULES: tuple[Rule, ...] = (
     cause_device.watermark,
     cause_device.prealloc,
     cause_host.heap,
+    cause_host.multiplied,
     cause_host.broadcast,
     hardly_meant,
     larger_than_device,
@@ -190,6 +197,7 @@ RULES: tuple[Rule, ...] = (
     cause_device.graph_pools,
     cause_host.rlimit,
     cause_host.small_request,
+    cause_host.grown,
     cause_host.signal,
     true_need,
     unsaid,
@@ -226,7 +234,7 @@ def _usual_suspects(case: Case) -> Iterator[Cause]:
         yield make_cause(CauseName.OTHER_PROCESS, "Another process holds part of the card.", decide=case.who_holds)
     if case.format in ("cuda-bare", "runtime-2"):
         yield make_cause(CauseName.OTHER_PROCESS, "Another process holds part of the card.", decide=case.who_holds)
-    if case.on_host or case.failure.extra.get("signal") == "Killed":
+    if (case.on_host or case.failure.extra.get("signal") == "Killed") and not case.spared_by_limit:
         text = "A container, a job or `ulimit` allows less than the machine has."
         yield make_cause(CauseName.LIMIT, text, decide="`outsize memory` inside that container or job")
     starts = case.failure.framework == "vllm"  # it takes its share of the card when it starts, once

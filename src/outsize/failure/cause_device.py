@@ -217,17 +217,21 @@ def refused_block(case: Case) -> Cause | None:
 
 def kept(case: Case) -> Cause | None:
     """It went well for a while: each step keeps something, or the largest batch came late."""
-    if not case.grows or not case.on_torch_gpu or case.work not in (Work.TRAINS, Work.EVALUATES, Work.UNKNOWN):
+    if not case.grows or case.work not in (Work.TRAINS, Work.EVALUATES, Work.UNKNOWN):
+        return None
+    if not (case.shows_torch or (case.on_device and case.failure.framework == "cuda")):
         return None
     if case.strangers or (case.others or 0) > 0.4 * (
         case.failure.total_bytes or 2**63
     ):  # that much others do not grow into
         return None
+    look = "torch.cuda.memory_allocated()" if case.shows_torch else case.tool
+    shown = "" if case.rise is None else f", its memory rising from {said(case.rise[0])} to {said(case.rise[1])}"
     return make_cause(
         CauseName.LEAK,
-        "It fitted at first and failed later: each step, or each validation, keeps something on the card (a loss with its graph, "
-        "outputs in a list), or the longest batch came late.",
-        decide="torch.cuda.memory_allocated() after each step: rising is a leak, flat and then a jump is a large batch",
+        f"It fitted at first and failed later{shown}: each step, or each validation, keeps something on the card (a loss with "
+        "its graph, outputs in a list), or the longest batch came late.",
+        decide=f"{look} after each step: rising is a leak, flat and then a jump is a large batch",
     )
 
 

@@ -19,6 +19,12 @@ def broadcast(case: Case) -> Cause | None:
     if pair is None or need is None or (not case.on_host and case.failure.framework != "tensorflow"):
         return None
     first, second = pair
+    if case.makes_dense:
+        return make_cause(
+            CauseName.TRUE_NEED,
+            f"A sparse matrix of shape {shape} is written out with all its zeros: {said(need)}.",
+            decide="how many of its numbers are not zero: x.nnz",
+        )
     limit = case.reading.host.total if case.reading else None
     if need < (limit or 16 * 2**30) / 2:
         return None
@@ -45,6 +51,20 @@ def broadcast(case: Case) -> Cause | None:
             decide="print the shapes of the operands, or the padding, just before the call",
         )
     return None
+
+
+def multiplied(case: Case) -> Cause | None:
+    """A table of a few rows that became one of millions."""
+    shape, need = case.failure.shape, case.need
+    if not case.multiplies or shape is None or case.makes_dense:
+        return None
+    size = "" if need is None else f" ({said(need)})"
+    return make_cause(
+        CauseName.BROADCAST,
+        f"A table became {max(shape):,} rows long{size}: rows were multiplied. A join whose keys repeat, a "
+        "cross product, or several columns of lists that are exploded one after the other do that.",
+        decide="len(df) before and after each of these calls",
+    )
 
 
 def outer_product(case: Case) -> Cause | None:
@@ -212,6 +232,19 @@ def machine_kill(case: Case) -> Cause | None:
     return None
 
 
+def grown(case: Case) -> Cause | None:
+    """A process that a log shows growing until it was ended."""
+    if case.rise is None or not (case.on_host or case.failure.extra.get("signal") == "Killed"):
+        return None
+    ended = ", and then it was killed" if case.failure.extra.get("signal") == "Killed" else ""
+    return make_cause(
+        CauseName.LEAK,
+        f"The log shows its memory rising from {said(case.rise[0])} to {said(case.rise[1])}{ended}: something in RAM grows "
+        "without a bound (a queue, a buffer of the data loader, a list), or one input is far larger than the others.",
+        decide="what the program did in the lines where it begins to rise",
+    )
+
+
 def signal(case: Case) -> Cause | None:
     """SIGKILL without a word."""
     if case.failure.extra.get("signal") != "Killed":
@@ -222,6 +255,14 @@ def signal(case: Case) -> Cause | None:
             "A worker process is gone without a word of its own: as a rule the kernel killed it because RAM, or the container's "
             "limit, was full. Any other error of a worker stands further up in the log.",
             decide=DMESG,
+        )
+    if case.spared_by_limit:
+        return make_cause(
+            CauseName.KILLED,
+            "The process was ended by SIGKILL, and not by its container's limit: OOMKilled is false. The kernel of the host "
+            "does that when the whole machine is full; so does whoever stops containers (`docker stop` after its grace "
+            "period, a health check, an update of the daemon).",
+            decide="the host's kernel log and the daemon's at that minute",
         )
     return make_cause(
         CauseName.KILLED,

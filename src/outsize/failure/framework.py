@@ -56,6 +56,7 @@ _FEWER_BINS = Advice(
     "max_bin=63   # LightGBM; XGBoost: QuantileDMatrix(x, y, max_bin=64), larger data: ExtMemQuantileDMatrix",
     (NEED, FULL), "coarser splits", APPROXIMATE)
 _ON_THE_CPU = Advice("train on the CPU, where the data fits", 'device="cpu"', (NEED, FULL), "slower", ROUNDING)
+_FIRST_TENSORFLOW = r"\b201[5-8]-[01][0-9]-[0-3][0-9] |\btf\.Session\(|ConfigProto\("
 _SMALLER_BATCH = Advice(
     "a smaller batch", "batch_size = 16   # half of yours",
     (NEED, FULL, CauseName.LARGER_THAN_DEVICE, CauseName.MEMORY_FRACTION), "more steps", ROUNDING)
@@ -112,7 +113,11 @@ FRAMEWORKS: dict[str, Framework] = {
                    (NEED, FULL, CauseName.LARGER_THAN_DEVICE), "less detail", APPROXIMATE),
             Advice("let TensorFlow, this one and any other on the card, take memory as it needs it",
                    "TF_FORCE_GPU_ALLOW_GROWTH=true python train.py", (NEED, OTHERS, CauseName.PREALLOCATION),
-                   variable="TF_FORCE_GPU_ALLOW_GROWTH", done="true", place="cuda"),
+                   variable="TF_FORCE_GPU_ALLOW_GROWTH", done="true", place="cuda", already=_FIRST_TENSORFLOW),
+            Advice("let TensorFlow, this one and any other on the card, take memory as it needs it",
+                   "config.gpu_options.allow_growth = True   # tf.Session(config=config); from 1.14 on also "
+                   "TF_FORCE_GPU_ALLOW_GROWTH=true", (NEED, OTHERS, CauseName.PREALLOCATION), place="cuda",
+                   only=_FIRST_TENSORFLOW, already=r"allow_growth\W{1,4}True"),
         )),
     "jax": Framework(
         title="JAX", accelerated=True,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from outsize.core.failure import CauseName, Exactness
 from outsize.failure.advice import APPROXIMATE, HOST_CAUSES, Advice
+from outsize.failure.signs import SPARED
 from outsize.failure.work import Work
 
 KILLS = (CauseName.KILLED, CauseName.LIMIT, CauseName.MACHINE)
@@ -54,7 +55,7 @@ def on_device(
 
 def where_it_ran(name: str, how: str, costs: str = "nothing") -> Advice:
     """A way out for a program that was killed where it ran."""
-    return Advice(name, how, KILLS, costs, place="cpu")
+    return Advice(name, how, KILLS, costs, place="cpu", already=SPARED.pattern)
 
 
 def in_ram(

@@ -18,6 +18,18 @@ MODELS: tuple[Program, ...] = (
             r"(?i)comfy[/\\_ ]?ui(?![/\\]\.?v?env)|\bcomfy[/\\.]|KSampler|VAEDecode|UNETLoader|unloading all loaded models",
             in_ram("close what else holds RAM, enlarge the swap or page file, or take a smaller model",
                    "fp8 or GGUF weights of the same model; --cache-none when ComfyUI is started", "slower")),
+    program("AUTOMATIC1111's webui",
+            r"(?is)\A(?!.*(?:\bforge\b|sd\.?next|text-generation|comfyui|fooocus|sygil|dreambooth)).*?"
+            r"(?:stable[- ]diffusion[- ]web-?ui|\ba1111\b|automatic1111|webui-user|\bwebui\.(?:py|sh|bat)\b|"
+            r"modules[/\\](?:processing|sd_\w{1,30}|txt2img|img2img|call_queue)\.py|"
+            r"extensions-builtin|(?:installation of|bug in the|version of the) webui)",
+            on_device("a smaller picture, enlarged afterwards, and weights that come to the card when they are needed",
+                      "512 x 512, then Extras > upscale; COMMANDLINE_ARGS=--medvram --opt-sdp-attention   # in webui-user, or "
+                      "after launch.py", "slower", *_USING, Work.UNKNOWN, already=r"--(?:med|low)vram"),
+            on_device("a smaller picture, one at a time, decoded in tiles",
+                      "512 x 512, batch 1, Tiled VAE; COMMANDLINE_ARGS=--lowvram   # --medvram alone is not enough", "slower",
+                      *_USING, Work.UNKNOWN,
+                      already=r"--lowvram")),
     program("Fooocus", r"(?i)fooocus|entry_with_update",
             on_device("let Fooocus keep its weights in RAM", "python launch.py --always-low-vram", "slower",
                       exactness=BITWISE, without=("mps",))),

@@ -29,6 +29,7 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
     CauseName.WARNING: (),
     CauseName.BROADCAST: (
         tensor.keep_sparse,
+        tensor.fewer_rows,
         tensor.other_operands,
     ),
     CauseName.LARGER_THAN_DEVICE: (tensor.smaller_tensor, device.train_smaller, device.shorter_requests),
@@ -60,6 +61,7 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
     ),
     CauseName.ADDRESS_SPACE: (host.lift_ulimit, tensor.smaller_tensor, device.train_smaller),
     CauseName.KILLED: (
+        host.who_sent_it,
         host.more_for_the_build,
         host.lighter_weights,
         host.in_frames,
@@ -67,7 +69,13 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
         host.less_in_ram,
         host.see_whether_it_was_memory,
     ),
-    CauseName.LEAK: (device.keep_no_graphs, device.train_smaller, host.less_in_ram),
+    CauseName.LEAK: (
+        device.keep_no_graphs,
+        device.less_at_once,
+        device.train_smaller,
+        host.stop_growing,
+        host.less_in_ram,
+    ),
     CauseName.ALREADY_FULL: (
         tensor.keep_sparse,
         host.larger_page_file,
@@ -90,6 +98,8 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
 }
 """Cause -> the remedies worth trying; what the framework itself offers comes before those for any program on a host."""
 
+_SETTING = re.compile(r"(?:--?)?([a-z][\w-]{3,40})[ =:]{1,2}([0-9][0-9.]{2,20})\b")
+"""A setting with a number of three digits and more at the start of a line of advice."""
 _DEVICE_ONLY = {device.expandable, device.steady_sizes, device.fewer_graphs, device.raise_fraction}
 _HOST_ONLY = {
     host.less_in_ram,
@@ -102,7 +112,8 @@ _HOST_ONLY = {
 
 
 def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
-    """Every remedy that can help, most bytes first; those whose bytes cannot be told keep the order of the table. Where
+    """Every remedy that can help, what the message itself states first, then most
+    bytes first; those whose bytes cannot be told keep the order of the table. Where
     nothing is known that helps, what to look at: a failure is never left without a next move."""
     found: dict[str, Remedy] = {}
     alone = causes[0].name in (CauseName.BROADCAST, CauseName.IMPOSSIBLE)
@@ -113,7 +124,18 @@ def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:
     if not found and causes[0].name != CauseName.WARNING:
         last = host.see_what_it_takes(case) if case.place == "cpu" else device.see_who_holds(case)
         found = {remedy.name: remedy for remedy in last}
-    return tuple(sorted(found.values(), key=lambda remedy: -(remedy.saves or 0)))
+    return tuple(sorted(found.values(), key=lambda remedy: (not _is_stated(case, remedy), -(remedy.saves or 0))))
+
+
+def _is_stated(case: Case, remedy: Remedy) -> bool:
+    """True where the message itself names the setting and its number: the program has worked out what fits."""
+    setting = _SETTING.match(remedy.how)
+    if setting is None:
+        return False
+    name = "[-_ ]".join(re.split("[-_]", setting.group(1)))
+    return all(
+        re.search(rf"(?<![\w.]){part}(?![\w]|\.[0-9])", case.text) is not None for part in (name, setting.group(2))
+    )
 
 
 def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
@@ -128,6 +150,7 @@ def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
     yield from _offers(case, cause, case.managers)
     if cause == CauseName.KILLED:
         yield from host.more_for_the_build(case)
+        yield from host.who_sent_it(case)
     if not killed_by_limit:
         yield from own
     for maker in makers:
@@ -138,7 +161,7 @@ def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
     yield from _offers(case, cause, case.places)
     for maker in makers:
         if maker in late and not (
-            maker in _HOST_ONLY and (case.on_device or (case.format == "told" and case.place != "cpu"))
+            maker in _HOST_ONLY and (case.on_device or (case.failure.framework == "unknown" and case.place != "cpu"))
         ):
             yield from maker(case)
 

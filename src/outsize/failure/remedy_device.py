@@ -105,7 +105,7 @@ def take_what_is_free(case: Case) -> Iterator[Remedy]:
     """vLLM asks for a share of the whole card, whoever else is on it."""
     total, free, others = case.failure.total_bytes, case.failure.free_bytes, case.others
     if case.work is Work.SERVES and case.failure.framework == "pytorch" and total and free is not None and others:
-        fits = int((total - others) / total * 0.9 * 100) / 100
+        fits = int((case.device_room or 0) / total * 0.9 * 100) / 100
         how = f"--gpu-memory-utilization {fits:.2f}   # of the whole card: the others' part does not count for vLLM"
         yield make_remedy(
             "let vLLM take only what the others leave", others, how, "a smaller KV cache", known=Known.BOUND
@@ -145,6 +145,8 @@ def raise_fraction(case: Case) -> Iterator[Remedy]:
     failure = case.failure
     limit, total, held, need = failure.limit_bytes, failure.total_bytes, case.held, case.need
     if not case.on_torch_gpu or limit is None or not total or held is None or need is None or held + need > total:
+        return
+    if failure.free_bytes is not None and need > failure.free_bytes:  # the card has not got it, whatever is allowed
         return
     fraction = min(1.0, (held + need) / total * 1.02)
     can = min(total, held + (failure.free_bytes if failure.free_bytes is not None else total)) - limit
@@ -240,10 +242,22 @@ _WITH_ONE_LARGE_REQUEST = {
 
 def keep_no_graphs(case: Case) -> Iterator[Remedy]:
     """What a loop keeps on the device, step after step."""
-    if case.on_torch_gpu and case.grows:
+    if case.grows and case.on_device and not case.shows_torch:
+        how = f"{case.tool} after each epoch   # rising: find what is kept; a jump: one larger input, so cut inputs to one size"
+        yield make_remedy(
+            "see whether it rises step by step or jumps, then a smaller mini-batch", None, how, "more steps", ROUNDING
+        )
+    if case.shows_torch and case.grows:
         how = "total += loss.item(); outputs.append(y.detach().cpu())   # validation under torch.no_grad()"
         held = None if case.programs else case.failure.allocated_bytes
         yield make_remedy("keep numbers of a step, not its tensors", held, how, known=Known.BOUND)
+
+
+def less_at_once(case: Case) -> Iterator[Remedy]:
+    """What holds for any program that does such work, where nobody says which one it is."""
+    less = _LESS.get(case.work)
+    if less is not None and case.failure.framework == "unknown" and case.place != "cpu":
+        yield make_remedy(less[0], None, less[1], "more passes, or smaller results", APPROXIMATE)
 
 
 def _rows_for_the_work(case: Case) -> tuple[Remedy, ...]:
@@ -272,6 +286,10 @@ def train_smaller(case: Case) -> Iterator[Remedy]:
         return
     if case.one_at_a_time and case.work in (Work.TRAINS, Work.UNKNOWN) and not case.watched:
         yield from _BATCH_OF_ONE[:: -1 if _LANGUAGE_MODEL.search(case.text) else 1]
+    if case.beside and not case.others:
+        look = f"{case.tool}   # who holds it; then smaller images and batches, or a larger card"
+        name = "see who holds most of the card: PyTorch could reach the smaller part of it only"
+        yield make_remedy(name, case.beside, look, known=Known.BOUND)
     missing = max(0, (case.gap or 0) - (case.slack or 0)) or None
     halved = case.need // 2 if case.need is not None and case.need >= 2**28 else None
     halved = halved if halved is not None and halved >= (missing or 0) and not case.programs else None

@@ -128,6 +128,26 @@ def less_for_the_victim(case: Case) -> Iterator[Remedy]:
         yield make_remedy(f"let {name} hold less, or run fewer of it at once", None, how, "less runs in parallel")
 
 
+def who_sent_it(case: Case) -> Iterator[Remedy]:
+    """A kill that the container's own limit did not make."""
+    if case.spared_by_limit:
+        how = "dmesg -T | grep -i 'killed process'; journalctl -u docker   # on the host, at that minute; who ran docker stop"
+        yield make_remedy("see on the host who sent SIGKILL; only if its kernel did, give the machine more", None, how)
+
+
+def stop_growing(case: Case) -> Iterator[Remedy]:
+    """RAM that a log shows rising."""
+    in_ram = case.place == "cpu" or case.failure.extra.get("signal") == "Killed"
+    if case.rise is None or not in_ram or case.watched:
+        return
+    how = "fewer workers, smaller shuffle and prefetch buffers, queues with a length"
+    if case.may_be_python:
+        how += "   # outsize run your_script.py names the line"
+    yield make_remedy(
+        "find what grows without a bound where it begins to rise: data loader, queue, list", None, how, "slower loading"
+    )
+
+
 def see_whether_it_was_memory(case: Case) -> Iterator[Remedy]:
     """A kill that nobody explains, of a program that nothing here knows."""
     if case.may_be_python or case.in_image_build or case.failure.process is not None or case.on_windows:

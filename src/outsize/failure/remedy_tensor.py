@@ -28,7 +28,7 @@ def keep_sparse(case: Case) -> Iterator[Remedy]:
         yield make_remedy(
             "keep it sparse: nearly all of it is zeros",
             case.need,
-            "pd.get_dummies(x, sparse=True), OneHotEncoder(), or the matrix without .toarray()   # keras: labels "
+            "scipy.sparse.csr_matrix, no .toarray(), pd.get_dummies(x, sparse=True), OneHotEncoder()   # keras: labels "
             "as integers, sparse_categorical_crossentropy",
             "not every function takes sparse input",
             known=Known.BOUND,
@@ -105,7 +105,7 @@ def _room(case: Case) -> int | None:
     """Bytes that can be had where the tensor was wanted, None if unknown."""
     if case.on_host:
         return None if case.reading is None else case.reading.host.available
-    return case.failure.limit_bytes or case.failure.total_bytes
+    return case.failure.limit_bytes or case.device_room
 
 
 def _in_pieces(case: Case, spec: Spec) -> Iterator[Remedy]:
@@ -153,6 +153,18 @@ def pairs_in_blocks(case: Case) -> Iterator[Remedy]:
         "time, or the pairs that are left out",
         known=Known.BOUND,
     )
+
+
+def fewer_rows(case: Case) -> Iterator[Remedy]:
+    """A table whose rows were multiplied: see where, and let each row come once."""
+    if case.multiplies and not case.makes_dense:
+        yield make_remedy(
+            "see where the rows multiply, and let each come once",
+            case.need,
+            'print(len(df)) around each call   # merge: df.drop_duplicates(keys), validate="many_to_one"; explode: one column of '
+            "lists at a time, each in a table of its own",
+            known=Known.BOUND,
+        )
 
 
 def was_it_meant(case: Case) -> Iterator[Remedy]:

@@ -10,7 +10,9 @@ EXPANDABLE = re.compile(
     re.IGNORECASE,
 )
 DENSE = re.compile(
-    r"\.toarray\(|\.todense\(|_process_toarray|get_dummies|OneHotEncoder|one_hot|onehot|to_categorical\(", re.IGNORECASE
+    r"\.toarray\(|\.todense\(|_process_toarray|get_dummies|OneHotEncoder|one_hot|onehot|to_categorical\(|"
+    r"sparse (?:matri|array|data|format|represent)|scipy\.sparse|\bcs[rc]_(?:matrix|array)|mostly zeros|稀疏",
+    re.IGNORECASE,
 )
 WEIGHTS = re.compile(
     r"node:? ?(?:(?!gradients)[^\n]){0,120}?(?:/weights\b(?!/read)|/kernel\b(?!/read)|Initializer|"
@@ -52,7 +54,9 @@ GROWS = re.compile(
     r"\bleak(?:age|ing|s)?\b|epoch goes to [0-9]|gradually|bigger and bigger|more and more|for (?:around|about) "
     r"[0-9]+ (?:steps|iterations|epochs)|(?:the|on) (?:second|2nd|third|3rd|next) (?:epoch|run|"
     r"time|image|round|iteration|call)|"
-    r"(?:in|inside) a (?:for )?loop\b|[0-9]+th (?:epoch|iteration|step)",
+    r"(?:in|inside) a (?:for )?loop\b|[0-9]+(?:st|nd|rd|th) (?:epoch|iteration|step)|"
+    r"(?:memory|V?RAM|GPU|RSS|显存|内存)(?: (?:usage|use|consumption|footprint|occupation|has|have|been|is|was|are|keeps?|kept|"
+    r"slowly|steadily|constantly|continuously|continues? to|always)){1,4} (?:grow|increas|climb|ris)(?:e[sn]?|ing|s|n)?\b",
     re.IGNORECASE,
 )
 RAM = re.compile(r"\bRAM\b|system memory|host memory|\bswap\b|\bkilled\b|pods?\b|container", re.IGNORECASE)
@@ -60,5 +64,21 @@ CARD = re.compile(r"\b(?:CUDA|GPUs?|VRAM|video memory|ROCm|GeForce|RTX ?\w*|GTX 
 MAC = re.compile(
     r"libc\+\+abi|Abort trap: 6|\bmac ?OS\b|MacBook|\bDarwin\b|\bOS ?X\b|\.dylib|/Users/\w|\bM[1-4] (?:Pro|Max|Ultra)\b|Killed: 9"
 )
+SPARED = re.compile(r"(?i)\bOOM_?Killed[\"']?\s{0,2}[:=]\s{0,2}[\"']?false\b")
+"""A container that says it did not reach its limit."""
+TORCH = re.compile(r"torch|RuntimeError: CUDA|\byolov?[3-9]|\.backward\(", re.IGNORECASE)
+"""What shows that PyTorch computes, where the message does not say who does."""
+MULTIPLIES = re.compile(
+    r"\bexplode[d]?\b|json_normalize|flat_?table|cross[- ]?join|how=[\"']cross|cartesian|(?:\.|pd\.|\bin )merge\b|"
+    r"_get_join_indexers|_left_join|inner_join|full_outer_join|\.join\(|itertools\.product|from_product|meshgrid|\bin melt\b|"
+    r"\.melt\(|crosstab|\bpivot|unstack"
+)
+"""Functions that make many rows of a few."""
+LITTLE = re.compile(
+    r"(?i:(?:data ?frame|table|file|csv|data ?set|data)\b[^\n.]{0,40}\b(?:is|only|of|in|just|about)\b[^\n.]{0,20}"
+    r"(?:\bK[bB]s?\b|[0-9] ?[KM]B\b|\bMBs?\b|\bsmall\b|\btiny\b)|"
+    r"(?:\bsmall|\btiny|[0-9] ?[KM]B) (?:data ?frame|table|file|csv|data ?set))"
+)
+"""A user who says that what went in was little."""
 ANY_LANGUAGE = ("linux", "c++", "unknown", "systemd")
 """Who speaks for a program without saying in what it is written."""

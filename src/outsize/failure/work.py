@@ -40,7 +40,8 @@ _PAINTS = re.compile(
     r"--(?:med|low)vram|"
     r"modules[/\\](?:processing|sd_|txt2img)|Fooocus|KSampler|InvokeAI|\bForge\b|sdnext|sd\.next|txt2img|img2img|"
     r"hires\.? ?fix|Hires|easydiffusion|easy diffusion|unloading all loaded models|Stable diffusion model failed "
-    r"to load|load_SD_model|webui\.(?:cmd|bat)\b|\bSwarmUI|checkpoint merger",
+    r"to load|load_SD_model|webui\.(?:cmd|bat|py)\b|(?:installation of|bug in the|version of the) webui\b|"
+    r"automatic1111|\bSwarmUI|checkpoint merger",
     re.IGNORECASE,
 )
 _LOADS = re.compile(

@@ -136,7 +136,7 @@ EXITS: list[Format] = [
          r"\b(?:process|script|program|job|training|python|command|it|build|server|worker|task|app|execution|"
          r"session|run|code) (?:\w{1,12} ){0,2}"
          r"(?:gets?|got|is|was|be|being|getting|been) (?:\w{3,14}ly |always |just )?killed(?= ?[.,!`\"')]| ?$| "
-         r"(?:after|when|while|during|at|by itself|automatically|"
+         r"(?:by (?:the )?(?:system|OS|kernel|operating system) )?(?:after|when|while|during|at|by itself|automatically|"
          r"without|halfway|because|due|in the middle)\b)", lines=True, extra={"signal": "Killed"}),
     form("mac-killed", "linux", r"low swap: killing|memor[a-z]{4,8}us: killing|killing_\w{1,40} pid [0-9]",
          r"killing largest compressed process (?:with pid )?{pid:int} \({process:name}\)", extra={"signal": "Killed"}),
@@ -167,7 +167,10 @@ EXITS: list[Format] = [
 NAMES: list[Format] = [
     form("cuda-name", "cuda",
          r"(?<!case\s)CUDA_ERROR_OUT_OF_MEMORY|== ?cudaSuccess[^\n]{0,80}?out of memory|cudaErrorMemoryAllocation|(?:cudaMalloc|"
-         r"cuMem\w{1,20}|cudaHostAlloc|cudaMallocHost)[^\n]{0,60}?(?:out of memory|failed)",
+         r"cuMem\w{1,20}|cudaHostAlloc|cudaMallocHost)[^\n]{0,60}?(?:out of memory|failed)|"
+         r"(?-i:\b(?:cu|cuda|cudnn|cublas|hip)[A-Z]\w{2,40}\b)[^\n]{0,240}?\b(?:code|reason|error|status|result|failed|"
+         r"returned|what\(\))\b(?: with)? ?[:=(\"'][^\n]{0,40}?(?:out of memory|memory allocation)|"
+         r"\bcuda_?error\b[^\n]{0,200}?[:=(\"'] ?(?:out of memory|memory allocation (?:failed|failure|error))",
          r"(?:allocate|alloc|size|requested)[ =:]{1,3}{requested:count} bytes",
          r"(?:allocate|allocating) {requested}", r"device ordinal {index}\b", r"(?:GPU|device) ?{index}\b", whole=True),
     form("opencl", "opencl", "CL_MEM_OBJECT_ALLOCATION_FAILURE"),
@@ -192,9 +195,10 @@ WORDS: list[Format] = [
          r"facing|met|occurs?|encounter\w{0,3}|into|always|still|"
          r"报(?:错)?)\b[^\n.]{0,30}?(?:(?<!zero\s)(?-i:\bOOM\b)(?! ?-?kill)|\bout[- ]?of[- ]?memory[\"'”]?"
          r"(?: ?(?:error|exception|issue|problem|crash)\b|错误))|"
-         r"^#? ?(?:\[[^\]\n]{1,20}\]:? ?)?(?:(?:GPU|CUDA|VRAM) )?(?:Out of memory (?:error|exception|problem|issue|"
-         r"on|in|when|while|during|at)|"
-         r"(?-i:OOM) (?:error|exception|problem|issue|on|in|when|while|during|at))\b[^\n]{0,100}$|runs? out \((?-i:OOM)\)|"
+         r"^#? ?(?:\[[^\]\n]{1,20}\]:? ?)?(?:(?:GPU|CUDA|VRAM) )?(?:Out of memory (?:errors?|exceptions?|problems?|"
+         r"issues?|on|in|when|while|during|at)|"
+         r"(?-i:OOM) (?:errors?|exceptions?|problems?|issues?|on|in|when|while|during|at))\b[^\n]{0,100}$|"
+         r"runs? out \((?-i:OOM)\)|"
          r"\b(?:it|always|says?|tells?|keeps?|just|then|and|GPU|card|system|machine|server|process|program|has|"
          r"have|had|I|we) (?:\w{1,12} ){0,3}"
          r"(?:run|ran|runs|running) out of (?:\w{1,8} )?(?:memory|VRAM)\b|, running out of memory\b|\bout of "
@@ -202,10 +206,22 @@ WORDS: list[Format] = [
          r"to|suffer\w{0,3} from|every) (?:an? )?(?-i:OOM)[- ]kills?\b|报错 ?memory out|"
          r"\b(?:got|get|gets|due to|because of) (?:an? )?(?:out of memory|insufficient memory|not enough (?:GPU "
          r")?memory|lack of memory)\b|"
-         r"can ?not allocate [0-9.]{1,8} ?[GT]i?B? (?:of )?memory", lines=True,
-         unless=r"\b(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|would|will|if|until|no longer|"
-                r"enhance|improve)\b[^\n.]{0,40}"
+         r"can ?not allocate [0-9.]{1,8} ?[GT]i?B? (?:of )?memory|"
+         r"\b(?:finally|eventually|immediately|suddenly) (?:run|ran|runs|running) out of (?:\w{1,8} )?(?:memory|VRAM)\b",
+         lines=True,
+         unless=r"\b(?:avoid|prevent|fix(?:es|ed)?|handle|without|may|might|could|would|will|if|until(?! finally| eventually)|"
+                r"no longer|enhance|improve)\b[^\n.]{0,40}"
          r"(?:\bout[- ]of[- ](?:\w{1,8} )?(?:memory|VRAM)\b|(?-i:\bOOM\b))|native thread"),
+    form("told", "unknown",  # a title that names it, and under it a traceback or the words of one whom it befell
+         r"\A(?:(?!avoid|prevent|fix|handl|without|support|feature|how to|guide|tips|reduc|detect|\bno \b)[^\n]){0,120}?"
+         r"(?:(?-i:\bOOM\b)(?!-?kill)|\bout[- ]of[- ](?:GPU |CUDA |video )?(?:memory|VRAM)\b)[^\n]{0,120}\n[\s\S]{0,6000}?"
+         r"(?:Traceback \(most recent call|\bI (?:am|was|have|had|tried|try|got|get|run|ran|use|used)\b|"
+         r"\bI'(?:m|ve)\b|\bmy (?:GPUs?|card|machine|computer|laptop|server|RAM|model|training|script|code)\b)", lines=True),
+    form("contiguous", "unknown",
+         r"\b(?:fail(?:s|ed)?|unable|could not|cannot|can't|couldn't) (?:to )?(?:find|get|allocate|obtain) (?:an? |any )?"
+         r"(?:(?:large|big) enough |sufficient(?:ly large)? )?contiguous (?:block|chunk|region|piece|area|memory)\b[^\n.]{0,60}"
+         r"(?:memory|bytes|VRAM|enough)\b", r"(?:block|chunk) of {requested}",
+         unless=r"\b(?:may|might|can|could|would|if|when)\b (?:\w{1,20} ){0,3}fail to (?:find|get|allocate) (?:an? )?contiguous"),
     form("said-otherwise", "unknown",
          r"(?:显存|内存|記憶體|顯存)(?:不足|溢出|不够|不夠)|爆显存|爆内存|"
          r"メモリ(?:不足|が不足|が足り)|메모리 ?(?:가 )?부족|memoria insuficiente|"
