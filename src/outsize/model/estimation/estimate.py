@@ -208,7 +208,7 @@ class Job:
         if not tracer.touched:
             raise InputError(
                 f"{self.name}{_place_of(self.step)} used no tensor of PyTorch, so there is nothing to estimate: "
-                "steps of TensorFlow, JAX and NumPy are not followed"
+                "a step of NumPy alone is not followed"
             )
         if _uneven(tracer, self.label, number):
             tracer.guess(
