@@ -1,0 +1,2 @@
+"""placeholder"""
+def fit(*a, **k): raise NotImplementedError
