@@ -25,7 +25,7 @@ from outsize.model.keras.trace import Followed, Traced, follow, trace_function, 
 
 MARGIN = 0.05
 """Threads of a real run meet in more ways than are tried."""
-ROOM = 2 * MiB
+ROOM = 2**18
 BASE = 700 * MiB
 """Resident bytes of a process that has imported TensorFlow and run a small step: 560 to 680 MiB were seen."""
 MOST = 2**20
@@ -73,12 +73,12 @@ def estimate(
             raise InputError("give the batch as batch= or as arguments, not both")
         args = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
 
-    def play(size: int | None) -> Played:
-        return _play(_trace(step, args, build, size), on_host, min(steps, 3))
+    def at(size: int | None) -> Played:
+        return play(_trace(step, args, build, size), on_host, min(steps, 3))
 
-    played = play(rows)
+    played = at(rows)
     footprint = _footprint(played, on_host, chosen, capacity, steps, _index(device))
-    return footprint if rows is None else _with_growth(footprint, played, play, rows, chosen, capacity)
+    return footprint if rows is None else _with_growth(footprint, played, at, rows, chosen, capacity)
 
 
 def _index(device: str) -> int:
@@ -110,7 +110,7 @@ def _trace(step: Any, args: tuple[Any, ...], build: Callable[..., Any] | None, r
     return trace_model(step, tf.nest.map_structure(lambda leaf: contentless.spec_of(leaf, rows), args))
 
 
-def _play(traced: Traced, on_host: bool, steps: int) -> Played:
+def play(traced: Traced, on_host: bool, steps: int = 2) -> Played:
     """Follows a graph in the likely order and in others."""
     threads = min(4, os.cpu_count() or 1)
     likely = [Order(0)] if not on_host else [Order(1), Order(threads)]
@@ -176,7 +176,7 @@ def _settings(on_host: bool) -> tuple[str, ...]:
 
 
 def _with_growth(
-    footprint: Footprint, played: Played, play: Callable[[int], Played], rows: int, card: Card | None, capacity: int | None
+    footprint: Footprint, played: Played, trace: Callable[[int], Played], rows: int, card: Card | None, capacity: int | None
 ) -> Footprint:
     """How the peak grows with the batch, and the largest batch that fits."""
     from outsize.model.estimation import growth
@@ -186,7 +186,7 @@ def _with_growth(
 
     def at(size: int) -> Played:
         if size not in seen:
-            seen[size] = play(size)
+            seen[size] = trace(size)
         return seen[size]
 
     line = growth.fit(

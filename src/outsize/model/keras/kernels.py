@@ -295,6 +295,16 @@ def _stack(kernels: Kernels, node: Node, given: list[Tensor], flat: Flat) -> lis
     return [tensor]
 
 
+def _concat(kernels: Kernels, node: Node, given: list[Tensor], flat: Flat) -> list[Tensor]:
+    items = [item for item in (given[0].buffer.items if given[0].buffer else None) or () if item is not None]
+    if not items:
+        return kernels._plain(node, given)
+    tensor = Tensor((sum(item.shape[0] for item in items), *items[0].shape[1:]), node.widths[0])
+    tensor.buffer = kernels.memory.take(tensor.bytes, node, node.name)
+    lengths = Tensor((len(items),), 8, kernels.memory.take(8 * len(items), node, node.name))
+    return [tensor, lengths]
+
+
 def _length(kernels: Kernels, node: Node, given: list[Tensor], flat: Flat) -> list[Tensor]:
     items = None if given[0].buffer is None else given[0].buffer.items
     return [Tensor((), node.widths[0], kernels.memory.take(4, node, node.name), np.int32(len(items or ())))]
@@ -373,6 +383,7 @@ SPECIAL: dict[str, Rule] = {
     "ReadVariableOp": _read, "AssignVariableOp": _assign, "AssignAddVariableOp": _assign, "AssignSubVariableOp": _assign,
     "EmptyTensorList": _new_list, "TensorListReserve": _new_list, "TensorListPushBack": _push, "TensorListPopBack": _pop,
     "TensorListSetItem": _set_item, "TensorListGetItem": _get_item, "TensorListFromTensor": _from_tensor, "TensorListStack": _stack,
+    "TensorListConcatV2": _concat, "TensorListConcat": _concat,
     "TensorListLength": _length, "TensorListElementShape": _element_shape,
     "While": _loop, "StatelessWhile": _loop, "If": _choice, "StatelessIf": _choice, "Case": _choice, "StatelessCase": _choice,
 }  # fmt: skip

@@ -59,7 +59,7 @@ def trace_model(model: Any, data: Any, step: Callable[[Any], Any] | None = None)
     if model.run_eagerly:
         notes.append("run_eagerly: operators run one by one; the graph of the same step was followed")
     with _optimizer_of(model) as optimizer:
-        graph = _graph(model.name, step or model.train_step, (specs,))
+        graph = _graph(model.name, step or model.train_step, (specs,), autograph=False)
         return _traced(model.name, graph, _kinds(model, optimizer), notes)
 
 
@@ -71,14 +71,14 @@ def trace_function(step: Any, args: tuple[Any, ...], known: Any = None) -> Trace
         return spec_of(leaf) if hasattr(leaf, "shape") and not isinstance(leaf, tf.Variable) else leaf
 
     name = getattr(step, "__name__", type(step).__name__)
-    graph = _graph(name, step, tf.nest.map_structure(bare, args))
+    graph = _graph(name, step, tf.nest.map_structure(bare, args), autograph=True)
     return _traced(name, graph, {}, [])
 
 
-def _graph(name: str, step: Any, args: tuple[Any, ...]) -> Any:
+def _graph(name: str, step: Any, args: tuple[Any, ...], autograph: bool) -> Any:
     tf = port.tensorflow()
     try:
-        function = step if hasattr(step, "get_concrete_function") else tf.function(step)
+        function = step if hasattr(step, "get_concrete_function") else tf.function(step, autograph=autograph)
         return function.get_concrete_function(*args).graph
     except OutsizeError:
         raise
