@@ -61,7 +61,9 @@ def data_of(model: Any, rows: int) -> tuple[Any, Any]:
     def bound(tensor: Any) -> Any:
         shape = [rows, *tensor.shape[1:]]
         if None in shape:
-            raise InputError(f"the input {tensor.name} has sizes that are not known, {tensor.shape}: give a batch (x, y) as example")
+            raise InputError(
+                f"the input {tensor.name} has sizes that are not known, {tensor.shape}: give a batch (x, y) as example"
+            )
         return tf.TensorSpec(shape, tf.as_dtype(tensor.dtype))
 
     def target(tensor: Any, loss: Any) -> Any:

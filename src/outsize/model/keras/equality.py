@@ -39,7 +39,9 @@ def learn(model: Any, data: Any, allow: str) -> Learned:
     with state_kept(model):
         random = _is_random(model, few)
         if random and allow == "exact":
-            return Learned(Rules(), "random numbers are drawn (dropout): slices draw others; allow='distribution' permits that")
+            return Learned(
+                Rules(), "random numbers are drawn (dropout): slices draw others; allow='distribution' permits that"
+            )
         with _without_dropout(model) if random else contextlib.nullcontext():
             whole = _whole(model, few)
             for added in ("mean", "sum"):
@@ -65,7 +67,9 @@ def _few(data: Any) -> Any:
 @contextlib.contextmanager
 def state_kept(model: Any) -> Iterator[None]:
     """Variables that are no weights have their values again afterwards."""
-    kept = [(variable, np.array(variable.value)) for variable in (*model.non_trainable_variables, *model.metrics_variables)]
+    kept = [
+        (variable, np.array(variable.value)) for variable in (*model.non_trainable_variables, *model.metrics_variables)
+    ]
     try:
         yield
     finally:
@@ -100,7 +104,7 @@ def _whole(model: Any, data: Any) -> list[Any]:
     tf = port.tensorflow()
     x, y, sample_weight = port.keras().utils.unpack_x_y_sample_weight(data)
 
-    def gradient() -> Any:
+    def gradient() -> list[Any]:
         with tf.GradientTape() as tape:
             y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
             loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
@@ -125,14 +129,21 @@ def _is_equal(whole: list[Any], sliced: list[Any], model: Any) -> bool:
     for one, other in zip(whole, sliced, strict=True):
         if (one is None) != (other is None):
             return False
-        if one is not None and not np.max(np.abs(one - other), initial=0.0) <= close * np.max(np.abs(one), initial=0.0) + 1e-7:
+        if (
+            one is not None
+            and not np.max(np.abs(one - other), initial=0.0) <= close * np.max(np.abs(one), initial=0.0) + 1e-7
+        ):
             return False
     return True
 
 
 def _culprit(model: Any) -> str:
     """What mixes samples, by name where it is known."""
-    names = [layer.name for layer in model._flatten_layers() if "BatchNormalization" in type(layer).__name__ and layer.trainable]
+    names = [
+        layer.name
+        for layer in model._flatten_layers()
+        if "BatchNormalization" in type(layer).__name__ and layer.trainable
+    ]
     if names:
         more = "" if len(names) == 1 else f" and {len(names) - 1} more"
         return f"{names[0]}{more} normalises over the batch (BatchNormalization): a slice has other statistics"

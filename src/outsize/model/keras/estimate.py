@@ -104,7 +104,9 @@ def _trace(step: Any, args: tuple[Any, ...], build: Callable[..., Any] | None, r
         return trace_function(step, bound)
     if not args:
         if rows is None:
-            raise InputError(f"the model {step.name} needs a batch: estimate(model, x, y) or batch= with a number of samples")
+            raise InputError(
+                f"the model {step.name} needs a batch: estimate(model, x, y) or batch= with a number of samples"
+            )
         return trace_model(step, contentless.data_of(step, rows))
     tf = port.tensorflow()
     return trace_model(step, tf.nest.map_structure(lambda leaf: contentless.spec_of(leaf, rows), args))
@@ -176,7 +178,12 @@ def _settings(on_host: bool) -> tuple[str, ...]:
 
 
 def _with_growth(
-    footprint: Footprint, played: Played, trace: Callable[[int], Played], rows: int, card: Card | None, capacity: int | None
+    footprint: Footprint,
+    played: Played,
+    trace: Callable[[int], Played],
+    rows: int,
+    card: Card | None,
+    capacity: int | None,
 ) -> Footprint:
     """How the peak grows with the batch, and the largest batch that fits."""
     from outsize.model.estimation import growth

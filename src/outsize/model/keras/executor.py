@@ -21,6 +21,7 @@ LIGHT = frozenset(("NoOp", "Identity", "Reshape", "Shape", "ReadVariableOp", "Co
 CHEAP = 2**15
 """Bytes that a node reads and gives below which it costs less than handing it to a thread."""
 
+
 class Order(NamedTuple):
     """Which of the ready nodes runs next."""
 

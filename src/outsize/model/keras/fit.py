@@ -19,12 +19,14 @@ from outsize.machine import current_budget
 from outsize.model.keras import contentless, port
 from outsize.model.keras.equality import Learned, learn, state_kept
 from outsize.model.keras.estimate import Played, largest_batch, play
-from outsize.model.keras.sliced_step import SlicedStep
+from outsize.model.keras.sliced_step import Rules, SlicedStep
 from outsize.model.keras.trace import trace_model
 
 REMEDIES = ("slices",)
 MEANINGLESS = ("device", "host", "weights", "own_step", "clip", "scaler", "batch_axis")
 """Options of other frameworks."""
+FEW = 3
+"""Slices that are followed, and one more."""
 LOOP_COST = 0.02
 """Part of a step's time that a further slice adds: measured 1 to 3 % on the CPU for slices of 8 samples and more."""
 
@@ -41,12 +43,17 @@ class FittedModel:
 
     def undo(self) -> Any:
         """Gives the model its own step back."""
-        if self.model.__dict__.pop("train_step", None) is not None:
-            self.model.train_function = None
+        _give_back(self.model)
         return self.model
 
     def __repr__(self) -> str:
         return str(self.plan)
+
+
+def _give_back(model: Any) -> None:
+    if isinstance(model.__dict__.get("train_step"), SlicedStep):
+        object.__delattr__(model, "train_step")
+        model.train_function = None
 
 
 def fit(
@@ -55,29 +62,28 @@ def fit(
 ) -> FittedModel:  # fmt: skip
     """Make `model.fit` stay inside a budget; see `outsize.fit`."""
     _check(model, loss, optimizer, batch, allow, without, others)
-    tf = port.tensorflow()
     data = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     rows = int(port.flatten(data)[0].shape[0])
     allowance = _allowance(budget)
     on_host = allowance.pool == HOST
-    before = FittedModel(model, None, None)  # type: ignore[arg-type]
-    before.undo()
+    _give_back(model)
     with state_kept(model):
         plain = play(trace_model(model, data), on_host)
         if plain.bound <= allowance.bytes:
-            return FittedModel(model, _plan(rows, allowance, plain, plain, None, Learned(None, "")), None)  # type: ignore[arg-type]
+            return FittedModel(model, _plan(rows, allowance, plain, plain.bound, None, Learned(Rules(), "")), None)
         forbidden = "slices" in without
-        learned = Learned(None, "without= says so") if forbidden else learn(model, data, allow)  # type: ignore[arg-type]
+        learned = Learned(Rules(), "without= says so") if forbidden else learn(model, data, allow)
         if learned.why_not:
             raise _refused(rows, allowance, plain, learned.why_not)
-        seen: dict[int, Played] = {}
+        seen: dict[int, int] = {}
 
         def sliced(size: int) -> int:
-            """Bytes of a step in slices of this many samples."""
+            """Bytes of a step in slices of this many samples. Of many slices four are followed: each further one adds its part of
+            the batch, and of the rows of an embedding's gradient."""
             if size not in seen:
-                even = tf.nest.map_structure(lambda leaf: contentless.spec_of(leaf, -(-rows // size) * size), data)
-                seen[size] = play(trace_model(model, even, SlicedStep(model, size, learned.rules, even=True)), on_host)
-            return seen[size].bound
+                few, more = (_bytes_of(model, data, size, count, learned, on_host) for count in (FEW, FEW + 1))
+                seen[size] = more + max(0, -(-rows // size) - FEW - 1) * max(0, more - few)
+            return seen[size]
 
         least = sliced(1)
         if least > allowance.bytes:
@@ -89,6 +95,12 @@ def fit(
         object.__setattr__(model, "train_step", SlicedStep(model, size, learned.rules))
         model.train_function = None
     return fitted
+
+
+def _bytes_of(model: Any, data: Any, size: int, count: int, learned: Learned, on_host: bool) -> int:
+    """Bytes of a step of so many equal slices."""
+    even = port.tensorflow().nest.map_structure(lambda leaf: contentless.spec_of(leaf, count * size), data)
+    return play(trace_model(model, even, SlicedStep(model, size, learned.rules, even=True)), on_host).bound
 
 
 def _largest_slice(sliced: Any, capacity: int, rows: int) -> int:
@@ -106,10 +118,14 @@ def _check(
     model: Any, loss: Any, optimizer: Any, batch: Any, allow: str, without: tuple[str, ...], others: dict[str, Any]
 ) -> None:
     if not port.is_model(model):
-        raise InputError(f"fit takes a compiled Keras model, not {type(model).__name__}: a step of your own can be estimated")
+        raise InputError(
+            f"fit takes a compiled Keras model, not {type(model).__name__}: a step of your own can be estimated"
+        )
     port.keras()
     if loss is not None or optimizer is not None:
-        raise InputError("a Keras model brings its loss and optimizer: model.compile(optimizer, loss), then fit(model, batch=...)")
+        raise InputError(
+            "a Keras model brings its loss and optimizer: model.compile(optimizer, loss), then fit(model, batch=...)"
+        )
     if batch is None:
         raise InputError("fit needs one batch as example: outsize.fit(model, batch=(x, y), budget='2GiB')")
     given = [name for name in MEANINGLESS if others.get(name) not in (None, False)]
@@ -134,21 +150,22 @@ def _allowance(budget: int | str | None) -> Allowance:
     return found
 
 
-def _plan(rows: int, allowance: Allowance, plain: Played, chosen: Played, size: int | None, learned: Learned) -> FitPlan:
+def _plan(rows: int, allowance: Allowance, plain: Played, peak: int, size: int | None, learned: Learned) -> FitPlan:
     slices = 1 if size is None else -(-rows // size)
     random = any("dropout" in note for note in learned.notes)
     remedies = () if size is None else (
         Remedy(
-            name="slices", saves=max(0, plain.bound - chosen.bound), known=Known.ESTIMATE,
+            name="slices", saves=max(0, plain.bound - peak), known=Known.ESTIMATE,
             costs=f"+{100 * LOOP_COST * (slices - 1):.0f} % time",
             exactness=Exactness.DISTRIBUTION if random else Exactness.ROUNDING,
             how=f"{slices} slices of {size} samples, one normaliser, one update",
         ),
     )  # fmt: skip
-    step = Step(name="training step", peaks=(Peak(pool=allowance.pool, bytes=chosen.bound, known=Known.BOUND),))
+    step = Step(name="training step", peaks=(Peak(pool=allowance.pool, bytes=peak, known=Known.BOUND),))
     return FitPlan(
         name=f"training step of {rows} samples", steps=(step,), budgets=(allowance,), smallest=None, remedies=remedies,
-        slow_down=1 + LOOP_COST * (slices - 1), plain=plain.bound, away=0, place="host", notes=(*chosen.traced.notes, *learned.notes),
+        slow_down=1 + LOOP_COST * (slices - 1), plain=plain.bound, away=0, place="host",
+        notes=(*plain.traced.notes, *learned.notes),
     )  # fmt: skip
 
 

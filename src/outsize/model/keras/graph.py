@@ -143,7 +143,9 @@ def _in_order(graph: Any) -> list[Any]:
             if last.name in done:
                 left.pop()
                 continue
-            before = [each for each in (*(tensor.op for tensor in last.inputs), *last.control_inputs) if each.name not in done]
+            before = [
+                each for each in (*(tensor.op for tensor in last.inputs), *last.control_inputs) if each.name not in done
+            ]
             if before:
                 left += before
                 continue

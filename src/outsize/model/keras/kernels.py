@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,8 @@ IN_PLACE = frozenset((
     "Pow", "RealDiv", "Reciprocal", "ReciprocalGrad", "Relu", "Relu6", "Relu6Grad", "ReluGrad", "Round", "Rsqrt", "RsqrtGrad",
     "Select", "SelectV2", "Selu", "SeluGrad", "Sigmoid", "SigmoidGrad", "Sign", "Sin", "Softmax", "SoftmaxCrossEntropyWithLogits",
     "Softplus", "SoftplusGrad", "Softsign", "SoftsignGrad", "SparseSoftmaxCrossEntropyWithLogits", "Sqrt", "SqrtGrad", "Square",
-    "SquaredDifference", "Sub", "Tan", "Tanh", "TanhGrad", "TensorScatterUpdate", "TensorScatterAdd", "Xdivy", "Xlogy", "ZerosLike",
+    "SquaredDifference", "Sub", "Tan", "Tanh", "TanhGrad", "TensorScatterUpdate", "TensorScatterAdd", "Xdivy", "Xlogy",
+    "ZerosLike",
 ))  # fmt: skip
 """Operators that write over an input that nobody else reads, where sizes are equal."""
 
@@ -80,7 +80,12 @@ class Kernels:
             return None
         for each in given:
             buffer = each.buffer
-            if buffer is not None and buffer.items is None and buffer.refs == 1 and each.bytes == made.bytes == buffer.bytes:
+            if (
+                buffer is not None
+                and buffer.items is None
+                and buffer.refs == 1
+                and each.bytes == made.bytes == buffer.bytes
+            ):
                 if is_gradient(node.name) == is_gradient(buffer.name):
                     buffer.node, buffer.name = node, node.name
                 return buffer
@@ -91,7 +96,13 @@ class Kernels:
         known = given.shape if shape is None or None in shape else tuple(size or 0 for size in shape)
         if node.type == "Reshape" and prod(known) != prod(given.shape):
             known = given.shape
-        value = None if given.value is None else np.reshape(given.value, known) if prod(known) == np.size(given.value) else None
+        value = (
+            None
+            if given.value is None
+            else np.reshape(given.value, known)
+            if prod(known) == np.size(given.value)
+            else None
+        )
         return Tensor(known, given.width, given.buffer, value, given.variable)
 
     def shape_of(self, node: Node, number: int, given: list[Tensor]) -> Shape:
@@ -107,7 +118,9 @@ class Kernels:
         largest = max(given, key=lambda each: prod(each.shape), default=None)
         if largest is None or (shape is not None and len(shape) == 0):
             return ()
-        self.guesses[f"the size of {node.name} ({node.type}) is not known before it runs: its largest input's is assumed"] = None
+        self.guesses[
+            f"the size of {node.name} ({node.type}) is not known before it runs: its largest input's is assumed"
+        ] = None
         return largest.shape
 
 
@@ -117,12 +130,23 @@ MOST_RUNS = 3_000_000
 def _shape_from(node: Node, given: list[Tensor]) -> Shape | None:
     """Shapes that follow from inputs, for operators whose graph leaves them open."""
     kind = node.type
-    if kind in IN_PLACE or kind in ("Cast", "OnesLike", "Equal", "Less", "Greater", "LessEqual", "GreaterEqual", "NotEqual"):
+    if kind in IN_PLACE or kind in (
+        "Cast",
+        "OnesLike",
+        "Equal",
+        "Less",
+        "Greater",
+        "LessEqual",
+        "GreaterEqual",
+        "NotEqual",
+    ):
         try:
             return tuple(int(size) for size in np.broadcast_shapes(*(each.shape for each in given)))
         except ValueError:
             return None
-    if kind in ("MatMul", "BatchMatMulV2", "BatchMatMul", "BatchMatMulV3") and all(len(each.shape) > 1 for each in given):
+    if kind in ("MatMul", "BatchMatMulV2", "BatchMatMul", "BatchMatMulV3") and all(
+        len(each.shape) > 1 for each in given
+    ):
         names = ("transpose_a", "transpose_b") if kind == "MatMul" else ("adj_x", "adj_y")
         one, other = (node.op.get_attr(name) for name in names)
         rows, columns = given[0].shape[-1 if one else -2], given[1].shape[-2 if other else -1]
@@ -168,13 +192,22 @@ def _shape(kernels: Kernels, node: Node, given: list[Tensor], flat: Flat) -> lis
     made = []
     for number, each in enumerate(given):
         value = np.array(each.shape)
-        made.append(Tensor((len(each.shape),), node.widths[number], kernels.memory.take(8 * len(each.shape), node, node.name), value))
+        made.append(
+            Tensor(
+                (len(each.shape),),
+                node.widths[number],
+                kernels.memory.take(8 * len(each.shape), node, node.name),
+                value,
+            )
+        )
     return made
 
 
 def _variable_shape(kernels: Kernels, node: Node, given: list[Tensor], flat: Flat) -> list[Tensor]:
     shape = () if given[0].variable is None else given[0].variable.shape
-    return [Tensor((len(shape),), node.widths[0], kernels.memory.take(8 * len(shape), node, node.name), np.array(shape))]
+    return [
+        Tensor((len(shape),), node.widths[0], kernels.memory.take(8 * len(shape), node, node.name), np.array(shape))
+    ]
 
 
 def _read(kernels: Kernels, node: Node, given: list[Tensor], flat: Flat) -> list[Tensor]:
@@ -329,7 +362,9 @@ def _loop(kernels: Kernels, node: Node, given: list[Tensor], flat: Flat) -> list
     for number in range(10**9):
         goes_on = _holds(kernels, condition, state)
         if goes_on is None:
-            kernels.guesses[f"how often the loop {node.name} runs is not known before it runs: one pass is counted"] = None
+            kernels.guesses[f"how often the loop {node.name} runs is not known before it runs: one pass is counted"] = (
+                None
+            )
             goes_on = number == 0
         if not goes_on:
             break
@@ -382,8 +417,8 @@ SPECIAL: dict[str, Rule] = {
     "Const": _constant, "NoOp": _nothing, "Assert": _nothing, "Shape": _shape, "ShapeN": _shape, "VariableShape": _variable_shape,
     "ReadVariableOp": _read, "AssignVariableOp": _assign, "AssignAddVariableOp": _assign, "AssignSubVariableOp": _assign,
     "EmptyTensorList": _new_list, "TensorListReserve": _new_list, "TensorListPushBack": _push, "TensorListPopBack": _pop,
-    "TensorListSetItem": _set_item, "TensorListGetItem": _get_item, "TensorListFromTensor": _from_tensor, "TensorListStack": _stack,
-    "TensorListConcatV2": _concat, "TensorListConcat": _concat,
+    "TensorListSetItem": _set_item, "TensorListGetItem": _get_item, "TensorListFromTensor": _from_tensor,
+    "TensorListStack": _stack, "TensorListConcatV2": _concat, "TensorListConcat": _concat,
     "TensorListLength": _length, "TensorListElementShape": _element_shape,
     "While": _loop, "StatelessWhile": _loop, "If": _choice, "StatelessIf": _choice, "Case": _choice, "StatelessCase": _choice,
 }  # fmt: skip

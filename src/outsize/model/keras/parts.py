@@ -68,7 +68,10 @@ def _read_by_gradients(flat: Flat, after: set[str]) -> tuple[set[str], set[str]]
 
 def as_events(followed: Followed) -> list[AllocationEvent]:
     """For a model of an allocator."""
-    return [AllocationEvent(number, alloc, buffer.id, buffer.bytes) for number, (alloc, buffer) in enumerate(followed.events)]
+    return [
+        AllocationEvent(number, alloc, buffer.id, buffer.bytes)
+        for number, (alloc, buffer) in enumerate(followed.events)
+    ]
 
 
 def alive_at(followed: Followed, event: int) -> list[Buffer]:
@@ -139,7 +142,9 @@ def timeline(followed: Followed, samples: tuple[Sample, ...], phases: dict[int, 
             at = followed.events[best[1]][1]
             label = moment(at, phases)
             line = line_of(at) or layer_of(at)
-            found.append(Layers(time=best[1], label=label, bytes=best[2], reserved=samples[best[1]].reserved, line=line))
+            found.append(
+                Layers(time=best[1], label=label, bytes=best[2], reserved=samples[best[1]].reserved, line=line)
+            )
             best = (-1, number, ())
     return tuple(found)
 

@@ -18,7 +18,9 @@ def tensorflow() -> Any:
     except ImportError:
         raise OutsizeError("TensorFlow is not installed: pip install 'outsize[tensorflow]'") from None
     if _numbers(str(tf.__version__)) < _numbers(FLOOR):
-        raise OutsizeError(f"TensorFlow {tf.__version__} is too old: Outsize needs TensorFlow {FLOOR} or newer, with Keras 3")
+        raise OutsizeError(
+            f"TensorFlow {tf.__version__} is too old: Outsize needs TensorFlow {FLOOR} or newer, with Keras 3"
+        )
     return tf
 
 
@@ -41,7 +43,9 @@ def keras() -> Any:
 
 def is_model(given: Any) -> bool:
     """True for a model of Keras 3."""
-    return any(kind.__module__.startswith("keras.src.models") and kind.__name__ == "Model" for kind in type(given).__mro__)
+    return any(
+        kind.__module__.startswith("keras.src.models") and kind.__name__ == "Model" for kind in type(given).__mro__
+    )
 
 
 def flatten(data: Any) -> list[Any]:

@@ -33,8 +33,8 @@ class Sum(NamedTuple):
 class SlicedStep:
     """Takes the place of `model.train_step`."""
 
-    def __init__(self, model: Any, rows: int, rules: Rules = Rules(), *, even: bool = False) -> None:
-        self.model, self.rows, self.rules = model, rows, rules
+    def __init__(self, model: Any, rows: int, rules: Rules | None = None, *, even: bool = False) -> None:
+        self.model, self.rows, self.rules = model, rows, rules or Rules()
         self.even = even
         """Every slice has as many samples: shapes are known while the step is traced."""
 
@@ -62,13 +62,17 @@ class SlicedStep:
             part = tf.nest.map_structure(lambda leaf: self._part(leaf, first, noted.rows), data)
             found, values = self._slice(part, noted, weights, layout, scaled, metrics)
             number = first // self.rows
-            added = [[_add(total, one, number) for total, one in zip(*pair, strict=True)] for pair in zip(sums, found, strict=True)]
+            added = [
+                [_add(total, one, number) for total, one in zip(*pair, strict=True)]
+                for pair in zip(sums, found, strict=True)
+            ]
             return first + self.rows, added, [old + new for old, new in zip(totals, values, strict=True)]
 
         groups, numbers = self._probe(data, layout, weights)
         count = -(-all_rows // self.rows)
         zeros = [
-            [_nothing(weight, count, sparse) for weight, sparse in zip(weights, layout.sparse, strict=True)] for _ in range(groups)
+            [_nothing(weight, count, sparse) for weight, sparse in zip(weights, layout.sparse, strict=True)]
+            for _ in range(groups)
         ]
         loop = tf.while_loop(
             lambda first, *_: first < all_rows, body, (tf.constant(0), zeros, [tf.constant(0.0)] * numbers),
@@ -102,9 +106,12 @@ class SlicedStep:
         found = []
         for goal in goals:
             gradients = tape.gradient(goal, weights)
-            layout.missing = [gradient is None and missing for gradient, missing in zip(gradients, layout.missing, strict=True)]
+            layout.missing = [
+                gradient is None and missing for gradient, missing in zip(gradients, layout.missing, strict=True)
+            ]
             layout.sparse = [
-                isinstance(gradient, tf.IndexedSlices) or sparse for gradient, sparse in zip(gradients, layout.sparse, strict=True)
+                isinstance(gradient, tf.IndexedSlices) or sparse
+                for gradient, sparse in zip(gradients, layout.sparse, strict=True)
             ]
             found.append([_parts(gradient, weight) for gradient, weight in zip(gradients, weights, strict=True)])
         del tape
@@ -116,7 +123,7 @@ class SlicedStep:
         return found, numbers
 
     def _loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any, noted: Slice) -> Any:
-        """The part of the loss whose share in the whole is known: all but terms with counts of their own; None if there is none."""
+        """The part of the loss whose share in the whole is known: all but terms with counts of their own; None without one."""
         tf, model = port.tensorflow(), self.model
         share = tf.cast(noted.rows, tf.float32) / tf.cast(noted.all_rows, tf.float32)
         if type(model).compute_loss is not port.keras().Model.compute_loss:
@@ -128,7 +135,9 @@ class SlicedStep:
         added = every[: len(every) - len(regular)]
         found = [term.weight * term.value for term in noted.terms if term.count is None]
         found += [tf.reduce_sum(tf.cast(loss, tf.float32)) * share for loss in regular]
-        found += [tf.reduce_sum(tf.cast(loss, tf.float32)) * (share if self.rules.added == "mean" else 1.0) for loss in added]
+        found += [
+            tf.reduce_sum(tf.cast(loss, tf.float32)) * (share if self.rules.added == "mean" else 1.0) for loss in added
+        ]
         return tf.add_n(found) if found else None
 
     def _probe(self, data: Any, layout: _Layout, weights: list[Any]) -> tuple[int, int]:
@@ -161,7 +170,11 @@ class _Layout:
         return int(self.static) + sum(self.open)
 
     def read(self, terms: list[Term], static: bool, weights: int) -> None:
-        self.weights, self.open, self.static = [term.weight for term in terms], [term.count is not None for term in terms], static
+        self.weights, self.open, self.static = (
+            [term.weight for term in terms],
+            [term.count is not None for term in terms],
+            static,
+        )
         self.missing, self.sparse = [True] * weights, [False] * weights
 
 
@@ -169,14 +182,20 @@ def _finish(sums: list[list[Any]], numbers: list[Any], layout: _Layout) -> Sum:
     """Divides by the true counts."""
     tf = port.tensorflow()
     values, shares = numbers[1::2], numbers[2::2]
-    factors = [tf.math.divide_no_nan(1.0, share) if is_open else 1.0 for share, is_open in zip(shares, layout.open, strict=True)]
-    of_groups = [None] * layout.static + [factor for factor, is_open in zip(factors, layout.open, strict=True) if is_open]
+    factors = [
+        tf.math.divide_no_nan(1.0, share) if is_open else 1.0
+        for share, is_open in zip(shares, layout.open, strict=True)
+    ]
+    of_groups = [None] * layout.static + [
+        factor for factor, is_open in zip(factors, layout.open, strict=True) if is_open
+    ]
     losses = [value * factor for value, factor in zip(values, factors, strict=True)]
     loss = numbers[0]
     for value, weight, is_open in zip(losses, layout.weights, layout.open, strict=True):
         loss = loss + weight * value if is_open else loss
     gradients = [
-        None if missing else _join([group[place] for group in sums], of_groups) for place, missing in enumerate(layout.missing)
+        None if missing else _join([group[place] for group in sums], of_groups)
+        for place, missing in enumerate(layout.missing)
     ]
     return Sum(gradients, loss, losses)
 
@@ -187,7 +206,8 @@ def _join(parts: list[Any], factors: list[Any]) -> Any:
     sparse = isinstance(parts[0], tuple)
     dense = [part[0].concat() if sparse else part for part in parts]
     scaled = [
-        part if factor is None else part * tf.cast(factor, part.dtype) for part, factor in zip(dense, factors, strict=True)
+        part if factor is None else part * tf.cast(factor, part.dtype)
+        for part, factor in zip(dense, factors, strict=True)
     ]
     total = scaled[0] if len(scaled) == 1 else tf.add_n(scaled)
     return tf.IndexedSlices(total, parts[0][1].concat(), parts[0][2]) if sparse else total
