@@ -1,5 +1,6 @@
 """Every example of README.md and docs/ runs: Python blocks of a page share a namespace, `$ outsize ...` lines are executed."""
 
+import importlib.util
 import os
 import pathlib
 import re
@@ -15,7 +16,13 @@ BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: pathlib.Path, language: str) -> list[str]:
-    return [code for name, _, code in BLOCK.findall(page.read_text()) if name == language]
+    """Examples in a language; one that says `needs PACKAGE` behind it runs where that is installed."""
+    found = [
+        (code, info.partition("needs ")[2].split())
+        for name, info, code in BLOCK.findall(page.read_text())
+        if name == language
+    ]
+    return [code for code, needs in found if all(importlib.util.find_spec(name) for name in needs)]
 
 
 def run_outsize(line: str, folder: pathlib.Path) -> None:

@@ -26,9 +26,9 @@ from outsize.model.torch_port.parts import require_torch
 
 def fit(
     model: Any,
-    loss: Callable[[Any, Any], Any] | None,
-    optimizer: Any,
-    batch: Any,
+    loss: Callable[[Any, Any], Any] | None = None,
+    optimizer: Any = None,
+    batch: Any = None,
     *,
     budget: int | str | None = None,
     device: Any = None,

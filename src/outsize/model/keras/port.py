@@ -1,0 +1,57 @@
+"""TensorFlow and Keras, imported when they are first needed, and the private parts of them that are used."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from outsize.core.errors import OutsizeError
+
+FLOOR = "2.16"
+"""The oldest TensorFlow that works: the first with Keras 3."""
+
+
+def tensorflow() -> Any:
+    """TensorFlow, or one sentence that says how to get it."""
+    try:
+        import tensorflow as tf
+    except ImportError:
+        raise OutsizeError("TensorFlow is not installed: pip install 'outsize[tensorflow]'") from None
+    if _numbers(str(tf.__version__)) < _numbers(FLOOR):
+        raise OutsizeError(
+            f"TensorFlow {tf.__version__} is too old: Outsize needs TensorFlow {FLOOR} or newer, with Keras 3"
+        )
+    return tf
+
+
+def keras() -> Any:
+    """Keras 3 on TensorFlow, or one sentence."""
+    tensorflow()
+    try:
+        import keras as found
+    except ImportError:
+        raise OutsizeError("Keras is not installed: pip install 'outsize[tensorflow]'") from None
+    if not str(found.__version__).startswith("3."):
+        raise OutsizeError(f"Keras {found.__version__} is too old: Outsize needs Keras 3")
+    if found.backend.backend() != "tensorflow":
+        raise OutsizeError(
+            f"Keras runs on {found.backend.backend()} here: Outsize follows Keras models on TensorFlow; "
+            "KERAS_BACKEND=tensorflow chooses it, before Keras is imported"
+        )
+    return found
+
+
+def is_model(given: Any) -> bool:
+    """True for a model of Keras 3."""
+    return any(
+        kind.__module__.startswith("keras.src.models") and kind.__name__ == "Model" for kind in type(given).__mro__
+    )
+
+
+def flatten(data: Any) -> list[Any]:
+    """Leaves of nested data, without None."""
+    return [leaf for leaf in tensorflow().nest.flatten(data) if leaf is not None]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
