@@ -14,6 +14,8 @@ from outsize.model.torch_port import dispatch, fake_cuda, parts, patches
 
 SOURCE = Path(outsize.__file__).parent
 PORT = SOURCE / "model" / "torch_port"
+OF_OTHERS = (SOURCE / "model" / "jax", SOURCE / "model" / "keras")
+"""Rooms of other frameworks: what is private there is not torch's, and torch is not named."""
 OTHERS = {
     "_asdict", "_replace",  # of named tuples
     "_getframe", "_current_frames", "_exit",  # of sys and os
@@ -88,11 +90,22 @@ def own_names() -> set[str]:
 OURS = own_names() - {"_buffers", "_version", "_schema", "_parameters", "_base", "_cdata"}
 
 
+def imported(text):
+    """Modules that a file imports."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
 def test_private_parts_of_torch_are_used_in_one_folder_only():
     found = {}
     for path in sorted(SOURCE.rglob("*.py")):
         name = path.relative_to(SOURCE).as_posix()
-        if PORT not in path.parents:
+        if any(room in path.parents for room in OF_OTHERS):
+            assert "torch" not in {name.split(".")[0] for name in imported(path.read_text())}
+        elif PORT not in path.parents:
             private = set(private_parts(path.read_text(), OURS)) - CARD.get(name, set())
             if private:
                 found[name] = private
