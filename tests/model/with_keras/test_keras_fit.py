@@ -75,12 +75,12 @@ def test_batch_normalization_is_named_and_not_sliced(models):
     model = keras.Sequential([keras.Input((16, 16, 3)), *net])
     model.compile("sgd", "mse")
     batch = np.random.default_rng(0).random((32, 16, 16, 3), dtype="float32"), np.ones((32, 1), "float32")
-    before = [np.array(variable.value) for variable in model.variables]
+    before = [np.asarray(variable.value).copy() for variable in model.variables]
     with pytest.raises(BudgetError, match="norm normalises over the batch") as error:
         outsize.fit(model, batch=batch, budget=part_of_plain(model, batch))
     assert error.value.smallest == error.value.needed
     for old, new in zip(before, model.variables, strict=True):
-        assert np.array_equal(old, np.array(new.value))  # the trial left no trace
+        assert np.array_equal(old, np.asarray(new.value))  # the trial left no trace
 
 
 def test_dropout_is_sliced_only_where_other_masks_are_allowed(models):

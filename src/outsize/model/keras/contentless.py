@@ -32,7 +32,7 @@ def empty_variables() -> Iterator[None]:
             shape=spec.shape, dtype=spec.dtype, **{name: given[name] for name in kept if given.get(name) is not None}
         )
 
-    with tf.init_scope(), tf.variable_creator_scope(create):
+    with tf.variable_creator_scope(create):
         yield
 
 
@@ -74,6 +74,6 @@ def data_of(model: Any, rows: int) -> tuple[Any, Any]:
     losses = tf.nest.flatten(model.loss)
     outputs = tf.nest.flatten(model.outputs)
     losses = losses * len(outputs) if len(losses) == 1 else losses
-    inputs = tf.nest.map_structure(bound, model.input)
+    inputs = [bound(tensor) for tensor in model.inputs]
     targets = [target(tensor, loss) for tensor, loss in zip(outputs, losses, strict=True)]
-    return inputs, targets[0] if len(targets) == 1 else targets
+    return inputs[0] if len(inputs) == 1 else inputs, targets[0] if len(targets) == 1 else targets

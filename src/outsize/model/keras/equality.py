@@ -68,7 +68,8 @@ def _few(data: Any) -> Any:
 def state_kept(model: Any) -> Iterator[None]:
     """Variables that are no weights have their values again afterwards."""
     kept = [
-        (variable, np.array(variable.value)) for variable in (*model.non_trainable_variables, *model.metrics_variables)
+        (variable, np.asarray(variable.value).copy())
+        for variable in (*model.non_trainable_variables, *model.metrics_variables)
     ]
     try:
         yield
@@ -81,9 +82,9 @@ def _is_random(model: Any, data: Any) -> bool:
     """True where a forward pass moves the state of a generator."""
     x, _, _ = port.keras().utils.unpack_x_y_sample_weight(data)
     seeds = [variable for variable in model.non_trainable_variables if "seed" in variable.path]
-    before = [np.array(variable.value) for variable in seeds]
+    before = [np.asarray(variable.value).copy() for variable in seeds]
     model(x, training=True) if model._call_has_training_arg else model(x)
-    return any(not np.array_equal(old, np.array(new.value)) for old, new in zip(before, seeds, strict=True))
+    return any(not np.array_equal(old, np.asarray(new.value)) for old, new in zip(before, seeds, strict=True))
 
 
 @contextlib.contextmanager
@@ -125,7 +126,7 @@ def _array(gradient: Any) -> Any:
 
 
 def _is_equal(whole: list[Any], sliced: list[Any], model: Any) -> bool:
-    close = CLOSE.get(str(model.compute_dtype), 0.02)
+    close = max(CLOSE.get(str(layer.compute_dtype), 0.02) for layer in model._flatten_layers())
     for one, other in zip(whole, sliced, strict=True):
         if (one is None) != (other is None):
             return False
