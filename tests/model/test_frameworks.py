@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+import importlib.util
 import types
 
 import pytest
 import torch
 
+import outsize
 from outsize.model.frameworks import framework_of
 
 
@@ -94,3 +96,11 @@ def test_closures_are_looked_into():
         return lambda batch: weights_of(1, batch)
 
     assert framework_of(make()) == "jax"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is not None, reason="TensorFlow is installed")
+def test_a_framework_that_is_not_installed_is_named_with_its_extra():
+    with pytest.raises(outsize.OutsizeError, match=r"pip install 'outsize\[tensorflow\]'"):
+        outsize.estimate(imports_inside)
+    with pytest.raises(outsize.OutsizeError, match="compiled Keras model"):
+        outsize.fit(KerasModel(), batch=3)
