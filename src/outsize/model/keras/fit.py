@@ -28,8 +28,8 @@ MEANINGLESS = ("device", "host", "weights", "own_step", "clip", "scaler", "batch
 FEW = 3
 """Slices that are followed, and one more."""
 LOOP_COST = 0.03
-"""Part of a step's time that a further slice adds: 8 slices took 1.20 times the processor time of the plain step of a transformer and
-of dense layers."""
+"""Part of a step's time that a further slice adds: 8 slices took 1.20 times the processor time of the plain step of a
+transformer and of dense layers."""
 
 
 class FittedModel:
