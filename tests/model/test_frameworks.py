@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 import sys
 import types
 
@@ -111,3 +112,11 @@ def test_a_framework_that_is_missing_is_named_with_its_extra(monkeypatch):
         with pytest.raises(outsize.OutsizeError, match=r"outsize\[jax\]") as caught:
             call()
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is not None, reason="TensorFlow is installed")
+def test_tensorflow_is_named_with_its_extra_where_it_is_not_installed():
+    with pytest.raises(outsize.OutsizeError, match=r"pip install 'outsize\[tensorflow\]'"):
+        outsize.estimate(imports_inside)
+    with pytest.raises(outsize.OutsizeError, match="compiled Keras model"):
+        outsize.fit(KerasModel(), batch=3)

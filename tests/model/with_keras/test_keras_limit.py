@@ -22,7 +22,7 @@ if sys.argv[1] == "fitted":
 print(model.train_on_batch(x, y))
 """
 LIMIT = 1700 << 20
-"""The plain step holds more than 1.1 GiB of tensors beside 0.6 GiB of TensorFlow and the batch."""
+"""The plain step holds more than 1.1 GiB of tensors beside 0.5 GiB of TensorFlow and the batch."""
 
 
 def test_a_limit_that_kills_the_plain_step_lets_the_fitted_one_live(tf):
