@@ -41,6 +41,7 @@ def test_kills_at_random_moments_are_taken_up_without_doing_finished_tiles_again
     wanted = (x.T if work == "slow-turned" else x) * 2
     target = tmp_path / f"out-{work}.npy"
     started = tmp_path / "started"
+    log = Path(partial_path(str(target)) + JOURNAL) / "log"
     kills = resumed = waited = 0
     while kills < KILLS:
         started.unlink(missing_ok=True)
@@ -49,6 +50,10 @@ def test_kills_at_random_moments_are_taken_up_without_doing_finished_tiles_again
         while not started.exists() and child.poll() is None and time.monotonic() - began < 20:
             time.sleep(0.005)
         time.sleep(rng.random() * 0.45)
+        while (
+            kills == KILLS - 1 and child.poll() is None and not has_tiles(log)
+        ):  # the last kill leaves something to take up
+            time.sleep(0.005)
         if child.poll() is None:
             child.kill()
             child.communicate()
@@ -61,6 +66,14 @@ def test_kills_at_random_moments_are_taken_up_without_doing_finished_tiles_again
     assert waited or work == "slow"  # a transposition leaves halves of pages behind
     started.unlink()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.npy"]
+
+
+def has_tiles(log: Path) -> bool:
+    """True where a journal notes a finished tile."""
+    try:
+        return "\ntile " in log.read_text()
+    except OSError:  # it is not there yet, or no more
+        return False
 
 
 def check_finished(child: forks.Child, target: Path, wanted: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> int:
