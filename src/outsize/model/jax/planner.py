@@ -6,6 +6,7 @@ on a few samples is not used: the remedy at fault is left out, and the plan says
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from outsize.core.memory import Allowance
 from outsize.core.units import format_bytes
 from outsize.model.jax.batches import Axes, read_axes
 from outsize.model.jax.choice import Choice
+from outsize.model.jax.compiled import find_device
 from outsize.model.jax.describe import describe
 from outsize.model.jax.learn import Learnt, learn, same
 from outsize.model.jax.private_parts import require_jax
@@ -73,7 +75,22 @@ def _learn(request: Request, params: Any, batch: Any, axes: Axes) -> Learnt:
         few = learn(params, request.loss, batch, replace(axes, rows=1))
         why = "you left them out" if "slices" in request.without else "the arrays have no contents to try them on"
         return Learnt(None, why, few.plain)
-    return learn(params, request.loss, batch, axes)
+    return _tried(request, params, batch, lambda params, batch: learn(params, request.loss, batch, axes))  # type: ignore[no-any-return]
+
+
+def _tried(request: Request, params: Any, batch: Any, trial: Callable[[Any, Any], Any]) -> Any:
+    """Run a trial of a few samples on the host, whose gradients take nothing of a card then; there, if it only runs there."""
+    host = None if request.device.platform == "cpu" else find_device("cpu")
+    if host is None:
+        return trial(params, batch)
+    jax = require_jax()
+    try:
+        with jax.default_device(host):
+            return trial(*jax.device_put((params, batch), host))
+    except OutsizeError:
+        raise
+    except Exception:  # a kernel of the card alone
+        return trial(params, batch)
 
 
 def _fault(request: Request, work: Work, params: Any, batch: Any, axes: Axes, choice: Choice) -> str | None:
@@ -81,12 +98,17 @@ def _fault(request: Request, work: Work, params: Any, batch: Any, axes: Axes, ch
     if not request.real or not choice.segments:
         return None
     jax = require_jax()
-    few, small = axes.take(batch, [0, axes.rows - 1][: axes.rows]), replace(axes, rows=min(2, axes.rows))
-    plain, again = (
-        jax.jit(gradients_for(work, small, one))(params, few)
-        for one in (Choice(), replace(choice, slices=1, ordered=False))
-    )
-    return None if same(plain, again) else "checkpoint"
+    small = replace(axes, rows=min(2, axes.rows))
+
+    def equal(params: Any, batch: Any) -> bool:
+        few = axes.take(batch, [0, axes.rows - 1][: axes.rows])
+        plain, again = (
+            jax.jit(gradients_for(work, small, one))(params, few)
+            for one in (Choice(), replace(choice, slices=1, ordered=False))
+        )
+        return same(plain, again)
+
+    return None if _tried(request, params, batch, equal) else "checkpoint"
 
 
 def _refused(search: Search, allowance: Allowance, notes: list[str]) -> OutsizeError:

@@ -14,7 +14,7 @@ from typing import Any
 from outsize.core.errors import OutsizeError
 
 FLOOR = "0.7.0"
-"""The oldest JAX that was tried; the newest is 0.10.2."""
+"""The oldest JAX that was tried; the newest is 0.11.2."""
 PACKAGE = str(Path(__file__).parents[2])
 
 
@@ -72,6 +72,19 @@ def element_bytes(dtype: Any) -> int:
     if getattr(dtype, "name", "") == "float0":
         return 0
     return int(dtype.itemsize)
+
+
+def scan_counts(equation: Any) -> tuple[int, int]:
+    """(constants, carries) of a scan, by the ranks: rows of stacks have one axis less inside. Versions name them differently."""
+    body = inner_jaxpr(equation.params["jaxpr"])
+    outside, inside = (
+        [len(getattr(atom.aval, "shape", ())) for atom in atoms]
+        for atoms in ((*equation.invars, *equation.outvars), (*body.invars, *body.outvars))
+    )
+    stacked = [one != other for one, other in zip(outside, inside, strict=True)]
+    given = len(equation.invars)
+    carry = stacked[given:].count(False)
+    return stacked[:given].count(False) - carry, carry
 
 
 def bind(equation: Any, values: list[Any]) -> list[Any]:

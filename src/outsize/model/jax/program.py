@@ -144,7 +144,10 @@ class _Reader:
             inputs = self._batch_first(equation, inputs, line)
         outputs = [self._value(var.aval, name, line) for var in equation.outvars]
         shapes = tuple(tuple(getattr(atom.aval, "shape", ())) for atom in equation.invars)
-        made = Operator(name, inputs, outputs, equation.params, line, shapes)
+        params = dict(equation.params)
+        if name == "scan":
+            params["num_consts"], params["num_carry"] = parts.scan_counts(equation)
+        made = Operator(name, inputs, outputs, params, line, shapes)
         for value in outputs:
             value.maker = made
         self.operators.append(made)

@@ -103,7 +103,7 @@ class _Segments:
         if equation.primitive.name != "scan":
             return parts.bind(equation, values)
         jax, params = parts.require_jax(), equation.params
-        constants, carry = params["num_consts"], params["num_carry"]
+        constants, carry = parts.scan_counts(equation)
         closed = params["jaxpr"]
 
         def body(state: Any, row: Any) -> tuple[list[Any], list[Any]]:
