@@ -476,7 +476,7 @@ def main():
         jitted = jax.jit(function, donate_argnums=donate)
         lowered = jitted.lower(*args)
         made, truth = lowered.compile(), least(lowered)
-        absent = "cuda" if jax.default_backend() == "cpu" else "cpu"
+        absent = "cuda" if jax.default_backend() == "cpu" else "tpu"  # not "cpu": beside a card that one is there too
         bound = outsize.estimate(jitted, *args, device=absent).peak_requested.bound
         row = {
             "step": name,

@@ -3,8 +3,8 @@
     python benchmarks/jax_steps_h200.py [--out FILE.json] [NAME ...]      all ten, four at a time
 
 For each: the estimate for the card (XLA's own bytes), the bound from the jaxpr (what is said without a card), and
-`peak_bytes_in_use` after two steps. That peak is never reset, and tuning of kernels while XLA compiles counts too. So each kind is
-compiled in one process and measured in another, which finds the program in JAX's compilation cache.
+`peak_bytes_in_use` after two steps. That peak is never reset, and tuning of kernels while XLA compiles counts too. So each kind
+is compiled in one process and measured in another, which finds the program in JAX's compilation cache.
 """
 
 from __future__ import annotations
