@@ -4,7 +4,7 @@
 
 Overhead: AMP and AdamW steps of GPT-2 small, 16x512, stretches with and without a watch in turns: the ratio of the medians, and
 of the processor time that `outsize watch PID` takes beside it. Leaks: programs whose tensors lie on the card, the line that leaks
-is marked; and programs that only look like it, which must stay silent. Each runs in a process of its own. Needs torch with CUDA."""
+is marked; and programs that only look like it, which must stay silent. Each runs in a process of its own. Needs CUDA."""
 
 from __future__ import annotations
 
