@@ -101,6 +101,7 @@ def test_the_entry_point_names_the_plugin():
 
 def test_where_the_mark_cannot_be_reset_looking_is_said_to_be_all(monkeypatch):
     monkeypatch.setattr(peak_module, "_reset_high_water", lambda: False)
+    monkeypatch.setattr(PeakMeter, "_read_children", lambda self: 0)  # those of other tests come and go
     with PeakMeter("block", budget=MiB) as meter:
         block = bytearray(b"1") * (64 * MiB)
         peak_module.threading.Event().wait(0.1)
