@@ -85,6 +85,7 @@ PLANTED = {
     "outsize.model.fitting.run.loss": "outsize.model.fitting.learn.findings",
     "outsize.array.kernels.planted": "outsize.array.passes.base",
     "outsize.array.graph.node": "outsize.array.graph.frame",
+    "outsize.array.api.lanes": "outsize.array.functions.sorting",
 }
 """One import that goes up, for each contract: who imports -> what."""
 

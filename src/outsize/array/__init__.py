@@ -3,7 +3,7 @@
 Elementwise functions, creation, manipulation, reductions, running sums, products, indexing, masks, order
 statistics, sorting, sets, windows, and in namespaces of their own Fourier transforms (`fft`), linear algebra
 (`linalg`) and random numbers (`random`). What has a length that depends on data (masks, `nonzero`, `unique_*`) is counted
-at the call. Each module of `api` says in its `__all__` what of it is public here.
+at the call. Each module of `functions` says in its `__all__` what of it is public here.
 """
 
 # ruff: noqa: F403  (what the star brings is the module's `__all__`)
@@ -14,34 +14,34 @@ from typing import Any as _Any
 
 import numpy as _np
 
-from outsize.array import api as _api
 from outsize.array import fft as fft
+from outsize.array import functions as _of
 from outsize.array import linalg as linalg
 from outsize.array import random as random
-from outsize.array.api.blockwise import *
-from outsize.array.api.creation import *
-from outsize.array.api.elementwise import *
-from outsize.array.api.histograms import *
-from outsize.array.api.inspection import *
-from outsize.array.api.inspection import Info as __array_namespace_info__  # noqa: F401
-from outsize.array.api.joining import *
 from outsize.array.api.lazy import Array as Array
-from outsize.array.api.manipulation import *
-from outsize.array.api.numerics import *
-from outsize.array.api.order_statistics import *
-from outsize.array.api.products import *
-from outsize.array.api.reductions import *
-from outsize.array.api.sets import *
-from outsize.array.api.sorting import *
-from outsize.array.api.ufuncs import *
-from outsize.array.api.without_nan import *
+from outsize.array.functions.blockwise import *
+from outsize.array.functions.creation import *
+from outsize.array.functions.elementwise import *
+from outsize.array.functions.histograms import *
+from outsize.array.functions.inspection import *
+from outsize.array.functions.inspection import Info as __array_namespace_info__  # noqa: F401
+from outsize.array.functions.joining import *
+from outsize.array.functions.manipulation import *
+from outsize.array.functions.numerics import *
+from outsize.array.functions.order_statistics import *
+from outsize.array.functions.products import *
+from outsize.array.functions.reductions import *
+from outsize.array.functions.sets import *
+from outsize.array.functions.sorting import *
+from outsize.array.functions.ufuncs import *
+from outsize.array.functions.without_nan import *
 from outsize.array.linalg import cross as cross
 from outsize.array.linalg import diagonal as diagonal
 from outsize.array.linalg import trace as trace
 
 _SUBJECTS = (
-    _api.blockwise, _api.creation, _api.elementwise, _api.histograms, _api.inspection, _api.joining, _api.manipulation,
-    _api.numerics, _api.order_statistics, _api.products, _api.reductions, _api.sets, _api.sorting, _api.ufuncs, _api.without_nan,
+    _of.blockwise, _of.creation, _of.elementwise, _of.histograms, _of.inspection, _of.joining, _of.manipulation,
+    _of.numerics, _of.order_statistics, _of.products, _of.reductions, _of.sets, _of.sorting, _of.ufuncs, _of.without_nan,
 )  # fmt: skip
 _NAMES = (
     "Array", "open", "fft", "linalg", "random", "cross", "diagonal", "trace",

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.api.creation import arange
-from outsize.array.api.elementwise import real
 from outsize.array.api.lanes import in_lanes
 from outsize.array.api.lazy import Array, _as_node
-from outsize.array.api.manipulation import concat, flip, pad, roll
-from outsize.array.api.ufuncs import conj, exp
+from outsize.array.functions.creation import arange
+from outsize.array.functions.elementwise import real
+from outsize.array.functions.manipulation import concat, flip, pad, roll
+from outsize.array.functions.ufuncs import conj, exp
 from outsize.array.graph.barrier import Settled
 from outsize.array.graph.build import axis_index, permute, whole
 from outsize.array.graph.node import Node

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outsize.array.api import large_matrices as large
-from outsize.array.api.creation import eye, tril, zeros
-from outsize.array.api.elementwise import asarray, real, where
 from outsize.array.api.lanes import in_lanes
 from outsize.array.api.lazy import Array, _as_node
-from outsize.array.api.manipulation import (
+from outsize.array.functions.creation import eye, tril, zeros
+from outsize.array.functions.elementwise import asarray, real, where
+from outsize.array.functions.manipulation import (
     broadcast_to,
     concat,
     expand_dims,
@@ -31,8 +31,8 @@ from outsize.array.api.manipulation import (
     squeeze,
     stack,
 )
-from outsize.array.api.products import matmul, tensordot, vecdot, vector_norm
-from outsize.array.api.ufuncs import conj
+from outsize.array.functions.products import matmul, tensordot, vecdot, vector_norm
+from outsize.array.functions.ufuncs import conj
 from outsize.array.graph.build import axis_index, axis_tuple, whole
 from outsize.array.kernels.blas import packing
 from outsize.array.plan.prepare import resolve_budget

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from xarray.namedarray.parallelcompat import ChunkManagerEntrypoint
 
-from outsize.array.api.elementwise import asarray
 from outsize.array.api.lazy import Array
+from outsize.array.functions.elementwise import asarray
 from outsize.array.graph.build import source
 from outsize.array.run.results import compute_node
 from outsize.array.store.formats.pieces import ObjectStore

@@ -1,1 +1,1 @@
-"""The functions of `outsize.array`, by subject, and the lazy array they make."""
+"""The lazy array that users hold: its methods, keys, protocols and expressions."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.api.elementwise import asarray
 from outsize.array.api.lazy import Array
-from outsize.array.api.sets import searchsorted
+from outsize.array.functions.elementwise import asarray
+from outsize.array.functions.sets import searchsorted
 from outsize.array.graph.binned import count_bins
 from outsize.array.store.base import Block
 from outsize.core.errors import InputError

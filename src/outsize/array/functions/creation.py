@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.api.elementwise import asarray, where
 from outsize.array.api.lazy import Array, check_device
-from outsize.array.api.manipulation import broadcast_to, reshape, swapaxes
+from outsize.array.functions.elementwise import asarray, where
+from outsize.array.functions.manipulation import broadcast_to, reshape, swapaxes
 from outsize.array.graph import build as make
 from outsize.array.graph.node import Range
 from outsize.core.errors import InputError

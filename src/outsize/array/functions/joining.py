@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.api.elementwise import asarray
 from outsize.array.api.lazy import Array
-from outsize.array.api.manipulation import concat, flip, reshape, swapaxes
+from outsize.array.functions.elementwise import asarray
+from outsize.array.functions.manipulation import concat, flip, reshape, swapaxes
 from outsize.array.graph import build as make
 from outsize.core.errors import InputError
 

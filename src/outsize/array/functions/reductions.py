@@ -8,10 +8,10 @@ from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 
-from outsize.array.api.creation import full
-from outsize.array.api.elementwise import asarray
 from outsize.array.api.lazy import Array
-from outsize.array.api.manipulation import concat
+from outsize.array.functions.creation import full
+from outsize.array.functions.elementwise import asarray
+from outsize.array.functions.manipulation import concat
 from outsize.array.graph import build as make
 from outsize.core.errors import InputError
 

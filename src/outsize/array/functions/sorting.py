@@ -10,7 +10,7 @@ import numpy as np
 
 from outsize.array.api.lanes import in_lanes, turn_along
 from outsize.array.api.lazy import Array
-from outsize.array.api.manipulation import flip
+from outsize.array.functions.manipulation import flip
 from outsize.array.graph import build as make
 from outsize.array.graph.external_sort import places, sort_lanes
 from outsize.array.store.base import Block

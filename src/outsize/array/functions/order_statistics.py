@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.api.elementwise import asarray
 from outsize.array.api.lazy import Array
+from outsize.array.functions.elementwise import asarray
 from outsize.array.graph import build as make
 from outsize.array.graph.barrier import Lane, Select, Settled
 from outsize.array.graph.external_sort import sort_lanes

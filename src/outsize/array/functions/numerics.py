@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.api.blockwise import map_blocks
-from outsize.array.api.elementwise import asarray, imag, isclose, real, where
 from outsize.array.api.lazy import Array, apply
-from outsize.array.api.manipulation import broadcast_to, concat, diff, expand_dims, reshape
-from outsize.array.api.products import cov, tensordot
-from outsize.array.api.reductions import cumsum
+from outsize.array.functions.blockwise import map_blocks
+from outsize.array.functions.elementwise import asarray, imag, isclose, real, where
+from outsize.array.functions.manipulation import broadcast_to, concat, diff, expand_dims, reshape
+from outsize.array.functions.products import cov, tensordot
+from outsize.array.functions.reductions import cumsum
 from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import operation
 from outsize.array.store.base import Block

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.api.elementwise import asarray
 from outsize.array.api.lazy import Array, _as_node, apply
-from outsize.array.api.manipulation import broadcast_arrays, concat, permute_dims
+from outsize.array.functions.elementwise import asarray
+from outsize.array.functions.manipulation import broadcast_arrays, concat, permute_dims
 from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import operation
 from outsize.core.errors import InputError

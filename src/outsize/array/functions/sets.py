@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from outsize.array.api.elementwise import asarray
 from outsize.array.api.lazy import Array, as_indices
-from outsize.array.api.manipulation import broadcast_to, concat, stack
-from outsize.array.api.sorting import argsort, sort
+from outsize.array.functions.elementwise import asarray
+from outsize.array.functions.manipulation import broadcast_to, concat, stack
+from outsize.array.functions.sorting import argsort, sort
 from outsize.array.graph import build as make
 from outsize.array.graph.external_sort import sort_lanes
 from outsize.array.graph.filter import Search, flat_mask, keep

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.api.elementwise import asarray
 from outsize.array.api.lazy import Array, _as_node, apply, as_indices
+from outsize.array.functions.elementwise import asarray
 from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import WHERE, operation
 from outsize.array.graph.elementwise import broadcast_shapes as _common_shape
@@ -276,7 +276,7 @@ def _margin(array: Array, axis: int, mode: str, count: int, fill: Any) -> Node:
     if mode in _SUMMARIES:
         found = {"minimum": array.min, "maximum": array.max, "mean": array.mean}.get(mode)
         if found is None:
-            from outsize.array.api.order_statistics import median
+            from outsize.array.functions.order_statistics import median
 
             one = median(array, axis, keepdims=True)
         else:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.api.elementwise import asarray, where
 from outsize.array.api.lazy import Array, apply
-from outsize.array.api.manipulation import expand_dims, gather, moveaxis
-from outsize.array.api.order_statistics import median, quantile
-from outsize.array.api.reductions import cumprod, cumsum
-from outsize.array.api.sorting import sort
+from outsize.array.functions.elementwise import asarray, where
+from outsize.array.functions.manipulation import expand_dims, gather, moveaxis
+from outsize.array.functions.order_statistics import median, quantile
+from outsize.array.functions.reductions import cumprod, cumsum
+from outsize.array.functions.sorting import sort
 from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import operation
 from outsize.core.errors import InputError
