@@ -12,14 +12,14 @@ from outsize.core.memory import Limit
 from outsize.core.units import parse_bytes
 from outsize.failure.case import Case
 from outsize.failure.explain import diagnose, explain
-from outsize.failure.framework import FRAMEWORKS
+from outsize.failure.framework import read_frameworks
 from outsize.failure.message.read import FORMATS
 from outsize.failure.remedy import REMEDIES
 from outsize.machine import memory
 from outsize.machine.fake import FakeMachine
 
 GiB, MiB = 2**30, 2**20
-FRAMEWORK_NAMES = sorted({*FRAMEWORKS, *(row.framework for row in FORMATS)})
+FRAMEWORK_NAMES = sorted({*read_frameworks(), *(row.framework for row in FORMATS)})
 SIZES = st.none() | st.integers(1, 200 * GiB) | st.sampled_from([20 * MiB, 2 * GiB, 24 * GiB])
 EXTRA = {
     "reserved_unallocated_bytes": SIZES,

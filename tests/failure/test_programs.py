@@ -5,8 +5,7 @@ import pytest
 
 import outsize
 from outsize.core.failure import CauseName
-from outsize.failure.program_table import PROGRAMS, programs_of
-from outsize.failure.program_tools import MANAGERS, PLACES
+from outsize.failure.program import programs_of, read_programs
 from outsize.failure.work import Work, work_of
 
 FULL = (
@@ -150,6 +149,6 @@ def test_what_a_user_says_of_a_remark_is_not_taken_for_the_failure():
 
 
 def test_no_program_is_two_rows_and_none_matches_a_plain_message():
-    names = [row.name for row in (*PROGRAMS, *MANAGERS, *PLACES)]
+    names = [row.name for rows in read_programs().values() for row in rows]
     assert len(names) == len(set(names))
     assert programs_of(FULL, "pytorch") == ()

@@ -1,11 +1,16 @@
 """What a row about a framework or a program may say: ways out, limits and how they are raised.
 
-In: nothing. Out: `Advice`, a way out with the line to use and when it helps, and `Framework`, what is known of one framework.
+In: a table of TOML (`frameworks.toml`, `programs.toml`). Out: `Advice`, a way out with the line to use and when it helps, and
+`Framework`, what is known of one framework. A key that is no field, or a name that nothing has, is an error.
 """
 
 from __future__ import annotations
 
+import pathlib
+import tomllib
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 from outsize.core.failure import CauseName, Exactness
 from outsize.failure.work import Work
@@ -15,6 +20,15 @@ BITWISE, ROUNDING, APPROXIMATE = Exactness.BITWISE, Exactness.ROUNDING, Exactnes
 NEED, FULL, LIMIT, OTHERS = CauseName.TRUE_NEED, CauseName.ALREADY_FULL, CauseName.LIMIT, CauseName.OTHER_PROCESS
 HOST_CAUSES = (NEED, FULL, LIMIT, CauseName.MACHINE, CauseName.KILLED, CauseName.LEAK, CauseName.LARGER_THAN_MACHINE)
 SERVING_CAUSES = (NEED, OTHERS, CauseName.LARGER_THAN_DEVICE)
+
+_CAUSES = {"host": HOST_CAUSES, "serving": SERVING_CAUSES, **{cause.name.lower(): (cause,) for cause in CauseName}}
+_WORKS = {
+    "training": (Work.TRAINS, Work.UNKNOWN),
+    "tuning": (Work.TRAINS, Work.UNKNOWN, Work.LOADS),
+    "using": (Work.INFERS, Work.PAINTS, Work.LOADS, Work.SERVES, Work.EVALUATES),
+    **{work.name.lower(): (work,) for work in Work},
+}
+"""Names that tables use: one cause or work, or a group of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +96,19 @@ class Framework:
     """How an array becomes smaller."""
     advice: tuple[Advice, ...] = ()
     """What it alone offers."""
+
+
+def read_table(name: str) -> dict[str, Any]:
+    """A table that stands beside this file."""
+    return tomllib.loads((pathlib.Path(__file__).parent / name).read_text("utf-8"))
+
+
+def read_advice(row: Mapping[str, Any], **usual: Any) -> Advice:
+    """A way out from its row; `usual` has what the row leaves out."""
+    fields = usual | {"name" if key == "do" else key: tuple(v) if isinstance(v, list) else v for key, v in row.items()}
+    for key, names in (("causes", _CAUSES), ("works", _WORKS)):
+        if key in row:
+            fields[key] = sum((names[name] for name in row[key]), ())
+    if "exactness" in row:
+        fields["exactness"] = Exactness[row["exactness"].upper()]
+    return Advice(**fields)

@@ -20,11 +20,10 @@ from outsize.core.noun import Known
 from outsize.core.spec import Spec
 from outsize.failure import signs
 from outsize.failure.advice import BITWISE, Framework
-from outsize.failure.framework import ALLOCATOR_SETTINGS, VARIABLES, framework
+from outsize.failure.framework import ALLOCATOR_SETTINGS, framework, list_variables
 from outsize.failure.growth import rise
 from outsize.failure.message.clean import clean
-from outsize.failure.program import Program
-from outsize.failure.program_table import managers_of, places_of, programs_of
+from outsize.failure.program import Program, managers_of, places_of, programs_of
 from outsize.failure.work import Work, work_of
 
 CONTEXT = 3 * 2**29
@@ -467,7 +466,7 @@ def _rounding(size: int) -> int:
 
 def process_settings() -> dict[str, str]:
     """The allocator settings of this very process."""
-    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    return {name: os.environ[name] for name in list_variables() if name in os.environ}
 
 
 def pair_of_long_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:

@@ -2,21 +2,30 @@
 
 In: a text. Out: the `Program`s that it shows, the most telling first. A message alone names a framework; the module paths of
 its traceback, its command line and its log tell whose program it was. There the knobs are that program's own, and code for
-somebody else's array helps nobody. A row of `program_models` or `program_tools` is one program.
+somebody else's array helps nobody. `programs.toml` has the programs, and is read when the first text is explained.
 """
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from outsize.core.failure import CauseName, Exactness
-from outsize.failure.advice import APPROXIMATE, HOST_CAUSES, Advice
+from outsize.core.failure import CauseName
+from outsize.failure.advice import APPROXIMATE, HOST_CAUSES, Advice, read_advice, read_table
 from outsize.failure.signs import SPARED
-from outsize.failure.work import Work
 
 KILLS = (CauseName.KILLED, CauseName.LIMIT, CauseName.MACHINE)
 DEVICE_CAUSES = (CauseName.TRUE_NEED, CauseName.ALREADY_FULL, CauseName.LARGER_THAN_DEVICE, CauseName.LARGER_THAN_LIMIT)
+
+_USUAL: dict[str, dict[str, Any]] = {
+    "device": {"causes": DEVICE_CAUSES, "place": "device", "exactness": APPROXIMATE},
+    "ram": {"causes": HOST_CAUSES, "place": "cpu", "exactness": APPROXIMATE},
+    "killed": {"causes": KILLS, "place": "cpu", "already": SPARED.pattern},
+}
+"""Where memory ran out -> what its ways out have in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,37 +42,28 @@ class Program:
     """The framework without which it is not that program; empty for any."""
 
 
-def program(name: str, signs: str, *advice: Advice, only: str = "") -> Program:
-    """A row."""
-    return Program(name, re.compile(signs), advice, only)
+def _read_program(row: Mapping[str, Any]) -> Program:
+    advice = tuple(read_advice(way, **_USUAL[way.pop("where")]) for way in row["ways"])
+    return Program(row["name"], re.compile("".join(row["signs"])), advice, row.get("only", ""))
 
 
-def on_device(
-    name: str,
-    how: str,
-    costs: str = "time, or smaller results",
-    *works: Work,
-    exactness: Exactness = APPROXIMATE,
-    already: str = "",
-    without: tuple[str, ...] = (),
-) -> Advice:
-    """A way out for a program whose device is full."""
-    return Advice(
-        name, how, DEVICE_CAUSES, costs, exactness, place="device", works=works, already=already, without=without
-    )
+@functools.cache
+def read_programs() -> dict[str, tuple[Program, ...]]:
+    """Every program, by what it is for, those that say most of the work first."""
+    return {kind: tuple(map(_read_program, rows)) for kind, rows in read_table("programs.toml").items()}
 
 
-def where_it_ran(name: str, how: str, costs: str = "nothing") -> Advice:
-    """A way out for a program that was killed where it ran."""
-    return Advice(name, how, KILLS, costs, place="cpu", already=SPARED.pattern)
+def programs_of(text: str, framework: str) -> tuple[Program, ...]:
+    """Programs that the text shows, where that framework failed."""
+    rows = (row for kind in ("models", "data", "biology", "builds", "services") for row in read_programs()[kind])
+    return tuple(row for row in rows if row.only in ("", framework) and row.signs.search(text) is not None)
 
 
-def in_ram(
-    name: str,
-    how: str,
-    costs: str = "time",
-    *works: Work,
-    exactness: Exactness = APPROXIMATE,
-) -> Advice:
-    """A way out for a program that fills RAM."""
-    return Advice(name, how, HOST_CAUSES, costs, exactness, place="cpu", works=works)
+def managers_of(text: str) -> tuple[Program, ...]:
+    """What started the program and asks for memory on its behalf."""
+    return tuple(row for row in read_programs()["managers"] if row.signs.search(text) is not None)
+
+
+def places_of(text: str) -> tuple[Program, ...]:
+    """Where the program ran: a cluster, a container, a build server."""
+    return tuple(row for row in read_programs()["places"] if row.signs.search(text) is not None)
