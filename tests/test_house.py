@@ -36,6 +36,7 @@ SURFACE = [
     "memory",
     "open",
     "save",
+    "shrink",
     "size",
     "watch",
 ]
@@ -76,6 +77,7 @@ def lint_imports(folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
 
 PLANTED = {
     "outsize.core.planted": "outsize.machine",
+    "outsize.compression.method": "outsize.compression.search",
     "outsize.model.kernels.call_events": "outsize.model.tracing.ledger",
     "outsize.model.tracing.ledger": "outsize.model.tracing.tracer",
     "outsize.model.kernels.layouts": "outsize.model.kernels.cuda",

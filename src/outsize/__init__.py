@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from outsize.array.api.empty import empty as empty
     from outsize.array.api.together import compute as compute
     from outsize.array.api.together import save as save
+    from outsize.compression.shrink import shrink as shrink
     from outsize.factor.decompose import decompose as decompose
     from outsize.failure.explain import explain as explain
     from outsize.failure.guard import guard as guard
@@ -59,6 +60,7 @@ _VERBS = {
     "memory": "outsize.machine",
     "open": "outsize.array",
     "save": "outsize.array.api.together",
+    "shrink": "outsize.compression.shrink",
     "size": "outsize.sizing",
     "watch": "outsize.monitor.watching",
 }

@@ -18,6 +18,7 @@ KINDS = {
     "Conversion": "conversion", "FootprintChange": "footprint_change", "MeasuredPeak": "measured_peak",
     "Diagnosis": "failure", "FitPlan": "fitting", "Footprint": "footprint", "Plan": "plan",
     "Reading": "memory", "Receipt": "footprint", "Recording": "recording", "Replay": "allocation", "Sizing": "sizing",
+    "Shrinking": "shrinking",
 }  # fmt: skip
 """Name of a noun that is an answer -> its module in `core`."""
 LARGEST = 256 * 2**20

@@ -35,6 +35,7 @@ DRAWINGS = {
     "Receipt": "outsize.report.footprint",
     "Recording": "outsize.report.recording",
     "Replay": "outsize.report.replay",
+    "Shrinking": "outsize.report.shrinking",
     "Sizing": "outsize.report.sizing",
 }
 """Name of the noun's class -> the module whose `draw` draws it."""

@@ -1,0 +1,108 @@
+"""What a method of making a model smaller is, and how one is added.
+
+A method looks at a model and offers candidates: one place (`site`) and one level each ("the layer `blocks.3.fc1` at rank 24").
+The search applies candidates to copies, counts the bytes that are left and measures the loss on the user's data. So a method
+declares neither bytes nor loss: it only says what can be done, and does it.
+
+To add a method: a class with the names below in a file of `methods/` (or a folder beside it), and a line in `METHODS` of
+`methods/__init__.py`. Rules that `apply` keeps:
+
+- The model that it gets is a copy whose modules are new and whose tensors are those of the user's model. Put new parameters and
+  modules in; never write into a tensor that is there.
+- Candidates of earlier stages may have changed the model. Find the site by its name. Where it is gone, or is no longer what the
+  method needs, return the model as it is.
+- What it leaves is smaller in bytes now, not masked. The forward pass takes and gives the same shapes and dtypes as before.
+- It draws no random numbers, so that the same candidate gives the same model twice.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from outsize.core.failure import Exactness
+
+
+class Stage(enum.IntEnum):
+    """The order in which candidates are applied. A later stage sees what the earlier ones left.
+
+    What removes comes before what rewrites, and narrow dtypes come last: pruned or factored weights can be rounded, rounded ones
+    cannot be pruned well.
+    """
+
+    BLOCKS = 1
+    CHANNELS = 2
+    ROWS = 3
+    FACTORS = 4
+    PRECISION = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What a method may look at."""
+
+    model: Any
+    """The user's model in evaluation mode. It is not changed."""
+    batches: Sequence[Any]
+    """Some of the user's data."""
+    loss: Callable[[Any, Any], Any]
+    """`loss(model, batch)`: a scalar, or (total, count)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One method at one place and one level."""
+
+    method: str
+    """Name of the method."""
+    site: str
+    """Name of the module that it changes, as in `named_modules`; "" is the whole model."""
+    level: str
+    """How far it goes, in a few words: `int8`, `rank 24`, `half of the heads`."""
+    stage: Stage
+    """When it is applied."""
+    touches: frozenset[str]
+    """Names of all modules whose own parameters it changes. Two candidates of one stage that touch the same module exclude
+    each other."""
+    apply: Callable[[Any], Any]
+    """model -> model, by the rules above."""
+
+
+class Method(Protocol):
+    """A way to make a model smaller. The properties may be plain attributes of the class."""
+
+    @property
+    def name(self) -> str:
+        """One word or two, which `methods=` takes."""
+        ...
+
+    @property
+    def exactness(self) -> Exactness:
+        """What it does to results."""
+        ...
+
+    @property
+    def saves(self) -> str:
+        """What it saves, in a few words."""
+        ...
+
+    @property
+    def costs(self) -> str:
+        """What it costs, in a few words."""
+        ...
+
+    @property
+    def needs(self) -> str:
+        """What the model must have, in a few words."""
+        ...
+
+    @property
+    def loads(self) -> str:
+        """What a process needs to load the result, beside torch and the model's own code."""
+        ...
+
+    def candidates(self, subject: Subject) -> list[Candidate]:
+        """What can be done, for each site the gentlest level first; empty where the model lacks what the method needs."""
+        ...
