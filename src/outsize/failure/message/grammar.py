@@ -169,7 +169,7 @@ class Pattern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One wording of one program: a row of a list."""
+    """One wording of one program: a row of `formats.toml`."""
 
     name: str
     """Label of the format."""
@@ -193,24 +193,3 @@ class Format:
     """Read in text with its line breaks, for formats in which they mean something."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Readings that follow from the format itself."""
-
-
-def form(
-    name: str,
-    framework: str,
-    anchor: str,
-    *clauses: str | Pattern,
-    each: Mapping[str, str] | None = None,
-    unless: str | None = None,
-    **rest: Any,
-) -> Format:
-    """A row of a list of formats."""
-    return Format(
-        name=name,
-        framework=framework,
-        anchor=Pattern(anchor),
-        clauses=tuple(clause if isinstance(clause, Pattern) else Pattern(clause) for clause in clauses),
-        each={title: Pattern(part) for title, part in (each or {}).items()},
-        unless=None if unless is None else Pattern(unless),
-        **rest,
-    )

@@ -1,6 +1,6 @@
 """Text -> `Failure`, or None where it is no message of a program that ran out of memory.
 
-The formats are rows of lists, asked in the order of `FORMATS`: the telling ones first, bare words last. A format is read
+The formats are rows of `formats.toml`, asked in its order: the telling ones first, bare words last. A format is read
 in the text with its line breaks turned to spaces and, where lines were cut mid-word, with the breaks taken out; the reading
 that fills more fields wins. Numbers no memory can have (an unsigned counter that went below zero, a corrupt length) are
 kept as they were printed and named in `extra`.
@@ -14,25 +14,11 @@ from typing import Any
 
 from outsize.core.failure import Failure
 from outsize.failure.framework import framework
-from outsize.failure.message import engine_formats, language_formats, system_formats, tensor_formats, torch_formats
 from outsize.failure.message.clean import Cleaned, clean
+from outsize.failure.message.formats import read_formats
 from outsize.failure.message.grammar import SIZED, Format, Pattern, is_dtype, read_size
 
-FORMATS: tuple[Format, ...] = (
-    *torch_formats.FORMATS,
-    *tensor_formats.TENSORFLOW,
-    *tensor_formats.LIBRARIES,
-    *tensor_formats.XLA,
-    *engine_formats.ENGINES,
-    *language_formats.LANGUAGES,
-    *system_formats.CLUSTER,
-    *system_formats.KERNEL,
-    *torch_formats.LAST,
-    *system_formats.NAMES,
-    *language_formats.BARE,
-    *system_formats.EXITS,
-    *system_formats.WORDS,
-)
+FORMATS = read_formats()
 """Every format, most telling first."""
 
 SAYING = SIZED | {"shape", "pid"}
