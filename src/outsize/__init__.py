@@ -19,21 +19,29 @@ from outsize.core.noun import Drawing, set_drawing
 if TYPE_CHECKING:
     from outsize import array as array
     from outsize import factor as factor
+    from outsize.array import arange as arange
+    from outsize.array import full as full
+    from outsize.array import linspace as linspace
+    from outsize.array import ones as ones
     from outsize.array import open as open
+    from outsize.array import zeros as zeros
     from outsize.array.api.empty import empty as empty
     from outsize.array.api.together import compute as compute
     from outsize.array.api.together import save as save
+    from outsize.array.feed.source import DataSource as DataSource
+    from outsize.array.run.contents import show as show
+    from outsize.array.run.convert import convert as convert
     from outsize.compression.shrink import shrink as shrink
     from outsize.factor.decompose import decompose as decompose
     from outsize.failure.explain import explain as explain
+    from outsize.failure.guard import explain_uncaught as explain_uncaught
     from outsize.failure.guard import guard as guard
-    from outsize.failure.guard import install as install
     from outsize.machine import budget as budget
     from outsize.machine import memory as memory
     from outsize.model.estimation.calibration import calibrate as calibrate
-    from outsize.model.estimation.calibration import keep as keep
+    from outsize.model.estimation.calibration import learn_from_run as learn_from_run
     from outsize.model.estimation.estimate import estimate as estimate
-    from outsize.model.fitting.data_loader import loader as loader
+    from outsize.model.fitting.data_loader import data_loader as data_loader
     from outsize.model.fitting.fit import fit as fit
     from outsize.model.fitting.largest_batch import batch_size as batch_size
     from outsize.monitor.watching import watch as watch
@@ -43,28 +51,39 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _VERBS = {
+    "DataSource": "outsize.array.feed.source",
+    "arange": "outsize.array",
     "batch_size": "outsize.model.fitting.largest_batch",
     "budget": "outsize.machine",
     "calibrate": "outsize.model.estimation.calibration",
     "compute": "outsize.array.api.together",
+    "convert": "outsize.array.run.convert",
+    "data_loader": "outsize.model.fitting.data_loader",
     "decompose": "outsize.factor.decompose",
     "empty": "outsize.array.api.empty",
     "estimate": "outsize.model.estimation.estimate",
     "explain": "outsize.failure",
+    "explain_uncaught": "outsize.failure",
     "fit": "outsize.model.fitting.fit",
+    "full": "outsize.array",
     "guard": "outsize.failure",
-    "install": "outsize.failure",
-    "keep": "outsize.model.estimation.calibration",
-    "loader": "outsize.model.fitting.data_loader",
+    "learn_from_run": "outsize.model.estimation.calibration",
+    "linspace": "outsize.array",
     "log_to": "outsize.report.outputs.loggers",
     "memory": "outsize.machine",
+    "ones": "outsize.array",
     "open": "outsize.array",
     "save": "outsize.array.api.together",
     "shrink": "outsize.compression.shrink",
+    "show": "outsize.array.run.contents",
     "size": "outsize.sizing",
     "watch": "outsize.monitor.watching",
+    "zeros": "outsize.array",
 }
 """Public verb -> the module it lives in."""
+
+_OLD = {"install": "explain_uncaught", "keep": "learn_from_run", "loader": "data_loader"}
+"""Names of version 0.1 -> what they are called now. They go with the next version."""
 
 _ROOMS: tuple[str, ...] = ("array", "factor")
 """Rooms that are public as they are."""
@@ -75,6 +94,11 @@ __all__ = ["BudgetError", "InputError", "OutOfMemory", "OutsizeError", "StoreErr
 def __getattr__(name: str) -> Any:
     if name in _VERBS:
         return getattr(importlib.import_module(_VERBS[name]), name)
+    if name in _OLD:
+        import warnings
+
+        warnings.warn(f"outsize.{name} is called outsize.{_OLD[name]} now", DeprecationWarning, stacklevel=2)
+        return __getattr__(_OLD[name])
     if name in _ROOMS:
         return importlib.import_module(f"outsize.{name}")
     raise AttributeError(f"module 'outsize' has no attribute {name!r}")

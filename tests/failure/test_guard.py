@@ -131,8 +131,8 @@ def run_program(code):
 def test_install_explains_what_ends_a_program():
     answer = run_program("""
         import outsize
-        outsize.install()
-        outsize.install()
+        outsize.explain_uncaught()
+        outsize.explain_uncaught()
         import numpy as np
         np.empty(10**13)
     """)
@@ -144,7 +144,7 @@ def test_install_explains_what_ends_a_program():
 def test_install_explains_what_ends_a_thread():
     answer = run_program("""
         import threading, numpy as np, outsize
-        outsize.install()
+        outsize.explain_uncaught()
         thread = threading.Thread(target=lambda: np.empty(10**13))
         thread.start(); thread.join()
     """)
@@ -152,7 +152,7 @@ def test_install_explains_what_ends_a_thread():
 
 
 def test_install_leaves_other_errors_as_they_are():
-    answer = run_program("import outsize; outsize.install(); raise KeyError('x')")
+    answer = run_program("import outsize; outsize.explain_uncaught(); raise KeyError('x')")
     assert answer.returncode == 1 and "outsize" not in answer.stderr
 
 

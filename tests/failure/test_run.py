@@ -41,15 +41,35 @@ def run(folder, code, *words, before="", options=()):
     return subprocess.run(shell, capture_output=True, text=True, timeout=180, cwd=folder)
 
 
-def test_a_program_that_does_well_is_not_spoken_of(tmp_path):
-    answer = run(tmp_path, "import sys; print(__name__, sys.argv[1:]); sys.exit(7)", "--epochs", "3")
+def test_a_program_that_does_well_is_not_spoken_of_where_that_is_asked(tmp_path):
+    code = "import sys; print(__name__, sys.argv[1:]); sys.exit(7)"
+    answer = run(tmp_path, code, "--epochs", "3", options=("--quiet",))
     assert (answer.returncode, answer.stdout, answer.stderr) == (7, "__main__ ['--epochs', '3']\n", "")
 
 
 def test_another_error_is_left_as_it_is(tmp_path):
     answer = run(tmp_path, "raise KeyError('lr')")
     assert answer.returncode == 1
-    assert "KeyError: 'lr'" in answer.stderr and "outsize" not in answer.stderr.replace(str(tmp_path), "")
+    assert "KeyError: 'lr'" in answer.stderr and "cause" not in answer.stderr
+    assert "ended with status 1" in answer.stderr.splitlines()[-1]
+
+
+def test_a_program_that_went_well_ends_with_its_peak_its_course_and_its_largest_line(tmp_path):
+    code = """
+        import ctypes, time
+        held = []
+        for _ in range(6):
+            held.append(ctypes.create_string_buffer(b"x" * (40 * 2**20)))
+            time.sleep(0.2)
+        print("done")
+    """
+    answer = run(tmp_path, textwrap.dedent(code))
+    assert answer.returncode == 0 and answer.stdout == "done\n"
+    said = float(answer.stderr.split("peak of ")[1].split(" MiB of RAM (exact)")[0])
+    assert 240 <= said < 400
+    assert "█" in answer.stderr and "program.py:5 in <module>" in answer.stderr
+    answer = run(tmp_path, "print('mine')", options=("--json",))
+    assert json.loads(answer.stdout)["kind"] == "ProgramRun" and answer.stderr == "mine\n"
 
 
 def test_an_error_at_the_top_is_explained_after_its_traceback(tmp_path):
@@ -71,7 +91,7 @@ def test_what_was_held_between_two_readings_is_in_the_peak(tmp_path):
     """
     answer = run(tmp_path, f"import time\ntime.sleep(1)\n{textwrap.dedent(code)}", options=("--peak",))
     assert answer.stdout == "let go"
-    said = float(answer.stderr.split("at least ")[1].split(" MiB")[0])
+    said = float(answer.stderr.split("peak of ")[1].split(" MiB")[0])
     assert 300 <= said < 340
 
 

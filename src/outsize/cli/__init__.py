@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from outsize.cli.examples import show_examples
 from outsize.cli.streams import prepare_streams
 from outsize.core.errors import InputError, OutsizeError
 
@@ -23,6 +24,7 @@ VERBS = {
     "compute": "compute an array expression on files larger than memory, inside a budget",
     "convert": "rewrite an array in another dtype or format, and report the loss of accuracy",
     "decompose": "keep a tensor larger than memory as a few small factors, with a known error",
+    "show": "show what is in a file: format, arrays, shapes, dtypes, bytes",
     "memory": "show the memory of this machine, what limits it, and who holds it",
     "size": "show how many bytes tensors take, and where they fit",
     "estimate": "show how much memory a training or inference step will take, without a card",
@@ -31,6 +33,7 @@ VERBS = {
     "report": "make one HTML page of an answer (--json), a recording or a CUDA snapshot",
     "watch": "watch the memory of this machine, a process or a program, and say what grows and who keeps it",
     "tour": "show what Outsize does, in under a minute",
+    "completion": "print the lines that let a shell complete verbs and options: bash, zsh or fish",
 }
 """Verb -> its help line, in the order they are listed."""
 
@@ -42,9 +45,36 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**options)
         self._negative_number_matcher = re.compile("^-[^-]")  # `-x * 2` and `-1,3` are what was asked, not options
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As ever, but a verb that does not exist is answered with the nearest ones."""
+        word = next((word for word in args or () if not word.startswith("-")), None)
+        if self.prog == "outsize" and word is not None and word not in VERBS:
+            raise InputError(f"there is no verb {word!r}{suggest_verb(word)} (outsize --help lists them)")
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the whole usage."""
         raise InputError(f"{message} (see {self.prog} --help)")
+
+
+_MEANT = {
+    "ls": "show", "info": "show", "cat": "show", "head": "show", "inspect": "show", "describe": "show", "open": "show",
+    "top": "watch", "monitor": "watch", "profile": "watch", "free": "memory", "gpu": "memory", "ram": "memory",
+    "why": "explain", "oom": "explain", "debug": "explain", "bytes": "size", "calc": "size", "calculate": "size", "shape": "size",
+    "exec": "run", "train": "run", "python": "run", "predict": "estimate", "fit": "estimate", "plan": "compute",
+    "cast": "convert", "save": "convert", "compress": "decompose", "html": "report", "demo": "tour", "help": "tour",
+}  # fmt: skip
+"""What people type -> the verb that does it."""
+
+
+def suggest_verb(word: str) -> str:
+    """`: did you mean size?`, or nothing where no verb is near."""
+    import difflib  # slow to load, and only needed for a mistake
+
+    lower = word.lower()
+    begun = [verb for verb in VERBS if verb.startswith(lower) or lower.startswith(verb)]
+    near = [_MEANT[lower]] if lower in _MEANT else begun or difflib.get_close_matches(lower, VERBS, n=2, cutoff=0.55)
+    return f": did you mean {' or '.join(near)}?" if near else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,8 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(error, status=2)
     except OutsizeError as error:
         return _complain(error, status=1)
-    except KeyboardInterrupt:
-        return _complain("interrupted", status=130)
+    except KeyboardInterrupt as error:
+        return _complain("; ".join(["interrupted", *getattr(error, "__notes__", ())]), status=130)
     except BrokenPipeError:  # the reader (head, less) has gone: nothing to say, and no traceback at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -73,7 +103,7 @@ def _dispatch(words: list[str]) -> int:
     if not words:
         return _welcome()
     verb = words[0] if words[0] in VERBS else None
-    parser = _build_parser(verb)
+    parser = build_parser(verb)
     args = parser.parse_args(words)
     if verb is None:
         parser.print_help()
@@ -81,7 +111,7 @@ def _dispatch(words: list[str]) -> int:
     return int(args.run(args))
 
 
-def _build_parser(verb: str | None) -> argparse.ArgumentParser:
+def build_parser(verb: str | None) -> argparse.ArgumentParser:
     """The parser with every verb's help line, and the arguments of the verb in use."""
     from outsize import __version__
 
@@ -89,7 +119,10 @@ def _build_parser(verb: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"outsize {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", title="verbs")
     for name, line in VERBS.items():
-        sub = verbs.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".", allow_abbrev=False)
+        sub = verbs.add_parser(
+            name, help=line, description=line[0].upper() + line[1:] + ".", allow_abbrev=False, epilog=show_examples(name),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
         if name == verb:
             module = importlib.import_module(f"outsize.cli.{name}")
             module.add_arguments(sub)

@@ -11,9 +11,9 @@ from outsize.array import Array, open
 from outsize.array.api.expression import evaluate
 from outsize.array.api.together import plan_save, save
 from outsize.array.run.results import plan_compute
+from outsize.cli.measured_run import MeasuredRun
 from outsize.core.errors import InputError, OutsizeError
 from outsize.machine import budget
-from outsize.report.progress import terminal_listener
 
 _PRINTED = 10_000
 """The most elements of a result that is printed; a larger one needs --out."""
@@ -50,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device-budget", metavar="BYTES", help="device memory that may be held (default: 80%% of free)"
     )
     parser.add_argument("--tf32", action="store_true", help="let products of float32 be rounded to TF32 on the device")
+    parser.add_argument(
+        "--explain", action="store_true", help="also say what each step took, beside what was planned (with --out)"
+    )
     parser.add_argument("--plan", action="store_true", help="show what it would read, write and hold, and stop")
 
 
@@ -67,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     result = _evaluate(last[1], arrays)
     if last[0] is not None:
         arrays[last[0]] = result
+    if args.explain and (args.plan or not args.out):
+        raise InputError("--explain says how a run to a file went: give --out FILE, and leave --plan out")
     if args.device_budget and not args.device:
         raise InputError(f"--device-budget {args.device_budget} is for work on a device: give --device with it")
     try:
@@ -115,30 +120,30 @@ def _targets(outs: list[str], arrays: dict[str, Array]) -> dict[str, Array]:
 
 def _save_all(targets: dict[str, Array], args: argparse.Namespace) -> int:
     where = {"device": args.device, "tf32": args.tf32}
-    if args.plan or args.json:
-        plan = plan_save(targets, args.budget, **where)
+    plan = plan_save(targets, args.budget, **where)
     if args.plan:
         report.show(plan, args.json)
         return 0 if plan.fits else 1
-    saved = save(targets, args.budget, terminal_listener() or False, **where)
-    if args.json:
-        report.show(plan, True)
-    else:
-        sys.stdout.write("".join(f"{array!r}\n" for array in saved.values()))
+    with MeasuredRun(plan, args.explain) as run:
+        saved = save(targets, args.budget, run.listener, **where)
+    report.show(
+        run.outcome([(path, array.shape, array.dtype.name, array.nbytes) for path, array in saved.items()]), args.json
+    )
     return 0
 
 
 def _show(result: Array, args: argparse.Namespace) -> int:
     where, out = {"device": args.device, "tf32": args.tf32}, args.out[0] if args.out else None
-    if args.plan or (out and args.json):
+    if args.plan or out:
         saves = out or result.size > _PRINTED
         plan = result.plan(args.budget, out, **where) if saves else plan_compute(result.node, args.budget, **where)
     if args.plan:
         report.show(plan, args.json)
         return 0 if plan.fits else 1
     if out:
-        saved = result.save(out, budget=args.budget, progress=terminal_listener() or False, **where)
-        report.show(plan, args.json) if args.json else sys.stdout.write(f"{saved!r}\n")
+        with MeasuredRun(plan, args.explain) as run:
+            saved = result.save(out, budget=args.budget, progress=run.listener, **where)
+        report.show(run.outcome([(out, saved.shape, saved.dtype.name, saved.nbytes)]), args.json)
         return 0
     if result.size > _PRINTED:
         raise InputError(f"the result has {result.size} elements: give --out FILE")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 
 from outsize import report
 from outsize.core.errors import InputError
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert or measure."""
     from outsize.array.run.convert import convert
+    from outsize.monitor.peak import PeakMeter
 
     if args.target is None and not args.check:
         raise InputError("say where to write: outsize convert SOURCE TARGET, or --check to only measure")
@@ -37,12 +39,13 @@ def run(args: argparse.Namespace) -> int:
         options["shape"] = _lengths(args.shape, "--shape")
     if args.raw_dtype is not None:
         options["raw_dtype"] = args.raw_dtype
-    done = convert(
-        args.source, None if args.check else args.target, args.dtype, budget=args.budget,
-        chunks=None if args.chunks is None else _lengths(args.chunks, "--chunks"),
-        compress=not args.no_compression, listener=None if args.json else default_listener(), **options,
-    )  # fmt: skip
-    report.show(done, args.json)
+    with PeakMeter("convert") as meter:
+        done = convert(
+            args.source, None if args.check else args.target, args.dtype, budget=args.budget,
+            chunks=None if args.chunks is None else _lengths(args.chunks, "--chunks"),
+            compress=not args.no_compression, listener=None if args.json else default_listener(), **options,
+        )  # fmt: skip
+    report.show(dataclasses.replace(done, measured=meter.peaks()[0].bytes), args.json)
     return 0
 
 

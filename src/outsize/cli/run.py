@@ -11,13 +11,20 @@ from rich.text import Text
 
 from outsize import report
 from outsize.core.errors import InputError
+from outsize.core.memory import Part
+from outsize.core.noun import Known
+from outsize.core.program_run import ProgramRun
 from outsize.core.recording import Finding, Note
-from outsize.core.units import format_bytes
 from outsize.failure.run import run as run_watched
 from outsize.monitor.outside import Outside
 from outsize.monitor.recorder import Item, Recorder
 from outsize.monitor.tree import TreeReading
+from outsize.monitor.watched import NOTABLE, Watched, growth_by_line, thin
+from outsize.report.program_run import draw_course, say
 from outsize.report.recording import draw_finding
+
+_LINES = 3
+"""Lines of code that are named after a run that went well."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--record", metavar="FILE", help="with --watch: write everything to this file, for outsize watch FILE"
     )
-    parser.add_argument("--peak", action="store_true", help="print the peak also if all went well")
+    parser.add_argument("--peak", action="store_true", help="say only the peak, in one line, if all went well")
+    parser.add_argument("--quiet", action="store_true", help="say nothing if all went well")
     parser.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ...", help="run a module, as python -m does"
     )
@@ -50,16 +58,12 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--record needs --watch: write  outsize run --watch --record run.watch train.py")
     ends: list[Callable[[], None]] = []
     listen = _watcher(words, args.record, ends) if args.watch else None
-    status, diagnosis, watched = run_watched(words, listen=listen)
+    output = sys.stderr.buffer if args.json else None  # standard output is for the JSON then
+    status, diagnosis, watched = run_watched(words, listen=listen, output=output)
     for end in ends:
         end()
-    if args.peak:
-        held = (
-            f"peak of at least {format_bytes(watched.peak)} of RAM"
-            if watched.peak
-            else "it ended before its memory could be read"
-        )
-        sys.stderr.write(f"outsize: {held}\n")
+    if diagnosis.failure is None and not args.quiet:
+        _say_how_it_went(words, status, watched, args)
     if diagnosis.failure is not None:
         if args.report:
             pathlib.Path(args.report).write_text(report.to_json(diagnosis) + "\n")
@@ -69,6 +73,25 @@ def run(args: argparse.Namespace) -> int:
             report.show(Text("\noutsize: why memory ran out", style="bold"), stderr=True)
             report.show(diagnosis, stderr=True)
     return status
+
+
+def _say_how_it_went(words: list[str], status: int, watched: Watched, args: argparse.Namespace) -> None:
+    """The peak, memory over time and the lines that took most, apart from what the program wrote."""
+    went = ProgramRun(
+        command=tuple(words), status=status, seconds=watched.seconds, peak=watched.peak or None, largest=watched.largest,
+        processes=max(1, len(watched.seen)), timeline=thin(watched),
+        lines=tuple(
+            Part(name=line, bytes=size, known=Known.ESTIMATE)
+            for line, size in growth_by_line(watched).most_common(_LINES)
+            if line and size >= NOTABLE
+        ),
+    )  # fmt: skip
+    if args.json:
+        report.show(went, as_json=True)
+        return
+    report.show(Text.assemble("outsize: ", say(went)), stderr=True)
+    if not args.peak:
+        report.show(draw_course(went), stderr=True)
 
 
 def _watcher(

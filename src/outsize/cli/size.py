@@ -1,8 +1,9 @@
-"""`outsize size 1,256,1024,1021 --dtype float32`."""
+"""`outsize size 1,256,1024,1021 --dtype float32`, `outsize size x.npy`."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 
 from outsize import report
@@ -17,7 +18,10 @@ _DIGITS = 100
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "shapes", nargs="+", metavar="SHAPE", help="1,256,1024,1021; with its own dtype: 384,192:float16"
+        "shapes",
+        nargs="+",
+        metavar="SHAPE",
+        help="1,256,1024,1021; with its own dtype: 384,192:float16; or a file, whose header says both",
     )
     parser.add_argument("--dtype", default="float32", help="element type where the shape names none (float32)")
     parser.add_argument("--count", type=_count, default=1, metavar="N", help="this many copies of all of it")
@@ -38,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
 
 def read_tensor(text: str, dtype: str) -> Spec:
     """`1,256,1024,1021`, `(384, 192)`, `384x192`, `384,192:float16` -> a spec."""
+    if not re.match(r"[\s(\[]*-?\d+\s*([,x×:)\]]|$)", text) and os.path.lexists(text.partition("::")[0]):
+        return _read_file(text)
     lengths, colon, own = text.partition(":")
     bare = lengths.strip().strip("[]() ").rstrip(",")
     if not bare:
@@ -48,6 +54,19 @@ def read_tensor(text: str, dtype: str) -> Spec:
         bare = re.sub(r"[x×]", ",", bare)
     axes = [_length(word.strip(), text) for word in bare.split(",")]
     return Spec.of(axes, own if colon else dtype)
+
+
+def _read_file(path: str) -> Spec:
+    """The array of a file, by its header."""
+    from outsize.array.run.contents import show
+
+    contents = show(path)
+    if contents.count > 1:
+        raise InputError(
+            f"{path} holds {contents.count} arrays: outsize show {path} lists them, "
+            f"outsize size {path}::{contents.arrays[0].key} sizes one"
+        )
+    return Spec.of(contents.arrays[0].shape, contents.arrays[0].dtype)
 
 
 def _length(word: str, text: str) -> int:

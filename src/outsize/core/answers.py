@@ -15,8 +15,9 @@ from outsize.core.errors import InputError, StoreError
 from outsize.core.noun import Noun, from_plain
 
 KINDS = {
-    "Conversion": "conversion", "FootprintChange": "footprint_change", "MeasuredPeak": "measured_peak",
-    "Diagnosis": "failure", "FitPlan": "fitting", "Footprint": "footprint", "Plan": "plan",
+    "Contents": "contents", "Conversion": "conversion", "FootprintChange": "footprint_change", "MeasuredPeak": "measured_peak",
+    "Diagnosis": "failure", "FitPlan": "fitting", "Footprint": "footprint", "Outcome": "outcome", "Plan": "plan",
+    "ProgramRun": "program_run",
     "Reading": "memory", "Receipt": "footprint", "Recording": "recording", "Replay": "allocation", "Sizing": "sizing",
     "Shrinking": "shrinking",
 }  # fmt: skip

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from outsize.core.noun import Noun
+from outsize.core.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,10 @@ class Conversion(Noun):
     """How long it took."""
     notes: tuple[str, ...] = ()
     """What a user should know about these numbers, a sentence each."""
+    plan: Plan | None = None
+    """What it was to hold, read and write."""
+    measured: int | None = None
+    """The most that the process held beyond what it held before; None where nobody measured."""
 
     derived: ClassVar[tuple[str, ...]] = ("saved",)
 

@@ -2,10 +2,13 @@
 
 OutsizeError
 ├── InputError    a user's mistake: a bad shape, an unknown dtype, a missing file   (also a ValueError)
+│   ├── MissingExtra  a package that this work needs is not installed           (also an ImportError)
+│   └── SeveralArrays a file holds several arrays, and none was named
 ├── BudgetError   the work does not fit the budget; names the smallest budget that works
 ├── OutOfMemory   memory ran out while running, in spite of the plan                (also a MemoryError)
 └── StoreError    a file or store could not be read or written as asked             (also an OSError)
-    └── MissingPath   a file or folder that is not there                        (also an InputError)
+    ├── MissingPath   a file or folder that is not there                        (also an InputError)
+    └── NotAnArray    a file or folder that holds no array Outsize can read     (also an InputError)
 """
 
 from __future__ import annotations
@@ -19,6 +22,15 @@ class OutsizeError(Exception):
 
 class InputError(OutsizeError, ValueError):
     """The user gave something that cannot be used; the message says what it was and what would be accepted."""
+
+
+class SeveralArrays(InputError):
+    """A file holds several arrays, and none was named."""
+
+    def __init__(self, message: str, *, keys: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.keys = keys
+        """Names of all of them."""
 
 
 class BudgetError(OutsizeError):
@@ -70,3 +82,11 @@ class StoreError(OutsizeError, OSError):
 
 class MissingPath(StoreError, InputError):
     """A file or folder that the user named is not there."""
+
+
+class NotAnArray(StoreError, InputError):
+    """A file or folder that the user named holds no array that can be read here."""
+
+
+class MissingExtra(InputError, ImportError):
+    """A package that this work needs is not installed; the message has the pip line."""

@@ -1,8 +1,8 @@
 """Bytes to text and text to bytes: the only module that knows units.
 
 KB, MB, GB, TB, PB are powers of 1000 and KiB, MiB, GiB, TiB, PiB powers of 1024, as the standards say. GB and GiB
-differ by 7 %, so a budget must not mix them up. A bare K, M, G, T (as in `ulimit` or Kubernetes) is refused as ambiguous, and
-so is text with a small number and no unit: `--budget 16` was never meant to be 16 bytes.
+differ by 7 %, so a budget must not mix them up. A bare K, M, G, T, P is a power of 1024, as Docker, Slurm and Java read it.
+Text with a small number and no unit is refused: `--budget 16` was never meant to be 16 bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
 
 _DECIMAL = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "pb": 10**15}
 _BINARY = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "pib": 2**50}
-_UNITS = _DECIMAL | _BINARY | {"": 1, "byte": 1, "bytes": 1}
+_LETTERS = {unit[0]: scale for unit, scale in _BINARY.items()}
+_UNITS = _DECIMAL | _BINARY | _LETTERS | {"": 1, "byte": 1, "bytes": 1}
 _TEXT = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORECASE)
 _LEAST = 2**16
 """Text without a unit is a number of bytes from here on."""
@@ -35,9 +36,6 @@ def parse_bytes(value: int | str) -> int:
     if match is None:
         raise InputError(f"cannot read {value!r} as a size: write a number and a unit, such as 512MiB, 2GiB or 2GB")
     number, unit = match.group(1), match.group(2).lower()
-    if unit in {"k", "m", "g", "t", "p"}:
-        letter = unit.upper()
-        raise InputError(f"{value!r} is ambiguous: write {letter}iB for powers of 1024 or {letter}B for powers of 1000")
     if unit not in _UNITS:
         raise InputError(
             f"unknown unit {match.group(2)!r} in {value!r}: use B, KiB, MiB, GiB, TiB (1024) or KB, MB, GB, TB (1000)"

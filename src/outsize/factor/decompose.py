@@ -17,6 +17,7 @@ from outsize.array.plan.prepare import resolve_budget
 from outsize.array.run.now import make_now
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.events import Listener, default_listener
+from outsize.core.extras import need
 from outsize.core.factoring import Spectrum
 from outsize.core.memory import Budget
 from outsize.core.noun import Known
@@ -183,11 +184,9 @@ def _find(
 
 def _code(session: Session, node: Node, request: Request) -> tuple[str, Compressed, tuple[str, ...]] | None:
     assert request.error is not None
+    need("zfpy", "method='zfp'", "use another method")
     if not can_code(node):
-        raise InputError(
-            f"zfp cannot take {node.dtype}{list(node.shape)} here: it takes float32 and float64, and needs zfpy "
-            "(pip install 'outsize[zfp]')"
-        )
+        raise InputError(f"zfp cannot take {node.dtype}{list(node.shape)} here: it takes float32 and float64")
     packed = coded(session, node, request.error, node.nbytes, must=True)
     if packed is None and not session.dry:
         raise InputError(

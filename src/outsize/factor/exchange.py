@@ -11,6 +11,7 @@ import numpy as np
 
 from outsize.array.store.base import Block
 from outsize.core.errors import InputError
+from outsize.core.extras import need
 from outsize.factor.factored import Factored
 from outsize.factor.formats import Canonical, Factors, Svd, Train, Tucker
 
@@ -20,12 +21,11 @@ _KINDS = {"TuckerTensor": Tucker, "CPTensor": Canonical, "TTTensor": Train}
 
 def to_tensorly(form: Factors) -> Any:
     """TensorLy's object for these factors."""
-    try:
-        from tensorly.cp_tensor import CPTensor
-        from tensorly.tt_tensor import TTTensor
-        from tensorly.tucker_tensor import TuckerTensor
-    except ImportError:
-        raise InputError("TensorLy is not installed: pip install tensorly") from None
+    need("tensorly", "to_tensorly")
+    from tensorly.cp_tensor import CPTensor
+    from tensorly.tt_tensor import TTTensor
+    from tensorly.tucker_tensor import TuckerTensor
+
     if isinstance(form, Tucker):
         return TuckerTensor((form.core, list(form.factors)))
     if isinstance(form, Canonical):
@@ -38,10 +38,7 @@ def to_tensorly(form: Factors) -> Any:
 
 def to_torch(form: Factors, device: Any = None) -> dict[str, Any]:
     """The factors as torch tensors."""
-    try:
-        import torch
-    except ImportError:
-        raise InputError("torch is not installed: pip install torch") from None
+    torch = need("torch", "to_torch")
     found = {name: torch.from_numpy(array) for name, array in form.arrays().items()}
     return found if device is None else {name: tensor.to(device) for name, tensor in found.items()}
 

@@ -99,7 +99,7 @@ def annotate(error: BaseException, trace: TracebackType | None, before: str | No
     return diagnosis
 
 
-def install() -> None:
+def explain_uncaught() -> None:
     """Explain every uncaught out-of-memory exception of this program, threads included; calling it again changes nothing."""
     if getattr(sys.excepthook, _MARK, False):
         return

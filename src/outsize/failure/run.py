@@ -8,6 +8,7 @@ from __future__ import annotations
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
+from typing import IO
 
 from outsize.core.failure import Diagnosis
 from outsize.failure.ending import KernelLog, Surroundings, explain_ending
@@ -20,16 +21,21 @@ Listener = Callable[[TreeReading], None]
 
 
 def run(
-    command: Sequence[str], *, listen: Callable[[pathlib.Path], Listener] | None = None
+    command: Sequence[str], *, listen: Callable[[pathlib.Path], Listener] | None = None, output: IO[bytes] | None = None
 ) -> tuple[int, Diagnosis, Watched]:
     """Run a program and wait: (exit status as a shell gives it, diagnosis, what was seen). With `listen` the program also
-    watches itself from inside: it is given the folder in which the program says so, and answers who takes the readings."""
+    watches itself from inside: it is given the folder in which the program says so, and answers who takes the readings.
+    `output` takes what the program writes, where its streams are not ours to share."""
     words = build_command(list(command))
     before, group, machine, log = memory(), count_kills(), read_kills(), KernelLog()
     with tempfile.TemporaryDirectory(prefix="outsize-run-") as name:
         folder = pathlib.Path(name)
         watched = follow(
-            words, folder, cooperate=listen is not None, listener=None if listen is None else listen(folder)
+            words,
+            folder,
+            cooperate=listen is not None,
+            listener=None if listen is None else listen(folder),
+            output=output,
         )
         around = Surroundings(
             before=before, group=(group, count_kills()), machine=(machine, read_kills()), log=log.close()

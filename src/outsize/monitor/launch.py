@@ -81,13 +81,15 @@ def follow(
     *,
     cooperate: bool = False,
     listener: Callable[[TreeReading], None] | None = None,
+    output: IO[bytes] | None = None,
 ) -> Watched:
     """Run a program to its end and say what was seen of it; the listener gets every reading of its tree."""
     kills = _count()
-    child = start(words, folder, cooperate=cooperate)
+    child = start(words, folder, cooperate=cooperate, output=output)
     watched = Watched(command=words, pid=child.pid, began=time.time(), kills=kills)
     with passing_signals(child):
         _follow(child, watched, folder, listener)
+    watched.seconds = time.time() - watched.began
     return watched
 
 
@@ -121,6 +123,7 @@ def _end(child: subprocess.Popen[bytes], watched: Watched) -> None:
     watched.note(TreeReading(time=time.time(), processes=(*([] if final is None else [final]), *others)), _count())
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = watched.status = os.waitstatus_to_exitcode(status)
+    watched.largest = usage.ru_maxrss * 1024
     largest = max(watched.seen.values(), key=lambda process: process.highest + process.files, default=None)
     watched.peak = max(watched.peak, usage.ru_maxrss * 1024 - (largest.files if largest else 0))
 

@@ -52,6 +52,10 @@ class Watched:
     """Bytes of growth since the stack before, by the line reached then: also counts lines that only wait."""
     stacks: int = 0
     """How often it was asked where it is."""
+    largest: int | None = None
+    """The most that one of its processes held, file pages included, as the kernel counted it."""
+    seconds: float = 0.0
+    """How long it ran."""
     status: int = 0
     """Exit status as subprocess gives it: negative for a signal."""
     _alive: set[int] = field(default_factory=set)

@@ -25,12 +25,15 @@ from outsize.core.noun import Noun, Skin, to_plain
 DRAWINGS = {
     "Conversion": "outsize.report.conversion",
     "Diagnosis": "outsize.report.diagnosis",
+    "Contents": "outsize.report.contents",
     "Factoring": "outsize.report.factoring",
     "FitPlan": "outsize.report.fitting",
     "Footprint": "outsize.report.footprint",
     "FootprintChange": "outsize.report.footprint_change",
     "MeasuredPeak": "outsize.report.measured_peak",
+    "Outcome": "outsize.report.outcome",
     "Plan": "outsize.report.plan",
+    "ProgramRun": "outsize.report.program_run",
     "Reading": "outsize.report.reading",
     "Receipt": "outsize.report.footprint",
     "Recording": "outsize.report.recording",
@@ -121,5 +124,5 @@ def _console(stderr: bool = False, **rest: Any) -> Console:
     """A console that prints where it is told to. In a notebook rich would show the text as the cell's output and
     return nothing. Here it must not: a notebook shows a noun through `_repr_html_`."""
     stream = sys.stderr if stderr else sys.stdout
-    width = min(120, shutil.get_terminal_size((100, 24)).columns) if stream.isatty() else 100
+    width = min(200, shutil.get_terminal_size((100, 24)).columns) if stream.isatty() else 100
     return Console(stderr=stderr, width=width, force_jupyter=False, markup=False, highlight=False, **rest)

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from outsize.core.conversion import Conversion
 from outsize.core.units import format_bytes
+from outsize.report.outcome import closing, held, took
 
 
 def draw(conversion: Conversion) -> RenderableType:
@@ -17,9 +18,20 @@ def draw(conversion: Conversion) -> RenderableType:
     head = Text.assemble((conversion.source, "bold"), f"  {shape}  {place}")
     sizes = Text(
         f"{conversion.dtype_before} {format_bytes(conversion.bytes_before)} -> "
-        f"{conversion.dtype_after} {format_bytes(conversion.bytes_after)}  in {conversion.seconds:.1f} s"
+        f"{conversion.dtype_after} {format_bytes(conversion.bytes_after)}"
     )
-    return Group(head, sizes, _draw_cost(conversion), *(Text(note, style="yellow") for note in conversion.notes))
+    notes = (Text(note, style="yellow") for note in conversion.notes)
+    return Group(head, sizes, _draw_cost(conversion), *_draw_run(conversion), *notes)
+
+
+def _draw_run(conversion: Conversion) -> list[RenderableType]:
+    plan = conversion.plan
+    if plan is None:
+        return [Text(f"done in {took(conversion.seconds)}")]
+    moved = plan.read + plan.written
+    rate = moved / conversion.seconds if conversion.seconds > 0 and moved else None
+    lines = closing(conversion.seconds, plan.read, plan.written, rate, plan.distance)
+    return [*map(Text, lines), held(conversion.measured, plan.peak(), conversion.budget)]
 
 
 def _draw_cost(conversion: Conversion) -> RenderableType:

@@ -247,7 +247,7 @@ def test_a_receipt_sets_a_run_beside_the_projection_and_widens_the_bound():
     )
     assert receipt.allocated_error == 0
     assert not receipt.held
-    outsize.keep(receipt)
+    outsize.learn_from_run(receipt)
     assert calibration.read("H200").reserved_margin > 0.2
     again = outsize.estimate(train, build=mlp, card="H200")
     assert again.peak_reserved.bound >= receipt.measured_reserved
@@ -256,7 +256,7 @@ def test_a_receipt_sets_a_run_beside_the_projection_and_widens_the_bound():
 def test_a_receipt_of_what_was_in_use_says_the_context():
     footprint = outsize.estimate(train, build=mlp, card="H200")
     reserved = footprint.peak_reserved.bytes
-    outsize.keep(footprint.compare({"reserved_bytes.all.peak": reserved}, used=reserved + 500 * MiB))
+    outsize.learn_from_run(footprint.compare({"reserved_bytes.all.peak": reserved}, used=reserved + 500 * MiB))
     assert calibration.read("H200").context == 500 * MiB
     again = outsize.estimate(train, build=mlp, card="H200")
     assert again.device_use.bytes == reserved + 500 * MiB

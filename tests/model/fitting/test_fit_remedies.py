@@ -194,12 +194,12 @@ def test_the_largest_batch_is_found_by_projection_and_one_more_would_not_fit():
 
 def test_a_loader_counts_workers_batches_ahead_and_pinned_copies():
     data = torch.utils.data.TensorDataset(torch.zeros(64, 1000))
-    small = outsize.loader(data, 8, budget="100KiB")
+    small = outsize.data_loader(data, 8, budget="100KiB")
     assert small.num_workers == 0 and small.outsize["batch"] == 8 * 4000 and small.outsize["bytes"] <= 102400
     assert len(list(small)) == 8
-    assert outsize.loader(data, 8, budget="1GiB", workers=2).num_workers == 2
+    assert outsize.data_loader(data, 8, budget="1GiB", workers=2).num_workers == 2
     with pytest.raises(outsize.BudgetError, match="host memory"):
-        outsize.loader(data, 8, budget="1KiB")
+        outsize.data_loader(data, 8, budget="1KiB")
 
 
 @pytest.mark.parametrize("sliced", [False, True])

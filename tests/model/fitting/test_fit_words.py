@@ -58,11 +58,11 @@ MISTAKES = {
     "a size that does not go": (
         lambda m, o, b: outsize.batch_size(m, lambda m, b: square(m, b.view(6, 8)), o, b, budget="1MiB"), "with 1 samples failed",
     ),
-    "a batch size as text": (lambda m, o, b: outsize.loader(b, "4", budget="1MiB"), "whole number of samples"),
-    "an empty dataset": (lambda m, o, b: outsize.loader(b[:0], 4, budget="1MiB"), "is empty"),
-    "a stream": (lambda m, o, b: outsize.loader(iter([b]), 4, budget="1MiB"), "no length"),
-    "workers below zero": (lambda m, o, b: outsize.loader(b, 4, budget="1MiB", workers=-1), "workers=-1"),
-    "num_workers": (lambda m, o, b: outsize.loader(b, 4, budget="1MiB", num_workers=1), "takes workers="),
+    "a batch size as text": (lambda m, o, b: outsize.data_loader(b, "4", budget="1MiB"), "whole number of samples"),
+    "an empty dataset": (lambda m, o, b: outsize.data_loader(b[:0], 4, budget="1MiB"), "is empty"),
+    "a stream": (lambda m, o, b: outsize.data_loader(iter([b]), 4, budget="1MiB"), "no length"),
+    "workers below zero": (lambda m, o, b: outsize.data_loader(b, 4, budget="1MiB", workers=-1), "workers=-1"),
+    "num_workers": (lambda m, o, b: outsize.data_loader(b, 4, budget="1MiB", num_workers=1), "takes workers="),
 }  # fmt: skip
 
 

@@ -203,7 +203,8 @@ class Array(Methods):
         self, device: Any = None, prefetch: int = 2, budget: int | str | None = None, *, write: bool = False,
         shape: tuple[int, ...] | None = None,
     ) -> Any:  # fmt: skip
-        """Its tiles as torch tensors on a device, one after another, the next ones read and sent ahead.
+        """Its tiles, one after another, the next ones read ahead: NumPy arrays without a device, torch tensors on the one
+        that is named ('cpu', 'cuda', ...).
 
         `write=True` writes each tile back when the next is asked for, into an array of `outsize.empty` or one opened with
         `mode="r+"`; leaving the loop early leaves the present tile as it was.

@@ -12,6 +12,7 @@ from typing import Any
 
 from outsize.array.device.base import Device, DeviceBudget
 from outsize.core.errors import InputError, OutOfMemory
+from outsize.core.extras import need
 from outsize.core.units import format_bytes
 from outsize.machine.budget import SHARE, current_wishes
 
@@ -98,10 +99,7 @@ def make_fake(limit: int, **options: Any) -> Device:
 
 
 def _find_cuda(name: str) -> tuple[int, Callable[[int], Device]]:
-    try:
-        import torch
-    except ImportError:
-        raise InputError(f"device={name!r} needs torch: pip install 'outsize[torch]', or leave device= out") from None
+    torch = need("torch", f"device={name!r}", "leave device= out")
     if not torch.cuda.is_available():
         why = "this torch was built without CUDA" if torch.version.cuda is None else "its driver shows none"
         raise InputError(f"device={name!r}: torch sees no CUDA device ({why}); leave device= out, or use 'auto'")
@@ -111,12 +109,7 @@ def _find_cuda(name: str) -> tuple[int, Callable[[int], Device]]:
 
 
 def _find_cupy(name: str) -> tuple[int, Callable[[int], Device]]:
-    try:
-        import cupy
-    except ImportError:
-        raise InputError(
-            f"device={name!r} needs CuPy, which is not installed; leave device= out, or use 'cuda'"
-        ) from None
+    cupy = need("cupy", f"device={name!r}", "use 'cuda'")
     try:
         count = int(cupy.cuda.runtime.getDeviceCount())
     except cupy.cuda.runtime.CUDARuntimeError as error:

@@ -32,6 +32,7 @@ from outsize.array.plan.prepare import resolve_budget
 from outsize.array.store.base import Block, Buffer, Region, Store, region_shape
 from outsize.array.store.registry import open_store
 from outsize.core.errors import InputError
+from outsize.core.extras import need
 from outsize.core.units import MiB, format_bytes
 
 Batch = Block | tuple[Block, ...]
@@ -141,6 +142,7 @@ class DataSource:
 
         >>> loader = torch.utils.data.DataLoader(source.to_torch(64, shuffle=True), batch_size=None, num_workers=2)
         """
+        need("torch", "DataSource.to_torch")
         from outsize.array.feed.torch_batches import TorchBatches
 
         return TorchBatches(

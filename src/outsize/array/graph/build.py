@@ -18,6 +18,7 @@ from outsize.array.graph.node import Fill, Node, Source
 from outsize.array.graph.rearrange import Concat, Reshape, Take, make_affine
 from outsize.array.store.base import Store
 from outsize.array.store.formats.memory import MemoryStore
+from outsize.array.store.options import as_numpy
 from outsize.core.errors import InputError
 
 Axes = tuple[tuple[int | None, int, int], ...]
@@ -42,7 +43,7 @@ def apply(op: Operation, *operands: Node | Scalar, dtype: Any = None) -> Node:
 
 def cast(node: Node, dtype: Any) -> Node:
     """astype."""
-    target = np.dtype(dtype)
+    target = as_numpy(dtype)
     return node if target == node.dtype else make_elementwise(CAST, (node,), target)
 
 

@@ -71,6 +71,7 @@ def convert(
         bytes_before=elements * (store.dtype.itemsize if not hasattr(store, "narrow") else _narrow_size(store)),
         bytes_after=elements * (2 if narrow else wanted.itemsize), precision=cost, budget=prepared.budget.host or 0,
         seconds=time.perf_counter() - began, notes=(*_notes(cost, name), *((store.note,) if store.note else ())),
+        plan=prepared.plan,
     )  # fmt: skip
 
 
@@ -79,8 +80,10 @@ def _run(prepared: Prepared, listener: Listener | None) -> None:
     try:
         run_schedule(prepared, listener)
         prepared.sink.commit().close()
-    except BaseException:
+    except BaseException as error:
         prepared.sink.abort()
+        if isinstance(error, KeyboardInterrupt):
+            error.add_note("nothing was written: a conversion begins again")
         raise
 
 

@@ -142,9 +142,14 @@ def _save(prepared: Prepared, listener: Listener | None, resume: bool) -> Store:
         journal.begin(digest, prepared.budget.host or 0)
     try:
         run_schedule(prepared, listener, journal)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         if journal is None:
             sink.abort()
+        else:
+            stop.add_note(
+                f"finished tiles are kept in {sink.partial}: the same call goes on from there (to give up, delete it and "
+                f"{os.path.basename(sink.partial + JOURNAL)})"
+            )
         raise
     except BaseException:
         sink.abort()

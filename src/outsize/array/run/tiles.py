@@ -1,4 +1,5 @@
-"""Tiles of an array as torch tensors, for a user's own kernels: read ahead, sent ahead, and written back where asked.
+"""Tiles of an array, for a user's own kernels: NumPy arrays, or torch tensors where a device is named.
+They are read ahead, sent ahead, and written back where asked.
 
 `for tile in x.tiles(device="cuda", prefetch=2)` gives one tensor after another. While a tile is worked on, threads make
 the next ones on the host and send them into other slots of the device; the user's stream waits for the copy, not the
@@ -33,6 +34,7 @@ from outsize.array.store.base import Block, Region, Sink, region_shape
 from outsize.array.store.formats.memory import MemoryStore
 from outsize.array.tuning import Tuning, current
 from outsize.core.errors import BudgetError, InputError
+from outsize.core.extras import need
 from outsize.core.memory import Part
 from outsize.core.noun import Known
 from outsize.engine.pinned import Pinned, lock_memory
@@ -137,8 +139,6 @@ class Tiles:
     def __init__(
         self, node: Node, device: Any, prefetch: int, budget: Any, write: bool, shape: tuple[int, ...] | None
     ) -> None:
-        from outsize.array.device.torch_kernels import torch_dtype
-
         if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
             raise InputError(f"prefetch is a number of tiles, not {prefetch!r}")
         self.node, self.write, self.tuning = node, write, current()
@@ -149,8 +149,9 @@ class Tiles:
         self.slots = prefetch + 1
         box = None if shape is None else _clip(shape, node.shape)
         self._work = TileWork(node, self.sink, self.slots, box, self.tuning, allowed)
-        if torch_dtype(self._work.dtype) is None:
-            raise InputError(f"torch has no {node.dtype.name} to make tiles of: cast with .astype(...) first")
+        self._tensors = device is not None
+        if self._tensors:
+            _check_dtype(self._work.dtype)
         given = resolve_budget(budget)
         resident = tuple(
             Part(name=f"factors of {name}", bytes=size, known=Known.EXACT)
@@ -244,11 +245,9 @@ class Tiles:
         return slot
 
     def _hand_out(self, slot: _Flight) -> Any:
-        import torch
-
         assert slot.block is not None
         if self.device is None:
-            return torch.from_numpy(slot.block)
+            return need("torch", "tiles(device='cpu')").from_numpy(slot.block) if self._tensors else slot.block
         assert slot.arrived is not None
         self.device.meet(slot.arrived)
         return slot.tensor
@@ -286,6 +285,15 @@ def _target(node: Node) -> Sink:
     if not isinstance(node, Source):
         raise InputError("only an array from outsize.empty(...) or opened with mode='r+' takes tiles back")
     return node.store.update()
+
+
+def _check_dtype(dtype: np.dtype[Any]) -> None:
+    """An `InputError` where torch has no such elements."""
+    need("torch", "tiles(device=...)", "leave device= out for NumPy tiles")
+    from outsize.array.device.torch_kernels import torch_dtype
+
+    if torch_dtype(dtype) is None:
+        raise InputError(f"torch has no {dtype.name} to make tiles of: cast with .astype(...), or leave device= out")
 
 
 def _clip(shape: tuple[int, ...], whole: tuple[int, ...]) -> Box:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from outsize.core.dtypes import parse_dtype
-from outsize.core.errors import InputError
+from outsize.core.errors import InputError, SeveralArrays
 
 _LISTED = 20
 """A file may hold ten thousand tensors; an error lists this many."""
@@ -53,8 +53,9 @@ def choose_key(path: str, keys: Sequence[str], key: str | None) -> str:
             return keys[0]
         if not keys:
             raise InputError(f"{path} holds no arrays")
-        raise InputError(
-            f"{path} holds {len(keys)} arrays; say which, as {path}::{keys[0]} or with key=: {_listed(keys)}"
+        raise SeveralArrays(
+            f"{path} holds {len(keys)} arrays; say which, as {path}::{keys[0]} or with key=: {_listed(keys)}",
+            keys=tuple(keys),
         )
     for wanted in (key, key.strip("/")):
         if wanted in keys:

@@ -17,7 +17,7 @@ from outsize.array.store.formats.remote import is_remote, open_remote
 from outsize.array.store.io.file import naming
 from outsize.array.store.options import Options, as_numpy, split_key
 from outsize.core.dtypes import parse_dtype
-from outsize.core.errors import InputError, MissingPath, StoreError
+from outsize.core.errors import InputError, MissingPath, NotAnArray, StoreError
 from outsize.core.spec import parse_shape
 
 
@@ -117,7 +117,7 @@ def open_store(
         return open_raw(path, shape, dtype, offset=offset, order=order, mode=mode)
     if offset or order != "C":
         raise InputError(f"offset= and order= describe raw binary: {path} needs shape= and dtype= with them")
-    found = _find_format(path)
+    found = find_format(path)
     if key is not None and not found.keyed:
         raise InputError(f"{path} ({found.name}) holds one array: leave the key {key!r} out")
     if mode == "r+" and not found.in_place:
@@ -137,7 +137,7 @@ def _open_object(source: Any, options: Options) -> Store:
     return store
 
 
-def _find_format(path: str) -> Format:
+def find_format(path: str) -> Format:
     """The first row whose bytes match; a `StoreError` that says what is there instead where none does."""
     head, size = b"", 0
     if not os.path.lexists(path):
@@ -145,7 +145,7 @@ def _find_format(path: str) -> Format:
     if not os.path.isdir(path):
         with naming(path):
             if not os.path.isfile(path):
-                raise StoreError(f"{path} is neither a file nor a folder", path=path)
+                raise NotAnArray(f"{path} is neither a file nor a folder", path=path)
             with open(path, "rb") as file:
                 head, size = file.read(16), os.fstat(file.fileno()).st_size
     for row in FORMATS:
@@ -155,15 +155,15 @@ def _find_format(path: str) -> Format:
     suffix = os.path.splitext(path)[1].lower()
     meant = next((row for row in FORMATS if suffix in row.suffixes), None)
     if os.path.isdir(path):
-        raise StoreError(f"{path} is a folder without zarr metadata and without .npy blocks", path=path)
+        raise NotAnArray(f"{path} is a folder without zarr metadata and without .npy blocks", path=path)
     if size == 0:
         raise StoreError(f"{path} is empty", path=path)
     if meant is not None:
         raise StoreError(f"{path} is not {meant.name}: it begins with {head[:8]!r} ({size} bytes)", path=path)
     told = next((way for start, end, way in _ELSEWHERE if (start and head.startswith(start)) or suffix in end), None)
     if told is not None:
-        raise StoreError(f"{path} is {told}", path=path)
-    raise StoreError(
+        raise NotAnArray(f"{path} is {told}", path=path)
+    raise NotAnArray(
         f"{path} is in no format Outsize knows (it begins with {head[:8]!r}); if it is raw binary, say its shape= and "
         f"dtype=",
         path=path,

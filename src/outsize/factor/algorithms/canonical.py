@@ -16,6 +16,7 @@ import numpy as np
 
 from outsize.array.store.base import Block
 from outsize.core.errors import InputError
+from outsize.core.extras import need
 from outsize.factor.algorithms.found import Found
 from outsize.factor.algorithms.request import Request
 from outsize.factor.algorithms.session import Session
@@ -110,13 +111,7 @@ def _search(parafac: Any, found: Found, request: Request, ranks: list[int]) -> t
 
 
 def _kernel() -> Any:
-    try:
-        from tensorly.decomposition import parafac
-    except ImportError:
-        raise InputError(
-            "method='cp' needs TensorLy: pip install 'outsize[tensorly]', or use method='tucker'"
-        ) from None
-    return parafac
+    return need("tensorly.decomposition", "method='cp'", "use method='tucker'").parafac
 
 
 def _ranks(core: tuple[int, ...], shape: tuple[int, ...]) -> list[int]:

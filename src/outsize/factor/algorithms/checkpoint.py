@@ -140,7 +140,8 @@ def checkpoint(scratch: str, digest: str | None, budget: int, resume: bool) -> I
         made = Checkpoint(folder, budget)
         try:
             yield made
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
+            stop.add_note(f"finished passes are kept in {folder}: the same call goes on from there")
             raise
         except BaseException:
             made.remove()

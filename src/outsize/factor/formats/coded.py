@@ -16,6 +16,7 @@ import numpy as np
 from outsize.array.store.base import Block, Region, round_up
 from outsize.array.store.io.chunks import cut_regular
 from outsize.core.errors import InputError
+from outsize.core.extras import need
 from outsize.factor.formats.form import Resident
 from outsize.factor.workspace import Workspace
 
@@ -113,18 +114,14 @@ class Coded(Resident):
 
 def encode(block: Block, tolerance: float) -> bytes:
     """A block's bytes."""
-    import zfpy
-
+    zfpy = need("zfpy", "writing blocks of zfp")
     found: bytes = zfpy.compress_numpy(np.ascontiguousarray(_folded(block)), tolerance=tolerance, write_header=False)
     return found
 
 
 def decode(data: Block, out: Block, tolerance: float) -> None:
     """A block from its bytes, into memory of ours."""
-    try:
-        import zfpy
-    except ImportError:
-        raise InputError("zfpy is not installed, which decodes these blocks: pip install zfpy") from None
+    zfpy = need("zfpy", "reading blocks of zfp")
     folded = _folded(out)
     kind = zfpy.dtype_to_ztype(out.dtype)
     zfpy._decompress(data, kind, folded.shape, out=folded, tolerance=tolerance)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outsize.core.errors import OutsizeError
+from outsize.core.extras import need
 from outsize.core.footprint import Receipt
 from outsize.core.noun import Noun
 
@@ -63,8 +64,8 @@ def _write(calibration: Calibration) -> Calibration:
     return calibration
 
 
-def keep(receipt: Receipt) -> Calibration:
-    """Learn from a real run: `outsize.keep(footprint.compare(torch.cuda.memory_stats()))`.
+def learn_from_run(receipt: Receipt) -> Calibration:
+    """Learn from a real run: `outsize.learn_from_run(footprint.compare(torch.cuda.memory_stats()))`.
 
     A reserved peak above the projected one widens the margin of the bound. If both reserved and used bytes of the
     device were measured, their difference is the context.
@@ -80,8 +81,7 @@ def keep(receipt: Receipt) -> Calibration:
 
 def calibrate() -> Calibration:
     """Measure the context of this machine's card: a small step is run on it, once."""
-    import torch
-
+    torch = need("torch", "outsize.calibrate")
     if not torch.cuda.is_available():
         raise OutsizeError("there is no CUDA card here to calibrate: estimates use the constants measured on an H200")
     free, total = torch.cuda.mem_get_info()

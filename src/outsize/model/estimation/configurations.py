@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outsize.core.errors import InputError
+from outsize.core.extras import need
 
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {"lr": 1e-3}), "momentum": ("SGD", {"lr": 1e-3, "momentum": 0.9}), "adam": ("Adam", {}),
@@ -106,14 +107,9 @@ def read_config(path: str) -> Any:
     )
     if not any(name in fields for name in sizes):
         raise InputError(f"{file} has no sizes (hidden_size, n_embd, d_model, ...): the model cannot be built from it")
+    transformers = need("transformers", "estimate --hf", "give MODULE:FUNCTION instead")
     try:
-        from transformers import AutoConfig
-    except ImportError:
-        raise InputError(
-            "transformers is not installed: pip install transformers, or give module:function instead"
-        ) from None
-    try:
-        return AutoConfig.for_model(**fields)
+        return transformers.AutoConfig.for_model(**fields)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"transformers does not know the model of {file}: {str(error).splitlines()[0]}") from None
 

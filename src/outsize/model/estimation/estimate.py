@@ -87,7 +87,7 @@ def estimate(
             loader=loader,
         )
         return found
-    require_torch()
+    require_torch("outsize.estimate")
     chosen = None if card is None else find_card(card)
     capacity = capacity_of(chosen, budget)
     label = label_of(device)

@@ -1,4 +1,4 @@
-"""`outsize.loader`: a DataLoader whose own memory is counted.
+"""`outsize.data_loader`: a DataLoader whose own memory is counted.
 
 In: a dataset, a batch size and a host budget. Out: torch's DataLoader with as many workers and batches ahead as the
 budget has room for. Every worker holds the batches it has prepared, pinned copies come on top, and a dataset kept as
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from outsize.core.errors import BudgetError, InputError
+from outsize.core.extras import need
 from outsize.core.units import format_bytes, parse_bytes
 from outsize.machine import current_budget
 from outsize.model.fitting import batch as batches
@@ -21,7 +22,7 @@ WORKER = 200 * 2**20
 """Bytes that a worker process takes by itself: the interpreter with torch, measured by its private pages."""
 
 
-def loader(
+def data_loader(
     dataset: Any, batch_size: int, *, budget: int | str | None = None, workers: int | None = None,
     collate: Callable[..., Any] | None = None, **settings: Any,
 ) -> Any:  # fmt: skip
@@ -30,7 +31,7 @@ def loader(
     The number of workers and the batches each prepares ahead follow from the size of one batch; `settings` go to
     DataLoader as they are. The loader's `outsize` attribute says what was counted.
     """
-    import torch
+    torch = need("torch", "outsize.data_loader")
     from torch.utils.data import DataLoader, default_collate
 
     _check(dataset, batch_size, workers, settings)

@@ -64,7 +64,7 @@ def fit(
             model, loss, optimizer, batch, budget=budget, device=device, host=host, weights=weights, allow=allow,
             own_step=own_step, clip=clip, scaler=scaler, without=without, batch_axis=batch_axis, dry_run=dry_run,
         )  # fmt: skip
-    require_torch()
+    require_torch("outsize.fit")
     with warning_once(loss):
         request = read_request(
             model, loss, optimizer, batch, budget=budget, device=device, host=host, weights=weights, allow=allow,

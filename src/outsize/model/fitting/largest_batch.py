@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from outsize.core.errors import BudgetError
+from outsize.core.extras import need
 from outsize.core.units import format_bytes
 from outsize.model.fitting.arguments import read_request
 from outsize.model.fitting.choice import Choice
@@ -26,6 +27,7 @@ def batch_size(
     model: Any, loss: Callable[[Any, Any], Any], optimizer: Any, batch: Any, *, budget: int | str | None = None
 ) -> int:
     """The largest number of samples, each like those of `batch`, whose plain training step holds at most `budget` bytes."""
+    need("torch", "outsize.batch_size")
     request = read_request(model, loss, optimizer, batch, budget=budget, own_step=optimizer is None)
     allowance = request.budgets[0]
     stage = Stage(request.work, batch)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outsize.core.errors import OutsizeError
+from outsize.core.extras import need
 
 FLOOR = "0.7.0"
 """The oldest JAX that was tried; the newest is 0.11.2."""
@@ -20,12 +21,7 @@ PACKAGE = str(Path(__file__).parents[2])
 
 def require_jax() -> Any:
     """The package, or one sentence that says how to get it."""
-    try:
-        import jax
-    except ImportError:
-        raise OutsizeError(
-            "this step is JAX's, and jax is not installed here: pip install 'outsize[jax]' (a card needs jax[cuda12])"
-        ) from None
+    jax = need("jax", "this step is JAX's and")
     if not hasattr(jax, "jit"):  # a folder of that name, not the package
         raise OutsizeError("the jax that Python finds here is not JAX: pip install 'outsize[jax]'")
     return jax

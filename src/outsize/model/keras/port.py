@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from outsize.core.errors import OutsizeError
+from outsize.core.extras import need
 
 FLOOR = "2.16"
 """The oldest TensorFlow that works: the first with Keras 3."""
@@ -13,10 +14,7 @@ FLOOR = "2.16"
 
 def tensorflow() -> Any:
     """TensorFlow, or one sentence that says how to get it."""
-    try:
-        import tensorflow as tf
-    except ImportError:
-        raise OutsizeError("TensorFlow is not installed: pip install 'outsize[tensorflow]'") from None
+    tf = need("tensorflow", "a Keras or TensorFlow step")
     if _numbers(str(tf.__version__)) < _numbers(FLOOR):
         raise OutsizeError(
             f"TensorFlow {tf.__version__} is too old: Outsize needs TensorFlow {FLOOR} or newer, with Keras 3"
@@ -27,10 +25,7 @@ def tensorflow() -> Any:
 def keras() -> Any:
     """Keras 3 on TensorFlow, or one sentence."""
     tensorflow()
-    try:
-        import keras as found
-    except ImportError:
-        raise OutsizeError("Keras is not installed: pip install 'outsize[tensorflow]'") from None
+    found = need("keras", "a Keras model")
     if not str(found.__version__).startswith("3."):
         raise OutsizeError(f"Keras {found.__version__} is too old: Outsize needs Keras 3")
     if found.backend.backend() != "tensorflow":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outsize.core.errors import OutsizeError
+from outsize.core.extras import need
 
 FLOOR = "2.4"
 """The oldest torch that works."""
@@ -91,10 +92,9 @@ def find_ours(error: BaseException) -> OutsizeError | None:
     )
 
 
-def require_torch() -> None:
-    """An `OutsizeError` where the installed torch is older than the oldest that works."""
-    import torch
-
+def require_torch(what: str) -> None:
+    """An `OutsizeError` where torch, which `what` needs, is missing or older than the oldest that works."""
+    torch = need("torch", what)
     if is_older_than(FLOOR):
         raise OutsizeError(f"torch {torch.__version__} is too old: Outsize needs torch {FLOOR} or newer")
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from outsize.core.errors import InputError
+from outsize.core.extras import need
 from outsize.core.recording import Recording, Sample
 from outsize.report.outputs.numbers import numbers
 
 
 def write_scalars(recording: Recording, folder: str | os.PathLike[str]) -> None:
     """Write every sample into an event file in `folder`: at its step if steps were marked, else one after another."""
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ImportError:
-        raise InputError("TensorBoard's files need its package: pip install 'outsize[tensorboard]'") from None
+    need("tensorboard", "writing TensorBoard's files")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
     writer = EventFileWriter(os.fspath(folder))
     try:
         for step, sample in _steps(recording.samples):

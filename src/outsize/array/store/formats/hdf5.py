@@ -9,7 +9,6 @@ compressed, because a compressed HDF5 file that was interrupted cannot be taken 
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 from contextlib import AbstractContextManager
@@ -35,6 +34,7 @@ from outsize.array.store.io.file import AlignedFile, naming, sync_path, telling
 from outsize.array.store.io.partial import forget_earlier, partial_path, publish
 from outsize.array.store.options import DEFAULT, Options, choose_key
 from outsize.core.errors import InputError, StoreError
+from outsize.core.extras import need
 from outsize.core.units import KiB
 
 _FILTER_COPIES = 5
@@ -47,10 +47,7 @@ _ALIGNED = {"alignment_threshold": 4096, "alignment_interval": 4096}
 
 def load_h5py() -> Any:
     """The h5py package, or an error that says how to get it."""
-    try:
-        return importlib.import_module("h5py")
-    except ImportError:
-        raise StoreError("reading and writing HDF5 needs the h5py package: pip install outsize[hdf5]") from None
+    return need("h5py", "reading and writing HDF5")
 
 
 def recognise(path: str, head: bytes, size: int) -> bool:

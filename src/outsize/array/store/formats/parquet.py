@@ -19,6 +19,7 @@ from outsize.array.store.base import Block, Buffer, Region, Store, give_back, re
 from outsize.array.store.formats.pieces import touched
 from outsize.array.store.options import Options
 from outsize.core.errors import InputError, StoreError
+from outsize.core.extras import need
 
 _ALLOCATOR = "ARROW_DEFAULT_MEMORY_POOL"
 _ROWS = 1 << 16
@@ -44,11 +45,8 @@ def _library() -> Any:
     given, name = os.environ.get(_ALLOCATOR), _ALLOCATOR
     try:
         os.environ[name] = given or "system"
-        import pyarrow
-
+        pyarrow = need("pyarrow", "reading Parquet and Arrow files")
         pyarrow.default_memory_pool()
-    except ImportError:
-        raise InputError("Parquet and Arrow files are read with pyarrow: pip install 'outsize[parquet]'") from None
     finally:
         if given is None:
             del os.environ[name]

@@ -17,7 +17,8 @@ from outsize.array.store.base import Block, Buffer, Region, Store, give_back, re
 from outsize.array.store.formats.flat import FlatLayout
 from outsize.array.store.formats.pieces import ObjectStore
 from outsize.array.store.options import Options
-from outsize.core.errors import InputError, StoreError
+from outsize.core.errors import InputError, MissingExtra, StoreError
+from outsize.core.extras import missing, need
 
 _HEAD = 1 << 16
 """Bytes that hold the header of any .npy file of numbers."""
@@ -32,6 +33,10 @@ _REQUEST = 2048
 _ZARR = 5.0
 """What zarr-python takes of the chunks that it reads at once: as they come, joined, unpacked, and the result."""
 
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp", "https": "aiohttp", "az": "adlfs",
+             "abfs": "adlfs", "hf": "huggingface_hub"}  # fmt: skip
+"""Scheme of an address -> the package that reads it."""
+
 
 def is_remote(path: str) -> bool:
     """True for an address such as `s3://bucket/x.npy`."""
@@ -41,17 +46,15 @@ def is_remote(path: str) -> bool:
 
 def open_remote(path: str, options: Options) -> Store:
     """The array at an address."""
-    try:
-        import fsspec
-    except ImportError:
-        raise InputError(
-            f"{path} is read with fsspec: pip install 'outsize[remote]', and the package of its store"
-        ) from None
+    fsspec = need("fsspec", path)
     if options.mode != "r":
         raise InputError(f"{path} cannot be written in place: save to a local path and copy it")
     try:
         files, inside = fsspec.core.url_to_fs(path)
-    except (ImportError, ValueError) as error:
+    except ImportError as error:
+        package = _PACKAGES.get(path.partition("://")[0])
+        raise MissingExtra(missing(package, path) if package else f"{path} cannot be reached: {error}") from error
+    except ValueError as error:
         raise InputError(f"{path} cannot be reached: {error}") from None
     if path.rstrip("/").endswith(".zarr") or ".zarr/" in path or options.key is not None:
         return _open_zarr(path, options)
@@ -64,10 +67,7 @@ def open_remote(path: str, options: Options) -> Store:
 
 
 def _open_zarr(path: str, options: Options) -> Store:
-    try:
-        import zarr
-    except ImportError:
-        raise InputError(f"{path} is read with zarr: pip install 'outsize[zarr,remote]'") from None
+    zarr = need("zarr", path)
     try:
         array = zarr.open_array(
             path if options.key is None else f"{path.rstrip('/')}/{options.key.strip('/')}", mode="r"

@@ -17,6 +17,7 @@ from outsize.array.store.formats.pieces import PieceStore
 from outsize.array.store.io.file import AlignedFile
 from outsize.array.store.options import Options
 from outsize.core.errors import InputError, StoreError
+from outsize.core.extras import need
 
 _MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _READ = 1 << 16
@@ -34,10 +35,7 @@ def recognise(path: str, head: bytes, size: int) -> bool:
 
 def open_file(path: str, options: Options) -> Store:
     """The first series of a file, or the one whose number is the key."""
-    try:
-        import tifffile
-    except ImportError:
-        raise InputError("TIFF files are read with tifffile: pip install 'outsize[tiff]'") from None
+    tifffile = need("tifffile", "reading TIFF files")
     number = int(options.key or 0) if (options.key or "0").isdigit() else -1
     try:
         with tifffile.TiffFile(path) as file:

@@ -13,7 +13,6 @@ empty chunk look alike. Outsize does not guess: reading one is a `StoreError`, u
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import shutil
@@ -42,6 +41,7 @@ from outsize.array.store.io.file import naming, sync_path, telling
 from outsize.array.store.io.partial import forget_earlier, partial_path, publish
 from outsize.array.store.options import DEFAULT, Options, choose_key
 from outsize.core.errors import InputError, StoreError
+from outsize.core.extras import need
 from outsize.core.units import MiB, format_bytes
 
 _MARKERS = ("zarr.json", ".zarray", ".zgroup")
@@ -74,10 +74,7 @@ def describe(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], options: O
 
 def load_zarr() -> Any:
     """The zarr package, or an error that says how to get it."""
-    try:
-        package = importlib.import_module("zarr")
-    except ImportError:
-        raise StoreError("reading and writing zarr needs the zarr package: pip install outsize[zarr]") from None
+    package = need("zarr", "reading and writing zarr")
     if int(package.__version__.split(".")[0]) < 3:
         raise StoreError(f"zarr {package.__version__} is too old: pip install 'zarr>=3' (it reads formats 2 and 3)")
     return package

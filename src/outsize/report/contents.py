@@ -1,0 +1,50 @@
+"""Draws `Contents`: what a file is, a line for each array, and what to type next."""
+
+from __future__ import annotations
+
+import os
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from outsize.core.contents import Contents, StoredArray
+from outsize.core.units import format_bytes
+from outsize.report.layout import make_table
+
+
+def draw(contents: Contents) -> RenderableType:
+    """One screen."""
+    disk = "" if contents.on_disk is None else f", {format_bytes(contents.on_disk)} on disk"
+    many = f", {contents.count} arrays" if contents.count > 1 else ""
+    head = Text.assemble((contents.path, "bold"), f": {contents.format}{many}{disk}")
+    chunked = any(array.chunks for array in contents.arrays)
+    titles = ["array", "dtype", "shape", "in memory", *(["chunks"] if chunked else [])]
+    rows = [_row(array, chunked) for array in contents.arrays]
+    lines: list[RenderableType] = [head, make_table(titles, rows, right=("in memory",))]
+    if contents.count > len(contents.arrays):
+        lines.append(Padding(f"and {contents.count - len(contents.arrays)} more arrays", (0, 0, 0, 2)))
+    if contents.fits is not None:
+        word, style = ("fits", "green") if contents.fits else ("does not fit", "red")
+        have = f": {format_bytes(contents.bytes)} of {format_bytes(contents.available)} available"
+        lines.append(Text.assemble("loaded whole, it ", (word, f"bold {style}"), have))
+    lines += [Text(note) for note in contents.notes]
+    if contents.arrays:
+        lines.append(Text(f"next: {_next(contents)}", style="dim"))
+    return Group(*lines)
+
+
+def _row(array: StoredArray, chunked: bool) -> list[str]:
+    cells = [array.key or "-", array.dtype, _shape(array.shape), format_bytes(array.bytes)]
+    return [*cells, _shape(array.chunks) if array.chunks else "-"] if chunked else cells
+
+
+def _shape(lengths: tuple[int, ...]) -> str:
+    return " x ".join(map(str, lengths)) or "scalar"
+
+
+def _next(contents: Contents) -> str:
+    key = contents.arrays[0].key
+    path = contents.path if "::" in contents.path or contents.count == 1 else f"{contents.path}::{key}"
+    quoted = f"'{path}'" if " " in path else path
+    return f'outsize compute "x.mean(axis=0)" --in x={quoted} --budget 1GiB   ({os.path.basename(contents.path)} stays on disk)'
