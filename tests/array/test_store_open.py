@@ -268,11 +268,11 @@ def test_a_missing_extra_says_what_to_install(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "x.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
     monkeypatch.setitem(sys.modules, "zarr", None)
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(StoreError, match=r"pip install outsize\[zarr\]"):
+    with pytest.raises(InputError, match=r"pip install 'outsize\[zarr\]'"):
         open_store(tmp_path / "x.zarr")
-    with pytest.raises(StoreError, match=r"pip install outsize\[hdf5\]"):
+    with pytest.raises(InputError, match=r"pip install 'outsize\[hdf5\]'"):
         open_store(tmp_path / "x.h5")
-    with pytest.raises(StoreError, match=r"pip install outsize\[hdf5\]"):
+    with pytest.raises(InputError, match=r"pip install 'outsize\[hdf5\]'"):
         create_sink(tmp_path / "y.h5", (3,), "f4")
 
 

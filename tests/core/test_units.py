@@ -27,10 +27,9 @@ def test_nonsense_is_refused_in_one_sentence(text):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["12G", "1k", "7 M"])
-def test_a_bare_prefix_is_refused_as_ambiguous(text):
-    with pytest.raises(InputError, match="ambiguous"):
-        parse_bytes(text)
+@pytest.mark.parametrize(("text", "size"), [("12G", 12 * 2**30), ("1k", 1024), ("7 M", 7 * 2**20)])
+def test_a_bare_letter_is_a_power_of_1024(text, size):
+    assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["16", "0.5", "65_535", "99999.5"])

@@ -104,7 +104,7 @@ def test_the_peak_is_told_with_its_own_time():
 
 def test_an_error_that_was_caught_is_not_reported(tmp_path):
     code = "import numpy as np\ntry:\n    np.empty(10**13)\nexcept MemoryError:\n    print('went on')\n"
-    answer = run(tmp_path, code)
+    answer = run(tmp_path, code, options=("--quiet",))
     assert (answer.returncode, answer.stdout, answer.stderr) == (0, "went on\n", "")
 
 
