@@ -70,7 +70,7 @@ def shrink(
 
 def _read_subject(model: Any, data: Any, loss: Any) -> tuple[Subject, list[str]]:
     """The user's model, data and loss, checked."""
-    require_torch()
+    require_torch("outsize.shrink")
     import torch
 
     if not isinstance(model, torch.nn.Module):
