@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.api.lanes import in_lanes
-from outsize.array.api.lazy import Array, _as_node
+from outsize.array.api.lazy import Array, as_node
 from outsize.array.functions.creation import arange
 from outsize.array.functions.elementwise import real
 from outsize.array.functions.manipulation import concat, flip, pad, roll
@@ -146,7 +146,7 @@ def _opposite(norm: str) -> str:
 
 
 def _transform(name: str, x: Array, n: int | None, axis: int, norm: str) -> Array:
-    node = _as_node(x)
+    node = as_node(x)
     place = axis_index(axis, node.ndim)
     _opposite(norm)  # or an error
     length = node.shape[place] if n is None else whole("n", n)

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from outsize.array.api import large_matrices as large
-from outsize.array.api.lanes import in_lanes
-from outsize.array.api.lazy import Array, _as_node
+from outsize.array.api.lazy import Array
+from outsize.array.api.matrices import each_matrix, matrix_of, solved_in, square_of
 from outsize.array.functions.creation import eye, tril, zeros
 from outsize.array.functions.elementwise import asarray, real, where
 from outsize.array.functions.manipulation import (
@@ -34,7 +33,6 @@ from outsize.array.functions.manipulation import (
 from outsize.array.functions.products import matmul, tensordot, vecdot, vector_norm
 from outsize.array.functions.ufuncs import conj
 from outsize.array.graph.build import axis_index, axis_tuple, whole
-from outsize.array.kernels.blas import packing
 from outsize.array.plan.prepare import resolve_budget
 from outsize.array.random import default_rng
 from outsize.array.store.base import Block
@@ -101,7 +99,7 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Array:
 
 def diagonal(x: Array, /, *, offset: int = 0) -> Array:
     """The diagonal of each matrix, or one beside it."""
-    rows, columns = _matrix(x)
+    rows, columns = matrix_of(x)
     first = offset if offset >= 0 else -offset * columns
     length = max(0, min(rows + min(0, offset), columns - max(0, offset)))
     flat = x.reshape((*x.shape[:-2], rows * columns))
@@ -115,7 +113,7 @@ def trace(x: Array, /, *, offset: int = 0, dtype: Any = None) -> Array:
 
 def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
     """The norm of each matrix: `fro`, `nuc`, 1, -1, 2, -2, inf, -inf."""
-    _matrix(x)
+    matrix_of(x)
     x = x if x.dtype.kind in "fc" else x.astype(np.float64)
     if ord == "fro":
         return vector_norm(x, axis=(-2, -1), keepdims=keepdims)
@@ -146,7 +144,7 @@ def norm(x: Array, /, *, ord: Any = None, axis: Any = None, keepdims: bool = Fal
 
 def matrix_power(x: Array, n: int, /) -> Array:
     """Each matrix multiplied by itself; of a negative number, its inverse."""
-    rows, n = _square(x), whole("a power of matrices", n)
+    rows, n = square_of(x), whole("a power of matrices", n)
     if n < 0:
         x, n = inv(x), -n
     if n == 0:
@@ -167,27 +165,27 @@ def matrix_power(x: Array, n: int, /) -> Array:
 
 def cholesky(x: Array, /, *, upper: bool = False) -> Array:
     """The triangular factor of positive definite matrices."""
-    n = _square(x)
+    n = square_of(x)
     if _is_large(x, 3 + 2):
         return _large_cholesky(x, upper)
-    return _each(f"cholesky {upper}", x, functools.partial(np.linalg.cholesky, upper=upper), ((n, n),), 3)[0]
+    return each_matrix(f"cholesky {upper}", x, functools.partial(np.linalg.cholesky, upper=upper), ((n, n),), 3)[0]
 
 
 def det(x: Array, /) -> Array:
     """Determinants."""
-    _square(x)
+    square_of(x)
     if _is_large(x, 3):
-        turn, logarithm = large.log_determinant(large.factor(x.astype(_solved_in(x.dtype))))
-        return asarray(np.asarray(turn * np.exp(logarithm), _solved_in(x.dtype)))
-    return _each("det", x, np.linalg.det, ((),), 3)[0]
+        turn, logarithm = large.log_determinant(large.factor(x.astype(solved_in(x.dtype))))
+        return asarray(np.asarray(turn * np.exp(logarithm), solved_in(x.dtype)))
+    return each_matrix("det", x, np.linalg.det, ((),), 3)[0]
 
 
 def inv(x: Array, /) -> Array:
     """Inverses."""
-    n = _square(x)
+    n = square_of(x)
     if _is_large(x, 4 + 2):
-        return solve(x, eye(n, dtype=_solved_in(x.dtype)))
-    return _each("inv", x, np.linalg.inv, ((n, n),), 4)[0]
+        return solve(x, eye(n, dtype=solved_in(x.dtype)))
+    return each_matrix("inv", x, np.linalg.inv, ((n, n),), 4)[0]
 
 
 def pinv(x: Array, /, *, rtol: Any = None) -> Array:
@@ -206,59 +204,59 @@ def matrix_rank(x: Array, /, *, rtol: Any = None) -> Array:
 
 def eig(x: Array, /) -> EigResult:
     """Eigenvalues and eigenvectors of any square matrices; complex, whatever the matrices are."""
-    n = _square(x)
-    return EigResult(*_each("eig", _as_complex(x), np.linalg.eig, ((n,), (n, n)), 8))
+    n = square_of(x)
+    return EigResult(*each_matrix("eig", _as_complex(x), np.linalg.eig, ((n,), (n, n)), 8))
 
 
 def eigvals(x: Array, /) -> Array:
     """Eigenvalues of any square matrices; complex."""
-    n = _square(x)
-    return _each("eigvals", _as_complex(x), np.linalg.eigvals, ((n,),), 5)[0]
+    n = square_of(x)
+    return each_matrix("eigvals", _as_complex(x), np.linalg.eigvals, ((n,),), 5)[0]
 
 
 def _as_complex(x: Array) -> Array:
-    return x.astype(np.complex64 if _solved_in(x.dtype).itemsize == 4 else np.complex128) if x.dtype.kind != "c" else x
+    return x.astype(np.complex64 if solved_in(x.dtype).itemsize == 4 else np.complex128) if x.dtype.kind != "c" else x
 
 
 def eigh(x: Array, /) -> EighResult:
     """Eigenvalues and eigenvectors of Hermitian matrices."""
-    n = _square(x)
-    values, vectors = _each("eigh", x, np.linalg.eigh, ((n,), (n, n)), 6)
+    n = square_of(x)
+    values, vectors = each_matrix("eigh", x, np.linalg.eigh, ((n,), (n, n)), 6)
     return EighResult(_real(values), vectors)
 
 
 def eigvalsh(x: Array, /) -> Array:
     """Eigenvalues of Hermitian matrices."""
-    n = _square(x)
-    return _real(_each("eigvalsh", x, np.linalg.eigvalsh, ((n,),), 4)[0])
+    n = square_of(x)
+    return _real(each_matrix("eigvalsh", x, np.linalg.eigvalsh, ((n,),), 4)[0])
 
 
 def qr(x: Array, /, *, mode: str = "reduced") -> QRResult:
     """A unitary matrix and a triangular one whose product the matrix is."""
-    rows, columns = _matrix(x)
+    rows, columns = matrix_of(x)
     if mode not in ("reduced", "complete"):
         raise InputError(f"qr mode {mode!r} is neither 'reduced' nor 'complete'")
     inner = rows if mode == "complete" else min(rows, columns)
     if mode == "reduced" and _is_tall(x):
-        return _tall_qr(x.astype(_solved_in(x.dtype)))
+        return _tall_qr(x.astype(solved_in(x.dtype)))
     function: Any = functools.partial(np.linalg.qr, mode=mode)
-    return QRResult(*_each(f"qr {mode}", x, function, ((rows, inner), (inner, columns)), 6))
+    return QRResult(*each_matrix(f"qr {mode}", x, function, ((rows, inner), (inner, columns)), 6))
 
 
 def slogdet(x: Array, /) -> SlogdetResult:
     """Sign and logarithm of determinants."""
-    _square(x)
+    square_of(x)
     if _is_large(x, 3):
-        element = _solved_in(x.dtype)
+        element = solved_in(x.dtype)
         turn, logarithm = large.log_determinant(large.factor(x.astype(element)))
         return SlogdetResult(asarray(np.asarray(turn, element)), _real(asarray(np.asarray(logarithm, element))))
-    sign, size = _each("slogdet", x, np.linalg.slogdet, ((), ()), 3)
+    sign, size = each_matrix("slogdet", x, np.linalg.slogdet, ((), ()), 3)
     return SlogdetResult(sign, _real(size))
 
 
 def svd(x: Array, /, *, full_matrices: bool = True) -> SVDResult:
     """Singular vectors and values."""
-    rows, columns = _matrix(x)
+    rows, columns = matrix_of(x)
     inner = min(rows, columns)
     if not full_matrices and _is_tall(x):
         q, r = qr(x)
@@ -270,28 +268,28 @@ def svd(x: Array, /, *, full_matrices: bool = True) -> SVDResult:
     left, right = (rows, columns) if full_matrices else (inner, inner)
     cores = ((rows, left), (inner,), (right, columns))
     function = functools.partial(np.linalg.svd, full_matrices=full_matrices)
-    u, s, vh = _each(f"svd {full_matrices}", x, function, cores, 8)
+    u, s, vh = each_matrix(f"svd {full_matrices}", x, function, cores, 8)
     return SVDResult(u, _real(s), vh)
 
 
 def svdvals(x: Array, /) -> Array:
     """Singular values, the largest first."""
-    inner = min(_matrix(x))
+    inner = min(matrix_of(x))
     if x.ndim == 2 and (_is_tall(x) or _is_tall(x.T)):
-        return svdvals(_tall_r((x if x.shape[0] > x.shape[1] else x.T).astype(_solved_in(x.dtype))))
-    return _real(_each("svdvals", x, functools.partial(np.linalg.svd, compute_uv=False), ((inner,),), 5)[0])
+        return svdvals(_tall_r((x if x.shape[0] > x.shape[1] else x.T).astype(solved_in(x.dtype))))
+    return _real(each_matrix("svdvals", x, functools.partial(np.linalg.svd, compute_uv=False), ((inner,),), 5)[0])
 
 
 def solve(x1: Array, x2: Array, /) -> Array:
     """x with `x1 @ x = x2`, for a vector or the columns of matrices."""
     a, b = asarray(x1), asarray(x2)
-    n = _square(a)
+    n = square_of(a)
     vector = b.ndim == 1
     b = b[:, None] if vector else b
     if b.shape[-2] != n:
         raise InputError(f"solve has {n} equations and right sides of length {b.shape[-2]}")
     lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    element = np.result_type(_solved_in(a.dtype), _solved_in(b.dtype))
+    element = np.result_type(solved_in(a.dtype), solved_in(b.dtype))
     columns = b.shape[-1]
     if a.ndim == b.ndim == 2 and _is_large(a, 4 + 4):
         parts = large.solve_columns(large.factor(a.astype(element)), b.astype(element))
@@ -300,7 +298,7 @@ def solve(x1: Array, x2: Array, /) -> Array:
     both = concat(
         [broadcast_to(a.astype(element), (*lead, n, n)), broadcast_to(b.astype(element), (*lead, n, columns))], axis=-1
     )
-    found = _each("solve", both, functools.partial(_solved, n=n), ((n, columns),), 4)[0]
+    found = each_matrix("solve", both, functools.partial(_solved, n=n), ((n, columns),), 4)[0]
     return squeeze(found, axis=-1) if vector else found
 
 
@@ -312,10 +310,10 @@ def lstsq(x1: Array, x2: Any, /, rcond: float | None = None) -> tuple[Array, Arr
     """(x with the smallest `|x1 @ x - x2|`, the squares of what is left, the rank, the singular values), as NumPy's. The rank is
     found at the call."""
     a, b = asarray(x1), asarray(x2)
-    rows, columns = _matrix(a)
+    rows, columns = matrix_of(a)
     if a.ndim != 2 or b.ndim not in (1, 2) or b.shape[0] != rows:
         raise InputError(f"lstsq takes a matrix and right sides of its {rows} rows, not {a.shape} and {b.shape}")
-    u, s, vh = svd(a.astype(np.result_type(_solved_in(a.dtype), np.float64)), full_matrices=False)
+    u, s, vh = svd(a.astype(np.result_type(solved_in(a.dtype), np.float64)), full_matrices=False)
     limit = max(rows, columns) * float(np.finfo(s.dtype).eps) if rcond is None else rcond
     kept = s > limit * s.max() if s.size else s > 0
     scale = where(kept, 1 / where(kept, s, 1.0), 0.0)
@@ -334,10 +332,10 @@ def svd_lowrank(x: Array, rank: int, /, *, oversampling: int = 10, iterations: i
     The matrix is read 2 + 2 * `iterations` times. The error `|x - u s vh|` is expected to be at most
     `(1 + 4 * sqrt(2 * min(rows, columns) / (rank - 1))) ** (1 / (2 * iterations + 1))` times the next singular value.
     """
-    rows, columns = _matrix(x)
+    rows, columns = matrix_of(x)
     if x.ndim != 2 or not 1 <= rank <= min(rows, columns):
         raise InputError(f"a matrix of {rows} rows and {columns} columns has no first {rank} singular values")
-    element = _solved_in(x.dtype)
+    element = solved_in(x.dtype)
     wide = min(rank + oversampling, min(rows, columns))
     x = x.astype(element)
     draw = default_rng(seed).normal(size=(columns, wide)).astype(element)
@@ -368,9 +366,9 @@ def _row_blocks(x: Array) -> Array:
 def _tall_r(x: Array) -> Array:
     """The triangular factor of a tall matrix: of the triangles of its blocks, and so on."""
     if not _is_tall(x):
-        return _each("qr r", x, _triangle, ((min(x.shape), x.shape[1]),), 6)[0]
+        return each_matrix("qr r", x, _triangle, ((min(x.shape), x.shape[1]),), 6)[0]
     blocks = _row_blocks(x)
-    return _tall_r(_each("qr r", blocks, _triangle, ((x.shape[1],) * 2,), 6)[0].reshape((-1, x.shape[1])))
+    return _tall_r(each_matrix("qr r", blocks, _triangle, ((x.shape[1],) * 2,), 6)[0].reshape((-1, x.shape[1])))
 
 
 def _triangle(block: Block) -> Block:
@@ -383,10 +381,10 @@ def _tall_qr(x: Array) -> QRResult:
     rows, columns = x.shape
     blocks = _row_blocks(x)
     number, height, _ = blocks.shape
-    triangles = _each("qr r", blocks, _triangle, ((columns, columns),), 6)[0].reshape((-1, columns))
+    triangles = each_matrix("qr r", blocks, _triangle, ((columns, columns),), 6)[0].reshape((-1, columns))
     second, r = qr(triangles)
     both = concat([blocks, second.reshape((number, columns, columns))], axis=1)
-    q = _each("qr q", both, functools.partial(_tall_q, height=height), ((height, columns),), 6)[0]
+    q = each_matrix("qr q", both, functools.partial(_tall_q, height=height), ((height, columns),), 6)[0]
     return QRResult(q.reshape((number * height, columns))[:rows], r)
 
 
@@ -402,7 +400,7 @@ def _is_large(x: Array, copies: float) -> bool:
     """True for one matrix of which LAPACK and its copies do not fit into the current budget."""
     if x.ndim != 2 or x.nbytes <= current().made_now:
         return False
-    worked = x.size * np.result_type(_solved_in(x.dtype), np.float64).itemsize
+    worked = x.size * np.result_type(solved_in(x.dtype), np.float64).itemsize
     return copies * worked + _BLAS > (resolve_budget(None).host or 0)
 
 
@@ -411,7 +409,7 @@ _BLAS = 4 << 20
 
 
 def _large_cholesky(x: Array, upper: bool) -> Array:
-    element = _solved_in(x.dtype)
+    element = solved_in(x.dtype)
     x = _adjoint(x) if upper else x
     panels = large.cholesky_panels(x.astype(element))
     parts = [pad(part, ((x.shape[0] - part.shape[0], 0), (0, 0))) for part in panels.parts]
@@ -422,33 +420,9 @@ def _large_cholesky(x: Array, upper: bool) -> Array:
 # inside
 
 
-def _matrix(x: Array) -> tuple[int, int]:
-    """Rows and columns."""
-    if not isinstance(x, Array):
-        raise InputError(f"linear algebra takes lazy arrays, not {type(x).__name__}: give outsize.array.asarray(x)")
-    if x.ndim < 2:
-        raise InputError(f"an array of {x.ndim} dimensions holds no matrices: two are needed, rows and columns")
-    return x.shape[-2], x.shape[-1]
-
-
-def _square(x: Array) -> int:
-    rows, columns = _matrix(x)
-    if rows != columns:
-        raise InputError(f"matrices of {rows} rows and {columns} columns are not square")
-    return rows
-
-
 def _real(x: Array) -> Array:
     """Numbers that are real, whatever they were carried in."""
     return real(x) if x.dtype.kind == "c" else x
-
-
-def _solved_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which LAPACK works on elements of this one."""
-    if dtype.kind not in "biufc":
-        raise InputError(f"linear algebra takes numbers and not {dtype}")
-    found: np.dtype[Any] = np.linalg.inv(np.eye(1, dtype=dtype)).dtype
-    return found
 
 
 def _adjoint(x: Array) -> Array:
@@ -461,56 +435,8 @@ def _limits(x: Array, values: Array, rtol: Any) -> Array:
         return values
     if rtol is None:
         element = x.dtype if x.dtype.kind in "fc" else np.dtype(np.float64)
-        rtol = max(_matrix(x)) * float(np.finfo(element).eps)
+        rtol = max(matrix_of(x)) * float(np.finfo(element).eps)
     largest = values.max(axis=-1, keepdims=True)
     if isinstance(rtol, int | float):
         return largest * rtol
     return largest * asarray(rtol)[..., None]
-
-
-def _each(
-    name: str, x: Array, function: Callable[[Block], Any], cores: Sequence[tuple[int, ...]], memory: float
-) -> tuple[Array, ...]:
-    """function(matrices) -> one or several results; `cores` are their shapes for one matrix.
-
-    A matrix is a lane of its elements, and so are its results, one after another: they are made once, whoever asks.
-    """
-    rows, columns = _matrix(x)
-    flat = x.reshape((*x.shape[:-2], rows * columns))
-    node = _as_node(flat if rows * columns else zeros((*x.shape[:-2], 1), dtype=x.dtype))  # memory is counted by input
-    element = _solved_in(x.dtype)
-    sizes = [math.prod(core) for core in cores]
-    work = functools.partial(
-        _of_matrices, name=name.split()[0], function=function, shape=(rows, columns), sizes=sizes, element=element
-    )
-    worked = np.result_type(element, np.float64)  # NumPy widens every matrix that it gives to LAPACK
-    wide = worked.itemsize / x.dtype.itemsize
-    longer, shorter = max(rows, columns), min(rows, columns)
-    grown = (memory + 2 * sum(sizes) / max(1, rows * columns)) * wide
-    packed = Array(
-        in_lanes(
-            node, node.ndim - 1, work, name=f"{name} {rows}x{columns}", length=sum(sizes), dtype=element,
-            memory=grown, packing=packing(longer, longer if sum(sizes) > longer * shorter else shorter, shorter, worked),
-        )
-    )  # fmt: skip
-    ends = np.cumsum(sizes).tolist()
-    return tuple(
-        packed[..., end - size : end].reshape((*x.shape[:-2], *core))
-        for end, size, core in zip(ends, sizes, cores, strict=True)
-    )
-
-
-def _of_matrices(
-    block: Block, axis: int, name: str, function: Callable[[Block], Any], shape: tuple[int, int], sizes: list[int],
-    element: np.dtype[Any],
-) -> Block:  # fmt: skip
-    """The results of a function of the matrices that lie in lanes, one after another in lanes."""
-    lanes = block.shape[:-1]
-    try:
-        made = function(block[..., : math.prod(shape)].reshape((*lanes, *shape)))
-    except np.linalg.LinAlgError as error:
-        raise InputError(f"{name} of one of the matrices failed: {error}") from None
-    parts = made if isinstance(made, tuple) else (made,)
-    flat = [np.asarray(part).reshape((*lanes, size)) for part, size in zip(parts, sizes, strict=True)]
-    found: Block = np.concatenate(flat, axis=-1).astype(element, copy=False)
-    return found

@@ -305,3 +305,24 @@ def _in_order(chosen: make.Indices, length: int, new: Node, axis: int) -> tuple[
     flat = make_now(flat)
     by = make.Indices(make_now(sort_lanes(flat, carried=places(flat.shape))), 0, flat.shape[0] - 1, False)
     return make_now(sort_lanes(flat)), make.take(new, by, axis)
+
+
+def region_of(key: Any, base: Node) -> tuple[tuple[tuple[int, int], ...], tuple[Any, ...]]:
+    """(the region of a store that a key names, the key with a part for each axis); only numbers and slices of step 1 name one."""
+    region: list[tuple[int, int]] = []
+    parts = make.expand_ellipsis(list(key) if isinstance(key, tuple) else [key], base)
+    for part in parts:
+        if part is None:
+            continue
+        length = base.shape[len(region)]
+        if isinstance(part, slice):
+            start, stop, step = part.indices(length)
+            if step != 1:
+                raise InputError(f"in-place writing takes slices of step 1, not {step}")
+            region.append((start, max(start, stop)))
+            continue
+        if not isinstance(part, int | np.integer):
+            raise InputError("in-place writing takes whole numbers and slices, not lists of indices")
+        start = make.whole_index(part, length, len(region))
+        region.append((start, start + 1))
+    return tuple(region), tuple(parts)

@@ -247,20 +247,20 @@ class Array(Methods):
         mask = isinstance(key, Array | np.ndarray) and key.dtype == np.dtype(bool)
         large = isinstance(key, Array) or self.ndim > 1 or (mask and key.nbytes > current().made_now)
         if mask and key.shape == self.shape and large and self.ndim:
-            return Array(masked(self.node, _as_node(key)))
+            return Array(masked(self.node, as_node(key)))
         return Array(indexing.get(self.node, _key(key)))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         """Write into a store that was opened for writing; any other array becomes what it is with this part replaced, and nothing
         that it was made of changes."""
-        if isinstance(self.node, Source) and _is_writable(self.node.store):
+        if isinstance(self.node, Source) and self.node.store.writable:
             return self._write(key, value)
         self.node = indexing.replaced(self.node, _key(key), _fitting(value, self.dtype))
         return None
 
     def _write(self, key: Any, value: Any) -> None:
         assert isinstance(self.node, Source)
-        region, whole = _region(key, self.node)
+        region, whole = indexing.region_of(key, self.node)
         shape = tuple(b - a for a, b in region)
         target = make.index(self.node, whole)
         spread = make.broadcast_to(_fitting(value, self.dtype), target.shape)
@@ -362,10 +362,10 @@ class Array(Methods):
     __hash__ = None  # type: ignore[assignment]
 
     def __matmul__(self, other: Any) -> Array:
-        return Array(make.matmul(self.node, _as_node(other))) if _known(other) else NotImplemented
+        return Array(make.matmul(self.node, as_node(other))) if _known(other) else NotImplemented
 
     def __rmatmul__(self, other: Any) -> Array:
-        return Array(make.matmul(_as_node(other), self.node)) if _known(other) else NotImplemented
+        return Array(make.matmul(as_node(other), self.node)) if _known(other) else NotImplemented
 
     # NumPy's protocols
 
@@ -445,7 +445,8 @@ def _unpickle(parts: list[tuple[Node, tuple[int, ...]]]) -> Array:
     return Array(put_together(parts))
 
 
-def _as_node(value: Any) -> Node:
+def as_node(value: Any) -> Node:
+    """Whatever is an array, or one value, as a node."""
     found = _operand(value)
     return make.constant(found.value) if isinstance(found, Scalar) else found
 
@@ -466,7 +467,7 @@ def as_indices(key: Any) -> make.Indices:
     """A one-dimensional array of indices, or a mask: small ones are held, large ones are in a scratch file of ours."""
     node = key.node if isinstance(key, Array) else np.asarray(key)
     if node.dtype == bool:
-        return indexing.places_of(_as_node(key))
+        return indexing.places_of(as_node(key))
     return indexing.indices_of(node)
 
 
@@ -484,32 +485,3 @@ def _is_of(value: Any, dtype: np.dtype[Any]) -> bool:
     """True where a Python number is of the kind of a dtype, or below it."""
     kinds = "biufc"
     return kinds.index(np.asarray(value).dtype.kind) <= kinds.index(dtype.kind)
-
-
-def _is_writable(store: Store) -> bool:
-    try:
-        store.update()
-    except InputError:
-        return False
-    return True
-
-
-def _region(key: Any, base: Node) -> tuple[tuple[tuple[int, int], ...], tuple[Any, ...]]:
-    """(the region of a store that a key names, the key with a part for each axis); only numbers and slices of step 1 name one."""
-    region: list[tuple[int, int]] = []
-    parts = make.expand_ellipsis(list(key) if isinstance(key, tuple) else [key], base)
-    for part in parts:
-        if part is None:
-            continue
-        length = base.shape[len(region)]
-        if isinstance(part, slice):
-            start, stop, step = part.indices(length)
-            if step != 1:
-                raise InputError(f"in-place writing takes slices of step 1, not {step}")
-            region.append((start, max(start, stop)))
-            continue
-        if not isinstance(part, int | np.integer):
-            raise InputError("in-place writing takes whole numbers and slices, not lists of indices")
-        start = make.whole_index(part, length, len(region))
-        region.append((start, start + 1))
-    return tuple(region), tuple(parts)

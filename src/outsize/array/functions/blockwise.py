@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.api.lazy import Array, _as_node
+from outsize.array.api.lazy import Array, as_node
 from outsize.array.graph.elementwise import broadcast_shapes
 from outsize.array.graph.window import BOUNDARIES, Blocks, Window
 from outsize.core.errors import InputError
@@ -20,7 +20,7 @@ def map_blocks(function: Callable[..., Any], *arrays: Any, memory: float | None 
 
     `memory` is what the function may allocate, as a multiple of its inputs' bytes: 2 for one temporary and the result.
     """
-    nodes = tuple(_as_node(a) for a in arrays)
+    nodes = tuple(as_node(a) for a in arrays)
     _refuse_unknown("map_blocks", memory)
     shape = broadcast_shapes(*(n.shape for n in nodes))
     element = np.dtype(dtype) if dtype is not None else np.result_type(*(n.dtype for n in nodes))
@@ -36,7 +36,7 @@ def map_overlap(
     `boundary` is what lies outside: `reflect` (edge element repeated), `nearest`, `constant` (`fill`), `periodic`, or
     `none` (nothing: edge blocks are smaller). `memory` as in `map_blocks`.
     """
-    node = _as_node(x)
+    node = as_node(x)
     _refuse_unknown("map_overlap", memory)
     depths = (int(depth),) * node.ndim if isinstance(depth, int | np.integer) else tuple(depth)
     if boundary not in BOUNDARIES:

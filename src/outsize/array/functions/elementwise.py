@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.api.lazy import Array, _as_node, apply, check_device
+from outsize.array.api.lazy import Array, apply, as_node, check_device
 from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import IMAG, REAL, WHERE, operation, rounding
 from outsize.array.graph.node import Source
@@ -28,7 +28,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
         raise ValueError(
             f"asarray(copy=False) cannot share memory with {type(obj).__name__} of another kind: leave out copy"
         )
-    found = Array(_as_node(obj))
+    found = Array(as_node(obj))
     if copy and isinstance(found.node, Source) and found.node.store.resident:
         found = Array(make.constant(to_numpy(found.node).copy()))
     return found if dtype is None else found.astype(dtype)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.api.lazy import Array, _as_node, apply, as_indices
+from outsize.array.api.lazy import Array, apply, as_indices, as_node
 from outsize.array.functions.elementwise import asarray
 from outsize.array.graph import build as make
 from outsize.array.graph.elementwise import WHERE, operation
@@ -94,7 +94,7 @@ def broadcast_arrays(*arrays: Any) -> tuple[Array, ...]:
 
 def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Array:
     """One after another."""
-    return Array(make.concat([_as_node(a) for a in arrays], axis))
+    return Array(make.concat([as_node(a) for a in arrays], axis))
 
 
 def concatenate(arrays: Sequence[Any], axis: int | None = 0) -> Array:

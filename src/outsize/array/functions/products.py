@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from outsize.array.api.lazy import Array, _as_node, apply
+from outsize.array.api.lazy import Array, apply, as_node
 from outsize.array.functions.elementwise import asarray
 from outsize.array.functions.manipulation import broadcast_arrays, concat, permute_dims
 from outsize.array.graph import build as make
@@ -24,12 +24,12 @@ _ALPHABET = string.ascii_letters
 
 def matmul(x1: Any, x2: Any, /) -> Array:
     """x1 @ x2."""
-    return Array(make.matmul(_as_node(x1), _as_node(x2)))
+    return Array(make.matmul(as_node(x1), as_node(x2)))
 
 
 def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Array:
     """Sum over pairs of axes."""
-    a, b = _as_node(x1), _as_node(x2)
+    a, b = as_node(x1), as_node(x2)
     if isinstance(axes, int | np.integer):
         left, right = list(range(a.ndim - axes, a.ndim)), list(range(axes))
     else:

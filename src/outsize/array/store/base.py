@@ -165,6 +165,15 @@ class Store(Stored):
         """A sink that writes into this very array; an `InputError` where it was not opened for writing."""
         raise InputError(f"{self.name} is open for reading only: open it with mode='r+' to write into it")
 
+    @property
+    def writable(self) -> bool:
+        """True where it was opened for writing."""
+        try:
+            self.update()
+        except InputError:
+            return False
+        return True
+
     def close(self) -> None:
         """Let go of files."""
 

@@ -8,6 +8,8 @@ count of steps, a table of drop rates, a list of lengths), so that most reads ar
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from outsize.model.torch_port.dispatch import has_modes, map_tensors, no_functions, no_modes, tensors_in, torch_off
@@ -53,6 +55,27 @@ def shadow(tracer: Trace, tensor: Any) -> Any:
         with unseen():
             plain = torch.empty(0, dtype=tensor.dtype)
             return plain.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def run_on_contents(tracer: Trace, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """What an operator gives for the real contents of its operands, which are all known."""
+    return func(*replace_tensors(args, functools.partial(shadow, tracer)), **on_cpu(kwargs))
+
+
+def on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of an operator that is run for real."""
+    return {**kwargs, "device": "cpu"} if "device" in kwargs else kwargs
+
+
+def replace_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same lists and tuples with each tensor changed."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(replace_tensors(item, change) for item in value)
+    return value
 
 
 def keep(tracer: Trace, base: Any, storage: Any) -> None:

@@ -18,9 +18,9 @@ class Trace(Protocol):
     """A trace that is running."""
 
     ledger: Ledger
+    """Every storage that it has seen."""
     owners: Owners
     """Which module and which line is at work."""
-    """Every storage that it has seen."""
     device: str
     """Label of the device on which the step runs."""
     capability: tuple[int, int]
@@ -37,6 +37,8 @@ class Trace(Protocol):
     """True once a count of something was read that is not known."""
     chance: bool
     """True once a number that was drawn in a step was read on the host: it may be a length."""
+    drew: bool
+    """True once whole numbers were drawn on the host."""
     in_linear: bool
     """True while a linear layer runs its forward pass."""
 

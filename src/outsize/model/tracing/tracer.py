@@ -21,10 +21,8 @@ from outsize.model.torch_port.dispatch import (
     arguments_of,
     dispatch_mode,
     in_backward,
-    map_tensors,
     no_functions,
     tensors_in,
-    torch_off,
 )
 from outsize.model.torch_port.objects import holders_of, key_of, storage_key
 from outsize.model.torch_port.patches import wrapping_backward
@@ -34,6 +32,7 @@ from outsize.model.tracing import packed_sequences as packed
 from outsize.model.tracing.attribution import Owners
 from outsize.model.tracing.autocast import Autocast
 from outsize.model.tracing.blocks import Blocks
+from outsize.model.tracing.draws import Draws
 from outsize.model.tracing.fake_card import label_for, make_function_mode, pretend
 from outsize.model.tracing.ledger import Held, Ledger
 from outsize.model.tracing.operators import Operator, look_up
@@ -67,11 +66,8 @@ class Tracer:
         """Sentences about what was assumed, in order."""
         self.guesses: dict[str, None] = {}
         """The notes on which sizes may depend: a real run may take more than the trace saw."""
-        self._generators: dict[Any, Any] = {}
-        """Generator of random numbers on the host -> its state before the trace."""
         self.blocks = Blocks(self.ledger, self.owners, capability)
-        self._undrawn = values.ADVANCED_ELEMENTS
-        """How many fractions are still drawn for the sake of what is drawn after them."""
+        self._draws = Draws(self)
         self._places = threading.local()
         self._lock = threading.RLock()
         """Held during an operator: a script may have threads."""
@@ -132,8 +128,7 @@ class Tracer:
                 yield
         finally:
             self.ledger.closed = True
-            for generator, state in self._generators.items():
-                generator.set_state(state)
+            self._draws.restore()
 
     @contextlib.contextmanager
     def in_thread(self) -> Iterator[None]:
@@ -256,7 +251,7 @@ class Tracer:
         label = self._label(func, flat, kwargs)
         for leaf in flat:
             if not leaf.is_meta and (leaf.dim() or len(flat) == 1):
-                args = _replace(args, self.adopt)
+                args = values.replace_tensors(args, self.adopt)
                 flat = tensors_in(args)
                 break
         name = operator.name
@@ -371,10 +366,10 @@ class Tracer:
         if name in ("aten.lift_fresh.default", "aten.lift.default"):
             return args[0]
         if name in packed.RULES:  # contents are known: the real operator says the shape
-            real = func(*_replace(args, functools.partial(values.shadow, self)), **{**kwargs, **_on_cpu(kwargs)})
+            real = values.run_on_contents(self, func, args, kwargs)
             if not isinstance(real, torch.Tensor | tuple):
                 return real
-            return _replace(real, lambda t: self.known_like(t, label))
+            return values.replace_tensors(real, lambda t: self.known_like(t, label))
         try:
             shape = rewrites.SHAPES.get(name) or (ON_CARD.get(name) if label.startswith("cuda") else None)
             out = self.shapes.run(operator, args, kwargs) if shape is None else shape(func, args, kwargs)
@@ -386,56 +381,15 @@ class Tracer:
                     f"torch cannot tell the result shape of {name} without running it ({str(error).splitlines()[0]}): "
                     "give the operator a fake implementation with torch.library.register_fake"
                 ) from error
-        if operator.draws and label == "cpu":
-            self._advance(operator, args, kwargs, out, generator)
-        if not (operator.draws and self._draw(operator, args, kwargs, flat, out, generator)):
+        drawn = False
+        if operator.draws and isinstance(out, torch.Tensor):
+            if label == "cpu":
+                self._draws.advance(operator, args, kwargs, out, generator)
+            known = self._placing in (None, "cpu") and self._all_known(flat)
+            drawn = self._draws.draw(operator, args, kwargs, out, generator, known)
+        if not drawn:
             self._follow(operator, args, kwargs, flat, out)
         return out
-
-    def _draw(self, operator: Operator, args: Any, kwargs: Any, flat: list[Any], out: Any, generator: Any) -> bool:
-        """Draw whole numbers on the host as the step would: they are indices and lengths. True if numbers were drawn.
-        Fractions are not drawn: a randomly skipped layer or path counts as present.
-        """
-        import torch
-
-        if not isinstance(out, torch.Tensor) or out.is_floating_point() or out.numel() > values.DRAWN_ELEMENTS:
-            return False
-        if operator.base == "random_":  # a seed: an empty tensor that is filled
-            if out.nbytes != out.untyped_storage().nbytes() or not self.on_host(out):
-                return False
-            with torch_off():
-                args = (torch.empty(out.shape, dtype=out.dtype), *args[1:])
-        elif operator.mutable or self._placing not in (None, "cpu") or not self._all_known(flat):
-            return False
-        self._keep_state(generator)
-        given = {**kwargs, **_on_cpu(kwargs), **({"generator": generator} if "generator" in kwargs else {})}
-        with torch_off():
-            real = operator.func(*_replace(args, functools.partial(values.shadow, self)), **given)
-        self.ledger.values[storage_key(out)] = real.untyped_storage()
-        if self.ledger.step >= 0:
-            self.drew = True
-            self.ledger.drawn.add(storage_key(out))
-        return True
-
-    def _advance(self, operator: Operator, args: Any, kwargs: Any, out: Any, generator: Any) -> None:
-        """Draw fractions on the host and forget them, so that the whole numbers after them are those of a real run."""
-        import torch
-
-        if not isinstance(out, torch.Tensor) or not out.is_floating_point() or self._undrawn < out.numel():
-            self._undrawn = 0 if isinstance(out, torch.Tensor) and out.is_floating_point() else self._undrawn
-            return
-        self._undrawn -= out.numel()
-        self._keep_state(generator)
-        given = {**kwargs, **_on_cpu(kwargs), **({"generator": generator} if "generator" in kwargs else {})}
-        with torch_off(), contextlib.suppress(RuntimeError):
-            operator.func(*map_tensors(_unwritten, args), **given)
-
-    def _keep_state(self, generator: Any) -> None:
-        import torch
-
-        used = torch.default_generator if generator is None else generator
-        if used not in self._generators:
-            self._generators[used] = used.get_state()
 
     def known_like(self, real: Any, label: str) -> Any:
         import torch
@@ -457,40 +411,34 @@ class Tracer:
     def _follow(self, operator: Operator, args: Any, kwargs: Any, flat: list[Any], out: Any) -> None:
         """Keep the contents of small host tensors up to date, and forget those that are overwritten with unknown
         values."""
-        import torch
-
-        known = self.ledger.values
-        func, mutable = operator.func, operator.mutable
-        if not operator.known:
-            if mutable:
+        followed = operator.known and self._is_followed(operator, flat, out)
+        real = None
+        if followed:
+            try:
+                real = values.run_on_contents(self, operator.func, args, kwargs)
+            except Exception:
+                followed = False
+        if not followed:
+            if operator.mutable:
                 self._forget(flat)
             return
-        if not flat:
-            small = isinstance(out, torch.Tensor) and out.numel() <= self.keep
-            on_host = self._placing in (None, "cpu")
-            if not small or not (on_host or operator.base in values.PLAIN):
-                return
-        elif not self._all_known(flat) or (not known and not any(t.is_cpu for t in flat)):
-            if mutable and known:
-                self._forget(flat)
-            return
-        if sum(t.numel() for t in flat) > 4 * self.keep:
-            if mutable:
-                self._forget(flat)
-            return
-        try:
-            real = func(*_replace(args, functools.partial(values.shadow, self)), **{**kwargs, **_on_cpu(kwargs)})
-        except Exception:
-            if mutable:
-                self._forget(flat)
-            return
-        drawn = any(storage_key(t) in self.ledger.drawn for t in flat)
+        known, drawn = self.ledger.values, any(storage_key(t) in self.ledger.drawn for t in flat)
         for made, contents in zip(tensors_in(out), tensors_in(real), strict=False):
             key = storage_key(made)
             if drawn:
                 self.ledger.drawn.add(key)
             if key not in known and made.numel() <= self.keep:
                 known[key] = contents.untyped_storage()
+
+    def _is_followed(self, operator: Operator, flat: list[Any], out: Any) -> bool:
+        """True where all operands are small and known; of what is made from none, where it is small and on the host."""
+        import torch
+
+        if not flat:
+            small = isinstance(out, torch.Tensor) and out.numel() <= self.keep
+            return small and (self._placing in (None, "cpu") or operator.base in values.PLAIN)
+        seen = bool(self.ledger.values) or any(t.is_cpu for t in flat)
+        return seen and self._all_known(flat) and sum(t.numel() for t in flat) <= 4 * self.keep
 
 
 _TOGETHER = {
@@ -510,24 +458,3 @@ _REUSING = {
     "aten.scatter.value",
 }  # fmt: skip
 """Operators that backward passes run in place where they can."""
-
-
-def _on_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {"device": "cpu"} if "device" in kwargs else {}
-
-
-def _unwritten(tensor: Any) -> Any:
-    """A real tensor with the same layout."""
-    import torch
-
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-
-
-def _replace(value: Any, change: Callable[[Any], Any]) -> Any:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, list | tuple):
-        return type(value)(_replace(item, change) for item in value)
-    return value

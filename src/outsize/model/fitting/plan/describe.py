@@ -19,11 +19,11 @@ from outsize.core.units import format_bytes
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import Findings
-from outsize.model.fitting.plan.facts import Facts, HostedFacts, InferenceFacts
+from outsize.model.fitting.plan.facts import Facts, HostedFacts, InferenceFacts, place
 from outsize.model.fitting.plan.foreign_tensors import note_beside
 from outsize.model.fitting.plan.host_memory import filed_bytes, host_bytes
 from outsize.model.fitting.plan.projection import Projection
-from outsize.model.fitting.plan.remedies import TRAINING, describe, place, predict, remedies_on
+from outsize.model.fitting.plan.remedies import TRAINING, describe, predict, remedies_on
 from outsize.model.fitting.plan.remedy_kind import RemedyKind
 from outsize.model.fitting.plan.search import Candidate
 from outsize.model.fitting.plan.training_search import TrainingSearch, slow_down

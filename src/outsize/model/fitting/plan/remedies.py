@@ -23,7 +23,10 @@ from outsize.model.fitting.plan.facts import (
     Sizes,
     groups_at_once,
     in_flight,
+    moved_bytes,
+    order_blocks,
     passes_of,
+    place,
     plain_sizes,
     undo_bytes,
 )
@@ -480,29 +483,6 @@ def predict(choice: Choice, facts: Facts) -> int:
     for kind in remedies_on(choice):
         sizes = kind.bytes(sizes, choice, facts)
     return sizes.peak(facts)
-
-
-def order_blocks(facts: Facts, compound: bool = True) -> tuple[str, ...]:
-    """Blocks worth computing again (or, not only compound ones, worth moving), in the order of the model."""
-    least = facts.activations // 200
-    worth = [block for block in facts.blocks if block.kept > least and (block.compound or not compound)]
-    return tuple(block.name for block in worth)
-
-
-def moved_bytes(choice: Choice, facts: Facts) -> int:
-    """Bytes of activations that wait elsewhere: what offloaded blocks keep and do not compute again."""
-    if not choice.offload:
-        return 0
-    kept = sum(block.kept for block in facts.blocks if block.name in choice.offload)
-    inside = tuple(f"{name}." for name in choice.offload)
-    moved = {*choice.offload}
-    again = [n for n in choice.checkpoint if n.partition(":")[0] in moved or n.startswith(inside)]
-    return max(0, kept - sum(facts.parts[name].freed for name in again if name in facts.parts))
-
-
-def place(facts: Facts | InferenceFacts) -> str:
-    """The place where things wait: next to a card the host, next to a CPU its disk."""
-    return "host" if facts.device == "cuda" else "disk"
 
 
 def shorten(names: tuple[str, ...]) -> str:
