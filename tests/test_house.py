@@ -14,6 +14,7 @@ BIN = pathlib.Path(sys.executable).parent
 SURFACE = [
     "BudgetError",
     "DataSource",
+    "ClusterError",
     "InputError",
     "OutOfMemory",
     "OutsizeError",
@@ -23,6 +24,7 @@ SURFACE = [
     "batch_size",
     "budget",
     "calibrate",
+    "cluster",
     "compute",
     "convert",
     "data_loader",

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from outsize.core.errors import BudgetError, InputError, OutOfMemory, OutsizeError, StoreError
+from outsize.core.errors import BudgetError, ClusterError, InputError, OutOfMemory, OutsizeError, StoreError
 from outsize.core.events import Listener, set_default_listener
 from outsize.core.noun import Drawing, set_drawing
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from outsize.array.run.contents import show as show
     from outsize.array.run.convert import convert as convert
     from outsize.compression.shrink import shrink as shrink
+    from outsize.array.run.cluster import cluster as cluster
     from outsize.factor.decompose import decompose as decompose
     from outsize.failure.explain import explain as explain
     from outsize.failure.guard import explain_uncaught as explain_uncaught
@@ -56,6 +57,7 @@ _VERBS = {
     "batch_size": "outsize.model.fitting.largest_batch",
     "budget": "outsize.machine",
     "calibrate": "outsize.model.estimation.calibration",
+    "cluster": "outsize.array.run.cluster",
     "compute": "outsize.array.api.together",
     "convert": "outsize.array.run.convert",
     "data_loader": "outsize.model.fitting.data_loader",
@@ -88,7 +90,7 @@ _OLD = {"install": "explain_uncaught", "keep": "learn_from_run", "loader": "data
 _ROOMS: tuple[str, ...] = ("array", "factor")
 """Rooms that are public as they are."""
 
-__all__ = ["BudgetError", "InputError", "OutOfMemory", "OutsizeError", "StoreError", *_VERBS, *_ROOMS]
+__all__ = ["BudgetError", "ClusterError", "InputError", "OutOfMemory", "OutsizeError", "StoreError", *_VERBS, *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:

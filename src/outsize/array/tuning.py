@@ -103,6 +103,16 @@ class Tuning:
     sync_share: int = 20
     """Syncs may take one part in so many of the time."""
 
+    spread: int = 0
+    """Workers of a cluster that passes are planned for: results between passes go to storage that all of them reach, and tiles
+    are cut so that each has some. 0 where the work runs in this process."""
+    worker_cores: int = 0
+    """Processors of each of them."""
+    tasks: int = 4
+    """Tasks of a pass for each of these workers: enough that all end at about the same time."""
+    fan: int = 32
+    """Partial results that one task of a cluster joins."""
+
     # Lanes, sorting, filtering and indices
 
     turned: int = 32 << 20

@@ -12,6 +12,7 @@ from outsize.array.api.expression import evaluate
 from outsize.array.api.together import plan_save, save
 from outsize.array.run.results import plan_compute
 from outsize.cli.measured_run import MeasuredRun
+from outsize.cli.clusters import add_cluster, joined
 from outsize.core.errors import InputError, OutsizeError
 from outsize.machine import budget
 
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explain", action="store_true", help="also say what each step took, beside what was planned (with --out)"
     )
+    add_cluster(parser)
     parser.add_argument("--plan", action="store_true", help="show what it would read, write and hold, and stop")
 
 
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if args.device_budget and not args.device:
         raise InputError(f"--device-budget {args.device_budget} is for work on a device: give --device with it")
     try:
-        with budget(device=args.device_budget):
+        with budget(device=args.device_budget), joined(args):
             targets = _targets(args.out, arrays)
             return _save_all(targets, args) if targets else _show(result, args)
     except OutsizeError:

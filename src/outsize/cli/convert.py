@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 
 from outsize import report
+from outsize.cli.clusters import add_cluster, joined
 from outsize.core.errors import InputError
 from outsize.core.events import default_listener
 
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", help="shape of raw binary, such as 1000,512, or --shape=-1,512")
     parser.add_argument("--raw-dtype", help="element type of raw binary")
     parser.add_argument("--offset", type=int, default=0, metavar="BYTES", help="where raw binary begins")
+    add_cluster(parser)
     parser.add_argument("--missing", choices=("error", "fill"), default="error", help="what a missing zarr chunk means")
 
 
@@ -39,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         options["shape"] = _lengths(args.shape, "--shape")
     if args.raw_dtype is not None:
         options["raw_dtype"] = args.raw_dtype
-    with PeakMeter("convert") as meter:
+    with joined(args), PeakMeter("convert") as meter:
         done = convert(
             args.source, None if args.check else args.target, args.dtype, budget=args.budget,
             chunks=None if args.chunks is None else _lengths(args.chunks, "--chunks"),

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from outsize import report
+from outsize.cli.clusters import add_cluster, joined
 from outsize.core.errors import InputError, OutsizeError
 from outsize.core.events import default_listener
 from outsize.core.units import KiB
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", metavar="BYTES", help="memory that may be held, such as 512MiB (default: 80%% of available)"
     )
     parser.add_argument("--device", metavar="NAME", help="cuda, cuda:1, cupy or auto (default: none)")
+    add_cluster(parser)
     parser.add_argument("--plan", action="store_true", help="show what it would read and hold, and stop")
 
 
@@ -59,13 +61,15 @@ def run(args: argparse.Namespace) -> int:
         "error": _read_error(args.error), "rank": _read_ranks(args.rank), "budget": args.budget, "device": args.device,
     }  # fmt: skip
     if args.plan:
-        plan = decompose(args.source, method, dry_run=True, **options)
+        with joined(args):
+            plan = decompose(args.source, method, dry_run=True, **options)
         report.show(plan, args.json)
         return 0 if plan.fits else 1
     _check_target(args.source, args.target)
     _load_code(method)
     before, began = _highest(), time.perf_counter()
-    made = decompose(args.source, method, listener=None if args.json else default_listener(), **options)
+    with joined(args):
+        made = decompose(args.source, method, listener=None if args.json else default_listener(), **options)
     seconds, measured = time.perf_counter() - began, _highest() - before
     made.save(args.target, budget=args.budget)
     summary = made.summary(

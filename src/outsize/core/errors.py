@@ -5,6 +5,7 @@ OutsizeError
 │   ├── MissingExtra  a package that this work needs is not installed           (also an ImportError)
 │   └── SeveralArrays a file holds several arrays, and none was named
 ├── BudgetError   the work does not fit the budget; names the smallest budget that works
+├── ClusterError  the cluster went away in the middle of the work; the same call goes on
 ├── OutOfMemory   memory ran out while running, in spite of the plan                (also a MemoryError)
 └── StoreError    a file or store could not be read or written as asked             (also an OSError)
     ├── MissingPath   a file or folder that is not there                        (also an InputError)
@@ -57,6 +58,10 @@ class BudgetError(OutsizeError):
         """Name of the step that needs the most."""
         self.plan = plan
         """The refused plan."""
+
+
+class ClusterError(OutsizeError):
+    """Workers, or the engine that reaches them, are gone; what is finished is kept and the same call goes on with it."""
 
 
 class OutOfMemory(OutsizeError, MemoryError):

@@ -14,6 +14,7 @@ EXTRAS = {
     "torch": "torch", "transformers": "hf", "tensorflow": "tensorflow", "keras": "tensorflow", "jax": "jax", "optax": "jax",
     "zarr": "zarr", "h5py": "hdf5", "pyarrow": "parquet", "tifffile": "tiff", "fsspec": "remote", "s3fs": "s3", "aiohttp": "web",
     "requests": "web", "gcsfs": "gcs", "tensorly": "tensorly", "zfpy": "zfp", "tensorboard": "tensorboard", "xarray": "xarray",
+    "distributed": "dask", "ray": "ray",
 }  # fmt: skip
 """Package -> the extra of Outsize that installs it."""
 

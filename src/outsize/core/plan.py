@@ -107,6 +107,10 @@ class Plan(Noun):
     """Smallest device budget in bytes that works, None where no device takes part."""
     notes: tuple[str, ...] = ()
     """Choices about the whole plan that are worth knowing, such as why a device is used or not."""
+    workers: int | None = None
+    """Workers of a cluster that share it, None where it runs in one process. Budgets and peaks are then those of one worker."""
+    useful_workers: int | None = None
+    """Workers beyond which one more has nothing to do in the step that moves most, None where it runs in one process."""
     floor: int | None = None
     """Fewest bytes that any schedule of the whole could move inside this budget, None if no bound is known."""
 

@@ -8,9 +8,11 @@ wait.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import mmap
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -58,9 +60,22 @@ class MemoryPool:
             self._taken -= size
 
 
+_elsewhere: contextvars.ContextVar[int | None] = contextvars.ContextVar("cores", default=None)
+
+
 def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Processors that the work may use: those of this process, or of the workers that a plan is made for."""
+    return _elsewhere.get() or len(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def cores_of_workers(number: int) -> Iterator[None]:
+    """Inside the block plans are made for workers with so many processors."""
+    token = _elsewhere.set(number)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
 
 
 def round_to_pages(size: int) -> int:

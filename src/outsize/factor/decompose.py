@@ -14,6 +14,7 @@ from outsize.array.api.lazy import Array
 from outsize.array.device.find import find_device
 from outsize.array.graph.node import Node, walk
 from outsize.array.plan.prepare import resolve_budget
+from outsize.array.run.cluster import on_one_worker
 from outsize.array.run.now import make_now
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.events import Listener, default_listener
@@ -23,6 +24,7 @@ from outsize.core.memory import Budget
 from outsize.core.noun import Known
 from outsize.core.plan import Plan
 from outsize.core.units import format_bytes
+from outsize.engine.cluster import current_cluster
 from outsize.factor.algorithms.auto import choose
 from outsize.factor.algorithms.canonical import canonical
 from outsize.factor.algorithms.checkpoint import Checkpoint, checkpoint, digest_of
@@ -60,6 +62,8 @@ def decompose(
     """
     node = _open(x)
     request = read_request(method, error, rank, node.shape)
+    if current_cluster() is not None:
+        return _on_cluster(Array(node), method, error, rank, budget, device, dry_run=dry_run, resume=resume)
     allowed = resolve_budget(budget)
     if find_device(device)[0] is None:  # a word where there is none, and `auto` where it finds none is the processor
         device = None
@@ -84,6 +88,12 @@ def decompose(
             raise _refusal(error, plan, request, session) from None
         finally:
             session.close()
+
+
+def _on_cluster(x: Array, method: str, error: Any, rank: Any, budget: Any, device: Any, **options: Any) -> Any:
+    """The whole work on one worker: its passes go over the data one after another, each with what the last one found."""
+    made = on_one_worker(decompose, budget, x, method, error, rank, device=device, **options)
+    return replace(made, workers=1, useful_workers=1) if isinstance(made, Plan) else made
 
 
 def _work(session: Session, node: Node, request: Request, plan: Callable[..., Session]) -> Factored:

@@ -19,7 +19,7 @@ WIDE, NARROW = 96, 72
 
 def draw(plan: Plan) -> RenderableType:
     """One screen."""
-    lines: list[RenderableType] = [_verdict(plan), ByWidth(lambda columns: _steps(plan, columns))]
+    lines: list[RenderableType] = [_verdict(plan), *_workers(plan), ByWidth(lambda columns: _steps(plan, columns))]
     for number, step in enumerate(plan.steps, start=1):
         lines += [Padding(f"{number}: {note}", (0, 0, 0, 2)) for note in step.notes]
         if step.levels:
@@ -60,6 +60,16 @@ def _verdict(plan: Plan) -> Text:
     if plan.distance is not None:
         moved += f": {plan.distance:.2f}x the floor of {format_bytes(plan.floor)}"
     return Text.assemble(f"{plan.name}: ", (verdict, style), f": {', '.join(pieces)}; {moved}")
+
+
+def _workers(plan: Plan) -> list[Text]:
+    """How a cluster shares it."""
+    if plan.workers is None:
+        return []
+    through = format_bytes(plan.read + plan.written)
+    more = f"; up to {plan.useful_workers:,} have something to do in the largest step" if plan.useful_workers else ""
+    held = f"each holds at most {format_bytes(plan.peak())} of its {format_bytes(plan.budgets[0].bytes)}"
+    return [Text(f"on {plan.workers:,} workers: {held}; {through} go through storage{more}")]
 
 
 def _steps(plan: Plan, columns: int) -> Table:

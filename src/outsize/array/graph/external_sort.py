@@ -169,6 +169,15 @@ class Index:
         """Elements of a run that was just sorted."""
         self._kept[tuple(start for start, _ in tile[:-1]), tile[-1][0] // self.run] = kept
 
+    def take_all(self) -> dict[tuple[tuple[int, ...], int], Block]:
+        """The elements that were kept, which go: another process keeps them."""
+        found, self._kept = self._kept, {}
+        return found
+
+    def keep_all(self, kept: dict[tuple[tuple[int, ...], int], Block]) -> None:
+        """Elements that other processes have kept."""
+        self._kept.update(kept)
+
     def split(self, lane: tuple[int, ...], rank: int) -> Block:
         """How many elements of each run are among the first `rank` of the lane."""
         with self._lock:

@@ -24,7 +24,7 @@ import numpy as np
 from outsize.array.graph.frame import Frame
 from outsize.array.graph.node import Node
 from outsize.array.passes.tiling import Box, Grid, center, inner_grid, read_seconds
-from outsize.array.store.base import Buffer, Region, Sink, Store, region_shape, whole
+from outsize.array.store.base import Block, Buffer, Region, Sink, Store, region_shape, whole
 from outsize.array.tuning import Tuning
 from outsize.core.memory import HOST, Part
 from outsize.core.noun import Known
@@ -342,6 +342,36 @@ class Pass(Sizable, Work):
 
     def chunks(self, job: Job, tile: Region) -> Iterator[Region]:
         return inner_grid(tile, job.sized.chunk)
+
+    # What lets several workers of a cluster make one tile: parts of it are folded apart, and joined in order
+
+    def cut(self, sized: Any, tile: Region, pieces: int) -> list[Region]:
+        """About so many parts of a tile, in order; none where it must be made by one worker."""
+        return []
+
+    def open_part(self, job: Job, part: Region, slot: Buffer) -> Any:
+        """The state of a part, before its first chunk."""
+        raise AssertionError(part)
+
+    def part_chunks(self, job: Job, part: Region) -> Iterator[Region]:
+        """The chunks of a part, in order."""
+        raise AssertionError(part)
+
+    def partial(self, state: Any) -> list[Block]:
+        """What a part has come to."""
+        raise AssertionError(state)
+
+    def join(self, job: Job, outer: Region, part: Region, state: Any, blocks: list[Block]) -> None:
+        """Fold what a part has come to into the state of a larger part, or of the tile; in order."""
+        raise AssertionError(part)
+
+    def tile_of(self, part: Region) -> Region:
+        """What `load` and `fold` are told as the tile of a part's chunks."""
+        return part
+
+    def join_bytes(self, sized: Any) -> int:
+        """What joining holds at most."""
+        return 2 * int(sized.slot_bytes)
 
     def context(self, job: Job, buffer: Buffer) -> Frame:
         np.seterr(

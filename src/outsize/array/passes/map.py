@@ -79,7 +79,7 @@ class MapPass(Pass):
                 continue
             slots = number
             fits = functools.partial(self._fits_slot, allowed)
-            tile, starved = grow(shape, least, self._seconds, fits, self._bytes, self.tuning, self.tuning.largest)
+            tile, starved = grow(shape, least, self._seconds, fits, self._bytes, self.tuning, self._largest())
             if not starved:
                 break
         if tile is None:
@@ -89,6 +89,13 @@ class MapPass(Pass):
         if chunk != tile and math.prod(tile) * self.node.dtype.itemsize <= 2 * effort.chunk:
             tile = chunk if self._slot(chunk) >= self._slot(tile) // 4 and self._aligned(chunk, tile) else tile
         return self._settle(tile, chunk, effort.workers, min(slots, max(1, len(Grid(shape, tile)))), room)
+
+    def _largest(self) -> int:
+        """Bytes of a tile at the most: where workers of a cluster share the tiles, each is to have some."""
+        share = self.node.nbytes // (self.tuning.tasks * max(1, self.tuning.spread))
+        return (
+            min(self.tuning.largest, max(self.tuning.least_box, share)) if self.tuning.spread else self.tuning.largest
+        )
 
     def _fits_slot(self, allowed: int, box: Box) -> bool:
         return self._slot(box) <= allowed

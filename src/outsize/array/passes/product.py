@@ -287,6 +287,8 @@ class ContractPass(Pass):
             if rows * (columns + k * stays) * self.working.itemsize > room:
                 continue
             tiles = -(-m // rows) * -(-n // columns)
+            if tiles < self.tuning.spread and self.node.nbytes > self.tuning.small_result:
+                continue  # every worker of a cluster has a tile; a small C is summed in parts instead
             tile = center(self.node.shape, (rows, columns))
             once = tiles * read_seconds(self._probe_left(tile).reads, self.tuning, hidden) if stays else 0.0
             for panel in panels:
@@ -352,6 +354,33 @@ class ContractPass(Pass):
         if math.prod(self.lengths) == 0:
             return iter([tuple((0, 0) for _ in self.lengths)])
         return iter(Grid(self.lengths, job.sized.chunk))
+
+    def cut(self, sized: SizedProduct, tile: Region, pieces: int) -> list[Region]:
+        """Stretches of whole panels along the first axis that is summed over. Where rows of A stay, all of them are read at
+        once, and the tile is one piece."""
+        if sized.left_stays or not self.lengths or math.prod(self.lengths) == 0 or self.node.dtype.kind == "b":
+            return []
+        panels = -(-self.lengths[0] // sized.chunk[0])
+        step = sized.chunk[0] * -(-panels // max(1, pieces))
+        cuts = [(low, min(self.lengths[0], low + step)) for low in range(0, self.lengths[0], step)]
+        rest = tuple((0, n) for n in self.lengths[1:])
+        return [(*tile, span, *rest) for span in cuts] if len(cuts) > 1 else []
+
+    def tile_of(self, part: Region) -> Region:
+        return part[: len(self.node.shape)]
+
+    def part_chunks(self, job: Job, part: Region) -> Iterator[Region]:
+        start, stop = part[len(self.node.shape)]
+        return (panel for panel in Grid(self.lengths, job.sized.chunk) if start <= panel[0][0] < stop)
+
+    def open_part(self, job: Job, part: Region, slot: Buffer) -> _State:
+        return self.open(job, self.tile_of(part), slot)
+
+    def partial(self, state: _State) -> list[Block]:
+        return [state.total]
+
+    def join(self, job: Job, outer: Region, part: Region, state: _State, blocks: list[Block]) -> None:
+        state.total += blocks[0]
 
     def open(self, job: Job, tile: Region, slot: Buffer) -> _State:
         state = self.lay_out(job, tile, slot)

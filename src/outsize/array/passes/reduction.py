@@ -216,6 +216,39 @@ class ReducePass(Pass):
             return
         yield from inner_grid(tile, job.sized.chunk)
 
+    def cut(self, sized: Sized, tile: Region, pieces: int) -> list[Region]:
+        """Slabs of whole chunks, along the axis that has the most of them."""
+        if math.prod(region_shape(tile)) == 0:
+            return []
+        counts = Grid(region_shape(tile), sized.chunk).counts
+        axis = max(range(len(counts)), key=lambda axis: (counts[axis], -axis), default=None)
+        if axis is None or counts[axis] < 2:
+            return []
+        start, stop = tile[axis]
+        step = sized.chunk[axis] * -(-counts[axis] // max(1, pieces))
+        cuts = [(low, min(stop, low + step)) for low in range(start, stop, step)]
+        return [(*tile[:axis], span, *tile[axis + 1 :]) for span in cuts]
+
+    def part_chunks(self, job: Job, part: Region) -> Iterator[Region]:
+        return self.chunks(job, part)
+
+    def open_part(self, job: Job, part: Region, slot: Buffer) -> _State:
+        return self.open(job, part, slot)
+
+    def partial(self, state: _State) -> list[Block]:
+        return [array for number in range(len(self.accumulators)) for array in state.states[number]]
+
+    def join(self, job: Job, outer: Region, part: Region, state: _State, blocks: list[Block]) -> None:
+        """A part is a large chunk: what it has come to is that chunk's partial."""
+        left, payload = iter(blocks), {}
+        for number, (_, accumulator) in enumerate(self.accumulators):
+            payload[number] = [next(left) for _ in accumulator.dtypes()]
+        self.fold(job, outer, part, state, payload)
+
+    def join_bytes(self, sized: Sized) -> int:
+        """Moments are joined in several temporaries."""
+        return 10 * sized.slot_bytes
+
     def open(self, job: Job, tile: Region, slot: Buffer) -> _State:
         frame = Frame(slot, {}, self.tuning)
         states: dict[int, States] = {}

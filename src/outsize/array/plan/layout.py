@@ -333,6 +333,11 @@ def _make_pass(
     return kind(node, sink, bindings, tuning)
 
 
+def remake_pass(outputs: list[tuple[Node, Sink]], bindings: Mapping[Node, Store], tuning: Tuning) -> Pass:
+    """The pass that makes these, on a worker of a cluster: the same as where it was planned."""
+    return _make_pass(outputs, bindings, tuning, None, [])
+
+
 def _fill_in_lifetimes(layout: Layout, top: Node) -> None:
     """When each result is last read, and so what is held beside every pass."""
     passes = layout.passes

@@ -20,11 +20,15 @@ from outsize.array.device.base import DeviceBudget
 from outsize.array.graph.node import Node
 from outsize.array.plan.layout import Wanted
 from outsize.array.plan.schedule import Schedule, make_plan
+from outsize.array.plan.shares import useful_workers
 from outsize.array.store.base import Block, Sink
+from outsize.array.tuning import current, use
 from outsize.core.errors import BudgetError, InputError, OutOfMemory
 from outsize.core.memory import HOST, Allowance, Budget
 from outsize.core.plan import Plan
 from outsize.core.units import format_bytes, parse_bytes
+from outsize.engine.cluster import Cluster, current_cluster
+from outsize.engine.pool import cores_of_workers
 
 _MOST = 2**63 - 1
 """Bytes that an address, or an offset in a file, can count."""
@@ -77,6 +81,9 @@ def prepare_all(
     """Plan several nodes, each into its sink, in one walk over what they read."""
     allowed: DeviceBudget | None = None
     notes: tuple[str, ...] = ()
+    joined = current_cluster()
+    if joined is not None:
+        return _prepare_on_cluster(tuple(wanted), resolve_budget(budget), joined, device, name)
     if device is not None or tf32:
         from outsize.array.device.find import find_device
 
@@ -89,6 +96,18 @@ def prepare_all(
             if prepared.plan.peak() <= prepared.plan.budgets[0].bytes:
                 return prepared.on_processor(error)
     return prepared
+
+
+def _prepare_on_cluster(
+    wanted: tuple[Wanted, ...], budget: Budget, joined: Cluster, device: Any, name: str
+) -> Prepared:  # fmt: skip
+    """A plan of what each worker holds, in tiles that all of them share."""
+    if device is not None:
+        raise InputError(f"device={device!r} is for work in this process: workers of a cluster use their processors")
+    with cores_of_workers(joined.cores), use(replace(current(), spread=joined.spread, worker_cores=joined.cores)):
+        prepared = _make(wanted, budget, None, (), name)
+    useful = useful_workers(prepared.schedule, budget.host or 0)
+    return replace(prepared, plan=replace(prepared.plan, workers=joined.spread, useful_workers=useful))
 
 
 def _make(
@@ -130,6 +149,9 @@ def resolve_budget(budget: int | str | Budget | None) -> Budget:
     """The budget that holds, without what arrays keep of it (`Array.cache`). The default rule sees that memory as taken."""
     if isinstance(budget, Budget):
         return budget
+    joined = current_cluster()
+    if joined is not None:
+        return _worker_budget(budget, joined)
     from outsize.machine import current_budget, current_system
     from outsize.machine.budget import choose_budget, current_wishes
     from outsize.machine.disk import default_scratch, read_disk
@@ -149,6 +171,25 @@ def resolve_budget(budget: int | str | Budget | None) -> Budget:
         bytes_, reason = max(0, bytes_ - kept), f"{reason}, less {format_bytes(kept)} that cached arrays hold"
     host = Allowance(pool=HOST, bytes=bytes_, reason=reason)
     return Budget(allowances=(host, *others.allowances), scratch=others.scratch)
+
+
+def _worker_budget(budget: int | str | None, joined: Cluster) -> Budget:
+    """The budget of one worker; a `BudgetError` that names the worker which has less."""
+    from outsize.machine import current_system
+    from outsize.machine.budget import current_wishes
+    from outsize.machine.disk import default_scratch
+
+    wishes, tightest = current_wishes(), joined.tightest
+    asked = wishes.host if budget is None else parse_bytes(budget)
+    if asked is not None and asked > tightest.room:
+        raise BudgetError(
+            f"the budget of a worker is {format_bytes(asked)} and {tightest.name} has room for {format_bytes(tightest.room)} "
+            f"({tightest.reason}): give a smaller budget, or that worker more memory",
+            needed=asked, budget=tightest.room, culprit=tightest.name,
+        )  # fmt: skip
+    bytes_, reason = (tightest.room, tightest.reason) if asked is None else (asked, "of each worker")
+    scratch = joined.scratch or wishes.scratch or default_scratch(current_system())
+    return Budget(allowances=(Allowance(pool=HOST, bytes=bytes_, reason=reason),), scratch=scratch)
 
 
 _kept: dict[int, int] = {}

@@ -23,6 +23,8 @@ from outsize.engine.pool import make_buffer
 class Kept(MemorySink):
     """A result that stays in memory until its last reader; without memory of its own until `create` or `make`."""
 
+    shared = True  # workers of a cluster tell what they wrote
+
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
         super().__init__(phantom(shape, dtype), name)
         self.order = None

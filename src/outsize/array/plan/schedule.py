@@ -99,13 +99,15 @@ def _fit(
 ) -> tuple[Layout, tuple[ScheduledPass, ...]] | None:
     """The cheapest passes of a graph that fit, with as much kept in memory as the budget allows; None where none fit."""
     found: list[tuple[Layout, tuple[ScheduledPass, ...]]] = []
-    for share in (3, 8, 0):
+    for share in (0,) if drafts.tuning.spread else (3, 8, 0):  # workers of a cluster share only what lies in storage
         keep = host // share if share else drafts.tuning.tiny_result
         layout = lay_out(top, sinks, keep, None, drafts)
         passes, fits = _size_all(layout, drafts.size, host, give_up=True)
         if fits:
             found.append((layout, passes))
             break
+    if drafts.tuning.spread:
+        return found[0] if found else None
     again = _read_again(layout) if found else []
     if again or (found and not all(_reads_once(one) for one in passes)):
         heads = _choose_heads(layout, again, host) if again else {}

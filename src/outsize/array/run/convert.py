@@ -12,6 +12,7 @@ import contextlib
 import math
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ import numpy as np
 from outsize.array.graph.node import Source
 from outsize.array.kernels.precision import MeasuredStore
 from outsize.array.plan.prepare import Prepared, prepare, run_prepared
+from outsize.array.run.cluster import on_one_worker
 from outsize.array.run.execute import run_schedule
 from outsize.array.store.base import Block, Buffer, Region, Sink, Store
+from outsize.array.store.formats.remote import is_remote
 from outsize.array.store.io.chunks import choose_chunks
 from outsize.array.store.io.partial import hold
 from outsize.array.store.options import as_numpy, split_key
@@ -29,6 +32,7 @@ from outsize.core.conversion import Conversion, Precision
 from outsize.core.errors import InputError
 from outsize.core.events import Listener
 from outsize.core.units import KiB
+from outsize.engine.cluster import current_cluster
 
 _GRANULE = 32 * KiB
 """Bytes of the smallest piece that is measured by itself."""
@@ -44,6 +48,8 @@ def convert(
 
     `options` are those of `outsize.open`: key, shape, dtype of raw binary as `raw_dtype`, offset, order, missing.
     """
+    if current_cluster() is not None:
+        return _on_cluster(source, target, dtype, budget, chunks=chunks, compress=compress, **options)
     if "raw_dtype" in options:
         options["dtype"] = options.pop("raw_dtype")
     store = open_store(source, **options)
@@ -73,6 +79,18 @@ def convert(
         seconds=time.perf_counter() - began, notes=(*_notes(cost, name), *((store.note,) if store.note else ())),
         plan=prepared.plan,
     )  # fmt: skip
+
+
+def _on_cluster(source: Any, target: Any, dtype: Any, budget: Any, **options: Any) -> Conversion:
+    """On one worker: what the whole cost is measured in the pass that reads it."""
+    if not isinstance(source, str | os.PathLike):
+        raise InputError(f"a {type(source).__name__} lies in this process, which no worker reaches: give a path")
+    paths = [
+        None if path is None else str(path) if is_remote(str(path)) else os.path.abspath(path)
+        for path in (source, target)
+    ]
+    made: Conversion = on_one_worker(convert, budget, paths[0], paths[1], dtype, **options)
+    return replace(made, notes=(*made.notes, "converted by one worker of the cluster"))
 
 
 def _run(prepared: Prepared, listener: Listener | None) -> None:

@@ -14,26 +14,31 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from outsize.array.graph.node import Node, Source, structure, walk
 from outsize.array.kernels.blas import blas_threads
-from outsize.array.passes.base import Job, Pass
+from outsize.array.passes.base import Job, Pass, Sized
 from outsize.array.plan.layout import Place
 from outsize.array.plan.prepare import Prepared
 from outsize.array.plan.residency import Kept, Scratch
 from outsize.array.plan.schedule import Schedule, ScheduledPass
+from outsize.array.run.distribute import Distribution, shared_folder
 from outsize.array.run.journal import Journal
 from outsize.array.store.base import Sink, Store
 from outsize.core.events import Advanced, Finished, Listener, Started
 from outsize.core.plan import Plan
+from outsize.engine.cluster import Cluster, current_cluster
 from outsize.engine.heap import lean_heap, trim_heap
 from outsize.engine.pool import MemoryPool
 from outsize.engine.threads import run_work
 
-_PREFIX = "outsize-scratch-"
+SCRATCH_PREFIX = "outsize-scratch-"
+"""How folders of scratch begin; then comes the process that made them."""
 ARRAY_PREFIX = "outsize-array-"
 """How files of arrays in scratch begin; then comes the process that made them."""
 
@@ -41,19 +46,24 @@ ARRAY_PREFIX = "outsize-array-"
 def run_schedule(prepared: Prepared, listener: Listener | None = None, journal: Journal | None = None) -> None:
     """Run every pass; what the journal says is finished is left out."""
     schedule = prepared.schedule
+    joined = current_cluster() if schedule.tuning.spread else None
     with (
-        _scratch_folder(schedule, prepared.budget.scratch) as folder,
+        _scratch_folder(schedule, prepared.budget.scratch)
+        if joined is None
+        else shared_folder(prepared, joined, journal) as folder,
         np.errstate(all="ignore"),
         lean_heap(),
         _device(schedule),
     ):
-        run = _Run(prepared, folder, listener, journal)
+        run = _Run(prepared, folder, listener, journal, joined)
         try:
             for number in range(len(schedule.passes)):
                 if number:
                     trim_heap()  # threads that have ended leave up to 1 MiB on their heaps
                 run.run_pass(number)
                 run.drop_dead(number)
+            if run.shared is not None:
+                run.shared.tell()
         except BaseException:
             if journal is not None:
                 with contextlib.suppress(Exception):
@@ -87,12 +97,14 @@ class _Run:
     """What exists while a schedule runs: memory, results that were left, files, the journal."""
 
     def __init__(
-        self, prepared: Prepared, folder: str, listener: Listener | None, journal: Journal | None
+        self, prepared: Prepared, folder: str, listener: Listener | None, journal: Journal | None, joined: Cluster | None
     ) -> None:  # fmt: skip
         self.passes, self.plan, self.final = prepared.schedule.passes, prepared.plan, prepared.sink
         self.folder, self.listener, self.journal = folder, listener, journal
         self.tuning = prepared.schedule.tuning
         self.pool = MemoryPool(max(prepared.budget.host or 0, self.plan.peak()))
+        self.shared = None if joined is None else Distribution(joined, folder, prepared.budget.host or 0, self.tuning)
+        """The workers of a cluster, where they do the work."""
         self.sinks: dict[Sink, Kept | Scratch] = {}
         """Description of where a result is left -> the real one."""
         self.stores: dict[Store, Store] = {}
@@ -107,28 +119,40 @@ class _Run:
         if journal is not None and self._restore(number):
             return
         report = _Report(self.listener, step.name, work, step.read + step.written)
-        done = journal.done.get(number, set()) if journal is not None and not _results(one) else set()
+        done = journal.done.get(number, set()) if journal is not None and self._is_noted(one) else set()
         report.start(number, len(self.plan.steps), len(done) / max(1, len(sized.grid)))
         sinks = tuple(self.sinks.get(sink, sink) for _, sink in work.outputs)
         bindings = {node: self.stores[store] for node, store in work.bindings.items() if store in self.stores}
-        beside = sized.shared_bytes + sized.packed
-        self.pool.count(beside)
-        try:
-            with work.opened(sized) as opened, blas_threads(sized.threads):
-                job = Job(sized, sinks, bindings, report.moved, opened)
-                tiles = (tile for tile in enumerate(work.tiles(sized)) if tile[0] not in done)
-                run_work(work, sized, job, tiles, self.pool, functools.partial(self._note, number))
-        finally:
-            self.pool.give(beside)
+        note = functools.partial(self._note, number)
+        if self.shared is None:
+            self._run_here(sized, Job(sized, sinks, bindings, report.moved), done, note)
+        else:
+            self.shared.run_pass(number, sized, sinks, bindings, done, note, report.moved)
         report.finish()
         self._keep(number)
         for place in one.places:
             if place.filling is not None and not done:
                 self.stores[place.store].filled = True  # type: ignore[attr-defined]
 
+    def _run_here(self, sized: Sized, job: Job, done: set[int], note: Callable[[int], None]) -> None:
+        """The tiles that are not done, in the threads of this process."""
+        work: Any = sized.work
+        beside = sized.shared_bytes + sized.packed
+        self.pool.count(beside)
+        try:
+            with work.opened(sized) as opened, blas_threads(sized.threads):
+                tiles = (tile for tile in enumerate(work.tiles(sized)) if tile[0] not in done)
+                run_work(work, sized, replace(job, opened=opened), tiles, self.pool, note)
+        finally:
+            self.pool.give(beside)
+
+    def _is_noted(self, one: ScheduledPass) -> bool:
+        """True where the journal follows single tiles of a pass: what it leaves for later ones must survive a kill too."""
+        return all(self.shared is not None and isinstance(place.sink, Scratch) for place in _results(one))
+
     def _note(self, number: int, tile: int) -> None:
         """A tile of a pass is finished."""
-        if self.journal is not None and not _results(self.passes[number]):
+        if self.journal is not None and self._is_noted(self.passes[number]):
             self.journal.tile(number, tile, self.final.sync)
 
     def _make_places(self, number: int) -> None:
@@ -236,7 +260,7 @@ def _scratch_folder(schedule: Schedule, parent: str) -> Iterator[str]:
     os.makedirs(parent, exist_ok=True)
     import tempfile
 
-    prefix = f"{_PREFIX}{os.getpid()}-"
+    prefix = f"{SCRATCH_PREFIX}{os.getpid()}-"
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as folder:
         yield folder
 
@@ -245,7 +269,9 @@ def clean_scratch(parent: str) -> None:
     """Remove scratch folders and files whose process is gone."""
     with contextlib.suppress(OSError):
         for name in os.listdir(parent):
-            prefix = next((known for known in (_PREFIX, ARRAY_PREFIX) if name.lstrip(".").startswith(known)), None)
+            prefix = next(
+                (known for known in (SCRATCH_PREFIX, ARRAY_PREFIX) if name.lstrip(".").startswith(known)), None
+            )
             pid = name.lstrip(".")[len(prefix) :].split("-")[0] if prefix else ""
             if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
                 path = os.path.join(parent, name)

@@ -34,6 +34,8 @@ class Journal:
         self._next = time.monotonic() + tuning.sync_every
         self.done: dict[int, set[int]] = {}
         """Pass -> its tiles that are finished."""
+        self.resumed = False
+        """True where it goes on with what an earlier run finished."""
         self.kept: set[str] = set()
         """Names of results that were put aside."""
 
@@ -53,12 +55,14 @@ class Journal:
     def begin(self, digest: str, budget: int) -> None:
         """Take up the earlier journal if it is of the same work, else start a new one."""
         if self.is_of(digest):
+            self.resumed = True
             self._replay()
             return
         self.remove()
         os.makedirs(self.folder)
         with open(self._log, "w") as log:
-            log.write(json.dumps({"digest": digest, "budget": budget}) + "\n")
+            shares = {"workers": self._tuning.spread, "cores": self._tuning.worker_cores}
+            log.write(json.dumps({"digest": digest, "budget": budget, **shares}) + "\n")
 
     def _replay(self) -> None:
         with open(self._log) as log:

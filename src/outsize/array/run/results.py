@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from outsize.array.graph.node import Node, Source, walk
+from outsize.array.graph.node import Node, Source, put_together, take_apart, walk
 from outsize.array.plan.prepare import (
     Prepared,
     prepare,
@@ -25,20 +27,24 @@ from outsize.array.plan.prepare import (
 )
 from outsize.array.plan.residency import Kept
 from outsize.array.run.at_once import compute_all_at_once, compute_at_once
-from outsize.array.run.execute import digest_of, run_schedule
+from outsize.array.run.cluster import local_cluster, on_one_worker
+from outsize.array.run.distribute import is_shared
+from outsize.array.run.execute import SCRATCH_PREFIX, digest_of, run_schedule
 from outsize.array.run.journal import Journal
-from outsize.array.store.base import Block, Region, Sink, Store
+from outsize.array.store.base import Block, Region, Sink, Store, whole
 from outsize.array.store.formats.memory import MemorySink
 from outsize.array.store.io.partial import JOURNAL, hold
 from outsize.array.store.io.view import SeenSink
 from outsize.array.store.options import split_key
-from outsize.array.store.registry import describe_sink
+from outsize.array.store.registry import describe_sink, open_store
 from outsize.array.tuning import current
-from outsize.core.errors import BudgetError, InputError
+from outsize.core.errors import BudgetError, ClusterError, InputError
 from outsize.core.events import Listener
 from outsize.core.memory import HOST, Allowance, Budget
 from outsize.core.plan import Plan
 from outsize.core.units import format_bytes
+from outsize.engine.cluster import current_cluster, use_cluster
+from outsize.engine.pool import make_buffer
 
 
 def plan_node(
@@ -49,6 +55,16 @@ def plan_node(
     refuse_endless(node)
     sink = describe_sink("output.npy" if path is None else path, node.shape, node.dtype, **options)
     name = None if path is None else _saving(path)
+    if current_cluster() is not None and not is_shared(sink):
+        given = resolve_budget(budget)
+        with use_cluster(None):
+            plan = prepare(node, sink, given, name=name).plan
+        return replace(
+            plan,
+            workers=1,
+            useful_workers=1,
+            notes=(*plan.notes, f"{sink.name} is written by one process: on one worker"),
+        )
     return prepare(node, sink, budget, device, tf32=tf32, name=name).plan
 
 
@@ -74,6 +90,9 @@ def compute_node(
     """The node as a NumPy array: a new one, or `out`."""
     if out is not None:
         return _compute_into(node, budget, listener, device, tf32, out)
+    if current_cluster() is not None and device is None:
+        found = compute_all_at_once([node], None)
+        return _compute_on_cluster([node], budget, listener)[0] if found is None else found[0]
     at_once = compute_at_once(node, budget) if device is None and not tf32 else None
     if at_once is not None:
         return at_once
@@ -92,6 +111,29 @@ def compute_node(
     return sink.array
 
 
+def _compute_on_cluster(nodes: Sequence[Node], budget: Any, listener: Listener | None) -> list[Block]:
+    """Workers write the results where all of them can, and this process reads them."""
+    size = sum(node.nbytes for node in nodes)
+    with use_cluster(None):
+        here = resolve_budget(None).host or 0
+    if size > here:
+        raise BudgetError(
+            f"the result alone is {format_bytes(size)} and this process may hold {format_bytes(here)}: write it with .save(path)",
+            needed=size, budget=here, culprit="the result",
+        )  # fmt: skip
+    scratch = resolve_budget(budget).scratch
+    os.makedirs(scratch, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{SCRATCH_PREFIX}{os.getpid()}-", dir=scratch) as folder:
+        paths = [os.path.join(folder, f"{place}.npy") for place in range(len(nodes))]
+        if len(nodes) == 1:
+            stores = [save_node(nodes[0], paths[0], budget, listener, resume=False)]
+        else:
+            stores = save_nodes(dict(zip(paths, nodes, strict=True)), budget, listener)
+        return [
+            np.array(store.read(whole(store.shape), make_buffer(store.extent(whole(store.shape))))) for store in stores
+        ]
+
+
 def _compute_into(
     node: Node, budget: Any, listener: Listener | None, device: Any, tf32: bool, out: Block
 ) -> Block:  # fmt: skip
@@ -101,6 +143,9 @@ def _compute_into(
     for source in walk(node):
         if isinstance(source, Source) and source.store.resident and np.may_share_memory(to_numpy(source), out):
             raise InputError("out shares memory with an input: it would be read after it is written")
+    if current_cluster() is not None:
+        np.copyto(out, compute_node(node, budget, listener))
+        return out
     sink = MemorySink(out, "out", counted=False)
     prepared = prepare(node, sink, budget, device, tf32=tf32, name=f"compute {title(node)}")
     run_prepared(prepared, lambda work: run_schedule(work, listener))
@@ -116,13 +161,38 @@ def save_node(
     target = split_key(path, None)[0]
     refuse_overlap(node, target)
     refuse_endless(node)
-    with hold(target):
-        sink = describe_sink(path, node.shape, node.dtype, **options)
+    sink = describe_sink(path, node.shape, node.dtype, **options)
+    joined = current_cluster()
+    if joined is not None and not is_shared(sink):
+        on_one_worker(_save_parts, budget, take_apart(node), os.path.abspath(path), resume, options)
+        return open_store(path)
+    with hold(target), _as_earlier(sink, resume and _is_journaled(node)):
         given = resolve_budget(budget)
         if budget is None and resume and _is_journaled(node):
             given = _earlier_budget(sink, given)
         prepared = prepare(node, sink, given, device, tf32=tf32, name=_saving(path))
         return run_prepared(prepared, lambda work: _save(work, listener, resume))
+
+
+def _save_parts(
+    parts: list[tuple[Node, tuple[int, ...]]], path: str, resume: bool, options: dict[str, Any], budget: int
+) -> None:  # fmt: skip
+    """The whole of a save, on one worker of a cluster."""
+    save_node(put_together(parts), path, budget, resume=resume, **options).close()
+
+
+@contextlib.contextmanager
+def _as_earlier(sink: Sink, resumes: bool) -> Iterator[None]:
+    """Plan for as many workers as the run that is taken up, so that its tiles are ours: on a cluster of another size, or in this
+    process in place of one."""
+    header = Journal.header(sink.partial + JOURNAL) if resumes else None
+    spread, cores = (header.get(name) for name in ("workers", "cores")) if header else (None, None)
+    joined = current_cluster()
+    if not isinstance(spread, int) or not isinstance(cores, int) or not spread:
+        yield
+        return
+    with use_cluster(local_cluster(spread, cores) if joined is None else replace(joined, spread=spread, cores=cores)):
+        yield
 
 
 def _is_journaled(node: Node) -> bool:
@@ -142,7 +212,7 @@ def _save(prepared: Prepared, listener: Listener | None, resume: bool) -> Store:
         journal.begin(digest, prepared.budget.host or 0)
     try:
         run_schedule(prepared, listener, journal)
-    except KeyboardInterrupt as stop:
+    except (KeyboardInterrupt, ClusterError) as stop:
         if journal is None:
             sink.abort()
         else:
@@ -185,9 +255,11 @@ def compute_nodes(
 ) -> list[Block]:  # fmt: skip
     """Several nodes as NumPy arrays, in one walk over what they read."""
     if device is None and not tf32:
-        found = compute_all_at_once(nodes, budget)
+        found = compute_all_at_once(nodes, None if current_cluster() is not None else budget)
         if found is not None:
             return found
+    if current_cluster() is not None and device is None:
+        return _compute_on_cluster(nodes, budget, listener)
     for node in nodes:
         refuse_endless(node)
     sinks = [Kept(node.shape, node.dtype, "result") for node in nodes]
@@ -258,8 +330,9 @@ def update_node(node: Node, store: Store, region: Region, budget: Any = None) ->
         raise InputError(
             f"{store.name} is both read and written by this assignment: save the values to another file first"
         )
-    prepared = prepare(node, sink, budget, name=f"write into {store.name}")
-    run_prepared(prepared, run_schedule)
+    with use_cluster(None):  # in place, and small as a rule: in this process
+        prepared = prepare(node, sink, budget, name=f"write into {store.name}")
+        run_prepared(prepared, run_schedule)
     sink.commit()
 
 

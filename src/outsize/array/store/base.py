@@ -183,6 +183,8 @@ class Sink(Stored):
 
     A new sink only describes the output, which is enough to plan with; `create` makes it."""
 
+    shared: bool = False
+    """True where several processes may write disjoint regions at once: a pickle of it opens the same unfinished output."""
     partial: str
     """Path of the unfinished output: the same for the same target, so that a resumed run finds it."""
 

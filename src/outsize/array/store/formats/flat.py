@@ -240,6 +240,7 @@ def most_extent(size: int) -> int:
 class FlatSink(Sink):
     """A flat array that is to be written into `partial`, whose first bytes are a header made by the caller."""
 
+    shared = True
     edges: Edges | None = None
     """Pages that wait for their other half; None where nothing says when the last one has come."""
 
@@ -252,6 +253,10 @@ class FlatSink(Sink):
         self.layout = FlatLayout(shape, dtype, len(header))
         self.granule = tuple(min(length, 1) for length in shape)
         self._header, self._reopen = header, reopen
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process writes into the same file, without pages that wait here."""
+        return self.__dict__ | {"edges": None, "_reopen": None}
 
     def create(self, *, resume: bool = False) -> None:
         """Make the file, with all its space and its header."""

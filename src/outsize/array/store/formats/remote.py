@@ -44,11 +44,9 @@ def is_remote(path: str) -> bool:
     return bool(mark) and scheme.replace("+", "").replace("-", "").isalnum() and scheme != "file"
 
 
-def open_remote(path: str, options: Options) -> Store:
-    """The array at an address."""
+def open_files(path: str) -> tuple[Any, str]:
+    """The file system of an address, and the path inside it."""
     fsspec = need("fsspec", path)
-    if options.mode != "r":
-        raise InputError(f"{path} cannot be written in place: save to a local path and copy it")
     try:
         files, inside = fsspec.core.url_to_fs(path)
     except ImportError as error:
@@ -56,6 +54,14 @@ def open_remote(path: str, options: Options) -> Store:
         raise MissingExtra(missing(package, path) if package else f"{path} cannot be reached: {error}") from error
     except ValueError as error:
         raise InputError(f"{path} cannot be reached: {error}") from None
+    return files, inside
+
+
+def open_remote(path: str, options: Options) -> Store:
+    """The array at an address."""
+    files, inside = open_files(path)
+    if options.mode != "r":
+        raise InputError(f"{path} cannot be written in place: save to a local path and copy it")
     if path.rstrip("/").endswith(".zarr") or ".zarr/" in path or options.key is not None:
         return _open_zarr(path, options)
     if not path.endswith(".npy"):

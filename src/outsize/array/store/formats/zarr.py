@@ -131,7 +131,7 @@ class ZarrStore(Store):
         return block
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ZarrStore, (self._path, self._options)
+        return ZarrStore, (os.path.abspath(self._path), self._options)
 
     def fingerprint(self) -> str:
         """Metadata and the folder's own times: a chunk that is replaced changes the folder it stands in."""
@@ -282,6 +282,8 @@ class _ZarrWriter(Sink):
 class ZarrSink(_ZarrWriter):
     """A new zarr array, every chunk of which is written."""
 
+    shared = True
+
     def __init__(
         self, path: str, shape: tuple[int, ...], dtype: np.dtype[Any], *, chunks: tuple[int, ...] | None = None,
         compress: bool = True,
@@ -295,6 +297,17 @@ class ZarrSink(_ZarrWriter):
         self.granule = tuple(min(length, max(1, end)) for length, end in zip(chosen, shape, strict=True))
         self.partial, self._compress = partial_path(path), compress
         super().__init__(self.partial)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            name: value for name, value in self.__dict__.items() if name not in ("_array", "_edge", "_lock", "_written")
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In another process: the same unfinished array, opened again."""
+        self.__dict__.update(state)
+        super().__init__(self.partial)
+        self._array = _open_to_write(self.partial)
 
     def create(self, *, resume: bool = False) -> None:
         self._array = (self._reopen() if resume else None) or self._create()

@@ -45,7 +45,7 @@ class AlignedFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled by its path: another process opens it again."""
-        return functools.partial(AlignedFile, writable=self.writable), (self.path,)
+        return functools.partial(AlignedFile, writable=self.writable), (os.path.abspath(self.path),)
 
     def close(self) -> None:
         """Close the file; closing twice does nothing."""

@@ -20,6 +20,8 @@ JOURNAL = ".journal"
 """Beside the unfinished output: the folder of what is finished in it."""
 EDGES = ".edges"
 """Beside the unfinished output: the file of pages that are half there."""
+SCRATCH = ".scratch"
+"""Beside the unfinished output: the folder of what the workers of a cluster leave to each other."""
 LOCK = ".lock"
 """Beside the unfinished output: the file that the save which writes it has locked, and that says who it is."""
 _locks: set[int] = set()
@@ -34,7 +36,8 @@ def partial_path(path: str) -> str:
 
 def forget_earlier(partial: str) -> None:
     """Remove what an earlier run left beside its unfinished output; called before this one's first byte."""
-    shutil.rmtree(partial + JOURNAL, ignore_errors=True)
+    for beside in (JOURNAL, SCRATCH):
+        shutil.rmtree(partial + beside, ignore_errors=True)
     if os.path.exists(partial + EDGES):
         os.unlink(partial + EDGES)
 

@@ -1,0 +1,201 @@
+"""`outsize.cluster(...)`: from now on, or inside a `with` block, work runs on the workers of a cluster.
+
+In: the address of a scheduler of Dask, a `distributed.Client`, or the address of a cluster of Ray. Joining looks at every worker:
+which versions it has, what memory is left there. Out: a `Cluster` in use, which plans and runs find (`engine/cluster.py`).
+Budgets are then those of one worker.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import platform
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from outsize.array.run.task import call
+from outsize.core.errors import InputError
+from outsize.core.units import format_bytes
+from outsize.engine.barrier import Faults, run_tasks
+from outsize.engine.cluster import Cluster, WorkerFacts, current_cluster, reset_cluster, set_cluster
+from outsize.engine.executor import Executor, Task
+from outsize.engine.local_engine import LocalEngine
+
+_SHARE = 0.8
+"""Part of a worker's limit that is used: Dask pauses a worker there, and stops it a little further."""
+
+
+class cluster:
+    """Run array work on a cluster: `with outsize.cluster("tcp://host:8786"): z.save("/shared/z.zarr", budget="2GiB")`.
+
+    `where` is the address of a Dask scheduler (`tcp://`, `tls://`, `ucx://`), a `distributed.Client`, a Ray address
+    (`ray://host:10001`, or `ray` for the cluster of this machine), or `local` for this process. Budgets are bytes of one worker.
+    `scratch` is a folder that all workers reach; without it, what passes leave to each other lies beside the output.
+    `workers` plans for so many workers instead of those that are there now.
+    """
+
+    def __init__(
+        self, where: Any, *, scratch: str | os.PathLike[str] | None = None, workers: int | None = None
+    ) -> None:
+        if workers is not None and workers < 1:
+            raise InputError(f"workers={workers}: a plan needs at least one")
+        self.executor = find_engine(where)
+        try:
+            facts = look_at_workers(self.executor)
+        except BaseException:
+            self.executor.close()
+            raise
+        folder, cores = None if scratch is None else os.fspath(scratch), min(worker.cores for worker in facts)
+        self.joined = Cluster(
+            executor=self.executor, workers=facts, spread=workers or len(facts), cores=cores, scratch=folder
+        )  # fmt: skip
+        """What was found."""
+        self._token: contextvars.Token[Cluster | None] | None = set_cluster(self.joined)
+
+    def close(self) -> None:
+        """Work in this process again."""
+        if self._token is not None:
+            reset_cluster(self._token)
+            self._token = None
+            self.executor.close()
+
+    def __enter__(self) -> cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        tightest = self.joined.tightest
+        return (f"outsize.cluster({self.executor.name!r}): {len(self.joined.workers)} workers, at least "
+                f"{format_bytes(tightest.room)} and {self.joined.cores} cores each")  # fmt: skip
+
+
+def find_engine(where: Any) -> Executor:
+    """The engine that an address, or a client, belongs to."""
+    if isinstance(where, str):
+        if where == "local":
+            return LocalEngine()
+        if where == "ray" or where.startswith(("ray://", "ray+")):
+            from outsize.engine.ray_engine import RayEngine
+
+            return RayEngine(where)
+        if where.startswith(("tcp://", "tls://", "ucx://", "ws://", "wss://", "inproc://")):
+            from outsize.engine.dask_engine import DaskEngine
+
+            return DaskEngine(where)
+        raise InputError(
+            f"{where!r} is no address of a cluster: use tcp://host:8786 (a scheduler of Dask), ray://host:10001 (Ray), or give a "
+            "distributed.Client"
+        )
+    if type(where).__module__.partition(".")[0] == "distributed":
+        from outsize.engine.dask_engine import DaskEngine
+
+        return DaskEngine(getattr(where, "get_client", lambda: where)() if type(where).__name__ != "Client" else where)
+    raise InputError(f"a {type(where).__name__} is no cluster: give an address, or a distributed.Client")
+
+
+def tell_of_worker() -> dict[str, Any]:
+    """What a worker says of itself; runs there."""
+    from outsize.machine import memory
+
+    host = memory().host
+    biting = host.biting
+    return {
+        "versions": {"outsize": sys.modules["outsize"].__version__, "numpy": np.__version__, "python": platform.python_version()},
+        "host": platform.node(), "available": host.available, "limit": biting.name if biting else None,
+        "cores": len(os.sched_getaffinity(0)), "resident": _resident(),
+    }  # fmt: skip
+
+
+def _resident() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def look_at_workers(executor: Executor) -> tuple[WorkerFacts, ...]:
+    """What is known of every worker; an `InputError` where they cannot work together."""
+    try:
+        told = executor.ask_all(tell_of_worker)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"the workers of {executor.name} lack {error.name}: pip install the same outsize there as here"
+        ) from None
+    if not told:
+        raise InputError(f"{executor.name} has no workers: start some first")
+    _refuse_versions(executor, told)
+    hosts = Counter(facts["host"] for facts in told.values() if not facts["limit"])
+    return tuple(_facts(executor, name, facts, hosts[facts["host"]]) for name, facts in told.items())
+
+
+def _refuse_versions(executor: Executor, told: dict[str, dict[str, Any]]) -> None:
+    here = tell_of_worker()["versions"]
+    for name, facts in told.items():
+        for package, version in facts["versions"].items():
+            mine = here[package]
+            if package == "python":
+                version, mine = (".".join(text.split(".")[:2]) for text in (version, mine))
+            if version != mine:
+                raise InputError(
+                    f"worker {name} has {package} {version} and this process {mine}: install the same version on all, since a "
+                    "pass that is planned here must take the same memory and give the same bytes there"
+                )
+
+
+def _facts(executor: Executor, name: str, told: dict[str, Any], sharing: int) -> WorkerFacts:
+    """What a task may hold on a worker: what the engine's limit leaves, and what its machine or container leaves."""
+    available = told["available"]
+    rows: list[tuple[int, str]] = []
+    if available is not None:
+        share = available // max(1, sharing)
+        why = (
+            f"the {told['limit']} leaves it"
+            if told["limit"]
+            else f"a share of its machine for {max(1, sharing)} workers"
+        )
+        rows.append((int(share * _SHARE), f"{_SHARE:.0%} of the {format_bytes(share)} that {why}" if told["limit"]
+                     else f"{_SHARE:.0%} of {format_bytes(share)}, {why}"))  # fmt: skip
+    limit = executor.limit(name)
+    if limit is not None:
+        left = max(0, int(limit * _SHARE) - told["resident"])
+        rows.append(
+            (
+                left,
+                f"{_SHARE:.0%} of its limit of {format_bytes(limit)}, less {format_bytes(told['resident'])} that it holds",
+            )
+        )
+    room, reason = min(rows, default=(0, "nothing is known of its memory"))
+    return WorkerFacts(name=name, room=room, reason=reason, cores=executor.threads(name) or told["cores"])
+
+
+def local_cluster(spread: int, cores: int) -> Cluster:
+    """This process in place of a cluster that work was planned for."""
+    engine = LocalEngine()
+    return Cluster(executor=engine, workers=look_at_workers(engine), spread=spread, cores=cores)
+
+
+def run_on_one(cluster: Cluster, size: int, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Run a function on one worker, as it would run in one process; on another if that is lost."""
+    results: list[Any] = []
+    task = Task(key=f"one-{uuid.uuid4().hex[:12]}", function=call, arguments=(function, arguments, options), bytes=size)
+    run_tasks(cluster.executor, [task], lambda _, told: results.append(told), Faults())
+    return results[0]
+
+
+def on_one_worker(function: Callable[..., Any], budget: Any, *arguments: Any, **options: Any) -> Any:
+    """A verb that is not shared out: all of it on one worker of the cluster in use, inside that worker's budget."""
+    from outsize.array.plan.prepare import resolve_budget
+
+    joined = current_cluster()
+    assert joined is not None
+    host = resolve_budget(budget).host or 0
+    return run_on_one(joined, host, function, *arguments, budget=host, **options)

@@ -1,0 +1,295 @@
+"""What a worker of a cluster does: some tiles of a pass, a part of one tile, or parts joined; inside the plan's budget.
+
+In: the folder of the run, the number of a pass, and which of its tiles. The pass itself lies in the folder (`Payload`): it is
+sized already, and its sinks and stores open where the worker is. The tiles run as they do in one process (`engine/threads.py`).
+Out: a `Done` of a few numbers. Tiles go into stores. Whatever is told as done has reached its disk.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from outsize.array.graph.external_sort import Runs, index_of
+from outsize.array.graph.frame import Frame
+from outsize.array.graph.local import Together
+from outsize.array.graph.node import Node, put_together, take_apart
+from outsize.array.kernels.blas import blas_threads
+from outsize.array.passes.base import Job, Pass, Sized
+from outsize.array.plan.layout import remake_pass
+from outsize.array.plan.residency import Kept, Scratch
+from outsize.array.run.side_files import SideFiles
+from outsize.array.store.base import Block, Buffer, Region, Sink, Store
+from outsize.array.store.io.view import SeenSink
+from outsize.array.tuning import Tuning
+from outsize.core.errors import ClusterError, InputError, MissingPath, StoreError
+from outsize.engine.heap import lean_heap, trim_heap
+from outsize.engine.pool import MemoryPool, make_buffer
+from outsize.engine.threads import Work, run_work
+
+Samples = dict[tuple[tuple[int, ...], int], Block]
+"""What tells sorted runs apart: (lane, run) -> elements of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What a task tells."""
+
+    kept: tuple[tuple[int, Region, Block], ...] = ()
+    """Small results that stay with the driver: (number of the output, region, values)."""
+    peak: int = 0
+    """Most bytes of its pool that were out at once."""
+    seconds: float = 0.0
+    """How long it took."""
+
+
+@dataclass(slots=True)
+class Payload:
+    """A sized pass with its stores."""
+
+    sized: Sized
+    sinks: tuple[Sink, ...]
+    bindings: dict[Node, Store]
+
+
+class Returned(Kept):
+    """A small result of which a worker tells what it has written."""
+
+    def __init__(self, kept: Kept) -> None:
+        super().__init__(kept.shape, kept.dtype, kept.name)
+        self.create()
+        self.written: list[tuple[Region, Block]] = []
+
+    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
+        super().write(region, block, buffer)
+        self.written.append((region, np.array(self.lay(region, buffer))))
+
+
+def pack(
+    sized: Sized, sinks: tuple[Sink, ...], bindings: dict[Node, Store], samples: dict[Node, Samples], tuning: Tuning
+) -> bytes:
+    """A sized pass as bytes; graphs of any depth."""
+    nodes = [node for node, _ in sized.work.outputs]
+    bound = list(bindings)
+    parts = take_apart(Together.of([*nodes, *bound]))
+    sizes = {field.name: getattr(sized, field.name) for field in fields(sized) if field.name != "work"}
+    known = [samples.get(node) for node in bound]
+    stores = [bindings[node] for node in bound]
+    return pickle.dumps((parts, len(nodes), sinks, stores, known, type(sized), sizes, tuning), protocol=5)
+
+
+def unpack(data: bytes) -> Payload:
+    """The pass, as it runs on this worker."""
+    parts, number, sinks, stores, known, kind, sizes, tuning = pickle.loads(data)
+    roots = put_together(parts).inputs
+    nodes, bound = roots[:number], roots[number:]
+    bindings: dict[Node, Store] = dict(zip(bound, stores, strict=True))
+    for node, store, samples in zip(bound, stores, known, strict=True):
+        if samples is not None:
+            assert isinstance(node, Runs)
+            index_of(store, node).keep_all(samples)
+    made = tuple(_returned(sink) for sink in sinks)
+    work = remake_pass(list(zip(nodes, made, strict=True)), bindings, tuning)
+    return Payload(kind(work=work, **sizes), made, bindings)
+
+
+def _returned(sink: Sink) -> Sink:
+    """The sink, with memory of its own where its description has none."""
+    if isinstance(sink, Kept):
+        return Returned(sink)
+    if isinstance(sink, SeenSink):
+        sink.sink = _returned(sink.sink)
+    return sink
+
+
+_lock = threading.Lock()
+_loaded: dict[str, Payload] = {}
+"""The passes that this worker has at hand: the last one."""
+
+
+def _load(files: SideFiles, number: int) -> Payload:
+    path = files.path(f"{number}.pass")
+    with _lock:
+        if path not in _loaded:
+            _loaded.clear()
+            with files.reading(f"{number}.pass") as file:
+                data = file.read()
+            _loaded[path] = unpack(data)
+        return _loaded[path]
+
+
+def forget_passes() -> None:
+    """Let go of files and memory of passes that were loaded here."""
+    with _lock:
+        _loaded.clear()
+
+
+def _told(function: Callable[..., Done]) -> Callable[..., Done]:
+    """A path that is missing on a worker is told as that."""
+
+    @functools.wraps(function)  # so that workers find it by its name
+    def run(folder: str, number: int, *arguments: Any) -> Done:
+        try:
+            with np.errstate(all="ignore"), lean_heap():
+                began = time.perf_counter()
+                done = function(folder, number, *arguments)
+                trim_heap()
+                return Done(kept=done.kept, peak=done.peak, seconds=time.perf_counter() - began)
+        except MissingPath as error:
+            machine = os.uname().nodename
+            if not SideFiles(folder).there():
+                raise InputError(
+                    f"the worker at {machine} does not reach {folder}: choose a folder that every worker reaches, with "
+                    "outsize.cluster(..., scratch=...)"
+                ) from None
+            raise StoreError(
+                f"{error}; the worker at {machine} does not see it: put it where every worker reaches it",
+                path=error.path,
+            ) from None
+
+    return run
+
+
+def _run(files: SideFiles, payload: Payload, work: Work, tiles: list[tuple[int, Region]], budget: int) -> Done:
+    """Tiles, or parts, in the threads of this worker."""
+    sized = payload.sized
+    pass_: Any = sized.work
+    pool = MemoryPool(max(budget, sized.peak))
+    pool.count(sized.shared_bytes + sized.packed)
+
+    def going() -> Iterator[tuple[int, Region]]:
+        for tile in tiles:
+            if not files.there():
+                raise ClusterError("the run that wanted this tile has ended")
+            yield tile
+
+    with pass_.opened(sized) as opened, blas_threads(sized.threads):
+        job = Job(sized, payload.sinks, payload.bindings, lambda amount: None, opened)
+        run_work(work, sized, job, going(), pool, lambda tile: None)
+    return Done(kept=_settle(payload.sinks), peak=pool.peak)
+
+
+def _settle(sinks: tuple[Sink, ...]) -> tuple[tuple[int, Region, Block], ...]:
+    """Bring what was written to its disk; small results are told."""
+    kept: list[tuple[int, Region, Block]] = []
+    for number, sink in enumerate(sinks):
+        under = sink.sink if isinstance(sink, SeenSink) else sink
+        if isinstance(under, Returned):
+            kept += [(number, region, block) for region, block in under.written]
+            under.written.clear()
+        elif isinstance(under, Scratch):
+            under.file.sync()
+        else:
+            sink.sync()
+    return tuple(kept)
+
+
+@_told
+def run_tiles(folder: str, number: int, first: int, tiles: tuple[int, ...], budget: int) -> Done:
+    """Some tiles of a pass."""
+    files = SideFiles(folder)
+    payload = _load(files, number)
+    work: Any = payload.sized.work
+    wanted = set(tiles)
+    found = [tile for tile in enumerate(work.tiles(payload.sized)) if tile[0] in wanted]
+    done = _run(files, payload, work, found, budget)
+    node, sink = work.outputs[0]
+    if isinstance(node, Runs) and isinstance(sink, Scratch):
+        samples = index_of(sink.reader, node).take_all()
+        files.put(f"{number}-samples-{first}", [*_pack_samples(samples, node)])
+    return done
+
+
+def _pack_samples(samples: Samples, node: Runs) -> list[Block]:
+    keys = sorted(samples)
+    table = np.array([[*lane, run, len(samples[lane, run])] for lane, run in keys], np.int64)
+    values = [samples[key] for key in keys]
+    return [table.reshape(len(keys), node.ndim + 1), np.concatenate(values) if values else np.empty(0, node.dtype)]
+
+
+def read_samples(files: SideFiles, number: int) -> Samples:
+    """What the tasks of a pass have left that tells its runs apart."""
+    found: Samples = {}
+    for name in files.names():
+        if name.startswith(f"{number}-samples-"):
+            table, values = files.get(name, 2)
+            at = 0
+            for *lane, run, length in table.tolist():
+                found[tuple(lane), run] = values[at : at + length]
+                at += length
+    return found
+
+
+class _Part(Work):
+    """A part of a tile, as the threads see it; what it has come to is left in a file."""
+
+    def __init__(self, work: Pass, files: SideFiles, name: str) -> None:
+        self.work, self.files, self.name = work, files, name
+        self.ordered, self.locks = work.ordered, work.locks
+
+    def context(self, job: Job, buffer: Buffer) -> Frame:
+        return self.work.context(job, buffer)
+
+    def chunks(self, job: Job, tile: Region) -> Iterator[Region]:
+        return self.work.part_chunks(job, tile)
+
+    def open(self, job: Job, tile: Region, slot: Buffer) -> Any:
+        return self.work.open_part(job, tile, slot)
+
+    def load(self, job: Job, tile: Region, chunk: Region, state: Any, context: Any) -> Any:
+        return self.work.load(job, self.work.tile_of(tile), chunk, state, context)
+
+    def detach(self, payload: Any) -> Any:
+        return self.work.detach(payload)
+
+    def fold(self, job: Job, tile: Region, chunk: Region, state: Any, payload: Any) -> None:
+        self.work.fold(job, self.work.tile_of(tile), chunk, state, payload)
+
+    def close(self, job: Job, tile: Region, state: Any) -> None:
+        self.files.put(self.name, self.work.partial(state))
+
+
+@_told
+def run_part(folder: str, number: int, part: Region, name: str, budget: int) -> Done:
+    """A part of one tile."""
+    files = SideFiles(folder)
+    payload = _load(files, number)
+    pass_: Any = payload.sized.work
+    return _run(files, payload, _Part(pass_, files, name), [(0, part)], budget)
+
+
+@_told
+def join_parts(
+    folder: str, number: int, outer: Region, parts: tuple[tuple[Region, str], ...], name: str | None, budget: int
+) -> Done:  # fmt: skip
+    """Parts joined in order: into a file of a larger part, or, without a name, into the tile, which is then written."""
+    files = SideFiles(folder)
+    payload = _load(files, number)
+    work: Any = payload.sized.work
+    pool = MemoryPool(max(budget, work.join_bytes(payload.sized)))
+    pool.count(work.join_bytes(payload.sized))
+    job = Job(payload.sized, payload.sinks, payload.bindings, lambda amount: None)
+    slot = make_buffer(payload.sized.slot_bytes)
+    state = work.open(job, outer, slot) if name is None else work.open_part(job, outer, slot)
+    for part, file in parts:
+        work.join(job, outer, part, state, files.get(file, len(work.partial(state))))
+    if name is not None:
+        files.put(name, work.partial(state))
+        return Done(peak=pool.peak)
+    for piece in work.pieces(job, outer, state):
+        work.write(job, outer, state, piece)
+    work.close(job, outer, state)
+    return Done(kept=_settle(payload.sinks), peak=pool.peak)
+
+
+def call(function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Work that one worker does by itself, as it would run in one process."""
+    return function(*arguments, **options)
