@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from outsize.array.api.together import compute as compute
     from outsize.array.api.together import save as save
     from outsize.array.feed.source import DataSource as DataSource
+    from outsize.array.run.cluster import cluster as cluster
     from outsize.array.run.contents import show as show
     from outsize.array.run.convert import convert as convert
     from outsize.compression.shrink import shrink as shrink
-    from outsize.array.run.cluster import cluster as cluster
     from outsize.factor.decompose import decompose as decompose
     from outsize.failure.explain import explain as explain
     from outsize.failure.guard import explain_uncaught as explain_uncaught

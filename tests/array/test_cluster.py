@@ -266,7 +266,9 @@ def test_a_missing_engine_is_one_sentence(
     address: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(outsize.InputError, match=rf"{package}, which is not installed: pip install 'outsize\[{extra}\]'"):
+    with pytest.raises(
+        outsize.InputError, match=rf"{package}, which is not installed: pip install 'outsize\[{extra}\]'"
+    ):
         outsize.cluster(address)
 
 

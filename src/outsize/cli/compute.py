@@ -11,8 +11,8 @@ from outsize.array import Array, open
 from outsize.array.api.expression import evaluate
 from outsize.array.api.together import plan_save, save
 from outsize.array.run.results import plan_compute
-from outsize.cli.measured_run import MeasuredRun
 from outsize.cli.clusters import add_cluster, joined
+from outsize.cli.measured_run import MeasuredRun
 from outsize.core.errors import InputError, OutsizeError
 from outsize.machine import budget
 
