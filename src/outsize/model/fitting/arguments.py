@@ -33,6 +33,7 @@ from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update.clip_and_scale import check_scaler
 from outsize.model.fitting.update.optimizer_subset import parameters_of, require_plain_step, why_not_one_by_one
 from outsize.model.torch_port.objects import is_compiled, is_compiled_copy
+from outsize.model.torch_port.sharding import device_of_shards
 
 KEYS = tuple(dict.fromkeys(kind.key for kind in REMEDIES))
 """Names that `without` may hold."""
@@ -112,7 +113,7 @@ def read_request(
         axes=readings[0],
     )  # fmt: skip
     return Request(
-        work=work, batch=batch, rows=rows, readings=readings, device=target, budgets=budgets or (device_budget(budget, model),),
+        work=work, batch=batch, rows=rows, readings=readings, device=target, budgets=budgets or (device_budget(budget, target),),
         scratch=scratch.scratch, allow=allow, own_step=own_step, without=tuple(without), dry_run=dry_run, call=call, host=side,
     )  # fmt: skip
 
@@ -217,7 +218,9 @@ def check_optimizer(model: Any, optimizer: Any, own_step: bool) -> None:
 
 
 def _device_of(model: Any) -> Any:
-    """The one device of a model."""
+    """The one device of a model; that of a sharded one is where its weights are gathered."""
+    if (gathered := device_of_shards(model)) is not None:
+        return gathered
     devices = {parameter.device for parameter in model.parameters()}
     if not devices:
         raise InputError(f"{type(model).__name__} has no parameters: there is nothing to fit")
@@ -307,9 +310,8 @@ def _check_memory(model: Any) -> None:
             )
 
 
-def device_budget(budget: int | str | None, model: Any) -> Allowance:
+def device_budget(budget: int | str | None, device: Any) -> Allowance:
     """Bytes of the device that a model is on."""
-    device = next(model.parameters()).device
     pool = HOST if device.type == "cpu" else Pool(kind="device", index=device.index or 0)
     if budget is not None:
         return Allowance(pool=pool, bytes=parse_bytes(budget), reason="set by you")

@@ -18,6 +18,8 @@ from outsize.model.fitting.hosting import HostedPlanner
 from outsize.model.fitting.inference import InferencePlanner
 from outsize.model.fitting.plan_in_use import PlanInUse, Planned
 from outsize.model.fitting.planner import Planner, Settled
+from outsize.model.fitting.ranks.fit import fit_ranked
+from outsize.model.fitting.ranks.spread import find_spread
 from outsize.model.fitting.training import TrainingPlanner
 from outsize.model.fitting.user_errors import warning_once
 from outsize.model.frameworks import adapter_of
@@ -65,6 +67,13 @@ def fit(
             own_step=own_step, clip=clip, scaler=scaler, without=without, batch_axis=batch_axis, dry_run=dry_run,
         )  # fmt: skip
     require_torch("outsize.fit")
+    spread = find_spread(model)
+    if spread is not None:
+        with warning_once(loss):
+            return fit_ranked(
+                spread, loss, optimizer, batch, budget=budget, device=device, host=host, weights=weights, allow=allow,
+                own_step=own_step, clip=clip, scaler=scaler, without=without, batch_axis=batch_axis, dry_run=dry_run,
+            )  # fmt: skip
     with warning_once(loss):
         request = read_request(
             model, loss, optimizer, batch, budget=budget, device=device, host=host, weights=weights, allow=allow,

@@ -77,7 +77,7 @@ class TrainingPlanner(Planner):
         looked: list[tuple[Work, Findings]] = []
         while self._readings:
             work = replace(request.work, axes=self._readings.pop(0))
-            looked.append((work, look(work, request.batch)))
+            looked.append((work, self._look(work)))
             if not looked[-1][1].misread:
                 break
         cut = [pair for pair in looked if pair[1].normaliser is not None]
@@ -95,7 +95,7 @@ class TrainingPlanner(Planner):
             replay=Replay(findings.draws) if findings.draws and request.allow == "exact" else None,
         )
         self.request = replace(request, rows=findings.rows)
-        stage = Stage(work, request.batch)
+        stage = self._stage(work)
         self.project = stage.project
         before = {key: why for key, why in self.facts.forbidden.items() if key != "slices"} if again else {}
         facts = self._take_apart(stage)
@@ -106,6 +106,14 @@ class TrainingPlanner(Planner):
         self._few = few
         """Samples to compare gradients on."""
         return True
+
+    def _look(self, work: Work) -> Findings:
+        """What a few samples show."""
+        return look(work, self.request.batch)
+
+    def _stage(self, work: Work) -> Stage:
+        """Where choices are tried without contents."""
+        return Stage(work, self.request.batch)
 
     def _take_apart(self, stage: Stage) -> Facts:
         """Facts of the plain step, with times measured where a card is."""

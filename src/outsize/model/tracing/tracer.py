@@ -26,6 +26,7 @@ from outsize.model.torch_port.dispatch import (
 )
 from outsize.model.torch_port.objects import holders_of, key_of, storage_key
 from outsize.model.torch_port.patches import wrapping_backward
+from outsize.model.torch_port.sharding import are_spread, following_buffers
 from outsize.model.tracing import host_calls, rewrites
 from outsize.model.tracing import known_values as values
 from outsize.model.tracing import packed_sequences as packed
@@ -106,6 +107,8 @@ class Tracer:
 
         class Mode(dispatch_mode()):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if types and are_spread(types):
+                    return NotImplemented  # it calls the operator again, on this rank's parts
                 with tracer._lock, no_functions():  # in here a tensor's device is the real one: meta
                     return tracer.dispatch(func, args, kwargs or {})
 
@@ -123,6 +126,7 @@ class Tracer:
                     stack.enter_context(autocast.installed())
                 self._rewritten = stack.enter_context(rewrites.installed(self))
                 stack.enter_context(self.owners.watching())
+                stack.enter_context(following_buffers(self.resized))
                 stack.enter_context(Mode())
                 stack.enter_context(fake_card)
                 yield
@@ -222,6 +226,10 @@ class Tracer:
             self.ledger.add(stand_in, label_for(self, tensor.device), "given")
             self.ledger.values[storage_key(stand_in)] = storage
         return stand_in
+
+    def resized(self, tensor: Any) -> None:
+        """The storage of a tensor was emptied or filled again, past the dispatcher."""
+        self.ledger.add(tensor, self.device, "resize")
 
     def met(self) -> set[int]:
         """Addresses of the real tensors from outside that are still alive."""

@@ -190,12 +190,12 @@ class Watch(Tracer):
         from torch.nn.modules import module as hooks
 
         handles = [hooks.register_module_forward_pre_hook(self._called), hooks.register_module_forward_hook(self._gave)]
-        evicted.listeners.append(self._resized)
+        evicted.listeners.append(self.resized)
         try:
             with super().running():
                 yield
         finally:
-            evicted.listeners.remove(self._resized)
+            evicted.listeners.remove(self.resized)
             for handle in handles:
                 handle.remove()
 
@@ -245,9 +245,6 @@ class Watch(Tracer):
 
     def _records(self, value: Any) -> set[Held]:
         return {held for tensor in _tensors(value) if (held := self.ledger.of(tensor)) is not None}
-
-    def _resized(self, tensor: Any) -> None:
-        self.ledger.add(tensor, self.device, "resize")
 
 
 def projection_of(

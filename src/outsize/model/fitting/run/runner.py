@@ -69,6 +69,8 @@ class Residence:
     """False where tensors have no contents."""
     listens = False
     """Weights leave when their gradients are complete."""
+    keeps_pace = False
+    """Peers wait for the backward pass of every slice, also of one in which no label counts."""
 
     generators: Sequence[Any] = ()
     """Where random numbers come from."""
@@ -146,6 +148,9 @@ AnyResidence = TypeVar("AnyResidence", bound=Residence)
 class Runner(Generic[AnyResidence]):
     """A plan bound to a model."""
 
+    joins_counts = False
+    """The count of a loss (total, count) is known only when others have told theirs, so that totals go backward."""
+
     def __init__(self, work: Work, choice: Choice, weights: AnyResidence, sink: Sink, own: Sink | None) -> None:
         self.work = work
         self.choice = choice
@@ -154,7 +159,7 @@ class Runner(Generic[AnyResidence]):
         """Takes the gradients of a step."""
         self.phase: Phase = lambda name: None
         self.interrupts = Interrupts()
-        self._own = own
+        self.own = own
         """Takes those of a user who steps the optimizer; None: the plan updates parameters itself."""
         self._used: Sink | None = None
         """The sink of a step that has begun and is not done."""
@@ -180,11 +185,11 @@ class Runner(Generic[AnyResidence]):
 
     def users_step(self, batch: Any) -> None:
         """What a user does who steps the optimizer, on tensors without contents."""
-        assert self._own is not None
+        assert self.own is not None
         parameters, optimizer = list(self.work.model.parameters()), self.work.optimizer
         kept = hold_for_closure(optimizer) if needs_closure(optimizer) else None
         for _ in range(self.work.backwards):
-            self.collect(batch, self._own)
+            self.collect(batch, self.own)
         self.phase("optimizer")
         if optimizer is not None and kept is None:
             gradients = self.own_update()
@@ -219,9 +224,9 @@ class Runner(Generic[AnyResidence]):
 
     def backward(self, batch: Any) -> Any:
         """Gradients only, added to those that are there."""
-        if self._own is None:
+        if self.own is None:
             raise InputError("this plan updates parameters itself: call step(batch), or fit with own_step=True")
-        loss = self.collect(batch, self._own)
+        loss = self.collect(batch, self.own)
         self.phase("done")
         return loss
 
@@ -279,7 +284,7 @@ class Runner(Generic[AnyResidence]):
         self.sink.roll_back()
         self.weights.leave_device()
         self.sink.close()
-        self.sink, self._own = Sink(), None
+        self.sink, self.own = Sink(), None
         clear_up()
 
     def close(self, home: bool = True) -> None:
@@ -322,10 +327,12 @@ class Runner(Generic[AnyResidence]):
                     loss, counted = read_loss(work.loss(work.model, weights.place(part)))
                 if counted is None:
                     if share == 0.0 and any(shares):  # no label counts in this slice: its mean is no number
+                        if weights.keeps_pace:
+                            (loss * 0.0).backward()
                         continue
                     share = share or 1.0  # nor in the batch: no number either, and gradients of zero
                     loss = loss if share == 1.0 else loss * share
-                elif stop - start == rows:
+                elif stop - start == rows and not self.joins_counts:
                     loss, counted = loss / counted, None
                 shown = loss.detach()
                 total = shown if total is None else total + shown
