@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outsize.compression.method import Method
+from outsize.compression.methods.channels import Channels
 from outsize.compression.methods.precision import Precision
 from outsize.core.errors import InputError
 
-METHODS: tuple[Method, ...] = (Precision("bf16"), Precision("float8"), Precision("int8"), Precision("int4"))
+METHODS: tuple[Method, ...] = (Channels(), Precision("bf16"), Precision("float8"), Precision("int8"), Precision("int4"))
 
 
 def choose(names: str | Sequence[str] | None) -> tuple[Method, ...]:

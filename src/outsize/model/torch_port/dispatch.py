@@ -144,6 +144,12 @@ def arguments_of(operator: Any) -> list[Any]:
     return list(attribute(operator, "_schema").arguments)
 
 
+def decomposition_of(operator: Any) -> Callable[..., Any] | None:
+    """Python code that computes an operator by smaller ones, None where torch has none."""
+    found: Callable[..., Any] | None = part("_decomp.decomposition_table").get(operator)
+    return found
+
+
 def is_mutable(operator: Any) -> bool:
     """True for an operator that writes into its arguments."""
     return bool(attribute(operator, "_schema").is_mutable)

@@ -1,1 +1,0 @@
-"""Why memory ran out: rules over a `Case`, asked in order."""

@@ -1,1 +1,0 @@
-"""What would mend it, ranked by the bytes that each gives back."""
