@@ -96,16 +96,11 @@ def take_census(ours: set[int], before: Census | None = None) -> Census:
 
 def _containers(objects: list[Any], tensor: type | None, graphs: list[Any]) -> Iterator[Any]:
     """What of these has a length that counts; tensors with a graph are put aside."""
-    counts: dict[type, bool] = {}
-    for item in objects:
-        kind = type(item)
-        known = counts.get(kind)
-        if known is None:
-            known = counts[kind] = issubclass(kind, CONTAINERS) or kind is CACHE or is_traced_kind(kind)
-        if known:
-            yield item
-        elif tensor is not None and issubclass(kind, tensor) and item.grad_fn is not None:
-            graphs.append(item)
+    kinds = set(map(type, objects))
+    counted = {kind for kind in kinds if issubclass(kind, CONTAINERS) or kind is CACHE or is_traced_kind(kind)}
+    tensors = {kind for kind in kinds - counted if tensor is not None and issubclass(kind, tensor)}
+    graphs += [item for item in objects if type(item) in tensors and item.grad_fn is not None]
+    return (item for item in objects if type(item) in counted)
 
 
 def length_of(item: Any) -> int:
@@ -127,10 +122,10 @@ def _untracked(objects: list[Any]) -> Iterator[Any]:
     """Containers that the collector does not list (a dict of arrays holds nothing that could make a cycle): what listed
     objects refer to."""
     holders = [item for item in objects if type(item) not in _NO_HOLDERS]
+    kinds = {dict, bytearray, io.BytesIO}
     for low in range(0, len(holders), 4096):
-        for item in gc.get_referents(*holders[low : low + 4096]):
-            kind = type(item)
-            if (kind is dict and not gc.is_tracked(item)) or kind is bytearray or kind is io.BytesIO:
+        for item in [item for item in gc.get_referents(*holders[low : low + 4096]) if type(item) in kinds]:
+            if type(item) is not dict or not gc.is_tracked(item):
                 yield item
 
 
