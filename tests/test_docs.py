@@ -5,14 +5,18 @@ import os
 import pathlib
 import re
 import shlex
-import subprocess
-import sys
 
+import forks
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+COMMAND = "import sys\nfrom outsize.cli import main\nsys.exit(main(sys.argv[1:]))"
+"""The command line, in a fork: `tests/cli` has what needs real processes."""
+OF_MODELS = {"estimate", "shrink"}
+"""Verbs that load torch."""
 
 
 def blocks(page: pathlib.Path, language: str) -> list[str]:
@@ -25,15 +29,15 @@ def blocks(page: pathlib.Path, language: str) -> list[str]:
     return [code for code, needs in found if all(importlib.util.find_spec(name) for name in needs)]
 
 
-def run_outsize(line: str, folder: pathlib.Path) -> None:
+def run_outsize(line: str) -> None:
     command, _, comment = line.partition("  #")
     expected = int(match.group(1)) if (match := re.search(r"exit (\d+)", comment)) else 0
     words = shlex.split(command.removeprefix("$ "))
     assert words[0] == "outsize"
-    answer = subprocess.run(
-        [sys.executable, "-m", "outsize", *words[1:]], cwd=folder, capture_output=True, text=True, timeout=300
-    )
-    assert answer.returncode == expected, f"{line}\n{answer.stdout}\n{answer.stderr}"
+    imported = forks.TORCH if words[1] in OF_MODELS else forks.IMPORTED
+    answer = forks.start(COMMAND, *words[1:], imported=imported)
+    told = answer.communicate()
+    assert answer.returncode == expected, "\n".join((line, *told))
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +61,7 @@ def test_the_examples_of_this_page_run(page, tmp_path, monkeypatch):
     for code in blocks(page, "console"):
         for line in code.splitlines():
             if line.startswith("$ outsize "):
-                run_outsize(line, tmp_path)
+                run_outsize(line)
     assert os.getcwd() == str(tmp_path)
 
 
