@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import importlib
 import importlib.util
 import inspect
@@ -24,6 +25,7 @@ from outsize.core.footprint_change import compare_footprints
 from outsize.core.noun import write_text
 from outsize.model.estimation.configurations import OPTIMIZERS, PRECISIONS, step_from
 from outsize.model.estimation.estimate import estimate
+from outsize.model.estimation.ways_out import Setting, measure_for_step, measure_precisions, measure_ways_out
 from outsize.model.scripts.start import SECONDS, estimate_script
 
 DEFAULT_SEQ = 512
@@ -38,7 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(step, arg, ...)",
     )  # fmt: skip
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="the script's own arguments")
-    parser.add_argument("--hf", metavar="CONFIG", help="a transformers config.json instead; no weights are needed")
+    parser.add_argument(
+        "--hf",
+        metavar="CONFIG",
+        help="a transformers config.json, or the name of a model that was downloaded before; no weights are needed",
+    )
     parser.add_argument("--batch", type=_positive, metavar="N", help="batch size; also shows the largest that fits")
     parser.add_argument(
         "--seq",
@@ -47,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens in a sequence (512); if given, also shows how memory grows with it",
     )
     parser.add_argument("--optimizer", default="adamw", metavar="NAME", help=f"none, {', '.join(OPTIMIZERS)}")
-    parser.add_argument("--precision", default="fp32", metavar="NAME", help=", ".join(PRECISIONS))
+    parser.add_argument(
+        "--precision", default="fp32", metavar="NAME", help=f"{', '.join(PRECISIONS)}; all: a table of them"
+    )
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations in the backward pass")
     parser.add_argument("--card", metavar="NAME", help="say whether it fits on this card, such as rtx4090")
     parser.add_argument("--budget", metavar="SIZE", help="say whether it fits in this much, such as 8GiB")
@@ -59,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", metavar="FILE.json", help="compare with a baseline: exit with 1 if a peak grew")
     parser.add_argument(
         "--tolerance", type=_share, metavar="N%%", help="how much a peak may grow since the baseline (1%%)"
+    )
+    parser.add_argument(
+        "--no-ways", action="store_true", help="if it does not fit, do not trace the ways out (quicker)"
     )
     parser.add_argument("--steps", type=_positive, default=3, metavar="N", help="how many steps to trace (3)")
     parser.add_argument(
@@ -80,11 +91,20 @@ def run(args: argparse.Namespace) -> int:
     if args.hf is not None:
         optimizer = None if args.optimizer == "none" else args.optimizer
         length = args.seq or DEFAULT_SEQ
+        every, args.precision = args.precision == "all", "fp32" if args.precision == "all" else args.precision
         step, build = step_from(args.hf, length, optimizer, args.precision, args.checkpointing, args.device)
         if args.batch is None:
             footprint = estimate(step, build=lambda: build(1), **common)
         else:
             footprint = estimate(step, build=build, batch=args.batch, seq=args.seq, **common)
+        setting = Setting(
+            path=args.hf, batch=args.batch or 1, seq=length, optimizer=optimizer, precision=args.precision,
+            checkpointing=args.checkpointing,
+        )  # fmt: skip
+        if every:
+            footprint = dataclasses.replace(footprint, ways=measure_precisions(setting, common))
+        elif footprint.fits is False and not args.no_ways:
+            footprint = dataclasses.replace(footprint, ways=measure_ways_out(setting, common))
     elif _is_script(args.target):
         footprint = _from_script(args, common)
     else:
@@ -170,9 +190,27 @@ def _from_function(args: argparse.Namespace, common: dict[str, Any]) -> Any:
         return function(*rest)
 
     step.__name__ = args.target
-    if takes:
-        return estimate(step, build=build, batch=args.batch or 1, seq=args.seq, **common)
-    return estimate(step, build=build, **common)
+    if not takes:
+        footprint = estimate(step, build=build, **common)
+    else:
+        footprint = estimate(step, build=build, batch=args.batch or 1, seq=args.seq, **common)
+    if footprint.fits is not False or args.no_ways:
+        return footprint
+    return dataclasses.replace(footprint, ways=measure_for_step(step, build, _sizes(args, takes), common))
+
+
+def _sizes(args: argparse.Namespace, takes: int) -> list[tuple[str, tuple[int, ...]]]:
+    """(name, arguments) of the sizes as given, and of smaller ones."""
+    if not takes:
+        return []
+    batch, rest = args.batch or 1, () if args.seq is None else (args.seq,)
+    found = [("as given", (batch, *rest))]
+    found += [
+        (f"batch of {smaller}", (smaller, *rest)) for smaller in sorted({batch // 2, 1} - {0, batch}, reverse=True)
+    ]
+    if rest and args.seq >= 2:
+        found.append((f"sequence of {args.seq // 2}", (batch, args.seq // 2)))
+    return found
 
 
 def load(target: str) -> Callable[..., Any]:

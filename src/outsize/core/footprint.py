@@ -138,6 +138,22 @@ class Phase(Noun):
     """Most bytes that the allocator held from the system. It keeps what earlier phases needed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayOut(Noun):
+    """The same step with one change, traced like the step itself."""
+
+    name: str
+    """What is changed."""
+    exactness: str
+    """Whether the results are `bitwise` the same, the `same up to rounding`, `approximate`, or those of `another training`."""
+    how: str
+    """What to type or write."""
+    peak: Amount
+    """Bytes reserved at the peak."""
+    fits: bool | None = None
+    """As in `Footprint`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Footprint(Noun):
     """What a step holds on one device, at its peak and over time."""
@@ -186,6 +202,8 @@ class Footprint(Noun):
     """How the peak grows with the sizes that were given."""
     largest: tuple[Largest, ...] = ()
     """Largest batch per card, where a batch size was given."""
+    ways: tuple[WayOut, ...] = ()
+    """The step with one change each, where it does not fit or other precisions were asked for."""
     notes: tuple[str, ...] = ()
     """What was assumed, a sentence each; none means that the step was followed exactly."""
     guesses: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -124,5 +125,7 @@ def _console(stderr: bool = False, **rest: Any) -> Console:
     """A console that prints where it is told to. In a notebook rich would show the text as the cell's output and
     return nothing. Here it must not: a notebook shows a noun through `_repr_html_`."""
     stream = sys.stderr if stderr else sys.stdout
-    width = min(200, shutil.get_terminal_size((100, 24)).columns) if stream.isatty() else 100
+    given = os.environ.get("COLUMNS", "")
+    piped = int(given) if given.isdigit() and int(given) else 100
+    width = min(200, shutil.get_terminal_size((100, 24)).columns if stream.isatty() else piped)
     return Console(stderr=stderr, width=width, force_jupyter=False, markup=False, highlight=False, **rest)

@@ -21,6 +21,8 @@ MARKS = {
 """Kind -> a letter, so that the chart can be read without colour, and a colour."""
 HEIGHT = 12
 """Rows of the picture."""
+NARROW = 96
+"""Columns of a screen below which tables leave columns out."""
 MARGIN = 14
 """Columns left of it: the bytes and the axis."""
 
@@ -42,8 +44,45 @@ def draw(footprint: Footprint | Receipt) -> RenderableType:
         lines += [_loading(footprint.loading)]
     if footprint.growth:
         lines += [_growth(footprint)]
+    if footprint.ways:
+        lines += [_ways(footprint)]
     lines += [Padding(f"note: {note}", (0, 0, 0, 2)) for note in footprint.notes]
     return Group(*lines)
+
+
+def _ways(footprint: Footprint) -> RenderableType:
+    """What each change would make of the peak, all of them traced."""
+    table = ByWidth(lambda columns: _table_of_ways(footprint, columns))
+    if footprint.fits is not False:
+        return table
+    first = next((way for way in footprint.ways if way.fits), None)
+    left = 'none of these fits: outsize.fit(..., device="cuda", host=...) keeps weights and state in RAM'
+    return Group(table, Padding(left if first is None else f"gentlest that fits: {first.how}", (0, 0, 0, 2)))
+
+
+def _table_of_ways(footprint: Footprint, columns: int) -> Table:
+    words = {
+        True: Text("fits", style="green"),
+        False: Text("does not fit", style="red"),
+        None: Text("may fit", style="yellow"),
+    }
+    left_out = {"at most"} if columns < NARROW else set()
+    left_out |= {"fits"} if footprint.capacity is None else set()
+    titles = [
+        title for title in ("the same step with", "reserved", "at most", "fits", "results") if title not in left_out
+    ]
+    rows: list[list[RenderableType]] = []
+    for way in footprint.ways:
+        cells: tuple[RenderableType, ...] = (
+            way.name,
+            format_bytes(way.peak.bytes),
+            format_bytes(way.peak.bound),
+            words[way.fits],
+            way.exactness,
+        )
+        named = dict(zip(("the same step with", "reserved", "at most", "fits", "results"), cells, strict=True))
+        rows.append([named[title] for title in titles])
+    return make_table(titles, rows, right=("reserved", "at most"))
 
 
 def _receipt(receipt: Receipt) -> RenderableType:

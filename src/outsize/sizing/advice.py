@@ -39,10 +39,11 @@ def _ways_out(sizing: Sizing, reading: Reading) -> Iterator[str]:
         names = ", ".join(row.name for row in halves)
         yield f"half of it fits ({format_bytes(halves[0].bytes)}): process it in two parts along one of {names}"
     disk = reading.disk.available
+    asked = [place.capacity for place in sizing.places if place.name == "budget" and place.capacity is not None]
     if disk is not None and sizing.bytes <= disk:
         yield (
             f"keep it on disk ({format_bytes(disk)} free here) and stream it through "
-            f"{format_bytes(reading.budget.host)}: outsize compute, or outsize.open(...) in Python"
+            f"{format_bytes(min([reading.budget.host or 0, *asked]))}: outsize compute, or outsize.open(...) in Python"
         )
         if len(sizing.specs) == len(sizing.parts) == 1 and may_be_low_rank(sizing.specs[0]):
             yield (

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,9 +39,15 @@ ONE_LABEL = ("ForSequenceClassification", "ForNextSentencePrediction")
 
 
 def step_from(
-    path: str, seq: int, optimizer: str | None, precision: str, checkpointing: bool = False, device: str = "cuda"
+    path: str,
+    seq: int,
+    optimizer: str | None,
+    precision: str,
+    checkpointing: bool = False,
+    device: str = "cuda",
+    change: Callable[[Any], None] | None = None,
 ) -> tuple[Callable[..., Any], Callable[..., tuple[Any, ...]]]:
-    """(step, build) of a configuration; without an optimizer it is inference."""
+    """(step, build) of a configuration; without an optimizer it is inference. `change` is done to the model once it is built."""
     config = read_config(path)
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise InputError(f"unknown optimizer {optimizer!r}: one of {', '.join(OPTIMIZERS)}")
@@ -50,14 +58,23 @@ def step_from(
     def build(batch: int, length: int = seq) -> tuple[Any, ...]:
         import torch
 
-        model = _model(config).to(getattr(torch, weights)).to(device)
+        model = _model(config).to(getattr(torch, weights))
+        if change is not None:
+            change(model)
+        model = model.to(device)
         inputs = _inputs(config, model, batch, length, device, training=optimizer is not None)
         if optimizer is None:
             return model.eval(), inputs, None
         if checkpointing:
-            model.gradient_checkpointing_enable()
+            model.config.use_cache = False
+            newer = getattr(model, "activation_checkpointing_enable", None)  # its name since transformers 5
+            (newer or model.gradient_checkpointing_enable)()
         name, options = OPTIMIZERS[optimizer]
-        return model.train(), inputs, getattr(torch.optim, name)(model.parameters(), **options)
+        return (
+            model.train(),
+            inputs,
+            getattr(torch.optim, name)([p for p in model.parameters() if p.requires_grad], **options),
+        )
 
     def step(model: Any, inputs: dict[str, Any], solver: Any) -> None:
         import torch
@@ -85,7 +102,12 @@ def read_config(path: str) -> Any:
     """A transformers configuration from a file or folder; an `InputError` that says what is missing."""
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     if not file.exists():
-        raise InputError(f"there is no configuration at {file}: give the config.json of a transformers model")
+        file = _find_cached(path) or file
+    if not file.exists():
+        raise InputError(
+            f"there is no configuration at {file}: give the config.json of a transformers model, or the name of one that was "
+            "downloaded before, such as meta-llama/Llama-3.2-1B"
+        )
     try:
         fields = json.loads(file.read_text())
     except json.JSONDecodeError as error:
@@ -112,6 +134,15 @@ def read_config(path: str) -> Any:
         return transformers.AutoConfig.for_model(**fields)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"transformers does not know the model of {file}: {str(error).splitlines()[0]}") from None
+
+
+def _find_cached(name: str) -> Path | None:
+    """The newest configuration that transformers has downloaded for a model of the Hub; nothing is fetched."""
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return None
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    folder = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}" / "snapshots"
+    return max(folder.glob("*/config.json"), key=lambda found: found.stat().st_mtime, default=None)
 
 
 def _model(config: Any) -> Any:
