@@ -8,9 +8,18 @@ import shlex
 
 import forks
 import pytest
+from effort import long
+from pages import run_page
+from readability import LONGEST, sentences, words
+
+import outsize
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+IN_ORDER = [ROOT / "docs" / "start.md", ROOT / "docs" / "which-gpu.md", *sorted((ROOT / "docs").glob("*/*.md"))]
+"""Pages that are read from the top to the bottom, with the output of each example (`tests/pages.py`)."""
+LONG = {"3-cuda-out-of-memory", "4-model-larger-than-card", "which-gpu", "batch-size", "memory-in-ci"}
+"""Those that trace models for many seconds: only in the long run."""
+PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").glob("*.md") if page not in IN_ORDER)]
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 COMMAND = "import sys\nfrom outsize.cli import main\nsys.exit(main(sys.argv[1:]))"
@@ -63,6 +72,56 @@ def test_the_examples_of_this_page_run(page, tmp_path, monkeypatch):
             if line.startswith("$ outsize "):
                 run_outsize(line)
     assert os.getcwd() == str(tmp_path)
+
+
+@pytest.mark.parametrize("page", IN_ORDER, ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_a_page_that_is_read_in_order_runs_in_order(page, tmp_path, monkeypatch):
+    if page.stem in LONG and not long():
+        pytest.skip("many seconds: scripts/check --long")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
+    run_page(page, tmp_path)
+
+
+def test_comparisons_are_what_their_script_makes_of_the_dated_results():
+    answer = subprocess.run([sys.executable, "scripts/comparisons", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stdout
+
+
+USERS_PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name not in ("comparisons", "internals")),
+]
+
+
+@pytest.mark.parametrize("page", USERS_PAGES, ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_no_sentence_of_a_users_page_has_more_than_25_words(page):
+    too_long = [sentence for sentence in sentences(page.read_text()) if words(sentence) > LONGEST]
+    assert not too_long
+
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
+
+
+def test_every_link_between_pages_leads_somewhere():
+    dead = [
+        f"{page.name}: {link}"
+        for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+        for link in LINK.findall(re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S))
+        if "://" not in link and not (page.parent / link).exists()
+    ]
+    assert not dead
+
+
+def test_every_page_stands_in_the_list_of_the_site():
+    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "scripts" / "site_pages.py")
+    site_pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(site_pages)
+    listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    below = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").glob("*/*.md")}
+    assert {name for name in below if not name.startswith("comparisons/")} <= listed
+    assert [name for name in listed if not (ROOT / "docs" / name).exists()] == []
+    public = {path.rpartition(".")[2] for path in site_pages.public_paths()}
+    assert public == set(outsize.__all__) - {"BudgetError", "InputError", "OutOfMemory", "OutsizeError", "StoreError", "array", "factor"}
 
 
 def test_every_verb_of_the_command_line_has_a_page():
