@@ -25,7 +25,9 @@ def on_config(config: Any) -> Any:
         if "Verbs" in entry:
             entry["Verbs"] = [page.name for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in named]
         if "Comparisons" in entry:
-            pages = sorted((ROOT / "docs" / "comparisons").glob("*.md"), key=lambda page: (page.stem != "index", page.stem))
+            pages = sorted(
+                (ROOT / "docs" / "comparisons").glob("*.md"), key=lambda page: (page.stem != "index", page.stem)
+            )
             entry["Comparisons"] = [f"comparisons/{page.name}" for page in pages]
     return config
 
