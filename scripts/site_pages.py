@@ -1,7 +1,7 @@
 """Hooks of mkdocs: pages that follow from the source, so that nobody writes them twice.
 
-Every page of `docs/` that stands in no list of `mkdocs.yml` is a verb's or a topic's page and goes under Verbs; comparison pages go under
-Comparisons. `api.md` gets one entry for each public name, from the imports at the top of the package.
+Every page of `docs/` that stands in no list of `mkdocs.yml` is a verb's or a topic's page and goes under Verbs. Comparison pages
+go under Comparisons. `api.md` gets one entry for each public name, from the imports at the top of the package.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ import os
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
 
 import forks
 import pytest
