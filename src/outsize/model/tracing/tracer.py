@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from outsize.core.errors import InputError
+from outsize.model.compiled.follow import Follower
 from outsize.model.kernels import attention
 from outsize.model.kernels.layouts import ON_CARD
 from outsize.model.torch_port.dispatch import (
@@ -30,6 +31,7 @@ from outsize.model.torch_port.sharding import are_spread, following_buffers
 from outsize.model.tracing import host_calls, rewrites
 from outsize.model.tracing import known_values as values
 from outsize.model.tracing import packed_sequences as packed
+from outsize.model.tracing.attention_calls import attend
 from outsize.model.tracing.attribution import Owners
 from outsize.model.tracing.autocast import Autocast
 from outsize.model.tracing.blocks import Blocks
@@ -95,6 +97,12 @@ class Tracer:
         """True once a step has called an operator."""
         self.drew = False
         """True once whole numbers were drawn on the host."""
+        self.region: str | None = None
+        """Label of the device for which something is being compiled now; None: nothing is."""
+        self.uncompiled = ""
+        """Why compiled functions are traced as they were written, empty where they are compiled."""
+        self.compiled = Follower(self, _attention_for(self))
+        """What the step gives to `torch.compile`."""
         self.chance = False
         """True once a number that was drawn in a step was read on the host: it may be a length."""
 
@@ -106,9 +114,15 @@ class Tracer:
         tracer = self
 
         class Mode(dispatch_mode()):  # type: ignore[misc]
+            @classmethod
+            def ignore_compile_internals(cls) -> bool:
+                return True
+
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if types and are_spread(types):
                     return NotImplemented  # it calls the operator again, on this rank's parts
+                if tracer.region is not None:  # the compiler at work
+                    return func(*args, **(kwargs or {}))
                 with tracer._lock, no_functions():  # in here a tensor's device is the real one: meta
                     return tracer.dispatch(func, args, kwargs or {})
 
@@ -120,19 +134,24 @@ class Tracer:
             with contextlib.ExitStack() as stack:
                 # Python code inside a backward pass (checkpointing, custom functions) needs the fake card too, and the call that
                 # started the pass has turned it off.
-                stack.enter_context(wrapping_backward(functools.partial(make_function_mode, self)))
+                stack.enter_context(wrapping_backward(self._function_mode))
                 stack.enter_context(pretend(self, self.capability, self.total))
                 for autocast in self.autocasts.values():
                     stack.enter_context(autocast.installed())
                 self._rewritten = stack.enter_context(rewrites.installed(self))
                 stack.enter_context(self.owners.watching())
                 stack.enter_context(following_buffers(self.resized))
+                stack.enter_context(self.compiled.running())
                 stack.enter_context(Mode())
                 stack.enter_context(fake_card)
                 yield
         finally:
             self.ledger.closed = True
             self._draws.restore()
+
+    def _function_mode(self) -> Any:
+        """The mode that answers Python's calls into torch; none for the compiler's."""
+        return make_function_mode(self) if self.region is None else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def in_thread(self) -> Iterator[None]:
@@ -156,11 +175,15 @@ class Tracer:
 
     def on_host(self, tensor: Any) -> bool:
         """True for a tensor that the step believes to be in the host's memory."""
-        return self.ledger.label_of(tensor) == "cpu"
+        return self.label_of(tensor) == "cpu"
 
     def on_card(self, tensor: Any) -> bool:
         """True for a tensor that the step believes to be on a card."""
-        return str(self.ledger.label_of(tensor)).startswith("cuda")
+        return str(self.label_of(tensor)).startswith("cuda")
+
+    def label_of(self, tensor: Any) -> str | None:
+        """Device that a tensor believes to be on, None for one that the trace has not seen."""
+        return self.ledger.label_of(tensor) if self.region is None else self.region
 
     def note(self, sentence: str) -> None:
         """Add a note, which makes the result an estimate."""
@@ -182,9 +205,13 @@ class Tracer:
         self.guesses.setdefault(sentence)
 
     def compile(self, model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Stands for `torch.compile`: the step is traced as written."""
-        self.note("torch.compile is not modelled: the step was traced uncompiled, which usually takes more")
-        return model if model is not None else (lambda function: function)
+        """Stands for `torch.compile`."""
+        if model is None:
+            return functools.partial(self.compile, **kwargs)
+        if self.uncompiled:
+            self.note(f"the step was traced uncompiled, which usually takes more: {self.uncompiled}")
+            return model
+        return self.compiled.compile(model, **kwargs)
 
     def real_value(self, tensor: Any, what: str) -> Any:
         """A real tensor with the contents, for Python code that wants them."""
@@ -466,3 +493,13 @@ _REUSING = {
     "aten.scatter.value",
 }  # fmt: skip
 """Operators that backward passes run in place where they can."""
+
+
+def _attention_for(tracer: Tracer) -> Callable[..., Any]:
+    """Attention in a graph that is being compiled."""
+    import torch
+
+    def attention(*args: Any, **kwargs: Any) -> Any:
+        return attend(tracer, torch.nn.functional.scaled_dot_product_attention, (args, kwargs))
+
+    return attention

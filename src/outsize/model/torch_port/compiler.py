@@ -1,0 +1,248 @@
+"""Dynamo, AOTAutograd and Inductor: private parts of `torch.compile`.
+
+In: a step on tensors without contents that calls compiled functions. Out: the programs that torch's own compiler writes for them,
+for a card that need not be there, without the kernels. Autograd cannot follow a tensor on a card that is not there, so graphs are
+captured as if they were on the host; their tensors get the card's name before Inductor sees them. Inductor then chooses
+layouts, fuses and plans its buffers as it does on that card.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from outsize.core.errors import OutsizeError
+from outsize.model.torch_port.fake_cuda import answer
+from outsize.model.torch_port.parts import has_part, missing, part
+from outsize.model.torch_port.patches import Row, replaced
+
+PROGRAM = "_inductor.graph.GraphLowering._compile_to_module_lines"
+"""Takes the text of a program and loads it, kernels and all."""
+
+NEEDED = (
+    PROGRAM, "_dynamo.callback.callback_handler", "utils._python_dispatch.is_in_any_mode_without_ignore_compile_internals",
+    "_functorch.partitioners.choose_saved_values_set", "_subclasses.meta_utils.MetaTensorDescriber", "_inductor.compile_fx",
+)  # fmt: skip
+"""What following compiled steps stands on."""
+
+
+def require_compiler() -> None:
+    """An `OutsizeError` where this torch has another compiler than the one that is known."""
+    for name in NEEDED:
+        if not has_part(name):
+            raise missing(name)
+
+
+def reset_compiler() -> None:
+    """Forget everything that was compiled in this process: it is compiled again when it is called."""
+    part("_dynamo.reset")()
+
+
+def backend_of(compiled: Any) -> Any:
+    """The backend that a compiled function, or a compiled module's own function, was given."""
+    context = getattr(compiled, "dynamo_ctx", None)
+    found = getattr(compiled, "_torchdynamo_orig_backend", None) if context is None else context.callback
+    if found is None:  # a function keeps its context only in what it closes over
+        cells = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
+        found = next((cell.callback for cell in cells if hasattr(cell, "callback")), None)
+        found = found or next((cell for cell in cells if hasattr(cell, "_torchdynamo_orig_backend")), None)
+    return found
+
+
+def name_of_backend(backend: Any) -> str:
+    """The name under which torch knows a backend."""
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    name = getattr(backend, "compiler_name", None) or getattr(backend, "__name__", None)
+    return str(name or type(backend).__name__)
+
+
+def function_of(compiled: Any) -> Any:
+    """The function that was compiled, None for what is no compiled function."""
+    return getattr(compiled, "_torchdynamo_orig_callable", None)
+
+
+@contextlib.contextmanager
+def watched(begin: Callable[[], None], end: Callable[[], None]) -> Iterator[None]:
+    """`begin` and `end` are called around every compilation while the block runs."""
+    handler = part("_dynamo.callback.callback_handler")
+    first, last = (lambda *args: begin()), (lambda *args: end())
+    handler.register_start_callback(first)
+    handler.register_end_callback(last)
+    try:
+        yield
+    finally:
+        for callbacks, callback in ((handler.start_callbacks, first), (handler.end_callbacks, last)):
+            if callback in callbacks:  # a reset has emptied them
+                callbacks.remove(callback)
+
+
+@contextlib.contextmanager
+def without_functions() -> Iterator[None]:
+    """No mode for torch functions is on: the compiler would compile what it does."""
+    manager = part("_dynamo.variables.torch_function.TorchFunctionModeStackStateManager")()
+    with manager:
+        yield
+
+
+def without_hooks() -> contextlib.AbstractContextManager[None]:
+    """No hook for all modules is called: the compiler would compile it."""
+    owner = part("nn.modules.module")
+    names = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_forward_hooks_always_called")
+    return replaced([(owner, name, type(vars(owner)[name])()) for name in names if name in vars(owner)])
+
+
+def without_streams() -> contextlib.AbstractContextManager[None]:
+    """Dynamo keeps the streams of an accelerator that is there; a fake one has none to keep."""
+    return replaced([(part("accelerator"), "is_available", answer(False))])
+
+
+@contextlib.contextmanager
+def as_on_host() -> Iterator[None]:
+    """Graphs are captured as if tensors without contents were on the host."""
+    import torch
+
+    kind = part("_subclasses.meta_utils.MetaTensorDescriber")
+    describe = kind.describe_tensor
+
+    def described(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        found = describe(self, tensor, *args, **kwargs)
+        if found.device.type == "meta":
+            object.__setattr__(found, "device", torch.device("cpu"))
+        return found
+
+    with replaced([(kind, "describe_tensor", described)]):
+        yield
+
+
+def settings(**wanted: Any) -> contextlib.AbstractContextManager[None]:
+    """Nothing is read from caches or written to them, and one thread compiles; `wanted`: other settings of Inductor."""
+    import torch
+
+    stack = contextlib.ExitStack()
+    inductor = {"force_disable_caches": True, "compile_threads": 1, "cpp_wrapper": False, **wanted}
+    inductor |= {"max_autotune": False, "max_autotune_gemm": False, "triton.cudagraphs": False, "benchmark_kernel": False}
+    autograd = {"force_non_lazy_backward_lowering": True, "enable_autograd_cache": False}
+    dynamo = {"automatic_dynamic_shapes": False}
+    for owner, values in ((part("_inductor.config"), inductor), (part("_functorch.config"), autograd), (torch._dynamo.config, dynamo)):
+        known = {name: value for name, value in values.items() if _has_setting(owner, name)}
+        stack.enter_context(owner.patch(known))
+    return stack
+
+
+def _has_setting(owner: Any, name: str) -> bool:
+    try:
+        for step in name.split("."):
+            owner = getattr(owner, step)
+    except AttributeError:
+        return False
+    return True
+
+
+def card_for_inductor(capability: tuple[int, int], total: int) -> list[Row]:
+    """Rows with which Inductor writes programs for a card that is not there, and for Triton where that is not installed."""
+    interface = part("_dynamo.device_interface.CudaInterface")
+    properties = types.SimpleNamespace(
+        name="outsize card", major=capability[0], minor=capability[1], total_memory=total, multi_processor_count=132,
+        warp_size=32, max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, max_threads_per_block=1024,
+        shared_memory_per_block=49152, shared_memory_per_block_optin=232448, gcnArchName="",
+    )  # fmt: skip
+    said: dict[str, Any] = {
+        "get_device_properties": properties, "current_device": 0, "device_count": 1, "is_triton_capable": True,
+        "raise_if_triton_unavailable": None, "get_raw_stream": 0, "synchronize": None, "exchange_device": 0,
+        "maybe_exchange_device": 0, "memory_allocated": 0, "is_available": True, "is_bf16_supported": True,
+        "get_compute_capability": 10 * capability[0] + capability[1],
+    }  # fmt: skip
+    rows: list[Row] = [(interface, name, staticmethod(answer(value))) for name, value in said.items()]
+    rows += [(interface.Worker, name, staticmethod(answer(said[name]))) for name in ("get_device_properties", "current_device")]
+    rows += [(part("_inductor.scheduler"), "has_triton", answer(True))]
+    rows += [(part("utils._triton"), "triton_hash_with_backend", answer("none"))]
+    return rows
+
+
+@contextlib.contextmanager
+def inductor_for_card(capability: tuple[int, int], total: int) -> Iterator[None]:
+    """Inductor believes in a card; what it remembers of cards is forgotten before and after."""
+    forget = part("_inductor.runtime.hints.DeviceProperties").__dict__["create"].__func__
+    forget.cache_clear()
+    try:
+        with replaced(card_for_inductor(capability, total)):
+            yield
+    finally:
+        forget.cache_clear()
+
+
+def move_graph(graph: Any, inputs: Any, device: Any) -> None:
+    """The tensors of a captured graph get the name of another device."""
+    fake = part("_subclasses.fake_tensor.FakeTensor")
+
+    def rename(value: Any) -> None:
+        if isinstance(value, fake):
+            value.fake_device = device
+        elif isinstance(value, list | tuple):
+            for item in value:
+                rename(item)
+
+    for node in graph.graph.nodes:
+        rename(node.meta.get("val"))
+        if node.op == "call_function" and node.kwargs.get("device") is not None:
+            node.kwargs = {**node.kwargs, "device": device}
+    rename(list(inputs))
+
+
+Load = Callable[[str], Callable[[list[Any]], Any]]
+"""The text of a program -> what runs it: takes a list of tensors, which it empties, and gives the results."""
+
+
+def inductor(graph: Any, inputs: Any, device: Any, load: Load) -> Any:
+    """What Inductor makes of a captured graph on a device, its program loaded by `load`."""
+    owner = part("_inductor.graph.GraphLowering")
+    begin = owner.__init__
+
+    def lower(self: Any, partitioned: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device.type != "cpu":
+            move_graph(partitioned, example_inputs or (), device)
+        begin(self, partitioned, example_inputs, *args, **kwargs)
+
+    def load_lines(self: Any, code: Any) -> Any:
+        return types.SimpleNamespace(call=load(code.value), __file__="<outsize>")
+
+    with replaced([(owner, "__init__", lower), (owner, "_compile_to_module_lines", load_lines)]):
+        return part("_inductor.compile_fx").compile_fx(graph, inputs)
+
+
+def aot_eager(graph: Any, inputs: Any, device: Any) -> Any:
+    """What runs a captured graph operator by operator, forward and backward taken apart, on a device."""
+    backends = part("_dynamo.backends.debugging")
+
+    def run(partitioned: Any, given: Any, **kwargs: Any) -> Any:
+        if device.type != "cpu":
+            move_graph(partitioned, given, device)
+        return backends.boxed_nop(partitioned, given)
+
+    return backends.aot_eager(graph, inputs, fw_compiler=run, bw_compiler=run)
+
+
+def loader_rows(stub: Any) -> list[Row]:
+    """Rows with which a program's text can be executed without its kernels."""
+    return [(part("_inductor.async_compile"), "AsyncCompile", stub)]
+
+
+class CompilerFailed(OutsizeError):
+    """Torch's compiler could not follow the step on tensors without contents."""
+
+
+def is_compilers(error: BaseException) -> bool:
+    """True for an error of the compiler itself, not of the code that it compiled."""
+    return isinstance(error, part("_dynamo.exc.TorchDynamoException"))
+
+
+def failed(error: BaseException) -> CompilerFailed:
+    """The same in one sentence."""
+    import torch
+
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = next((line for line in lines if line and not line.endswith("raised:")), type(error).__name__)
+    return CompilerFailed(f"torch {torch.__version__} could not compile the step on tensors without contents: {said}")
