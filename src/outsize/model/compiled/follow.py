@@ -14,13 +14,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from outsize.core.errors import InputError, OutsizeError
+from outsize.core.errors import OutsizeError
 from outsize.model.compiled.programs import load_program
 from outsize.model.torch_port import compiler
-from outsize.model.torch_port.dispatch import leaves_of
+from outsize.model.torch_port.dispatch import leaves_of, no_functions
 
 KNOWN = ("inductor", "aot_eager", "eager")
 """Backends that are followed; the last two run graphs operator by operator."""
+
+TUNING = 64 * 2**20
+"""What Triton takes while it times a kernel: at most as much as a card's second cache holds."""
 
 GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes with CUDA graphs."""
@@ -32,6 +35,8 @@ class Tracing(Protocol):
     device: str
     capability: tuple[int, int]
     total: int
+    ledger: Any
+    """Every storage that it has seen."""
     region: str | None
     """Label of the device for which something is being compiled now; None: nothing is."""
 
@@ -71,8 +76,8 @@ class Follower:
         compiler.require_compiler()
         name = _name_of(backend)
         if name is None:
-            raise InputError(
-                f"the backend {backend!r} of torch.compile is not known: {', '.join(KNOWN)} are followed"
+            raise compiler.CompilerFailed(
+                f"the backend {compiler.name_of_backend(backend)} of torch.compile is not followed ({', '.join(KNOWN)} are)"
             )
         self._note_options(name, options)
         if not self.used:
@@ -141,20 +146,39 @@ class Follower:
             return graph
         if name == "aot_eager":
             return compiler.aot_eager(graph, inputs, device)
-        make = functools.partial(self._make, label)
-        return compiler.inductor(graph, inputs, device, functools.partial(load_program, make=make))
+        if label != "cpu":
+            self.trace.note(
+                f"compiled steps are followed with the buffers that Inductor of torch {torch.__version__} plans for the card: "
+                "another version may plan others"
+            )
+        copied = functools.partial(self._copied, label)
+        load = functools.partial(load_program, make=functools.partial(self._make, label), copied=copied)
+        return compiler.inductor(graph, inputs, device, load)
 
     def _make(self, label: str, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, kind: str) -> Any:
         """A buffer of a program; `kind` is `cpu` for the few that a program for a card keeps on the host."""
         import torch
 
-        with self.trace.placing(label if kind in label else kind):
+        with no_functions(), self.trace.placing(label if kind in label else kind):
             return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+    def _copied(self, label: str, tensors: list[Any]) -> None:
+        """Copies that a kernel may be tuned on: part of the bound."""
+        import torch
+
+        with no_functions():
+            sizes = [tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        sizes.append(TUNING)
+        blocks = [self.trace.ledger.allocate(0, label, "autotuning") for _ in sizes]
+        for block, size in zip(blocks, sizes, strict=True):
+            block.most, block.kind = size, "workspace"
+        for block in blocks:
+            self.trace.ledger.free(block)
 
 
 def _name_of(backend: Any) -> str | None:
     """Name of a backend that can be followed."""
-    name = backend if isinstance(backend, str) else compiler.name_of_backend(backend)
+    name = compiler.name_of_backend(backend)
     return name if name in KNOWN else None
 
 

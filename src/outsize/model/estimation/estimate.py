@@ -33,6 +33,7 @@ from outsize.model.estimation import loaders as loading
 from outsize.model.estimation import margins as constants
 from outsize.model.estimation.replayed_steps import ReplayedSteps
 from outsize.model.frameworks import adapter_of
+from outsize.model.torch_port.compiler import CompilerFailed
 from outsize.model.torch_port.parts import find_ours, require_torch
 from outsize.model.tracing import contentless
 from outsize.model.tracing.tracer import DevicesDiffer, Tracer
@@ -141,6 +142,8 @@ class Job:
         if build is not None and args:
             raise InputError("give either build= or the step's arguments, not both")
         self.step, self.args, self.build, self.label, self.card, self.steps = step, args, build, label, card, steps
+        self.uncompiled = ""
+        """Why compiled functions are traced as they were written, empty where they are compiled."""
         self.traced: Callable[[], None] = lambda: None
         """Called after each traced step."""
 
@@ -158,6 +161,9 @@ class Job:
         count = self.steps if steps is None else min(steps, self.steps)
         try:
             tracer = self._run(sizes, count, everything=None)
+        except CompilerFailed as error:
+            self.uncompiled = str(error)
+            return self.trace(*sizes, steps=steps)
         except DevicesDiffer:
             if self.build is not None:
                 raise
@@ -182,6 +188,7 @@ class Job:
         capability = self.card.capability or (9, 0)
         tracer = Tracer(self.label, capability, self.card.usable, everything=everything)
         tracer.strict = everything is None
+        tracer.uncompiled = self.uncompiled
         with tracer.running():
             step, args = self.step, self.args
             try:

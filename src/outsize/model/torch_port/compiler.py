@@ -9,6 +9,8 @@ layouts, fuses and plans its buffers as it does on that card.
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,11 +30,15 @@ NEEDED = (
 """What following compiled steps stands on."""
 
 
+class CompilerFailed(OutsizeError):
+    """Torch's compiler could not follow the step on tensors without contents."""
+
+
 def require_compiler() -> None:
     """An `OutsizeError` where this torch has another compiler than the one that is known."""
     for name in NEEDED:
         if not has_part(name):
-            raise missing(name)
+            raise CompilerFailed(str(missing(name)))
 
 
 def reset_compiler() -> None:
@@ -53,15 +59,38 @@ def backend_of(compiled: Any) -> Any:
 
 def name_of_backend(backend: Any) -> str:
     """The name under which torch knows a backend."""
+    if isinstance(backend, str):
+        return backend
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
     name = getattr(backend, "compiler_name", None) or getattr(backend, "__name__", None)
     return str(name or type(backend).__name__)
 
 
-def function_of(compiled: Any) -> Any:
+def compiled_function(compiled: Any) -> Any:
     """The function that was compiled, None for what is no compiled function."""
     return getattr(compiled, "_torchdynamo_orig_callable", None)
+
+
+def compiled_call(module: Any) -> Any:
+    """What a module that was compiled by its own `compile()` is called by; None for other modules."""
+    return getattr(module, "_compiled_call_impl", None)
+
+
+def set_compiled_call(module: Any, compile: Callable[..., Any], like: Any) -> None:
+    """Compile a module's own call as that of another one was."""
+    module._compiled_call_impl = compile(module._call_impl, backend=backend_of(like))
+
+
+def copying_compiled(compile: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """A copy of a compiled module is compiled by `compile`."""
+
+    def reduce(self: Any) -> Any:
+        return functools.partial(compile, backend=backend_of(self)), (self._orig_mod,)
+
+    return replaced(
+        [(part("_dynamo.eval_frame.OptimizedModule"), "__reduce__", reduce)] if "torch._dynamo" in sys.modules else []
+    )
 
 
 @contextlib.contextmanager
@@ -99,6 +128,10 @@ def without_streams() -> contextlib.AbstractContextManager[None]:
     return replaced([(part("accelerator"), "is_available", answer(False))])
 
 
+_stage = types.SimpleNamespace(capturing=True)
+"""`capturing`: graphs are captured now; False while Inductor lowers one, whose tensors have the names of their devices."""
+
+
 @contextlib.contextmanager
 def as_on_host() -> Iterator[None]:
     """Graphs are captured as if tensors without contents were on the host."""
@@ -113,23 +146,35 @@ def as_on_host() -> Iterator[None]:
             object.__setattr__(found, "device", torch.device("cpu"))
         return found
 
-    with replaced([(kind, "describe_tensor", described)]):
+    _stage.capturing = True
+    mode = part("_subclasses.fake_tensor.FakeTensorMode")
+    dispatch = mode.dispatch
+
+    def dispatched(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        device = (kwargs or {}).get("device") if _stage.capturing else None
+        if device is not None and torch.device(device).type in ("cuda", "meta"):
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        return dispatch(self, func, types, args, kwargs)
+
+    with replaced([(kind, "describe_tensor", described), (mode, "dispatch", dispatched)]):
         yield
 
 
-def settings(**wanted: Any) -> contextlib.AbstractContextManager[None]:
-    """Nothing is read from caches or written to them, and one thread compiles; `wanted`: other settings of Inductor."""
-    import torch
-
-    stack = contextlib.ExitStack()
-    inductor = {"force_disable_caches": True, "compile_threads": 1, "cpp_wrapper": False, **wanted}
-    inductor |= {"max_autotune": False, "max_autotune_gemm": False, "triton.cudagraphs": False, "benchmark_kernel": False}
-    autograd = {"force_non_lazy_backward_lowering": True, "enable_autograd_cache": False}
-    dynamo = {"automatic_dynamic_shapes": False}
-    for owner, values in ((part("_inductor.config"), inductor), (part("_functorch.config"), autograd), (torch._dynamo.config, dynamo)):
-        known = {name: value for name, value in values.items() if _has_setting(owner, name)}
-        stack.enter_context(owner.patch(known))
-    return stack
+@contextlib.contextmanager
+def settings() -> Iterator[None]:
+    """Nothing is read from caches or written to them, one thread compiles, and no kernel is tried."""
+    off = ("cpp_wrapper", "max_autotune", "max_autotune_gemm", "triton.cudagraphs", "benchmark_kernel")
+    inductor = {"force_disable_caches": True, "compile_threads": 1} | dict.fromkeys(off, False)
+    inductor["force_shape_pad"] = True  # a card measures whether padding a product is faster: it may be
+    wanted: dict[str, dict[str, Any]] = {
+        "_inductor.config": inductor, "_dynamo.config": {"automatic_dynamic_shapes": False},
+        "_functorch.config": {"force_non_lazy_backward_lowering": True, "enable_autograd_cache": False},
+    }  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        for name, values in wanted.items():
+            owner = part(name)
+            stack.enter_context(owner.patch({key: value for key, value in values.items() if _has_setting(owner, key)}))
+        yield
 
 
 def _has_setting(owner: Any, name: str) -> bool:
@@ -156,8 +201,14 @@ def card_for_inductor(capability: tuple[int, int], total: int) -> list[Row]:
         "get_compute_capability": 10 * capability[0] + capability[1],
     }  # fmt: skip
     rows: list[Row] = [(interface, name, staticmethod(answer(value))) for name, value in said.items()]
-    rows += [(interface.Worker, name, staticmethod(answer(said[name]))) for name in ("get_device_properties", "current_device")]
+    rows += [
+        (interface.Worker, name, staticmethod(answer(said[name])))
+        for name in ("get_device_properties", "current_device")
+    ]
     rows += [(part("_inductor.scheduler"), "has_triton", answer(True))]
+    rows += [(part("_subclasses.fake_tensor"), "init_gpu_context", answer(None))]
+    padding = part("_inductor.fx_passes.pad_mm")
+    rows += [(padding, "check_device", answer(True)), (padding, "has_triton", answer(True))]
     rows += [(part("utils._triton"), "triton_hash_with_backend", answer("none"))]
     return rows
 
@@ -204,9 +255,11 @@ def inductor(graph: Any, inputs: Any, device: Any, load: Load) -> Any:
     def lower(self: Any, partitioned: Any, example_inputs: Any = None, *args: Any, **kwargs: Any) -> None:
         if device.type != "cpu":
             move_graph(partitioned, example_inputs or (), device)
+        _stage.capturing = False
         begin(self, partitioned, example_inputs, *args, **kwargs)
 
     def load_lines(self: Any, code: Any) -> Any:
+        _stage.capturing = True
         return types.SimpleNamespace(call=load(code.value), __file__="<outsize>")
 
     with replaced([(owner, "__init__", lower), (owner, "_compile_to_module_lines", load_lines)]):
@@ -228,10 +281,6 @@ def aot_eager(graph: Any, inputs: Any, device: Any) -> Any:
 def loader_rows(stub: Any) -> list[Row]:
     """Rows with which a program's text can be executed without its kernels."""
     return [(part("_inductor.async_compile"), "AsyncCompile", stub)]
-
-
-class CompilerFailed(OutsizeError):
-    """Torch's compiler could not follow the step on tensors without contents."""
 
 
 def is_compilers(error: BaseException) -> bool:

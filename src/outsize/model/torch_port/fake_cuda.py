@@ -35,13 +35,15 @@ def card_rows(index: int, capability: tuple[int, int], total: int, accelerator: 
         **both, "current_device": index, "get_device_properties": properties, "get_device_capability": capability,
         "get_device_name": properties.name, "is_bf16_supported": True, "manual_seed": None, "manual_seed_all": None,
         "seed": None, "set_device": None, "reset_max_memory_allocated": None, "mem_get_info": (total, total),
-        "_lazy_init": None, "init": None, "is_initialized": True, "ipc_collect": None, "set_rng_state": None, "_exchange_device": index,
-        "_maybe_exchange_device": index, "is_current_stream_capturing": False, "memory_summary": "", "default_stream": Stream(),
+        "_lazy_init": None, "init": None, "is_initialized": True, "ipc_collect": None, "set_rng_state": None,
+        "_exchange_device": index, "_maybe_exchange_device": index,
+        "is_current_stream_capturing": False, "memory_summary": "", "default_stream": Stream(),
         "set_per_process_memory_fraction": None,
     }  # fmt: skip
     rows: list[Row] = [(torch.cuda, name, answer(value)) for name, value in cuda.items()]
     rows += [
-        (torch.cuda, "get_rng_state", _random_state), (torch.cuda, "Stream", Stream), (torch.cuda, "Event", Stream), (torch.cuda, "stream", _stream),
+        (torch.cuda, "get_rng_state", _random_state),
+        (torch.cuda, "Stream", Stream), (torch.cuda, "Event", Stream), (torch.cuda, "stream", _stream),
         (torch.cuda, "device", _stream), (torch.cuda.amp.common, "amp_definitely_not_available", answer(False)),
         (torch.Tensor, "record_stream", answer(None)), (torch.nn.DataParallel, "scatter", _scatter),
     ]  # fmt: skip

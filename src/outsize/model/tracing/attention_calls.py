@@ -6,6 +6,7 @@ their shapes without a card) or of the plain formula.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from outsize.model.kernels.attention import NAMES, choose, fused_on_host
@@ -34,6 +35,16 @@ def attend(tracer: Trace, func: Any, call: Any) -> Any:
             return _dispatch(tracer, given)
         said = [*NAMES[: len(args)], *kwargs]
         return _on_host(given) if fused_on_host(given) else func(**{name: given[name] for name in said})
+
+
+def attention_for(tracer: Trace) -> Callable[..., Any]:
+    """Attention in a graph that is being compiled."""
+    import torch
+
+    def attention(*args: Any, **kwargs: Any) -> Any:
+        return attend(tracer, torch.nn.functional.scaled_dot_product_attention, (args, kwargs))
+
+    return attention
 
 
 def _on_host(given: dict[str, Any]) -> Any:

@@ -14,6 +14,13 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from outsize.model.torch_port.compiler import (
+    backend_of,
+    compiled_call,
+    compiled_function,
+    copying_compiled,
+    set_compiled_call,
+)
 from outsize.model.torch_port.dispatch import torch_off
 from outsize.model.torch_port.objects import key_of
 from outsize.model.torch_port.patches import copying_tensors
@@ -26,9 +33,22 @@ MOST = 1000
 
 def convert(tracer: Tracer, step: Callable[..., Any], args: tuple[Any, ...], label: str) -> tuple[Any, tuple[Any, ...]]:
     """(step, arguments) without contents."""
-    memo: dict[int, Any] = {}
-    with copying(tracer, label):
-        return _rebind(step, memo), copy.deepcopy(args, memo)
+    memo = Copies()
+    memo.compile = tracer.compile
+    with copying(tracer, label), copying_compiled(tracer.compile):
+        made = _rebind(step, memo), copy.deepcopy(args, memo)
+    for module in memo.get(id(memo), ()):  # a copied module forgets that it was compiled by its own compile()
+        own = compiled_call(module)
+        if own is not None:
+            set_compiled_call(memo[id(module)], tracer.compile, own)
+    return made
+
+
+class Copies(dict[int, Any]):
+    """Address of what was copied -> its copy."""
+
+    compile: Callable[..., Any]
+    """Stands for `torch.compile`."""
 
 
 @contextlib.contextmanager
@@ -65,7 +85,7 @@ def copying(tracer: Tracer, label: str) -> Iterator[None]:
         yield
 
 
-def _rebind(step: Any, memo: dict[int, Any]) -> Any:
+def _rebind(step: Any, memo: Copies) -> Any:
     """The step with what it closes over replaced."""
     if isinstance(step, functools.partial):
         kept = {name: _replaced(value, memo) for name, value in step.keywords.items()}
@@ -74,6 +94,9 @@ def _rebind(step: Any, memo: dict[int, Any]) -> Any:
         return types.MethodType(step.__func__, _replaced(step.__self__, memo))
     if not isinstance(step, types.FunctionType):
         return copy.deepcopy(step, memo)
+    original = compiled_function(step)
+    if original is not None:
+        return memo.compile(_rebind(original, memo), backend=backend_of(step))
     names: dict[str, Any] = dict(step.__globals__)
     for name, value in step.__globals__.items():
         if isinstance(value, types.FunctionType) and value.__globals__ is step.__globals__:
@@ -83,7 +106,7 @@ def _rebind(step: Any, memo: dict[int, Any]) -> Any:
     return _with_globals(step, names, memo)
 
 
-def _with_globals(function: types.FunctionType, names: dict[str, Any], memo: dict[int, Any]) -> types.FunctionType:
+def _with_globals(function: types.FunctionType, names: dict[str, Any], memo: Copies) -> types.FunctionType:
     cells = tuple(
         cell if _is_empty(cell) else types.CellType(_replaced(cell.cell_contents, memo))
         for cell in function.__closure__ or ()
@@ -93,7 +116,7 @@ def _with_globals(function: types.FunctionType, names: dict[str, Any], memo: dic
     return new
 
 
-def _replaced(value: Any, memo: dict[int, Any]) -> Any:
+def _replaced(value: Any, memo: Copies) -> Any:
     """The value without contents if torch's tensors are in it, else the value itself."""
     if id(value) in memo:
         return memo[id(value)]

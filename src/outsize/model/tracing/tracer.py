@@ -31,7 +31,7 @@ from outsize.model.torch_port.sharding import are_spread, following_buffers
 from outsize.model.tracing import host_calls, rewrites
 from outsize.model.tracing import known_values as values
 from outsize.model.tracing import packed_sequences as packed
-from outsize.model.tracing.attention_calls import attend
+from outsize.model.tracing.attention_calls import attention_for
 from outsize.model.tracing.attribution import Owners
 from outsize.model.tracing.autocast import Autocast
 from outsize.model.tracing.blocks import Blocks
@@ -101,7 +101,7 @@ class Tracer:
         """Label of the device for which something is being compiled now; None: nothing is."""
         self.uncompiled = ""
         """Why compiled functions are traced as they were written, empty where they are compiled."""
-        self.compiled = Follower(self, _attention_for(self))
+        self.compiled = Follower(self, attention_for(self))
         """What the step gives to `torch.compile`."""
         self.chance = False
         """True once a number that was drawn in a step was read on the host: it may be a length."""
@@ -493,13 +493,3 @@ _REUSING = {
     "aten.scatter.value",
 }  # fmt: skip
 """Operators that backward passes run in place where they can."""
-
-
-def _attention_for(tracer: Tracer) -> Callable[..., Any]:
-    """Attention in a graph that is being compiled."""
-    import torch
-
-    def attention(*args: Any, **kwargs: Any) -> Any:
-        return attend(tracer, torch.nn.functional.scaled_dot_product_attention, (args, kwargs))
-
-    return attention
