@@ -98,6 +98,13 @@ PLANTED = {
     "outsize.array.kernels.planted": "outsize.array.passes.base",
     "outsize.array.graph.node": "outsize.array.graph.frame",
     "outsize.array.api.lanes": "outsize.array.functions.sorting",
+    "outsize.failure.advice": "outsize.failure.case",
+    "outsize.monitor.tree": "outsize.monitor.sampler",
+    "outsize.monitor.leaks.census": "outsize.monitor.leaks.describe",
+    "outsize.report.html.parts": "outsize.report.html.plan",
+    "outsize.model.fitting.plan.facts": "outsize.model.fitting.plan.remedies",
+    "outsize.model.fitting.run.recompute": "outsize.model.fitting.run.runner",
+    "outsize.model.fitting.move.mover": "outsize.model.fitting.move.ring",
 }
 """One import that goes up, for each contract: who imports -> what."""
 

@@ -17,7 +17,7 @@ import outsize
 import outsize.array as xp
 from outsize.array.device import find as choose
 from outsize.array.device.array_kernels import ArrayKernels
-from outsize.array.device.base import Rates, rows_of
+from outsize.array.device.base import Kernels, Rates, rows_of
 from outsize.array.device.blocked_product import choose_blocks
 from outsize.array.device.fake import FakeDevice
 from outsize.cli import main
@@ -49,6 +49,13 @@ def test_a_device_out_of_range_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(InputError, match="'cuda:5' does not exist: there are 2, cuda:0 to cuda:1"):
         outsize.open(A).sum().compute(device="cuda:5")
+
+
+def test_a_fold_that_a_device_does_not_have_stays_on_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kernels, "folds", frozenset({"add"}))
+    with pytest.raises(InputError, match="it has no rule for a device"):
+        outsize.open(A).max(axis=0).compute(device="fake")
+    np.testing.assert_allclose(outsize.open(A).sum(axis=0).compute(device="fake"), A.sum(axis=0, dtype=np.float64), rtol=1e-5)
 
 
 @NO_CARD

@@ -14,7 +14,7 @@ from outsize.failure.case import Case
 from outsize.failure.explain import diagnose, explain
 from outsize.failure.framework import read_frameworks
 from outsize.failure.message.read import FORMATS
-from outsize.failure.remedy import REMEDIES
+from outsize.failure.remedies.find import REMEDIES
 from outsize.machine import memory
 from outsize.machine.fake import FakeMachine
 

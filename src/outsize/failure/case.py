@@ -43,6 +43,11 @@ DMESG = (
 """What decides where a message does not."""
 
 
+def _shown(sign: re.Pattern[str]) -> cached_property[bool]:
+    """Whether the text of a case has a sign."""
+    return cached_property(lambda case: sign.search(case.text) is not None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A failure with everything that is known around it."""
@@ -63,6 +68,19 @@ class Case:
     """The most bytes of RAM the program held, where it was watched."""
     library: str | None = None
     """The framework for tensors that the process had loaded, where that is known."""
+
+    one_at_a_time = _shown(signs.ONE)
+    """True where the text shows that the batch is one already."""
+    spared_by_limit = _shown(signs.SPARED)
+    """True where the text shows that its container did not kill it."""
+    on_mac = _shown(signs.MAC)
+    """True where the text shows that it happened on a Mac."""
+    in_frames = _shown(signs.FRAMES)
+    """True where the traceback goes through pandas."""
+    loads_shards = _shown(signs.SHARDS)
+    """True where the weights of a model were being read into RAM."""
+    in_image_build = _shown(signs.BUILD)
+    """True where it happened while an image was built."""
 
     def extra(self, name: str) -> int | None:
         """A further byte count of the message that can be true."""
@@ -225,11 +243,6 @@ class Case:
         return None if shown is None else shown.group(1)
 
     @cached_property
-    def one_at_a_time(self) -> bool:
-        """True where the text shows that the batch is one already."""
-        return signs.ONE.search(self.text) is not None
-
-    @cached_property
     def biting(self) -> Limit | None:
         """The limit of this machine that the request meets first, below what RAM itself has left; where the size of the
         request is not known, a `ulimit` that is as good as taken."""
@@ -330,11 +343,6 @@ class Case:
         return rise(self.text)
 
     @cached_property
-    def spared_by_limit(self) -> bool:
-        """True where the text shows that its container did not kill it."""
-        return signs.SPARED.search(self.text) is not None
-
-    @cached_property
     def multiplies(self) -> bool:
         """True where the rows of a table were multiplied: by a function that does it, or as little became much."""
         shape = self.failure.shape
@@ -375,29 +383,9 @@ class Case:
         return self.failure.framework == "windows" or signs.WINDOWS.search(self.text) is not None
 
     @cached_property
-    def on_mac(self) -> bool:
-        """True where the text shows that it happened on a Mac."""
-        return signs.MAC.search(self.text) is not None
-
-    @cached_property
     def makes_dense(self) -> bool:
         """True where the text shows that something sparse was being written out with all its zeros."""
         return self.on_host and signs.DENSE.search(self.text) is not None
-
-    @cached_property
-    def in_frames(self) -> bool:
-        """True where the traceback goes through pandas."""
-        return signs.FRAMES.search(self.text) is not None
-
-    @cached_property
-    def loads_shards(self) -> bool:
-        """True where the weights of a model were being read into RAM."""
-        return signs.SHARDS.search(self.text) is not None
-
-    @cached_property
-    def in_image_build(self) -> bool:
-        """True where it happened while an image was built."""
-        return signs.BUILD.search(self.text) is not None
 
     @cached_property
     def ranks_on_one_card(self) -> int:

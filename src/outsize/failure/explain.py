@@ -14,10 +14,10 @@ from typing import Any
 from outsize.core.errors import InputError
 from outsize.core.failure import Diagnosis, Failure
 from outsize.failure.case import Case, process_settings
-from outsize.failure.cause import find_causes
+from outsize.failure.causes.find import find_causes
 from outsize.failure.evidence import find_evidence
 from outsize.failure.message import read
-from outsize.failure.remedy import find_remedies
+from outsize.failure.remedies.find import find_remedies
 from outsize.machine import memory
 
 NOTHING = Diagnosis(failure=None, cause=None)

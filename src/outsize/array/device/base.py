@@ -102,6 +102,8 @@ class Kernels(abc.ABC):
     """The library."""
     dtypes: frozenset[str]
     """dtype characters that it computes with."""
+    folds: frozenset[str] = frozenset(("add", "multiply", "minimum", "maximum"))
+    """Folds that `reduce` has; the processor makes others."""
 
     @abc.abstractmethod
     def reserve(self, size: int) -> Any:

@@ -293,7 +293,7 @@ class DeviceReducePass(OnDevice, ReducePass):
         ):
             if found:
                 raise Refused(f"{what} are found by the processor")
-        if not accumulator.device_kinds and not where:
+        if not where and not {_TRUTHS.get(fold, fold) for fold in accumulator.device_kinds or ("",)} <= kernels.folds:
             raise Refused("it has no rule for a device")
         if _dtype_there(accumulator).char not in kernels.dtypes:
             raise Refused(f"{kernels.name} does not accumulate in {accumulator.working.name}")

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 
 from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
-from outsize.failure import cause_device, cause_host
 from outsize.failure.case import SMALL, Case, make_cause
+from outsize.failure.causes import device, host
 
 Rule = Callable[[Case], Cause | None]
 LARGEST_CARD = 270 * 2**30
@@ -165,40 +165,40 @@ def unsaid(case: Case) -> Cause | None:
 RULES: tuple[Rule, ...] = (
     impossible,
     warning_only,
-    cause_host.shared_memory,
-    cause_host.pinned,
-    cause_host.mapping,
-    cause_host.address_space_check,
-    cause_host.fork,
-    cause_host.narrow_program,
-    cause_host.commit_limit,
-    cause_host.container_kill,
-    cause_host.machine_kill,
-    cause_device.kv_cache,
-    cause_device.small_program,
-    cause_device.tpu,
-    cause_device.watermark,
-    cause_device.prealloc,
-    cause_host.heap,
-    cause_host.multiplied,
-    cause_host.broadcast,
+    host.shared_memory,
+    host.pinned,
+    host.mapping,
+    host.address_space_check,
+    host.fork,
+    host.narrow_program,
+    host.commit_limit,
+    host.container_kill,
+    host.machine_kill,
+    device.kv_cache,
+    device.small_program,
+    device.tpu,
+    device.watermark,
+    device.prealloc,
+    host.heap,
+    host.multiplied,
+    host.broadcast,
     hardly_meant,
     larger_than_device,
-    cause_device.fragmentation,
-    cause_device.fraction,
-    cause_device.own_share,
-    cause_device.bfc_fragmentation,
-    cause_device.refused_though_free,
-    cause_device.refused_block,
-    cause_device.driver_refused,
-    cause_device.weights_refused,
-    cause_device.kept,
-    cause_device.other_process,
-    cause_device.graph_pools,
-    cause_host.rlimit,
-    cause_host.small_request,
-    cause_host.grown,
-    cause_host.signal,
+    device.fragmentation,
+    device.fraction,
+    device.own_share,
+    device.bfc_fragmentation,
+    device.refused_though_free,
+    device.refused_block,
+    device.driver_refused,
+    device.weights_refused,
+    device.kept,
+    device.other_process,
+    device.graph_pools,
+    host.rlimit,
+    host.small_request,
+    host.grown,
+    host.signal,
     true_need,
     unsaid,
 )
@@ -218,7 +218,7 @@ def find_causes(case: Case) -> tuple[Cause, ...]:
         if cause.certain:
             break
     first = found[0]
-    more = [cause_host.outer_product(case), cause_device.others_too(case)]
+    more = [host.outer_product(case), device.others_too(case)]
     settled = first.certain or first.name in (CauseName.BROADCAST, CauseName.REFUSED, CauseName.IMPOSSIBLE)
     if first.name == CauseName.ALREADY_FULL or not settled:
         more += _usual_suspects(case)

@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterator
 
 from outsize.core.failure import Cause, CauseName, Remedy
 from outsize.core.noun import Known
-from outsize.failure import remedy_device as device
-from outsize.failure import remedy_host as host
-from outsize.failure import remedy_tensor as tensor
 from outsize.failure.advice import Advice
 from outsize.failure.case import Case, make_remedy
 from outsize.failure.framework import framework
 from outsize.failure.program import Program
+from outsize.failure.remedies import device, host, tensor
 from outsize.failure.work import Work
 
 Maker = Callable[[Case], Iterator[Remedy]]

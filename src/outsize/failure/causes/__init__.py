@@ -1,0 +1,1 @@
+"""Why memory ran out: rules over a `Case`, asked in order."""

@@ -1,0 +1,1 @@
+"""What would mend it, ranked by the bytes that each gives back."""
