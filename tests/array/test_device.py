@@ -55,7 +55,9 @@ def test_a_fold_that_a_device_does_not_have_stays_on_the_processor(monkeypatch: 
     monkeypatch.setattr(Kernels, "folds", frozenset({"add"}))
     with pytest.raises(InputError, match="it has no rule for a device"):
         outsize.open(A).max(axis=0).compute(device="fake")
-    np.testing.assert_allclose(outsize.open(A).sum(axis=0).compute(device="fake"), A.sum(axis=0, dtype=np.float64), rtol=1e-5)
+    np.testing.assert_allclose(
+        outsize.open(A).sum(axis=0).compute(device="fake"), A.sum(axis=0, dtype=np.float64), rtol=1e-5
+    )
 
 
 @NO_CARD

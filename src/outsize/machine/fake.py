@@ -35,19 +35,15 @@ class FakeSystem:
         return 0.0
 
     def read_text(self, path: str) -> str | None:
-        """The scripted file."""
         return self.files.get(path)
 
     def rlimit(self, name: str) -> int | None:
-        """The scripted limit."""
         return self.rlimits.get(name)
 
     def disk_space(self, folder: str) -> DiskSpace:
-        """The scripted disk."""
         return self.disk
 
     def devices(self) -> tuple[tuple[PoolReading, ...], tuple[str, ...]]:
-        """The scripted cards."""
         return self.gpus, ()
 
 

@@ -58,15 +58,12 @@ class LiveSystem:
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """Environment of this process."""
         return os.environ
 
     def now(self) -> float:
-        """Seconds since the epoch."""
         return time.time()
 
     def read_text(self, path: str) -> str | None:
-        """A file of /proc or /sys; None where it is missing or may not be read."""
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
                 return file.read()
@@ -74,7 +71,6 @@ class LiveSystem:
             return None
 
     def rlimit(self, name: str) -> int | None:
-        """Soft limit `AS` or `DATA` in bytes, None where there is none."""
         try:
             import resource
         except ImportError:  # Windows
@@ -93,7 +89,6 @@ class LiveSystem:
         )  # fmt: skip
 
     def devices(self) -> tuple[tuple[PoolReading, ...], tuple[str, ...]]:
-        """GPUs, and notes on what could not be read."""
         from outsize.machine.gpu import read_devices
 
         return read_devices(self)

@@ -37,11 +37,8 @@ def _mallinfo() -> Any:
     except (AttributeError, OSError):
         return None
     function.restype = _Mallinfo
-    return function if function().uordblks > 0 and not _is_replaced() else None
-
-
-def _is_replaced() -> bool:
-    return any(name in os.environ.get("LD_PRELOAD", "") for name in ("malloc", "mimalloc"))
+    replaced = "malloc" in os.environ.get("LD_PRELOAD", "")
+    return function if function().uordblks > 0 and not replaced else None
 
 
 def read_malloc() -> int | None:
@@ -61,12 +58,6 @@ def read_small() -> int:
 def size_small(count: int) -> int:
     """Bytes that so many small blocks of Python are taken to have."""
     return count * _BLOCK
-
-
-def read_requested() -> int | None:
-    """Bytes this process has asked for and not given back: the C library's blocks and Python's small ones."""
-    asked = read_malloc()
-    return None if asked is None else asked + read_small()
 
 
 def read_device_requested(index: int) -> int | None:
@@ -109,17 +100,13 @@ def _read_malloc() -> tuple[AllocatorSample, ...]:
     function = _mallinfo()
     if function is None:
         return ()
-    info, small = function(), sys.getallocatedblocks() * _BLOCK
-    return (
-        AllocatorSample(
-            pid=os.getpid(),
-            framework="malloc",
-            device=HOST_DEVICE,
-            requested=int(info.uordblks + info.hblkhd) + small,
-            reserved=int(info.arena + info.hblkhd) + small,
-            fragments=int(info.fordblks),
-        ),
-    )
+    info, small = function(), read_small()
+    asked, reserved = int(info.uordblks + info.hblkhd) + small, int(info.arena + info.hblkhd) + small
+    return (_sample("malloc", HOST_DEVICE, requested=asked, reserved=reserved, fragments=int(info.fordblks)),)
+
+
+def _sample(framework: str, device: str, **sizes: int | None) -> AllocatorSample:
+    return AllocatorSample(pid=os.getpid(), framework=framework, device=device, **sizes)  # type: ignore[arg-type]
 
 
 def torch_devices() -> range:
@@ -134,18 +121,10 @@ def _read_torch() -> tuple[AllocatorSample, ...]:
     found = []
     for index in torch_devices():
         stats = sys.modules["torch"].cuda.memory_stats(index)
-        if stats.get("reserved_bytes.all.current"):
-            found.append(
-                AllocatorSample(
-                    pid=os.getpid(),
-                    framework="torch",
-                    device=f"cuda:{index}",
-                    requested=stats.get("requested_bytes.all.current"),
-                    allocated=stats.get("allocated_bytes.all.current"),
-                    reserved=stats.get("reserved_bytes.all.current"),
-                    fragments=stats.get("inactive_split_bytes.all.current"),
-                )
-            )
+        names = {name: name for name in ("requested", "allocated", "reserved")} | {"fragments": "inactive_split"}
+        sizes = {name: stats.get(f"{torch}_bytes.all.current") for name, torch in names.items()}
+        if sizes["reserved"]:
+            found.append(_sample("torch", f"cuda:{index}", **sizes))
     return tuple(found)
 
 
@@ -154,16 +133,9 @@ def _read_jax() -> tuple[AllocatorSample, ...]:
     for device in _jax_devices():
         stats = device.memory_stats() or {}
         if stats:
-            found.append(
-                AllocatorSample(
-                    pid=os.getpid(),
-                    framework="jax",
-                    device=f"{device.platform}:{device.id}",
-                    requested=stats.get("bytes_in_use"),
-                    allocated=stats.get("bytes_in_use"),
-                    reserved=stats.get("pool_bytes") or stats.get("bytes_reserved"),
-                )
-            )
+            used, reserved = stats.get("bytes_in_use"), stats.get("pool_bytes") or stats.get("bytes_reserved")
+            name = f"{device.platform}:{device.id}"
+            found.append(_sample("jax", name, requested=used, allocated=used, reserved=reserved))
     return tuple(found)
 
 
@@ -175,15 +147,8 @@ def _read_tensorflow() -> tuple[AllocatorSample, ...]:
     found = []
     for device in tensorflow.config.list_logical_devices("GPU"):
         name = device.name.removeprefix("/device:")
-        info = tensorflow.config.experimental.get_memory_info(name)
-        sample = AllocatorSample(
-            pid=os.getpid(),
-            framework="tensorflow",
-            device=name.lower(),
-            requested=info["current"],
-            allocated=info["current"],
-        )
-        found.append(sample)
+        used = tensorflow.config.experimental.get_memory_info(name)["current"]
+        found.append(_sample("tensorflow", name.lower(), requested=used, allocated=used))
     return tuple(found)
 
 

@@ -73,19 +73,16 @@ class CardGrowth:
 
 
 def _describe_graphs(device: str, trend: Trend, own: Pools, sample: Sample) -> Finding:
-    steps = sample.step is not None
-    rate = f"{format_bytes(round(trend.per_step if steps else trend.per_second))} more each {'step' if steps else 'second'}"
-    return Finding(
+    stepwise = sample.step is not None
+    return trend.finding(
+        stepwise,
         kind="CUDA graphs",
         device=device,
         text=f"{len(own):,} pools of CUDA graphs hold {format_bytes(sum(own.values()))} of {device} that no tensor outside "
-        f"them can use: {rate}",
+        f"them can use: {trend.rate(stepwise)}",
         advice="capture each shape once and replay it, drop graphs that are not used again, or let them share a pool "
         "(`torch.cuda.graph(graph, pool=...)`)",
         count=len(own),
-        grown=trend.grown,
-        per_step=trend.per_step if steps else None,
-        per_second=trend.per_second,
         time=sample.time,
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 from outsize.core.recording import GpuSample
 from outsize.machine import current_system
 from outsize.machine.gpu import read_holders, text_of, visible_devices
+from outsize.monitor.allocators import torch_devices
 
 _INSTALL = "pip install 'outsize[gpu]'"
 
@@ -85,12 +86,10 @@ class Gpus:
 
 def _ask_torch() -> tuple[GpuSample, ...]:
     """Cards of this process through a torch that has started them."""
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_initialized():
-        return ()
     found = []
-    for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
-        name = str(torch.cuda.get_device_name(index))
+    for index in torch_devices():
+        cuda = sys.modules["torch"].cuda
+        free, total = cuda.mem_get_info(index)
+        name = str(cuda.get_device_name(index))
         found.append(GpuSample(index=index, name=name, used=total - free, free=free, total=total))
     return tuple(found)

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from outsize.core.memory import PoolReading
-from outsize.machine.system import DiskSpace, System
+from outsize.machine.system import System
 
 
 class ProcessSystem:
-    """This machine, with `/proc/self` and the limits of another process."""
+    """This machine, with `/proc/self` and the limits of another process; the environment is ours."""
 
     def __init__(self, system: System, pid: int) -> None:
         self._system, self._pid = system, pid
-
-    @property
-    def environ(self) -> Mapping[str, str]:
-        """Environment of this process, not of the other."""
-        return self._system.environ
-
-    def now(self) -> float:
-        """Seconds since the epoch."""
-        return self._system.now()
+        self.environ = system.environ
+        self.now, self.disk_space, self.devices = system.now, system.disk_space, system.devices
 
     def read_text(self, path: str) -> str | None:
         """A file of /proc or /sys; the mounts are ours, since we open the files."""
@@ -38,11 +28,3 @@ class ProcessSystem:
         except OSError:
             return None
         return None if soft == resource.RLIM_INFINITY else soft
-
-    def disk_space(self, folder: str) -> DiskSpace:
-        """Space under a folder."""
-        return self._system.disk_space(folder)
-
-    def devices(self) -> tuple[tuple[PoolReading, ...], tuple[str, ...]]:
-        """GPUs, and notes on what could not be read."""
-        return self._system.devices()

@@ -48,7 +48,6 @@ class Sampler:
         self._private = Paced(self._read_private, every=2.0, share=0.0005)
         self._everyone = Paced(read_all, every=1.0, share=0.004)
         self._processes: tuple[ProcessReading, ...] = ()
-        self._uss: dict[int, int] = {}
         self._host = HostSample(rss=0, anonymous=0, shared=0)
         self._held_then = 0
         self._gpu_samples: tuple[GpuSample, ...] = ()
@@ -95,7 +94,13 @@ class Sampler:
     def _show(self, private: dict[int, int]) -> tuple[ProcessSample, ...]:
         """The largest processes."""
         largest = sorted(self._processes, key=lambda process: -process.anonymous - process.shared)[:SHOWN]
-        return tuple(_sample(process, private.get(process.pid)) for process in largest)
+        return tuple(
+            ProcessSample(
+                pid=one.pid, name=one.name, anonymous=one.anonymous, shared=one.shared, files=one.files, swap=one.swap,
+                uss=private.get(one.pid),
+            )
+            for one in largest
+        )  # fmt: skip
 
     def _held(self) -> int:
         """Bytes of the tree that count against a limit."""
@@ -159,15 +164,3 @@ _HIDDEN = "what only process {pid} holds (USS) is not shown: its pages belong to
 def _same(before: tuple[ProcessReading, ...], now: tuple[ProcessReading, ...]) -> bool:
     """True where nothing has changed: the follower then gives the same objects."""
     return len(before) == len(now) and all(one is other for one, other in zip(before, now, strict=True))
-
-
-def _sample(process: ProcessReading, uss: int | None) -> ProcessSample:
-    return ProcessSample(
-        pid=process.pid,
-        name=process.name,
-        anonymous=process.anonymous,
-        shared=process.shared,
-        files=process.files,
-        swap=process.swap,
-        uss=uss,
-    )

@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from outsize.core.rates import median_slope
+from outsize.core.recording import Finding
+from outsize.core.units import format_bytes
 
 LEAST = 384 * 1024
 """Bytes of growth below which nothing is said."""
@@ -50,6 +52,16 @@ class Trend:
     """Bytes per second."""
     steps: int
     """Steps between the first and the last floor."""
+
+    def rate(self, stepwise: bool) -> str:
+        """How fast, in words: by the step where steps are known."""
+        size, unit = (self.per_step, "step") if stepwise else (self.per_second, "second")
+        return f"{format_bytes(round(size))} more each {unit}"
+
+    def finding(self, stepwise: bool, **said: Any) -> Finding:
+        """A finding with the numbers of this trend."""
+        per_step = self.per_step if stepwise else None
+        return Finding(grown=self.grown, per_step=per_step, per_second=self.per_second, **said)
 
 
 def find_trend(points: Sequence[Point], least: int = LEAST) -> Trend | None:

@@ -81,16 +81,8 @@ def _draw_rich(noun: Any, skin: Literal["text", "html"]) -> str | None:
 
 def to_json(noun: Any) -> str:
     """The noun as JSON text."""
-    return json.dumps(_plain(noun), indent=2, allow_nan=False, ensure_ascii=False)
-
-
-def to_line(noun: Any) -> str:
-    """The noun as one line of JSON, for streams of them."""
-    return json.dumps(_plain(noun), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-
-
-def _plain(noun: Any) -> Any:
-    return noun.to_dict() if isinstance(noun, Noun) else to_plain(noun)
+    plain = noun.to_dict() if isinstance(noun, Noun) else to_plain(noun)
+    return json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=False)
 
 
 def show(noun: Any, as_json: bool = False, *, stderr: bool = False) -> None:

@@ -25,20 +25,14 @@ Maker = Callable[[Case], Iterator[Remedy]]
 REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
     CauseName.IMPOSSIBLE: (tensor.check_length,),
     CauseName.WARNING: (),
-    CauseName.BROADCAST: (
-        tensor.keep_sparse,
-        tensor.fewer_rows,
-        tensor.other_operands,
-    ),
+    CauseName.BROADCAST: (tensor.keep_sparse, tensor.fewer_rows, tensor.other_operands),
     CauseName.LARGER_THAN_DEVICE: (tensor.smaller_tensor, device.train_smaller, device.shorter_requests),
     CauseName.LARGER_THAN_MACHINE: (
-        tensor.keep_sparse,
-        tensor.pairs_in_blocks,
-        tensor.smaller_tensor,
-        device.train_smaller,
-        host.less_in_ram,
+        tensor.keep_sparse, tensor.pairs_in_blocks, tensor.smaller_tensor, device.train_smaller, host.less_in_ram,
     ),
-    CauseName.LARGER_THAN_LIMIT: (tensor.smaller_tensor, device.raise_fraction, host.raise_limit, device.train_smaller),
+    CauseName.LARGER_THAN_LIMIT: (
+        tensor.smaller_tensor, device.raise_fraction, host.raise_limit, device.train_smaller,
+    ),
     CauseName.FRAGMENTATION: (device.expandable, device.steady_sizes),
     CauseName.MEMORY_FRACTION: (device.raise_fraction, device.train_smaller),
     CauseName.OTHER_PROCESS: (device.take_what_is_free, device.shorter_requests, device.stop_others),
@@ -49,64 +43,34 @@ REMEDIES: dict[CauseName, tuple[Maker, ...]] = {
     CauseName.SHARED_MEMORY: (host.more_shm,),
     CauseName.LIMIT: (host.larger_page_file, host.raise_limit, device.train_smaller, host.less_in_ram),
     CauseName.MACHINE: (
-        host.lighter_weights,
-        host.name_the_victim,
-        device.train_smaller,
-        host.less_in_ram,
-        host.see_who_holds_ram,
-        host.less_for_the_victim,
-        host.add_swap,
+        host.lighter_weights, host.name_the_victim, device.train_smaller, host.less_in_ram, host.see_who_holds_ram,
+        host.less_for_the_victim, host.add_swap,
     ),
     CauseName.ADDRESS_SPACE: (host.lift_ulimit, tensor.smaller_tensor, device.train_smaller),
     CauseName.KILLED: (
-        host.who_sent_it,
-        host.more_for_the_build,
-        host.lighter_weights,
-        host.in_frames,
-        device.train_smaller,
-        host.less_in_ram,
-        host.see_whether_it_was_memory,
+        host.who_sent_it, host.more_for_the_build, host.lighter_weights, host.in_frames, device.train_smaller,
+        host.less_in_ram, host.see_whether_it_was_memory,
     ),
     CauseName.LEAK: (
-        device.keep_no_graphs,
-        device.less_at_once,
-        device.train_smaller,
-        host.stop_growing,
-        host.less_in_ram,
+        device.keep_no_graphs, device.less_at_once, device.train_smaller, host.stop_growing, host.less_in_ram,
     ),
     CauseName.ALREADY_FULL: (
-        tensor.keep_sparse,
-        host.larger_page_file,
-        host.see_what_fills_ram,
-        device.train_smaller,
-        host.less_in_ram,
+        tensor.keep_sparse, host.larger_page_file, host.see_what_fills_ram, device.train_smaller, host.less_in_ram,
     ),
     CauseName.TRUE_NEED: (
-        tensor.keep_sparse,
-        host.in_frames,
-        tensor.pairs_in_blocks,
-        tensor.was_it_meant,
-        host.larger_page_file,
-        tensor.smaller_tensor,
-        device.train_smaller,
-        device.expandable,
-        device.shorter_requests,
-        host.less_in_ram,
+        tensor.keep_sparse, host.in_frames, tensor.pairs_in_blocks, tensor.was_it_meant, host.larger_page_file,
+        tensor.smaller_tensor, device.train_smaller, device.expandable, device.shorter_requests, host.less_in_ram,
     ),
-}
+}  # fmt: skip
 """Cause -> the remedies worth trying; what the framework itself offers comes before those for any program on a host."""
 
 _SETTING = re.compile(r"(?:--?)?([a-z][\w-]{3,40})[ =:]{1,2}([0-9][0-9.]{2,20})\b")
 """A setting with a number of three digits and more at the start of a line of advice."""
 _DEVICE_ONLY = {device.expandable, device.steady_sizes, device.fewer_graphs, device.raise_fraction}
 _HOST_ONLY = {
-    host.less_in_ram,
-    host.lift_ulimit,
-    host.add_swap,
-    host.see_whether_it_was_memory,
-    host.see_who_holds_ram,
+    host.less_in_ram, host.lift_ulimit, host.add_swap, host.see_whether_it_was_memory, host.see_who_holds_ram,
     host.less_for_the_victim,
-}
+}  # fmt: skip
 
 
 def find_remedies(case: Case, causes: tuple[Cause, ...]) -> tuple[Remedy, ...]:

@@ -75,100 +75,43 @@ def _parts(element: Any) -> list[Any]:
     return list(values) if isinstance(element, dict | tuple | list) and len(element) <= 32 else []
 
 
+# Rows of a table: what a finding calls it, where it fits, what is kept, what to change.
+# fmt: off
 KINDS: tuple[Kind, ...] = (
-    Kind(
-        "tracing",
-        lambda suspect, _: suspect.kind == "traces" and library_of(type(suspect.item)) == "tensorflow",
-        "traces",
-        "pass tensors and not Python numbers, give it an `input_signature`, or set `reduce_retracing=True`",
-    ),
-    Kind(
-        "tracing",
-        lambda suspect, _: suspect.kind == "traces",
-        "compiled programs",
-        "pass arrays of few shapes (pad them), and no `static_argnums` that change at each call",
-    ),
-    Kind(
-        "hooks",
-        _ends_in("_hooks", "hooks_dict"),
-        "hooks",
-        "register the hook once, or keep its handle and call `handle.remove()`",
-    ),
-    Kind(
-        "modules",
-        _ends_in("_modules", "_parameters", "_buffers", "param_groups"),
-        "parts of the model",
-        "add modules, parameters and groups once, before the loop",
-    ),
-    Kind(
-        "graphs",
-        lambda suspect, _: has_graph(suspect.sample),
-        "graphs",
-        "append `.item()` or `.detach()` of it: a tensor that needs a gradient keeps everything that made it",
-    ),
-    Kind(
-        "graphs",
-        lambda suspect, _: suspect.kind == "graph",
-        "steps of autograd graph",
-        "add `.item()`, or `.detach()` what the next step starts from: each step hangs its graph on the last",
-    ),
-    Kind(
-        "objects",
-        lambda suspect, _: suspect.kind == "kind",
-        "",
-        "find who refers to them: each may hold the one before, or C code holds them (`atexit`, a callback of a library)",
-    ),
-    Kind(
-        "cache",
-        lambda suspect, _: suspect.kind == "cache",
-        "results",
-        "give the cache a `maxsize`, and no arguments that never come again",
-    ),
-    Kind(
-        "tracebacks",
-        _is_element(BaseException),
-        "exceptions",
-        "keep `repr(error)` or `error.with_traceback(None)`: a traceback keeps every variable of its frames",
-    ),
-    Kind(
-        "threads",
-        _is_element(threading.Thread),
-        "threads",
-        "end and `join()` each thread, or use one pool for all of them",
-    ),
-    Kind(
-        "closures",
-        _is_closure,
-        "functions",
-        "unregister it when it is done, or hand it only what it needs: a function keeps the variables it uses",
-    ),
+    Kind("tracing", lambda suspect, _: suspect.kind == "traces" and library_of(type(suspect.item)) == "tensorflow", "traces",
+         "pass tensors and not Python numbers, give it an `input_signature`, or set `reduce_retracing=True`"),
+    Kind("tracing", lambda suspect, _: suspect.kind == "traces", "compiled programs",
+         "pass arrays of few shapes (pad them), and no `static_argnums` that change at each call"),
+    Kind("hooks", _ends_in("_hooks", "hooks_dict"), "hooks",
+         "register the hook once, or keep its handle and call `handle.remove()`"),
+    Kind("modules", _ends_in("_modules", "_parameters", "_buffers", "param_groups"), "parts of the model",
+         "add modules, parameters and groups once, before the loop"),
+    Kind("graphs", lambda suspect, _: has_graph(suspect.sample), "graphs",
+         "append `.item()` or `.detach()` of it: a tensor that needs a gradient keeps everything that made it"),
+    Kind("graphs", lambda suspect, _: suspect.kind == "graph", "steps of autograd graph",
+         "add `.item()`, or `.detach()` what the next step starts from: each step hangs its graph on the last"),
+    Kind("objects", lambda suspect, _: suspect.kind == "kind", "",
+         "find who refers to them: each may hold the one before, or C code holds them (`atexit`, a callback of a library)"),
+    Kind("cache", lambda suspect, _: suspect.kind == "cache", "results",
+         "give the cache a `maxsize`, and no arguments that never come again"),
+    Kind("tracebacks", _is_element(BaseException), "exceptions",
+         "keep `repr(error)` or `error.with_traceback(None)`: a traceback keeps every variable of its frames"),
+    Kind("threads", _is_element(threading.Thread), "threads",
+         "end and `join()` each thread, or use one pool for all of them"),
+    Kind("closures", _is_closure, "functions",
+         "unregister it when it is done, or hand it only what it needs: a function keeps the variables it uses"),
     Kind("tasks", _is_pending, "unfinished tasks", "await or cancel them, or wait before more are made"),
-    Kind(
-        "array",
-        lambda suspect, _: suspect.kind == "buffer",
-        "",
-        "write each part to a file or a fixed array: it is copied whole and grows with each step",
-    ),
-    Kind(
-        "live arrays",
-        _is_array_of("jaxlib"),
-        "live JAX arrays",
-        "keep `float(x)` or `jax.device_get(x)` of it: a JAX array takes device memory as long as a name leads to it",
-    ),
-    Kind(
-        "cache",
-        lambda suspect, _: isinstance(suspect.item, dict),
-        "entries",
-        "drop entries that are not needed again, or bound their number",
-    ),
-    Kind(
-        "list",
-        _is_from("numpy", "torch", "jaxlib", "tensorflow", "array", "cupy"),
-        "arrays",
-        "keep sums or single numbers instead, write them to a file, or clear it each epoch",
-    ),
+    Kind("array", lambda suspect, _: suspect.kind == "buffer", "",
+         "write each part to a file or a fixed array: it is copied whole and grows with each step"),
+    Kind("live arrays", _is_array_of("jaxlib"), "live JAX arrays",
+         "keep `float(x)` or `jax.device_get(x)` of it: a JAX array takes device memory as long as a name leads to it"),
+    Kind("cache", lambda suspect, _: isinstance(suspect.item, dict), "entries",
+         "drop entries that are not needed again, or bound their number"),
+    Kind("list", _is_from("numpy", "torch", "jaxlib", "tensorflow", "array", "cupy"), "arrays",
+         "keep sums or single numbers instead, write them to a file, or clear it each epoch"),
     Kind("list", lambda *_: True, "objects", "drop elements that are not needed again, or bound their number"),
 )
+# fmt: on
 """In the order in which they are tried."""
 
 
@@ -178,11 +121,7 @@ def describe(suspect: Suspect, holding: Holding, lines: Lines, trend: Trend, dev
     name, where = _name(suspect, holding, kind), lines.kept or _inherent_line(suspect) or holding.where
     what = type(suspect.item).__name__ if suspect.kind == "container" else suspect.kind
     place = f" in {where}" if where else ""
-    rate = (
-        f"{format_bytes(round(trend.per_step))} more each step"
-        if steps
-        else f"{format_bytes(round(trend.per_second))} more each second"
-    )
+    rate = trend.rate(steps > 0)
     called = f"`{name}`" if name else f"a {what} without a name"
     if suspect.kind == "buffer":
         text = f"{called}{place} has grown to {format_bytes(suspect.length)}: {rate}"
@@ -196,7 +135,8 @@ def describe(suspect: Suspect, holding: Holding, lines: Lines, trend: Trend, dev
         text = f"{called}{place} keeps {more}{suspect.length:,} {kind.keeps}: {rate}"
     else:
         text = f"{called} ({what}){place} keeps {suspect.length:,} {kind.keeps}: {rate}"
-    return Finding(
+    return trend.finding(
+        steps > 0,
         kind=kind.name,
         device=device,
         text=text,
@@ -206,9 +146,6 @@ def describe(suspect: Suspect, holding: Holding, lines: Lines, trend: Trend, dev
         allocated_at=lines.allocated,
         chain=holding.chain,
         count=suspect.length if suspect.kind != "buffer" else None,
-        grown=trend.grown,
-        per_step=trend.per_step if steps else None,
-        per_second=trend.per_second,
     )
 
 

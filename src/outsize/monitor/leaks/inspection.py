@@ -237,21 +237,10 @@ class Inspection:
         line = tracer.losing_line()
         if line is None:
             return
-        rate = format_bytes(round(self.trend.per_step if self.stepwise else self.trend.per_second))
-        unit = "step" if self.stepwise else "second"
-        self.findings.append(
-            Finding(
-                kind="unknown" if self.what == "memory" else self.what,
-                device=self.device,
-                text=f"{line} takes {self.what} that no container keeps: {rate} more each {unit}",
-                advice=ADVICE[self.what],
-                where=line,
-                allocated_at=line,
-                grown=self.trend.grown,
-                per_step=self.trend.per_step if self.stepwise else None,
-                per_second=self.trend.per_second,
-            )
-        )
+        kind = "unknown" if self.what == "memory" else self.what
+        text = f"{line} takes {self.what} that no container keeps: {self.trend.rate(self.stepwise)}"
+        said = {"kind": kind, "device": self.device, "text": text, "advice": ADVICE[self.what]}
+        self.findings.append(self.trend.finding(self.stepwise, **said, where=line, allocated_at=line))
 
 
 def _reader(item: Any) -> Callable[[], int]:
@@ -273,20 +262,16 @@ def describe_cycles(trend: Trend, device: str, tracer: LineTracer, stepwise: boo
         gc.garbage.clear()
     gc.collect()
     what = f"`{kind.__qualname__}` objects" if kind is not None else "objects"
-    rate = format_bytes(round(trend.per_step if stepwise else trend.per_second))
-    return Finding(
+    return trend.finding(
+        stepwise,
         kind="cycles",
         device=device,
-        text=f"{what} made in {line} refer to each other and the garbage collector is off: {rate} more each "
-        f"{'step' if stepwise else 'second'}",
+        text=f"{what} made in {line} refer to each other and the garbage collector is off: {trend.rate(stepwise)}",
         advice="call `gc.collect()` every few steps or `gc.enable()`, or break the cycle with a weak reference",
         name=None if kind is None else kind.__qualname__,
         where=line,
         allocated_at=line,
         count=count,
-        grown=trend.grown,
-        per_step=trend.per_step if stepwise else None,
-        per_second=trend.per_second,
     )
 
 
