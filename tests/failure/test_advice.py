@@ -1,10 +1,15 @@
 # ruff: noqa: E501  messages are kept whole
 """The first advice is one that helps: it fits the program, the system it ran on and what it was doing."""
 
+import pathlib
+import re
+
 import pytest
 
 import outsize
 from outsize.core.failure import CauseName
+from outsize.failure.remedies.device import _BY_WORK, _ON_A_MAC
+from outsize.failure.remedies.texts import read_texts
 
 CARD = (
     "CUDA out of memory. Tried to allocate {need}. GPU 0 has a total capacity of 16.00 GiB of which {free} is free. Of the "
@@ -227,3 +232,11 @@ def test_of_several_victims_of_the_kernel_the_largest_is_named():
     line = "Out of memory: Killed process {} (python) total-vm:900kB, anon-rss:{}kB, file-rss:0kB, shmem-rss:0kB\n"
     failure = outsize.explain(line.format(7, 4) + line.format(8, 900_000) + line.format(9, 40)).failure
     assert failure.pid == 8 and failure.extra["anon_rss_bytes"] == 900_000 * 1024
+
+
+def test_every_row_of_words_belongs_to_a_remedy_and_every_remedy_has_a_row():
+    folder = pathlib.Path(outsize.__file__).parent / "failure/remedies"
+    code = "".join((folder / f"{name}.py").read_text() for name in ("device", "host", "tensor"))
+    assert {name for name in read_texts() if f'"{name}"' not in code} == set()
+    assert set(re.findall(r'remedy\("(\w+)"', code)) - set(read_texts()) == set()
+    assert {name for names in (*_BY_WORK.values(), *_ON_A_MAC.values()) for name in names} - set(read_texts()) == set()

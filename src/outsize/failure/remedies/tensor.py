@@ -8,8 +8,9 @@ from outsize.core.failure import Remedy
 from outsize.core.noun import Known
 from outsize.core.spec import Spec, may_be_low_rank
 from outsize.core.units import format_bytes as said
-from outsize.failure.advice import APPROXIMATE, BITWISE, ROUNDING
+from outsize.failure.advice import APPROXIMATE, BITWISE
 from outsize.failure.case import Case, make_remedy, pair_of_long_axes
+from outsize.failure.remedies.texts import remedy
 
 _NARROWER = {
     "float64": "float32",
@@ -25,14 +26,7 @@ _NARROWER = {
 def keep_sparse(case: Case) -> Iterator[Remedy]:
     """What is mostly zeros is not written out."""
     if case.makes_dense:
-        yield make_remedy(
-            "keep it sparse: nearly all of it is zeros",
-            case.need,
-            "scipy.sparse.csr_matrix, no .toarray(), pd.get_dummies(x, sparse=True), OneHotEncoder()   # keras: labels "
-            "as integers, sparse_categorical_crossentropy",
-            "not every function takes sparse input",
-            known=Known.BOUND,
-        )
+        yield remedy("keep_sparse", case.need)
 
 
 def smaller_tensor(case: Case) -> Iterator[Remedy]:
@@ -46,14 +40,10 @@ def smaller_tensor(case: Case) -> Iterator[Remedy]:
     for narrow, costs in _narrower(case, spec):
         after = Spec.of(spec.shape, narrow)
         integer = spec.dtype.kind in ("int", "uint")
-        yield make_remedy(
-            f"{narrow} instead of {spec.dtype.name}: {said(spec.bytes)} -> {said(after.bytes)}",
-            spec.bytes - after.bytes,
-            case.framework.cast.format(dtype=narrow),
-            "values must fit" if integer else costs,
-            BITWISE if integer else APPROXIMATE,
-            Known.EXACT,
-        )
+        name = f"{narrow} instead of {spec.dtype.name}: {said(spec.bytes)} -> {said(after.bytes)}"
+        costs, exact = ("values must fit", BITWISE) if integer else (costs, APPROXIMATE)
+        how = case.framework.cast.format(dtype=narrow)
+        yield make_remedy(name, spec.bytes - after.bytes, how, costs, exact, Known.EXACT)
 
 
 def _narrower(case: Case, spec: Spec) -> Iterator[tuple[str, str]]:
@@ -80,25 +70,11 @@ def _on_disk(case: Case, spec: Spec) -> Iterator[Remedy]:
     if not mib or case.on_torch:
         return
     data = "if it is data, not an activation, " if case.framework.accelerated or not case.on_host else ""
-    yield make_remedy(
-        f"{data}stream it: {said(spec.bytes)} on disk, {mib} MiB in RAM",
-        None if data else spec.bytes - mib * 2**20,
-        f'x = outsize.open("x.npy")                       # nothing is loaded\ny = (x - x.mean(axis=0)) / '
-        f"x.std(axis=0)        # any array expression\n"
-        f'y.save("y.zarr", budget="{mib}MiB")',
-        "time to read and write the disk",
-        ROUNDING,
-        Known.EXACT,
+    yield remedy(
+        "stream_from_disk", None if data else spec.bytes - mib * 2**20, data=data, bytes=said(spec.bytes), mib=mib
     )
     if not data and may_be_low_rank(spec):
-        yield make_remedy(
-            "keep a few factors of it, where its values are low-rank (fields, video, simulations)",
-            None,
-            f'f = outsize.decompose("x.npy", error=0.01, budget="{mib}MiB")\n'
-            "f.ratio, f.error, f[10:20]                      # how much smaller, how far off, a part",
-            "an error of 1 % of the norm, promised",
-            APPROXIMATE,
-        )
+        yield remedy("keep_factors", mib=mib)
 
 
 def _room(case: Case) -> int | None:
@@ -120,14 +96,8 @@ def _in_pieces(case: Case, spec: Spec) -> Iterator[Remedy]:
     after = Spec.of(part, spec.dtype)
     slices = ":, " * axis + f"start:start + {part[axis]}"
     how = case.framework.split.format(axis=axis, axis_length=length, length=part[axis], pieces=pieces, slices=slices)
-    name = "half of" if pieces == 2 else f"1/{pieces} of"
-    yield make_remedy(
-        f"{name} axis {axis} at a time: {length} -> {part[axis]}",
-        spec.bytes - after.bytes,
-        how,
-        f"{pieces} passes",
-        known=Known.EXACT,
-    )
+    name = f"{'half' if pieces == 2 else f'1/{pieces}'} of axis {axis} at a time: {length} -> {part[axis]}"
+    yield make_remedy(name, spec.bytes - after.bytes, how, f"{pieces} passes", known=Known.EXACT)
 
 
 def pairs_in_blocks(case: Case) -> Iterator[Remedy]:
@@ -138,33 +108,15 @@ def pairs_in_blocks(case: Case) -> Iterator[Remedy]:
         return
     rows = max(1, (2**28 * shape[0]) // need)
     if pair[0] != pair[1]:
-        yield make_remedy(
-            f"see whether {pair[0]:,} x {pair[1]:,} was meant; if it is mostly zeros, keep it sparse",
-            need,
-            f"print(x.shape) before the call; scipy.sparse.csr_matrix   # or {rows:,} rows at a time",
-            "not every function takes sparse input",
-            known=Known.BOUND,
-        )
+        yield remedy("see_both_lengths", need, pair_0=pair[0], pair_1=pair[1], rows=rows)
         return
-    yield make_remedy(
-        f"keep only the pairs that matter, or make {rows:,} rows at a time",
-        need,
-        f"scipy.sparse, sklearn: kneighbors_graph(), pairwise_distances_chunked()   # or x[i:i + {rows}] against all, in a loop",
-        "time, or the pairs that are left out",
-        known=Known.BOUND,
-    )
+    yield remedy("pairs_in_blocks", need, rows=rows)
 
 
 def fewer_rows(case: Case) -> Iterator[Remedy]:
     """A table whose rows were multiplied: see where, and let each row come once."""
     if case.multiplies and not case.makes_dense:
-        yield make_remedy(
-            "see where the rows multiply, and let each come once",
-            case.need,
-            'print(len(df)) around each call   # merge: df.drop_duplicates(keys), validate="many_to_one"; explode: one column of '
-            "lists at a time, each in a table of its own",
-            known=Known.BOUND,
-        )
+        yield remedy("fewer_rows", case.need)
 
 
 def was_it_meant(case: Case) -> Iterator[Remedy]:
@@ -173,9 +125,7 @@ def was_it_meant(case: Case) -> Iterator[Remedy]:
     if shape is None or need is None or need < 2**38 or not case.on_host or pair_of_long_axes(shape) is not None:
         return
     size = " x ".join(f"{axis:,}" for axis in shape)
-    how = "print(x.shape) before the call   # a smaller picture, fewer points or channels; else a part of it at a time"
-    name = f"see whether {size} was meant, and give it a smaller input"
-    yield make_remedy(name, need, how, "less detail", APPROXIMATE, Known.BOUND)
+    yield remedy("was_it_meant", need, size=size)
 
 
 def other_operands(case: Case) -> Iterator[Remedy]:
@@ -186,25 +136,13 @@ def other_operands(case: Case) -> Iterator[Remedy]:
         return
     if pair[0] == pair[1]:
         item = max(1, need // (pair[0] * pair[1]))
-        how = "x.ravel() - y.ravel()   # or x - y[:, None]: (n, 1) with (n, 1)"
-        yield make_remedy("give both operands the same shape", need - item * pair[0], how, known=Known.EXACT)
+        yield remedy("same_shape", need - item * pair[0])
     else:  # a wrong index or padding rather than a broadcast
-        how = "print the shapes of the operands, or the padding, just before the call"
-        yield make_remedy("look where the two lengths come from", need, how, known=Known.BOUND)
+        yield remedy("see_where_lengths_come_from", need)
     rows = max(1, (2**28 * shape[0]) // need)
-    yield make_remedy(
-        f"if every pair was meant: {rows:,} rows at a time",
-        need - need * rows // shape[0],
-        f"for i in range(0, len(x), {rows}):\n    block = x[i:i + {rows}, None] - y   # use it, keep only the answer",
-        "time",
-        known=Known.EXACT,
-    )
+    yield remedy("pairs_in_rows", need - need * rows // shape[0], rows=rows)
 
 
 def check_length(case: Case) -> Iterator[Remedy]:
     """A wrapped or corrupt length."""
-    yield make_remedy(
-        "look where the length comes from",
-        None,
-        "print the shape just before the call; a negative or overflowed int32 product is the usual reason",
-    )
+    yield remedy("check_length")
