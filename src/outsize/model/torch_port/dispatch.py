@@ -208,19 +208,25 @@ def leaves_of(value: Any) -> list[Any]:
     return list(part("utils._pytree.tree_leaves")(value))
 
 
+_NESTS = (list, tuple, dict)
+"""What an operator's arguments nest; as a union it would be made anew in every call."""
+
+
 def tensors_in(value: Any) -> list[Any]:
     """Tensors among the arguments or results of an operator, which nests only lists, tuples and dicts: torch's own walk
     knows more kinds and takes a fifth of a plan's time."""
     import torch
 
-    if isinstance(value, torch.Tensor):
+    tensor = torch.Tensor
+    if isinstance(value, tensor):
         return [value]
     found: list[Any] = []
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
-        if isinstance(item, torch.Tensor):
-            found.append(item)
-        elif isinstance(item, list | tuple | dict):
-            found += tensors_in(item)
+    if isinstance(value, _NESTS):
+        for item in value.values() if isinstance(value, dict) else value:
+            if isinstance(item, tensor):
+                found.append(item)
+            elif isinstance(item, _NESTS):
+                found += tensors_in(item)
     return found
 
 
