@@ -18,6 +18,7 @@ OF_OTHERS = (SOURCE / "model" / "jax", SOURCE / "model" / "keras")
 """Rooms of other frameworks: what is private there is not torch's, and torch is not named."""
 OTHERS = {
     "_asdict", "_replace",  # of named tuples
+    "_actions", "_SubParsersAction",  # of argparse, which has no other way to list options
     "_getframe", "_current_frames", "_exit",  # of sys and os
     "_from_config", "_prepare_inputs",  # of transformers
     "_NoValue",  # of NumPy

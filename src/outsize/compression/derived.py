@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 from typing import Any, Protocol
 
+from outsize.model.torch_port.objects import parameter_table
+
 SEPARATOR = "_"
 
 
@@ -33,7 +35,7 @@ def derive(module: Any, name: str, codec: Codec, stored: dict[str, Any] | None =
     """Keep the parameter `name` as `codec` stores it; `stored` where another module that shares the parameter has it already."""
     import torch
 
-    parameter = module._parameters.pop(name)
+    parameter = parameter_table(module).pop(name)
     parts = stored or {
         part: torch.nn.Parameter(tensor, requires_grad=parameter.requires_grad)
         if tensor.is_floating_point() and tensor.dtype.itemsize > 1

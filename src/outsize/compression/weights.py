@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from outsize.model.torch_port.objects import key_of, parameter_table
+
 SMALL = 0.005
 """Modules with less than this share of the bytes are treated together."""
 
@@ -34,7 +36,7 @@ def _storages(tensor: Any) -> Iterator[tuple[int, int]]:
             yield from _storages(getattr(tensor, name))
         return
     storage = tensor.untyped_storage()
-    yield storage._cdata, storage.nbytes()
+    yield key_of(storage), storage.nbytes()
 
 
 def share(model: Any) -> Any:
@@ -45,7 +47,7 @@ def share(model: Any) -> Any:
 
 def own_parameters(module: Any) -> list[Any]:
     """Parameters that the module holds itself, not in modules below it."""
-    return [tensor for tensor in module._parameters.values() if tensor is not None]
+    return [tensor for tensor in parameter_table(module).values() if tensor is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from outsize.compression.derived import derive
 from outsize.compression.method import Candidate, Stage, Subject
 from outsize.compression.weights import Site, get, own_parameters, sites_of
 from outsize.core.failure import Exactness
+from outsize.model.torch_port.objects import parameter_table
 
 BITS = {"bf16": 16, "float8": 8, "int8": 8, "int4": 4}
 
@@ -54,7 +55,7 @@ def keep_narrow(model: Any, names: Sequence[str], kind: str) -> Any:
     """The weights of these modules in a narrow format. Weights that several modules share stay shared."""
     done: dict[int, tuple[Any, dict[str, Any]]] = {}
     for module in _holders(model, names):
-        for key, tensor in list(module._parameters.items()):
+        for key, tensor in list(parameter_table(module).items()):
             codec = _codec(tensor, kind)
             if codec is None:
                 continue

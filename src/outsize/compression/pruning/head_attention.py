@@ -7,6 +7,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from outsize.model.torch_port.objects import parameter_table
+
 
 class HeadAttention(nn.Module):  # type: ignore[misc]
     """What `torch.nn.MultiheadAttention` computes, with a projection each for queries, keys and values."""
@@ -25,7 +27,7 @@ class HeadAttention(nn.Module):  # type: ignore[misc]
     def can_replace(module: nn.MultiheadAttention) -> bool:
         """The common form: one width, no extra keys, no parametrizations."""
         plain = module.bias_k is None and module.bias_v is None and not module.add_zero_attn
-        return plain and module.in_proj_weight is not None and "in_proj_weight" in module._parameters
+        return plain and module.in_proj_weight is not None and "in_proj_weight" in parameter_table(module)
 
     @classmethod
     def of(cls, module: nn.MultiheadAttention) -> HeadAttention:

@@ -15,6 +15,7 @@ import numpy as np
 from outsize.compression.pruning.axes import Axis, Dim, Kept, dims_of, kept_of, left_of, size_of
 from outsize.compression.pruning.call import Axes
 from outsize.compression.weights import get
+from outsize.model.torch_port.objects import buffer_table, parameter_table
 
 SIZES: dict[str, dict[str, tuple[str, int]]] = {
     "Linear": {"out_features": ("weight", 0), "in_features": ("weight", 1)},
@@ -78,11 +79,12 @@ def replace(model: Any, name: str, change: Callable[[Any], Any], done: dict[int,
 
     owner, _, last = name.rpartition(".")
     module: Any = get(model, owner) if owner else model
-    table = module._parameters if last in module._parameters else module._buffers
+    parameters = parameter_table(module)
+    table = parameters if last in parameters else buffer_table(module)
     old = table[last]
     if id(old) not in done:
         new = change(old.detach())
-        done[id(old)] = torch.nn.Parameter(new, requires_grad=old.requires_grad) if table is module._parameters else new
+        done[id(old)] = torch.nn.Parameter(new, requires_grad=old.requires_grad) if table is parameters else new
         done[-id(old)] = old  # held, so that no other gets its number
     table[last] = done[id(old)]
 

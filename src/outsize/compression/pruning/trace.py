@@ -16,6 +16,7 @@ from outsize.compression.pruning.axes import Axis, freeze, size_of
 from outsize.compression.pruning.call import Axes, Call, fresh
 from outsize.compression.pruning.rules import RULES, Rule, opaque, pointwise
 from outsize.model.torch_port.dispatch import arguments_of, decomposition_of, dispatch_mode
+from outsize.model.torch_port.objects import storage_key
 
 OUTSIDE = "it comes from outside the model"
 OUTPUT = "it is an output of the model"
@@ -175,7 +176,7 @@ def _apply(rule: Rule, call: Call) -> list[Axes]:
 
 def _key(tensor: Any) -> Any:
     """Two tensors of one storage, shape and layout are the same."""
-    return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+    return (storage_key(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from outsize.compression.pruning.axes import Axis, Dim, Kept, Product, Sum, dims
 from outsize.compression.pruning.removal import Fix, masked, remove, replace, select
 from outsize.compression.pruning.trace import Trace, tensors_in
 from outsize.compression.weights import get, share
+from outsize.model.torch_port.objects import parameter_table
 
 MOST_TRIALS = 40
 """Sets of numbers that are tried for one module."""
@@ -138,13 +139,13 @@ def stirred(model: Any) -> Any:
     found = share(model)
     done: dict[int, Any] = {}
     for module in found.modules():
-        for name, old in module._parameters.items():
+        for name, old in parameter_table(module).items():
             if old is not None and old.is_floating_point():
                 if id(old) not in done:
                     scale = float(old.detach().float().square().mean().sqrt()) or 0.1
                     noise = torch.randn(old.shape, generator=source).to(old.device, old.dtype)
                     done[id(old)] = torch.nn.Parameter(old.detach() + 0.5 * scale * noise, requires_grad=False)
-                module._parameters[name] = done[id(old)]
+                parameter_table(module)[name] = done[id(old)]
     return found
 
 
