@@ -129,8 +129,8 @@ class Browser:
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def screenshot(self, path, whole=False, height=None):
-        """A PNG of the window, or of the whole page."""
-        params = {"format": "png"}
+        """A picture of the window, or of the whole page: PNG, or WebP by the name."""
+        params = {"format": "webp", "quality": 80} if str(path).endswith(".webp") else {"format": "png"}
         if whole:
             size = self.call("Page.getLayoutMetrics")["cssContentSize"]
             clip = {"x": 0, "y": 0, "width": size["width"], "height": min(height or 4000, size["height"]), "scale": 1}

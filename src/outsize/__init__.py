@@ -133,6 +133,10 @@ set_drawing(_load_drawing)
 
 
 def _load_listener() -> Listener | None:
+    if "ipykernel" in sys.modules:
+        from outsize.report.notebook_progress import notebook_listener
+
+        return notebook_listener()
     if sys.stderr is None or not sys.stderr.isatty():  # asked first: drawing is slow to import
         return None
     with _same_draws():

@@ -64,3 +64,37 @@ def test_planning_a_fit_tells_what_it_does(monkeypatch):
     assert begun == ["looking at the step", "tracing plans", "comparing gradients"]
     assert sum(isinstance(event, Advanced) and event.step == "tracing plans" for event in heard) >= 1
     assert sum(isinstance(event, Finished) for event in heard) == len(begun)
+
+
+class Shown:
+    """What a notebook shows in one place."""
+
+    def __init__(self):
+        self.contents = []
+
+    def __call__(self, content, **_):
+        self.contents.append(content["text/html"])
+        return self
+
+    def update(self, content, **_):
+        self.contents.append(content["text/html"])
+
+
+def test_a_bar_in_a_notebook_is_renewed_in_its_place_and_goes(monkeypatch):
+    from outsize.report import notebook_progress
+
+    clock = iter(range(100))
+    monkeypatch.setattr(notebook_progress.time, "monotonic", lambda: float(next(clock)))
+    shown = Shown()
+    bar = notebook_progress.NotebookBar(shown)
+    bar(Started(step="write <x>", index=0, steps=1, bytes=2**20))
+    bar(Advanced(step="write <x>", bytes=2**19))
+    bar(Finished(step="write <x>", seconds=1.0))
+    assert 'value="524288"' in shown.contents[-2] and "write &lt;x&gt;: 512.00 KiB of 1.00 MiB" in shown.contents[-2]
+    assert shown.contents[-1] == ""
+
+
+def test_no_bar_of_a_notebook_outside_of_one():
+    from outsize.report.notebook_progress import notebook_listener
+
+    assert notebook_listener() is None

@@ -198,7 +198,7 @@ class Watch:
 
     def show(self) -> None:
         """In a notebook: show the watch in this cell and renew it each second while it runs."""
-        from IPython.display import display  # type: ignore[import-not-found]
+        from IPython.display import display
 
         handle = display(self, display_id=True)
 

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from outsize.core.conversion import Conversion
+from outsize.core.conversion import Conversion, Precision
 from outsize.core.units import format_bytes
 from outsize.report.outcome import closing, held, took
 
@@ -41,7 +41,14 @@ def _draw_cost(conversion: Conversion) -> RenderableType:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column()
     table.add_column(justify="right")
-    rows = [
+    for name, value in cost_rows(cost):
+        table.add_row(name, value)
+    return table
+
+
+def cost_rows(cost: Precision) -> list[tuple[str, str]]:
+    """(what, how much) for each number of a cast's cost."""
+    return [
         ("largest absolute error", f"{cost.max_abs:.3g}"),
         ("largest relative error", f"{cost.max_rel:.3g}"),
         ("RMS error", f"{cost.rms:.3g}"),
@@ -50,9 +57,6 @@ def _draw_cost(conversion: Conversion) -> RenderableType:
         ("flushed to zero", _share(cost.flushed, cost.elements)),
         ("NaN created", _share(cost.nans_created, cost.elements)),
     ]
-    for name, value in rows:
-        table.add_row(name, value)
-    return table
 
 
 def _share(count: int, of: int) -> str:

@@ -15,7 +15,7 @@ def draw(reading: Reading) -> RenderableType:
     """One screen."""
     titles = ("memory", "total", "available", "in use", "limited by")
     rows = [
-        (_title(pool), format_bytes(pool.total), format_bytes(pool.available), _bar(pool), _limited_by(pool))
+        (_title(pool), format_bytes(pool.total), format_bytes(pool.available), _bar(pool), limited_by(pool))
         for pool in reading.pools
     ]
     table = make_table(titles, rows, right=titles[1:4], padding=(0, 2, 0, 0))
@@ -46,7 +46,7 @@ def _bar(pool: PoolReading, width: int = 12) -> Text:
     return Text.assemble(("█" * full, style), ("░" * (width - full), "dim"), f" {taken:4.0%}")
 
 
-def _limited_by(pool: PoolReading) -> str:
+def limited_by(pool: PoolReading) -> str:
     if pool.biting is not None:
         return f"{pool.biting.name}: {format_bytes(pool.biting.bytes)}"
     return _PHYSICAL.get(pool.pool.kind, "its size") if pool.total is not None else "-"

@@ -11,6 +11,8 @@ from outsize.core.sizing import Alternative, Place, Sizing
 from outsize.core.units import format_bytes
 from outsize.report.layout import make_table
 
+SMALL = 2**20
+"""Bytes below which no smaller form is shown: nothing is won by it."""
 _FITS = {True: ("fits", "green"), False: ("does not fit", "red"), None: ("unknown", "dim")}
 
 
@@ -20,9 +22,9 @@ def draw(sizing: Sizing) -> RenderableType:
     if len(sizing.parts) > 1:
         blocks += [Text(), _parts(sizing)]
     blocks += [Text(), _takes(sizing), Text(), _places(sizing)]
-    if sizing.dtypes:
+    if sizing.dtypes and sizing.bytes >= SMALL:
         blocks += [Text(), _alternatives("in another dtype", sizing.dtypes)]
-    if sizing.halved:
+    if sizing.halved and sizing.bytes >= SMALL:
         blocks += [Text(), _alternatives("halving one axis", sizing.halved)]
     if sizing.advice:
         blocks += [Text(), Text("next", style="bold"), *(Padding(sentence, (0, 0, 0, 2)) for sentence in sizing.advice)]
@@ -57,11 +59,27 @@ def _takes(sizing: Sizing) -> Table:
     return make_table(titles, rows, right=titles[1:4])
 
 
-def _places(sizing: Sizing) -> Table:
+def places_of(sizing: Sizing) -> list[tuple[str, str, str, bool | None, str]]:
+    """(place, what it has, what is needed, whether it fits, why); cards that all fit are one row, since they say one thing."""
+    cards = [place for place in sizing.places if place.where == "card"]
+    together = len(cards) > 2 and all(place.fits for place in cards)
     rows = [
-        (place.name, format_bytes(place.capacity), format_bytes(place.needed), Text(*_FITS[place.fits]), _why(place))
+        (place.name, format_bytes(place.capacity), format_bytes(place.needed), place.fits, _why(place))
         for place in sizing.places
+        if not (together and place.where == "card")
     ]
+    if together:
+        least = min(cards, key=lambda card: card.capacity or 0)
+        needed = max(card.needed for card in cards)
+        named = f"from {least.name} on"
+        rows.append(
+            (f"{len(cards)} cards", f"{format_bytes(least.capacity)} or more", format_bytes(needed), True, named)
+        )
+    return rows
+
+
+def _places(sizing: Sizing) -> Table:
+    rows = [(name, has, needs, Text(*_FITS[fits]), why) for name, has, needs, fits, why in places_of(sizing)]
     return make_table(("place", "has", "needs", "fits", "why"), rows, right=("has", "needs"))
 
 

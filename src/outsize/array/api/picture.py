@@ -12,6 +12,8 @@ from outsize.core.units import format_bytes
 
 _SIDE = 120
 """Pixels of the longer side."""
+_ROOM = 120
+"""Pixels beside the picture, for the length of an axis."""
 _MOST = 40
 """Lines drawn along an axis; more would be a grey patch."""
 
@@ -48,7 +50,22 @@ def _svg(shape: tuple[int, ...], tile: tuple[int, ...]) -> str:
             a, b = ((0, at), (wide, at)) if along == "y" else ((at, 0), (at, high))
             lines.append(f'<line x1="{a[0]:.1f}" y1="{a[1]:.1f}" x2="{b[0]:.1f}" y2="{b[1]:.1f}"/>')
     body = "".join(lines)
-    return (
-        f'<svg width="{wide + 2:.0f}" height="{high + 2:.0f}" viewBox="-1 -1 {wide + 2:.0f} {high + 2:.0f}" '
-        f'stroke="#555" stroke-width="0.7"><rect width="{wide:.1f}" height="{high:.1f}" fill="#8bd"/>{body}</svg>'
+    counts = [-(-length // step) for length, step in zip((height, width), steps, strict=True)]
+    labels = (
+        f'<text x="{wide / 2:.1f}" y="{high + 14:.1f}" text-anchor="middle">{_axis(width, counts[1])}</text>'
+        f'<text x="{wide + 6:.1f}" y="{high / 2 + 4:.1f}">{_axis(height, counts[0])}</text>'
     )
+    before = (
+        "" if len(shape) < 3 else f'<text x="0" y="{high + 30:.1f}">{" x ".join(map(str, shape[:-2]))} of these</text>'
+    )
+    room = f'viewBox="-{_ROOM // 4} -1 {wide + _ROOM + _ROOM // 4:.0f} {high + 36:.0f}"'
+    return (
+        f'<svg width="{wide + _ROOM + _ROOM // 4:.0f}" height="{high + 36:.0f}" {room} font-size="11" fill="currentColor">'
+        f'<g stroke="currentColor" stroke-width="0.7"><rect width="{wide:.1f}" height="{high:.1f}" fill="#8bd" '
+        f'fill-opacity="0.6"/>{body}</g>{labels}{before}</svg>'
+    )
+
+
+def _axis(length: int, tiles: int) -> str:
+    """The length of an axis, and into how many tiles it is cut."""
+    return f"{length:,}" if tiles <= 1 else f"{length:,} in {tiles} tiles"

@@ -21,6 +21,10 @@ PAGES = {
     "Plan": "outsize.report.html.plan",
     "Recording": "outsize.report.html.recording",
     "Replay": "outsize.report.html.replay",
+    **dict.fromkeys(
+        ("Contents", "Conversion", "MeasuredPeak", "Outcome", "ProgramRun", "Reading", "Sizing"),
+        "outsize.report.html.small_answers",
+    ),
 }
 """Name of the noun's class -> the module whose `lay_out` makes its page."""
 
