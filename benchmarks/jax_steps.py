@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 import outsize
-from outsize.model.jax.step import KEEPS, ORDERS
+from outsize.model.jax.fitting.step import KEEPS, ORDERS
 
 STEPS = {}
 """Name -> a function that gives (step, arguments as a pytree of shapes, positions of donated arguments)."""

@@ -105,6 +105,8 @@ PLANTED = {
     "outsize.model.fitting.plan.facts": "outsize.model.fitting.plan.remedies",
     "outsize.model.fitting.run.recompute": "outsize.model.fitting.run.runner",
     "outsize.model.fitting.move.mover": "outsize.model.fitting.move.ring",
+    "outsize.model.jax.program": "outsize.model.jax.liveness",
+    "outsize.model.jax.fitting.slices": "outsize.model.jax.fitting.step",
 }
 """One import that goes up, for each contract: who imports -> what."""
 

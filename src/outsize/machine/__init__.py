@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from outsize.core.memory import Budget, Reading
+from typing import Any
+
+from outsize.core.errors import InputError
+from outsize.core.memory import HOST, Allowance, Budget, Pool, Reading
+from outsize.core.units import parse_bytes
 from outsize.machine.budget import budget, choose_budget, current_wishes
 from outsize.machine.cgroup import Counters, read_counters
 from outsize.machine.disk import default_scratch, read_disk
 from outsize.machine.host import read_host, read_overcommit, read_rss, read_shm, read_swap
 from outsize.machine.system import LiveSystem, ReadOnce, System
 
-__all__ = ["budget", "count_kills", "current_budget", "memory", "use_system"]
+__all__ = ["allowance_of", "budget", "count_kills", "current_budget", "memory", "use_system"]
 
 _system: System = LiveSystem()
 
@@ -46,6 +50,16 @@ def memory() -> Reading:
 def count_kills() -> Counters:
     """What the kernel counts for our control group: its kills for memory, and the group's peak."""
     return read_counters(_system)
+
+
+def allowance_of(pool: Pool, budget: int | str | None, name: Any) -> Allowance:
+    """What may be had of a pool: what the user says, else the current budget; an `InputError` where nothing is known of it."""
+    if budget is not None:
+        return Allowance(pool=pool, bytes=parse_bytes(budget), reason="set by you")
+    found = next((each for each in current_budget(devices=pool != HOST).allowances if each.pool == pool), None)
+    if found is None:
+        raise InputError(f"nothing is known about the memory of {name}: give a budget, such as budget='16GiB'")
+    return found
 
 
 def current_budget(*, devices: bool = False) -> Budget:

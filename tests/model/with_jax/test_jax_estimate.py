@@ -18,8 +18,8 @@ import outsize  # noqa: E402
 from outsize.core.cards import find_card  # noqa: E402
 from outsize.core.noun import Known  # noqa: E402
 from outsize.model.jax.arena import arena_of  # noqa: E402
+from outsize.model.jax.fitting.step import KEEPS, ORDERS  # noqa: E402
 from outsize.model.jax.liveness import follow  # noqa: E402
-from outsize.model.jax.step import KEEPS, ORDERS  # noqa: E402
 
 OPTIMIZER = optax.adam(1e-3)
 

@@ -23,10 +23,10 @@ from losses import (  # noqa: E402
 )
 
 import outsize  # noqa: E402
-from outsize.model.jax.batches import read_axes  # noqa: E402
-from outsize.model.jax.learn import learn  # noqa: E402
-from outsize.model.jax.segments import cuts_of, recomputed  # noqa: E402
-from outsize.model.jax.slices import Rule, gradients_of, sliced  # noqa: E402
+from outsize.model.jax.fitting.batches import read_axes  # noqa: E402
+from outsize.model.jax.fitting.learn import learn  # noqa: E402
+from outsize.model.jax.fitting.segments import cuts_of, recomputed  # noqa: E402
+from outsize.model.jax.fitting.slices import Rule, gradients_of, sliced  # noqa: E402
 
 OPTIMIZER = optax.adam(1e-3)
 LARGE = (8, 256, 256, 256, 4)

@@ -45,7 +45,9 @@ class Session:
         """A dry session has no data and takes the ranks from `ranks`. A strict one ends with a `BudgetError` at the first
         step that does not fit."""
         self.budget, self.checkpoint, self.listener, self.name, self.dry = budget, checkpoint, listener, name, dry
-        self.device, self.strict = device, strict
+        self.strict = strict
+        self.device = device
+        """Where Gram matrices and projections of the data are made, None on the processor."""
         self.at_once = at_once
         """True where the data are cut in memory at once, without a pass that makes them smaller: that asks nothing of their
         ranks."""
@@ -53,7 +55,6 @@ class Session:
         """What is known of ranks."""
         self.surveyed: set[Key] = set()
         """Modes of which a survey said what they need."""
-        """Where Gram matrices and projections of the data are made, None on the processor."""
         self.host = self.asked = checkpoint.budget
         self.held: dict[str, int] = {}
         """What stays in memory between passes, in bytes."""

@@ -14,7 +14,7 @@ from typing import Any
 from outsize.core.errors import InputError
 from outsize.core.memory import DISK, HOST, Allowance, Pool
 from outsize.core.units import parse_bytes
-from outsize.machine import current_budget
+from outsize.machine import allowance_of, current_budget
 from outsize.machine.budget import current_wishes
 from outsize.machine.disk import is_in_memory
 from outsize.machine.host import read_rss
@@ -313,12 +313,8 @@ def _check_memory(model: Any) -> None:
 def device_budget(budget: int | str | None, device: Any) -> Allowance:
     """Bytes of the device that a model is on."""
     pool = HOST if device.type == "cpu" else Pool(kind="device", index=device.index or 0)
-    if budget is not None:
-        return Allowance(pool=pool, bytes=parse_bytes(budget), reason="set by you")
-    found = next((a for a in current_budget(devices=device.type == "cuda").allowances if a.pool == pool), None)
-    if found is None:
-        raise InputError(f"nothing is known about the memory of {device}: give a budget, such as budget='16GiB'")
-    held = held_on(device) if current_wishes().device is None else 0
+    found = allowance_of(pool, budget, device)
+    held = held_on(device) if budget is None and current_wishes().device is None else 0
     return replace(found, bytes=found.bytes + held, reason=f"{found.reason}, and what is held") if held else found
 
 

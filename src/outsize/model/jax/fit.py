@@ -9,12 +9,11 @@ from typing import Any
 
 from outsize.core.errors import InputError
 from outsize.core.memory import HOST, Allowance, Pool
-from outsize.core.units import parse_bytes
-from outsize.machine import current_budget
-from outsize.model.jax.choice import KEYS
+from outsize.machine import allowance_of
 from outsize.model.jax.compiled import PLATFORMS, find_device
-from outsize.model.jax.fitted import Fitted, key_of
-from outsize.model.jax.planner import Request, plan
+from outsize.model.jax.fitting.choice import KEYS
+from outsize.model.jax.fitting.fitted import Fitted, key_of
+from outsize.model.jax.fitting.planner import Request, plan
 from outsize.model.jax.private_parts import require_jax
 
 
@@ -116,15 +115,8 @@ def _device(device: Any, model: Any) -> Any:
 
 
 def _allowance(budget: int | str | None, device: Any) -> Allowance:
-    on_host = device.platform == "cpu"
-    pool = HOST if on_host else Pool(kind="device", index=device.id)
-    if budget is not None:
-        return Allowance(pool=pool, bytes=parse_bytes(budget), reason="set by you")
-    if on_host:
-        found = current_budget().host
-        reason = "what is available"
-    else:
-        found, reason = (device.memory_stats() or {}).get("bytes_limit"), "XLA's arena"
-    if found is None:
-        raise InputError(f"nothing is known about the memory of {device}: give a budget, such as budget='16GiB'")
-    return Allowance(pool=pool, bytes=found, reason=reason)
+    pool = HOST if device.platform == "cpu" else Pool(kind="device", index=device.id)
+    arena = None if pool == HOST else (device.memory_stats() or {}).get("bytes_limit")
+    if budget is None and arena is not None:
+        return Allowance(pool=pool, bytes=arena, reason="XLA's arena")
+    return allowance_of(pool, budget, device)

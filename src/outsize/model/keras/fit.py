@@ -14,8 +14,8 @@ from outsize.core.fitting import FitPlan
 from outsize.core.memory import HOST, Allowance, Pool
 from outsize.core.noun import Known
 from outsize.core.plan import Peak, Step
-from outsize.core.units import format_bytes, parse_bytes
-from outsize.machine import current_budget
+from outsize.core.units import format_bytes
+from outsize.machine import allowance_of
 from outsize.model.keras import contentless, port
 from outsize.model.keras.equality import Learned, learn, state_kept
 from outsize.model.keras.estimate import Played, largest_batch, play
@@ -143,12 +143,7 @@ def _allowance(budget: int | str | None) -> Allowance:
     """The budget of the device that TensorFlow uses."""
     tf = port.tensorflow()
     pool = Pool(kind="device", index=0) if tf.config.list_physical_devices("GPU") else HOST
-    if budget is not None:
-        return Allowance(pool=pool, bytes=parse_bytes(budget), reason="set by you")
-    found = next((each for each in current_budget(devices=pool != HOST).allowances if each.pool == pool), None)
-    if found is None:
-        raise InputError("nothing is known about the memory of the device: give a budget, such as budget='16GiB'")
-    return found
+    return allowance_of(pool, budget, "the device")
 
 
 def _plan(rows: int, allowance: Allowance, plain: Played, peak: int, size: int | None, learned: Learned) -> FitPlan:

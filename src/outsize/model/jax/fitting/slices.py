@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable
 from typing import Any
 
-from outsize.model.jax.batches import Axes
+from outsize.model.jax.fitting.batches import Axes
 from outsize.model.jax.private_parts import require_jax
 
 Loss = Callable[[Any, Any], Any]

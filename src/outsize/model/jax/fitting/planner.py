@@ -14,15 +14,15 @@ from outsize.core.errors import BudgetError, OutsizeError
 from outsize.core.fitting import FitPlan
 from outsize.core.memory import Allowance
 from outsize.core.units import format_bytes
-from outsize.model.jax.batches import Axes, read_axes
-from outsize.model.jax.choice import Choice
 from outsize.model.jax.compiled import find_device
-from outsize.model.jax.describe import describe
-from outsize.model.jax.learn import Learnt, learn, same
+from outsize.model.jax.fitting.batches import Axes, read_axes
+from outsize.model.jax.fitting.choice import Choice
+from outsize.model.jax.fitting.describe import describe
+from outsize.model.jax.fitting.learn import Learnt, learn, same
+from outsize.model.jax.fitting.search import Candidate, Search
+from outsize.model.jax.fitting.slices import Loss
+from outsize.model.jax.fitting.step import Work, gradients_for, shapes_of
 from outsize.model.jax.private_parts import require_jax
-from outsize.model.jax.search import Candidate, Search
-from outsize.model.jax.slices import Loss
-from outsize.model.jax.step import Work, gradients_for, shapes_of
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from outsize.model.jax.arguments import guarded, shape_of
-from outsize.model.jax.batches import Axes
-from outsize.model.jax.choice import Choice
 from outsize.model.jax.compiled import Compiled, compile_for
+from outsize.model.jax.fitting.batches import Axes
+from outsize.model.jax.fitting.choice import Choice
+from outsize.model.jax.fitting.segments import recomputed
+from outsize.model.jax.fitting.slices import Gradients, Loss, Rule, sliced
 from outsize.model.jax.private_parts import require_jax
-from outsize.model.jax.segments import recomputed
-from outsize.model.jax.slices import Gradients, Loss, Rule, sliced
 
 KEEPS = {"xla_disable_hlo_passes": "cse_barrier_expander,optimization-barrier-expander"}
 """XLA:CPU takes away the barriers of `jax.checkpoint` and then finds that it has computed the same before."""

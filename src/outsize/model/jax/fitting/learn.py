@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from outsize.core.errors import InputError
 from outsize.model.jax import private_parts as parts
 from outsize.model.jax.arguments import guarded, shape_of
-from outsize.model.jax.batches import Axes
+from outsize.model.jax.fitting.batches import Axes
+from outsize.model.jax.fitting.slices import Loss, Rule, gradients_of
 from outsize.model.jax.program import Operator, read
-from outsize.model.jax.slices import Loss, Rule, gradients_of
 
 FEW = 4
 """Samples that are tried."""

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from outsize.core.errors import InputError
-from outsize.model.jax.choice import Choice, slow_down
 from outsize.model.jax.compiled import Compiled
+from outsize.model.jax.fitting.choice import Choice, slow_down
+from outsize.model.jax.fitting.step import Shapes, Work, arguments_of, compile_step, donated_of, step_for
 from outsize.model.jax.liveness import follow
 from outsize.model.jax.private_parts import require_jax
-from outsize.model.jax.step import Shapes, Work, arguments_of, compile_step, donated_of, step_for
 
 SEGMENTS = (1, 2, 4, 8, 16, 32)
 SLACK = 1.1

@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from outsize.model.jax import private_parts as parts
+from outsize.model.jax.fitting.slices import Loss
 from outsize.model.jax.program import CALLS
-from outsize.model.jax.slices import Loss
 
 OPENED = ("pjit", "jit", "closed_call", "core_call", "xla_call")
 """Calls that are opened up, so that there are places to cut."""

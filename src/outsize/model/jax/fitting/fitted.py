@@ -12,8 +12,8 @@ from typing import Any
 from outsize.core.errors import InputError
 from outsize.core.fitting import FitPlan
 from outsize.model.jax.arguments import shape_of
-from outsize.model.jax.choice import Choice
-from outsize.model.jax.planner import Planned
+from outsize.model.jax.fitting.choice import Choice
+from outsize.model.jax.fitting.planner import Planned
 from outsize.model.jax.private_parts import require_jax
 
 Plan = Callable[[Any, Any], Planned]

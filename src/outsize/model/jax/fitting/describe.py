@@ -10,10 +10,10 @@ from outsize.core.fitting import FitPlan, Neighbour
 from outsize.core.memory import Allowance, Part
 from outsize.core.noun import Known
 from outsize.core.plan import Peak, Step
-from outsize.model.jax.choice import Choice, slow_down
+from outsize.model.jax.fitting.choice import Choice, slow_down
+from outsize.model.jax.fitting.search import Candidate, Search
+from outsize.model.jax.fitting.step import Shapes
 from outsize.model.jax.private_parts import bytes_of, require_jax
-from outsize.model.jax.search import Candidate, Search
-from outsize.model.jax.step import Shapes
 
 
 def describe(search: Search, found: Candidate, allowance: Allowance, notes: Sequence[str]) -> FitPlan:
