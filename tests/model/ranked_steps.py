@@ -1,8 +1,8 @@
 """What every rank of a test does: `python ranked_steps.py FILE RANK COUNT SCENARIO...` fits a small model and prints what it saw.
 
 A scenario is `kind:share:failure`: `ddp`, `fsdp` or `hsdp`; the part of the plain step's peak that is the budget; where memory
-runs out on the last rank: `forward`, `backward`, `update`, or `error` for an error of the user's own, or nothing. The first rank
-prints one JSON object a scenario. The same program is the proof of `benchmarks/ranks.py`, with more steps.
+runs out on the last rank: `forward`, `backward`, or `error` for an error of the user's own, or nothing. With `+counted` the loss
+is a total and a count. Each rank prints one JSON object a scenario. `benchmarks/ranks.py` runs the same with more steps.
 """
 
 import copy
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import outsize
 
-STEPS = int(os.environ.get("RANKED_STEPS", "4"))
+STEPS = int(os.environ.get("RANKED_STEPS", "3"))
 WIDTH, DEPTH, ROWS = (int(n) for n in os.environ.get("RANKED_SIZES", "24,2,384").split(","))
 FULL = (
     "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes"
@@ -116,10 +116,10 @@ def run(rank, count, kind, share, place):
     torch.manual_seed(0)
     alone = Net()
     mine = copy.deepcopy(alone)
-    trouble = Trouble(place)
+    trouble = Trouble(place.partition("+")[0])
     mine.blocks[-1].register_forward_hook(trouble.hook)
     model = spread(mine, kind, count)
-    which = counted if place == "counted" else loss
+    which = counted if place.endswith("counted") else loss
     optimizer, other = (torch.optim.AdamW(m.parameters(), 1e-3) for m in (model, alone))
     plain = outsize.fit(model, which, optimizer, samples(rank, 0), budget="1GiB", dry_run=True)
     fitted = outsize.fit(model, which, optimizer, samples(rank, 0), budget=int(share * plain.plan.plain))

@@ -25,6 +25,7 @@ from outsize.core.footprint_change import compare_footprints
 from outsize.core.noun import write_text
 from outsize.model.estimation.configurations import OPTIMIZERS, PRECISIONS, step_from
 from outsize.model.estimation.estimate import estimate
+from outsize.model.estimation.ranks import SHARDINGS
 from outsize.model.estimation.ways_out import Setting, measure_for_step, measure_precisions, measure_ways_out
 from outsize.model.scripts.start import SECONDS, estimate_script
 
@@ -61,6 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", metavar="SIZE", help="say whether it fits in this much, such as 8GiB")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (cuda)")
     parser.add_argument(
+        "--ranks",
+        type=_ranks,
+        metavar="N",
+        help="processes that train together; 'fewest' also shows how many cards train it",
+    )
+    parser.add_argument("--sharding", metavar="NAME", help=f"how the model is spread over them: {', '.join(SHARDINGS)}")
+    parser.add_argument(
         "--trust", action="store_true", help="exit with 0 also if it fits only when the guesses are right"
     )
     parser.add_argument("--save", metavar="FILE.json", help="keep the answer as a baseline for --against")
@@ -88,6 +96,12 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--tolerance is for --against BASELINE")
     baseline = None if args.against is None else _read_baseline(args.against)  # before the work: it may be missing
     common = {"device": args.device, "card": args.card, "budget": args.budget, "steps": args.steps}
+    if not _is_script(args.target):
+        common |= {"ranks": args.ranks, "sharding": args.sharding}
+    elif args.ranks is not None or args.sharding is not None:
+        raise InputError(
+            "--ranks and --sharding are for MODULE:FUNCTION and --hf: a script is followed as one process of one"
+        )
     if args.hf is not None:
         optimizer = None if args.optimizer == "none" else args.optimizer
         length = args.seq or DEFAULT_SEQ
@@ -284,6 +298,10 @@ def _share(text: str) -> float:
     if not 0 <= share <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no share such as 1% or 0.01")
     return share
+
+
+def _ranks(text: str) -> int | str:
+    return text if text == "fewest" else _positive(text)
 
 
 def _positive(text: str) -> int:

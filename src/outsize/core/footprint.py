@@ -100,6 +100,22 @@ class Largest(Noun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FewestCards(Noun):
+    """How many cards of one kind train a step, spread over them in one way."""
+
+    sharding: str
+    """How the model is spread: `ddp`, `zero1`, `zero2`, `fsdp`, `hsdp`, `offload`, `tensor parallel`, `pipeline`."""
+    cards: int | None
+    """The fewest that fit, among powers of two; None: not even `most`."""
+    peak: int
+    """Bytes that the first rank reserves with so many; with `most` where none fit."""
+    most: int
+    """The largest number that was tried."""
+    known: Known
+    """`bound` if that many were traced and even the bound fits, `estimate` if it is arithmetic on the step of one card."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Loading(Noun):
     """What a DataLoader holds on the host while it prepares batches for the step."""
 
@@ -204,6 +220,12 @@ class Footprint(Noun):
     """Largest batch per card, where a batch size was given."""
     ways: tuple[WayOut, ...] = ()
     """The step with one change each, where it does not fit or other precisions were asked for."""
+    ranks: int = 1
+    """Over so many ranks the step is spread; these are the numbers of the one that holds most."""
+    sharding: str = ""
+    """How: `ddp`, `fsdp`, ..., `own` where the step's own code says; empty for one process."""
+    fewest: tuple[FewestCards, ...] = ()
+    """The fewest cards that train it, by sharding, where that was asked for."""
     notes: tuple[str, ...] = ()
     """What was assumed, a sentence each; none means that the step was followed exactly."""
     guesses: tuple[str, ...] = ()

@@ -46,6 +46,8 @@ def draw(footprint: Footprint | Receipt) -> RenderableType:
         lines += [_growth(footprint)]
     if footprint.ways:
         lines += [_ways(footprint)]
+    if footprint.fewest:
+        lines += [Text("fewest cards that train it:", style="bold"), _fewest(footprint)]
     lines += [Padding(f"note: {note}", (0, 0, 0, 2)) for note in footprint.notes]
     return Group(*lines)
 
@@ -103,7 +105,8 @@ def _receipt(receipt: Receipt) -> RenderableType:
 
 def _verdict(footprint: Footprint) -> Text:
     peak = footprint.peak_reserved
-    need = f"{format_bytes(peak.bytes)} reserved at the peak, at most {format_bytes(peak.bound)}"
+    where = f" on each of {footprint.ranks} ranks ({footprint.sharding})" if footprint.ranks > 1 else ""
+    need = f"{format_bytes(peak.bytes)} reserved at the peak{where}, at most {format_bytes(peak.bound)}"
     if footprint.capacity is None:
         return Text.assemble((f"{footprint.name}: ", "bold"), need)
     unsure = "may fit" if footprint.guesses else "may not fit"
@@ -218,6 +221,17 @@ def _growth(footprint: Footprint) -> Group:
             table.add_row(row.place, f"{row.size} {row.largest}", f"of {format_bytes(row.capacity)}", row.known)
         rows += [Text("largest batch:", style="bold"), table]
     return Group(*rows)
+
+
+def _fewest(footprint: Footprint) -> Table:
+    rows = [
+        (
+            row.sharding, str(row.cards) if row.cards is not None else f"more than {row.most}" if row.most > 2 else "no number",
+            format_bytes(row.peak), row.known,
+        )
+        for row in footprint.fewest
+    ]  # fmt: skip
+    return make_table(("spread as", "cards", "reserved on each", "known"), rows, right=("cards", "reserved on each"))
 
 
 def _law(growth: Growth) -> str:

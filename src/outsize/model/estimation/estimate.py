@@ -7,6 +7,7 @@ through a model of the allocator. The CUDA context is added as a constant of the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import pickle
@@ -31,6 +32,7 @@ from outsize.model.estimation import growth, replayed_steps
 from outsize.model.estimation import host_memory as host
 from outsize.model.estimation import loaders as loading
 from outsize.model.estimation import margins as constants
+from outsize.model.estimation import ranks as spread
 from outsize.model.estimation.replayed_steps import ReplayedSteps
 from outsize.model.frameworks import adapter_of
 from outsize.model.torch_port.compiler import CompilerFailed
@@ -63,6 +65,8 @@ def estimate(
     batch: int | None = None,
     seq: int | None = None,
     loader: Any = None,
+    ranks: int | str | None = None,
+    sharding: str | None = None,
 ) -> Footprint:
     """The memory that `step(*build())` takes on `device`. It is traced on tensors without contents: nothing is
     allocated, and no card is needed.
@@ -72,8 +76,14 @@ def estimate(
     `build(batch)`; the footprint then also says how memory grows and the largest batch per card. With `seq` too it is
     called as `build(batch, seq)`, and the footprint also says how memory grows with the sequence. `loader` is the
     DataLoader that will feed the step: its workers, prefetched batches and pinned copies are counted on the host.
+
+    `ranks` (8) is the number of processes that train together, of which the one that holds most is followed. `sharding` spreads
+    the model over them: `ddp`, `zero1`, `zero2`, `fsdp`, `hsdp`, `offload`; left out, your own code does. `ranks="fewest"` also
+    says how many cards train it, for each way to spread it.
     """
     other = adapter_of(step, args, build)
+    if other is not None and (ranks is not None or sharding is not None):
+        raise InputError("ranks= and sharding= are for steps of PyTorch")
     if other is not None:
         found: Footprint = other.estimate(
             step,
@@ -93,9 +103,28 @@ def estimate(
     capacity = capacity_of(chosen, budget)
     label = label_of(device)
     job = Job(step, args, build, label, chosen or find_card(DEFAULT_CARD), steps)
+    job.spreading = spread.read_spreading(ranks, sharding)
+    job.shape = (1.0, 0) if ranks == "fewest" else None
     loaded = None if loader is None else loading.of(loader)
     with told("tracing", "steps") as job.traced:
-        return _estimate(job, batch, seq, chosen, capacity, loaded)
+        footprint = _estimate(job, batch, seq, chosen, capacity, loaded)
+        return footprint if ranks != "fewest" else _with_fewest(job, footprint, batch, seq, sharding)
+
+
+def _with_fewest(job: Job, plain: Footprint, batch: int | None, seq: int | None, sharding: str | None) -> Footprint:
+    """How many cards the step takes, spread in each way."""
+    if plain.capacity is None:
+        raise InputError("ranks='fewest' needs a card, such as card='a100-80gb', or a budget")
+    sizes = [size for size in (batch, seq) if size is not None]
+
+    def trace(spreading: spread.Spreading) -> Footprint:
+        job.spreading = spreading
+        tracer = job.trace(*sizes)
+        return footprint_of(job, tracer, job.replay(tracer), plain.card, plain.capacity, None)
+
+    assert job.shape is not None
+    rows = spread.find_fewest(trace, sharding, plain, *job.shape)
+    return dataclasses.replace(plain, fewest=rows)
 
 
 def _estimate(
@@ -146,6 +175,10 @@ class Job:
         """Why compiled functions are traced as they were written, empty where they are compiled."""
         self.traced: Callable[[], None] = lambda: None
         """Called after each traced step."""
+        self.spreading: spread.Spreading | None = None
+        """Over how many ranks; None: one process."""
+        self.shape: tuple[float, int] | None = None
+        """Part of the parameters that is in matrices, and number of blocks, of the traced model; None: nobody asks."""
 
     @property
     def name(self) -> str:
@@ -189,7 +222,8 @@ class Job:
         tracer = Tracer(self.label, capability, self.card.usable, everything=everything)
         tracer.strict = everything is None
         tracer.uncompiled = self.uncompiled
-        with tracer.running():
+        around = contextlib.nullcontext() if self.spreading is None else self.spreading.around()
+        with around, tracer.running():
             step, args = self.step, self.args
             try:
                 if self.build is not None:
@@ -197,6 +231,8 @@ class Job:
                     args = made if isinstance(made, tuple) else (made,)
                 else:
                     step, args = contentless.convert(tracer, self.step, args, self.label)
+                self.shape = self.shape and spread.shape_of((step, args))
+                held = None if self.spreading is None else self.spreading.apply(tracer, (step, args))
                 tracer.owners.inputs(args)
                 before, number = _generator_states(), 0
                 while number < steps or (
@@ -208,6 +244,7 @@ class Job:
                     self.traced()
                     number += 1
                 note_growth(tracer, self.label, number, len(tracer.ledger.events))
+                del held
             except OutsizeError:
                 raise
             except Exception as error:
@@ -238,6 +275,9 @@ def footprint_of(
     on_host = job.label == "cpu"
     if not on_host and job.card.capability not in (None, (9, 0)):
         notes.append(f"kernel workspaces are those measured on an H200, assumed for the {job.card.name}")
+    talk, most = spread.nccl_of(job.spreading) if not on_host else (0, 0)
+    if job.spreading is not None:
+        notes += spread.notes_of(job.spreading, on_host)
     guessed, unmeasured = bool(notes), replayed_steps.unmeasured_at_peak(replayed)
     if unmeasured > UNMEASURED * replayed.likely.peak.requested:
         notes.append(
@@ -248,6 +288,8 @@ def footprint_of(
     allocated, reserved, use = (
         host.amounts(tracer, replayed) if on_host else constants.amounts(replayed, job.card, estimate=guessed)
     )
+    use = dataclasses.replace(use, bytes=use.bytes + talk, bound=use.bound + most)
+    room = capacity if card is None or capacity is None else capacity - most  # a budget is torch's alone
     return Footprint(
         name=job.name,
         pool=HOST if on_host else Pool(kind="device", index=int(job.label.partition(":")[2] or 0)),
@@ -268,7 +310,9 @@ def footprint_of(
         loading=loaded,
         card=card,
         capacity=capacity,
-        fits=_verdict(replayed, use, capacity, on_host, sure=not tracer.guesses),
+        fits=_verdict(replayed, use, room, on_host, sure=not tracer.guesses),
+        ranks=1 if job.spreading is None else job.spreading.count,
+        sharding="" if job.spreading is None else job.spreading.sharding or "own",
         notes=tuple(notes),
         guesses=tuple(tracer.guesses),
     )

@@ -77,6 +77,10 @@ class Stream:
     def __exit__(self, *args: Any) -> None:
         pass
 
+    def record_event(self, event: Any = None) -> Any:
+        """An event that has happened."""
+        return event or Stream()
+
     def __getattr__(self, name: str) -> Any:
         return answer(0.0 if name == "elapsed_time" else name == "query")
 

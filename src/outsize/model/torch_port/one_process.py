@@ -22,13 +22,15 @@ def single_process_rows() -> list[Row]:
     """One process, whatever the script asks for."""
     import torch
 
+    return [*_group_rows(), (torch.multiprocessing, "spawn", _spawn), *replica_rows()]
+
+
+def replica_rows() -> list[Row]:
+    """DistributedDataParallel without peers."""
+    import torch
+
     replica = _make_replica()
-    return [
-        *_group_rows(),
-        (torch.multiprocessing, "spawn", _spawn),
-        (torch.nn.parallel, "DistributedDataParallel", replica),
-        (torch.nn.parallel.distributed, "DistributedDataParallel", replica),
-    ]
+    return [(owner, "DistributedDataParallel", replica) for owner in (torch.nn.parallel, torch.nn.parallel.distributed)]
 
 
 def batches_in_process(loader: Any) -> Iterator[Any]:
@@ -89,7 +91,7 @@ def _make_replica() -> type:
             self.module = module
             self.static_graph = False
             last = BUCKETS[1] if bucket_cap_mb is None else int(bucket_cap_mb * 2**20)
-            self.flat = [] if gradient_as_bucket_view else list(_buckets(module, last))
+            self.flat = [] if gradient_as_bucket_view else list(make_buckets(module, last))
 
         def forward(self, *inputs: Any, **kwargs: Any) -> Any:
             return self.module(*inputs, **kwargs)
@@ -105,7 +107,7 @@ def _make_replica() -> type:
     return DistributedDataParallel
 
 
-def _buckets(module: Any, last: int) -> Iterator[Any]:
+def make_buckets(module: Any, last: int = BUCKETS[1]) -> Iterator[Any]:
     """Flat tensors for the gradients, last parameters first."""
     import torch
 

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from outsize.model.torch_port.dispatch import torch_off
 from outsize.model.torch_port.parts import attribute, part
 from outsize.model.torch_port.patches import replaced
 
@@ -160,11 +161,23 @@ def following_buffers(resized: Callable[[Any], None]) -> Iterator[None]:
 
         return run
 
+    rules = part("distributed.tensor._sharding_prop.ShardingPropagator")
+
+    def unseen(act: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with torch_off():  # a DTensor tries each operator on whole shapes first, which takes no memory
+                return act(*args, **kwargs)
+
+        return run
+
+    shapes = ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta")
     groups = importlib.import_module(f"{INSIDE}._fsdp_param_group")
     names = ("alloc_storage", "free_storage")
     checks = ("_validate_no_meta_params", "_validate_cpu_offload_params")
     rows = [(owner, name, told(vars(inside)[name])) for owner in (inside, groups) for name in names]
-    with replaced([*rows, *((groups.FSDPParamGroup, name, lambda group: None) for name in checks)]):
+    rows += [(groups.FSDPParamGroup, name, lambda group: None) for name in checks]
+    rows += [(rules, name, unseen(vars(rules)[name])) for name in shapes if name in vars(rules)]
+    with replaced(rows):
         yield
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from outsize.model.torch_port.dispatch import in_backward, next_node, running_node
+from outsize.model.torch_port.sharding import local_part
 from outsize.model.tracing.ledger import Held, Ledger
 
 FILLING = str(Path("torch", "nn", "init.py"))
@@ -182,6 +183,6 @@ class Owners:
         import torch
 
         if isinstance(value, torch.Tensor) and not torch.nn.parameter.is_lazy(value):
-            held = self.ledger.of(value)
+            held = self.ledger.of(local_part(value))
             if held is not None:
                 held.kind = kind

@@ -15,6 +15,7 @@ from typing import Any
 
 from outsize.model.torch_port.dispatch import unwrap_functorch
 from outsize.model.torch_port.objects import key_of
+from outsize.model.torch_port.sharding import is_spread, local_part
 
 
 class Held:
@@ -97,6 +98,14 @@ class Ledger:
         held.died = len(self.events)
         self.events.append((False, held))
 
+    def begin_anew(self) -> None:
+        """What was freed before now was never there, and what is held now is the beginning."""
+        gone = {held.id for held in self.all if held.died is not None}
+        self.all = [held for held in self.all if held.id not in gone]
+        self.events = [(True, held) for held in self.all]
+        for number, held in enumerate(self.all):
+            held.born = number
+
     def of(self, tensor: Any) -> Held | None:
         """Record of a tensor's storage."""
         return self.live.get(key_of(_storage_of(tensor)))
@@ -104,6 +113,8 @@ class Ledger:
     def label_of(self, tensor: Any) -> str | None:
         """Device that a tensor believes to be on, None for a tensor the trace has not seen."""
         held = self.of(tensor)
+        if held is None and is_spread(tensor):
+            held = self.of(local_part(tensor))
         return None if held is None else held.label
 
     def add(self, tensor: Any, label: str, op: str) -> Held:

@@ -255,8 +255,9 @@ class Tracer:
         return stand_in
 
     def resized(self, tensor: Any) -> None:
-        """The storage of a tensor was emptied or filled again, past the dispatcher."""
-        self.ledger.add(tensor, self.device, "resize")
+        """The storage of a weight was emptied or filled again, past the dispatcher."""
+        held = self.ledger.add(tensor, self.device, "resize")
+        held.kind = held.kind or "weights"
 
     def met(self) -> set[int]:
         """Addresses of the real tensors from outside that are still alive."""

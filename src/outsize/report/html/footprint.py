@@ -34,6 +34,13 @@ def lay_out(footprint: Footprint) -> Page:
         ]
         columns = ("place", "largest batch>", "has>", "one more needs>", "known")
         parts.append(Grid(title="Largest batch", columns=columns, rows=found))
+    if footprint.fewest:
+        cards = [
+            (row.sharding, "-" if row.cards is None else f"{row.cards:,}", format_bytes(row.peak), row.known)
+            for row in footprint.fewest
+        ]
+        titles = ("spread as", "cards>", "reserved on each>", "known")
+        parts.append(Grid(title="Fewest cards that train it", columns=titles, rows=cards))
     if footprint.notes:
         parts.append(Sentences(title="Notes", lines=footprint.notes))
     return Page(title=footprint.name, parts=tuple(parts))

@@ -18,12 +18,7 @@ from outsize.core.errors import OutsizeError
 from outsize.model.torch_port.dispatch import map_tensors, tensors_in
 from outsize.model.torch_port.objects import holders_of, storage_key
 from outsize.model.torch_port.patches import replaced
-
-NAMES = (
-    "all_gather_single", "all_gather_into_tensor", "all_gather", "reduce_scatter_single", "reduce_scatter_tensor",
-    "reduce_scatter", "all_reduce", "broadcast", "reduce", "all_to_all_single", "all_to_all", "barrier",
-)  # fmt: skip
-"""Functions of `torch.distributed` that all ranks call together; one calls another in some versions of torch."""
+from outsize.model.torch_port.ranked import COLLECTIVES
 
 LATE = 0.05
 """Seconds that the other end of a call on the host is given to let go of its tensors."""
@@ -68,18 +63,6 @@ class Call:
         getattr(dist, self.name)(*zeros(self.args), **given)
 
 
-class Done:
-    """A call that has nothing to wait for."""
-
-    def wait(self, *_: Any, **__: Any) -> bool:
-        """At once."""
-        return True
-
-    def is_completed(self) -> bool:
-        """Yes."""
-        return True
-
-
 class Collectives:
     """What the slices of a pass call, for one way to run them."""
 
@@ -98,7 +81,9 @@ class Collectives:
         import torch.distributed as dist
 
         self._slices = []
-        with replaced([(dist, name, self._noted(name, vars(dist)[name])) for name in NAMES if name in vars(dist)]):
+        with replaced(
+            [(dist, name, self._noted(name, vars(dist)[name])) for name in COLLECTIVES if name in vars(dist)]
+        ):
             yield
 
     def begin_slice(self) -> None:
@@ -147,12 +132,3 @@ def _let_go(before: list[tuple[int, int]]) -> None:
     until = time.monotonic() + LATE
     while any(holders_of(key) > holders for key, holders in before) and time.monotonic() < until:
         time.sleep(0)
-
-
-@contextlib.contextmanager
-def silent() -> Iterator[None]:
-    """Collective calls do nothing."""
-    import torch.distributed as dist
-
-    with replaced([(dist, name, lambda *args, **kwargs: Done()) for name in NAMES]):
-        yield

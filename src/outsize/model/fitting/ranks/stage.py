@@ -16,12 +16,12 @@ from outsize.model.fitting.move.stores import IN_FLIGHT, NoStore
 from outsize.model.fitting.plan.dry_run import NUMBERS, Call, Outline, Stage, copy_optimizer
 from outsize.model.fitting.plan.foreign_tensors import Beside
 from outsize.model.fitting.plan.projection import Watch
-from outsize.model.fitting.ranks.collectives import silent
 from outsize.model.fitting.ranks.runner import open_sharded
 from outsize.model.fitting.ranks.spread import Replicas, Shards, Spread
 from outsize.model.fitting.run.runner import Runner, Work
 from outsize.model.fitting.update.optimizer_subset import copy_all, state_of
 from outsize.model.fitting.update.undo_log import written_buffers
+from outsize.model.torch_port.ranked import silent_collectives
 from outsize.model.torch_port.sharding import (
     is_spread,
     local_part,
@@ -100,7 +100,7 @@ class ShardedStage(Stage):
 
         store = NoStore(0 if self.label == "cpu" else IN_FLIGHT)
         optimizer = None if self.work.optimizer is None else self._optimizer(fakes, self.label)
-        with self._swapped(fakes) as model, silent(), swapped_shards(model):
+        with self._swapped(fakes) as model, silent_collectives(), swapped_shards(model):
             watch.begin(model)
             work = replace(self.work, optimizer=optimizer, scaler=None)
             weights, sink, own = open_sharded(work, choice, store, self._spread, real=False)
