@@ -98,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
     common = {"device": args.device, "card": args.card, "budget": args.budget, "steps": args.steps}
     if not _is_script(args.target):
         common |= {"ranks": args.ranks, "sharding": args.sharding}
+        args.no_ways |= args.ranks == "fewest"  # its table is the way out
     elif args.ranks is not None or args.sharding is not None:
         raise InputError(
             "--ranks and --sharding are for MODULE:FUNCTION and --hf: a script is followed as one process of one"
@@ -116,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
             checkpointing=args.checkpointing,
         )  # fmt: skip
         if every:
-            footprint = dataclasses.replace(footprint, ways=measure_precisions(setting, common))
+            footprint = dataclasses.replace(footprint, ways=measure_precisions(setting, _alone(common)))
         elif footprint.fits is False and not args.no_ways:
             footprint = dataclasses.replace(footprint, ways=measure_ways_out(setting, common))
     elif _is_script(args.target):
@@ -298,6 +299,11 @@ def _share(text: str) -> float:
     if not 0 <= share <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no share such as 1% or 0.01")
     return share
+
+
+def _alone(common: dict[str, Any]) -> dict[str, Any]:
+    """The same question without that for the fewest cards."""
+    return common | {"ranks": None, "sharding": None} if common["ranks"] == "fewest" else common
 
 
 def _ranks(text: str) -> int | str:
