@@ -93,14 +93,18 @@ class Browser:
         elif name == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
 
-    def open(self, path):
-        """Load a file; returns the seconds until its script has run and it was painted."""
+    def go(self, path):
+        """Load a file of any kind, and wait until it was painted."""
         self._events.clear()
-        begin = time.perf_counter()
         self.call("Page.navigate", url=f"file://{path}")
         while "Page.loadEventFired" not in self._events:
             self._take(self._next())
         self.settle()
+
+    def open(self, path):
+        """Load a page of ours; returns the seconds until its script has run and it was painted."""
+        begin = time.perf_counter()
+        self.go(path)
         ready = self.evaluate("document.body.dataset.ready")
         seconds = time.perf_counter() - begin
         assert ready == "yes", "the script of the page did not run to its end"

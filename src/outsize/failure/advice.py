@@ -90,7 +90,10 @@ class Framework:
     """True where that limit is there only if somebody set it: the message then states it."""
     raising: tuple[str, str] | None = None
     """How its limit is raised: what to do, and the line, in which {mib} and {bytes} stand for the new limit."""
-    split: str = "for part in np.array_split(x, {pieces}, axis={axis}): ..."
+    split: str = (
+        "for start in range(0, {axis_length}, {length}):\n"
+        "    part = load(start, start + {length})   # yours: make or read only this part"
+    )
     """How an array is worked on in pieces."""
     cast: str = "np.empty(shape, dtype=np.{dtype})   # at creation: x.astype() holds both"
     """How an array becomes smaller."""
