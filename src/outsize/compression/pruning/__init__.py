@@ -10,7 +10,7 @@ plain torch runs, saves and loads it.
 
 Why not torch-pruning (1.6.1, with torch 2.13): of the 25 networks of `tests/compression/prunable_networks.py`, called without
 help of the user, it left one that does not run (heads in the module's own `view`), one with more weights than before (a tied
-embedding came apart) and one as it was; five more ended in an error or in no answer within a minute (chunk, PixelShuffle, LSTM,
+embedding came apart) and one as it was; five more ended in an error or in no answer in two minutes (chunk, PixelShuffle, LSTM,
 GPT-2, Llama with grouped queries). It prunes by ratio and not to a size in bytes, and shortens normalised axes unasked. Ours
 makes 23 of them smaller and refuses two with the reason (`benchmarks/results/2026-11-18-pruning.md`).
 """

@@ -37,6 +37,10 @@ class Placement(Noun):
     """State: never leaves the host, and the update of a hosted model runs there."""
     state_away: float = 0.0
     """State: the part of it, that of the largest parameters, that lives elsewhere and visits a few parameters at a time."""
+    state_bits: int = 0
+    """State: between updates it is kept in so many bits a number; 0: as it is."""
+    frozen_bits: int = 0
+    """Weights: those that are not trained are kept in so many bits a number; 0: as they are."""
     state_ring: int = 0
     """State: bytes through which the state of a hosted model, or a gradient on its way to the host, passes."""
     small_bytes: int = 0
@@ -67,12 +71,21 @@ class Placement(Noun):
     @property
     def elsewhere(self) -> tuple[str, ...]:
         """Which of weights, gradients and state are elsewhere or gone early."""
-        return tuple(name for name in ("in_backward", "state_away", "gradients_away", "stream") if getattr(self, name))
+        return tuple(
+            name
+            for name in ("in_backward", "state_away", "state_bits", "gradients_away", "stream")
+            if getattr(self, name)
+        )
 
     @property
     def places(self) -> tuple[tuple[str, ...], float]:
         """What is elsewhere, and how much of the state."""
-        return self.elsewhere, self.state_away
+        return self.elsewhere, self.state_away + self.state_bits
+
+    @property
+    def state_moved(self) -> float:
+        """The part of the state that visits a few parameters at a time: what is elsewhere, and what is in fewer bits."""
+        return 1.0 if self.state_bits else self.state_away
 
 
 UPDATES: dict[str, dict[str, Any]] = {
@@ -100,6 +113,8 @@ class Choice(Placement):
     """Modules whose activations are computed again in the backward pass."""
     chunks: int = 0
     """Pieces in which the output head and its cross entropy run; 0: whole."""
+    kept_bits: int = 0
+    """What forward passes keep for the backward pass is kept in so many bits a number; 0: as it is."""
     autocast: bool = False
     """Run in bfloat16 autocast."""
     expandable: bool = False
@@ -113,4 +128,11 @@ class Choice(Placement):
     @property
     def passes(self) -> Choice:
         """What it does to forward and backward pass, wherever weights, gradients and state are."""
-        return replace(self, in_backward=False, state_away=0.0, gradients_away=False, stream=(), expandable=False)
+        return replace(
+            self, in_backward=False, state_away=0.0, state_bits=0, gradients_away=False, stream=(), expandable=False
+        )
+
+    @property
+    def unpacked(self) -> Choice:
+        """The same with everything in its own number of bits."""
+        return replace(self, kept_bits=0, frozen_bits=0, state_bits=0)

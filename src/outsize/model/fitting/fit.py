@@ -52,7 +52,8 @@ def fit(
     called and gives its output, None calls it with the batch.
     `own_step`: you call `backward` and step the optimizer yourself. `clip` is the norm to which `step` clips gradients,
     `scaler` your GradScaler. `without` names remedies not to use: slices, checkpoint, offload, in_backward, state_away,
-    gradients_away, stream, chunks, autocast, expandable; of a model on the host also pieces and disk. `dry_run` only plans.
+    gradients_away, stream, chunks, autocast, state_bits, frozen_bits, kept_bits, expandable; of a model on the host also pieces
+    and disk. `dry_run` only plans.
     `batch_axis`: which axis of the batch's tensors counts samples, where fit does not find it: a number for all, or a table such
     as `{"x": 1, "weights": None, "cu_seqlens": "ends"}` (None: all samples share it; "ends": of packed sequences).
 

@@ -329,6 +329,7 @@ class Fitted:
             *work.model.buffers(),
             *gradients,
             *state_of(work.optimizer),
+            *self._now.weights.packed(),
             *batches.tensors_of(batch).values(),
         )
         return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]

@@ -164,6 +164,7 @@ class TrainingPlanner(Planner):
                     raise
                 continue
             if self._is_right(found.choice, few):
+                decided += self._say_packed(found.choice, few)
                 decided += [ROUNDED.format(self.rounding)] if self.rounding else []
                 return describe_training(search, found, allowance, self.findings, decided), found.choice
 
@@ -226,6 +227,7 @@ class TrainingPlanner(Planner):
         """Why the fitted gradients are not the plain ones, empty where they are or weights have no room for the plain step."""
         if not is_home(self.work.model):
             return ""
+        choice = choice.unpacked  # what is rounded differs: the rest of the plan must not
         store = self.open_store()
         worst, name = 0.0, ""
         try:
@@ -260,6 +262,16 @@ class TrainingPlanner(Planner):
         if worst <= EQUAL[choice.autocast or self.findings.lower]:
             return ""
         return f"the gradient of {name} differs from the plain one by {worst:.1e} of its size"
+
+    def _say_packed(self, choice: Choice, few: Any) -> list[str]:
+        """How far gradients are off where activations are kept in fewer bits, measured on a few samples."""
+        if not choice.kept_bits or not is_home(self.work.model):
+            return []
+        with contextlib.closing(self.open_store()) as store:
+            found = where_room(lambda: compare(self.work, replace(choice, frozen_bits=0), few, store))
+        if found is None:
+            return []
+        return [f"activations in 8 bits: the gradient of {found[1]}, the worst, differs by {found[0]:.1e} of its size"]
 
     def _blame(self, choice: Choice, few: Any) -> str:
         """The remedy that alone makes the gradients differ, or the last one."""

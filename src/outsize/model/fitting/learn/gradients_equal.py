@@ -78,7 +78,7 @@ def compare(
     the gradient itself or, left out, a tiny part of the largest.
     """
     rows = work.axes.count(batch)
-    base = replace(choice, in_backward=False, state_away=0.0, gradients_away=True)
+    base = replace(choice, in_backward=False, state_away=0.0, state_bits=0, gradients_away=True)
     fitted = replace(base, slices=min(choice.slices, rows), first=0)
     if fitted.slices > 1:
         with calm() if work.replay is None else contextlib.nullcontext():

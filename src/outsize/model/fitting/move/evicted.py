@@ -18,6 +18,7 @@ from typing import Any
 
 from outsize.core.errors import InputError, OutOfMemory
 from outsize.core.units import format_bytes
+from outsize.model.fitting.move.narrow_store import NarrowStore
 from outsize.model.fitting.move.out_of_memory import clear_up, in_a_line, is_out_of_memory
 from outsize.model.fitting.move.stores import Store
 from outsize.model.fitting.move.units import sizeof
@@ -102,7 +103,7 @@ def raw(storage: Any, real: bool) -> Any:
 class EvictedStorage:
     """One storage that can be away; it is emptied when the copy of its bytes has landed."""
 
-    __slots__ = ("_number", "_real", "_slot", "_store", "away", "bytes", "dirty", "key", "tensor", "tensors")
+    __slots__ = ("_number", "_real", "_slot", "away", "bytes", "dirty", "key", "store", "tensor", "tensors")
 
     def __init__(self, tensor: Any, store: Store, real: bool) -> None:
         self.tensor = tensor
@@ -115,7 +116,8 @@ class EvictedStorage:
         """The copy in the store, if there is one, is old."""
         self.away = False
         """The bytes are in the store, or on their way there."""
-        self._store = store
+        self.store = store
+        """Where it goes."""
         self._real = real
         self._slot: Any = None
         self._number = 0
@@ -125,10 +127,10 @@ class EvictedStorage:
         """Away with it; bytes that the store has already are not written again."""
         if self.away or not self.bytes:
             return
-        self._store.finish(self._number)
+        self.store.finish(self._number)
         if self.dirty or self._slot is None:
             self.drop()
-            self._slot = self._store.put(unseen(raw, self.tensor.untyped_storage(), self._real), self._empty)
+            self._slot = self.store.put(unseen(raw, self.tensor.untyped_storage(), self._real), self._empty)
             self.dirty = False
         else:
             self._empty()
@@ -140,20 +142,25 @@ class EvictedStorage:
             return
         storage = self.tensor.untyped_storage()
         if storage.nbytes():  # on its way out still
-            self._store.land()
+            self.store.land()
         storage.resize_(self.bytes)
         _tell(self.tensor)
         try:
-            self._number = self._store.begin(self._slot, unseen(raw, storage, self._real))
+            self._number = self.store.begin(self._slot, unseen(raw, storage, self._real))
         except BaseException:
             self._empty()
             raise
         self.away = False
 
+    @property
+    def slot(self) -> Any:
+        """Where its bytes are in the store, None where they are not."""
+        return self._slot
+
     def pretend(self) -> None:
         """In a dry run: as if it had come from the store."""
         if self._slot is None:
-            self._slot, self.dirty = self._store.have(self.bytes), False
+            self._slot, self.dirty = self.store.have(self.bytes), False
 
     def hand_over(self) -> Any:
         """The slot that has the bytes as they came, now the asker's; None where there is none."""
@@ -165,12 +172,12 @@ class EvictedStorage:
         import torch
 
         flat = torch.empty(self.bytes, dtype=torch.uint8, device="cpu")
-        self._store.read(self._slot, flat)
+        self.store.read(self._slot, flat)
         return flat
 
     def write(self, flat: Any) -> None:
         """Other bytes in the place of its own; it stays away."""
-        self._store.write(self._slot, flat)
+        self.store.write(self._slot, flat)
 
     def is_held(self) -> bool:
         """True where somebody else holds one of its tensors."""
@@ -189,7 +196,7 @@ class EvictedStorage:
     def drop(self) -> None:
         """It is home for good: the store need not keep its bytes."""
         if self._slot is not None:
-            self._store.drop(self._slot)
+            self.store.drop(self._slot)
             self._slot = None
 
 
@@ -204,6 +211,8 @@ class EvictedStorages:
     def __init__(self, store: Store, real: bool) -> None:
         self.store = store
         self.real = real
+        self.narrow: Callable[[Any], NarrowStore | None] = lambda tensor: None
+        """The store of a tensor that is packed in fewer bits instead of moved."""
         self._all: dict[int, EvictedStorage] = {}
         self._kinds: dict[type, type] = {}
         """Class of a tensor -> its class while it is away."""
@@ -218,7 +227,7 @@ class EvictedStorages:
         key = storage_key(tensor)
         found = self._all.get(key)
         if found is None:
-            found = self._all[key] = EvictedStorage(tensor, self.store, self.real)
+            found = self._all[key] = EvictedStorage(tensor, self.narrow(tensor) or self.store, self.real)
         found.tensors[id(tensor)] = tensor
         return found
 
@@ -286,7 +295,18 @@ class EvictedStorages:
 
     def settle(self, away: Callable[[Any], bool], asker: str) -> None:
         """Home with every tensor for which `away(tensor)` does not hold."""
-        self._bring([storage for storage in self._all.values() if not away(storage.tensor)], asker)
+        self._bring([s for s in self._all.values() if not away(s.tensor) or self._is_elsewhere(s)], asker)
+
+    def _is_elsewhere(self, storage: EvictedStorage) -> bool:
+        """True where it is in another store than it would go to now."""
+        wanted, there = self.narrow(storage.tensor), storage.store
+        bits = (wanted.bits if wanted is not None else None, there.bits if isinstance(there, NarrowStore) else None)
+        return bits[0] != bits[1]
+
+    def packed(self) -> list[Any]:
+        """Tensors that hold what is packed in fewer bits."""
+        stores = ((s.store, s) for s in self._all.values() if isinstance(s.store, NarrowStore))
+        return [tensor for store, storage in stores for tensor in store.tensors_of(storage.slot)]
 
     def gather(self, asker: str = "gather()") -> None:
         """Everything home; the store is empty afterwards."""

@@ -183,15 +183,16 @@ class StoredTensor:
 
     __slots__ = ("__weakref__", "_layout", "_slot", "_store", "fetched")
 
-    def __init__(self, tensor: Any, store: Store, device: Any = None, slot: Any = None) -> None:
-        """`slot`: where the store has these bytes already."""
+    def __init__(self, tensor: Any, store: Store, device: Any = None, slot: Any = None, owned: bool = True) -> None:
+        """`slot`: where the store has these bytes already; not `owned`: it is somebody else's."""
         dense = without_gaps(tensor)
         data = dense if dense.is_contiguous() else dense.as_strided((dense.numel(),), (1,))
         self._layout = (tensor.shape, tensor.stride(), tensor.dtype, device or tensor.device, dense.stride())
         self._store = store
         self.fetched: Any = None
         self._slot = unseen(lambda: store.put(_bytes(data.detach()))) if slot is None else slot
-        weakref.finalize(self, store.drop, self._slot)
+        if owned:
+            weakref.finalize(self, store.drop, self._slot)
 
     def fetch(self) -> Any:
         """Begin to bring the tensor back; the same one for all who ask while it lives."""

@@ -23,7 +23,7 @@ from outsize.model.fitting.plan.facts import Facts, HostedFacts, InferenceFacts,
 from outsize.model.fitting.plan.foreign_tensors import note_beside
 from outsize.model.fitting.plan.host_memory import filed_bytes, host_bytes
 from outsize.model.fitting.plan.projection import Projection
-from outsize.model.fitting.plan.remedies import TRAINING, describe, predict, remedies_on
+from outsize.model.fitting.plan.remedies import APPROXIMATE, TRAINING, describe, predict, remedies_on
 from outsize.model.fitting.plan.remedy_kind import RemedyKind
 from outsize.model.fitting.plan.search import Candidate
 from outsize.model.fitting.plan.training_search import TrainingSearch, slow_down
@@ -41,8 +41,9 @@ def describe_training(
     """The plan of a training step on the model's device."""
     facts, choice, projection = search.facts, found.choice, found.projection
     assert projection is not None
+    steps = _steps(projection, allowance, search.limited, packed=choice != choice.unpacked)
     return FitPlan(
-        name=f"training step of {facts.rows} samples", steps=_steps(projection, allowance, search.limited),
+        name=f"training step of {facts.rows} samples", steps=steps,
         budgets=(allowance,), smallest=None, slow_down=slow_down(choice, facts), plain=facts.plain.peak, away=projection.away,
         remedies=tuple(
             _remedy(
@@ -60,9 +61,10 @@ def describe_training(
 
 def _steps(
     projection: Projection, allowance: Allowance, limited: bool = False, beside: tuple[Peak, ...] = (),
-    traffic: dict[str, tuple[int, int]] | None = None,
+    traffic: dict[str, tuple[int, int]] | None = None, packed: bool = False,
 ) -> tuple[Step, ...]:  # fmt: skip
-    """Phases with their peaks; `beside`: those of other pools, `traffic`: bytes that a phase reads and writes.
+    """Phases with their peaks; `beside`: those of other pools, `traffic`: bytes that a phase reads and writes; `packed`: numbers
+    are kept in fewer bits, and what packing takes beside is a bound.
 
     A card may reserve more than a replay does, but no more than allowed where its allocator is stopped there (`limited`).
     """
@@ -70,7 +72,7 @@ def _steps(
     if projection.card:
         reserved = peaks["reserved"]
         peaks["reserved"] = min(int(reserved * (1 + MARGIN)), allowed if limited else max(allowed, reserved))
-    known = Known.ESTIMATE if projection.card else Known.EXACT
+    known = Known.ESTIMATE if projection.card else Known.BOUND if packed else Known.EXACT
     return tuple(
         Step(
             name=name, peaks=(Peak(pool=allowance.pool, bytes=size, known=known), *beside),
@@ -107,7 +109,7 @@ def say_absent(choice: Choice) -> list[str]:
 
 
 def _not_used(facts: Facts | InferenceFacts) -> list[str]:
-    kinds = [kind for kind in TRAINING if kind.key in facts.forbidden]
+    kinds = [kind for kind in TRAINING if kind.key in facts.forbidden and kind not in APPROXIMATE]
     return [f"not used: {kind.name}: {facts.forbidden[kind.key]}" for kind in kinds]
 
 

@@ -78,6 +78,8 @@ class Facts(Noun):
     weights: int
     gradients: int
     state: int
+    frozen: int
+    """Bytes of weights that are not trained and can be packed."""
     largest: int
     """Bytes of the largest parameter."""
     copies: float

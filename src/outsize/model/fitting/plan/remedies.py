@@ -30,11 +30,11 @@ from outsize.model.fitting.plan.facts import (
     plain_sizes,
     undo_bytes,
 )
+from outsize.model.fitting.plan.narrow_remedies import FrozenBits, KeptBits, StateBits
 from outsize.model.fitting.plan.projection import RATES, Projection
-from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind
+from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind, UpdatedInGroups, why_not_in_groups
 from outsize.model.fitting.plan.speeds import LAUNCH
 from outsize.model.fitting.run.runner import Work
-from outsize.model.fitting.update.optimizer_subset import why_not_one_by_one
 
 CALL = 2e-4
 """Seconds of the processor that a module computed again takes beside its launches."""
@@ -218,13 +218,6 @@ class Offload(RemedyKind[Facts]):
 
     def how(self, choice: Choice, facts: Facts) -> str:
         return f"{len(choice.offload)} blocks to the {place(facts)}: {shorten(choice.offload)}"
-
-
-class UpdatedInGroups(RemedyKind[Facts]):
-    """Needs an update of a few parameters at a time."""
-
-    def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
-        return why_not_in_groups(work, own_step)
 
 
 class InBackward(UpdatedInGroups):
@@ -434,7 +427,8 @@ class Expandable(RemedyKind[Facts]):
 
 
 REMEDIES: tuple[RemedyKind[Any], ...] = (
-    Slices(), Checkpoint(), Offload(), InBackward(), StateAway(), GradientsAway(), Stream(), Chunks(), Autocast(), Expandable(),
+    Slices(), Checkpoint(), Offload(), InBackward(), StateAway(), GradientsAway(), Stream(), Chunks(), Autocast(), StateBits(),
+    FrozenBits(), KeptBits(), Expandable(),
     hosted.Visits(), hosted.VisitingState(), hosted.EarlyUpdate(), hosted.InputsOnly(), hosted.Disk(), hosted.InputsAway(),
     hosted.Pieces(), hosted.HeadInPieces(),
 )  # fmt: skip
@@ -442,6 +436,9 @@ REMEDIES: tuple[RemedyKind[Any], ...] = (
 
 TRAINING = tuple(kind for kind in REMEDIES if not kind.hosted)
 """Those of a training step on the model's device."""
+
+APPROXIMATE = tuple(kind for kind in TRAINING if kind.exactness == Exactness.APPROXIMATE)
+"""Those that change results by more than rounding: they come after all others."""
 
 ALLOWED = {
     "exact": (Exactness.BITWISE, Exactness.ROUNDING),
@@ -454,14 +451,6 @@ ALLOWED = {
 def find_forbidden(work: Work, findings: Findings, own_step: bool) -> dict[str, str]:
     """Remedy -> the reason why it cannot be used here."""
     return {kind.key: why for kind in TRAINING if (why := kind.why_not(work, findings, own_step))}
-
-
-def why_not_in_groups(work: Work, own_step: bool) -> str:
-    """Why parameters cannot be updated a few at a time, empty where they can."""
-    if work.optimizer is None:
-        return ""
-    reason = "you step the optimizer yourself" if own_step else why_not_one_by_one(work.optimizer)
-    return reason or ("a GradScaler looks at all gradients before the update" if work.scaler is not None else "")
 
 
 def remedies_on(choice: Choice) -> list[RemedyKind[Any]]:

@@ -14,6 +14,7 @@ from outsize.model.fitting.learn.findings import Findings
 from outsize.model.fitting.plan.facts import Facts, HostedFacts, InferenceFacts, Sizes
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.run.runner import Work
+from outsize.model.fitting.update.optimizer_subset import why_not_one_by_one
 
 Level = dict[str, Any]
 """Fields of a `Choice` and their values: how far a remedy is used."""
@@ -126,3 +127,18 @@ class RemedyKind(Generic[F]):
         if isinstance(value, tuple):
             return str(len(value))
         return "" if value == 1 else f"{value:.0%}" if isinstance(value, float) else str(value)
+
+
+class UpdatedInGroups(RemedyKind[Facts]):
+    """Needs an update of a few parameters at a time."""
+
+    def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
+        return why_not_in_groups(work, own_step)
+
+
+def why_not_in_groups(work: Work, own_step: bool) -> str:
+    """Why parameters cannot be updated a few at a time, empty where they can."""
+    if work.optimizer is None:
+        return ""
+    reason = "you step the optimizer yourself" if own_step else why_not_one_by_one(work.optimizer)
+    return reason or ("a GradScaler looks at all gradients before the update" if work.scaler is not None else "")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic
 
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.plan.projection import Projection
-from outsize.model.fitting.plan.remedies import ALLOWED, remedies_on
+from outsize.model.fitting.plan.remedies import ALLOWED, APPROXIMATE, remedies_on
 from outsize.model.fitting.plan.remedy_kind import F, RemedyKind
 
 TRACES = 16
@@ -69,7 +69,12 @@ class Search(abc.ABC, Generic[F]):
     def run(self) -> Candidate:
         """The cheapest choice that fits, or a `BudgetError`."""
         self.candidates = sorted(self._combine(), key=lambda c: (c.seconds, c.predicted))
-        return self._cheapest(self.candidates, self.most) or self._last_resort()
+        found = self._cheapest(self.candidates, self.most)
+        if found is None and self.allow == "approximate":  # after all that is exact
+            rough = sorted(self._combine(APPROXIMATE), key=lambda c: (c.seconds, c.predicted))
+            self.candidates += rough
+            found = self._cheapest(rough, len(self.tried) + self.most)
+        return found or self._last_resort()
 
     def fits(self, candidate: Candidate) -> bool:
         """True where the traced step stays inside the budget."""
@@ -88,16 +93,18 @@ class Search(abc.ABC, Generic[F]):
             fitting += self._learn_from(candidate, candidates)
         return self._improve(min(fitting, key=lambda c: c.seconds)) if fitting else None
 
-    def _combine(self) -> Iterator[Candidate]:
-        """Every combination of levels that makes sense; of what may not be used the first level only."""
+    def _combine(self, rough: tuple[RemedyKind[Any], ...] = ()) -> Iterator[Candidate]:
+        """Every combination of levels that makes sense; of what may not be used the first level only. With
+        `rough` remedies at least one of them is on; of others that are approximate none is."""
         levels = []
         for kind in self.remedies:
             every = kind.levels(self.facts)
-            usable = kind.exactness in ALLOWED[self.allow] and kind.key not in self.facts.forbidden
+            exact = kind in rough or kind not in APPROXIMATE
+            usable = exact and kind.exactness in ALLOWED[self.allow] and kind.key not in self.facts.forbidden
             levels.append(every if usable and not kind.shown_without else every[:1])
         for combination in itertools.product(*levels):
             choice = Choice(**{name: value for level in combination for name, value in level.items()})
-            if self._is_sensible(choice):
+            if (not rough or any(kind.on(choice) for kind in rough)) and self._is_sensible(choice):
                 yield self._candidate(choice)
 
     def _is_sensible(self, choice: Choice) -> bool:

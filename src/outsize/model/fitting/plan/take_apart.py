@@ -14,12 +14,13 @@ import itertools
 from typing import Any
 
 from outsize.model.fitting.learn.findings import Findings
-from outsize.model.fitting.move.units import LISTS
+from outsize.model.fitting.move.units import LISTS, sizeof
 from outsize.model.fitting.plan.facts import Block, Facts, Ladder, Part
 from outsize.model.fitting.plan.projection import Projection, inclusive
 from outsize.model.fitting.plan.remedies import find_forbidden
 from outsize.model.fitting.plan.speeds import Timing
 from outsize.model.fitting.run.expandable_segments import can_grow
+from outsize.model.fitting.run.frozen_weights import frozen_modules
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.run.sequential_runs import SPANS, find_spans
 from outsize.model.fitting.update.optimizer_subset import parameters_of
@@ -65,6 +66,7 @@ def gather_facts(
     return Facts(
         device=work.device, rows=findings.rows, plain=plain, blocks=blocks, weights=_bytes(model.parameters()),
         gradients=sum(sizes), state=max(0, state if held else 0), largest=max(sizes, default=0),
+        frozen=sum(sizeof(weight) for weights in frozen_modules(work.model).values() for weight in weights),
         copies=state / max(1, sum(sizes)), parameters=len(sizes), activations=activations, heads=heads,
         shares=_shares([p for p in held if p.requires_grad]),
         logits=_head_bytes(heads, plain), chunked=chunked,

@@ -64,6 +64,7 @@ class Spread:
         """It was whole on all ranks: gradients become those of all."""
 
 
+PACKED = "fewer bits are for one rank"
 WAIT = "every rank has to have all gradients before the first update"
 
 
@@ -73,6 +74,9 @@ class Replicas(Spread):
     kind = "DDP"
     forbidden: ClassVar[dict[str, str]] = {
         "in_backward": WAIT,
+        "state_bits": PACKED,
+        "frozen_bits": PACKED,
+        "kept_bits": PACKED,
         "gradients_away": "DDP reduces gradients where they are",
         "stream": "DDP keeps the weights of its module",
     }
@@ -130,6 +134,9 @@ class Shards(Spread):
     talks = True
     forbidden: ClassVar[dict[str, str]] = {
         "in_backward": WAIT,
+        "state_bits": PACKED,
+        "frozen_bits": PACKED,
+        "kept_bits": PACKED,
         "gradients_away": "an OffloadPolicy of fully_shard does that for shards",
         "state_away": "an OffloadPolicy of fully_shard does that for shards",
         "stream": "shards are gathered when they are needed already",

@@ -20,10 +20,16 @@ SMALL = 16 * 2**10
 Forward = Callable[..., Any]
 
 
-def _is_its_bytes(tensor: Any) -> bool:
+def is_its_bytes(tensor: Any) -> bool:
     """False for zeros of forward-mode gradients, which have no memory, and values that are read with another sign than they
     are written."""
     return not (is_zero_tensor(tensor) or tensor.is_conj() or tensor.is_neg())
+
+
+def is_small(tensor: Any) -> bool:
+    """True where little is freed: an expanded view holds less than it shows."""
+    size = tensor.numel() * tensor.element_size()
+    return bool(size < SMALL or tensor.untyped_storage().nbytes() < size)
 
 
 class Offload:
@@ -46,7 +52,7 @@ class Offload:
         def pack(tensor: Any) -> Any:
             if is_functorch(tensor):
                 return tensor
-            if not _is_its_bytes(tensor) or self._is_small(tensor) or storage_key(tensor) in stays:
+            if not is_its_bytes(tensor) or is_small(tensor) or storage_key(tensor) in stays:
                 return tensor.detach()  # a result would hold the graph that holds it, for ever where a pass fails
             with torch.no_grad():
                 return self._pack(tensor)
@@ -58,12 +64,6 @@ class Offload:
                 return forward(*args, **kwargs)
 
         return run
-
-    @staticmethod
-    def _is_small(tensor: Any) -> bool:
-        """True where little is freed: an expanded view holds less than it shows."""
-        size = tensor.numel() * tensor.element_size()
-        return bool(size < SMALL or tensor.untyped_storage().nbytes() < size)
 
     def _pack(self, tensor: Any) -> StoredTensor:
         storage = tensor.untyped_storage()

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from outsize.model.fitting import batch as batches
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.evicted import EvictedStorages, EvictedTensor
 from outsize.model.fitting.move.loaded_state import load_elsewhere
+from outsize.model.fitting.move.narrow_store import NarrowStore
 from outsize.model.fitting.move.stores import Store
 from outsize.model.fitting.run.chunked_loss import chunked_heads
 from outsize.model.fitting.run.forward_functions import find_configs, other_forwards, without_cache
+from outsize.model.fitting.run.frozen_weights import FrozenWeights
+from outsize.model.fitting.run.narrow_saved import NarrowSaved
 from outsize.model.fitting.run.offload import Offload
 from outsize.model.fitting.run.recompute import checkpointed, generators_of
 from outsize.model.fitting.run.runner import Residence, Runner, Work
@@ -43,6 +46,7 @@ class Resident(Residence):
         self._modules = dict(work.model.named_modules())
         units = {name: self._modules[name] for name in choice.stream}
         self.streamer = Streamer(units, evicted, work.device == "cuda") if units else None
+        self.frozen = FrozenWeights(work.model, evicted) if choice.frozen_bits else None
         self.listens = self.streamer is not None
         self._configs = find_configs(work.model)
         self.generators = [*generators_of(next(work.model.parameters()).device), *work.sources] if self.real else []
@@ -118,6 +122,15 @@ class Resident(Residence):
                     module,
                     in_spans(module, spans, lambda h, f: checkpointed(h, f, work.written, work.device, self._states)),
                 )
+            narrow = None
+            if choice.kept_bits:
+                kept = (*work.model.parameters(), *work.model.buffers(), *batches.tensors_of(batch).values())
+                narrow = NarrowSaved({storage_key(tensor) for tensor in kept}, work.device)
+                put(work.model, narrow.wrap(work.model.forward))
+            if self.frozen is not None:
+                for name in self.frozen.weights:
+                    put(self._modules[name], self.frozen.wrap(name, self._modules[name].forward, narrow))
+                self.frozen.pack()
             stack.enter_context(self.evicted.working())
             try:
                 if self.streamer is not None:
@@ -131,10 +144,13 @@ class Resident(Residence):
 
     def settle(self, sink: Sink) -> None:
         """Take over from another choice: what this one wants at home comes home."""
-        away = set(self.streamed)
+        away = set(self.streamed) | {id(weight) for weight in (self.frozen.all if self.frozen is not None else ())}
         if isinstance(sink, Update):
             away |= {id(tensor) for tensor in sink.state_away()}
         self.evicted.settle(lambda tensor: id(tensor) in away, "another plan")
+
+    def packed(self) -> list[Any]:
+        return self.evicted.packed()
 
     def bring_weights(self) -> None:
         """Weights home; the optimizer's state stays where it is."""
@@ -169,7 +185,7 @@ class Resident(Residence):
         if thing is not self.work.optimizer:
             return None  # into weights that are away is written where they are
         self.forget_replaced()  # by a load that failed
-        if not self.choice.state_away:
+        if not self.choice.state_moved:
             return None
         self.end_slice()  # before the first step weights are at home, in the room that is needed
         self.store.land()
@@ -186,6 +202,18 @@ class Resident(Residence):
         self.store.close()
 
 
+def packed_tensors(model: Any, choice: Choice, device: str, real: bool) -> Callable[[Any], NarrowStore | None]:
+    """Which tensors a choice keeps in fewer bits: optimizer state, and weights that are not trained."""
+    weights = {id(parameter): parameter.requires_grad for parameter in model.parameters()}
+
+    def narrow(tensor: Any) -> NarrowStore | None:
+        trained = weights.get(id(tensor))
+        bits = choice.state_bits if trained is None else 0 if trained else choice.frozen_bits
+        return NarrowStore(tensor, bits, trained is not None, device, real) if bits else None
+
+    return narrow
+
+
 ResidentRunner = Runner[Resident]
 """A plan bound to a model on its device."""
 
@@ -200,7 +228,9 @@ def open_resident(
     evicted: EvictedStorages | None = None,
 ) -> ResidentRunner:
     """A runner of a model on its device; `evicted`: what is elsewhere already."""
-    weights = Resident(work, choice, store, EvictedStorages(store, real) if evicted is None else evicted, rows)
+    evicted = EvictedStorages(store, real) if evicted is None else evicted
+    evicted.narrow = packed_tensors(work.model, choice, work.device, real)
+    weights = Resident(work, choice, store, evicted, rows)
     own = InPlace(work.model, work.scaler)
     sink: Sink = own
     if work.optimizer is not None:

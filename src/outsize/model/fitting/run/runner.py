@@ -119,6 +119,10 @@ class Residence:
     def close(self, home: bool = True) -> None:
         """Everything is the user's own again, and home from where it waits unless told otherwise."""
 
+    def packed(self) -> list[Any]:
+        """Tensors that hold weights and state in fewer bits."""
+        return []
+
     def check_model(self) -> None:
         """An `InputError` where the model has become another than the one that was planned for."""
 

@@ -61,7 +61,7 @@ class Update(Sink):
         self._known = list(model.parameters())
         """The model's parameters."""
         trained = [parameter for parameter in parameters_of(optimizer) if parameter.requires_grad]
-        self._visiting = {id(parameter) for parameter in largest_part(trained, choice.state_away)}
+        self._visiting = {id(parameter) for parameter in largest_part(trained, choice.state_moved)}
         """Ids of parameters whose state lives elsewhere, where that is not all of it."""
         self._away: dict[Any, Any] = {}
         """Parameter -> its gradient in the store."""
@@ -84,7 +84,7 @@ class Update(Sink):
         """Nothing of a step that was given up half way is part of it; state is where it belongs."""
         self._forget()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.evicted.real and self.choice.state_away:
+        if self.evicted.real and self.choice.state_moved:
             own_memory(self.optimizer)
         self._send_state()
 
@@ -183,7 +183,7 @@ class Update(Sink):
         import torch
 
         choice = self.choice
-        if choice.state_away or choice.gradients_away or choice.stream or not self.evicted.real:
+        if choice.state_moved or choice.gradients_away or choice.stream or not self.evicted.real:
             return False
         if not parameters or not parameters[0].is_cuda or len(self.optimizer.state) < len(parameters):
             return False
@@ -286,7 +286,7 @@ class Update(Sink):
         """Their state tensors that live elsewhere and are worth moving: the size of the parameter, not step counters."""
         import torch
 
-        whole = self.choice.state_away >= 1  # also of parameters that the optimizer was given later
+        whole = self.choice.state_moved >= 1  # also of parameters that the optimizer was given later
         visiting = (p for p in parameters if whole or id(p) in self._visiting)
         values = (value for p in visiting for value in self.optimizer.state.get(p, {}).values())
         return [value for value in values if isinstance(value, torch.Tensor) and value.dim() and value.numel() > 1]
@@ -302,7 +302,7 @@ class Update(Sink):
             away = {id(tensor) for tensor in self.state_away()}
             self.evicted.bring([value for value in state_of(self.optimizer) if id(value) not in away], "a step")
             self.evicted.loaded = False
-        if self.choice.state_away:
+        if self.choice.state_moved:
             self.evicted.send(self.state_away())
             self.evicted.store.land()
 
@@ -311,7 +311,11 @@ class Update(Sink):
         update need not wait for the link."""
         store = self.evicted.store
         slots = ((tensor, self.evicted.hand_over(tensor)) for tensor in tensors)
-        kept = {id(tensor): StoredTensor(tensor, store, slot=slot) for tensor, slot in slots if slot is not None}
+        kept = {
+            id(tensor): StoredTensor(tensor, self.evicted.of(tensor).store, slot=slot)
+            for tensor, slot in slots
+            if slot is not None
+        }
         for run in in_runs([tensor for tensor in tensors if id(tensor) not in kept], CLONED):
             large = store.beside and sizeof(run[0]) > CLONED
             copies = copy_all(run) if store.beside and not large else [t if t.dim() else t.clone() for t in run]

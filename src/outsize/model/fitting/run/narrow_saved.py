@@ -1,0 +1,100 @@
+"""What a forward pass saves for the backward pass, kept in 8 bits.
+
+In: a module's forward function. Out: another that gives the same result, and whose saved tensors wait as 8-bit steps with a scale
+for 128 numbers (`codes.py`). The gradient is that of rounded activations. Kept as they are: weights, the batch, whole numbers,
+small tensors, and one number a row, such as the mean of a norm or the log-sum-exp of an attention, which is an exponent.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from outsize.model.fitting.move.codes import decode, encode
+from outsize.model.fitting.move.stores import without_gaps
+from outsize.model.fitting.run.offload import is_its_bytes, is_small
+from outsize.model.torch_port.dispatch import is_functorch
+from outsize.model.torch_port.objects import key_of, storage_key, version_of
+
+
+class Packed:
+    """A tensor in 8 bits."""
+
+    __slots__ = ("__weakref__", "_codes", "_layout", "made")
+
+    def __init__(self, tensor: Any, device: Any) -> None:
+        dense = without_gaps(tensor)
+        flat = dense if dense.is_contiguous() else dense.as_strided((dense.numel(),), (1,))
+        self._layout = (tensor.shape, dense.stride(), tensor.dtype, device)
+        self._codes = encode(flat.view(-1), 8, steps=True)
+        self.made: Any = None
+
+    def unpack(self) -> Any:
+        """The tensor, rounded; the same one for all who ask while it lives."""
+        import torch
+
+        tensor = self.made() if self.made is not None else None
+        if tensor is None:
+            shape, strides, dtype, device = self._layout
+            tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            decode(self._codes, tensor.as_strided((tensor.numel(),), (1,)))
+            self.made = weakref.ref(tensor)
+        return tensor
+
+
+class NarrowSaved:
+    """Saved tensors of one pass."""
+
+    def __init__(self, stays: set[int], device: str) -> None:
+        self._device = device
+        """Where tensors come back to: one without contents does not know."""
+        self._stays = stays
+        """Storages that are there anyway."""
+        self._known: dict[tuple[Any, ...], Any] = {}
+        self._rows: set[tuple[int, ...]] = set()
+        """Shapes of saved tensors without their last axis."""
+
+    def wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """`forward` whose saved tensors are packed."""
+        import torch
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return forward(*args, **kwargs)
+            with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
+                return forward(*args, **kwargs)
+
+        return run
+
+    def pack(self, tensor: Any) -> Any:
+        """What is kept of a tensor."""
+        import torch
+
+        if is_functorch(tensor):
+            return tensor
+        known = is_its_bytes(tensor) and tensor.is_floating_point() and tensor.dim() > 1 and tensor.shape[-1] > 1
+        if not known or is_small(tensor) or storage_key(tensor) in self._stays or tuple(tensor.shape) in self._rows:
+            return tensor.detach()
+        self._rows.add(tuple(tensor.shape[:-1]))
+        storage = tensor.untyped_storage()
+        key = (
+            key_of(storage),
+            version_of(tensor),
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+        )
+        alive, found = self._known.get(key, (lambda: None, lambda: None))
+        packed = found() if alive() is storage else None
+        if packed is None:
+            with torch.no_grad():
+                packed = Packed(tensor.detach(), self._device)
+            self._known[key] = (weakref.ref(storage), weakref.ref(packed))
+        return packed
+
+    @staticmethod
+    def unpack(packed: Any) -> Any:
+        """The tensor again."""
+        return packed.unpack() if isinstance(packed, Packed) else packed
