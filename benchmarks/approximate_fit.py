@@ -18,7 +18,7 @@ from torch.nn import functional
 
 import outsize
 
-STEPS, LENGTH, ROWS = 300, 64, 32
+STEPS, LENGTH, ROWS = 150, 64, 32
 EXACT = ("slices", "checkpoint", "offload", "in_backward", "state_away", "gradients_away", "stream", "chunks")
 NARROW = ("autocast", "state_bits", "frozen_bits", "kept_bits")
 
