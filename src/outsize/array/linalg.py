@@ -136,7 +136,7 @@ def norm(x: Array, /, *, ord: Any = None, axis: Any = None, keepdims: bool = Fal
     if len(axes) == 1 and not isinstance(ord, str):
         return vector_norm(x, axis=axes, keepdims=keepdims, ord=2 if ord is None else ord)
     if len(axes) != 2:
-        raise InputError(f"norm of ord {ord!r} is of vectors in one axis or matrices in two, not of {len(axes)} axes")
+        raise InputError(f"norm with ord={ord!r} takes one axis (vectors) or two (matrices), not {len(axes)}")
     order = axes if axis is None else tuple(axis_index(place, x.ndim) for place in axis)
     found = matrix_norm(moveaxis(x, order, (-2, -1)), ord="fro" if ord is None else ord)
     return expand_dims(found, axis=tuple(sorted(axes))) if keepdims else found

@@ -240,6 +240,16 @@ class Footprint(Noun):
         """Peak of reserved bytes less peak of allocated bytes."""
         return max(0, self.peak_reserved.bytes - self.peak_allocated.bytes)
 
+    @property
+    def amounts(self) -> dict[str, Amount]:
+        """Every peak that is known, by its name."""
+        use = "resident" if self.pool.kind == "host" else "on the device"
+        found = {
+            "requested": self.peak_requested, "allocated": self.peak_allocated, "reserved": self.peak_reserved,
+            use: self.device_use, "host tensors": self.host,
+        }  # fmt: skip
+        return {name: amount for name, amount in found.items() if amount is not None}
+
     def compare(self, measured: Mapping[str, Any] | None = None, **named: int) -> Receipt:
         """Compare with a real run: `compare(torch.cuda.memory_stats())`, or any of `allocated=`, `reserved=`, `used=` in bytes.
 

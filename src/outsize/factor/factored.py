@@ -351,7 +351,7 @@ class Factored(Array):
 
         there = xp.asarray(other)
         if there.shape != self.shape:
-            raise InputError(f"an inner product is of equal shapes, not {self.shape} and {there.shape}")
+            raise InputError(f"an inner product needs two equal shapes, not {self.shape} and {there.shape}")
         product = (xp.conj(self.array) * there).sum()
         return complex(product) if product.dtype.kind == "c" else float(product)
 
@@ -364,7 +364,7 @@ class Factored(Array):
 
             there = xp.asarray(other)
             if there.shape != self.shape:
-                raise InputError(f"a distance is of equal shapes, not {self.shape} and {there.shape}")
+                raise InputError(f"a distance needs two equal shapes, not {self.shape} and {there.shape}")
             high = np.complex128 if "c" in (self.dtype.kind, there.dtype.kind) else np.float64
             apart = float(xp.linalg.vector_norm(self.array.astype(high) - there.astype(high)))
             size = float(xp.linalg.vector_norm(there.astype(high))) if relative else 1.0

@@ -45,7 +45,9 @@ class guard(ContextDecorator):
     def __call__(self, function: Callable[..., Any]) -> Any:
         """The function with the guard around all of its run: one that waits or yields has only begun when it returns."""
         if inspect.isasyncgenfunction(function):
-            raise InputError(f"{function.__name__} yields and waits: write `with outsize.guard():` inside of it")
+            raise InputError(
+                f"{function.__name__} is an asynchronous generator: write `with outsize.guard():` inside of it"
+            )
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)

@@ -74,7 +74,7 @@ def read_tree(root: int) -> TreeReading:
 
 def read_process(pid: int) -> ProcessReading | None:
     """One process, None where it has gone."""
-    text = _read(f"/proc/{pid}/status")
+    text = read_proc(f"/proc/{pid}/status")
     if not text:
         return None
     files = _kib(_field(text, "RssFile"))
@@ -102,14 +102,16 @@ def read_all() -> TreeReading:
 def read_private(pid: int) -> int | None:
     """Bytes that would be free if a process ended; None where it has gone or may not be looked at. The kernel walks all its
     pages for this: about a millisecond for each gigabyte."""
-    table = dict(line.split(":", 1) for line in (_read(f"/proc/{pid}/smaps_rollup") or "").splitlines() if ":" in line)
+    table = dict(
+        line.split(":", 1) for line in (read_proc(f"/proc/{pid}/smaps_rollup") or "").splitlines() if ":" in line
+    )
     names = ("Private_Clean", "Private_Dirty", "Private_Hugetlb")
     return sum(_kib(table.get(name)) for name in names) if names[0] in table else None
 
 
 def _exit_status(pid: int) -> int:
     """Exit status of a process that has ended and was not waited for; 0 where the kernel does not say."""
-    words = (_read(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    words = (read_proc(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
     return os.waitstatus_to_exitcode(int(words[49])) if len(words) > 49 else 0
 
 
@@ -118,13 +120,13 @@ _LIBRARIES = {"libtorch": "pytorch", "tensorflow_framework": "tensorflow", "xla_
 
 def read_library(pid: int) -> str | None:
     """The framework for tensors that a process has loaded, None where it has none or may not be looked at."""
-    maps = _read(f"/proc/{pid}/maps") or ""
+    maps = read_proc(f"/proc/{pid}/maps") or ""
     return next((name for file, name in _LIBRARIES.items() if file in maps), None)
 
 
 def read_kills() -> int | None:
     """How often the kernel has killed for memory on this machine since it started; None where it does not say."""
-    for line in (_read("/proc/vmstat") or "").splitlines():
+    for line in (read_proc("/proc/vmstat") or "").splitlines():
         if line.startswith("oom_kill "):
             return int(line.split()[1])
     return None
@@ -138,7 +140,7 @@ def children_of(pid: int) -> list[int]:
         return []
     children = []
     for thread in threads:
-        children += [int(word) for word in (_read(f"/proc/{pid}/task/{thread}/children") or "").split()]
+        children += [int(word) for word in (read_proc(f"/proc/{pid}/task/{thread}/children") or "").split()]
     return children
 
 
@@ -155,7 +157,7 @@ def _kib(text: str | None) -> int:
     return 0 if text is None else int(text.split()[0]) * 1024
 
 
-def _read(path: str) -> str | None:
+def read_proc(path: str) -> str | None:
     """A file of /proc; None where it has gone or may not be read. Python's own files take several times as long."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

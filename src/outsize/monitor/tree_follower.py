@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from outsize.monitor.pace import Paced
-from outsize.monitor.tree import ProcessReading, TreeReading, children_of, read_process
+from outsize.monitor.tree import ProcessReading, TreeReading, children_of, read_proc, read_process
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CHANGED = 2**20
@@ -78,14 +78,5 @@ class TreeFollower:
 
 def _read_pages(pid: int) -> tuple[int, int] | None:
     """(bytes of RAM it has mapped, those of them that are files or shared memory); None where it has gone."""
-    try:
-        file = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        words = os.read(file, 256).split()
-    except OSError:
-        return None
-    finally:
-        os.close(file)
-    return int(words[1]) * _PAGE, int(words[2]) * _PAGE
+    words = (read_proc(f"/proc/{pid}/statm") or "").split()
+    return (int(words[1]) * _PAGE, int(words[2]) * _PAGE) if words else None

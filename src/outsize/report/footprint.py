@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from outsize.core.footprint import Amount, Footprint, Growth, Layers, Loading, Receipt
+from outsize.core.footprint import Footprint, Growth, Layers, Loading, Receipt
 from outsize.core.memory import Part
 from outsize.core.units import format_bytes
 from outsize.report.layout import ByWidth, make_table
@@ -119,12 +119,9 @@ def _verdict(footprint: Footprint) -> Text:
 
 
 def _peaks(footprint: Footprint) -> Table:
-    use = "resident" if footprint.pool.kind == "host" else "on the device"
-    amounts: list[tuple[str, Amount | None]] = [
-        ("requested", footprint.peak_requested), ("allocated", footprint.peak_allocated),
-        ("reserved", footprint.peak_reserved), (use, footprint.device_use), ("host tensors", footprint.host),
-    ]  # fmt: skip
-    rows = [(name, format_bytes(one.bytes), format_bytes(one.bound), one.known) for name, one in amounts if one]
+    rows = [
+        (name, format_bytes(one.bytes), format_bytes(one.bound), one.known) for name, one in footprint.amounts.items()
+    ]
     return make_table(("peak", "likely", "at most", "known"), rows, right=("likely", "at most"))
 
 

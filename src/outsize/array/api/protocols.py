@@ -66,7 +66,9 @@ def _into(made: Array, target: Any, where: Any, ufunc: np.ufunc) -> Any:
 
     if target is None:
         if where is not True:
-            raise InputError(f"np.{ufunc.__name__}(where=...) needs out=: elsewhere there is nothing")
+            raise InputError(
+                f"np.{ufunc.__name__}(where=...) needs out=, whose values stay where the condition is false"
+            )
         return made
     if made.shape != target.shape:
         raise InputError(f"out has the shape {target.shape} and the result {made.shape}")

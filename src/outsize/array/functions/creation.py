@@ -69,7 +69,7 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
     check_device(device)
     begin, end = (0, start) if stop is None else (start, stop)
     if not step:
-        raise InputError(f"arange from {begin} to {end} never arrives with steps of 0")
+        raise InputError(f"arange from {begin} to {end} needs a step other than 0")
     exact = builtins.all(isinstance(value, int | np.integer) for value in (begin, end, step))
     count = builtins.max(0, -((begin - end) // step) if exact else math.ceil((end - begin) / step))
     element = np.dtype(dtype) if dtype is not None else np.asarray([begin, end, step]).dtype
@@ -110,7 +110,7 @@ def _diagonal(k: Any, rows: int, columns: int) -> int:
 def _matrix_of(x: Array) -> tuple[int, int]:
     """Rows and columns; a vector is every row of a square, as in NumPy."""
     if not x.ndim:
-        raise InputError("a triangle is part of a matrix: this array has no dimensions")
+        raise InputError("tril and triu take matrices, and this array has no dimensions")
     return (x.shape[-1], x.shape[-1]) if x.ndim == 1 else (x.shape[-2], x.shape[-1])
 
 

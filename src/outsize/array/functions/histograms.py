@@ -82,11 +82,13 @@ def _histogram(values: Block, weights: Block | None, edges: Block, even: bool) -
 def _edges(values: Array, bins: Any, range: Any) -> tuple[Block, bool]:
     """(edges, True where they are evenly apart by NumPy's own rule)."""
     if isinstance(bins, str):
-        raise InputError(f"histogram finds no number of bins by {bins!r}: give a number of bins, or their edges")
+        raise InputError(
+            f"histogram has no rule {bins!r} for the number of bins: give a number of bins, or their edges"
+        )
     if np.ndim(bins):
         edges = np.asarray(bins)
         if edges.ndim != 1 or (edges[1:] < edges[:-1]).any():
-            raise InputError("the edges of bins are one list that never falls")
+            raise InputError("the edges of bins are one list of numbers that do not decrease")
         return edges, False
     if range is None and values.size:
         range = (values.min().compute()[()], values.max().compute()[()])
@@ -102,7 +104,7 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Array:
     edges = np.asarray(bins)
     side = "left" if right else "right"
     if edges.ndim != 1 or not ((edges[1:] >= edges[:-1]).all() or (edges[1:] <= edges[:-1]).all()):
-        raise InputError("digitize takes edges in one dimension that rise or fall throughout")
+        raise InputError("digitize takes edges in one dimension that only increase or only decrease")
     if (edges[1:] >= edges[:-1]).all():
         return searchsorted(edges, x, side=side)
     return len(edges) - searchsorted(edges[::-1].copy(), x, side=side)

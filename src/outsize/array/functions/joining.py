@@ -162,7 +162,7 @@ def rot90(x: Any, k: int = 1, axes: Any = (0, 1)) -> Array:
     array = asarray(x)
     one, two = (make.axis_index(axis, array.ndim) for axis in axes)
     if one == two:
-        raise InputError(f"rot90 turns two axes, and {tuple(axes)} is one")
+        raise InputError(f"rot90 needs two different axes, not {tuple(axes)}")
     turns = k % 4
     if turns == 2:
         return flip(array, axis=(one, two))

@@ -220,7 +220,7 @@ def diff(x: Any, /, *, axis: int = -1, n: int = 1, prepend: Any = None, append: 
     """Differences of neighbours; `prepend` and `append` are put before and behind the array first."""
     array = asarray(x)
     if make.whole("the order of a difference", n) < 0:
-        raise InputError(f"a difference of order {n} is none: give 0 or more")
+        raise InputError(f"diff takes n of 0 or more, not {n}")
     place = make.axis_index(axis, array.ndim)
     edge = (*array.shape[:place], 1, *array.shape[place + 1 :])
     parts = [asarray(part) for part in (prepend, array, append) if part is not None]

@@ -106,7 +106,7 @@ def gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> Ar
 
 def _slope(f: Array, axis: int, spacing: Any, edge_order: int) -> Array:
     if edge_order not in (1, 2):
-        raise InputError(f"gradient has edges of order 1 or 2, not {edge_order}")
+        raise InputError(f"gradient takes edge_order=1 or 2, not {edge_order}")
     if f.shape[axis] < edge_order + 1:
         raise InputError(
             f"a gradient of order {edge_order} at the edges needs {edge_order + 1} elements along axis {axis}"
@@ -178,7 +178,7 @@ def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period
     """Values between samples by straight lines. The samples are held in memory."""
     places, values = np.asarray(xp), np.asarray(fp)
     if places.ndim != 1 or places.shape != values.shape or not places.size:
-        raise InputError(f"interp takes as many places as values, one or more, not {places.shape} and {values.shape}")
+        raise InputError(f"interp takes xp and fp of one length, not empty, not {places.shape} and {values.shape}")
     function = functools.partial(_interp, xp=places, fp=values, left=left, right=right, period=period)
     wide = asarray(x).astype(np.float64)
     dtype = np.complex128 if values.dtype.kind == "c" else np.float64

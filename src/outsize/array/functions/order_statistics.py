@@ -124,7 +124,7 @@ def _quantile(name: str, x: Any, q: Block, weak: bool, axis: Any, method: str, k
     node, ones = _lanes(x, axis)
     length, inexact = node.shape[-1], node.dtype.kind == "f"
     if node.dtype.kind in "bc":
-        raise InputError(f"a {name} of {node.dtype} lies between no two elements: cast it to real numbers first")
+        raise InputError(f"{name} takes real numbers, not {node.dtype}: cast it first")
     if length == 0:
         raise InputError(f"{name} of no elements (shape {asarray(x).shape}, axis {axis}) has no value")
     if q.ndim > 1 or not bool(np.all((q >= 0) & (q <= 1))):

@@ -41,9 +41,7 @@ def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Array:
         or len(set(right)) != len(right)
         or min(left, default=0) < 0
     ):
-        raise InputError(
-            f"tensordot sums pairs of axes, and axes={axes!r} of {a.ndim} and {b.ndim} dimensions are none"
-        )
+        raise InputError(f"tensordot cannot pair axes={axes!r} of arrays with {a.ndim} and {b.ndim} dimensions")
     rows = [i for i in range(a.ndim) if i not in left]
     columns = [i for i in range(b.ndim) if i not in right]
     if not left:

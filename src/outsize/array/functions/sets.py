@@ -51,7 +51,7 @@ def nonzero(x: Any, /) -> tuple[Array, ...]:
     """The indices of all elements that are not zero, an array for each axis. They are counted at the call, in one pass."""
     array = asarray(x)
     if not array.ndim:
-        raise InputError("nonzero needs at least one dimension: a 0-d array is zero or it is not")
+        raise InputError("nonzero needs an array of at least one dimension")
     mask = flat_mask(array.node)
     flat = Array(keep(_places(array.size), mask, count(mask)))
     found = []
@@ -131,7 +131,7 @@ def unique(
 ) -> Array | tuple[Array, ...]:  # fmt: skip
     """NumPy's `unique` of all elements: NaNs are one unless `equal_nan=False`; the array, or a tuple with what is asked."""
     if axis is not None:
-        raise InputError(f"unique is of all elements, not of the rows along axis {axis}: give it one column at a time")
+        raise InputError(f"unique looks at all elements and has no axis={axis}: give it one column at a time")
     parts = _distinct(x, index=return_index, inverse=return_inverse, counts=return_counts, equal_nan=equal_nan)
     return parts[0] if len(parts) == 1 else tuple(parts)
 

@@ -54,7 +54,7 @@ class Coded(Resident):
         axes, rest = divmod(len(self.layout) - 1, 2)
         sound = rest == 0 and axes > 0 and all(length > 0 for length in self.layout) and len(self.tolerance) == 1
         if not sound or self.layout[-1] not in (4, 8) or not self.tolerance[0] > 0:
-            raise InputError(f"the layout {self.layout.tolist()[:9]} is that of no blocks")
+            raise InputError(f"the layout {self.layout.tolist()[:9]} does not describe blocks")
         blocks = math.prod(-(-n // b) for n, b in zip(self.shape, self.box, strict=True))
         grows = len(self.offsets) == blocks + 1 and bool((np.diff(self.offsets) >= 0).all())
         if not grows or self.offsets[0] != 0 or self.offsets[-1] != len(self.data):

@@ -49,22 +49,6 @@ def read_size(text: str) -> int | None:
     return round(Fraction(number.rstrip(".")) * (1 << _SCALES.get(unit, 0)))
 
 
-def _read_count(text: str) -> int:
-    return int(text.replace(",", ""))
-
-
-def _read_shape(text: str) -> tuple[int, ...]:
-    return tuple(int(axis) for axis in re.findall(r"[0-9]+", text))
-
-
-def _read_gib(text: str) -> int:
-    return round(Fraction(text) * 2**30)
-
-
-def _read_kernel(text: str) -> int:
-    return int(text) * 1024
-
-
 @dataclass(frozen=True, slots=True)
 class Kind:
     """What may stand in a hole and how it is read."""
@@ -75,18 +59,19 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "size": Kind(f"{_NUMBER} ?{_UNIT}", read_size),
-    "count": Kind(_COUNT, _read_count),
-    "kb": Kind(r"[0-9]{1,24}", _read_kernel),
-    "gib": Kind(r"[0-9]{1,12}(?:\.[0-9]{1,12})?", _read_gib),
+    "count": Kind(_COUNT, lambda text: int(text.replace(",", ""))),
+    "kb": Kind(r"[0-9]{1,24}", lambda text: int(text) * 1024),
+    "gib": Kind(r"[0-9]{1,12}(?:\.[0-9]{1,12})?", lambda text: round(Fraction(text) * 2**30)),
     "int": Kind(r"[0-9]{1,20}", int),
     "float": Kind(r"[0-9]{1,12}(?:\.[0-9]{1,12})?", float),
-    "shape": Kind(r"[\[(] ?(?:[0-9]{1,20} ?(?:, ?[0-9]{1,20} ?){0,32},? ?)?[\])]", _read_shape),
+    "shape": Kind(r"[\[(] ?(?:[0-9]{1,20} ?(?:, ?[0-9]{1,20} ?){0,32},? ?)?[\])]",
+                  lambda text: tuple(int(axis) for axis in re.findall(r"[0-9]+", text))),
     "dtype": Kind(_DTYPE, str),
     "word": Kind(_WORD, str),
     "task": Kind(_TASK, str),
     "command": Kind(r"[\w./-]{1,32}", str),
     "name": Kind(r"\(?[^()\n]{1,64}?\)?", str),
-}
+}  # fmt: skip
 """Hole kind -> pattern and reader. `size` has a unit, `count` is a plain number of bytes, `kb` a kernel's kB, `gib` a number
 whose GiB stands further on."""
 

@@ -51,12 +51,12 @@ def find_device(device: str) -> Any | None:
 
 def compile_for(
     device: Any, function: Callable[..., Any], shapes: Sequence[Any], donated: Sequence[int],
-    options: Mapping[str, Any] | None = None, keep_unused: bool = True,
+    options: Mapping[str, Any] | None = None,
 ) -> Compiled:  # fmt: skip
     """Compile for a device; arguments that are not used are in memory all the same."""
     jax = require_jax()
     with jax.default_device(device):
-        lowered = jax.jit(function, donate_argnums=tuple(donated), keep_unused=keep_unused).lower(*shapes)
+        lowered = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True).lower(*shapes)
         made = lowered.compile(compiler_options=dict(options)) if options else lowered.compile()
     found = made.memory_analysis()
     closed_over = sum(value.bytes for value in read(jax.make_jaxpr(function)(*shapes)).constants)

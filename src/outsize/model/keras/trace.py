@@ -63,7 +63,7 @@ def trace_model(model: Any, data: Any, step: Callable[[Any], Any] | None = None)
         return _traced(model.name, graph, _kinds(model, optimizer), notes)
 
 
-def trace_function(step: Any, args: tuple[Any, ...], known: Any = None) -> Traced:
+def trace_function(step: Any, args: tuple[Any, ...]) -> Traced:
     """A function of TensorFlow code, or a `tf.function`."""
     tf = port.tensorflow()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outsize.core.footprint import Amount, Footprint
+from outsize.core.footprint import Footprint
 from outsize.core.memory import Part
 from outsize.core.units import format_bytes
 from outsize.report.html.page import Page
@@ -90,14 +90,8 @@ def _timeline(footprint: Footprint) -> Timeline:
 
 
 def _peaks(footprint: Footprint) -> Grid:
-    use = "resident" if footprint.pool.kind == "host" else "on the device, with its context"
-    amounts: list[tuple[str, Amount | None]] = [
-        ("requested", footprint.peak_requested), ("allocated", footprint.peak_allocated),
-        ("reserved", footprint.peak_reserved), (use, footprint.device_use), ("host tensors", footprint.host),
-    ]  # fmt: skip
     rows = [
         (name, format_bytes(one.bytes), f"{one.bytes:,}", format_bytes(one.bound), one.known)
-        for name, one in amounts
-        if one is not None
+        for name, one in footprint.amounts.items()
     ]
     return Grid(title="Peaks", columns=("peak", "likely>", "bytes>", "at most>", "known"), rows=rows)
