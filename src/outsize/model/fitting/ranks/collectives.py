@@ -20,8 +20,12 @@ from outsize.model.torch_port.objects import holders_of, storage_key
 from outsize.model.torch_port.patches import replaced
 from outsize.model.torch_port.ranked import COLLECTIVES
 
-LATE = 0.05
+LATE = 5.0
 """Seconds that the other end of a call on the host is given to let go of its tensors."""
+
+
+Pausing = Callable[[], contextlib.AbstractContextManager[None]]
+"""Gloo copies what it reduces and lets go of the copy in a thread of its own, which whoever measures would not see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +78,14 @@ class Collectives:
         self._last: list[Call] | None = None
         """Those of the last slice."""
         self._depth = 0
+        self._pausing: Pausing = contextlib.nullcontext
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
-        """Note what is called while the block runs."""
+    def noting(self, pausing: Pausing = contextlib.nullcontext) -> Iterator[None]:
+        """Note what is called while the block runs; `pausing()`: around each call nobody measures."""
         import torch.distributed as dist
 
-        self._slices = []
+        self._slices, self._pausing = [], pausing
         with replaced(
             [(dist, name, self._noted(name, vars(dist)[name])) for name in COLLECTIVES if name in vars(dist)]
         ):
@@ -115,7 +120,8 @@ class Collectives:
             try:
                 tensors = [t for t in tensors_in((args, kwargs)) if t.device.type == "cpu"]
                 before = [(storage_key(t), holders_of(storage_key(t))) for t in tensors]
-                out = function(*args, **kwargs)
+                with self._pausing():
+                    out = function(*args, **kwargs)
             finally:
                 self._depth -= 1
             if self._slices:

@@ -14,14 +14,15 @@ from outsize.model.fitting.plan_in_use import PlanInUse, Planned
 from outsize.model.fitting.planner import Settled
 from outsize.model.fitting.ranks.agreement import Ranks, all_ranks
 from outsize.model.fitting.ranks.fitted import RankedFitted
-from outsize.model.fitting.ranks.planner import RankedPlanner, agree_on_budget, refuse
+from outsize.model.fitting.ranks.planner import RankedPlanner, agree_on_budget, refuse, refuse_inference
 from outsize.model.fitting.ranks.spread import Spread
 
 
 def fit_ranked(spread: Spread, loss: Any, optimizer: Any, batch: Any, **given: Any) -> RankedFitted:
     """Plan on all ranks."""
+    refuse(given)
     request = read_request(spread.model, loss, optimizer, batch, **given)
-    refuse(request)
+    refuse_inference(request)
     ranks = all_ranks()
     request = agree_on_budget(request, ranks)
     planner = RankedPlanner(request, spread, ranks)

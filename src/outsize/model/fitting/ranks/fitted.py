@@ -21,6 +21,8 @@ class RankedFitted(Fitted):
         self._ranks = ranks
         self.rank_peaks: list[int] = []
         """Peak of the last step on each rank, by number."""
+        if self._used.runner is not None:
+            self._used.runner.spread.pausing = self._meter.apart
         self._faster.watched = 0  # by times, which every rank would measure otherwise
 
     def _held(self, batch: Any) -> list[Any]:

@@ -278,12 +278,16 @@ def agree_on_budget(request: Request, ranks: Ranks) -> Request:
     return replace(request, budgets=(least, *request.budgets[1:]))
 
 
-def refuse(request: Request) -> None:
-    """What is not planned over ranks."""
-    if request.host is not None:
+def refuse(given: dict[str, Any]) -> None:
+    """Arguments that are not for ranks."""
+    if any(given.get(name) is not None for name in ("device", "host", "weights")):
         raise InputError(
             "device=, host= and weights= are for one process: a model on many ranks stays where it is spread"
         )
+
+
+def refuse_inference(request: Request) -> None:
+    """What is not planned over ranks."""
     if request.call is not None:
         raise InputError(
             "fit plans training steps over ranks: give an optimizer or own_step=True; for inference fit the model of one rank"

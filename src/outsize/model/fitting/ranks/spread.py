@@ -14,7 +14,7 @@ import contextlib
 from typing import Any, ClassVar
 
 from outsize.core.errors import InputError
-from outsize.model.fitting.ranks.collectives import Collectives
+from outsize.model.fitting.ranks.collectives import Collectives, Pausing
 from outsize.model.torch_port.ranked import is_old_sharding, is_started
 from outsize.model.torch_port.sharding import is_spread, reset_shards, shards_of, states_of
 
@@ -32,6 +32,8 @@ class Spread:
     def __init__(self, model: Any) -> None:
         self.model = model
         """The module whose step is planned."""
+        self.pausing: Pausing = contextlib.nullcontext
+        """Around a collective call."""
 
     @property
     def held(self) -> int:
@@ -168,7 +170,7 @@ class Shards(Spread):
 
     def passing(self) -> contextlib.AbstractContextManager[None]:
         """Calls are noted."""
-        return self._calls.noting()
+        return self._calls.noting(self.pausing)
 
     def begin(self, slices: int) -> None:
         self._slices, self._begun = slices, 0

@@ -7,7 +7,8 @@ numbers, so they show what the plan has missed: the scratch of a kernel, a user'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from outsize.model.fitting.move import evicted
@@ -15,6 +16,10 @@ from outsize.model.torch_port.objects import key_of, start_allocator_events, sto
 
 STATE = 5056
 """Bytes of the state of the CPU's generator: whoever runs a module twice keeps some, which no plan counts."""
+
+
+MARK = 7919
+"""Bytes of a mark among the allocator's events: a size that nobody else asks for."""
 
 
 class Meter:
@@ -26,6 +31,8 @@ class Meter:
         """A window is open."""
         self._kind = kind
         self._total = self._peak = 0
+        self._is_apart = False
+        """The events that come belong to nobody's count."""
         self._old: dict[int, int] = {}
         """Storage -> bytes, where the allocator had handed them out before it was listened to: it does not tell of their end."""
         self._renewed: dict[int, int] = {}
@@ -60,6 +67,20 @@ class Meter:
             self._add_up()
             self._listen()
 
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """What the block takes and gives back is not counted: its events stand between two marks."""
+        import torch
+
+        marks = self.open and self._kind == "cpu"
+        if marks:
+            torch.empty(MARK, dtype=torch.uint8)
+        try:
+            yield
+        finally:
+            if marks:
+                torch.empty(MARK, dtype=torch.uint8)
+
     def end(self) -> int | None:
         """The window's peak; None where nothing was measured."""
         import torch
@@ -85,7 +106,10 @@ class Meter:
 
     def _add_up(self) -> None:
         for change in stop_allocator_events():
-            self._total += change if abs(change) != STATE else 0
+            if change == MARK:
+                self._is_apart = not self._is_apart
+            if abs(change) not in (STATE, MARK) and not self._is_apart:
+                self._total += change
             self._peak = max(self._peak, self._total)
 
     def _before_emptied(self, tensor: Any) -> None:
