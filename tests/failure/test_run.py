@@ -14,9 +14,10 @@ import pytest
 from outsize.core.footprint import Moment
 from outsize.failure.ending import _tell_story
 from outsize.failure.explain import explain
-from outsize.monitor import ProcessReading, TreeReading, read_tree, stacks
+from outsize.monitor import ProcessReading, TreeReading, read_tree
 from outsize.monitor.launch import CHILD, build_command
-from outsize.monitor.stacks import user_line
+from outsize.monitor.processes import stacks
+from outsize.monitor.processes.stacks import user_line
 from outsize.monitor.watched import Watched, growth_by_line
 
 GROW = """

@@ -19,9 +19,9 @@ from outsize.monitor import outside as outside_module
 from outsize.monitor.gpus import Gpus
 from outsize.monitor.outside import Outside
 from outsize.monitor.pace import Paced, Pause
+from outsize.monitor.processes.tree import ProcessReading, TreeReading
 from outsize.monitor.recorder import load
 from outsize.monitor.sampler import Sampler
-from outsize.monitor.tree import ProcessReading, TreeReading
 from outsize.monitor.tree_growth import TreeGrowth
 from outsize.report.live import Screen, render
 
@@ -318,7 +318,7 @@ def test_a_tree_of_a_thousand_processes_is_read_less_often_and_says_so(monkeypat
             pass
         return many
 
-    monkeypatch.setattr("outsize.monitor.tree_follower.TreeFollower.read", slow)
+    monkeypatch.setattr("outsize.monitor.processes.follower.TreeFollower.read", slow)
     outside = Outside(os.getpid())
     items = outside.read()
     assert outside.pause >= 2 and outside.read() is not None

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from outsize.monitor import tree_follower
 from outsize.monitor.history import History
+from outsize.monitor.processes import follower as tree_follower
+from outsize.monitor.processes.follower import TreeFollower
+from outsize.monitor.processes.tree import read_process, read_tree
 from outsize.monitor.sampler import Sampler
-from outsize.monitor.tree import read_process, read_tree
-from outsize.monitor.tree_follower import TreeFollower
 
 MiB = 2**20
 CHILD = "import sys; block = bytearray(40 << 20); print('ready', flush=True); sys.stdin.read()"

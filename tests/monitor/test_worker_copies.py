@@ -7,7 +7,7 @@ import pytest
 
 from outsize.core.recording import HostSample, ProcessSample, Sample
 from outsize.monitor.leaks.worker_data import find_worker_data
-from outsize.monitor.tree import read_private, read_process
+from outsize.monitor.processes.tree import read_private, read_process
 from outsize.monitor.tree_growth import TreeGrowth
 
 torch = pytest.importorskip("torch")

@@ -17,8 +17,8 @@ from outsize.core.program_run import ProgramRun
 from outsize.core.recording import Finding, Note
 from outsize.failure.run import run as run_watched
 from outsize.monitor.outside import Outside
+from outsize.monitor.processes.tree import TreeReading
 from outsize.monitor.recorder import Item, Recorder
-from outsize.monitor.tree import TreeReading
 from outsize.monitor.watched import NOTABLE, Watched, growth_by_line, thin
 from outsize.report.program_run import draw_course, say
 from outsize.report.recording import draw_finding

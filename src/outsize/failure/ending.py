@@ -25,7 +25,7 @@ from outsize.failure.explain import NOTHING, diagnose
 from outsize.failure.message import read
 from outsize.machine import memory
 from outsize.machine.cgroup import Counters
-from outsize.monitor.tree import ProcessReading
+from outsize.monitor.processes.tree import ProcessReading
 from outsize.monitor.watched import NOTABLE, Watched, growth_by_line, thin
 
 KERNEL_LOG = "/dev/kmsg"

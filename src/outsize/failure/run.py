@@ -14,7 +14,7 @@ from outsize.core.failure import Diagnosis
 from outsize.failure.ending import KernelLog, Surroundings, explain_ending
 from outsize.machine import count_kills, memory
 from outsize.monitor.launch import build_command, follow
-from outsize.monitor.tree import TreeReading, read_kills
+from outsize.monitor.processes.tree import TreeReading, read_kills
 from outsize.monitor.watched import Watched
 
 Listener = Callable[[TreeReading], None]

@@ -22,8 +22,8 @@ from typing import IO
 
 from outsize.core.errors import InputError
 from outsize.machine import count_kills
-from outsize.monitor.stacks import ask_line
-from outsize.monitor.tree import TreeReading, read_kills, read_library, read_process, read_tree
+from outsize.monitor.processes.stacks import ask_line
+from outsize.monitor.processes.tree import TreeReading, read_kills, read_library, read_process, read_tree
 from outsize.monitor.watched import NOTABLE, Watched
 
 _QUICK, _SLOW = 0.05, 0.25

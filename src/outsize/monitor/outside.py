@@ -19,10 +19,10 @@ from outsize.core.units import format_seconds
 from outsize.machine import memory
 from outsize.monitor.history import History
 from outsize.monitor.pace import Paced, Pause
+from outsize.monitor.processes.tree import TreeReading, read_process
 from outsize.monitor.publication import Publication, is_ours, read_publication, user_folder
 from outsize.monitor.recorder import Item
 from outsize.monitor.sampler import Sampler
-from outsize.monitor.tree import TreeReading, read_process
 from outsize.monitor.tree_growth import TreeGrowth
 
 _SOON = 600.0

@@ -27,7 +27,7 @@ from outsize.core.memory import HOST, Part, Pool
 from outsize.core.noun import Known
 from outsize.core.units import MiB, format_bytes
 from outsize.engine.heap import trim_heap
-from outsize.monitor.tree import ProcessReading, read_process, read_tree
+from outsize.monitor.processes.tree import ProcessReading, read_process, read_tree
 
 INTERVAL = 0.005
 """Seconds between two looks."""

@@ -18,9 +18,9 @@ from outsize.machine.host import read_host, read_kib_table
 from outsize.machine.system import ReadOnce, System
 from outsize.monitor.gpus import Gpus
 from outsize.monitor.pace import Paced
-from outsize.monitor.process_system import ProcessSystem
-from outsize.monitor.tree import ProcessReading, TreeReading, read_all, read_private
-from outsize.monitor.tree_follower import TreeFollower
+from outsize.monitor.processes.follower import TreeFollower
+from outsize.monitor.processes.system import ProcessSystem
+from outsize.monitor.processes.tree import ProcessReading, TreeReading, read_all, read_private
 
 SHOWN = 8
 """Processes that a sample names."""

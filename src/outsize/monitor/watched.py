@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from outsize.core.footprint import Moment
-from outsize.monitor.tree import ProcessReading, TreeReading
+from outsize.monitor.processes.tree import ProcessReading, TreeReading
 
 NOTABLE = 64 * 2**20
 """Growth in bytes that is worth a word in the report."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from outsize.monitor.pace import Paced
-from outsize.monitor.tree import ProcessReading, TreeReading, children_of, read_proc, read_process
+from outsize.monitor.processes.tree import ProcessReading, TreeReading, children_of, read_proc, read_process
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _CHANGED = 2**20

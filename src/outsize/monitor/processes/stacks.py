@@ -12,7 +12,7 @@ import pathlib
 import signal
 import time
 
-from outsize.monitor.tree import TreeReading
+from outsize.monitor.processes.tree import TreeReading
 
 
 def ask_line(tree: TreeReading, folder: pathlib.Path) -> str:
