@@ -4,29 +4,18 @@ In: allocation events (a trace of a real run, a traced step, a list of tensors).
 reserved bytes at every event, their peaks, the segment map. `trace` reads torch's own recordings.
 """
 
-from __future__ import annotations
-
-from outsize.allocator.bfc import BfcSettings
-from outsize.allocator.glibc import GlibcSettings
-from outsize.allocator.replay import MODELS, PhaseEvent, StepsReplay, replay, replay_steps
-from outsize.allocator.settings import CudaSettings, parse_settings, settings_from_environment
-from outsize.allocator.take import TAKERS, take
-from outsize.allocator.trace import Recording, read_snapshot, read_trace
-
-__all__ = [
-    "MODELS",
-    "TAKERS",
-    "BfcSettings",
-    "CudaSettings",
-    "GlibcSettings",
-    "PhaseEvent",
-    "Recording",
-    "StepsReplay",
-    "parse_settings",
-    "read_snapshot",
-    "read_trace",
-    "replay",
-    "replay_steps",
-    "settings_from_environment",
-    "take",
-]
+from outsize.allocator.bfc import BfcSettings as BfcSettings
+from outsize.allocator.glibc import GlibcSettings as GlibcSettings
+from outsize.allocator.replay import MODELS as MODELS
+from outsize.allocator.replay import PhaseEvent as PhaseEvent
+from outsize.allocator.replay import StepsReplay as StepsReplay
+from outsize.allocator.replay import replay as replay
+from outsize.allocator.replay import replay_steps as replay_steps
+from outsize.allocator.settings import CudaSettings as CudaSettings
+from outsize.allocator.settings import parse_settings as parse_settings
+from outsize.allocator.settings import settings_from_environment as settings_from_environment
+from outsize.allocator.take import TAKERS as TAKERS
+from outsize.allocator.take import take as take
+from outsize.allocator.trace import Recording as Recording
+from outsize.allocator.trace import read_snapshot as read_snapshot
+from outsize.allocator.trace import read_trace as read_trace

@@ -98,7 +98,7 @@ def _ask_torch(system: System) -> Answer | None:
         return None
     if torch.cuda.is_available():
         if not torch.cuda.is_initialized():
-            return (), (f"{torch.cuda.device_count()} GPU(s) seen by torch, not started yet: {_INSTALL}",)
+            return (), (f"{torch.cuda.device_count()} GPU(s) seen by torch, not started yet: {INSTALL}",)
         return tuple(_read_torch_cuda(torch, index) for index in range(torch.cuda.device_count())), ()
     if hasattr(torch, "xpu") and torch.xpu.is_available():
         return tuple(_read_torch_xpu(torch, index) for index in range(torch.xpu.device_count())), ()
@@ -111,7 +111,7 @@ def _read_torch_cuda(torch: Any, index: int) -> PoolReading:
     free, total = torch.cuda.mem_get_info(index)
     return PoolReading(
         pool=Pool(kind="device", index=index), name=torch.cuda.get_device_name(index), total=total, available=free,
-        limits=_fraction_limit(index, total), source="torch", notes=("who holds it is unknown: " + _INSTALL,),
+        limits=_fraction_limit(index, total), source="torch", notes=("who holds it is unknown: " + INSTALL,),
     )  # fmt: skip
 
 
@@ -149,14 +149,14 @@ def _fraction_limit(index: int, total: int) -> tuple[Limit, ...]:
     )  # fmt: skip
 
 
-_INSTALL = "pip install 'outsize[gpu]'"
+INSTALL = "pip install 'outsize[gpu]'"
 
 
 def _ask_driver_files(system: System) -> Answer:
     """Without a library, the driver's files still show that there is a driver."""
     version = (system.read_text("/proc/driver/nvidia/version") or "").strip()
     if version:
-        return (), (f"an NVIDIA driver is here, but its memory is unknown: {_INSTALL}",)
+        return (), (f"an NVIDIA driver is here, but its memory is unknown: {INSTALL}",)
     return (), ()
 
 

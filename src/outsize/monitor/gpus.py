@@ -11,10 +11,8 @@ from typing import Any
 
 from outsize.core.recording import GpuSample
 from outsize.machine import current_system
-from outsize.machine.gpu import read_holders, text_of, visible_devices
+from outsize.machine.gpu import INSTALL, read_holders, text_of, visible_devices
 from outsize.monitor.allocators import torch_devices
-
-_INSTALL = "pip install 'outsize[gpu]'"
 
 
 class Gpus:
@@ -32,7 +30,7 @@ class Gpus:
         try:
             import pynvml
         except ImportError:
-            self.notes += [f"GPUs are not shown: the NVIDIA driver is here, its library is not: {_INSTALL}"] * driver
+            self.notes += [f"GPUs are not shown: the NVIDIA driver is here, its library is not: {INSTALL}"] * driver
             return
         try:
             pynvml.nvmlInit()
