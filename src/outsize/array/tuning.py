@@ -110,6 +110,8 @@ class Tuning:
     """Processors of each of them."""
     tasks: int = 4
     """Tasks of a pass for each of these workers: enough that all end at about the same time."""
+    task_bytes: int = 32 << 30
+    """What a task of several tiles moves at most: a lost worker costs no more."""
     fan: int = 32
     """Partial results that one task of a cluster joins."""
 

@@ -19,7 +19,7 @@ KINDS = {
     "Diagnosis": "failure", "FitPlan": "fitting", "Footprint": "footprint", "Outcome": "outcome", "Plan": "plan",
     "ProgramRun": "program_run",
     "Reading": "memory", "Receipt": "footprint", "Recording": "recording", "Replay": "allocation", "Sizing": "sizing",
-    "Shrinking": "shrinking",
+    "Shrinking": "shrinking", "Simulation": "simulation",
 }  # fmt: skip
 """Name of a noun that is an answer -> its module in `core`."""
 LARGEST = 256 * 2**20

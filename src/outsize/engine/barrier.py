@@ -87,7 +87,11 @@ class _Barrier:
         self.order = itertools.count()
         self.running: dict[Worker, tuple[str, float]] = {}
         """Worker -> its task, and since when."""
+        self.alive: list[Worker] = []
+        self.idle: deque[Worker] = deque()
         self.done: set[str] = set()
+        self.twice: set[str] = set()
+        """Tasks that were given to a second worker."""
         self.times: list[float] = []
         self.losses: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
@@ -109,22 +113,28 @@ class _Barrier:
 
     def _start_all(self, alive: list[Worker]) -> None:
         """Give every idle worker something to do."""
-        for worker in [worker for worker in self.running if worker not in alive]:
-            key, _ = self.running[worker]
-            self.executor.forget(key, worker)
-            self._end(Outcome(key=key, worker=worker, lost=True))
+        if alive is not self.alive:
+            self._see(alive)
         now = self.executor.now()
         while self.paused and self.paused[0][0] <= now:
             self.waiting.append(heapq.heappop(self.paused)[2])
-        for worker in alive:
-            if worker in self.running:
-                continue
+        while self.idle:
             chosen = self._next_task(now)
             if chosen is None:
                 break
+            worker = self.idle.popleft()
             self.running[worker] = chosen, now
             self.executor.submit(self.tasks[chosen], worker)
         self._check_empty(alive, now)
+
+    def _see(self, alive: list[Worker]) -> None:
+        """Workers have come or gone."""
+        self.alive, there = alive, set(alive)
+        for worker in [worker for worker in self.running if worker not in there]:
+            key, _ = self.running[worker]
+            self.executor.forget(key, worker)
+            self._end(Outcome(key=key, worker=worker, lost=True))
+        self.idle = deque(worker for worker in alive if worker not in self.running)
 
     def _next_task(self, now: float) -> str | None:
         while self.waiting:
@@ -137,11 +147,13 @@ class _Barrier:
         """A task that runs on one worker only and takes much longer than others did."""
         if not self.times or self.paused:
             return None
-        copies = Counter(key for key, _ in self.running.values())
         bound = max(self.patience.least, self.patience.slow * statistics.median(self.times))
         slow = [(since, key) for key, since in self.running.values()
-                if key not in self.done and copies[key] == 1 and now - since > bound]  # fmt: skip
-        return min(slow)[1] if slow else None
+                if key not in self.done and key not in self.twice and now - since > bound]  # fmt: skip
+        if not slow:
+            return None
+        self.twice.add(min(slow)[1])
+        return min(slow)[1]
 
     def _check_empty(self, alive: list[Worker], now: float) -> None:
         if alive:
@@ -160,6 +172,10 @@ class _Barrier:
             return  # it was forgotten meanwhile
         now = self.executor.now()
         del self.running[outcome.worker]
+        if outcome.lost:
+            self.alive = []  # look again who is there: a process may be lost on a worker that stays
+        else:
+            self.idle.append(outcome.worker)
         key = outcome.key
         if key in self.done:
             return  # another worker was faster
@@ -170,8 +186,7 @@ class _Barrier:
         else:
             self.times.append(now - held[1])
             self.done.add(key)
-            if any(other == key for other, _ in self.running.values()):
-                self.faults.taken_over += 1
+            self.faults.taken_over += key in self.twice
             self.finished(self.tasks[key], outcome.value)
 
     def _lose(self, outcome: Outcome) -> None:

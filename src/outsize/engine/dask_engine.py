@@ -21,6 +21,8 @@ _CONNECT = 10
 """Seconds that reaching the scheduler may take."""
 _LOOK = 0.25
 """Seconds between two questions to the scheduler."""
+_ANSWER = 4
+"""Seconds that a worker has to give the answer of a task that it has finished; a dead one never does."""
 _SILENCE = 15.0
 """Seconds without an answer after which the scheduler is taken for lost."""
 
@@ -36,6 +38,7 @@ class DaskEngine(Executor):
         self._ended: queue.SimpleQueue[tuple[str, Worker]] = queue.SimpleQueue()
         self._futures: dict[tuple[str, Worker], Any] = {}
         self._seen: dict[Worker, dict[str, Any]] = {}
+        self._alive: list[Worker] = []
         self._looked = self._answered = 0.0
         self._look()
 
@@ -75,7 +78,9 @@ class DaskEngine(Executor):
 
     def workers(self) -> list[Worker]:
         self._look()
-        return [name for name, facts in self._seen.items() if facts.get("status", "running") in ("running", "paused")]
+        alive = [name for name, facts in self._seen.items() if facts.get("status", "running") in ("running", "paused")]
+        self._alive = self._alive if alive == self._alive else alive
+        return self._alive
 
     def submit(self, task: Task, worker: Worker) -> None:
         has = self._seen.get(worker, {}).get("resources") or {}
@@ -105,10 +110,10 @@ class DaskEngine(Executor):
     def _read(self, key: str, worker: Worker, future: Any) -> Outcome:
         if future.status == "finished":
             try:
-                return Outcome(key=key, worker=worker, value=future.result(timeout=30))
+                return Outcome(key=key, worker=worker, value=future.result(timeout=_ANSWER))
             except Exception:  # the worker died with its answer: the task runs again
                 return Outcome(key=key, worker=worker, lost=True)
-        error = future.exception(timeout=30) if future.status == "error" else None
+        error = future.exception(timeout=_ANSWER) if future.status == "error" else None
         if error is None or type(error).__name__ in ("KilledWorker", "CancelledError", "FutureCancelledError"):
             return Outcome(key=key, worker=worker, lost=True)
         return Outcome(key=key, worker=worker, error=error)

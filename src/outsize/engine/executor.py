@@ -59,7 +59,7 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def workers(self) -> list[Worker]:
-        """Those that are alive now. A `ClusterError` where the engine itself is gone."""
+        """Those that are alive now: the same list as long as nobody comes or goes. A `ClusterError` where the engine is gone."""
 
     @abc.abstractmethod
     def submit(self, task: Task, worker: Worker) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from outsize.engine.executor import Executor, Outcome, Task, Worker
 
 _HERE = "this process"
+_ALL = [_HERE]
 
 
 class LocalEngine(Executor):
@@ -23,7 +24,7 @@ class LocalEngine(Executor):
         self._next: Task | None = None
 
     def workers(self) -> list[Worker]:
-        return [_HERE]
+        return _ALL
 
     def submit(self, task: Task, worker: Worker) -> None:
         assert self._next is None, "one task at a time"

@@ -38,6 +38,7 @@ class RayEngine(Executor):
                 ) from None
         self._running: dict[Any, tuple[str, Worker]] = {}
         self._nodes: dict[Worker, dict[str, Any]] = {}
+        self._alive: list[Worker] = []
         self._looked = 0.0
         self._look()
 
@@ -60,7 +61,8 @@ class RayEngine(Executor):
 
     def workers(self) -> list[Worker]:
         self._look()
-        return list(self._nodes)
+        self._alive = self._alive if list(self._nodes) == self._alive else list(self._nodes)
+        return self._alive
 
     def submit(self, task: Task, worker: Worker) -> None:
         self._running[self._start(task.function, task.arguments, worker, task.bytes)] = (task.key, worker)

@@ -40,6 +40,7 @@ DRAWINGS = {
     "Recording": "outsize.report.recording",
     "Replay": "outsize.report.replay",
     "Shrinking": "outsize.report.shrinking",
+    "Simulation": "outsize.report.simulation",
     "Sizing": "outsize.report.sizing",
 }
 """Name of the noun's class -> the module whose `draw` draws it."""

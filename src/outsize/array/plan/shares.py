@@ -34,14 +34,15 @@ def share_out(sized: Sized, tuning: Tuning, budget: int, done: set[int]) -> Shar
     """The tasks of a pass, without the tiles that are done."""
     work: Any = sized.work
     wanted = max(1, tuning.spread) * tuning.tasks
-    count = len(sized.grid)
+    count, moved = len(sized.grid), work.reads(sized) + work.writes()
     if count < max(2, tuning.spread) and work.join_bytes(sized) <= budget:
-        pieces = -(-wanted // max(1, count))
+        pieces = max(-(-wanted // max(1, count)), moved // max(1, count) // tuning.task_bytes)
         cut = [(number, tile, tuple(work.cut(sized, tile, pieces))) for number, tile in enumerate(work.tiles(sized))]
         if cut and all(parts for _, _, parts in cut):
             return Shares(parts=tuple(one for one in cut if one[0] not in done))
-    missing = [number for number, _ in enumerate(work.tiles(sized)) if number not in done]
-    step = max(1, len(missing) // wanted)
+    count = count or sum(1 for _ in work.tiles(sized))  # a reduction of nothing has a tile
+    missing = [number for number in range(count) if number not in done]
+    step = max(1, min(len(missing) // wanted, tuning.task_bytes * count // max(1, moved)))
     return Shares(tiles=tuple(tuple(missing[low : low + step]) for low in range(0, len(missing), step)))
 
 

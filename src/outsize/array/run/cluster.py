@@ -8,6 +8,7 @@ Budgets are then those of one worker.
 from __future__ import annotations
 
 import contextvars
+import math
 import os
 import platform
 import sys
@@ -21,7 +22,7 @@ import numpy as np
 
 from outsize.array.run.task import call
 from outsize.core.errors import InputError
-from outsize.core.units import format_bytes
+from outsize.core.units import format_bytes, parse_bytes
 from outsize.engine.barrier import Faults, run_tasks
 from outsize.engine.cluster import Cluster, WorkerFacts, current_cluster, reset_cluster, set_cluster
 from outsize.engine.executor import Executor, Task
@@ -58,6 +59,28 @@ class cluster:
         """What was found."""
         self._token: contextvars.Token[Cluster | None] | None = set_cluster(self.joined)
 
+    @staticmethod
+    def on_paper(shape: Any, dtype: Any = "float32") -> Any:
+        """An array of any size that nobody has, for plans and for `simulate`."""
+        from outsize.array.run.simulate import paper_node
+
+        return sys.modules["outsize"].array.Array(paper_node(shape, dtype))
+
+    @staticmethod
+    def simulate(
+        array: Any, path: str = "output.npy", *, workers: int, memory: int | str, link: int | str | float,
+        storage: int | str | float | None = None, cores: int = 1, price: float | None = None, **rates: float,
+    ) -> Any:  # fmt: skip
+        """What saving an array would take on a cluster that is not there: a `Simulation`. `memory` is the budget of a worker,
+        `link` what one moves and works through in a second, `storage` what all move together. `rates` are those of `Machines`:
+        begin, dispatch, failures (an hour), restart, slow, slowness, seed."""
+        from outsize.array.run.simulate import simulate_node
+        from outsize.engine.simulated_engine import Machines
+
+        shared = math.inf if storage is None else _rate(storage)
+        machines = Machines(workers=workers, link=_rate(link), storage=shared, **rates)  # type: ignore[arg-type]
+        return simulate_node(array.node, machines, parse_bytes(memory), cores=cores, path=path, price=price)
+
     def close(self) -> None:
         """Work in this process again."""
         if self._token is not None:
@@ -77,6 +100,11 @@ class cluster:
         tightest = self.joined.tightest
         return (f"outsize.cluster({self.executor.name!r}): {len(self.joined.workers)} workers, at least "
                 f"{format_bytes(tightest.room)} and {self.joined.cores} cores each")  # fmt: skip
+
+
+def _rate(text: int | str | float) -> float:
+    """Bytes a second: a number, or text such as `2GB`."""
+    return float(text) if isinstance(text, int | float) else float(parse_bytes(text.removesuffix("/s")))
 
 
 def find_engine(where: Any) -> Executor:

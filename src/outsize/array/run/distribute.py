@@ -43,7 +43,7 @@ from outsize.array.store.io.view import SeenSink, SeenStore
 from outsize.array.tuning import Tuning
 from outsize.core.errors import ClusterError, InputError
 from outsize.core.units import format_bytes
-from outsize.engine.barrier import Faults, run_tasks
+from outsize.engine.barrier import Faults, Patience, run_tasks
 from outsize.engine.cluster import Cluster
 from outsize.engine.executor import Task
 
@@ -103,7 +103,7 @@ class Distribution:
 
     def __init__(self, cluster: Cluster, folder: str, budget: int, tuning: Tuning) -> None:
         self.cluster, self.files, self.budget, self.tuning = cluster, SideFiles(folder), budget, tuning
-        self.faults = Faults()
+        self.faults, self.patience = Faults(), Patience()
         self.peak = 0
         """Most bytes that any task has held of its pool."""
         self._runs: dict[Node, int] = {}
@@ -122,7 +122,8 @@ class Distribution:
         self._hand_over(number, sized, sinks, dict(bindings))
         volume = work.volume()
 
-        def finish(task: Task, told: Done) -> None:
+        def finish(task: Task, told: Done | None) -> None:
+            told = told or Done()  # of a simulated task nothing is told
             self.peak = max(self.peak, told.peak)
             for output, region, block in told.kept:
                 _place(sinks[output], region, block)
@@ -136,9 +137,9 @@ class Distribution:
         if isinstance(work.outputs[0][0], Runs):
             self._runs[work.outputs[0][0]] = number
 
-    def _run(self, tasks: list[Task], finish: Callable[[Task, Done], None]) -> None:
+    def _run(self, tasks: list[Task], finish: Callable[[Task, Done | None], None]) -> None:
         if tasks:
-            run_tasks(self.cluster.executor, tasks, finish, self.faults)
+            run_tasks(self.cluster.executor, tasks, finish, self.faults, self.patience)
 
     def _hand_over(self, number: int, sized: Sized, sinks: tuple[Sink, ...], bindings: dict[Node, Store]) -> None:
         """Leave the pass where workers find it."""
@@ -166,7 +167,7 @@ class Distribution:
         number: int,
         sized: Sized,
         shares: Shares,
-        finish: Callable[[Task, Done], None],
+        finish: Callable[[Task, Done | None], None],
         note: Callable[[int], None],
     ) -> None:
         """Parts, then what joins them, a level of the tree at a time."""

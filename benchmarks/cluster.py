@@ -1,0 +1,294 @@
+"""Array work on the workers of a cluster, each in a memory control group of its own: ours beside dask.array and cubed.
+
+    python benchmarks/cluster.py works [--workers 2] [--rows 400000] [--limit 512MiB] [--budget 160MiB]
+    python benchmarks/cluster.py kills                workers killed at 30 random moments, the scheduler once
+    python benchmarks/cluster.py simulate             the simulator beside runs of 1, 2 and 4 workers
+
+Every row of `works` has a fresh Dask cluster: a scheduler and workers as processes, each worker with its nanny in a group with
+a hard limit. Dask is told the same limit. Printed: seconds, highest anonymous memory of a worker above what it held before
+(beside the plan's), workers that died, whether the result is right. Needs root and a memory control group. Peers run where they
+are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "tests")]
+import cgroup  # noqa: E402
+import clusters  # noqa: E402
+
+import outsize  # noqa: E402
+import outsize.array as xp  # noqa: E402
+from outsize.core.errors import ClusterError  # noqa: E402
+from outsize.core.events import Started  # noqa: E402
+from outsize.core.units import MiB, format_bytes, parse_bytes  # noqa: E402
+
+WORKS: dict[str, Callable[..., Any]] = {
+    "z-score": lambda x, a, b: (x - x.mean(axis=0)) / x.std(axis=0),
+    "product": lambda x, a, b: a @ b,
+    "transpose": lambda x, a, b: x.T,
+    "sort": lambda x, a, b: xp.sort(x.reshape(-1)),
+    "median": lambda x, a, b: xp.median(x, axis=0),
+}
+"""What is made of the tall array and of two square ones."""
+
+
+def make_data(folder: Path, rows: int, side: int) -> None:
+    """tall.npy, a.npy, b.npy and zarr copies of them for cubed."""
+    draw = np.random.default_rng(0)
+    wide = draw.standard_normal((6, 512), np.float32)
+    tall = np.lib.format.open_memmap(folder / "tall.npy", "w+", np.float32, (rows, 512))
+    for low in range(0, rows, 20_000):
+        few = draw.standard_normal((min(20_000, rows - low), 6), np.float32)
+        tall[low : low + 20_000] = few @ wide + 0.01 * draw.standard_normal((len(few), 512), np.float32) + 1
+    tall.flush()
+    for name in "ab":
+        np.save(folder / f"{name}.npy", draw.random((side, side), np.float32))
+
+
+def open_all(folder: Path) -> list[Any]:
+    return [outsize.open(folder / f"{name}.npy") for name in ("tall", "a", "b")]
+
+
+class Meter:
+    """The most anonymous memory of each group, as often as it is looked at, above what it was at the start."""
+
+    def __init__(self, groups: list[cgroup.Group]) -> None:
+        self.groups = groups
+        self.first = [group.anonymous() for group in groups]
+        self.most = list(self.first)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def _look(self) -> None:
+        while not self._stop.wait(0.01):
+            self.most = [max(most, group.anonymous()) for most, group in zip(self.most, self.groups, strict=True)]
+
+    def __enter__(self) -> Meter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def above(self) -> int:
+        """Bytes of the worker that took most."""
+        return max((most - first for most, first in zip(self.most, self.first, strict=True)), default=0)
+
+
+def pids(processes: clusters.Processes) -> list[int | None]:
+    found = [processes.worker_process(number) for number in range(len(processes.workers))]
+    return [None if one is None else one.pid for one in found]
+
+
+def run_ours(folder: Path, name: str, address: str, budget: int, target: Path) -> dict[str, Any]:
+    with outsize.cluster(address):
+        if name == "tucker":
+            made = outsize.decompose(folder / "tall.npy", "tucker", error=0.05, budget=budget)
+            part = np.load(folder / "tall.npy", mmap_mode="r")[:2000]
+            error = float(np.linalg.norm(np.asarray(made[:2000]) - part) / np.linalg.norm(part))
+            note = f"on one worker; ranks {made.ranks}, error {made.error:.3g} promised, {error:.3g} seen"
+            return {"planned": budget, "note": note, "right": error <= 0.06}
+        work = WORKS[name](*open_all(folder))
+        plan = work.plan(budget, target)
+        work.save(target, budget=budget)
+        return {"planned": plan.peak()}
+
+
+def run_peer(peer: str, folder: Path, name: str, address: str, limit: int, target: Path) -> dict[str, Any]:
+    """A peer in a process of its own, so that its failure is only its own."""
+    command = [sys.executable, str(Path(__file__).with_name("cluster_peers.py")), peer, name, str(folder), address,
+               str(limit), str(target)]  # fmt: skip
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        if done.returncode == 0:
+            return {}
+        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        return {"failed": last[:110]}
+    return {"failed": "not done after 240 s"}
+
+
+def is_right(name: str, folder: Path, made: Path, reference: Path) -> bool:
+    found, wanted = outsize.open(made), outsize.open(reference)
+    if found.shape != wanted.shape:
+        return False
+    most = float(abs(wanted).max().compute())
+    return float(abs(found - wanted).max().compute()) <= 2e-4 * most
+
+
+def works(args: argparse.Namespace) -> None:
+    limit, budget = parse_bytes(args.limit), parse_bytes(args.budget)
+    rows: list[dict[str, Any]] = []
+    with folder_of(args) as folder:
+        make_data(folder, args.rows, args.side)
+        for name in args.only.split(",") if args.only else [*WORKS, "tucker"]:
+            reference = folder / "reference.npy"
+            if name in WORKS:
+                WORKS[name](*open_all(folder)).save(reference, budget="1GiB")
+            for peer in args.peers.split(","):
+                if name == "tucker" and peer != "outsize":
+                    continue
+                row = one_run(peer, name, folder, args.workers, limit, budget)
+                made = row.pop("made")
+                row.setdefault("right", name in WORKS and made.exists() and is_right(name, folder, made, reference))
+                rows.append(row)
+                print(show(row), flush=True)
+                shutil.rmtree(made, ignore_errors=True) if made.is_dir() else made.unlink(missing_ok=True)
+    print(json.dumps(rows))
+
+
+def one_run(peer: str, name: str, folder: Path, workers: int, limit: int, budget: int) -> dict[str, Any]:
+    made = folder / (f"{peer}.zarr" if peer != "outsize" else "outsize.npy")
+    with clusters.dask_processes(folder, workers, limit, groups=True, slack=96 * MiB) as processes:
+        if peer == "outsize":
+            with outsize.cluster(processes.address):
+                pass  # imports are no part of the measurement, for ours as for peers
+        before = pids(processes)
+        with Meter(processes.groups) as meter:
+            began = time.perf_counter()
+            try:
+                told = (
+                    run_ours(folder, name, processes.address, budget, made)
+                    if peer == "outsize"
+                    else run_peer(peer, folder, name, processes.address, limit, made)
+                )
+            except Exception as error:
+                told = {"failed": f"{type(error).__name__}: {error}"[:110]}
+            seconds = time.perf_counter() - began
+        died = sum(one != other for one, other in zip(before, pids(processes), strict=True))
+        killed = sum(group.killed() for group in processes.groups)
+        return {
+            "work": name, "by": peer, "seconds": round(seconds, 1), "above": meter.above(), "died": died, "oom_killed": killed,
+            "made": made, **told,
+        }  # fmt: skip
+
+
+def show(row: dict[str, Any]) -> str:
+    planned = f" (planned {format_bytes(row['planned'])})" if "planned" in row else ""
+    end = f"FAILED {row['failed']}" if "failed" in row else f"right {row['right']} {row.get('note', '')}"
+    return (f"{row['work']:10} {row['by']:8} {row['seconds']:7.1f} s  peak above start {format_bytes(row['above'])}{planned}  "
+            f"died {row['died']} (by the kernel {row['oom_killed']})  {end}")  # fmt: skip
+
+
+def kills(args: argparse.Namespace) -> None:
+    """Workers killed at random moments over runs of all works, until so many are dead; then the scheduler."""
+    limit, budget = parse_bytes(args.limit), parse_bytes(args.budget)
+    draw, dead, runs = random.Random(7), 0, 0
+    with folder_of(args) as folder:
+        make_data(folder, args.rows, args.side)
+        references = {}
+        with clusters.dask_processes(folder, args.workers, limit, groups=True, slack=96 * MiB) as processes:
+            for name, work in WORKS.items():
+                with outsize.cluster(processes.address):
+                    work(*open_all(folder)).save(folder / f"whole-{name}.npy", budget=budget)
+                references[name] = (folder / f"whole-{name}.npy").read_bytes()
+                (folder / f"whole-{name}.npy").unlink()
+            while dead < args.kills:
+                name = list(WORKS)[runs % len(WORKS)]
+                runs += 1
+                killed = killed_run(processes, folder, name, budget, draw, min(4, args.kills - dead))
+                dead += killed["kills"]
+                equal = (folder / "z.npy").read_bytes() == references[name]
+                left = [one for one in os.listdir(folder) if one.startswith(".")]
+                print(
+                    f"{name:10} {killed['kills']} workers killed, equal bytes {equal}, left {left}, {killed['told']}",
+                    flush=True,
+                )
+                assert equal and not left
+        print(f"{dead} workers killed in {runs} runs")
+        for name in ("z-score", "sort"):
+            lose_scheduler(folder, args.workers, limit, budget, name, references[name])
+
+
+def killed_run(
+    processes: clusters.Processes, folder: Path, name: str, budget: int, draw: random.Random, most: int
+) -> dict[str, Any]:
+    stop, count = threading.Event(), [0]
+
+    def kill() -> None:
+        while count[0] < most and not stop.wait(draw.uniform(0.2, 1.6)):
+            count[0] += processes.kill_worker(draw.randrange(len(processes.workers)))
+
+    with (
+        outsize.cluster(processes.address, workers=len(processes.workers)),
+        warnings.catch_warnings(record=True) as told,
+    ):
+        warnings.simplefilter("always")
+        killer = threading.Thread(target=kill)
+        killer.start()
+        WORKS[name](*open_all(folder)).save(folder / "z.npy", budget=budget)
+        stop.set()
+        killer.join()
+    return {
+        "kills": count[0],
+        "told": [str(one.message).partition(": ")[2] for one in told if "tasks" in str(one.message)],
+    }
+
+
+def lose_scheduler(folder: Path, workers: int, limit: int, budget: int, name: str, reference: bytes) -> None:
+    target = folder / "z.npy"
+    target.unlink(missing_ok=True)
+    with clusters.dask_processes(folder, workers, limit, groups=True, slack=96 * MiB) as processes:
+        threading.Timer(4.0, processes.kill_scheduler).start()
+        try:
+            with outsize.cluster(processes.address):
+                WORKS[name](*open_all(folder)).save(target, budget=budget)
+            print(f"{name}: done before the scheduler was killed")
+            return
+        except ClusterError as error:
+            print(f"{name}: {error}")
+    done: list[Any] = []
+    with (
+        clusters.dask_processes(folder, workers, limit, groups=True, slack=96 * MiB) as processes,
+        outsize.cluster(processes.address),
+    ):
+        WORKS[name](*open_all(folder)).save(target, budget=budget, progress=done.append)
+    steps = [(one.step, f"{one.done / max(1, one.bytes):.0%}") for one in done if isinstance(one, Started)]
+    left = [one for one in os.listdir(folder) if one.startswith(".")]
+    print(f"{name}: scheduler killed, resumed; already done of each step that ran: {steps}; equal bytes "
+          f"{target.read_bytes() == reference}, left {left}")  # fmt: skip
+
+
+@contextlib.contextmanager
+def folder_of(args: argparse.Namespace) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="outsize-cluster-", dir=args.folder) as name:
+        yield Path(name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("works", "kills"))
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=400_000)
+    parser.add_argument("--side", type=int, default=4096)
+    parser.add_argument("--limit", default="512MiB", help="of a worker")
+    parser.add_argument("--budget", default="160MiB", help="of a worker, for ours")
+    parser.add_argument("--peers", default="outsize,dask,cubed")
+    parser.add_argument("--only", help="some works, with commas")
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--folder", help="where data and results go")
+    args = parser.parse_args()
+    {"works": works, "kills": kills}[args.what](args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Draws a `Simulation`: the verdict, then a line per step."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from outsize.core.simulation import Simulation
+from outsize.core.units import format_bytes
+from outsize.report.layout import make_table
+
+
+def draw(made: Simulation) -> RenderableType:
+    """One screen."""
+    cost = "" if made.cost is None else f", cost {made.cost:,.2f}"
+    lines: list[RenderableType] = [
+        Text(
+            f"{made.name} on {made.workers:,} workers (estimate): {_time(made.seconds)}{cost}; each holds "
+            f"{format_bytes(made.peak)}"
+        ),
+        Text(
+            f"{format_bytes(made.moved)} go through storage (the plan reads {format_bytes(made.read)} and writes "
+            f"{format_bytes(made.written)}); workers are busy {made.busy:.0%} of the time; limited by {made.limited_by}"
+        ),
+    ]
+    rows = [
+        (str(place), step.name, _time(step.seconds), f"{step.tasks:,}")
+        for place, step in enumerate(made.steps, start=1)
+    ]
+    lines.append(make_table(("", "step", "takes", "tasks"), rows, right=("takes", "tasks")))
+    if made.lost or made.taken_over:
+        lines.append(
+            Text(f"{made.lost:,} tasks of lost workers run again, {made.taken_over:,} of slow ones are taken over")
+        )
+    return Group(*lines)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
