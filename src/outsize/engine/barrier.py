@@ -8,9 +8,9 @@ called with every task once and with what it returned; `Faults` tells what went 
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
-import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -93,6 +93,7 @@ class _Barrier:
         self.twice: set[str] = set()
         """Tasks that were given to a second worker."""
         self.times: list[float] = []
+        """How long tasks took, shortest first."""
         self.losses: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         self.empty_since: float | None = None
@@ -147,7 +148,7 @@ class _Barrier:
         """A task that runs on one worker only and takes much longer than others did."""
         if not self.times or self.paused:
             return None
-        bound = max(self.patience.least, self.patience.slow * statistics.median(self.times))
+        bound = max(self.patience.least, self.patience.slow * self.times[len(self.times) // 2])
         slow = [(since, key) for key, since in self.running.values()
                 if key not in self.done and key not in self.twice and now - since > bound]  # fmt: skip
         if not slow:
@@ -184,7 +185,7 @@ class _Barrier:
         elif outcome.error is not None:
             self._fail(outcome, now)
         else:
-            self.times.append(now - held[1])
+            bisect.insort(self.times, now - held[1])
             self.done.add(key)
             self.faults.taken_over += key in self.twice
             self.finished(self.tasks[key], outcome.value)

@@ -179,7 +179,19 @@ class ReducePass(Pass):
         for axis in self.free:
             while tile[axis] > 1 and self._state_bytes(tuple(tile)) > allowed:
                 tile[axis] = -(-tile[axis] // 2)
-        return balance(self.domain, tuple(tile), tuple(1 for _ in tile))
+        plain = balance(self.domain, tuple(tile), tuple(1 for _ in tile))
+        grains = zip(tile, self._granules(), strict=True)
+        whole = tuple(max(grain, step // grain * grain) for step, grain in grains)  # no two share a chunk of an output
+        return whole if self._state_bytes(whole) <= allowed else plain
+
+    def _granules(self) -> Box:
+        """Along each axis, what outputs write in one piece."""
+        made = [sink for node, sink in self.outputs if node in self.nodes]
+        grains = [math.lcm(1, *(max(1, sink.granule[axis]) for sink in made)) for axis in range(len(self.domain))]
+        return tuple(
+            min(grain, max(1, n)) if axis in self.free else 1
+            for axis, (grain, n) in enumerate(zip(grains, self.domain, strict=True))
+        )
 
     def _seconds(self, box: Box) -> float:
         return self.wait(self.probe_box(self.domain, box))

@@ -35,15 +35,33 @@ def share_out(sized: Sized, tuning: Tuning, budget: int, done: set[int]) -> Shar
     work: Any = sized.work
     wanted = max(1, tuning.spread) * tuning.tasks
     count, moved = len(sized.grid), work.reads(sized) + work.writes()
-    if count < max(2, tuning.spread) and work.join_bytes(sized) <= budget:
+    if count < max(2, tuning.spread) and _apart(sized) and work.join_bytes(sized) <= budget:
         pieces = max(-(-wanted // max(1, count)), moved // max(1, count) // tuning.task_bytes)
         cut = [(number, tile, tuple(work.cut(sized, tile, pieces))) for number, tile in enumerate(work.tiles(sized))]
         if cut and all(parts for _, _, parts in cut):
             return Shares(parts=tuple(one for one in cut if one[0] not in done))
+    if not _apart(sized):  # two workers would write one chunk
+        missing = [number for number, _ in enumerate(work.tiles(sized)) if number not in done]
+        return Shares(tiles=(tuple(missing),) if missing else ())
     count = count or sum(1 for _ in work.tiles(sized))  # a reduction of nothing has a tile
     missing = [number for number in range(count) if number not in done]
     step = max(1, min(len(missing) // wanted, tuning.task_bytes * count // max(1, moved)))
     return Shares(tiles=tuple(tuple(missing[low : low + step]) for low in range(0, len(missing), step)))
+
+
+def _apart(sized: Sized) -> bool:
+    """True where no two tiles, and no two parts, write into one chunk of an output."""
+    work: Any = sized.work
+    for node, sink in work.outputs:
+        box = (
+            sized.chunk
+            if (node, sink) in [(one, its) for _, one, its in getattr(work, "riders", ())]
+            else sized.grid.box
+        )
+        for step, grain, length in zip(box, sink.granule, node.shape, strict=True):
+            if grain > 1 and step % grain and step < length:
+                return False
+    return True
 
 
 def useful_workers(schedule: Schedule, budget: int) -> int:

@@ -23,7 +23,7 @@ from outsize.array.graph.external_sort import Runs
 from outsize.array.graph.node import Node, Source, nodes_below
 from outsize.array.passes.base import Pass, Sized
 from outsize.array.plan.prepare import Prepared
-from outsize.array.plan.residency import Kept
+from outsize.array.plan.residency import Kept, Scratch
 from outsize.array.plan.shares import Shares, share_out
 from outsize.array.run.journal import Journal
 from outsize.array.run.side_files import SideFiles
@@ -77,11 +77,19 @@ def shared_folder(prepared: Prepared, cluster: Cluster, journal: Journal | None)
     is followed later."""
     partial = prepared.sink.partial
     if cluster.scratch is None and partial:
-        folder = f"{partial}{SCRATCH}"
+        folder = getattr(prepared.sink, "beside", f"{partial}{SCRATCH}")
     else:
         name = hashlib.blake2b((partial or uuid.uuid4().hex).encode(), digest_size=8).hexdigest()
         folder = f"{(cluster.scratch or prepared.budget.scratch).rstrip('/')}/outsize-shared-{name}"
     files = SideFiles(folder)
+    between = [
+        place.sink.name for one in prepared.schedule.passes for place in one.places if isinstance(place.sink, Scratch)
+    ]
+    if between and files.remote:
+        raise InputError(
+            f"{prepared.plan.name} leaves {between[0]} between its steps, which no object store takes piece by piece: give "
+            "outsize.cluster(..., scratch=...) a folder on a disk that every worker reaches"
+        )
     if journal is None or not journal.resumed:
         files.remove()
     files.create()
@@ -94,7 +102,8 @@ def shared_folder(prepared: Prepared, cluster: Cluster, journal: Journal | None)
     except BaseException:
         files.remove()
         raise
-    forget_passes()
+    with contextlib.suppress(Exception):  # workers let go of files that are removed now
+        cluster.executor.ask_all(forget_passes)
     files.remove()
 
 
@@ -106,6 +115,8 @@ class Distribution:
         self.faults, self.patience = Faults(), Patience()
         self.peak = 0
         """Most bytes that any task has held of its pool."""
+        self._token = uuid.uuid4().hex[:12]
+        """Tells the passes of this run from those of all others."""
         self._runs: dict[Node, int] = {}
         """Sorted runs -> the pass that wrote them."""
 
@@ -116,6 +127,8 @@ class Distribution:
         """Run one pass; `note` is told of tiles, `moved` of what has been moved."""
         work: Any = sized.work
         refuse_unreachable(work)
+        if isinstance(work.outputs[0][0], Runs):
+            self._runs[work.outputs[0][0]] = number
         shares = share_out(sized, self.tuning, self.budget, done)
         if not shares.tasks:
             return
@@ -134,8 +147,6 @@ class Distribution:
         self._run(self._tile_tasks(number, sized, shares), finish)
         if shares.parts:
             self._run_parts(number, sized, shares, finish, note)
-        if isinstance(work.outputs[0][0], Runs):
-            self._runs[work.outputs[0][0]] = number
 
     def _run(self, tasks: list[Task], finish: Callable[[Task, Done | None], None]) -> None:
         if tasks:
@@ -147,8 +158,12 @@ class Distribution:
             node: read_samples(self.files, self._runs[node]) for node in bindings if node in self._runs
         }
         data = pack(sized, sinks, bindings, samples, self.tuning)
-        with self.files.writing(f"{number}.pass") as file:
+        with self.files.writing(self._name(number)) as file:
             file.write(data)
+
+    def _name(self, number: int) -> str:
+        """The file of a pass."""
+        return f"{number}-{self._token}.pass"
 
     def _tile_tasks(self, number: int, sized: Sized, shares: Shares) -> list[Task]:
         each, moves = _moves(sized)
@@ -156,8 +171,8 @@ class Distribution:
         return [
             Task(
                 key=f"{os.path.basename(folder)}-{number}-tiles-{tiles[0]}", function=run_tiles,
-                arguments=(folder, number, tiles[0], tiles, self.budget), bytes=sized.peak, moved=int(moves * len(tiles)),
-                share=len(tiles) * each,
+                arguments=(folder, self._name(number), f"{number}-samples-{tiles[0]}", tiles, self.budget),
+                bytes=sized.peak, moved=int(moves * len(tiles)), share=len(tiles) * each,
             )
             for tiles in shares.tiles
         ]  # fmt: skip
@@ -182,7 +197,7 @@ class Distribution:
                 if name not in there:
                     tasks.append(Task(
                         key=f"{os.path.basename(folder)}-{name}", function=run_part,
-                        arguments=(folder, number, part, name, self.budget), bytes=sized.peak,
+                        arguments=(folder, self._name(number), part, name, self.budget), bytes=sized.peak,
                         moved=int(moves * len(sized.grid) / count), share=1 / count,
                     ))  # fmt: skip
         self._run(tasks, finish)
@@ -214,9 +229,9 @@ class Distribution:
     ) -> Task:
         work: Any = sized.work
         key = f"{os.path.basename(self.files.folder)}-{name or f'{number}-{place}-top'}"
+        arguments = (self.files.folder, self._name(number), outer, tuple(group), name, self.budget)
         return Task(
-            key=key, function=join_parts, arguments=(self.files.folder, number, outer, tuple(group), name, self.budget),
-            bytes=work.join_bytes(sized), moved=len(group) * sized.slot_bytes,
+            key=key, function=join_parts, arguments=arguments, bytes=work.join_bytes(sized), moved=len(group) * sized.slot_bytes,
         )  # fmt: skip
 
     def tell(self) -> None:

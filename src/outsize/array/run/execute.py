@@ -212,10 +212,15 @@ class _Run:
             made.end()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Let go of everything. What workers of a cluster have left goes with its folder, or is taken up by a later run."""
         self.stores.clear()
         for sink in list(self.sinks):
-            self._end(sink)
+            made = self.sinks[sink]
+            if self.shared is not None and isinstance(made, Scratch):
+                made.file.close()
+                del self.sinks[sink]
+            else:
+                self._end(sink)
 
 
 def _results(one: ScheduledPass) -> list[Place]:

@@ -33,6 +33,7 @@ from outsize.array.run.execute import SCRATCH_PREFIX, digest_of, run_schedule
 from outsize.array.run.journal import Journal
 from outsize.array.store.base import Block, Region, Sink, Store, whole
 from outsize.array.store.formats.memory import MemorySink
+from outsize.array.store.formats.remote import is_remote
 from outsize.array.store.io.partial import JOURNAL, hold
 from outsize.array.store.io.view import SeenSink
 from outsize.array.store.options import split_key
@@ -354,6 +355,8 @@ def refuse_overlap(node: Node, path: str) -> None:
     target = os.path.realpath(path)
     for source in walk(node):
         if isinstance(source, Source):
+            if source.store.name.rstrip("/") == path.rstrip("/") and is_remote(path):
+                raise InputError(f"{path} is also an input: write to another name")
             for used in source.store.paths:
                 real = os.path.realpath(used)
                 if real == target or real.startswith(target + os.sep) or target.startswith(real + os.sep):

@@ -46,7 +46,7 @@ class _OnPaper(Distribution):
     def __init__(self, cluster: Cluster, budget: int, tuning: Any) -> None:
         super().__init__(cluster, _PAPER, budget, tuning)
         self.files = _Paper(_PAPER)
-        self.patience = Patience(look=5.0, empty=1e9)
+        self.patience = Patience(look=30.0, empty=1e9)
 
     def _hand_over(self, number: int, sized: Sized, sinks: Any, bindings: Any) -> None:
         """Nothing: nobody runs it."""

@@ -115,12 +115,13 @@ _loaded: dict[str, Payload] = {}
 """The passes that this worker has at hand: the last one."""
 
 
-def _load(files: SideFiles, number: int) -> Payload:
-    path = files.path(f"{number}.pass")
+def _load(files: SideFiles, name: str) -> Payload:
+    """A pass by the name of its file, which no other run has: a folder may be that of another run by now."""
+    path = files.path(name)
     with _lock:
         if path not in _loaded:
             _loaded.clear()
-            with files.reading(f"{number}.pass") as file:
+            with files.reading(name) as file:
                 data = file.read()
             _loaded[path] = unpack(data)
         return _loaded[path]
@@ -136,11 +137,11 @@ def _told(function: Callable[..., Done]) -> Callable[..., Done]:
     """A path that is missing on a worker is told as that."""
 
     @functools.wraps(function)  # so that workers find it by its name
-    def run(folder: str, number: int, *arguments: Any) -> Done:
+    def run(folder: str, name: str, *arguments: Any) -> Done:
         try:
             with np.errstate(all="ignore"), lean_heap():
                 began = time.perf_counter()
-                done = function(folder, number, *arguments)
+                done = function(folder, name, *arguments)
                 trim_heap()
                 return Done(kept=done.kept, peak=done.peak, seconds=time.perf_counter() - began)
         except MissingPath as error:
@@ -193,18 +194,17 @@ def _settle(sinks: tuple[Sink, ...]) -> tuple[tuple[int, Region, Block], ...]:
 
 
 @_told
-def run_tiles(folder: str, number: int, first: int, tiles: tuple[int, ...], budget: int) -> Done:
+def run_tiles(folder: str, name: str, samples: str, tiles: tuple[int, ...], budget: int) -> Done:
     """Some tiles of a pass."""
     files = SideFiles(folder)
-    payload = _load(files, number)
+    payload = _load(files, name)
     work: Any = payload.sized.work
     wanted = set(tiles)
     found = [tile for tile in enumerate(work.tiles(payload.sized)) if tile[0] in wanted]
     done = _run(files, payload, work, found, budget)
     node, sink = work.outputs[0]
     if isinstance(node, Runs) and isinstance(sink, Scratch):
-        samples = index_of(sink.reader, node).take_all()
-        files.put(f"{number}-samples-{first}", [*_pack_samples(samples, node)])
+        files.put(samples, _pack_samples(index_of(sink.reader, node).take_all(), node))
     return done
 
 
@@ -258,31 +258,31 @@ class _Part(Work):
 
 
 @_told
-def run_part(folder: str, number: int, part: Region, name: str, budget: int) -> Done:
+def run_part(folder: str, name: str, part: Region, result: str, budget: int) -> Done:
     """A part of one tile."""
     files = SideFiles(folder)
-    payload = _load(files, number)
+    payload = _load(files, name)
     pass_: Any = payload.sized.work
-    return _run(files, payload, _Part(pass_, files, name), [(0, part)], budget)
+    return _run(files, payload, _Part(pass_, files, result), [(0, part)], budget)
 
 
 @_told
 def join_parts(
-    folder: str, number: int, outer: Region, parts: tuple[tuple[Region, str], ...], name: str | None, budget: int
+    folder: str, name: str, outer: Region, parts: tuple[tuple[Region, str], ...], result: str | None, budget: int
 ) -> Done:  # fmt: skip
-    """Parts joined in order: into a file of a larger part, or, without a name, into the tile, which is then written."""
+    """Parts joined in order: into the result of a larger part, or, without one, into the tile, which is then written."""
     files = SideFiles(folder)
-    payload = _load(files, number)
+    payload = _load(files, name)
     work: Any = payload.sized.work
     pool = MemoryPool(max(budget, work.join_bytes(payload.sized)))
     pool.count(work.join_bytes(payload.sized))
     job = Job(payload.sized, payload.sinks, payload.bindings, lambda amount: None)
     slot = make_buffer(payload.sized.slot_bytes)
-    state = work.open(job, outer, slot) if name is None else work.open_part(job, outer, slot)
+    state = work.open(job, outer, slot) if result is None else work.open_part(job, outer, slot)
     for part, file in parts:
         work.join(job, outer, part, state, files.get(file, len(work.partial(state))))
-    if name is not None:
-        files.put(name, work.partial(state))
+    if result is not None:
+        files.put(result, work.partial(state))
         return Done(peak=pool.peak)
     for piece in work.pieces(job, outer, state):
         work.write(job, outer, state, piece)

@@ -183,6 +183,11 @@ def describe_sink(
 ) -> Sink:  # fmt: skip
     """An output in the format of the path's suffix, which nothing has been made of yet."""
     target, key = split_key(os.fspath(path), key)
+    remote = is_remote(target)
+    if remote and not target.rstrip("/").endswith(".zarr"):
+        raise InputError(
+            f"cannot write {target}: only zarr arrays are written behind an address, such as s3://bucket/x.zarr"
+        )
     suffix = os.path.splitext(target.rstrip("/"))[1].lower()
     row = next((row for row in FORMATS if suffix in row.suffixes and row.writes), None)
     if row is None:
@@ -205,6 +210,10 @@ def describe_sink(
     if pieces is not None and (len(pieces) != len(lengths) or 0 in pieces):
         raise InputError(f"chunks {pieces} do not suit shape {lengths}: give one length of 1 or more for each axis")
     options = Options(key=key, chunks=pieces, compress=compress)
+    if remote:
+        from outsize.array.store.formats.remote_zarr import RemoteZarrSink
+
+        return RemoteZarrSink(target, lengths, as_numpy(dtype), options)
     element = "bfloat16" if row.bfloat16 and is_bfloat16(dtype) else as_numpy(dtype)
     sink: Sink = row.module.describe(target, lengths, element, options)
     return sink

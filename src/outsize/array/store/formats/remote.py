@@ -82,7 +82,35 @@ def _open_zarr(path: str, options: Options) -> Store:
         raise StoreError(
             f"{path} cannot be opened as a zarr array: {type(error).__name__}: {error}", path=path
         ) from None
-    return ObjectStore(array, tuple(array.shards or array.chunks), _ZARR, path)
+    return RemoteZarr(array, path, options)
+
+
+class RemoteZarr(ObjectStore):
+    """A zarr array behind an address; another process opens it again."""
+
+    def __init__(self, array: Any, path: str, options: Options) -> None:
+        super().__init__(array, tuple(array.shards or array.chunks), _ZARR, path)
+        self._options = options
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_remote, (self.name, self._options)
+
+    def read(self, region: Region, buffer: Buffer) -> Block:
+        try:
+            return super().read(region, buffer)
+        except (StoreError, InputError, MemoryError):
+            raise
+        except Exception as error:
+            raise StoreError(f"{self.name} cannot be read: {type(error).__name__}: {error}", path=self.name) from error
+
+    def fingerprint(self) -> str:
+        """What the store says of the object that makes it an array."""
+        files, inside = open_files(self.name)
+        folder = f"{inside}/{self._options.key.strip('/')}" if self._options.key else inside
+        found = next(
+            (f"{folder}/{name}" for name in ("zarr.json", ".zarray") if files.exists(f"{folder}/{name}")), inside
+        )
+        return f"{self.name} {self.shape} {self.dtype.str} {files.ukey(found)}"
 
 
 def _groups(ranges: Iterator[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
