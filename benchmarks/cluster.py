@@ -250,11 +250,20 @@ def killed_run(
     }
 
 
+def kill_when_begun(processes: clusters.Processes, folder: Path) -> None:
+    """The scheduler, a moment after the first tiles of the output are in the journal."""
+    log = folder / ".z.npy.outsize-partial.journal" / "log"
+    while not (log.exists() and "tile" in log.read_text()):
+        time.sleep(0.02)
+    time.sleep(0.3)
+    processes.kill_scheduler()
+
+
 def lose_scheduler(folder: Path, workers: int, limit: int, budget: int, name: str, reference: bytes) -> None:
     target = folder / "z.npy"
     target.unlink(missing_ok=True)
     with clusters.dask_processes(folder, workers, limit, groups=True, slack=96 * MiB) as processes:
-        threading.Timer(4.0, processes.kill_scheduler).start()
+        threading.Thread(target=kill_when_begun, args=(processes, folder)).start()
         try:
             with outsize.cluster(processes.address):
                 WORKS[name](*open_all(folder)).save(target, budget=budget)

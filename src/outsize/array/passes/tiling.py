@@ -44,14 +44,16 @@ class Grid:
             (i * step, min(length, (i + 1) * step)) for i, step, length in zip(index, self.box, self.shape, strict=True)
         )
 
+    def at(self, number: int) -> Region:
+        """The box of this number, in order."""
+        index = []
+        for count in reversed(self.counts):
+            number, place = divmod(number, count)
+            index.append(place)
+        return self.region(tuple(reversed(index)))
+
     def __iter__(self) -> Iterator[Region]:
-        counts = self.counts
-        for number in range(math.prod(counts)):  # not itertools.product, which holds every axis as a tuple
-            index = []
-            for count in reversed(counts):
-                number, place = divmod(number, count)
-                index.append(place)
-            yield self.region(tuple(reversed(index)))
+        return map(self.at, range(len(self)))  # not itertools.product, which holds every axis as a tuple
 
     def kinds(self) -> Iterator[tuple[Region, int]]:
         """One box of each kind (first, inner, last along each axis) and how many there are of it."""

@@ -6,6 +6,7 @@ tiles, where tiles are fewer than workers and can be cut.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from outsize.array.tuning import Tuning
 class Shares:
     """How a pass is shared out, which its plan alone decides."""
 
-    tiles: tuple[tuple[int, ...], ...] = ()
+    tiles: tuple[Sequence[int], ...] = ()
     """Tasks of whole tiles."""
     parts: tuple[tuple[int, Region, tuple[Region, ...]], ...] = ()
     """(number of a tile, the tile, its parts) where tiles are cut."""
@@ -41,12 +42,12 @@ def share_out(sized: Sized, tuning: Tuning, budget: int, done: set[int]) -> Shar
         if cut and all(parts for _, _, parts in cut):
             return Shares(parts=tuple(one for one in cut if one[0] not in done))
     if not _apart(sized):  # two workers would write one chunk
-        missing = [number for number, _ in enumerate(work.tiles(sized)) if number not in done]
-        return Shares(tiles=(tuple(missing),) if missing else ())
+        left = [number for number, _ in enumerate(work.tiles(sized)) if number not in done]
+        return Shares(tiles=(left,) if left else ())
     count = count or sum(1 for _ in work.tiles(sized))  # a reduction of nothing has a tile
-    missing = [number for number in range(count) if number not in done]
+    missing: Sequence[int] = [number for number in range(count) if number not in done] if done else range(count)
     step = max(1, min(len(missing) // wanted, tuning.task_bytes * count // max(1, moved)))
-    return Shares(tiles=tuple(tuple(missing[low : low + step]) for low in range(0, len(missing), step)))
+    return Shares(tiles=tuple(missing[low : low + step] for low in range(0, len(missing), step)))
 
 
 def _apart(sized: Sized) -> bool:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from outsize.array.run.task import call
-from outsize.core.errors import InputError
+from outsize.core.errors import ClusterError, InputError
 from outsize.core.units import format_bytes, parse_bytes
 from outsize.engine.barrier import Faults, run_tasks
 from outsize.engine.cluster import Cluster, WorkerFacts, current_cluster, reset_cluster, set_cluster
@@ -157,6 +157,10 @@ def look_at_workers(executor: Executor) -> tuple[WorkerFacts, ...]:
     except ModuleNotFoundError as error:
         raise InputError(
             f"the workers of {executor.name} lack {error.name}: pip install the same outsize there as here"
+        ) from None
+    except OSError as error:
+        raise ClusterError(
+            f"{executor.name} does not answer any more ({type(error).__name__}): start it again"
         ) from None
     if not told:
         raise InputError(f"{executor.name} has no workers: start some first")

@@ -122,9 +122,9 @@ class Distribution:
 
     def run_pass(
         self, number: int, sized: Sized, sinks: tuple[Sink, ...], bindings: Mapping[Node, Store], done: set[int],
-        note: Callable[[int], None], moved: Callable[[int], None],
+        note: Callable[[int], None] | None, moved: Callable[[int], None],
     ) -> None:  # fmt: skip
-        """Run one pass; `note` is told of tiles, `moved` of what has been moved."""
+        """Run one pass; `note` is told of tiles that are done, `moved` of what has been moved."""
         work: Any = sized.work
         refuse_unreachable(work)
         if isinstance(work.outputs[0][0], Runs):
@@ -140,8 +140,9 @@ class Distribution:
             self.peak = max(self.peak, told.peak)
             for output, region, block in told.kept:
                 _place(sinks[output], region, block)
-            for tile in task.arguments[3] if task.function is run_tiles else ():
-                note(tile)
+            if note is not None and task.function is run_tiles:
+                for tile in task.arguments[3]:
+                    note(tile)
             moved(int(task.share * volume))
 
         self._run(self._tile_tasks(number, sized, shares), finish)
@@ -183,7 +184,7 @@ class Distribution:
         sized: Sized,
         shares: Shares,
         finish: Callable[[Task, Done | None], None],
-        note: Callable[[int], None],
+        note: Callable[[int], None] | None,
     ) -> None:
         """Parts, then what joins them, a level of the tree at a time."""
         folder, there = self.files.folder, self.files.names()
@@ -215,8 +216,9 @@ class Distribution:
             self._run(joins, finish)
         tops = [self._join(number, sized, tile, trees[place], None, place) for place, tile, _ in shares.parts]
         self._run(tops, finish)
-        for place, _, _ in shares.parts:
-            note(place)
+        if note is not None:
+            for place, _, _ in shares.parts:
+                note(place)
 
     def _join(
         self,

@@ -69,7 +69,7 @@ def simulate_node(
     for number, one in enumerate(prepared.schedule.passes):
         began, sized = engine.now(), one.sized
         sinks = tuple(sink for _, sink in sized.work.outputs)
-        run.run_pass(number, sized, sinks, sized.work.bindings, set(), lambda tile: None, lambda amount: None)
+        run.run_pass(number, sized, sinks, sized.work.bindings, set(), None, lambda amount: None)
         tasks = share_out(sized, tuning, memory, set()).tasks
         steps.append(SimulatedStep(name=prepared.plan.steps[number].name, seconds=engine.now() - began, tasks=tasks))
     seconds, plan = max(engine.now(), 1e-9), prepared.plan

@@ -12,7 +12,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -24,6 +24,7 @@ from outsize.array.graph.local import Together
 from outsize.array.graph.node import Node, put_together, take_apart
 from outsize.array.kernels.blas import blas_threads
 from outsize.array.passes.base import Job, Pass, Sized
+from outsize.array.passes.tiling import Grid
 from outsize.array.plan.layout import remake_pass
 from outsize.array.plan.residency import Kept, Scratch
 from outsize.array.run.side_files import SideFiles
@@ -194,13 +195,17 @@ def _settle(sinks: tuple[Sink, ...]) -> tuple[tuple[int, Region, Block], ...]:
 
 
 @_told
-def run_tiles(folder: str, name: str, samples: str, tiles: tuple[int, ...], budget: int) -> Done:
+def run_tiles(folder: str, name: str, samples: str, tiles: Sequence[int], budget: int) -> Done:
     """Some tiles of a pass."""
     files = SideFiles(folder)
     payload = _load(files, name)
     work: Any = payload.sized.work
-    wanted = set(tiles)
-    found = [tile for tile in enumerate(work.tiles(payload.sized)) if tile[0] in wanted]
+    every, wanted = work.tiles(payload.sized), set(tiles)
+    found = (
+        [(number, every.at(number)) for number in tiles]
+        if isinstance(every, Grid)
+        else [tile for tile in enumerate(every) if tile[0] in wanted]
+    )
     done = _run(files, payload, work, found, budget)
     node, sink = work.outputs[0]
     if isinstance(node, Runs) and isinstance(sink, Scratch):
