@@ -2,7 +2,6 @@
 
     python benchmarks/cluster.py works [--workers 2] [--rows 400000] [--limit 512MiB] [--budget 160MiB]
     python benchmarks/cluster.py kills                workers killed at 30 random moments, the scheduler once
-    python benchmarks/cluster.py simulate             the simulator beside runs of 1, 2 and 4 workers
 
 Every row of `works` has a fresh Dask cluster: a scheduler and workers as processes, each worker with its nanny in a group with
 a hard limit. Dask is told the same limit. Printed: seconds, highest anonymous memory of a worker above what it held before

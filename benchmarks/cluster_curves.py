@@ -24,17 +24,15 @@ MACHINES: dict[str, Any] = {
     "restart": 120,
     "price": 0.5,
 }
-COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd")
+COLOURS = ("#1f77b4", "#d62728", "#2ca02c")
 
 
 def works() -> dict[str, Any]:
     x = outsize.cluster.on_paper((ROWS, 512))
-    side = outsize.cluster.on_paper((400_000, 400_000))
     return {
         "z-score of 1 PB": (x - x.mean(axis=0)) / x.std(axis=0),
         "mean of 1 PB": x.mean(axis=0),
         "transpose of 1 PB": x.T,
-        "product of 400,000 squared": side @ side,
     }
 
 

@@ -1,0 +1,82 @@
+"""The same work on a cluster of Ray: two nodes on this machine. `scripts/ray_tests` runs it where Ray's wheel is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import outsize
+import outsize.array as xp
+
+ray = pytest.importorskip("ray", reason="Ray is not installed: scripts/ray_tests makes an environment with it")
+
+NODE = {"num_cpus": 1, "memory": 600 << 20, "object_store_memory": 80 << 20}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    made.add_node(**NODE)
+    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def test_nodes_make_what_one_process_makes(nodes: Any, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(3, 2, (400_000, 32)).astype(np.float32)
+    np.save(tmp_path / "x.npy", values)
+    x = outsize.open(tmp_path / "x.npy")
+    works = {
+        "z": (x - x.mean(axis=0)) / x.std(axis=0), "gram": x.T @ x, "turned": x.T, "sorted": xp.sort(x.reshape(-1)),
+        "median": xp.median(x, axis=0),
+    }  # fmt: skip
+    with outsize.cluster("ray") as joined:
+        assert len(joined.joined.workers) == 2
+        for name, work in works.items():
+            work.save(tmp_path / f"{name}.npy", budget="64MiB")
+    for name, work in works.items():
+        np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), work.compute(), rtol=1e-3, atol=1e-4)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_process_that_dies_costs_its_task_only(nodes: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((300_000, 32), np.float32))
+    dying = xp.map_blocks(Once(str(tmp_path / "died")), outsize.open(tmp_path / "x.npy"), memory=1)
+    with outsize.cluster("ray"), pytest.warns(UserWarning, match="tasks of lost workers ran again"):
+        (dying * 2).save(tmp_path / "y.npy", budget="64MiB")
+    assert (tmp_path / "died").exists()
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), np.full((300_000, 32), 2, np.float32))
+
+
+class Once:
+    """Kills the process that calls it, the first time of all."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+        self.__name__ = "once"
+
+    def __call__(self, block: Any) -> Any:
+        import os
+
+        try:
+            os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return block
+        os.kill(os.getpid(), 9)
+        return block
+
+
+def test_a_wrong_address_is_one_sentence(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray.shutdown()
+    try:
+        with pytest.raises(outsize.InputError, match=r"no cluster of Ray answers at ray://127\.0\.0\.1:9"):
+            outsize.cluster("ray://127.0.0.1:9")
+    finally:
+        ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
