@@ -121,6 +121,12 @@ def test_another_work_under_the_same_name_is_another(x: Any, client: Any, tmp_pa
             np.testing.assert_array_equal(np.load(tmp_path / "z.npy"), x.compute() * number)
 
 
+def test_a_function_of_a_script_goes_to_the_workers(x: Any, client: Any, tmp_path: Path) -> None:
+    with joined(client):
+        xp.map_blocks(lambda block: block + 5, x, memory=1).save(tmp_path / "z.npy", budget="32MiB")
+    np.testing.assert_array_equal(np.load(tmp_path / "z.npy"), x.compute() + 5)
+
+
 def test_a_result_comes_back_to_this_process(x: Any, client: Any) -> None:
     expected = [x.mean(axis=0).compute(), (x * 2).compute()]
     with joined(client):
@@ -321,7 +327,7 @@ def test_a_device_is_refused_on_a_cluster(x: Any, client: Any, tmp_path: Path) -
 
 def test_a_plan_says_what_a_worker_holds_and_how_many_help(x: Any, client: Any, tmp_path: Path) -> None:
     with joined(client):
-        text = str((x + 1).plan("32MiB", tmp_path / "y.npy"))
+        text = " ".join(str((x + 1).plan("32MiB", tmp_path / "y.npy")).split())
     assert "on 2 workers: each holds at most" in text and "go through storage; up to" in text
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -84,7 +85,13 @@ def pack(
     sizes = {field.name: getattr(sized, field.name) for field in fields(sized) if field.name != "work"}
     known = [samples.get(node) for node in bound]
     stores = [bindings[node] for node in bound]
-    return pickle.dumps((parts, len(nodes), sinks, stores, known, type(sized), sizes, tuning), protocol=5)
+    packed: bytes = _pickler().dumps((parts, len(nodes), sinks, stores, known, type(sized), sizes, tuning), protocol=5)
+    return packed
+
+
+def _pickler() -> Any:
+    """What the engine pickles with, which takes functions of a user's script by value; else Python's own."""
+    return next((sys.modules[name] for name in ("cloudpickle", "ray.cloudpickle") if name in sys.modules), pickle)
 
 
 def unpack(data: bytes) -> Payload:
