@@ -47,7 +47,7 @@ MISTAKES = {
     "size 10 --card v100": "V100 16GB or V100 32GB",
     "size 10 --card foo": "known are",
     "size several.npz": "outsize show several.npz",
-    "size missing.npy": "lengths are whole numbers",
+    "size missing.npy": "there is no file missing.npy",
     "show missing.npy": "no such file",
     "show a.csv": "write Parquet",
     "show a.png": "PNG picture",

@@ -44,6 +44,8 @@ def read_tensor(text: str, dtype: str) -> Spec:
     """`1,256,1024,1021`, `(384, 192)`, `384x192`, `384,192:float16` -> a spec."""
     if not re.match(r"[\s(\[]*-?\d+\s*([,x×:)\]]|$)", text) and os.path.lexists(text.partition("::")[0]):
         return _read_file(text)
+    if re.search(r"\.[A-Za-z]\w*(::.*)?$", text):
+        raise InputError(f"there is no file {text}: check the path, or write a shape such as 384,192")
     lengths, colon, own = text.partition(":")
     bare = lengths.strip().strip("[]() ").rstrip(",")
     if not bare:
