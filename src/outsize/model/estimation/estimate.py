@@ -222,7 +222,7 @@ class Job:
         tracer = Tracer(self.label, capability, self.card.usable, everything=everything)
         tracer.strict = everything is None
         tracer.uncompiled = self.uncompiled
-        around = contextlib.nullcontext() if self.spreading is None else self.spreading.around()
+        around = contextlib.nullcontext() if self.spreading is None else self.spreading.around(self.label)
         with around, tracer.running():
             step, args = self.step, self.args
             try:

@@ -63,12 +63,12 @@ class Spreading:
         return 0 if self.count == 1 else 2 if self.sharding == "hsdp" and self.count > NODE else 1
 
     @contextlib.contextmanager
-    def around(self) -> Iterator[None]:
+    def around(self, label: str) -> Iterator[None]:
         """The process believes to be the first rank."""
         if is_started():
             raise InputError("this process is a rank already: estimate ranks in a process that is none")
         has_part("distributed.fsdp.fully_shard")  # imported before the trace begins, which follows its buffers
-        with pretended_ranks(self.count, replica_rows()):
+        with pretended_ranks(self.count, label.partition(":")[0], replica_rows()):
             yield
 
     def apply(self, tracer: Tracer, given: tuple[Any, ...]) -> Any:

@@ -43,8 +43,10 @@ def silent_collectives() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def pretended_ranks(count: int, rows: list[Row]) -> Iterator[None]:
-    """This process believes to be the first of so many ranks; `rows`: what else stands in the place of torch's own."""
+def pretended_ranks(count: int, kind: str, rows: list[Row]) -> Iterator[None]:
+    """This process believes to be the first of so many ranks, on a `kind` of device; `rows`: what else stands in the place of
+    torch's own."""
+    import torch
     import torch.distributed as dist
 
     store = part("testing._internal.distributed.fake_pg.FakeStore")()
@@ -55,6 +57,9 @@ def pretended_ranks(count: int, rows: list[Row]) -> Iterator[None]:
     os.environ.update(said)
     there = lambda *args, **kwargs: None  # noqa: E731
     own: list[Row] = [(dist, name, there) for name in ("init_process_group", "destroy_process_group")]
+    own.append(
+        (part("_C"), "_get_accelerator", lambda *_: torch.device(kind))
+    )  # fully_shard without a mesh asks for it
     try:
         with silent_collectives(), replaced([*own, *rows]):
             yield
