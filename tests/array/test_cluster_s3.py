@@ -30,9 +30,7 @@ def address(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         fsspec.filesystem("memory").store.clear()
         yield "memory://bucket"
         return
-    pytest.importorskip(
-        "moto.server", reason="moto[server] is not installed: benchmarks/cluster.py s3 has the same proof"
-    )
+    pytest.importorskip("moto.server", reason="moto[server] is not installed: benchmarks/cluster_s3.py has a proof")
     s3fs = pytest.importorskip("s3fs")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
