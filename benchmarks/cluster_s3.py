@@ -1,4 +1,4 @@
-"""A cluster whose inputs and outputs lie in an object store: two Dask workers in memory control groups, and moto as the S3 server.
+"""A cluster whose inputs and outputs lie in an object store: two Dask workers in memory control groups, moto as the S3 server.
 
 python benchmarks/cluster_s3.py            needs s3fs, zarr and moto[server]
 """
