@@ -172,7 +172,7 @@ def test_a_mean_over_labels_is_told_from_a_mean_over_samples():
         optimizer,
         batch,
         budget=budget,
-        without=("checkpoint", "offload", "state_away", "stream", "in_backward"),
+        without=("checkpoint", "offload", "recipes", "tensors_away", "state_away", "stream", "in_backward"),
     )
     assert fitted.choice.slices > 1 and "labels" in " ".join(fitted.plan.notes)
     batch["labels"][0, 3:] = -100

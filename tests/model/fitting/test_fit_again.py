@@ -206,7 +206,9 @@ def make_block(*first):
 def fit_tightly(model, loss, part, *without):
     batch, optimizer = make_batch(256), torch.optim.SGD(model.parameters(), 0.1)
     peak = outsize.fit(model, loss, optimizer, batch, budget="1GiB", dry_run=True).plan.plain
-    fitted = outsize.fit(model, loss, optimizer, batch, budget=int(part * peak), without=("slices", *without))
+    fitted = outsize.fit(
+        model, loss, optimizer, batch, budget=int(part * peak), without=("slices", "recipes", "tensors_away", *without)
+    )
     fitted.step(batch)
     assert fitted.measured <= fitted.plan.peak(fitted.plan.budgets[0].pool) <= part * peak
     return fitted

@@ -185,7 +185,17 @@ def test_part_of_the_state_is_elsewhere_that_of_the_largest_parameters_and_comes
 
 def test_as_much_of_the_state_is_elsewhere_as_the_budget_asks_for():
     batch = nets.make_tokens(rows=2, length=4, words=50)
-    others = ("checkpoint", "offload", "in_backward", "slices", "gradients_away", "stream", "chunks")
+    others = (
+        "checkpoint",
+        "offload",
+        "recipes",
+        "tensors_away",
+        "in_backward",
+        "slices",
+        "gradients_away",
+        "stream",
+        "chunks",
+    )
     parts = []
     for share in (1.0, 0.85, 0.7, 0.0):
         model = nets.Language(width=64, words=50)

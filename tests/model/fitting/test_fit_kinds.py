@@ -14,7 +14,10 @@ from outsize.model.fitting.move.stores import open_store
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.run.runner import Work
 
-WAYS = ("slices", "checkpoint", "offload", "in_backward", "state_away", "gradients_away", "stream", "chunks")
+WAYS = (
+    "slices", "checkpoint", "offload", "recipes", "tensors_away", "in_backward", "state_away", "gradients_away", "stream",
+    "chunks",
+)  # fmt: skip
 
 
 def only(*names):

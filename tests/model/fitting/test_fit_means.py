@@ -154,7 +154,17 @@ def test_a_small_term_beside_a_mean_over_labels_forbids_slices_where_labels_are_
         return functional.cross_entropy(found, batch["y"]) + 1e-3 * found.square().mean()
 
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    ways = ("checkpoint", "offload", "in_backward", "state_away", "gradients_away", "stream", "chunks")
+    ways = (
+        "checkpoint",
+        "offload",
+        "recipes",
+        "tensors_away",
+        "in_backward",
+        "state_away",
+        "gradients_away",
+        "stream",
+        "chunks",
+    )
     plain = outsize.fit(model, loss, optimizer, batch, budget="1GiB", dry_run=True, own_step=True).plan.plain
     with pytest.raises(outsize.BudgetError) as refused:
         outsize.fit(model, loss, optimizer, batch, budget=plain - 1, without=ways, own_step=True)

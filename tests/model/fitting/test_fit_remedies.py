@@ -169,7 +169,7 @@ def test_a_transformers_model_takes_its_loss_in_pieces_and_its_gradients_stay():
     ).plan.plain
     fitted = outsize.fit(
         model, hf_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget=int(peak * 0.7), own_step=True,
-        without=("slices", "offload"),
+        without=("slices", "offload", "recipes", "tensors_away"),
     )  # fmt: skip
     assert fitted.choice.chunks
     fitted.backward(batch)
@@ -225,7 +225,9 @@ def test_a_trainer_runs_the_fitted_step_and_keeps_everything_else(tmp_path, own,
     trainer = transformers.Trainer(model, arguments, train_dataset=rows)
     optimizer, loss = torch.optim.SGD(model.parameters(), 0.1), hf_loss if own else trainer_loss(trainer)
     plain = outsize.fit(model, loss, optimizer, batch, budget="1GiB", own_step=True, dry_run=True).plan.plain
-    budget, others = (int(0.7 * plain), ("checkpoint", "offload", "chunks")) if sliced else (2**30, ())
+    budget, others = (
+        (int(0.7 * plain), ("checkpoint", "offload", "recipes", "tensors_away", "chunks")) if sliced else (2**30, ())
+    )
     fitted = outsize.fit(model, loss, optimizer, batch, budget=budget, own_step=True, without=others)
     assert (fitted.choice.slices > 1) == sliced
     with in_trainer(trainer, fitted):

@@ -110,7 +110,7 @@ def plain_peak(make, loss, batch):
 def test_modules_that_run_several_times_are_computed_again(case, part):
     make, loss = CASES[case]
     batch = rows(128)
-    only = ("slices", "offload", "in_backward", "state_away", "gradients_away", "stream")
+    only = ("slices", "offload", "recipes", "tensors_away", "in_backward", "state_away", "gradients_away", "stream")
     budget = int(part * plain_peak(make, loss, batch))
     fitted = compare_steps(make, loss, batch, budget, without=only)
     assert fitted.choice.checkpoint
@@ -120,7 +120,7 @@ def test_modules_that_run_several_times_are_computed_again(case, part):
 def test_their_activations_wait_elsewhere(case):
     make, loss = CASES[case]
     batch = rows(128)
-    only = ("slices", "checkpoint", "in_backward", "state_away", "gradients_away", "stream")
+    only = ("slices", "checkpoint", "recipes", "tensors_away", "in_backward", "state_away", "gradients_away", "stream")
     budget = int(0.7 * plain_peak(make, loss, batch))
     assert compare_steps(make, loss, batch, budget, without=only).choice.offload
 

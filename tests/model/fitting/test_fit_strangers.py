@@ -79,7 +79,11 @@ class Certain(nn.Module):
 
 def test_a_mask_that_keeps_everything_is_not_taken_for_random():
     fitted = fit_at(
-        0.4, Certain(), lambda m, b: m(b).pow(2).mean(), torch.randn(256, 32), without=("offload", "checkpoint")
+        0.4,
+        Certain(),
+        lambda m, b: m(b).pow(2).mean(),
+        torch.randn(256, 32),
+        without=("offload", "checkpoint", "recipes", "tensors_away"),
     )
     assert fitted.choice.slices > 1
 
@@ -197,7 +201,9 @@ def test_the_axis_that_counts_samples_is_found(name):
     make, loss, batch = BATCHES[name]
     torch.manual_seed(0)
     model = make()
-    fitted = fit_at(0.7, model, loss, batch, own_step=True, without=("offload", "checkpoint", "chunks"))
+    fitted = fit_at(
+        0.7, model, loss, batch, own_step=True, without=("offload", "checkpoint", "recipes", "tensors_away", "chunks")
+    )
     assert fitted.choice.slices > 1
     assert_same_gradients(fitted, model, loss, batch)
 
@@ -219,7 +225,7 @@ def test_the_axis_that_counts_samples_can_be_said():
     def loss(m, b):
         return (m(b["x"]) * b["scale"]).pow(2).mean()
 
-    words = {"own_step": True, "without": ("offload", "checkpoint")}
+    words = {"own_step": True, "without": ("offload", "checkpoint", "recipes", "tensors_away")}
     with pytest.raises(outsize.BudgetError, match="batch_axis"):
         fit_at(0.5, model, loss, batch, **words)
     fitted = fit_at(0.5, model, loss, batch, batch_axis={"x": 1, "scale": None}, **words)
@@ -278,7 +284,7 @@ def test_a_graph_is_fitted_whole(kind):
         return m(x, found).pow(2).mean()
 
     fitted = fit_at(0.75, model, loss, batch, own_step=True)
-    assert fitted.choice.slices == 1 and (fitted.choice.checkpoint or fitted.choice.offload)
+    assert fitted.choice.slices == 1 and not fitted.choice.plain
     assert_same_gradients(fitted, model, loss, batch)
 
 
@@ -341,7 +347,9 @@ def test_slices_take_the_draws_of_the_whole(name):
     make, loss, batch = DRAWING[name]
     torch.manual_seed(0)
     model = make()
-    fitted = fit_at(0.7, model, loss, batch, own_step=True, without=("offload", "checkpoint"))
+    fitted = fit_at(
+        0.7, model, loss, batch, own_step=True, without=("offload", "checkpoint", "recipes", "tensors_away")
+    )
     assert fitted.choice.slices > 1
     assert all(remedy.exactness != "distribution" for remedy in fitted.plan.remedies)
     assert_same_gradients(fitted, model, loss, batch)
@@ -372,7 +380,14 @@ def test_with_other_draws_allowed_slices_draw_their_own_numbers_times_and_orders
         return (model(x) * torch.rand_like(x) - times[:, None]).square().mean()
 
     model = nn.Sequential(nn.Linear(32, 256), nn.GELU(), nn.Linear(256, 32))
-    fitted = fit_at(0.5, model, loss, torch.randn(300, 32), allow="distribution", without=("offload", "checkpoint"))
+    fitted = fit_at(
+        0.5,
+        model,
+        loss,
+        torch.randn(300, 32),
+        allow="distribution",
+        without=("offload", "checkpoint", "recipes", "tensors_away"),
+    )
     assert fitted.choice.slices > 1
 
 
@@ -401,7 +416,7 @@ def test_what_kernels_differ_by_themselves_is_no_difference_and_what_samples_do_
     def loss(model, x):
         return (model(x) - 1).square().mean()
 
-    words = {"own_step": True, "without": ("offload", "checkpoint")}
+    words = {"own_step": True, "without": ("offload", "checkpoint", "recipes", "tensors_away")}
     model, batch = Noisy(mixes), torch.randn(300, 32)
     if mixes:
         with pytest.raises(outsize.BudgetError):
@@ -498,7 +513,7 @@ def test_modules_that_take_more_than_tensors_are_computed_again(name):
     def loss(m, b):
         return m(b).square().mean()
 
-    fitted = fit_at(0.7, model, loss, batch, own_step=True, without=("slices", "offload"))
+    fitted = fit_at(0.7, model, loss, batch, own_step=True, without=("slices", "offload", "recipes", "tensors_away"))
     assert fitted.choice.checkpoint
     assert_same_gradients(fitted, model, loss, batch)
 

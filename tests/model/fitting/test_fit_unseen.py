@@ -109,7 +109,7 @@ def test_numbers_from_any_generator_are_drawn_again_and_named(make, said):
 
 
 def test_a_block_with_draws_of_python_is_computed_again_as_it_ran():
-    without = ("offload", "stream", "slices", "in_backward", "gradients_away", "state_away")
+    without = ("offload", "recipes", "tensors_away", "stream", "slices", "in_backward", "gradients_away", "state_away")
     plan = train(lambda: make_wide(lambda: from_python), wide_loss, rows(64), 0.85, without=without)
     assert [remedy.name for remedy in plan.remedies] == ["compute activations again"]
 
@@ -307,7 +307,7 @@ def test_directional_derivatives_in_a_loss_are_fitted_with_activations_elsewhere
         blocks = (nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32)) for _ in range(4))
         return nn.Sequential(*blocks, nn.Linear(32, 8))
 
-    train(make, directed_loss, rows(16), 0.6, without=("checkpoint", "slices"))
+    train(make, directed_loss, rows(16), 0.6, without=("checkpoint", "recipes", "slices"))
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])

@@ -47,6 +47,8 @@ class Placement(Noun):
     """State: parameters of a hosted model below so many bytes are updated several at a time, which saves calls."""
     offload: tuple[str, ...] = ()
     """Activations: modules whose activations wait elsewhere for the backward pass."""
+    tensors_away: tuple[str, ...] = ()
+    """Activations: calls of operators whose results wait elsewhere once autograd saves them; `*`: all that it saves."""
     inputs_away: bool = False
     """Activations: those of a hosted model, which are the inputs of its units, wait on the host."""
     disk: dict[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
@@ -111,6 +113,8 @@ class Choice(Placement):
     """A batch that is larger than the planned one may run in more pieces."""
     checkpoint: tuple[str, ...] = ()
     """Modules whose activations are computed again in the backward pass."""
+    recipes: tuple[str, ...] = ()
+    """Calls of operators (module:operator:number) that run again in the backward pass, in the place of saved results."""
     chunks: int = 0
     """Pieces in which the output head and its cross entropy run; 0: whole."""
     kept_bits: int = 0

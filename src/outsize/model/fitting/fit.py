@@ -51,9 +51,9 @@ def fit(
     Without an optimizer (and without `own_step`) an inference is planned: `loss(model, batch)` then is how the model is
     called and gives its output, None calls it with the batch.
     `own_step`: you call `backward` and step the optimizer yourself. `clip` is the norm to which `step` clips gradients,
-    `scaler` your GradScaler. `without` names remedies not to use: slices, checkpoint, offload, in_backward, state_away,
-    gradients_away, stream, chunks, autocast, state_bits, frozen_bits, kept_bits, expandable; of a model on the host also pieces
-    and disk. `dry_run` only plans.
+    `scaler` your GradScaler. `without` names remedies not to use: slices, checkpoint, offload, recipes, tensors_away,
+    in_backward, state_away, gradients_away, stream, chunks, autocast, state_bits, frozen_bits, kept_bits, expandable; of a model
+    on the host also pieces and disk. `dry_run` only plans.
     `batch_axis`: which axis of the batch's tensors counts samples, where fit does not find it: a number for all, or a table such
     as `{"x": 1, "weights": None, "cu_seqlens": "ends"}` (None: all samples share it; "ends": of packed sequences).
 

@@ -119,7 +119,7 @@ class TrainingPlanner(Planner):
         """Facts of the plain step, with times measured where a card is."""
         work, findings, request = self.work, self.findings, self.request
         with in_users_code("the step, followed without contents (values that it reads are chosen),"):
-            plain = stage.project(Choice())
+            plain = stage.project(Choice(), survey=True)
         chunked = stage.project(Choice(chunks=8)) if findings.heads else None
         timing: Timing | None = None
         if work.device == "cuda":
@@ -127,7 +127,7 @@ class TrainingPlanner(Planner):
                 timing = measure_times(work, request.batch, plain, request.budgets[0].bytes)
             clear_up()
         timing = timing or estimate_times(work.device, plain, findings.rows)
-        return gather_facts(work, findings, plain, request.own_step, timing, chunked)
+        return gather_facts(work, findings, plain, request.own_step, timing, chunked, stage.surveyed)
 
     def _forbid(self, facts: Facts) -> dict[str, str]:
         """What the user and the samples forbid beside what the work itself does."""

@@ -118,6 +118,37 @@ def below_autograd() -> Any:
     return part("_C._AutoDispatchBelowAutograd")()
 
 
+@contextlib.contextmanager
+def below_autocast() -> Iterator[None]:
+    """Operators in the block run as they are called: neither recorded by autograd nor cast by autocast."""
+    with below_autograd(), part("_C._DisableAutocast")():
+        yield
+
+
+def same_memory(tensor: Any, place: tuple[Any, int, Any, Any]) -> Any:
+    """A tensor without a graph on the memory of another, at (type, offset, shape, strides); no mode sees it."""
+    import torch
+
+    dtype, offset, shape, strides = place
+    storage = tensor.untyped_storage()
+    with part("_C._DisableTorchDispatch")(), no_functions():
+        return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, strides)
+
+
+def without_graph(tensor: Any) -> Any:
+    """The same tensor without a graph, which shares its version also where autograd is off; no mode sees it."""
+    with part("_C._ForceDispatchKeyGuard")(*_detaching()), no_functions():
+        return tensor.detach()
+
+
+@functools.cache
+def _detaching() -> tuple[Any, Any]:
+    """Dispatch keys that are on, and those that are off."""
+    keys = part("_C.DispatchKeySet")
+    on = keys(part("_C.DispatchKey.ADInplaceOrView"))
+    return on, keys(part("_C.DispatchKey.Python")) | keys(part("_C.DispatchKey.PythonTLSSnapshot"))
+
+
 # operators
 
 

@@ -28,6 +28,7 @@ from outsize.model.fitting.move.units import Cut, cut_model
 from outsize.model.fitting.move.visits import Source, Visits
 from outsize.model.fitting.plan.foreign_tensors import NOTHING, Beside, look_beside
 from outsize.model.fitting.plan.projection import Projection, Watch, label_of, projection_of
+from outsize.model.fitting.recipes.survey import Survey
 from outsize.model.fitting.run.hosted import open_hosted
 from outsize.model.fitting.run.random_sources import GLOBAL, same_draws
 from outsize.model.fitting.run.recorder import watching
@@ -138,6 +139,10 @@ class Stage:
         """A step fails unless it can read what the batch holds: labels that are looked up or checked."""
         self._weighed = False
         """Chosen values were compared with those of the batch."""
+        self.surveyed: Survey | None = None
+        """The calls of the plain step."""
+        self._surveying: Survey | None = None
+        """The survey of the trace that runs."""
         self._begun = False
         """The optimizer makes state as it is made itself, and finds it in its first step: Adagrad before torch 2.13."""
 
@@ -156,12 +161,13 @@ class Stage:
 
     def project(
         self, choice: Choice, *, call: Call | None = None, work: Work | None = None, layout: Layout | None = None,
-        order: Iterable[str] = (),
+        order: Iterable[str] = (), survey: bool = False,
     ) -> Projection:  # fmt: skip
         """Run a step (or, with `call`, an inference) without contents: other batches than this one hold at most as much.
 
         Where that fails on a model on its device, values of the batch steer the step: then it reads those of this batch.
         Of a model on the host `work` is what is known of it by now, `layout` its state and `order` that of its units.
+        `survey`: note every call of its first forward pass in `surveyed`.
         """
 
         guessed: list[str] = []
@@ -183,6 +189,8 @@ class Stage:
                         watch, choice, batch, call, work or self.work, layout or {}, list(order)
                     )
                 else:
+                    self._surveying = Survey(self.work.model, lambda: watch.spent) if survey else None
+                    self.surveyed = self._surveying or self.surveyed
                     found, alive = self._run_resident(watch, choice, batch, call, fakes)
             beside = self._beside.without(watch.met())
             guessed.extend((*watch.notes, *watch.guesses))
@@ -227,6 +235,7 @@ class Stage:
             watch.begin(model)
             runner = open_resident(replace(self.work, optimizer=optimizer, scaler=None), choice, store, real=False)
             runner.phase = watch.phase
+            runner.weights.survey = self._surveying
             runner.sink.safe &= self.work.scaler is None
             before = [
                 *copy_all(written_buffers(self.work.written)),

@@ -21,6 +21,7 @@ from outsize.model.fitting.move.units import Cut, cut_model, sizeof
 from outsize.model.fitting.plan.dry_run import Stage
 from outsize.model.fitting.plan.foreign_tensors import Beside
 from outsize.model.fitting.plan.projection import RATES, Projection
+from outsize.model.fitting.plan.recipe_ladder import Rung
 from outsize.model.fitting.plan.speeds import Rates, Timing
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.update.optimizer_subset import room_of
@@ -100,6 +101,12 @@ class Facts(Noun):
     """Modules that can be computed again, by name."""
     ladders: tuple[Ladder, ...]
     """Sets of them, from the cheapest bytes to the most; in one ladder of any size, in others of small modules only."""
+    recipes: tuple[tuple[Rung, ...], ...]
+    """Sets of calls of operators to run again, from the cheapest bytes to the most; in each ladder other bytes at once."""
+    rungs: dict[tuple[str, ...], Rung]
+    """All of them, by their calls."""
+    saved: dict[str, int]
+    """Bytes that autograd saves of what each call makes, in the order of the calls."""
     timing: Timing
     """How long the plain step takes."""
     growable: bool

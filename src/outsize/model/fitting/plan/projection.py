@@ -181,6 +181,8 @@ class Watch(Tracer):
         self._entered: dict[str, tuple[int, set[Held]]] = {}
         self.seconds: dict[tuple[str, str], float] = {}
         self.operators: dict[str, int] = {}
+        self.spent = 0.0
+        """Estimated time so far."""
         self._rates = RATES[label.partition(":")[0]]
         self.owners = ModuleNames(self.ledger, self.names)
 
@@ -226,6 +228,7 @@ class Watch(Tracer):
         key = (phase, module if module in self.calls else "")
         seconds = max(flops / self._rates[0], 2 * touched / self._rates[1])
         self.seconds[key] = self.seconds.get(key, 0.0) + seconds
+        self.spent += seconds
         self.operators[phase] = self.operators.get(phase, 0) + 1
         return out
 

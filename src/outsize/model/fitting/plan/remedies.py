@@ -32,24 +32,27 @@ from outsize.model.fitting.plan.facts import (
 )
 from outsize.model.fitting.plan.narrow_remedies import FrozenBits, KeptBits, StateBits
 from outsize.model.fitting.plan.projection import RATES, Projection
-from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind, UpdatedInGroups, why_not_in_groups
+from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind, UpdatedInGroups, shorten, why_not_in_groups
 from outsize.model.fitting.plan.speeds import LAUNCH
+from outsize.model.fitting.plan.tensor_remedies import (
+    COPY,
+    EARLY,
+    FRACTIONS,
+    Recipes,
+    TensorsAway,
+    computed_again,
+    moved_and_back,
+)
 from outsize.model.fitting.run.runner import Work
 
 CALL = 2e-4
 """Seconds of the processor that a module computed again takes beside its launches."""
-
-COPY = {"cpu": 1e-5, "cuda": 4e-5}
-"""Seconds of the processor to begin one copy to or from elsewhere."""
 
 IN_AND_OUT = {"cpu": 2.0, "cuda": 1.2}
 """Time to bring and send bytes over that of one way: a card's link goes both ways at once, but for the first and last group."""
 
 MEANWHILE = 0.6
 """The same on a card where parameters are updated in the backward pass, which hides half of it (llama 1.3B in AMP on an H200)."""
-
-EARLY = (0.15, 0.5)
-"""Parts of the activations, those of the first blocks, that may wait elsewhere: they wait longest."""
 
 ROUNDED = 0.01
 """Part of the passes' time that slices have to gain on remedies that change no bit."""
@@ -68,9 +71,6 @@ CUTS = 3
 
 FEW_SLICES = 4
 """Most slices of a batch that is cut otherwise."""
-
-FRACTIONS = (0.25, 0.5, 0.75, 1.0)
-"""Parts of a ladder that the search tries; the planner refines the number afterwards."""
 
 
 class Slices(RemedyKind[Facts]):
@@ -175,8 +175,7 @@ class Checkpoint(RemedyKind[Facts]):
         parts = [facts.parts[name] for name in choice.checkpoint if name in facts.parts]
         again = sum(part.seconds for part in parts)
         calls = CALL * sum(part.runs for part in parts)
-        longer = facts.passes_in(choice.slices, again, calls) - facts.passes_in(choice.slices)
-        return max(longer, 0.1 * again, 0.01 * calls)  # what the card has time for still costs something
+        return computed_again(choice, facts, again, calls)
 
     def how(self, choice: Choice, facts: Facts) -> str:
         return f"{len(choice.checkpoint)} modules: {shorten(choice.checkpoint)}"
@@ -212,9 +211,7 @@ class Offload(RemedyKind[Facts]):
 
     def seconds(self, choice: Choice, facts: Facts) -> float:
         """Copies out and in; on a card those out run beside the forward pass, those in come one ahead, which hides little."""
-        once = moved_bytes(choice, facts) / facts.link
-        beside = facts.timing.forward(facts.rows) if facts.device == "cuda" else 0.0
-        return max(0.05 * once, once - beside) + once
+        return moved_and_back(moved_bytes(choice, facts), facts)
 
     def how(self, choice: Choice, facts: Facts) -> str:
         return f"{len(choice.offload)} blocks to the {place(facts)}: {shorten(choice.offload)}"
@@ -331,6 +328,8 @@ class Stream(UpdatedInGroups):
         """In training state and gradients go first, and activations that are kept would hold weights."""
         if isinstance(facts, InferenceFacts):
             return True
+        if choice.recipes or choice.tensors_away:
+            return False
         if (choice.state_away < 1 and facts.state) or not (choice.in_backward or choice.gradients_away):
             return False
         return bool(choice.offload) or set(order_blocks(facts)) <= set(choice.checkpoint)
@@ -427,8 +426,8 @@ class Expandable(RemedyKind[Facts]):
 
 
 REMEDIES: tuple[RemedyKind[Any], ...] = (
-    Slices(), Checkpoint(), Offload(), InBackward(), StateAway(), GradientsAway(), Stream(), Chunks(), Autocast(), StateBits(),
-    FrozenBits(), KeptBits(), Expandable(),
+    Slices(), Checkpoint(), Offload(), Recipes(), TensorsAway(), InBackward(), StateAway(), GradientsAway(), Stream(), Chunks(),
+    Autocast(), StateBits(), FrozenBits(), KeptBits(), Expandable(),
     hosted.Visits(), hosted.VisitingState(), hosted.EarlyUpdate(), hosted.InputsOnly(), hosted.Disk(), hosted.InputsAway(),
     hosted.Pieces(), hosted.HeadInPieces(),
 )  # fmt: skip
@@ -472,8 +471,3 @@ def predict(choice: Choice, facts: Facts) -> int:
     for kind in remedies_on(choice):
         sizes = kind.bytes(sizes, choice, facts)
     return sizes.peak(facts)
-
-
-def shorten(names: tuple[str, ...]) -> str:
-    """The first few names."""
-    return ", ".join(names[:3]) + (f", ... {names[-1]}" if len(names) > 3 else "")

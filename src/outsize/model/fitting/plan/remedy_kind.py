@@ -58,7 +58,11 @@ class RemedyKind(Generic[F]):
         return bool(getattr(choice, self.key))
 
     def is_sensible(self, choice: Choice, facts: F) -> bool:
-        """False where a choice that uses it contradicts itself or pays for nothing."""
+        """False where a choice that uses it contradicts itself or pays for nothing.
+
+        It is also asked of choices in which the remedies after it in the list are off yet: those can make a choice senseless,
+        never sensible.
+        """
         return True
 
     def seconds(self, choice: Choice, facts: F) -> float:
@@ -142,3 +146,8 @@ def why_not_in_groups(work: Work, own_step: bool) -> str:
         return ""
     reason = "you step the optimizer yourself" if own_step else why_not_one_by_one(work.optimizer)
     return reason or ("a GradScaler looks at all gradients before the update" if work.scaler is not None else "")
+
+
+def shorten(names: tuple[str, ...]) -> str:
+    """The first few names."""
+    return ", ".join(names[:3]) + (f", ... {names[-1]}" if len(names) > 3 else "")

@@ -9,9 +9,8 @@ on the device how far its arithmetic errs (`training_search`), for a model on th
 from __future__ import annotations
 
 import abc
-import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic
 
 from outsize.model.fitting.choice import Choice
@@ -102,8 +101,15 @@ class Search(abc.ABC, Generic[F]):
             exact = kind in rough or kind not in APPROXIMATE
             usable = exact and kind.exactness in ALLOWED[self.allow] and kind.key not in self.facts.forbidden
             levels.append(every if usable and not kind.shown_without else every[:1])
-        for combination in itertools.product(*levels):
-            choice = Choice(**{name: value for level in combination for name, value in level.items()})
+        choices = [Choice()]
+        for kind, some in zip(self.remedies, levels, strict=True):
+            choices = [
+                further
+                for choice in choices
+                for level in some
+                if not kind.on(further := replace(choice, **level)) or kind.is_sensible(further, self.facts)
+            ]
+        for choice in choices:
             if (not rough or any(kind.on(choice) for kind in rough)) and self._is_sensible(choice):
                 yield self._candidate(choice)
 

@@ -36,8 +36,8 @@ from outsize.model.fitting.run.runner import Work
 LINKS = {"cpu": 1e9, "cuda": 5e10}
 """Bytes a second to the place next to a device, where nothing was measured: a scratch disk, pinned host memory."""
 
-LAUNCH = {"cpu": 5e-6, "cuda": 1e-5}
-"""Seconds an operator takes at least, where nothing was measured."""
+LAUNCH = {"cpu": 1e-5, "cuda": 1e-5}
+"""Seconds of the processor for an operator, where nothing was measured: a card works meanwhile, a CPU does not."""
 
 ROOM = 0.8
 """Part of the budget that a measured slice may take by the plain step's arithmetic."""
@@ -107,8 +107,9 @@ def estimate_times(device: str, plain: Projection, rows: int) -> Timing:
     """From the numbers that operators compute and touch, and from how many there are."""
     took = _seconds(plain)
     least = {phase: plain.operators.get(phase, 0) * LAUNCH[device] for phase in took}
+    join = sum if device == "cpu" else max
     points = [
-        (n, *(max(least[phase], seconds * n / rows) for phase, seconds in took.items())) for n in sorted({1, rows})
+        (n, *(join((least[phase], seconds * n / rows)) for phase, seconds in took.items())) for n in sorted({1, rows})
     ]
     modules = inclusive({name: t for (phase, name), t in plain.seconds.items() if phase == "forward"})
     scale = points[-1][1] / max(took["forward"], 1e-12)

@@ -11,14 +11,17 @@ at the last tensor that the backward pass wants.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 from outsize.model.fitting.learn.findings import Findings
 from outsize.model.fitting.move.units import LISTS, sizeof
 from outsize.model.fitting.plan.facts import Block, Facts, Ladder, Part
 from outsize.model.fitting.plan.projection import Projection, inclusive
+from outsize.model.fitting.plan.recipe_ladder import Rung, build_ladders
 from outsize.model.fitting.plan.remedies import find_forbidden
 from outsize.model.fitting.plan.speeds import Timing
+from outsize.model.fitting.recipes.survey import Survey
 from outsize.model.fitting.run.expandable_segments import can_grow
 from outsize.model.fitting.run.frozen_weights import frozen_modules
 from outsize.model.fitting.run.runner import Work
@@ -43,8 +46,9 @@ Option = tuple[tuple[str, ...], int, float]
 
 
 def gather_facts(
-    work: Work, findings: Findings, plain: Projection, own_step: bool, timing: Timing, chunked: Projection | None
-) -> Facts:
+    work: Work, findings: Findings, plain: Projection, own_step: bool, timing: Timing, chunked: Projection | None,
+    survey: Survey | None = None,
+) -> Facts:  # fmt: skip
     """Take the plain step apart."""
     model = work.model
     trainable = [p for p in model.parameters() if p.requires_grad]
@@ -62,6 +66,7 @@ def gather_facts(
     owners = _find_owners(plain, kept)
     for spans in cuts:
         parts |= _span_parts(spans, kept, plain, seconds)
+    recipes = _in_seconds(survey, timing.forward(findings.rows)) if survey is not None else ()
     parts = {name: part for name, part in parts.items() if name.partition(":")[0] not in findings.writing}
     return Facts(
         device=work.device, rows=findings.rows, plain=plain, blocks=blocks, weights=_bytes(model.parameters()),
@@ -74,11 +79,31 @@ def gather_facts(
         ladders=_ladders(
             parts, [names, *(_beside(names, found) for found in (*cuts, owners) if found)], activations, heads
         ),
+        recipes=recipes, rungs={rung.sites: rung for ladder in recipes for rung in ladder},
+        saved=_saved(survey) if survey is not None else {},
         timing=timing,
         growable=work.device == "cuda" and can_grow(),
         writing=findings.writing,
         forbidden=find_forbidden(work, findings, own_step),
     )  # fmt: skip
+
+
+def _in_seconds(survey: Survey, forward: float) -> tuple[tuple[Rung, ...], ...]:
+    """Ladders of recipes, with the times of this device."""
+    scale = forward / max(1e-12, sum(row.seconds for row in survey.rows))
+    return tuple(
+        tuple(replace(rung, seconds=scale * rung.seconds) for rung in ladder) for ladder in build_ladders(survey)
+    )
+
+
+def _saved(survey: Survey) -> dict[str, int]:
+    """Bytes that autograd saves of what each call makes, in the order of the calls."""
+    found = {}
+    for row in survey.rows:
+        size = sum(survey.sizes[item] for item in row.all_made if item in survey.saved)
+        if size:
+            found[row.site] = size
+    return found
 
 
 def _span_parts(

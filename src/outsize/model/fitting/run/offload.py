@@ -78,14 +78,24 @@ class Offload:
         alive, found = self._known.get(key, (lambda: None, lambda: None))
         saved = found() if alive() is storage else None
         if saved is None:
-            saved = StoredTensor(tensor, self._store, self._device)
+            saved = self.keep(tensor)
             self._known[key] = (weakref.ref(storage), weakref.ref(saved))
-            self._order.append(weakref.ref(saved))
+        return saved
+
+    def keep(self, tensor: Any) -> StoredTensor:
+        """A tensor goes away."""
+        import torch
+
+        with torch.no_grad():
+            saved = StoredTensor(tensor, self._store, self._device)
+        self._order.append(weakref.ref(saved))
         return saved
 
     def _unpack(self, saved: Any) -> Any:
-        if not isinstance(saved, StoredTensor):
-            return saved
+        return self.bring(saved) if isinstance(saved, StoredTensor) else saved
+
+    def bring(self, saved: StoredTensor) -> Any:
+        """It comes back."""
         tensor = saved.fetch()
         self._store.finish()
         if self._ahead:

@@ -17,6 +17,8 @@ from outsize.model.fitting.move.evicted import EvictedStorages, EvictedTensor
 from outsize.model.fitting.move.loaded_state import load_elsewhere
 from outsize.model.fitting.move.narrow_store import NarrowStore
 from outsize.model.fitting.move.stores import Store
+from outsize.model.fitting.recipes.forward_pass import ForwardPass
+from outsize.model.fitting.recipes.survey import Survey
 from outsize.model.fitting.run.chunked_loss import chunked_heads
 from outsize.model.fitting.run.forward_functions import find_configs, other_forwards, without_cache
 from outsize.model.fitting.run.frozen_weights import FrozenWeights
@@ -29,6 +31,7 @@ from outsize.model.fitting.run.streamed import Streamer
 from outsize.model.fitting.update.gradient_sink import InPlace, Sink
 from outsize.model.fitting.update.optimizer_subset import state_of
 from outsize.model.fitting.update.resident_update import Update, forget_replaced
+from outsize.model.torch_port.dispatch import is_functorch
 from outsize.model.torch_port.objects import storage_key
 
 
@@ -52,6 +55,10 @@ class Resident(Residence):
         self.generators = [*generators_of(next(work.model.parameters()).device), *work.sources] if self.real else []
         self._states = self.generators if work.replay is None else [*self.generators, work.replay]
         """What a second run of a module has to find as the first one did."""
+        self.survey: Survey | None = None
+        """Notes every call of a forward pass, to plan recipes by."""
+        self._pass: ForwardPass | None = None
+        """The passes of the step that runs, where tensors are made again or moved."""
 
     @property
     def streamed(self) -> set[int]:
@@ -71,6 +78,12 @@ class Resident(Residence):
     def holders(self) -> Iterable[tuple[Any, Any]]:
         return [(parameter, parameter) for parameter in self.work.model.parameters() if parameter.requires_grad]
 
+    def forward_pass(self) -> contextlib.AbstractContextManager[None]:
+        """Saved tensors are kept, made again or moved, as the choice says."""
+        if self.survey is not None:
+            return self.survey.running()
+        return contextlib.nullcontext() if self._pass is None else self._pass.running()
+
     def begin_backward(self) -> None:
         """What waits for the backward pass need not be here twice."""
         self.store.land()
@@ -82,6 +95,8 @@ class Resident(Residence):
 
     def end_slice(self) -> None:
         """What is streamed and still here leaves."""
+        if self._pass is not None:
+            self._pass.end()
         if self.streamer is not None:
             self.streamer.leave()
 
@@ -92,6 +107,7 @@ class Resident(Residence):
         offload = Offload(self.store, ahead=work.device == "cuda", device=work.device)
         fixed = (*work.model.parameters(), *work.model.buffers()) if choice.offload else ()
         stays = {storage_key(tensor) for tensor in fixed}
+        self._pass = self._open_pass(offload, batch) if choice.recipes or choice.tensors_away else None
         names = [*choice.checkpoint, *choice.offload, *(n for n in choice.stream if n not in choice.checkpoint)]
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_cache(work.model, self._configs))
@@ -141,6 +157,12 @@ class Resident(Residence):
                 if self.streamer is not None:
                     self.streamer.leave()
                 self.store.land()
+
+    def _open_pass(self, offload: Offload, batch: Any) -> ForwardPass:
+        model, choice = self.work.model, self.choice
+        fixed = [*model.parameters(), *model.buffers(), *batches.tensors_of(batch).values()]
+        stays = {storage_key(tensor) for tensor in fixed if not is_functorch(tensor)}
+        return ForwardPass(model, choice.recipes, choice.tensors_away, offload, self._states, stays)
 
     def settle(self, sink: Sink) -> None:
         """Take over from another choice: what this one wants at home comes home."""

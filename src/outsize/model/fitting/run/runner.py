@@ -91,6 +91,10 @@ class Residence:
         """Every parameter that is trained, and the tensor at which its gradient arrives."""
         raise NotImplementedError
 
+    def forward_pass(self) -> contextlib.AbstractContextManager[None]:
+        """A forward pass of a slice, the loss included."""
+        return contextlib.nullcontext()
+
     def begin_backward(self) -> None:
         """A forward pass is over."""
 
@@ -327,7 +331,7 @@ class Runner(Generic[AnyResidence]):
                     drawing.enter_context(replay.running(start, stop, rows))
                 part = batch if stop - start == rows else work.axes.take(batch, start, stop)
                 self.phase("forward")
-                with self._autocasting():
+                with self._autocasting(), weights.forward_pass():
                     loss, counted = read_loss(work.loss(work.model, weights.place(part)))
                 if counted is None:
                     if share == 0.0 and any(shares):  # no label counts in this slice: its mean is no number

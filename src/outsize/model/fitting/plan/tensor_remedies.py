@@ -1,0 +1,145 @@
+"""Remedies for saved tensors, one by one, whatever code made them; and what they share with those for whole modules.
+
+In: the facts of a step. Out: two remedies in the list of `remedies`: saved tensors that are made again, and saved tensors
+that wait elsewhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from outsize.model.fitting.choice import Choice
+from outsize.model.fitting.plan.facts import Facts, Sizes, in_flight, place
+from outsize.model.fitting.plan.recipe_ladder import NOTE
+from outsize.model.fitting.plan.remedy_kind import Level, RemedyKind, shorten
+from outsize.model.fitting.recipes.forward_pass import ALL
+
+MODE = 8e-6
+"""Seconds of the processor for a call of an operator that is seen."""
+
+COPY = {"cpu": 1e-5, "cuda": 4e-5}
+"""Seconds of the processor to begin one copy to or from elsewhere."""
+
+EARLY = (0.15, 0.5)
+"""Parts of the activations, those of the first blocks, that may wait elsewhere: they wait longest."""
+
+FRACTIONS = (0.25, 0.5, 0.75, 1.0)
+"""Parts of a ladder that the search tries; the planner refines the number afterwards."""
+
+
+class Recipes(RemedyKind[Facts]):
+    """Saved tensors are made again by the operators that made them, whatever code called those."""
+
+    key = "recipes"
+    name = "make saved tensors again"
+    graded = True
+
+    def extent(self, choice: Choice) -> int:
+        return len(choice.recipes)
+
+    def levels(self, facts: Facts) -> list[Level]:
+        """More and more calls, those first that free most bytes for their time; with less or more of it at once."""
+        found: dict[tuple[str, ...], None] = {(): None}
+        for ladder in facts.recipes:
+            rungs = sorted({max(1, round(fraction * len(ladder))) for fraction in FRACTIONS})
+            found |= {ladder[rung - 1].sites: None for rung in rungs}
+        return [{"recipes": sites} for sites in found]
+
+    def is_sensible(self, choice: Choice, facts: Facts) -> bool:
+        """It takes the place of remedies for whole modules."""
+        return not (choice.checkpoint or choice.offload or choice.kept_bits)
+
+    def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
+        """What these calls make is freed, but for what they start from, and there again a group of calls at a time."""
+        rung = facts.rungs.get(choice.recipes)
+        if rung is None:
+            return sizes
+        return replace(sizes, activations=sizes.activations - rung.freed, again=sizes.again + rung.again)
+
+    def gentler(self, choice: Choice, facts: Facts) -> list[Choice]:
+        """Fewer calls, down its ladder; not where the rest is moved, of which there would be more."""
+        ladders = ([(), *(rung.sites for rung in ladder)] for ladder in facts.recipes)
+        sites = next((sites for sites in ladders if choice.recipes in sites), None)
+        if sites is None or choice.tensors_away:
+            return []
+        return [replace(choice, recipes=some) for some in sites[: sites.index(choice.recipes) + 1]]
+
+    def seconds(self, choice: Choice, facts: Facts) -> float:
+        """These calls once more, and the processor's time to see every call and to note these."""
+        rung = facts.rungs.get(choice.recipes)
+        again = rung.seconds if rung is not None else 0.0
+        return computed_again(choice, facts, again, noting(facts) + NOTE * len(choice.recipes))
+
+    def how(self, choice: Choice, facts: Facts) -> str:
+        return f"{len(choice.recipes)} calls of operators run again: {shorten(choice.recipes)}"
+
+
+class TensorsAway(RemedyKind[Facts]):
+    """Saved tensors wait elsewhere, whatever code made them."""
+
+    key = "tensors_away"
+    name = "keep saved tensors elsewhere"
+
+    def levels(self, facts: Facts) -> list[Level]:
+        """None, the first ones, which wait longest, or all that are not made again."""
+        before = list(itertools.accumulate(facts.saved.values(), initial=0))
+        first = (
+            tuple(site for site, size in zip(facts.saved, before, strict=False) if size < part * facts.activations)
+            for part in EARLY
+        )  # fmt: skip
+        return [{"tensors_away": sites} for sites in dict.fromkeys(((), *first, (ALL,) if facts.saved else ()))]
+
+    def extent(self, choice: Choice) -> int:
+        return 2 if ALL in choice.tensors_away else int(self.on(choice))
+
+    def is_sensible(self, choice: Choice, facts: Facts) -> bool:
+        """It takes the place of remedies for whole modules."""
+        return not (choice.checkpoint or choice.offload or choice.kept_bits)
+
+    def bytes(self, sizes: Sizes, choice: Choice, facts: Facts) -> Sizes:
+        """What moves is gone, but for what is on its way."""
+        moved = moved_tensors(choice, facts)
+        return replace(sizes, activations=sizes.activations - moved, again=sizes.again + in_flight(moved, facts))
+
+    def seconds(self, choice: Choice, facts: Facts) -> float:
+        """Copies out and in, and the processor's time to see every call."""
+        noted = 0.0 if choice.recipes else choice.slices * noting(facts)
+        return (
+            moved_and_back(moved_tensors(choice, facts), facts)
+            + choice.slices * COPY[facts.device] * len(facts.saved)
+            + noted
+        )
+
+    def how(self, choice: Choice, facts: Facts) -> str:
+        if ALL in choice.tensors_away:
+            return f"all that autograd saves to the {place(facts)}"
+        return f"what autograd saves of {len(choice.tensors_away)} calls to the {place(facts)}: {shorten(choice.tensors_away)}"
+
+    def degree(self, choice: Choice) -> str:
+        return "all" if ALL in choice.tensors_away else str(len(choice.tensors_away))
+
+
+def computed_again(choice: Choice, facts: Facts, again: float, calls: float) -> float:
+    """Seconds that a step takes longer where part of its forward pass runs twice; `calls`: of the processor."""
+    longer = facts.passes_in(choice.slices, again, calls) - facts.passes_in(choice.slices)
+    return max(longer, 0.1 * again, 0.01 * calls)  # what the card has time for still costs something
+
+
+def moved_and_back(moved: int, facts: Facts) -> float:
+    """Seconds of copies of so many bytes of activations, out and in."""
+    once = moved / facts.link
+    beside = facts.timing.forward(facts.rows) if facts.device == "cuda" else 0.0
+    return max(0.05 * once, once - beside) + once
+
+
+def noting(facts: Facts) -> float:
+    """Seconds of the processor in a forward pass in which every call of an operator is seen."""
+    return MODE * facts.plain.operators.get("forward", 0)
+
+
+def moved_tensors(choice: Choice, facts: Facts) -> int:
+    """Bytes of saved tensors that wait elsewhere: what is moved and not made again."""
+    again, every = set(choice.recipes), ALL in choice.tensors_away
+    sites = facts.saved if every else choice.tensors_away
+    return sum(facts.saved.get(site, 0) for site in sites if site not in again)
