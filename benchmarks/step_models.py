@@ -298,3 +298,271 @@ TWELVE: dict[str, Case] = {
     "BERT": bert, "Llama": llama, "DeepSeek-V3 MoE": deepseek_moe, "Swin": swin, "two towers": two_towers, "TCN": tcn,
     "3-D U-Net": unet3d, "Qwen2 GQA": qwen2, "DenseNet": densenet, "seq2seq": seq2seq, "VAE": vae, "graph network": graph,
 }  # fmt: skip
+
+
+# a dozen others, and more
+
+
+def convnext() -> Any:
+    import transformers as tf
+
+    config = tf.ConvNextConfig(
+        hidden_sizes=[24, 48], depths=[3, 3], num_stages=2, patch_size=2, num_labels=10, image_size=48
+    )
+    batch = {"x": torch.randn(8, 3, 48, 48), "y": torch.randint(0, 10, (8,))}
+    model = tf.ConvNextForImageClassification(config)
+    return model, lambda m, b: F.cross_entropy(m(pixel_values=b["x"]).logits, b["y"]), batch
+
+
+def t5() -> Any:
+    import transformers as tf
+
+    config = tf.T5Config(
+        vocab_size=400, d_model=96, d_kv=24, d_ff=256, num_layers=3, num_heads=4, decoder_start_token_id=0
+    )
+    words = torch.randint(1, 400, (8, 64))
+    return (
+        tf.T5ForConditionalGeneration(config),
+        lambda m, b: m(input_ids=b["x"], labels=b["y"]).loss,
+        {"x": words, "y": words},
+    )
+
+
+def scan() -> Any:
+    """A selective state space, one step after the other."""
+
+    class Layer(nn.Module):
+        def __init__(self, wide: int, state: int) -> None:
+            super().__init__()
+            self.into, self.out = nn.Linear(wide, 2 * wide), nn.Linear(wide, wide)
+            self.delta, self.b, self.c = nn.Linear(wide, wide), nn.Linear(wide, state), nn.Linear(wide, state)
+            self.a = nn.Parameter(torch.rand(wide, state))
+
+        def forward(self, x: Any) -> Any:
+            u, gate = self.into(F.layer_norm(x, x.shape[-1:])).chunk(2, -1)
+            delta, b, c = F.softplus(self.delta(u)), self.b(u), self.c(u)
+            h, outs = torch.zeros(len(x), *self.a.shape), []
+            for t in range(x.shape[1]):
+                h = torch.exp(-delta[:, t, :, None] * self.a) * h + (delta[:, t] * u[:, t])[..., None] * b[:, t, None]
+                outs.append((h * c[:, t, None]).sum(-1))
+            return x + self.out(torch.stack(outs, 1) * F.silu(gate))
+
+    model = nn.Sequential(nn.Linear(12, 48), Layer(48, 8), Layer(48, 8), nn.Linear(48, 12))
+    return model, lambda m, b: F.mse_loss(m(b)[:, :-1], b[:, 1:]), torch.randn(8, 48, 12)
+
+
+def capsules() -> Any:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(1, 24, 5), nn.Conv2d(24, 32, 5, 2)
+            self.weight = nn.Parameter(torch.randn(10, 4 * 16 * 4, 8, 8) * 0.1)
+
+        def forward(self, x: Any) -> Any:
+            squash = lambda s: s * s.norm(dim=-1, keepdim=True) / (1 + s.square().sum(-1, keepdim=True))  # noqa: E731
+            u = squash(self.second(F.relu(self.first(x))).reshape(len(x), -1, 8))
+            votes = torch.einsum("cnij,bnj->bcni", self.weight, u)
+            logits = torch.zeros(votes.shape[:3])
+            for _ in range(3):
+                out = squash((logits.softmax(1)[..., None] * votes).sum(2))
+                logits = logits + (votes * out[:, :, None]).sum(-1)
+            return out.norm(dim=-1)
+
+    return (
+        Net(),
+        lambda m, b: F.multi_margin_loss(m(b["x"]), b["y"]),
+        {"x": torch.randn(16, 1, 24, 24), "y": torch.randint(0, 10, (16,))},
+    )
+
+
+def unet2d() -> Any:
+    return (
+        UNet(2, 12, nn.BatchNorm2d),
+        _classify,
+        {"x": torch.randn(8, 2, 64, 64), "y": torch.randint(0, 3, (8, 64, 64))},
+    )
+
+
+def simclr() -> Any:
+    """Two noisy views of each sample; all others of the batch are its negatives."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(True),
+        nn.Conv2d(32, 48, 3, 2, 1), nn.BatchNorm2d(48), nn.ReLU(True),
+        nn.Conv2d(48, 48, 3, padding=1), nn.ReLU(True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 32),
+    )  # fmt: skip
+
+    def loss(m: Any, b: Any) -> Any:
+        z = F.normalize(m(torch.cat([b + 0.1 * torch.randn_like(b), b.flip(-1) * (torch.rand_like(b) > 0.1)])), dim=-1)
+        alike = (z @ z.T / 0.2).fill_diagonal_(-1e9)
+        n = len(b)
+        return F.cross_entropy(alike, torch.cat([torch.arange(n, 2 * n), torch.arange(n)]))
+
+    return model, loss, torch.randn(8, 3, 32, 32)
+
+
+def ctc() -> Any:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.rnn = (
+                nn.Conv1d(20, 64, 5, padding=2),
+                nn.GRU(64, 64, 2, bidirectional=True, batch_first=True),
+            )
+            self.out = nn.Linear(128, 30)
+
+        def forward(self, x: Any) -> Any:
+            h = F.gelu(self.conv(x.transpose(1, 2))).transpose(1, 2)
+            return F.log_softmax(self.out(F.dropout(self.rnn(h)[0], 0.1, self.training)), -1)
+
+    def loss(m: Any, b: Any) -> Any:
+        out = m(b["x"]).transpose(0, 1)
+        n = out.shape[1]
+        return F.ctc_loss(out, b["y"], torch.full((n,), out.shape[0]), torch.full((n,), b["y"].shape[1]))
+
+    return Net(), loss, {"x": torch.randn(8, 120, 20), "y": torch.randint(1, 30, (8, 20))}
+
+
+class Critic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        part = lambda i, o: nn.Sequential(nn.Conv2d(i, o, 4, 2, 1), nn.LeakyReLU(0.2))  # noqa: E731
+        self.body = nn.Sequential(part(3, 32), part(32, 48), part(48, 64), nn.Flatten(), nn.Linear(64 * 16, 1))
+
+    def forward(self, x: Any) -> Any:
+        return self.body(x)
+
+
+def generator() -> Any:
+    """The loss of a generator: a critic that is not trained looks at its pictures."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            up = lambda i, o: nn.Sequential(nn.ConvTranspose2d(i, o, 4, 2, 1), nn.BatchNorm2d(o), nn.ReLU())  # noqa: E731
+            self.first, self.body = (
+                nn.Linear(32, 64 * 16),
+                nn.Sequential(up(64, 48), up(48, 32), nn.ConvTranspose2d(32, 3, 4, 2, 1)),
+            )
+            self.critic = Critic().requires_grad_(False)
+
+    def loss(m: Any, b: Any) -> Any:
+        return F.softplus(-m.critic(torch.tanh(m.body(m.first(b).view(-1, 64, 4, 4))))).mean()
+
+    return Net(), loss, torch.randn(24, 32)
+
+
+def penalty() -> Any:
+    """A critic of a Wasserstein GAN with its gradient penalty: backward through a backward pass."""
+
+    def loss(m: Any, b: Any) -> Any:
+        real, fake = b["real"], b["fake"]
+        part = torch.rand(len(real), 1, 1, 1)
+        between = (part * real + (1 - part) * fake).requires_grad_()
+        (slope,) = torch.autograd.grad(m(between).sum(), between, create_graph=True)
+        return (m(fake) - m(real)).mean() + 10 * (slope.flatten(1).norm(dim=1) - 1).square().mean()
+
+    return Critic(), loss, {"real": torch.randn(12, 3, 32, 32), "fake": torch.randn(12, 3, 32, 32)}
+
+
+def sage() -> Any:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own, self.near = (nn.ModuleList(nn.Linear(i, 64) for i in (24, 64, 64)) for _ in range(2))
+            self.last = nn.Linear(64, 5)
+
+        def forward(self, x: Any, edges: Any) -> Any:
+            for own, near in zip(self.own, self.near, strict=True):
+                count = torch.zeros(len(x)).index_add_(0, edges[1], torch.ones(edges.shape[1])).clamp_(min=1)
+                mean = torch.zeros_like(x).index_add_(0, edges[1], x[edges[0]]) / count[:, None]
+                x = F.dropout(F.normalize(F.relu(own(x) + near(mean))), 0.1, self.training)
+            return self.last(x)
+
+    def loss(m: Any, b: Any) -> Any:
+        return F.cross_entropy(m(b["x"], b["edges"]), b["y"])
+
+    return (
+        Net(),
+        loss,
+        {"x": torch.randn(3000, 24), "edges": torch.randint(0, 3000, (2, 12000)), "y": torch.randint(0, 5, (3000,))},
+    )
+
+
+def perceiver() -> Any:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.latents = nn.Parameter(torch.randn(24, 96) * 0.1)
+            self.into = nn.Linear(12, 96)
+            self.cross = nn.ModuleList(nn.MultiheadAttention(96, 4, batch_first=True) for _ in range(3))
+            self.inner = nn.ModuleList(nn.TransformerEncoderLayer(96, 4, 256, 0.0, batch_first=True) for _ in range(3))
+            self.last = nn.Linear(96, 10)
+
+        def forward(self, x: Any) -> Any:
+            x, z = self.into(x), self.latents.expand(len(x), -1, -1)
+            for cross, inner in zip(self.cross, self.inner, strict=True):
+                z = inner(z + cross(z, x, x, need_weights=False)[0])
+            return self.last(z.mean(1))
+
+    return Net(), _classify, {"x": torch.randn(8, 256, 12), "y": torch.randint(0, 10, (8,))}
+
+
+def nerf() -> Any:
+    """Points along rays, coded by sines, weighed by what is before them."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(63, 96), *(nn.Linear(96, 96) for _ in range(4))])
+            self.out = nn.Linear(96, 4)
+
+    def loss(m: Any, b: Any) -> Any:
+        depth = torch.linspace(0.1, 2, 32) + 0.02 * torch.rand(len(b["rays"]), 32)
+        points = b["rays"][:, None, :3] + depth[..., None] * b["rays"][:, None, 3:]
+        waves = [points] + [wave(2.0**i * points) for i in range(10) for wave in (torch.sin, torch.cos)]
+        h = torch.cat(waves, -1)
+        for layer in m.layers:
+            h = F.relu(layer(h))
+        out = m.out(h)
+        clear = torch.exp(-F.softplus(out[..., 0]) * 0.06)
+        seen = torch.cumprod(torch.cat([torch.ones_like(clear[:, :1]), clear[:, :-1]], 1), 1) * (1 - clear)
+        return F.mse_loss((seen[..., None] * out[..., 1:].sigmoid()).sum(1), b["colours"])
+
+    return Net(), loss, {"rays": torch.randn(128, 6), "colours": torch.rand(128, 3)}
+
+
+def lstm() -> Any:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.rnn, self.out = (
+                nn.Embedding(400, 96),
+                nn.LSTM(96, 128, 2, dropout=0.1),
+                nn.Linear(128, 400),
+            )
+
+    def loss(m: Any, b: Any) -> Any:
+        words = b.T
+        h = F.dropout(m.rnn(F.dropout(m.embed(words[:-1]), 0.1))[0], 0.1)
+        return F.cross_entropy(m.out(h).flatten(0, 1), words[1:].flatten())
+
+    return Net(), loss, torch.randint(0, 400, (16, 65))
+
+
+def diffusion() -> Any:
+    """Noise of a time that is drawn for each sample, taken away by a U-Net."""
+    noise = lambda b: torch.randn_like(b)  # noqa: E731
+
+    def loss(m: Any, b: Any) -> Any:
+        t, e = torch.rand(len(b), 1, 1, 1), noise(b)
+        x = torch.cos(1.5 * t) * b + torch.sin(1.5 * t) * e
+        return F.mse_loss(m(torch.cat([x, t.expand_as(x[:, :1])], 1))[:, :1], e)
+
+    return UNet(2, 12, nn.InstanceNorm2d), loss, torch.randn(8, 1, 48, 48)
+
+
+BLIND: dict[str, Case] = {
+    "ConvNeXt": convnext, "T5": t5, "selective scan": scan, "capsules": capsules, "2-D U-Net": unet2d, "SimCLR": simclr,
+    "CTC": ctc, "GAN generator": generator, "WGAN penalty": penalty, "GraphSAGE": sage, "Perceiver": perceiver, "NeRF": nerf,
+    "LSTM language": lstm, "diffusion": diffusion,
+}  # fmt: skip

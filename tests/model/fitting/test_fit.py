@@ -512,6 +512,12 @@ CHOICES = [
     Choice(), Choice(slices=2), Choice(checkpoint=("blocks.0",)), Choice(in_backward=True),
     Choice(in_backward=True, state_away=True, checkpoint=("blocks.0",), stream=("embed", "blocks.0", "blocks.1", "head")),
     Choice(slices=3, state_away=True, gradients_away=True),
+    Choice(
+        recipes=(
+            "blocks.0.norm:native_layer_norm:0", "blocks.0.up:addmm:0", "blocks.0:gelu:0", "blocks.0:empty_like:0",
+            "blocks.0:bernoulli_:0", "blocks.0:div_:0", "blocks.0:mul:0", "blocks.1:add:0", "blocks.1:gelu:0", ":_log_softmax:0",
+        ), tensors_away=("*",), in_backward=True,
+    ),
 ]  # fmt: skip
 
 

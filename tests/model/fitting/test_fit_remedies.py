@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import time
 import types
 from collections import namedtuple
 
@@ -21,18 +22,21 @@ from outsize.model.fitting import chunked_cross_entropy, in_trainer, lightning_s
 from outsize.model.fitting.axes import Axes
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.stores import DiskStore
+from outsize.model.fitting.recipes.survey import Survey
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 
 SINGLE = {
     "slices": {"slices": 2}, "checkpoint": {"checkpoint": "blocks"}, "offload": {"offload": "blocks"},
     "in_backward": {"in_backward": True}, "state_away": {"state_away": True}, "gradients_away": {"gradients_away": True},
-    "stream": {"stream": "all"}, "chunks": {"chunks": 3},
+    "stream": {"stream": "all"}, "chunks": {"chunks": 3}, "recipes": {"recipes": "calls"},
+    "tensors_away": {"tensors_away": ("*",)},
 }  # fmt: skip
 TOGETHER = [(name,) for name in SINGLE] + [
     pair
     for pair in itertools.combinations(SINGLE, 2)
     if set(pair) not in ({"slices", "in_backward"}, {"in_backward", "gradients_away"}, {"stream", "chunks"})
+    and not ("stream" in pair and {"recipes", "tensors_away"} & set(pair))
 ]
 
 
@@ -47,11 +51,19 @@ def run_steps(model, loss, batch, choice, store, seed, steps=2):
     runner.gather()
 
 
-def choose(names, blocks, everything):
-    changes = {}
+def every_call(model, loss, batch, store):
+    """Names of all calls of operators in a forward pass."""
+    runner = open_resident(Work(model=copy.deepcopy(model), loss=loss, optimizer=None), Choice(), store)
+    runner.weights.survey = Survey(runner.work.model, time.perf_counter)
+    runner.backward(batch)
+    return tuple(row.site for row in runner.weights.survey.rows)
+
+
+def choose(names, blocks, everything, calls):
+    changes, named = {}, {"blocks": blocks, "all": everything, "calls": calls}
     for name in names:
         for key, value in SINGLE[name].items():
-            changes[key] = {"blocks": blocks, "all": everything}.get(value, value) if isinstance(value, str) else value
+            changes[key] = named.get(value, value) if isinstance(value, str) else value
     return Choice(**changes)
 
 
@@ -77,13 +89,14 @@ def test_fitted_training_equals_plain_training_for_every_remedy_and_pair(
     plain = copy.deepcopy(base)
     run_steps(plain, loss, batch, Choice(), store, seed)
     expected = [*plain.parameters(), *plain.buffers()]
+    calls = every_call(base, loss, batch, store)
     for names in TOGETHER:
         if "slices" in names and (kind == "batch" or dropout):
             continue
         if "chunks" in names and kind != "language":  # a few classes are not worth pieces, and their head has a bias
             continue
         model = copy.deepcopy(base)
-        run_steps(model, loss, batch, choose(names, blocks, everything), store, seed)
+        run_steps(model, loss, batch, choose(names, blocks, everything, calls), store, seed)
         got = [*model.parameters(), *model.buffers()]
         if {"slices", "chunks"} & set(names):
             assert nets.worst_difference(got, expected) < 1e-5, names
