@@ -119,7 +119,7 @@ class TrainingPlanner(Planner):
         """Facts of the plain step, with times measured where a card is."""
         work, findings, request = self.work, self.findings, self.request
         with in_users_code("the step, followed without contents (values that it reads are chosen),"):
-            plain = stage.project(Choice(), survey=True)
+            plain = _surveyed(stage)
         chunked = stage.project(Choice(chunks=8)) if findings.heads else None
         timing: Timing | None = None
         if work.device == "cuda":
@@ -280,6 +280,17 @@ class TrainingPlanner(Planner):
             if self._differs(replace(Choice(), **{key: getattr(choice, key)}), few):
                 return key
         return on[-1]
+
+
+def _surveyed(stage: Stage) -> Projection:
+    """The plain step, with a survey of its calls where torch allows hooks on saved tensors: `torch.func` forbids them."""
+    try:
+        return stage.project(Choice(), survey=True)
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error) and "saved_tensors_hooks" not in str(error):
+            raise
+    stage.surveyed = None
+    return stage.project(Choice())
 
 
 def is_limited(budget: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from outsize.core.errors import OutOfMemory, OutsizeError
@@ -82,6 +82,8 @@ class Findings(Noun):
     """What is drawn, where slices can be given what the whole batch draws."""
     misread: bool = False
     """Slices fail or do not give the loss of the whole: perhaps another axis counts samples."""
+    operators: dict[str, set[str]] = field(default_factory=dict)
+    """Operators that each module called in the forward pass, and under the empty name those outside of all."""
     writing: frozenset[str] = frozenset()
     """Modules that change what they are given in place, so that they cannot run twice."""
 
@@ -184,6 +186,7 @@ def look(work: Work, batch: Any) -> Findings:
         rows=rows, few=rows if failure else few, random=(*recorder.random, *names), sources=sources, written=written,
         normaliser=normaliser,
         why_not=why_not, misread=misread, draws=drawn, heads=heads, lower=recorder.lower, writing=frozenset(recorder.writing),
+        operators=recorder.operators,
     )  # fmt: skip
 
 

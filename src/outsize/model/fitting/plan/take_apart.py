@@ -66,6 +66,8 @@ def gather_facts(
     owners = _find_owners(plain, kept)
     for spans in cuts:
         parts |= _span_parts(spans, kept, plain, seconds)
+    if survey is not None:
+        survey.leave_out(findings.operators)
     recipes = _in_seconds(survey, timing.forward(findings.rows)) if survey is not None else ()
     parts = {name: part for name, part in parts.items() if name.partition(":")[0] not in findings.writing}
     return Facts(

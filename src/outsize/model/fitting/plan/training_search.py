@@ -7,7 +7,6 @@ arithmetic, so few are needed. Where nothing fits, the smallest projected peak o
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -178,7 +177,10 @@ class TrainingSearch(Search[Facts]):
         for candidate in sorted(self.candidates, key=_smallest_first):
             uncertain = tuple(kind.key for kind in remedies_on(candidate.choice) if not kind.only_saves)
             least.setdefault(uncertain, candidate)
-        looked = list(itertools.islice(least.values(), TRACES))  # the same for every budget, also for the one it names
+        looked = []  # the same for every budget, also for the one it names
+        for single in (False, True):  # tensors one by one, or none
+            kind = [c for c in least.values() if bool(c.choice.recipes or c.choice.tensors_away) == single]
+            looked += kind[:TRACES]
         for candidate in looked:
             if candidate.projection is None:
                 self._trace(candidate)

@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outsize.model.fitting.recipes.forward_pass import LITTLE, has_memory
@@ -75,6 +75,16 @@ class Survey:
         ):
             yield
         self.done = True
+
+    def leave_out(self, real: dict[str, set[str]]) -> None:
+        """Calls have no recipe in modules whose real forward pass calls other operators than the trace: their names would mean other
+        calls. `real`: the operators of modules that have run."""
+        traced: dict[str, set[str]] = {}
+        for row in self.rows:
+            module, base, _ = row.site.rsplit(":", 2)
+            traced.setdefault(module, set()).add(base)
+        strange = {module for module, bases in traced.items() if module in real and real[module] != bases}
+        self.rows = [replace(row, makes=()) if row.site.rsplit(":", 2)[0] in strange else row for row in self.rows]
 
     def _call(self, kind: Kind, args: Any, kwargs: dict[str, Any]) -> Any:
         site = self._sites.next(kind)

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from outsize.model.fitting.move.visits import Visits
+from outsize.model.fitting.recipes.operators import kind_of
 from outsize.model.fitting.run.random_sources import Drawn, draws
 from outsize.model.fitting.run.replayed_draws import SeenDraw, see_draw
-from outsize.model.torch_port.dispatch import dispatch_mode, tensors_in
+from outsize.model.torch_port.dispatch import dispatch_mode, in_backward, tensors_in
 from outsize.model.torch_port.objects import storage_key, version_of
 
 
@@ -32,6 +33,8 @@ class Recorder:
         """How often each module ran."""
         self.writing: set[str] = set()
         """Modules that change what they are given in place."""
+        self.operators: dict[str, set[str]] = {}
+        """Operators that each module called in the forward pass; under the empty name those outside of all."""
         self.lower = False
         """Something was computed in a type of fewer than 32 bits."""
         self.outside: dict[int, None] = {}
@@ -83,6 +86,9 @@ class Recorder:
             place = self._stack[-1] if self._stack else ""
             self.random.setdefault(f"{func.overloadpacket.__name__}{f' in {place}' if place else ''}")
             self.draws.append(see_draw(func, out))
+        kind = kind_of(func)
+        if not kind.view and not in_backward():
+            self.operators.setdefault(self._stack[-1] if self._stack else "", set()).add(kind.base)
         self.lower |= any(leaf.dtype.is_floating_point and leaf.element_size() < 4 for leaf in tensors_in(out))
 
     def _enter(self, module: Any, args: Any) -> None:
