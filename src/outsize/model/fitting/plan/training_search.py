@@ -172,7 +172,11 @@ class TrainingSearch(Search[Facts]):
             self._beyond[candidate.choice.passes] = candidate.peak - candidate.predicted
 
     def _last_resort(self) -> Candidate:
-        """The smallest of all: what it takes decides between a plan and an error."""
+        """The smallest of all: what it takes decides between a plan and an error. Before that, remedies for modules alone."""
+        modules = [c for c in self.candidates if not (c.choice.recipes or c.choice.tensors_away)]
+        found = self._cheapest(modules, len(self.tried) + TRACES)
+        if found is not None:
+            return found
         least: dict[tuple[Any, ...], Candidate] = {}
         for candidate in sorted(self.candidates, key=_smallest_first):
             uncertain = tuple(kind.key for kind in remedies_on(candidate.choice) if not kind.only_saves)

@@ -44,8 +44,8 @@ ALL = "*"
 LITTLE = 64
 """Of the results of one call those stay that are so many times smaller than the largest: means beside what they normalise."""
 
-SMALL = 4096
-"""Bytes below which nothing moves: a copy costs more than it frees."""
+SMALL = 512
+"""Bytes below which nothing moves. A copy is worth more, but a trace may take a tensor for larger than it is, and for moved."""
 
 
 class Elsewhere(Protocol):
@@ -64,7 +64,8 @@ class Kept:
     __slots__ = ("tensor", "version")
 
     def __init__(self, tensor: Any) -> None:
-        self.tensor = tensor if tensor.grad_fn is None else without_graph(tensor)
+        weight = tensor.requires_grad and tensor.grad_fn is None
+        self.tensor = tensor if weight else without_graph(tensor)  # a result would hold the graph that holds it
         self.version = None if tensor.is_inference() else version_of(tensor)
 
     def unpack(self) -> Any:

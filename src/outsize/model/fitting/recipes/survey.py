@@ -77,13 +77,13 @@ class Survey:
         self.done = True
 
     def leave_out(self, real: dict[str, set[str]]) -> None:
-        """Calls have no recipe in modules whose real forward pass calls other operators than the trace: their names would mean other
-        calls. `real`: the operators of modules that have run."""
+        """Calls have no recipe in modules whose trace calls operators that their real pass does not: names would mean others.
+        `real`: the operators of modules that have run."""
         traced: dict[str, set[str]] = {}
         for row in self.rows:
             module, base, _ = row.site.rsplit(":", 2)
             traced.setdefault(module, set()).add(base)
-        strange = {module for module, bases in traced.items() if module in real and real[module] != bases}
+        strange = {module for module, bases in traced.items() if module in real and not bases <= real[module]}
         self.rows = [replace(row, makes=()) if row.site.rsplit(":", 2)[0] in strange else row for row in self.rows]
 
     def _call(self, kind: Kind, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -112,7 +112,7 @@ class Survey:
     def _pack(self, tensor: Any) -> Any:
         if not is_functorch(tensor) and has_memory(tensor):
             self.saved.setdefault(self._item(tensor))
-        return tensor if tensor.grad_fn is None else tensor.detach()
+        return tensor if tensor.requires_grad and tensor.grad_fn is None else tensor.detach()
 
     def _item(self, tensor: Any, renew: bool = False) -> int:
         storage = tensor.untyped_storage()

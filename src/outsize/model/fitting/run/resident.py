@@ -153,6 +153,7 @@ class Resident(Residence):
                     self.streamer.leave()
                 yield
             finally:
+                self._pass = None
                 self.store.finish()  # before anything that a copy still reads or fills is let go
                 if self.streamer is not None:
                     self.streamer.leave()
