@@ -44,6 +44,8 @@ class RemedyKind(Generic[F]):
     """What an error says, before the reason, where it is forbidden and nothing fits without it; empty: nothing."""
     only_saves: ClassVar[bool] = False
     """More of it never holds more, so that the smallest choice uses all of it."""
+    of_tensors: ClassVar[bool] = False
+    """It treats saved tensors one by one."""
     graded: ClassVar[bool] = False
     """Choices that use more or less of it are of one kind: the search finds the degree by itself."""
     shown_without: ClassVar[bool] = False

@@ -33,6 +33,7 @@ class Recipes(RemedyKind[Facts]):
 
     key = "recipes"
     name = "make saved tensors again"
+    of_tensors = True
     graded = True
 
     def extent(self, choice: Choice) -> int:
@@ -80,6 +81,7 @@ class TensorsAway(RemedyKind[Facts]):
 
     key = "tensors_away"
     name = "keep saved tensors elsewhere"
+    of_tensors = True
 
     def levels(self, facts: Facts) -> list[Level]:
         """None, the first ones, which wait longest, or all that are not made again."""

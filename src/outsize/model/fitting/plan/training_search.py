@@ -173,7 +173,7 @@ class TrainingSearch(Search[Facts]):
 
     def _last_resort(self) -> Candidate:
         """The smallest of all: what it takes decides between a plan and an error. Before that, remedies for modules alone."""
-        modules = [c for c in self.candidates if not (c.choice.recipes or c.choice.tensors_away)]
+        modules = [c for c in self.candidates if not _takes_tensors(c.choice)]
         found = self._cheapest(modules, len(self.tried) + TRACES)
         if found is not None:
             return found
@@ -183,7 +183,7 @@ class TrainingSearch(Search[Facts]):
             least.setdefault(uncertain, candidate)
         looked = []  # the same for every budget, also for the one it names
         for single in (False, True):  # tensors one by one, or none
-            kind = [c for c in least.values() if bool(c.choice.recipes or c.choice.tensors_away) == single]
+            kind = [c for c in least.values() if _takes_tensors(c.choice) == single]
             looked += kind[:TRACES]
         for candidate in looked:
             if candidate.projection is None:
@@ -270,6 +270,11 @@ def _smallest_first(candidate: Candidate) -> tuple[int, int, float]:
     """Where the arithmetic sees no difference, what does most, and so costs most, holds least."""
     most = max(kind.extent(candidate.choice) for kind in TRAINING if kind.only_saves)
     return candidate.predicted, -most, -candidate.seconds
+
+
+def _takes_tensors(choice: Choice) -> bool:
+    """True where a choice treats saved tensors one by one."""
+    return any(kind.of_tensors for kind in remedies_on(choice))
 
 
 def _keys(choice: Choice) -> tuple[str, ...]:
