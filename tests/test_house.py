@@ -25,6 +25,7 @@ SURFACE = [
     "budget",
     "calibrate",
     "cluster",
+    "compression",
     "compute",
     "convert",
     "data_loader",

@@ -18,6 +18,7 @@ from outsize.core.noun import Drawing, set_drawing
 
 if TYPE_CHECKING:
     from outsize import array as array
+    from outsize import compression as compression
     from outsize import factor as factor
     from outsize.array import arange as arange
     from outsize.array import full as full
@@ -87,7 +88,7 @@ _VERBS = {
 _OLD = {"install": "explain_uncaught", "keep": "learn_from_run", "loader": "data_loader"}
 """Names of version 0.1 -> what they are called now. They go with the next version."""
 
-_ROOMS: tuple[str, ...] = ("array", "factor")
+_ROOMS: tuple[str, ...] = ("array", "compression", "factor")
 """Rooms that are public as they are."""
 
 __all__ = ["BudgetError", "ClusterError", "InputError", "OutOfMemory", "OutsizeError", "StoreError", *_VERBS, *_ROOMS]

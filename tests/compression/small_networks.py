@@ -77,3 +77,20 @@ def pictures(steps=10):
     torch.manual_seed(0)
     data = [(torch.randn(8, 1, 8, 8), torch.randint(0, 10, (8,))) for _ in range(3)]
     return train(Pictures(), picture_loss, data, steps), picture_loss, data
+
+
+def encoder_loss(model, batch):
+    return (model(batch) - batch.roll(1, 1)).square().mean()
+
+
+def make_encoder():
+    return torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True), 2)
+
+
+def encoder(steps=5):
+    torch.manual_seed(0)
+    data = [torch.randn(4, 6, 32) for _ in range(3)]
+    return train(make_encoder(), encoder_loss, data, steps), encoder_loss, data
+
+
+NETWORKS = {"tokens": Tokens, "pictures": Pictures, "encoder": make_encoder}

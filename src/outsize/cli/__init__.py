@@ -25,6 +25,7 @@ VERBS = {
     "convert": "rewrite an array in another dtype or format, and report the loss of accuracy",
     "decompose": "keep a tensor larger than memory as a few small factors, with a known error",
     "show": "show what is in a file: format, arrays, shapes, dtypes, bytes",
+    "shrink": "make a model smaller, and say what that costs on your data",
     "memory": "show the memory of this machine, what limits it, and who holds it",
     "size": "show how many bytes tensors take, and where they fit",
     "estimate": "show how much memory a training or inference step will take, without a card",

@@ -6,7 +6,7 @@ A codec is a frozen value. It is stored with the model, so that a file says how 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 GROUP = 32
 """Numbers that share a scale in 4 bits."""
@@ -22,6 +22,8 @@ class Narrow:
     """bfloat16"""
     dtype: str
     """What is computed with."""
+
+    trains: ClassVar[tuple[str, ...]] = ("narrow",)
 
     def encode(self, tensor: Any) -> dict[str, Any]:
         import torch
@@ -41,6 +43,8 @@ class RowScaled:
     name: str
     """int8 or float8"""
     dtype: str
+
+    trains: ClassVar[tuple[str, ...]] = ()
 
     def encode(self, tensor: Any) -> dict[str, Any]:
         import torch
@@ -69,6 +73,8 @@ class Grouped:
     """int4"""
     dtype: str
     shape: tuple[int, ...]
+
+    trains: ClassVar[tuple[str, ...]] = ()
 
     def encode(self, tensor: Any) -> dict[str, Any]:
         import torch
@@ -108,8 +114,11 @@ class Rows:
 
     name: str
 
-    def encode(self, tensor: Any) -> dict[str, Any]:
-        raise NotImplementedError  # which rows stay is decided by the data: `methods/vocabulary.py` stores them
+    trains: ClassVar[tuple[str, ...]] = ("rows",)
 
     def decode(self, stored: dict[str, Any]) -> Any:
         return stored["rows"][stored["index"].long()]
+
+
+CODECS: dict[str, Any] = {kind.__name__: kind for kind in (Narrow, RowScaled, Grouped, Rows)}
+"""Name -> codec, for files."""

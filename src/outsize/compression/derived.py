@@ -13,17 +13,18 @@ from typing import Any, Protocol
 
 from outsize.model.torch_port.objects import parameter_table
 
-SEPARATOR = "_"
-
 
 class Codec(Protocol):
     """How a tensor is stored."""
 
-    name: str
-    """In a few words: `int8`."""
+    @property
+    def name(self) -> str:
+        """In a few words: `int8`."""
+        ...
 
-    def encode(self, tensor: Any) -> dict[str, Any]:
-        """What is stored, by name. A floating-point tensor may be trained, others are kept as they are."""
+    @property
+    def trains(self) -> tuple[str, ...]:
+        """Parts that an optimizer may change. Scales are not among them: a step that suits weights is too long for scales."""
         ...
 
     def decode(self, stored: dict[str, Any]) -> Any:
@@ -31,29 +32,42 @@ class Codec(Protocol):
         ...
 
 
-def derive(module: Any, name: str, codec: Codec, stored: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Keep the parameter `name` as `codec` stores it; `stored` where another module that shares the parameter has it already."""
+def derive(module: Any, name: str, codec: Codec, stored: dict[str, Any]) -> None:
+    """Keep the parameter `name` as what `codec` decodes from `stored`."""
+    parameter_table(module).pop(name, None)
+    for part, tensor in stored.items():
+        module.register_parameter(f"{name}_{part}", tensor)
+    _set_derived(module, {**module.__dict__.get("derived", {}), name: (codec, tuple(stored))})
+
+
+def underive(module: Any, name: str) -> dict[str, Any]:
+    """What was stored for the parameter `name`, which the module no longer has."""
+    kept = dict(module.derived)
+    _, parts = kept.pop(name)
+    _set_derived(module, kept)
+    return {part: parameter_table(module).pop(f"{name}_{part}") for part in parts}
+
+
+def _set_derived(module: Any, derived: dict[str, Any]) -> None:
+    base: Any = getattr(type(module), "derived_from", type(module))
+    module.__dict__["derived"] = derived
+    module.__class__ = derived_class(base, tuple(derived)) if derived else base
+
+
+def as_parameters(codec: Codec, tensors: dict[str, Any], trained: bool) -> dict[str, Any]:
+    """What a codec stores, as parameters, which are trained if the parameter was and the codec allows it."""
     import torch
 
-    parameter = parameter_table(module).pop(name)
-    parts = stored or {
-        part: torch.nn.Parameter(tensor, requires_grad=parameter.requires_grad)
-        if tensor.is_floating_point() and tensor.dtype.itemsize > 1
-        else torch.nn.Parameter(tensor, requires_grad=False)
-        for part, tensor in codec.encode(parameter.detach()).items()
+    return {
+        part: torch.nn.Parameter(tensor, requires_grad=trained and part in codec.trains)
+        for part, tensor in tensors.items()
     }
-    for part, tensor in parts.items():
-        module.register_parameter(f"{name}{SEPARATOR}{part}", tensor)
-    module.__dict__["derived"] = {**module.__dict__.get("derived", {}), name: (codec, tuple(parts))}
-    base: Any = getattr(type(module), "derived_from", type(module))
-    module.__class__ = derived_class(base, tuple(module.derived))
-    return parts
 
 
 def read(module: Any, name: str) -> Any:
     """The parameter as it is computed now."""
     codec, parts = module.derived[name]
-    return codec.decode({part: getattr(module, f"{name}{SEPARATOR}{part}") for part in parts})
+    return codec.decode({part: getattr(module, f"{name}_{part}") for part in parts})
 
 
 @functools.cache

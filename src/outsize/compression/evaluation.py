@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,6 +29,16 @@ class Measured:
     """Mean over all samples; infinite where it is not a number."""
     seconds: float
     """Of one batch, the fastest."""
+    parts: tuple[float, ...] = ()
+    """What each batch gives to the mean."""
+
+    def doubt(self, other: Measured) -> float:
+        """One standard error of the difference between two losses, from how it differs between batches: a change that is seen on
+        these batches by chance would not be seen on others."""
+        count = len(self.parts)
+        if count < 2 or not math.isfinite(self.loss):
+            return 0.0
+        return statistics.stdev(one - two for one, two in zip(self.parts, other.parts, strict=True)) * math.sqrt(count)
 
 
 def read_batches(data: Any, most: int = MOST_BATCHES) -> tuple[list[Any], bool]:
@@ -61,7 +72,7 @@ def evaluate(model: Any, subject: Subject) -> Measured:
     import torch
 
     modes = [(module, module.training) for module in model.modules()]
-    total = weight = 0.0
+    found: list[tuple[float, float]] = []
     fastest = math.inf
     model.eval()
     try:
@@ -69,14 +80,15 @@ def evaluate(model: Any, subject: Subject) -> Measured:
             torch.manual_seed(0)
             for batch in subject.batches:
                 began = time.perf_counter()
-                part, count = _as_numbers(subject.loss(model, batch))
+                found.append(_as_numbers(subject.loss(model, batch)))
                 fastest = min(fastest, time.perf_counter() - began)
-                total, weight = total + part, weight + count
     finally:
         for module, training in modes:
             module.training = training
-    mean = total / weight if weight else math.nan
-    return Measured(loss=mean if math.isfinite(mean) else math.inf, seconds=fastest)
+    weight = sum(count for _, count in found)
+    parts = tuple(total / weight for total, _ in found) if weight else (math.nan,)
+    mean = math.fsum(parts) if all(map(math.isfinite, parts)) else math.inf
+    return Measured(loss=mean, seconds=fastest, parts=parts)
 
 
 def _as_numbers(found: Any) -> tuple[float, float]:
@@ -100,3 +112,21 @@ def require_loss(subject: Subject) -> Measured:
             "the loss of this model on this data is not a finite number: nothing can be measured against it"
         )
     return found
+
+
+def first_call(subject: Subject) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """What the loss of the first batch calls the model with; None where it calls something else."""
+    import torch
+
+    found: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def look(module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        found.append((inputs, named))
+
+    handle = subject.model.register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            subject.loss(subject.model, subject.batches[0])
+    finally:
+        handle.remove()
+    return found[0] if found else None

@@ -26,7 +26,7 @@ class Trial:
     saves: int
     """Bytes."""
     rise: float
-    """Of the loss; a little above 0 at least, more the more is saved."""
+    """Of the loss, with one standard error; a little above 0 at least, more the more is saved."""
     noun: ShrinkCandidate
 
 
@@ -63,7 +63,12 @@ def try_alone(subject: Subject, candidates: Sequence[Candidate], plain: Measured
             seconds=found.seconds,
         )
         trials.append(
-            Trial(candidate=candidate, saves=before - after, rise=max(found.loss - plain.loss, least), noun=noun)
+            Trial(
+                candidate=candidate,
+                saves=before - after,
+                rise=max(found.loss - plain.loss + found.doubt(plain), least),
+                noun=noun,
+            )
         )
     return trials, failures
 

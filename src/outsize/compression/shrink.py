@@ -7,23 +7,31 @@ only what a candidate makes new is held.
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from outsize.compression.evaluation import default_loss, read_batches, require_loss
+from outsize.compression.card import Goal, read_goal, size_for
+from outsize.compression.evaluation import Measured, default_loss, first_call, read_batches, require_loss
+from outsize.compression.healing import Healing, read_healing
 from outsize.compression.method import Candidate, Method, Subject
 from outsize.compression.methods import choose
-from outsize.compression.search import build, try_alone
-from outsize.compression.sets import find_nearest, measure_sets
+from outsize.compression.search import Trial, build, try_alone
+from outsize.compression.sets import BuiltSet, find_nearest, heal_sets, measure_sets
 from outsize.compression.shrunk import Shrunk
 from outsize.compression.size import read_size
+from outsize.compression.skipped import close_gaps
+from outsize.compression.structure import describe_difference
 from outsize.compression.weights import count_bytes, share
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.shrinking import Shrinking, ShrinkSet
 from outsize.core.units import format_bytes
 from outsize.model.torch_port.parts import require_torch
+
+TIGHTER = 4
+"""Sizes that are tried for a card."""
 
 
 def shrink(
@@ -34,38 +42,91 @@ def shrink(
     to: int | str = "50%",
     methods: str | Sequence[str] | None = None,
     within: float = 0.01,
+    heal: int = 0,
+    training: Any = None,
+    optimizer: Callable[[Any], Any] | None = None,
+    budget: int | str | None = None,
     dry_run: bool = False,
 ) -> Any:
     """A model of the size `to` whose loss on `data` rises by at most the share `within`, or as little as can be found.
 
     `data` is a list or loader of batches; `loss(model, batch)` gives a scalar, or (total, count). `to` is a share such as
-    `"50%"`, or bytes. `methods` names some of the methods; None tries all. `dry_run` gives the plan only.
+    `"50%"`, bytes, or `"fits rtx3060"`: a step (of training, where `optimizer` is given) then fits there. `methods` names some
+    of the methods; None tries all. `dry_run` gives the plan only.
+
+    `heal` trains the smaller model for so many steps on `training`, batches that are not those it is measured on: with
+    `optimizer`, a function parameters -> optimizer (AdamW), inside `budget` bytes (`outsize.fit`).
     """
     chosen_methods = choose(methods)
     subject, notes = _read_subject(model, data, loss)
-    if not within >= 0:
-        raise InputError(f"within is {within}: give the share by which the loss may rise, such as 0.01")
-    before = count_bytes(subject.model)
-    target = read_size(to, before)
+    if isinstance(within, bool) or not isinstance(within, int | float) or not within >= 0:
+        raise InputError(f"within is {within!r}: give the share by which the loss may rise, such as 0.01")
+    healing = read_healing(heal, training, optimizer, budget)
+    goal, before = read_goal(to, optimizer), count_bytes(subject.model)
+    target = read_size(to, before) if goal is None else None
     plain = require_loss(subject)
+    target = size_for(goal, subject, before) if goal is not None else target
     candidates, unused = _find_candidates(subject, chosen_methods)
     trials, failures = try_alone(subject, candidates, plain)
-    sets = measure_sets(subject, trials, target)
     plan = Shrinking(
-        before=before, target=target, loss=plain.loss, within=within, seconds=plain.seconds, batches=len(subject.batches),
-        candidates=tuple(trial.noun for trial in trials), sets=tuple(one.noun for one in sets),
-        chosen=None, notes=(*notes, *unused, *failures),
+        before=before, target=target or 0, loss=plain.loss, within=within, seconds=plain.seconds, batches=len(subject.batches),
+        candidates=tuple(trial.noun for trial in trials), sets=(), chosen=None, notes=(*notes, *unused, *failures),
     )  # fmt: skip
-    taken = next((one for one in sets if one.noun.bytes <= target and one.noun.best_loss <= plan.allowed), None)
-    if taken is None:
-        plan = replace(plan, nearest=find_nearest(subject, trials, target, plan.allowed))
-    else:
-        plan = replace(plan, chosen=taken.noun)
+    search = functools.partial(_search, subject, trials, plain, None if dry_run else healing)
+    plan, taken = search(plan) if goal is None else _search_for_card(search, plan, goal, subject)
     if dry_run:
         return plan
     if taken is None:
         raise refusal(plan)
-    return Shrunk(model=copy.deepcopy(build(subject, taken.candidates)), plan=plan)
+    return _finish(subject, taken, plan, model.training)
+
+
+def _search(
+    subject: Subject, trials: Sequence[Trial], plain: Measured, healing: Healing | None, plan: Shrinking
+) -> tuple[Shrinking, BuiltSet | None]:
+    """The plan with the set that is taken, or with the nearest one that could be."""
+    sets = measure_sets(subject, trials, plan.target, plain)
+    if healing is not None:
+        sets = heal_sets(subject, sets, plan.target, healing, plain)
+    plan = replace(plan, sets=tuple(one.noun for one in sets))
+    taken = next((one for one in sets if one.noun.bytes <= plan.target and one.noun.best_loss <= plan.allowed), None)
+    if taken is not None:
+        return replace(plan, chosen=taken.noun), taken
+    return replace(plan, nearest=find_nearest(subject, trials, plan.target, plan.allowed, plain)), None
+
+
+def _search_for_card(
+    search: Callable[[Shrinking], tuple[Shrinking, BuiltSet | None]], plan: Shrinking, goal: Goal, subject: Subject
+) -> tuple[Shrinking, BuiltSet | None]:
+    """A set with which a step fits: where it does not, the size is made smaller by what is over."""
+    for _ in range(TIGHTER):
+        found, taken = search(plan)
+        if taken is None:
+            return found, None
+        model = build(subject, taken.candidates) if taken.model is None else taken.model
+        found = replace(found, peak=goal.project(model, subject), card=goal.card)
+        over = (found.peak or 0) - goal.capacity
+        if over <= 0:
+            return found, taken
+        if over >= plan.target:
+            break
+        plan = replace(plan, target=min(plan.target, taken.noun.bytes) - over)
+    raise BudgetError(
+        f"a step of the smaller model still reserves {format_bytes(found.peak)} and the {goal.card} has "
+        f"{format_bytes(goal.capacity)}: make the batch smaller, or use outsize.fit",
+        needed=found.peak, budget=goal.capacity, plan=found,
+    )  # fmt: skip
+
+
+def _finish(subject: Subject, taken: BuiltSet, plan: Shrinking, training: bool) -> Shrunk:
+    """The chosen set as a model of its own."""
+    made = build(subject, taken.candidates) if taken.model is None else taken.model
+    small = copy.deepcopy(close_gaps(made, subject))
+    try:
+        difference: Any = describe_difference(subject.model, small)
+    except InputError as error:  # said when such a file is asked for
+        difference = str(error)
+    return Shrunk(model=small.train(training), plan=plan, difference=difference, call=first_call(subject))
 
 
 def _read_subject(model: Any, data: Any, loss: Any) -> tuple[Subject, list[str]]:

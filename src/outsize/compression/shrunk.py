@@ -1,10 +1,12 @@
-"""What users hold after `shrink`: the smaller model and what it cost."""
+"""What users hold after `shrink`: the smaller model, what it cost, and files of it."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
+from outsize.compression import files
 from outsize.core.shrinking import Shrinking
 
 
@@ -16,6 +18,21 @@ class Shrunk:
     """A `torch.nn.Module` that takes and gives what the user's model does."""
     plan: Shrinking
     """What was measured and what was taken."""
+    difference: list[dict[str, Any]] | str
+    """How the model differs from the user's, for files; or why that cannot be said."""
+    call: tuple[tuple[Any, ...], dict[str, Any]] | None
+    """(arguments, named arguments) of the first call of the model, for exports."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model: `.safetensors` for `compression.load`, `.pt` for `torch.load`, `.pt2` for `torch.export.load`."""
+        files.save(self.model, path, self.difference, self.call)
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """What the model gives."""
+        return self.model(*inputs, **named)
 
     def __repr__(self) -> str:
         return str(self.plan)
+
+    def _repr_html_(self) -> str | None:
+        return self.plan._repr_html_()

@@ -41,15 +41,22 @@ class ShrinkSet(Noun):
     """Measured on the user's data."""
     seconds: float
     """Of the loss of one batch, measured."""
+    doubt: float = 0.0
+    """One standard error of the change of the loss, from how it differs between batches."""
     healed: float | None = None
     """Loss after the healing steps; None where there were none."""
 
-    derived: ClassVar[tuple[str, ...]] = ("best_loss",)
+    derived: ClassVar[tuple[str, ...]] = ("best_loss", "likely_loss")
 
     @property
     def best_loss(self) -> float:
         """After healing, where it was healed."""
         return self.loss if self.healed is None else self.healed
+
+    @property
+    def likely_loss(self) -> float:
+        """With one standard error of its change: what sets are compared by, since a gain by chance does not last."""
+        return self.best_loss + self.doubt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -78,6 +85,8 @@ class Shrinking(Noun):
     """Where none does: the smallest set within the allowed loss."""
     peak: int | None = None
     """Projected peak of a step on the asked card, after; None where no card was asked for."""
+    card: str | None = None
+    """The card that was asked for."""
     notes: tuple[str, ...] = ()
     """What a user should know, a sentence each."""
 
@@ -102,4 +111,4 @@ class Shrinking(Noun):
     def cheapest(self) -> ShrinkSet | None:
         """The set of the asked size with the lowest loss, within what is allowed or not; None where none is that small."""
         found = [one for one in self.sets if one.bytes <= self.target]
-        return min(found, key=lambda one: one.best_loss, default=None)
+        return min(found, key=lambda one: one.likely_loss, default=None)

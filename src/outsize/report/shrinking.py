@@ -46,7 +46,7 @@ def headline(plan: Shrinking) -> Text:
     if plan.chosen is not None:
         return Text.assemble(
             start, " -> ", (f"{format_bytes(plan.chosen.bytes)} ({plan.share:.0%})", "bold"),
-            f", loss {_loss(plan.chosen)} ({rise_of(plan, plan.chosen)})  ", ("fits", "bold green"), f"  {asked}",
+            f", loss {_loss(plan.chosen)} ({rise_of(plan, plan.chosen)})  ", ("fits", "bold green"), f"  {asked}", _on_card(plan),
         )  # fmt: skip
     near = plan.nearest
     nearest = ""
@@ -54,6 +54,14 @@ def headline(plan: Shrinking) -> Text:
         share = near.bytes / max(1, plan.before)
         nearest = f"; nearest within {plan.within:.2%}: {format_bytes(near.bytes)} ({share:.0%}), loss {_loss(near)}"
     return Text.assemble(start, "  ", ("cannot be reached", "bold red"), f"  {asked}{nearest}")
+
+
+def _on_card(plan: Shrinking) -> str:
+    return (
+        ""
+        if plan.peak is None
+        else f"; a step reserves at most {format_bytes(plan.peak)} on the {plan.card} (estimate)"
+    )
 
 
 def _loss(one: ShrinkSet) -> str:
@@ -67,17 +75,22 @@ def rise_of(plan: Shrinking, one: ShrinkSet) -> str:
     return f"{(one.best_loss - plan.loss) / abs(plan.loss):+.2%}"
 
 
+TITLES = ("set", "bytes", "share", "loss", "change", "time", "what (places)")
+
+
+def cells_of(plan: Shrinking, one: ShrinkSet) -> tuple[str, ...]:
+    """A row of the table of sets."""
+    time = f"{one.seconds / plan.seconds:.2f}x" if plan.seconds and math.isfinite(one.seconds) else "-"
+    share = f"{one.bytes / max(1, plan.before):.1%}"
+    return one.name, format_bytes(one.bytes), share, _loss(one), rise_of(plan, one), time, ", ".join(one.parts)
+
+
 def _sets(plan: Shrinking) -> Table:
     rows = []
     for one in plan.sets:
         style = "bold" if one == plan.chosen else "dim" if one.bytes > plan.target else ""
-        cells = (
-            one.name, format_bytes(one.bytes), f"{one.bytes / max(1, plan.before):.1%}", _loss(one), rise_of(plan, one),
-            f"{one.seconds / plan.seconds:.2f}x" if plan.seconds and math.isfinite(one.seconds) else "-", ", ".join(one.parts),
-        )  # fmt: skip
-        rows.append([Text(cell, style=style) for cell in cells])
-    titles = ("set", "bytes", "share", "loss", "change", "time", "what (places)")
-    return make_table(titles, rows, right=("bytes", "share", "loss", "change", "time"))
+        rows.append([Text(cell, style=style) for cell in cells_of(plan, one)])
+    return make_table(TITLES, rows, right=TITLES[1:-1])
 
 
 def points_of(plan: Shrinking) -> list[tuple[float, float, str]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outsize.compression.codecs import Grouped, Narrow, RowScaled
-from outsize.compression.derived import derive
+from outsize.compression.derived import as_parameters, derive
 from outsize.compression.method import Candidate, Stage, Subject
 from outsize.compression.weights import Site, get, own_parameters, sites_of
 from outsize.core.failure import Exactness
@@ -59,10 +59,9 @@ def keep_narrow(model: Any, names: Sequence[str], kind: str) -> Any:
             codec = _codec(tensor, kind)
             if codec is None:
                 continue
-            if id(tensor) in done:
-                derive(module, key, *done[id(tensor)])
-            else:
-                done[id(tensor)] = codec, derive(module, key, codec)
+            if id(tensor) not in done:
+                done[id(tensor)] = codec, as_parameters(codec, codec.encode(tensor.detach()), tensor.requires_grad)
+            derive(module, key, *done[id(tensor)])
     return model
 
 

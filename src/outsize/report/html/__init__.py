@@ -25,6 +25,7 @@ PAGES = {
         ("Contents", "Conversion", "MeasuredPeak", "Outcome", "ProgramRun", "Reading", "Sizing"),
         "outsize.report.html.small_answers",
     ),
+    "Shrinking": "outsize.report.html.shrinking",
 }
 """Name of the noun's class -> the module whose `lay_out` makes its page."""
 

@@ -1,0 +1,144 @@
+"""A short training that heals a smaller model, inside a memory budget (`outsize.fit`).
+
+Weights in a narrow format are trained in full and rounded in every forward pass, with the gradient handed through the rounding.
+After the last step they are rounded for good. Structure (factors, fewer blocks) is trained as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from outsize.compression.derived import as_parameters, derive, underive
+from outsize.compression.method import Candidate, Stage, Subject
+from outsize.compression.search import build
+from outsize.compression.weights import get
+from outsize.core.errors import InputError
+from outsize.model.fitting.fit import fit
+from outsize.model.torch_port.objects import parameter_table
+
+RATE = 3e-4
+"""Learning rate of the first step; it falls to 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Healing:
+    """What a healing is done with."""
+
+    steps: int
+    batches: Iterable[Any]
+    """The training data: gone through again where the steps are more."""
+    optimizer: Callable[[Any], Any] | None
+    """parameters -> optimizer; None: AdamW."""
+    budget: int | str | None
+    """Memory that a step may hold."""
+
+
+def read_healing(steps: int, training: Any, optimizer: Any, budget: Any) -> Healing | None:
+    """What was asked for, checked; None where nothing was."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise InputError(f"heal is {steps!r}: give the number of training steps")
+    if steps == 0:
+        if training is not None:
+            raise InputError("training= is for heal=: say how many steps to train, such as heal=200")
+        return None
+    if training is None:
+        raise InputError("heal trains the smaller model: give training=, batches that are not those it is measured on")
+    if optimizer is not None and not callable(optimizer):
+        raise InputError(
+            "optimizer is a function here, parameters -> optimizer: the smaller model has parameters of its own"
+        )
+    if isinstance(training, tuple | dict) or hasattr(training, "shape"):
+        training = [training]
+    return Healing(steps=steps, batches=training, optimizer=optimizer, budget=budget)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """A weight in full that is rounded when it is read. The gradient goes to the full one."""
+
+    codec: Any
+    trains: ClassVar[tuple[str, ...]] = ("full",)
+
+    @property
+    def name(self) -> str:
+        return f"{self.codec.name} while it is trained"
+
+    def decode(self, stored: dict[str, Any]) -> Any:
+        full = stored["full"]
+        return full + (self.codec.decode(self.codec.encode(full.detach())) - full.detach())
+
+
+def heal(subject: Subject, chosen: Sequence[Candidate], healing: Healing) -> Any:
+    """A model with these candidates, trained."""
+    import torch
+
+    full = copy.deepcopy(build(subject, [one for one in chosen if one.stage < Stage.PRECISION]))
+    narrow = build(replace(subject, model=full), [one for one in chosen if one.stage == Stage.PRECISION])
+    opened = _open(narrow, full)
+    narrow.train()
+    trained = [parameter for parameter in narrow.parameters() if parameter.requires_grad]
+    if not trained:
+        raise InputError("the smaller model has no parameters that can be trained: leave heal out")
+    optimizer = healing.optimizer(trained) if healing.optimizer else torch.optim.AdamW(trained, RATE, weight_decay=0)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    batches = _cycle(healing)
+    fitted = None
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        for step, batch in enumerate(batches):
+            if fitted is None:
+                fitted = fit(narrow, subject.loss, optimizer, batch, budget=healing.budget)
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * (1 - step / healing.steps)
+            fitted.step(batch)
+    if fitted is not None:
+        fitted.undo()
+    _close(opened)
+    return narrow.eval()
+
+
+def _open(narrow: Any, full: Any) -> list[tuple[Any, str]]:
+    """Make narrow weights full ones that are rounded when they are read; which they are."""
+    import torch
+
+    opened = []
+    made: dict[int, Any] = {}  # modules that share a weight go on sharing it
+    for path, module in narrow.named_modules():
+        for name, (codec, _) in list(module.__dict__.get("derived", {}).items()):
+            source = get(full, path)
+            weight = None if source is None else parameter_table(source).get(name)
+            if weight is None or not hasattr(codec, "encode"):
+                continue
+            underive(module, name)
+            parameter = made.setdefault(id(weight), torch.nn.Parameter(weight.detach().clone(), weight.requires_grad))
+            derive(module, name, Rounded(codec), {"full": parameter})
+            opened.append((module, name))
+    return opened
+
+
+def _close(opened: list[tuple[Any, str]]) -> None:
+    """Round what was opened, for good."""
+    made: dict[int, Any] = {}
+    for module, name in opened:
+        codec = module.derived[name][0].codec
+        full = underive(module, name)["full"]
+        if id(full) not in made:
+            made[id(full)] = as_parameters(codec, codec.encode(full.detach()), full.requires_grad), full
+        derive(module, name, codec, made[id(full)][0])
+
+
+def _cycle(healing: Healing) -> Iterable[Any]:
+    """As many batches as there are steps."""
+    done = 0
+    while done < healing.steps:
+        began = done
+        for batch in healing.batches:
+            yield batch
+            done += 1
+            if done == healing.steps:
+                return
+        if done == began:
+            raise InputError("training has no batches (or is an iterator that ended): give a list or loader")
