@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import os
 import pathlib
 import signal
 import sys
@@ -18,6 +19,8 @@ pytest_plugins = ["durations"]
 signal.signal(signal.SIGINT, signal.default_int_handler)
 """A shell without job control starts background jobs with SIGINT ignored, and their children inherit that."""
 
+for name in ("COLUMNS", "LINES"):
+    os.unsetenv(name)  # readline, which pytest imports, sets them for children behind Python's back
 
 NUMBERS = itertools.count()
 

@@ -20,6 +20,7 @@ def read(name: str) -> int:
 path, method, error, budget = sys.argv[1:5]
 outsize.decompose(np.ones((6, 7, 8)), "tucker")  # what is loaded once
 outsize.decompose(np.ones((6, 7, 8)), "tt")
+outsize.open(path)
 with use(replace(current(), small=0)):  # passes too
     outsize.decompose(np.ones((40, 40, 40), "f4"), method, float(error), budget="4MiB")
 with open("/proc/self/clear_refs", "w") as kernel:

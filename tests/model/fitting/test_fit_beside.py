@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import networks as nets
 import pytest
 import torch
 
 import outsize
+from outsize import machine
 from outsize.core.errors import BudgetError
 from outsize.core.memory import Allowance, Budget, Pool
 from outsize.model.fitting import arguments as verb
@@ -92,24 +91,17 @@ def test_another_allocator_than_torchs_own_keeps_no_account(card, monkeypatch):
     assert look_beside(torch.device("cuda:0"), []) is beside.NOTHING
 
 
-class There:
-    """A model on a card, as far as its device is looked at."""
-
-    def parameters(self):
-        return iter([SimpleNamespace(device=torch.device("cuda:1"))])
-
-
 def test_a_budget_that_nobody_set_is_what_is_available_and_what_is_held(monkeypatch):
     """What is available leaves out all that the process holds, which a plan counts: weights, averaged weights."""
     pool = Pool(kind="device", index=1)
     left = Budget(allowances=(Allowance(pool=pool, bytes=10 * MiB, reason="what is available"),), scratch="")
-    monkeypatch.setattr(verb, "current_budget", lambda devices: left)
+    monkeypatch.setattr(machine, "current_budget", lambda devices: left)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 7 * MiB if device.index == 1 else 0)
-    assert verb.device_budget(None, There()).bytes == 17 * MiB
-    assert verb.device_budget("3MiB", There()).bytes == 3 * MiB
+    assert verb.device_budget(None, torch.device("cuda:1")).bytes == 17 * MiB
+    assert verb.device_budget("3MiB", torch.device("cuda:1")).bytes == 3 * MiB
     with outsize.budget(device="10MiB"):
-        assert verb.device_budget(None, There()).bytes == 10 * MiB
+        assert verb.device_budget(None, torch.device("cuda:1")).bytes == 10 * MiB
 
 
 @pytest.mark.parametrize("home", ["cuda:0", "cuda:1"])
