@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from outsize.core.errors import OutsizeError
 from outsize.model.torch_port.fake_cuda import answer
 from outsize.model.torch_port.parts import has_part, missing, part
+from outsize.model.torch_port.parts import part as part_of
 from outsize.model.torch_port.patches import Row, replaced
 
 PROGRAM = "_inductor.graph.GraphLowering._compile_to_module_lines"
@@ -295,3 +297,84 @@ def failed(error: BaseException) -> CompilerFailed:
     lines = [line.strip() for line in str(error).splitlines()]
     said = next((line for line in lines if line and not line.endswith("raised:")), type(error).__name__)
     return CompilerFailed(f"torch {torch.__version__} could not compile the step on tensors without contents: {said}")
+
+
+# what a region saves for its backward pass
+
+
+class NodeInfo(Protocol):
+    """What torch's partitioner knows of the nodes of a joint graph."""
+
+    inputs: list[Any]
+
+    def is_required_fw(self, node: Any) -> bool: ...
+
+
+Choose = Callable[[Any, NodeInfo, list[Any]], list[Any]]
+"""(joint graph, what is known of its nodes, what torch would save) -> what is saved."""
+
+
+@contextlib.contextmanager
+def saving(choose: Choose, part: float) -> Iterator[None]:
+    """What is compiled in the block saves what `choose` says; `part` is its name in torch's caches."""
+    owner = part_of("_functorch.partitioners")
+    usual = vars(owner)["choose_saved_values_set"]
+
+    def chosen(joint: Any, info: Any, memory_budget: float = 1.0) -> Any:
+        return choose(joint, info, usual(joint, info, memory_budget=1.0))
+
+    named = {"activation_memory_budget": 1.0 - part / 2}  # caches know it, and `chosen` does not look at it
+    with (
+        part_of("_functorch.config").patch(named),
+        part_of("_dynamo.config").patch({"automatic_dynamic_shapes": False}),
+        replaced([(owner, "choose_saved_values_set", chosen)]),
+    ):
+        yield
+
+
+def bytes_of(node: Any) -> int:
+    """Bytes of what a node of a graph gives."""
+    import torch
+
+    value = node.meta.get("val")
+    return int(value.numel()) * value.element_size() if isinstance(value, torch.Tensor) else 0
+
+
+def is_tensor(node: Any) -> bool:
+    """True for a node that gives one tensor."""
+    import torch
+
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def storage_of(node: Any) -> Any:
+    """The node that made the memory that a node gives: another one for a view."""
+    while node.op == "call_function" and node.all_input_nodes:
+        source = node.all_input_nodes[0]
+        made = source if node.target is operator.getitem else node
+        packet = str(getattr(made.target, "overloadpacket", ""))
+        if not getattr(made.target, "is_view", False) and packet not in ("aten._unsafe_view", "aten.view", "aten.permute"):
+            break
+        node = source
+    return node
+
+
+def is_random(node: Any) -> bool:
+    """True for a node that draws random numbers; attention without dropout draws none."""
+    import torch
+
+    tags = getattr(node.target, "tags", ())
+    if torch.Tag.nondeterministic_seeded not in tags:
+        return False
+    for place, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return given != 0.0
+    return True
+
+
+def is_opaque(node: Any) -> bool:
+    """True for a node that may do more than compute: a graph inside the graph, a message to other processes."""
+    kind = part_of("_ops.OpOverload")
+    inside = isinstance(node.target, part_of("_ops.HigherOrderOperator"))
+    return inside or (isinstance(node.target, kind) and node.target.namespace in ("_c10d_functional", "c10d"))
