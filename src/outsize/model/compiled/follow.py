@@ -18,6 +18,7 @@ from outsize.core.errors import OutsizeError
 from outsize.model.compiled.programs import load_program
 from outsize.model.torch_port import compiler
 from outsize.model.torch_port.dispatch import leaves_of, no_functions
+from outsize.model.torch_port.objects import is_compiled_copy
 
 KNOWN = ("inductor", "aot_eager", "eager")
 """Backends that are followed; the last two run graphs operator by operator."""
@@ -89,6 +90,16 @@ class Follower:
             return functools.wraps(made)(functools.partial(self._call, made, None))
         made.forward = functools.partial(self._call, made.forward, target)
         return made
+
+    def follow(self, model: Any) -> None:
+        """Everything compiled in a model is followed from now on; its modules are changed."""
+        for module in list(model.modules()):
+            own = compiler.compiled_call(module)
+            if own is not None:
+                compiler.set_compiled_call(module, self.compile, own)
+            elif is_compiled_copy(module):
+                original = module._orig_mod
+                module.__dict__["forward"] = self.compile(original, backend=compiler.backend_of(module)).forward
 
     def _note_options(self, name: str, options: dict[str, Any]) -> None:
         mode, chosen = options.get("mode"), options.get("options") or {}

@@ -56,9 +56,11 @@ def choose_saved(joint: Any, info: NodeInfo, usual: list[Any], part: float) -> l
     limit = part * forward.total
     cuts = _cut(forward)
     inside = [at for at in cuts if forward.saved[at] <= limit] or cuts[:1]
-    if not inside:
+    if not inside and part < 1:
         return usual
-    end = inside[-1]  # what follows the last cut is needed at once when the backward pass begins
+    end = (
+        inside[-1] if part < 1 else len(forward.nodes) - 1
+    )  # of the last region what follows the last cut is needed at once
     again = set(forward.nodes[: end + 1])
     kept = [node for at in inside for node in forward.alive(at)]
     drawn = [_smallest_after(node, forward) for node in forward.nodes[: end + 1] if is_random(node)]
@@ -115,7 +117,9 @@ def _cut_into(forward: Forward, count: int) -> list[int]:
 
 def _smallest_after(node: Any, forward: Forward) -> list[Any]:
     """What to save of random numbers: themselves, or what is made of them alone and smaller, such as a mask."""
-    results = [user for user in node.users if user in forward.place and getattr(user.target, "__name__", "") == "getitem"]
+    results = [
+        user for user in node.users if user in forward.place and getattr(user.target, "__name__", "") == "getitem"
+    ]
     if results:
         return results
     while len(node.users) == 1:

@@ -68,12 +68,13 @@ class Request:
 def read_request(
     model: Any, loss: Any, optimizer: Any, batch: Any, *, budget: Any = None, device: Any = None, host: Any = None,
     weights: Any = None, allow: str = "exact", own_step: bool = False, clip: float | None = None, scaler: Any = None,
-    without: tuple[str, ...] = (), batch_axis: Any = None, dry_run: bool = False,
+    without: tuple[str, ...] = (), batch_axis: Any = None, dry_run: bool = False, compile: bool | str = False,
 ) -> Request:  # fmt: skip
     """The user's mistakes, named before anything is touched."""
     optimizer = _bare(optimizer)
-    check_words(model, loss, optimizer, allow, without, own_step, clip, scaler)
     hosted = device is not None or weights is not None or host is not None
+    trains = not hosted and (optimizer is not None or own_step)
+    check_words(model, loss, optimizer, allow, without, own_step, clip, scaler, compile if trains else False)
     target = _read_device(device, dry_run) if hosted else _device_of(model)
     call = None
     if optimizer is None and not own_step:
@@ -110,7 +111,7 @@ def read_request(
     backwards = 1 + any(parameter.grad is not None for parameter in model.parameters()) if own_step else 0
     work = Work(
         model=model, loss=loss, optimizer=optimizer, clip=clip, scaler=scaler, device=target.type, backwards=backwards,
-        axes=readings[0],
+        axes=readings[0], compiled=any(map(is_compiled, model.modules())),
     )  # fmt: skip
     return Request(
         work=work, batch=batch, rows=rows, readings=readings, device=target, budgets=budgets or (device_budget(budget, target),),
@@ -138,7 +139,15 @@ def _takes_time_first(model: Any) -> bool:
 
 
 def check_words(
-    model: Any, loss: Any, optimizer: Any, allow: Any, without: Any, own_step: bool, clip: Any, scaler: Any
+    model: Any,
+    loss: Any,
+    optimizer: Any,
+    allow: Any,
+    without: Any,
+    own_step: bool,
+    clip: Any,
+    scaler: Any,
+    compile: bool | str = False,
 ) -> None:
     """What can be said of each argument by itself."""
     import torch
@@ -146,7 +155,13 @@ def check_words(
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"fit needs a torch.nn.Module, not {type(model).__name__}")
     compiled = next(((name, module) for name, module in model.named_modules() if is_compiled(module)), None)
-    if compiled is not None:
+    if compile not in (True, False, "auto"):
+        raise InputError(f"compile={compile!r} is unknown: one of True, False, 'auto'")
+    if compiled is None and compile is True:
+        raise InputError(
+            "compile=True is for a compiled model: call model.compile() or torch.compile(model) before fit"
+        )
+    if compiled is not None and not compile:
         name, module = compiled
         wrapped = is_compiled_copy(module)
         before = (

@@ -115,6 +115,8 @@ class Choice(Placement):
     """Modules whose activations are computed again in the backward pass."""
     recipes: tuple[str, ...] = ()
     """Calls of operators (module:operator:number) that run again in the backward pass, in the place of saved results."""
+    again: float = 0.0
+    """Of a compiled model: the part of what its graphs would save that is computed again in the backward pass."""
     chunks: int = 0
     """Pieces in which the output head and its cross entropy run; 0: whole."""
     kept_bits: int = 0

@@ -43,6 +43,7 @@ def fit(
     without: tuple[str, ...] = (),
     batch_axis: Any = None,
     dry_run: bool = False,
+    compile: bool | str = "auto",
 ) -> Any:
     """Make a training step run inside `budget` bytes of the memory of the model's device.
 
@@ -51,11 +52,14 @@ def fit(
     Without an optimizer (and without `own_step`) an inference is planned: `loss(model, batch)` then is how the model is
     called and gives its output, None calls it with the batch.
     `own_step`: you call `backward` and step the optimizer yourself. `clip` is the norm to which `step` clips gradients,
-    `scaler` your GradScaler. `without` names remedies not to use: slices, checkpoint, offload, recipes, tensors_away,
+    `scaler` your GradScaler. `without` names remedies not to use: slices, again, checkpoint, offload, recipes, tensors_away,
     in_backward, state_away, gradients_away, stream, chunks, autocast, state_bits, frozen_bits, kept_bits, expandable; of a model
     on the host also pieces and disk. `dry_run` only plans.
     `batch_axis`: which axis of the batch's tensors counts samples, where fit does not find it: a number for all, or a table such
     as `{"x": 1, "weights": None, "cu_seqlens": "ends"}` (None: all samples share it; "ends": of packed sequences).
+
+    `compile`: a model under `torch.compile` or after `model.compile()` is fitted as compiled (`"auto"`, `True`: it has to be) or
+    refused (`False`). Its graphs are compiled anew, with a remedy of their own: again.
 
     `device`: the model stays in host memory and visits that device unit by unit; `budget` is then the device's and `host`
     the host's; what that does not hold goes to a file in the scratch folder. `weights`: the model is on the meta device, and
@@ -79,6 +83,7 @@ def fit(
         request = read_request(
             model, loss, optimizer, batch, budget=budget, device=device, host=host, weights=weights, allow=allow,
             own_step=own_step, clip=clip, scaler=scaler, without=without, batch_axis=batch_axis, dry_run=dry_run,
+            compile=compile,
         )  # fmt: skip
         planner: Planner
         renew: Renew | None = None

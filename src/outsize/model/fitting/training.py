@@ -37,6 +37,7 @@ from outsize.model.fitting.run.replayed_draws import Replay
 from outsize.model.fitting.run.resident import open_resident
 from outsize.model.fitting.run.runner import Work
 from outsize.model.fitting.user_errors import in_users_code, say
+from outsize.model.torch_port.compiler import uncompiled
 from outsize.model.torch_port.patches import without_autocast
 
 TRIED = 3
@@ -109,7 +110,10 @@ class TrainingPlanner(Planner):
 
     def _look(self, work: Work) -> Findings:
         """What a few samples show."""
-        return look(work, self.request.batch)
+        if not work.compiled:
+            return look(work, self.request.batch)
+        with uncompiled():  # a head inside a graph has no loss in pieces
+            return replace(look(work, self.request.batch), heads=())
 
     def _stage(self, work: Work) -> Stage:
         """Where choices are tried without contents."""
@@ -122,7 +126,7 @@ class TrainingPlanner(Planner):
             plain = _surveyed(stage)
         chunked = stage.project(Choice(chunks=8)) if findings.heads else None
         timing: Timing | None = None
-        if work.device == "cuda":
+        if work.device == "cuda" and not work.compiled:  # every size would be compiled
             with preserved(work.model, work.sources):
                 timing = measure_times(work, request.batch, plain, request.budgets[0].bytes)
             clear_up()
@@ -151,7 +155,7 @@ class TrainingPlanner(Planner):
             try:
                 with told("tracing plans", "plans") as search.traced:
                     found = search.run()
-                if self.work.device == "cuda" and batch is not None:
+                if self.work.device == "cuda" and batch is not None and not self.work.compiled:
                     found, decided = self._fastest(search, found, batch)
             except BudgetError:
                 if self._is_right(search.least, few):  # the budget that it names has a plan

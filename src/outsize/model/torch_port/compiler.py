@@ -19,7 +19,6 @@ from typing import Any, Protocol
 from outsize.core.errors import OutsizeError
 from outsize.model.torch_port.fake_cuda import answer
 from outsize.model.torch_port.parts import has_part, missing, part
-from outsize.model.torch_port.parts import part as part_of
 from outsize.model.torch_port.patches import Row, replaced
 
 PROGRAM = "_inductor.graph.GraphLowering._compile_to_module_lines"
@@ -46,6 +45,12 @@ def require_compiler() -> None:
 def reset_compiler() -> None:
     """Forget everything that was compiled in this process: it is compiled again when it is called."""
     part("_dynamo.reset")()
+
+
+def uncompiled() -> contextlib.AbstractContextManager[None]:
+    """What is compiled runs as it was written."""
+    stance: contextlib.AbstractContextManager[None] = part("compiler.set_stance")("force_eager")
+    return stance
 
 
 def backend_of(compiled: Any) -> Any:
@@ -315,18 +320,18 @@ Choose = Callable[[Any, NodeInfo, list[Any]], list[Any]]
 
 
 @contextlib.contextmanager
-def saving(choose: Choose, part: float) -> Iterator[None]:
-    """What is compiled in the block saves what `choose` says; `part` is its name in torch's caches."""
-    owner = part_of("_functorch.partitioners")
+def saving(choose: Choose, share: float) -> Iterator[None]:
+    """What is compiled in the block saves what `choose` says; `share` is its name in torch's caches."""
+    owner = part("_functorch.partitioners")
     usual = vars(owner)["choose_saved_values_set"]
 
     def chosen(joint: Any, info: Any, memory_budget: float = 1.0) -> Any:
         return choose(joint, info, usual(joint, info, memory_budget=1.0))
 
-    named = {"activation_memory_budget": 1.0 - part / 2}  # caches know it, and `chosen` does not look at it
+    named = {"activation_memory_budget": 1.0 - share / 2}  # caches know it, and `chosen` does not look at it
     with (
-        part_of("_functorch.config").patch(named),
-        part_of("_dynamo.config").patch({"automatic_dynamic_shapes": False}),
+        part("_functorch.config").patch(named),
+        part("_dynamo.config").patch({"automatic_dynamic_shapes": False}),
         replaced([(owner, "choose_saved_values_set", chosen)]),
     ):
         yield
@@ -353,7 +358,11 @@ def storage_of(node: Any) -> Any:
         source = node.all_input_nodes[0]
         made = source if node.target is operator.getitem else node
         packet = str(getattr(made.target, "overloadpacket", ""))
-        if not getattr(made.target, "is_view", False) and packet not in ("aten._unsafe_view", "aten.view", "aten.permute"):
+        if not getattr(made.target, "is_view", False) and packet not in (
+            "aten._unsafe_view",
+            "aten.view",
+            "aten.permute",
+        ):
             break
         node = source
     return node
@@ -369,12 +378,12 @@ def is_random(node: Any) -> bool:
     for place, argument in enumerate(node.target._schema.arguments):
         if argument.name == "dropout_p":
             given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            return given != 0.0
+            return bool(given != 0.0)
     return True
 
 
 def is_opaque(node: Any) -> bool:
     """True for a node that may do more than compute: a graph inside the graph, a message to other processes."""
-    kind = part_of("_ops.OpOverload")
-    inside = isinstance(node.target, part_of("_ops.HigherOrderOperator"))
+    kind = part("_ops.OpOverload")
+    inside = isinstance(node.target, part("_ops.HigherOrderOperator"))
     return inside or (isinstance(node.target, kind) and node.target.namespace in ("_c10d_functional", "c10d"))

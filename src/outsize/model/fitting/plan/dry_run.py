@@ -233,6 +233,8 @@ class Stage:
         optimizer = None if self.work.optimizer is None or call else self._optimizer(fakes, self.label)
         with self._swapped(fakes) as model:
             watch.begin(model)
+            if self.work.compiled:
+                watch.compiled.follow(model)
             runner = open_resident(replace(self.work, optimizer=optimizer, scaler=None), choice, store, real=False)
             runner.phase = watch.phase
             runner.weights.survey = self._surveying

@@ -17,6 +17,7 @@ from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.learn.findings import Findings
 from outsize.model.fitting.move.evicted import check_movable
 from outsize.model.fitting.plan import hosted_remedies as hosted
+from outsize.model.fitting.plan.again_remedy import Again
 from outsize.model.fitting.plan.facts import (
     Facts,
     InferenceFacts,
@@ -77,6 +78,7 @@ class Slices(RemedyKind[Facts]):
     """Gradient accumulation over slices of the batch, with one normaliser for all."""
 
     key = "slices"
+    compiled = True
     name = "slice the batch"
     inference = True
     costs = "small slices do not fill a card"
@@ -221,6 +223,7 @@ class InBackward(UpdatedInGroups):
     """A few parameters are updated when their gradients are complete, and those let go."""
 
     key = "in_backward"
+    compiled = True
     name = "update in the backward pass"
 
     def why_not(self, work: Work, findings: Findings, own_step: bool) -> str:
@@ -255,6 +258,7 @@ class StateAway(UpdatedInGroups):
     """Optimizer state, or part of it, lives elsewhere and visits for the update."""
 
     key = "state_away"
+    compiled = True
     name = "keep optimizer state elsewhere"
 
     def levels(self, facts: Facts) -> list[Level]:
@@ -290,6 +294,7 @@ class GradientsAway(UpdatedInGroups):
     """Gradients live elsewhere until the update."""
 
     key = "gradients_away"
+    compiled = True
     name = "keep gradients elsewhere"
 
     def is_sensible(self, choice: Choice, facts: Facts) -> bool:
@@ -408,6 +413,7 @@ class Expandable(RemedyKind[Facts]):
     """Segments of the card's allocator grow, so that free pieces between others join."""
 
     key = "expandable"
+    compiled = True
     name = "let segments grow"
     done = "torch's allocator with expandable_segments:True until undo()"
     only_saves = True
@@ -427,7 +433,7 @@ class Expandable(RemedyKind[Facts]):
 
 REMEDIES: tuple[RemedyKind[Any], ...] = (
     Slices(), Checkpoint(), Offload(), Recipes(), TensorsAway(), InBackward(), StateAway(), GradientsAway(), Stream(), Chunks(),
-    Autocast(), StateBits(), FrozenBits(), KeptBits(), Expandable(),
+    Again(), Autocast(), StateBits(), FrozenBits(), KeptBits(), Expandable(),
     hosted.Visits(), hosted.VisitingState(), hosted.EarlyUpdate(), hosted.InputsOnly(), hosted.Disk(), hosted.InputsAway(),
     hosted.Pieces(), hosted.HeadInPieces(),
 )  # fmt: skip
@@ -449,7 +455,11 @@ ALLOWED = {
 
 def find_forbidden(work: Work, findings: Findings, own_step: bool) -> dict[str, str]:
     """Remedy -> the reason why it cannot be used here."""
-    return {kind.key: why for kind in TRAINING if (why := kind.why_not(work, findings, own_step))}
+    fixed = [kind for kind in TRAINING if work.compiled and not kind.compiled]
+    forbidden = dict.fromkeys(
+        (kind.key for kind in fixed), "the model is compiled, and its modules are parts of graphs"
+    )
+    return forbidden | {kind.key: why for kind in TRAINING if (why := kind.why_not(work, findings, own_step))}
 
 
 def remedies_on(choice: Choice) -> list[RemedyKind[Any]]:

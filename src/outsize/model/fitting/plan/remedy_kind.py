@@ -31,6 +31,8 @@ class RemedyKind(Generic[F]):
     """As a user reads it."""
     hosted: ClassVar[bool] = False
     """It is for a model that lives on the host; otherwise for one on its device."""
+    compiled: ClassVar[bool] = False
+    """On the device: also for a compiled model, whose modules cannot be changed one by one."""
     inference: ClassVar[bool] = False
     """On the device: also for an inference."""
     exactness: ClassVar[Exactness] = Exactness.BITWISE

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from outsize.core.errors import InputError
+from outsize.model.compiled.again import computing_again
 from outsize.model.fitting.axes import Axes
 from outsize.model.fitting.batch import join
 from outsize.model.fitting.choice import Choice
@@ -60,6 +61,8 @@ class Work:
     """Gives slices the random numbers that the whole batch draws; None: they draw their own."""
     sources: tuple[Any, ...] = ()
     """Generators beside torch's that a step draws random numbers from."""
+    compiled: bool = False
+    """The model, or a part of it, is compiled."""
 
 
 class Residence:
@@ -322,6 +325,8 @@ class Runner(Generic[AnyResidence]):
         with contextlib.ExitStack() as stack:
             stack.enter_context(weights.applied(batch, sink))
             stack.enter_context(self._listening(sink))
+            if work.compiled:
+                stack.enter_context(computing_again(work.model, self.choice.again, weights.real))
             drawing = stack.enter_context(contextlib.ExitStack())
             for (start, stop), share in zip(runs, shares, strict=False):
                 if replay is not None:  # every slice begins where the whole batch does
