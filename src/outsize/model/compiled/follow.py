@@ -98,7 +98,7 @@ class Follower:
             if own is not None:
                 compiler.set_compiled_call(module, self.compile, own)
             elif is_compiled_copy(module):
-                original = module._orig_mod
+                original = compiler.module_in(module)
                 module.__dict__["forward"] = self.compile(original, backend=compiler.backend_of(module)).forward
 
     def _note_options(self, name: str, options: dict[str, Any]) -> None:

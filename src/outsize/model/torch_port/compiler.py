@@ -79,6 +79,11 @@ def compiled_function(compiled: Any) -> Any:
     return getattr(compiled, "_torchdynamo_orig_callable", None)
 
 
+def module_in(compiled: Any) -> Any:
+    """The module that `torch.compile(module)` was given."""
+    return compiled._orig_mod
+
+
 def compiled_call(module: Any) -> Any:
     """What a module that was compiled by its own `compile()` is called by; None for other modules."""
     return getattr(module, "_compiled_call_impl", None)
