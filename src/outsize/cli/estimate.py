@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save", metavar="FILE.json", help="keep the answer as a baseline for --against")
     parser.add_argument("--against", metavar="FILE.json", help="compare with a baseline: exit with 1 if a peak grew")
     parser.add_argument(
-        "--tolerance", type=_share, metavar="N%%", help="how much a peak may grow since the baseline (1%%)"
+        "--tolerance", type=_share, metavar="PERCENT", help="how much a peak may grow since the baseline (1%%)"
     )
     parser.add_argument(
         "--no-ways", action="store_true", help="if it does not fit, do not trace the ways out (quicker)"

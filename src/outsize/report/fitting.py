@@ -32,6 +32,8 @@ def _headline(plan: FitPlan) -> Text:
     peak = plan.peak(allowance.pool)
     verdict = ("fits", "bold green") if plan.fits else ("does not fit", "bold red")
     away = f"; {format_bytes(plan.away)} wait on the {plan.place}" if plan.away else ""
+    if plan.away and plan.seconds is not None and plan.place == "host":
+        away = f"; the host holds {format_bytes(plan.away)}"  # all of this process, not only what waits
     return Text.assemble(
         f"{plan.name}: ", (format_bytes(peak), "bold"), f" of {format_bytes(allowance.bytes)} {allowance.pool}  ", verdict,
         f"  about {plan.slow_down:.2f}x the time of the plain step, which holds {format_bytes(plan.plain)}{away}",
