@@ -103,7 +103,7 @@ def test_a_card_that_is_too_small_gets_a_model_whose_step_fits(case, monkeypatch
     monkeypatch.setattr(Goal, "project", project)
     monkeypatch.setattr(module, "read_goal", lambda to, optimizer: Goal(card="toy", capacity=40_000, optimizer=None))
     small = outsize.shrink(model, data, loss=loss, to="fits toy", within=1.0)
-    assert small.plan.peak <= 40_000 and len(projected) >= 3  # the first choice was over by what it made more
+    assert small.plan.peak <= 40_000 and len(projected) >= 2  # the first choice was over by what it made more
     monkeypatch.setattr(module, "read_goal", lambda to, optimizer: Goal(card="toy", capacity=9_000, optimizer=None))
     with pytest.raises(BudgetError, match="smaller parameters do not help"):
         outsize.shrink(model, data, loss=loss, to="fits toy", within=1.0)

@@ -26,7 +26,8 @@ class Trial:
     saves: int
     """Bytes."""
     rise: float
-    """Of the loss, with one standard error; a little above 0 at least, more the more is saved."""
+    """Of the loss, with one standard error; a fall counts as a rise, since it is chance. A little above 0 at least, more the more is
+    saved."""
     noun: ShrinkCandidate
 
 
@@ -66,7 +67,7 @@ def try_alone(subject: Subject, candidates: Sequence[Candidate], plain: Measured
             Trial(
                 candidate=candidate,
                 saves=before - after,
-                rise=max(found.loss - plain.loss + found.doubt(plain), least),
+                rise=max(abs(found.loss - plain.loss) + found.doubt(plain), least),
                 noun=noun,
             )
         )

@@ -63,7 +63,13 @@ def measure_set(subject: Subject, name: str, chosen: Sequence[Candidate], plain:
         for (method, level), count in counts.items()
     )
     noun = ShrinkSet(
-        name=name, parts=parts, bytes=size, loss=measured.loss, seconds=measured.seconds, doubt=measured.doubt(plain)
+        name=name,
+        parts=parts,
+        bytes=size,
+        loss=measured.loss,
+        before=plain.loss,
+        seconds=measured.seconds,
+        doubt=measured.doubt(plain),
     )
     return BuiltSet(noun=noun, candidates=tuple(chosen))
 

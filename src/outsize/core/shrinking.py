@@ -41,6 +41,8 @@ class ShrinkSet(Noun):
     """Measured on the user's data."""
     seconds: float
     """Of the loss of one batch, measured."""
+    before: float
+    """Loss of the model as it is, on the same data."""
     doubt: float = 0.0
     """One standard error of the change of the loss, from how it differs between batches."""
     healed: float | None = None
@@ -55,8 +57,11 @@ class ShrinkSet(Noun):
 
     @property
     def likely_loss(self) -> float:
-        """With one standard error of its change: what sets are compared by, since a gain by chance does not last."""
-        return self.best_loss + self.doubt
+        """What sets are compared by, with one standard error. Without training, a smaller model is not expected to be better: a
+        loss that fell by chance is counted as if it had risen by as much. Of 160 candidates some always fall by chance."""
+        if self.healed is not None:
+            return self.healed + self.doubt
+        return self.before + abs(self.loss - self.before) + self.doubt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
