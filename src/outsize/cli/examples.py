@@ -8,6 +8,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         'outsize compute "a @ b" --in a=a.npy --in b=b.npy --out c.npy --plan',
         'outsize compute "m = x.mean(axis=0)" "z = x - m" --in x=x.npy --out m=m.npy --out z=z.npy --explain',
     ),
+    "shrink": (
+        "outsize shrink train:make --to 50% --plan",
+        "outsize shrink train:make small.safetensors --to 25% --within 0.05",
+    ),
     "convert": (
         "outsize convert x.npy y.zarr --dtype float16",
         "outsize convert x.npy --dtype float16 --check",

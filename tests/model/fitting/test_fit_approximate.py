@@ -24,6 +24,8 @@ EXACT = (
     "slices",
     "checkpoint",
     "offload",
+    "recipes",
+    "tensors_away",
     "in_backward",
     "state_away",
     "gradients_away",

@@ -98,7 +98,9 @@ def test_no_traced_plan_that_fits_is_cheaper_and_the_budget_that_an_error_names_
         assert error.smallest > search.budget
         return
     finally:
-        assert len(search.tried) <= 2 * TRACES + 5  # the last resort looks once more
+        assert (
+            len(search.tried) <= 3 * TRACES + 5
+        )  # tensors one by one come after modules, and the last resort looks once more
     assert search.fits(found)
     assert all(c.seconds >= found.seconds for c in search.tried if search.fits(c))
 

@@ -442,6 +442,9 @@ REMEDIES: tuple[RemedyKind[Any], ...] = (
 TRAINING = tuple(kind for kind in REMEDIES if not kind.hosted)
 """Those of a training step on the model's device."""
 
+OF_TENSORS = tuple(kind for kind in TRAINING if kind.of_tensors)
+"""Those that treat saved tensors one by one: they come after those of modules, which cost less for each operator."""
+
 APPROXIMATE = tuple(kind for kind in TRAINING if kind.exactness == Exactness.APPROXIMATE)
 """Those that change results by more than rounding: they come after all others."""
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic
 
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.plan.projection import Projection
-from outsize.model.fitting.plan.remedies import ALLOWED, APPROXIMATE, remedies_on
+from outsize.model.fitting.plan.remedies import ALLOWED, APPROXIMATE, OF_TENSORS, remedies_on
 from outsize.model.fitting.plan.remedy_kind import F, RemedyKind
 
 TRACES = 16
@@ -69,10 +69,11 @@ class Search(abc.ABC, Generic[F]):
         """The cheapest choice that fits, or a `BudgetError`."""
         self.candidates = sorted(self._combine(), key=lambda c: (c.seconds, c.predicted))
         found = self._cheapest(self.candidates, self.most)
-        if found is None and self.allow == "approximate":  # after all that is exact
-            rough = sorted(self._combine(APPROXIMATE), key=lambda c: (c.seconds, c.predicted))
-            self.candidates += rough
-            found = self._cheapest(rough, len(self.tried) + self.most)
+        for later in (OF_TENSORS, APPROXIMATE if self.allow == "approximate" else ()):
+            if found is None and later:
+                more = sorted(self._combine(later), key=lambda c: (c.seconds, c.predicted))
+                self.candidates += more
+                found = self._cheapest(more, len(self.tried) + self.most)
         return found or self._last_resort()
 
     def fits(self, candidate: Candidate) -> bool:
@@ -92,14 +93,14 @@ class Search(abc.ABC, Generic[F]):
             fitting += self._learn_from(candidate, candidates)
         return self._improve(min(fitting, key=lambda c: c.seconds)) if fitting else None
 
-    def _combine(self, rough: tuple[RemedyKind[Any], ...] = ()) -> Iterator[Candidate]:
+    def _combine(self, later: tuple[RemedyKind[Any], ...] = ()) -> Iterator[Candidate]:
         """Every combination of levels that makes sense; of what may not be used the first level only. With
-        `rough` remedies at least one of them is on; of others that are approximate none is."""
+        `later` remedies at least one of them is on; of others that come later none is."""
         levels = []
         for kind in self.remedies:
             every = kind.levels(self.facts)
-            exact = kind in rough or kind not in APPROXIMATE
-            usable = exact and kind.exactness in ALLOWED[self.allow] and kind.key not in self.facts.forbidden
+            now = kind in later or kind not in OF_TENSORS + APPROXIMATE
+            usable = now and kind.exactness in ALLOWED[self.allow] and kind.key not in self.facts.forbidden
             levels.append(every if usable and not kind.shown_without else every[:1])
         choices = [Choice()]
         for kind, some in zip(self.remedies, levels, strict=True):
@@ -110,7 +111,7 @@ class Search(abc.ABC, Generic[F]):
                 if not kind.on(further := replace(choice, **level)) or kind.is_sensible(further, self.facts)
             ]
         for choice in choices:
-            if (not rough or any(kind.on(choice) for kind in rough)) and self._is_sensible(choice):
+            if (not later or any(kind.on(choice) for kind in later)) and self._is_sensible(choice):
                 yield self._candidate(choice)
 
     def _is_sensible(self, choice: Choice) -> bool:
