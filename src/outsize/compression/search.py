@@ -26,8 +26,8 @@ class Trial:
     saves: int
     """Bytes."""
     rise: float
-    """Of the loss, with one standard error; a fall counts as a rise, since it is chance. A little above 0 at least, more the more is
-    saved."""
+    """Of the loss, with one standard error; a fall counts as a rise, since it is chance. A little above 0 at least, more the
+    more is saved."""
     noun: ShrinkCandidate
 
 

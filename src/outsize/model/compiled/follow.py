@@ -159,8 +159,8 @@ class Follower:
             return compiler.aot_eager(graph, inputs, device)
         if label != "cpu":
             self.trace.guess(
-                f"compiled steps are followed with the buffers that Inductor of torch {torch.__version__} plans for the card: the "
-                "kernels that it chooses there may hold more (two of eight measured steps held 6 and 9 % more)"
+                f"compiled steps are followed with the buffers that Inductor of torch {torch.__version__} plans for the card: "
+                "the kernels that it chooses there may hold more (two of eight measured steps held 6 and 9 % more)"
             )
         copied = functools.partial(self._copied, label)
         load = functools.partial(load_program, make=functools.partial(self._make, label), copied=copied)
