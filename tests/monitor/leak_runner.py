@@ -72,8 +72,8 @@ if __name__ == "__main__":
     folder, steps, mode = pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     if mode == "every":
         growth._SHARE, growth._LEAST_PAUSE = 1.0, 0.0
-    for module in ("numpy", "torch", "torch._dynamo"):  # loaded once, for all forks; the first optimizer loads the last
-        if any(f"import {module.partition('.')[0]}" in PROGRAMS[name] for name in sys.argv[4:]):
+    for module in ("numpy", "torch"):  # loaded once, for all forks
+        if any(f"import {module}" in PROGRAMS[name] for name in sys.argv[4:]):
             importlib.import_module(module)
     os.chdir(folder)
     sys.exit(max([run_in_fork(name, folder, steps, mode) for name in sys.argv[4:]]))

@@ -379,16 +379,6 @@ def test_an_inference_whose_samples_meet_is_not_sliced():
     assert "not the output of the whole" in " ".join(fitted.plan.notes)
 
 
-def test_a_compiled_model_is_refused_with_the_way_out():
-    model, batch = nets.Language(), nets.make_tokens()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with pytest.raises(outsize.InputError, match="_orig_mod"):
-        outsize.fit(torch.compile(model), nets.language_loss, optimizer, batch, budget="1GiB")
-    model.compile()  # has no `_orig_mod`
-    with pytest.raises(outsize.InputError, match=r"leave out `.compile\(\)`"):
-        outsize.fit(model, nets.language_loss, optimizer, batch, budget="1GiB")
-
-
 def test_autocast_and_a_scaler_in_the_loss_are_kept():
     model, batch = nets.Language(), nets.make_tokens()
     twin = copy.deepcopy(model)
