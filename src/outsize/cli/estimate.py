@@ -307,6 +307,8 @@ def _alone(common: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ranks(text: str) -> int | str:
+    if not text.isdigit() and text != "fewest":
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of ranks nor fewest")
     return text if text == "fewest" else _positive(text)
 
 

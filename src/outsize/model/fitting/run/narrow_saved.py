@@ -13,9 +13,9 @@ from typing import Any
 
 from outsize.model.fitting.move.codes import decode, encode
 from outsize.model.fitting.move.stores import without_gaps
-from outsize.model.fitting.run.offload import is_its_bytes, is_small
+from outsize.model.fitting.run.offload import KeptOnce, is_its_bytes, is_small
 from outsize.model.torch_port.dispatch import is_functorch
-from outsize.model.torch_port.objects import key_of, storage_key, version_of
+from outsize.model.torch_port.objects import storage_key
 
 
 class Packed:
@@ -51,7 +51,7 @@ class NarrowSaved:
         """Where tensors come back to: one without contents does not know."""
         self._stays = stays
         """Storages that are there anyway."""
-        self._known: dict[tuple[Any, ...], Any] = {}
+        self._once = KeptOnce()
         self._rows: set[tuple[int, ...]] = set()
         """Shapes of saved tensors without their last axis."""
 
@@ -77,22 +77,8 @@ class NarrowSaved:
         if not known or is_small(tensor) or storage_key(tensor) in self._stays or tuple(tensor.shape) in self._rows:
             return tensor.detach()
         self._rows.add(tuple(tensor.shape[:-1]))
-        storage = tensor.untyped_storage()
-        key = (
-            key_of(storage),
-            version_of(tensor),
-            tensor.storage_offset(),
-            tensor.shape,
-            tensor.stride(),
-            tensor.dtype,
-        )
-        alive, found = self._known.get(key, (lambda: None, lambda: None))
-        packed = found() if alive() is storage else None
-        if packed is None:
-            with torch.no_grad():
-                packed = Packed(tensor.detach(), self._device)
-            self._known[key] = (weakref.ref(storage), weakref.ref(packed))
-        return packed
+        with torch.no_grad():
+            return self._once.of(tensor, lambda kept: Packed(kept.detach(), self._device))
 
     @staticmethod
     def unpack(packed: Any) -> Any:

@@ -32,6 +32,31 @@ def is_small(tensor: Any) -> bool:
     return bool(size < SMALL or tensor.untyped_storage().nbytes() < size)
 
 
+class KeptOnce:
+    """What is kept of saved tensors: one thing for a tensor, however often it is saved, as long as someone holds that thing."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Any] = {}
+
+    def of(self, tensor: Any, keep: Callable[[Any], Any]) -> Any:
+        """What is kept of a tensor; `keep` makes it where there is none yet."""
+        storage = tensor.untyped_storage()
+        key = (
+            key_of(storage),
+            version_of(tensor),
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+        )
+        alive, found = self._known.get(key, (lambda: None, lambda: None))
+        kept = found() if alive() is storage else None
+        if kept is None:
+            kept = keep(tensor)
+            self._known[key] = (weakref.ref(storage), weakref.ref(kept))
+        return kept
+
+
 class Offload:
     """Saved tensors of the modules that are offloaded, over one step."""
 
@@ -41,7 +66,7 @@ class Offload:
         """Where tensors come back to: one without contents does not know."""
         self._ahead = ahead
         """Begin the fetch of the tensor before while this one is used: on a card, where copies run beside."""
-        self._known: dict[tuple[Any, ...], Any] = {}
+        self._once = KeptOnce()
         self._order: list[Any] = []
         self._soon: Any = None
 
@@ -55,7 +80,7 @@ class Offload:
             if not is_its_bytes(tensor) or is_small(tensor) or storage_key(tensor) in stays:
                 return tensor.detach()  # a result would hold the graph that holds it, for ever where a pass fails
             with torch.no_grad():
-                return self._pack(tensor)
+                return self._once.of(tensor, self.keep)
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if not torch.is_grad_enabled():
@@ -64,23 +89,6 @@ class Offload:
                 return forward(*args, **kwargs)
 
         return run
-
-    def _pack(self, tensor: Any) -> StoredTensor:
-        storage = tensor.untyped_storage()
-        key = (
-            key_of(storage),
-            version_of(tensor),
-            tensor.storage_offset(),
-            tensor.shape,
-            tensor.stride(),
-            tensor.dtype,
-        )
-        alive, found = self._known.get(key, (lambda: None, lambda: None))
-        saved = found() if alive() is storage else None
-        if saved is None:
-            saved = self.keep(tensor)
-            self._known[key] = (weakref.ref(storage), weakref.ref(saved))
-        return saved
 
     def keep(self, tensor: Any) -> StoredTensor:
         """A tensor goes away."""
