@@ -264,10 +264,11 @@ class Fitted:
         import torch
 
         torch.clear_autocast_cache()  # of another step: these copies would be there, and not in the plan
-        if self.measured is None and not self._windows and self._work.device == "cuda":
-            torch.cuda.empty_cache()  # what others have let go of since the plan was made would count as held
         while True:
             runner = self._now
+            runner.leave_home()
+            if self.measured is None and not self._windows and self._work.device == "cuda":
+                torch.cuda.empty_cache()  # what was let go of since the plan was made would count as held
             mine = self._meter.begin(
                 lambda: self._held(batch), reset=self._faster.watched > 0 and not self.choice.hosted
             )

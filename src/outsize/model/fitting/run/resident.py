@@ -172,6 +172,13 @@ class Resident(Residence):
             away |= {id(tensor) for tensor in sink.state_away()}
         self.evicted.settle(lambda tensor: id(tensor) in away, "another plan")
 
+    def leave_home(self) -> None:
+        if self.frozen is not None:
+            self.frozen.pack()
+        if self.streamer is not None:
+            self.streamer.leave()
+            self.store.land()
+
     def packed(self) -> list[Any]:
         return self.evicted.packed()
 

@@ -114,6 +114,9 @@ class Residence:
     def roll_back(self) -> None:
         """Something has failed: nothing is under way."""
 
+    def leave_home(self) -> None:
+        """What the plan keeps elsewhere goes there."""
+
     def gather(self) -> None:
         """Everything is where the user finds it."""
 
@@ -222,6 +225,12 @@ class Runner(Generic[AnyResidence]):
             for parameter, gradient in gradients:
                 parameter.grad = gradient
             raise
+
+    def leave_home(self) -> None:
+        """What the plan keeps elsewhere goes there before a step begins: it is at home after `fit`, after a load, and where
+        somebody has read it."""
+        self.weights.leave_home()
+        self.sink.leave_home()
 
     def rehearse(self, batch: Any) -> None:
         """A step that changes nothing: everything is computed, the update too, and nothing goes back."""

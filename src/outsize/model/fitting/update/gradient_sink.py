@@ -35,6 +35,9 @@ class Sink:
         """True where some parameters are updated and others are not, for good."""
         return self._changed
 
+    def leave_home(self) -> None:
+        """State that the plan keeps elsewhere goes there."""
+
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:
         """Keep nothing of the steps inside the block."""

@@ -84,9 +84,20 @@ class Update(Sink):
         """Nothing of a step that was given up half way is part of it; state is where it belongs."""
         self._forget()
         self.optimizer.zero_grad(set_to_none=True)
+        self.leave_home()
+
+    def leave_home(self) -> None:
+        """State that the optimizer brought along goes away before the first step, and from a checkpoint the rest comes home."""
         if self.evicted.real and self.choice.state_moved:
             own_memory(self.optimizer)
-        self._send_state()
+        if self.evicted.loaded:
+            forget_replaced(self.evicted, self._known, self.optimizer)
+            away = {id(tensor) for tensor in self.state_away()}
+            self.evicted.bring([value for value in state_of(self.optimizer) if id(value) not in away], "a step")
+            self.evicted.loaded = False
+        if self.choice.state_moved:
+            self.evicted.send(self.state_away())
+            self.evicted.store.land()
 
     def accumulated(self, parameter: Any, holder: Any) -> None:
         """It waits for others, or goes."""
@@ -294,17 +305,6 @@ class Update(Sink):
     def state_away(self) -> list[Any]:
         """All state tensors that live elsewhere."""
         return self._state(parameters_of(self.optimizer))
-
-    def _send_state(self) -> None:
-        """State that the optimizer brought along goes away before the first step, and from a checkpoint the rest comes home."""
-        if self.evicted.loaded:
-            forget_replaced(self.evicted, self._known, self.optimizer)
-            away = {id(tensor) for tensor in self.state_away()}
-            self.evicted.bring([value for value in state_of(self.optimizer) if id(value) not in away], "a step")
-            self.evicted.loaded = False
-        if self.choice.state_moved:
-            self.evicted.send(self.state_away())
-            self.evicted.store.land()
 
     def _keep_all(self, tensors: list[Any]) -> list[Any]:
         """Copies in the store: what came from there has one; others are made on the card first, in few launches, so that an
