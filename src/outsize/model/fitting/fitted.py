@@ -107,6 +107,7 @@ class Fitted:
             raise InputError("this model was fitted without an optimizer: use infer(batch), or fit it with one")
         self._require_loss()
         self._follow_world()
+        self._now.sink.settle()
         timed = self._faster.watched and self._work.device == "cuda" and not self.choice.hosted
         run = (lambda: self._faster.time(self._now, batch)) if timed else (lambda: self._now.step(batch))
         loss = self._guarded(run, batch)

@@ -44,6 +44,9 @@ class Sink:
         finally:
             self.rehearsing = False
 
+    def settle(self) -> None:
+        """State that somebody brought home between two steps, as `state_dict()` does, leaves before what a step holds is counted."""
+
     def begin_step(self) -> None:
         """A step begins."""
 

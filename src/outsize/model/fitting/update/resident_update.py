@@ -6,6 +6,7 @@ time: after the backward pass, or in it. State and gradients can be elsewhere be
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -80,10 +81,17 @@ class Update(Sink):
         self._room = 0
         """Bytes of a group."""
 
+    def settle(self) -> None:
+        with contextlib.suppress(Exception):  # the step tries again, and tells
+            self._place_state()
+
     def begin_step(self) -> None:
         """Nothing of a step that was given up half way is part of it; state is where it belongs."""
         self._forget()
         self.optimizer.zero_grad(set_to_none=True)
+        self._place_state()
+
+    def _place_state(self) -> None:
         if self.evicted.real and self.choice.state_moved:
             own_memory(self.optimizer)
         self._send_state()
