@@ -311,7 +311,7 @@ def test_directional_derivatives_in_a_loss_are_fitted_with_activations_elsewhere
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_training_goes_on_bitwise_from_a_file_with_state_elsewhere(when):
+def test_training_goes_on_bitwise_from_a_file_with_state_elsewhere_by_the_plan_it_had(when):
     batch, models = rows(), []
     for _ in range(2):
         seed(0)
@@ -331,8 +331,10 @@ def test_training_goes_on_bitwise_from_a_file_with_state_elsewhere(when):
     other.load_state_dict(weights)
     second.load_state_dict(state)
     again = again or outsize.fit(other, wide_loss, second, batch, budget=plain // 3)
+    plans = fitted.plan, again.plan
     for _ in range(2):
         assert torch.equal(fitted.step(batch), again.step(batch))
+    assert (fitted.plan, again.plan) == plans  # state that came home to be saved or loaded is not what a step held
     fitted.undo()
     again.undo()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))

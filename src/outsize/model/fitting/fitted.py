@@ -266,16 +266,15 @@ class Fitted:
         torch.clear_autocast_cache()  # of another step: these copies would be there, and not in the plan
         while True:
             runner = self._now
-            runner.leave_home()
-            if self.measured is None and not self._windows and self._work.device == "cuda":
-                torch.cuda.empty_cache()  # what was let go of since the plan was made would count as held
-            mine = self._meter.begin(
-                lambda: self._held(batch), reset=self._faster.watched > 0 and not self.choice.hosted
-            )
             before = Snapshot(runner.work)
-            failure = ""
+            failure, mine = "", False
             self._running, runner.phase = True, self._meter.flush
             try:
+                runner.leave_home()
+                if self.measured is None and not self._windows and self._work.device == "cuda":
+                    torch.cuda.empty_cache()  # what was let go of since the plan was made would count as held
+                reset = self._faster.watched > 0 and not self.choice.hosted
+                mine = self._meter.begin(lambda: self._held(batch), reset=reset)
                 result = run()
             except BaseException as error:  # an interrupt too leaves everything as it was
                 if runner.half_updated:

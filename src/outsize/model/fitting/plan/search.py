@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.plan.projection import Projection
 from outsize.model.fitting.plan.remedies import ALLOWED, APPROXIMATE, OF_TENSORS, remedies_on
-from outsize.model.fitting.plan.remedy_kind import F, RemedyKind
+from outsize.model.fitting.plan.remedy_kind import F, Level, RemedyKind
 
 TRACES = 16
 """Most traces of one search."""
@@ -108,7 +108,7 @@ class Search(abc.ABC, Generic[F]):
                 further
                 for choice in choices
                 for level in some
-                if not kind.on(further := replace(choice, **level)) or kind.is_sensible(further, self.facts)
+                if not kind.on(further := _with(choice, level)) or kind.is_sensible(further, self.facts)
             ]
         for choice in choices:
             if (not later or any(kind.on(choice) for kind in later)) and self._is_sensible(choice):
@@ -150,6 +150,12 @@ class Search(abc.ABC, Generic[F]):
     @abc.abstractmethod
     def _last_resort(self) -> Candidate:
         """A choice all the same, or the `BudgetError` that names the smallest budget."""
+
+
+def _with(choice: Choice, level: Level) -> Choice:
+    """A choice at this level of a remedy: itself where it is there, since most are, and a new one has all fields to fill."""
+    there = all(getattr(choice, name) == value for name, value in level.items())
+    return choice if there else replace(choice, **level)
 
 
 def needed_for(projection: Projection) -> int:

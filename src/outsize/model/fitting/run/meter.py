@@ -122,6 +122,8 @@ class Meter:
         storage = tensor.untyped_storage()
         if storage.nbytes():
             self._renewed[key_of(storage)] = storage.data_ptr()
-        elif key_of(storage) in self._old:
+            return
+        self._renewed.pop(key_of(storage), None)  # outside of windows it may be filled again, even at the same address
+        if key_of(storage) in self._old:
             self._total -= self._old.pop(key_of(storage))
             self._listen()
