@@ -2,13 +2,18 @@
 
 import collections
 import dataclasses
+import itertools
+import math
 
 import pytest
 import torch
+from effort import examples
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import outsize
-from outsize.model.fitting.batch import join
+from outsize.model.fitting.batch import Joined, join
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.stores import NoStore
 from outsize.model.fitting.plan.dry_run import Stage
@@ -93,6 +98,39 @@ def fit_smaller(shape):
 @pytest.mark.parametrize("shape", JOINED.values(), ids=JOINED.keys())
 def test_answers_with_a_row_for_each_sample_are_joined(shape):
     assert fit_smaller(shape).choice.slices > 1
+
+
+def test_answers_are_written_into_their_rows_so_that_an_inference_holds_one_whole_answer_and_no_second():
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64)).eval(), torch.randn(512, 8)
+    there = sum(p.numel() * 4 for p in model.parameters()) + batch.numel() * 4
+    answer = 512 * 64 * 4
+    fitted = outsize.fit(model, None, None, batch, budget=there + answer * 7 // 4)
+    assert torch.allclose(fitted.infer(batch), model(batch), atol=1e-6)
+    assert (
+        fitted.choice.slices > 1 and there + answer <= fitted.measured <= fitted.plan.peak() <= there + answer * 7 // 4
+    )
+
+
+@given(st.data())
+@examples(80)
+def test_slices_written_one_by_one_are_the_tensor_they_were_cut_from(data):
+    shape = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=5))
+    order = data.draw(st.permutations(range(1, len(shape))))
+    whole = torch.arange(math.prod(shape)).reshape(shape).permute(0, *order)
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, shape[0] - 1)), max_size=3)) - {shape[0]})
+    joined = Joined(shape[0])
+    for start, stop in itertools.pairwise([0, *cuts, shape[0]]):
+        joined.add({"a": whole[start:stop]}, stop - start)
+    assert torch.equal(joined.whole["a"], whole) and joined.whole["a"].dtype == whole.dtype
+
+
+def test_pictures_keep_their_channels_last_when_they_are_joined():
+    picture = torch.randn(6, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    joined = Joined(6)
+    joined.add(picture[:4], 4)
+    joined.add(picture[4:], 2)
+    assert torch.equal(joined.whole, picture) and joined.whole.stride() == picture.stride()
 
 
 @pytest.mark.parametrize("shape", NOT_JOINED.values(), ids=NOT_JOINED.keys())

@@ -119,23 +119,72 @@ class NotJoined(InputError):
     """Slices whose outputs do not make the whole's."""
 
 
-def join(outs: list[Any], rows: list[int], path: str = "the output") -> Any:
-    """One output from those of slices of so many `rows`."""
+def join(outs: list[Any], rows: list[int]) -> Any:
+    """One output from those of slices of so many `rows`, gradients included."""
+    return _merge(outs, lambda tensors, path: _join_tensors(tensors, rows, path))
+
+
+class Joined:
+    """One output from those of slices, without gradients: each is written into its rows and let go of."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        """Samples of the batch."""
+        self._there = 0
+        """Samples of which the output is there."""
+        self.whole: Any = None
+        """The output, as far as it is there."""
+
+    def add(self, out: Any, count: int) -> None:
+        """The output of the next `count` samples."""
+        if not self._there:
+            self.whole = (
+                out if count == self._rows else _merge([out], lambda one, path: self._start(one[0], count, path))
+            )
+        else:
+            self.whole = _merge([self.whole, out], lambda both, path: self._put(*both, count, path))
+        self._there += count
+
+    def _start(self, out: Any, count: int, path: str) -> Any:
+        if not out.dim():
+            return out
+        _require_rows(out, count, path)
+        if _has_channels_last(out):
+            whole = out.new_empty((self._rows, *out.movedim(1, -1).shape[1:])).movedim(-1, 1)
+        else:
+            whole = out.new_empty((self._rows, *out.shape[1:]))
+        whole[:count].copy_(out)
+        return whole
+
+    def _put(self, whole: Any, out: Any, count: int, path: str) -> Any:
+        if not out.dim() and not whole.dim():
+            return _same([whole, out], count, path)
+        _require_rows(out, count, path)
+        if out.shape[1:] != whole.shape[1:] or out.dtype != whole.dtype:
+            raise _refuse(
+                path, f"of shape {tuple(whole.shape[1:])} a sample in one slice and {tuple(out.shape[1:])} in another"
+            )
+        whole[self._there : self._there + count].copy_(out)
+        return whole
+
+
+def _merge(outs: list[Any], merge: Callable[[list[Any], str], Any], path: str = "the output") -> Any:
+    """What is like each of `outs`, with `merge(tensors, path)` for the tensors that stand at the same place."""
     import torch
 
     first = outs[0]
     if isinstance(first, torch.Tensor):
-        return _join_tensors(outs, rows, path)
+        return merge(outs, path)
     if isinstance(first, Mapping) and all(set(out) == set(first) for out in outs):
-        items = {key: join([out[key] for out in outs], rows, f"{path}[{key!r}]") for key in first}
+        items = {key: _merge([out[key] for out in outs], merge, f"{path}[{key!r}]") for key in first}
         return items if type(first) is dict else type(first)(**items)
     if isinstance(first, list | tuple) and all(len(out) == len(first) for out in outs):
-        parts = [join([out[i] for out in outs], rows, f"{path}[{i}]") for i in range(len(first))]
+        parts = [_merge([out[i] for out in outs], merge, f"{path}[{i}]") for i in range(len(first))]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         names = [field.name for field in dataclasses.fields(first)]
         return dataclasses.replace(
-            first, **{name: join([getattr(out, name) for out in outs], rows, f"{path}.{name}") for name in names}
+            first, **{name: _merge([getattr(out, name) for out in outs], merge, f"{path}.{name}") for name in names}
         )
     if first is None or isinstance(first, bool | int | float | str):
         if all(out == first for out in outs):
@@ -149,12 +198,33 @@ def join(outs: list[Any], rows: list[int], path: str = "the output") -> Any:
 def _join_tensors(outs: list[Any], rows: list[int], path: str) -> Any:
     import torch
 
+    if not any(out.dim() for out in outs):
+        return _same(outs, rows[0], path)
+    for out, count in zip(outs, rows, strict=True):
+        _require_rows(out, count, path)
+    return torch.cat(outs)
+
+
+def _same(outs: list[Any], rows: int, path: str) -> Any:
+    """A single value, where every slice has the same."""
+    import torch
+
     first = outs[0]
-    if all(out.dim() and out.shape[0] == count for out, count in zip(outs, rows, strict=True)):
-        return torch.cat(outs)
-    if not any(out.dim() for out in outs) and (_unknown(first) or all(torch.equal(out, first) for out in outs)):
+    if _unknown(first) or all(torch.equal(out, first) for out in outs):
         return first
-    raise _refuse(path, f"of shape {tuple(first.shape)} for a slice of {rows[0]} samples")
+    raise _refuse(path, f"of shape () for a slice of {rows} samples, and differs")
+
+
+def _require_rows(out: Any, count: int, path: str) -> None:
+    if not out.dim() or out.shape[0] != count:
+        raise _refuse(path, f"of shape {tuple(out.shape)} for a slice of {count} samples")
+
+
+def _has_channels_last(tensor: Any) -> bool:
+    import torch
+
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    return last is not None and tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous()
 
 
 def _unknown(tensor: Any) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from outsize.core.errors import InputError
 from outsize.model.compiled.again import computing_again
 from outsize.model.fitting.axes import Axes
-from outsize.model.fitting.batch import join
+from outsize.model.fitting.batch import Joined
 from outsize.model.fitting.choice import Choice
 from outsize.model.fitting.move.out_of_memory import clear_up
 from outsize.model.fitting.run.loss import Normaliser, read_loss
@@ -277,17 +277,17 @@ class Runner(Generic[AnyResidence]):
         """`call(model, slice)` without gradients, slice by slice, joined along the first axis."""
         import torch
 
-        outs = []
         axes = self.work.axes
         rows = axes.count(batch)
         runs = self.weights.cut(rows)
+        joined = Joined(rows)
         with torch.no_grad(), self.weights.applied(batch, Sink()):
             for start, stop in runs:
                 self.phase("forward")
                 part = batch if stop - start == rows else axes.take(batch, start, stop)
-                outs.append(call(self.work.model, self.weights.place(part)))
+                joined.add(call(self.work.model, self.weights.place(part)), stop - start)
         self.phase("done")
-        return outs[0] if len(outs) == 1 else join(outs, [stop - start for start, stop in runs])
+        return joined.whole
 
     def rehearse_inference(self, batch: Any, call: Callable[[Any, Any], Any]) -> None:
         """An inference whose output nobody wants."""
