@@ -97,6 +97,7 @@ class Spreading:
 
     def _shard(self, tracer: Tracer, model: Any, optimizers: list[Any]) -> None:
         """`fully_shard` on the model's blocks and on the rest of it."""
+        _require_shards(self.sharding)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
@@ -134,11 +135,16 @@ def read_spreading(ranks: Any, sharding: str | None) -> Spreading | None:
         raise InputError(f"ranks={ranks!r} is no number of ranks: give a whole number above 0, or 'fewest'")
     if sharding == "hsdp" and ranks > NODE and ranks % NODE:
         raise InputError(f"hsdp shards inside nodes of {NODE} cards: {ranks} ranks are not whole nodes")
-    if sharding not in (None, "ddp", "zero1") and not has_part("distributed.fsdp.fully_shard"):
+    if sharding not in (None, "ddp", "zero1"):
+        _require_shards(sharding)
+    return Spreading(ranks, sharding)
+
+
+def _require_shards(sharding: str | None) -> None:
+    if not has_part("distributed.fsdp.fully_shard"):
         raise InputError(
             f"this torch has no torch.distributed.fsdp.fully_shard, which sharding={sharding!r} runs: torch 2.6 has"
         )
-    return Spreading(ranks, sharding)
 
 
 def nccl_of(spreading: Spreading | None) -> tuple[int, int]:
