@@ -329,3 +329,29 @@ def test_scratch_that_was_not_measured_is_said_where_it_matters(batch, said):
     found = outsize.estimate(step, build=build, card="h200")
     assert any("not measured in these sizes" in note for note in found.notes) == said
     assert found.fits and not found.guesses
+
+
+IN_USE = nn.Linear(64, 64)
+NOT_IN_USE = torch.zeros(1 << 20)
+
+
+def train_what_is_there(model, optimizer, x):
+    model(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_builder_that_hands_out_what_is_there_already_is_followed_like_the_objects_themselves(device):
+    optimizer, x = torch.optim.AdamW(IN_USE.parameters()), torch.randn(8, 64)
+    given = outsize.estimate(train_what_is_there, IN_USE, optimizer, x, device=device)
+    built = outsize.estimate(train_what_is_there, build=lambda: (IN_USE, optimizer, x), device=device)
+    assert built.peak_allocated.bytes == given.peak_allocated.bytes
+    assert IN_USE.weight.device.type == "cpu" and IN_USE.weight.grad is None and not optimizer.state
+
+
+def test_globals_that_a_step_does_not_use_are_no_part_of_it():
+    found = outsize.estimate(
+        train_what_is_there, IN_USE, torch.optim.SGD(IN_USE.parameters()), torch.ones(8, 64), device="cpu"
+    )
+    assert found.peak_allocated.bytes < NOT_IN_USE.nbytes

@@ -227,7 +227,8 @@ class Job:
             step, args = self.step, self.args
             try:
                 if self.build is not None:
-                    made = self.build(*sizes)
+                    step, build = contentless.convert_builder(tracer, self.step, self.build, self.label)
+                    made = build(*sizes)
                     args = made if isinstance(made, tuple) else (made,)
                 else:
                     step, args = contentless.convert(tracer, self.step, args, self.label)

@@ -7,13 +7,14 @@ word of every buffer that is filled or emptied, and a way back after a pass that
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from outsize.model.torch_port.dispatch import torch_off
-from outsize.model.torch_port.parts import attribute, part
+from outsize.model.torch_port.parts import attribute, has_part, part
 from outsize.model.torch_port.patches import replaced
 
 INSIDE = "torch.distributed.fsdp._fully_shard"
@@ -45,8 +46,10 @@ def spread_like(tensor: Any, local: Any) -> Any:
     return _distributed_tensor()(local, attribute(tensor, "_spec"), requires_grad=False)
 
 
+@functools.cache
 def _distributed_tensor() -> Any:
-    return part("distributed.tensor.DTensor")
+    """The class; no class where torch, before 2.5, has the folder without it."""
+    return part("distributed.tensor.DTensor") if has_part("distributed.tensor.DTensor") else ()
 
 
 def states_of(model: Any) -> list[Any]:

@@ -12,7 +12,7 @@ import copy
 import functools
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from outsize.model.torch_port.compiler import (
     backend_of,
@@ -27,16 +27,30 @@ from outsize.model.torch_port.patches import copying_tensors
 from outsize.model.tracing import known_values
 from outsize.model.tracing.tracer import Tracer
 
+T = TypeVar("T")
+
 MOST = 1000
 """The most values that are searched for tensors in an object that a step reaches."""
 
 
 def convert(tracer: Tracer, step: Callable[..., Any], args: tuple[Any, ...], label: str) -> tuple[Any, tuple[Any, ...]]:
     """(step, arguments) without contents."""
+    return _converted(tracer, label, lambda memo: (_rebind(step, memo), copy.deepcopy(args, memo)))
+
+
+def convert_builder(tracer: Tracer, step: Any, build: Any, label: str) -> tuple[Any, Any]:
+    """(step, builder): what they reach is without contents and where it is; as they are where they reach no tensor."""
+    if not (_reaches_tensors(step) or _reaches_tensors(build)):
+        return step, build
+    return _converted(tracer, label, lambda memo: (_rebind(step, memo), _rebind(build, memo)), moved=False)
+
+
+def _converted(tracer: Tracer, label: str, convert_all: Callable[[Copies], T], moved: bool = True) -> T:
+    """`convert_all(copies so far)`; `moved`: what is on the host goes to `label` too."""
     memo = Copies()
     memo.compile = tracer.compile
-    with copying(tracer, label), copying_compiled(tracer.compile):
-        made = _rebind(step, memo), copy.deepcopy(args, memo)
+    with copying(tracer, label, moved), copying_compiled(tracer.compile):
+        made = convert_all(memo)
     for module in memo.get(id(memo), ()):  # a copied module forgets that it was compiled by its own compile()
         own = compiled_call(module)
         if own is not None:
@@ -50,10 +64,15 @@ class Copies(dict[int, Any]):
     compile: Callable[..., Any]
     """Stands for `torch.compile`."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[int, dict[str, Any]] = {}
+        """Address of a module's globals -> those of its copied functions."""
+
 
 @contextlib.contextmanager
-def copying(tracer: Tracer, label: str) -> Iterator[None]:
-    """While the block runs, a deep copy of a tensor is one without contents."""
+def copying(tracer: Tracer, label: str, moved: bool = True) -> Iterator[None]:
+    """While the block runs, a deep copy of a tensor is one without contents, on `label`; on the host if it is not `moved`."""
     import torch
 
     bases: dict[int, Any] = {}
@@ -66,7 +85,8 @@ def copying(tracer: Tracer, label: str) -> Iterator[None]:
             base = bases.get(key_of(storage))
             if base is None:
                 base = bases[key_of(storage)] = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta")
-                tracer.ledger.add(base, label, "given")
+                stays = not moved and not value.is_meta and value.device.type == "cpu"
+                tracer.ledger.add(base, "cpu" if stays else label, "given")
                 known = tracer.ledger.values.get(key_of(storage)) if value.is_meta else storage
                 if known is not None and not value.requires_grad and not isinstance(value, torch.nn.Parameter):
                     known_values.keep(tracer, base, known)  # counts of steps, lengths, masks
@@ -97,13 +117,38 @@ def _rebind(step: Any, memo: Copies) -> Any:
     original = compiled_function(step)
     if original is not None:
         return memo.compile(_rebind(original, memo), backend=backend_of(step))
-    names: dict[str, Any] = dict(step.__globals__)
-    for name, value in step.__globals__.items():
+    names = memo.names.setdefault(id(step.__globals__), dict(step.__globals__))
+    for name in _names_used(step):
+        value = step.__globals__[name]
         if isinstance(value, types.FunctionType) and value.__globals__ is step.__globals__:
             names[name] = _with_globals(value, names, memo)
         else:
             names[name] = _replaced(value, memo)
     return _with_globals(step, names, memo)
+
+
+def _names_used(function: types.FunctionType) -> dict[str, None]:
+    """Globals that a function uses, and functions of its module that it calls: the rest of a notebook is no part of a step."""
+    found: dict[str, None] = {}
+    codes: list[types.CodeType] = [function.__code__]
+    while codes:
+        code = codes.pop()
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        for name in code.co_names:
+            if name in found or name not in function.__globals__:
+                continue
+            found[name] = None
+            value = function.__globals__[name]
+            if isinstance(value, types.FunctionType) and value.__globals__ is function.__globals__:
+                codes.append(value.__code__)
+    return found
+
+
+def _reaches_tensors(function: Any) -> bool:
+    """True where torch's tensors are in what a step or a builder closes over, or in globals that it uses."""
+    names = _names_used(function) if isinstance(function, types.FunctionType) else ()
+    seen: set[int] = set()
+    return _holds_tensors(function, seen) or any(_holds_tensors(function.__globals__[name], seen) for name in names)
 
 
 def _with_globals(function: types.FunctionType, names: dict[str, Any], memo: Copies) -> types.FunctionType:
