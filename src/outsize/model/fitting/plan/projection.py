@@ -8,14 +8,16 @@ through. A card's kernels, workspaces and allocator are those of `outsize.estima
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outsize.allocator import PhaseEvent
 from outsize.core.noun import Noun
 from outsize.model.fitting.move import evicted
-from outsize.model.torch_port.dispatch import is_functorch
+from outsize.model.torch_port.dispatch import is_functorch, tensors_in
 from outsize.model.tracing.attribution import Owners
 from outsize.model.tracing.ledger import Held, Ledger
 from outsize.model.tracing.operators import look_up
@@ -231,6 +233,12 @@ class Watch(Tracer):
         self.spent += seconds
         self.operators[phase] = self.operators.get(phase, 0) + 1
         return out
+
+    def placing_of(self, out: Any) -> Callable[[], AbstractContextManager[Any]]:
+        """A context in which other calls make their results where a call made these."""
+        made = next(iter(tensors_in(out)), None)
+        label = None if made is None else self.ledger.label_of(made)
+        return contextlib.nullcontext if label is None else functools.partial(self.placing, label)
 
     def _called(self, module: Any, args: Any) -> None:
         name = self.names.get(id(module))

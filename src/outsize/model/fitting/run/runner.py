@@ -326,8 +326,8 @@ class Runner(Generic[AnyResidence]):
         shares = [1.0 / len(runs)] * len(runs)
         if weights.real and len(runs) > 1:
             shares = work.normaliser.weigh(batch, runs, work.axes)
-        if not weights.real:  # the first slice makes gradients, the second adds to them, the rest is like the second
-            runs = work.axes.largest(batch, runs)[:2]
+        if not weights.real:
+            runs = work.axes.telling(batch, runs)
         total = count = None
         replay = work.replay if len(runs) > 1 else None
         states = [(generator, generator.get_state()) for generator in weights.generators] if replay else []
