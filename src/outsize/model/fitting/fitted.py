@@ -12,7 +12,7 @@ from __future__ import annotations
 import array
 import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -161,8 +161,9 @@ class Fitted:
             return self._undone
         runner, model = self._now, self._work.model
         stays = runner.weights.stays
-        runner.close(home=not stays)
-        self._used.end()
+        with self._whole():
+            runner.close(home=not stays)
+            self._used.end()
         if stays:
             warnings.warn(f"outsize: {stays}", stacklevel=2)
         for handle in self._handles:
@@ -172,7 +173,8 @@ class Fitted:
 
     def gather(self) -> None:
         """Bring home what waits elsewhere; the next step sends it away again."""
-        self._now.gather()
+        with self._whole():
+            self._now.gather()
 
     def count_labels(self, batch: Any) -> int:
         """Labels over which the loss of a batch is a mean; 0 where it is no such mean, or nobody knows."""
@@ -264,11 +266,26 @@ class Fitted:
         import torch
 
         torch.clear_autocast_cache()  # of another step: these copies would be there, and not in the plan
+        with self._whole():
+            return self._run(run, batch)
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """An interrupt waits until what is moved has arrived."""
+        interrupts = self._now.interrupts
+        with interrupts.held():
+            yield
+        interrupts.let_go()
+
+    def _run(self, run: Callable[[], Any], batch: Any) -> Any:
+        import torch
+
         while True:
             runner = self._now
             before = Snapshot(runner.work)
             failure, mine = "", False
             self._running, runner.phase = True, self._meter.flush
+            runner.begin()
             try:
                 runner.leave_home()
                 if self.measured is None and not self._windows and self._work.device == "cuda":
@@ -280,6 +297,10 @@ class Fitted:
                 if runner.half_updated:
                     self._half_done(error, before)
                     raise
+                if runner.done:
+                    runner.end()
+                    error.add_note("the step was whole before this error: its update, or its gradients, stay")
+                    raise
                 if not is_out_of_memory(error):
                     runner.roll_back()
                     before.restore()
@@ -288,7 +309,6 @@ class Fitted:
             else:
                 if mine:
                     self._close_window()
-                runner.interrupts.let_go()
                 return result
             finally:
                 self._running, runner.phase = False, ignore
@@ -299,7 +319,7 @@ class Fitted:
             before.restore()
             self._tighten(failure)
 
-    def _tighten(self, failure: str, level: int = 4) -> None:
+    def _tighten(self, failure: str, level: int = 5) -> None:
         """Take a tighter plan; `level`: how far up the user's line is."""
         pool = self.plan.pool
         held = self.plan.peak(pool)
@@ -358,7 +378,8 @@ class Fitted:
         """A tighter plan, where a step has held too much."""
         over, self._over = self._over, ""
         if over:
-            self._tighten(over, level=5)
+            with self._whole():
+                self._tighten(over)
 
     # a user who steps the optimizer
 

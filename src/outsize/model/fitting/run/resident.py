@@ -52,6 +52,7 @@ class Resident(Residence):
         self.streamer = Streamer(units, evicted, work.device == "cuda") if units else None
         self.frozen = FrozenWeights(work.model, evicted) if choice.frozen_bits else None
         self.listens = self.streamer is not None
+        self.steady = not (units or choice.frozen_bits or choice.offload or choice.tensors_away)
         self._configs = find_configs(work.model)
         self.generators = [*generators_of(next(work.model.parameters()).device), *work.sources] if self.real else []
         self._states = self.generators if work.replay is None else [*self.generators, work.replay]
