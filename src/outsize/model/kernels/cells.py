@@ -32,9 +32,8 @@ def run_cells(
             ends.append(out[-1])
             held.append(out)  # until both directions are joined
             outs.append(torch.stack(out[::-1] if side else out))
-        del steps
         x = outs[0] if sides == 1 else torch.cat(outs, -1)
-        del outs, held, out
+        del outs, held, out, steps
         if dropout and train and layer < layers - 1:
             x = torch.dropout(x, dropout, True)
     return (x.transpose(0, 1) if first else x), torch.stack(ends)
