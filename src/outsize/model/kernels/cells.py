@@ -14,7 +14,16 @@ Cell = Callable[[Any, Any, Any, Any], Any]
 
 
 def run_cells(
-    kind: str, x: Any, state: Any, weights: Any, biases: bool, layers: int, dropout: float, train: bool, both: bool, first: bool
+    kind: str,
+    x: Any,
+    state: Any,
+    weights: Any,
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    both: bool,
+    first: bool,
 ) -> Any:
     """A layer of `gru`, `rnn_tanh` or `rnn_relu`."""
     import torch

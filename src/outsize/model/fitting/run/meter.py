@@ -48,7 +48,7 @@ class Meter:
         """Storage -> its address, where it was emptied and filled again in a window."""
 
     def is_due(self, alike: Any) -> bool:
-        """Of steps that are `alike` the first few, and then some: a CPU's allocator tells of every operator too, which takes time."""
+        """Of steps that are `alike` the first few, and then some: a CPU's allocator tells of operators too, which takes time."""
         number = self._alike[1] + 1 if self._alike[0] == alike else 0
         self._alike = alike, number
         return self._kind != "cpu" or number < MEASURED or number % EVERY == 0
