@@ -131,7 +131,7 @@ def run(base, batch, choice, store, survey=False, loss=loss):
     return found, runner.weights.survey
 
 
-def held_and_projected(base, batch, choice, store):
+def held_and_projected(base, batch, choice, store, loss=loss):
     """Bytes of a backward pass: by the allocator's events, and as projected."""
     work = Work(model=copy.deepcopy(base), loss=loss, optimizer=None)
     projected = Stage(work, batch).project(choice).peak
@@ -212,6 +212,38 @@ def test_slices_that_are_shorter_than_others_are_projected_too(tmp_path):
     held, projected = held_and_projected(model, batch, Choice(slices=2, tensors_away=(ALL,)), store)
     assert held <= projected
     store.close()
+
+
+class Layer(nn.Module):
+    """A recurrent layer in both directions."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.first = getattr(nn, kind)(16, 16, 2, bidirectional=True)
+
+    def forward(self, x):
+        return self.first(x)[0]
+
+
+@pytest.mark.parametrize("kind", ["GRU", "RNN"])
+def test_outputs_of_recurrent_cells_are_projected_until_their_layer_ends(tmp_path, kind):
+    torch.manual_seed(0)
+    choice, store = Choice(tensors_away=(ALL,)), DiskStore(str(tmp_path))
+    square = lambda m, b: m(b).square().mean()  # noqa: E731
+    held, projected = held_and_projected(Layer(kind), torch.randn(20, 9, 16), choice, store, square)
+    assert held <= projected
+    store.close()
+
+
+def test_numbers_that_autograd_keeps_as_tensors_are_projected(tmp_path):
+    def chain(m, b):
+        x = m(b)
+        for _ in range(40):
+            x = (x * 0.5).sum(1, keepdim=True) / 3.0 + x
+        return x.square().mean()
+
+    held, projected = held_and_projected(nn.Linear(8, 8), torch.randn(9, 8), Choice(), DiskStore(str(tmp_path)), chain)
+    assert held <= projected
 
 
 @pytest.mark.parametrize("names", points([(name,) for name in sorted(PARTS)] + [tuple(sorted(PARTS))], 6))
