@@ -494,7 +494,7 @@ class Planted(torch.utils._python_dispatch.TorchDispatchMode):
         self.left = at
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.left -= func.namespace != "profiler"  # these take no memory
+        self.left -= 1
         if self.left == 0:
             self.left = -1
             raise torch.OutOfMemoryError("CUDA out of memory. (planted)")

@@ -90,13 +90,15 @@ class Axes:
             return tensor[start : stop + 1] - tensor[start]
         return tensor.narrow(axis, start, stop - start)
 
-    def largest(self, batch: Any, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """The runs of samples, those with most packed elements first; as they are where nothing is packed."""
-        if not self.packed:
-            return runs
-        owner = next(iter(self.packed.values()))[0]
-        ends = tensors_of(batch)[owner].tolist()
-        return sorted(runs, key=lambda run: ends[run[0]] - ends[run[1]])
+    def telling(self, batch: Any, runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """The runs of samples that show what all of them hold: the first makes gradients and the second adds to them; shorter
+        ones may hold more, since kernels go another way and small tensors are not moved. Of packed elements those with most."""
+        if self.packed:
+            owner = next(iter(self.packed.values()))[0]
+            ends = tensors_of(batch)[owner].tolist()
+            return sorted(runs, key=lambda run: ends[run[0]] - ends[run[1]])[:2]
+        known = {stop - start for start, stop in runs[:2]}
+        return runs[:2] + [run for run in runs[-1:] if run[1] - run[0] not in known]
 
     def double(self, batch: Any) -> Any:
         """The batch with every sample twice; None where that cannot be said."""

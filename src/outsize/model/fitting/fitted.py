@@ -12,7 +12,7 @@ from __future__ import annotations
 import array
 import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +48,7 @@ class Fitted:
         call: Callable[[Any, Any], Any] | None = None,
     ) -> None:  # fmt: skip
         self.peaks: array.array[int] = array.array("q")
-        """Peak of every step so far."""
+        """Peak of every step that was measured so far."""
         self.seconds = seconds
         """Seconds of the rehearsal of a hosted step; None where there was none."""
         self._used = used
@@ -161,8 +161,9 @@ class Fitted:
             return self._undone
         runner, model = self._now, self._work.model
         stays = runner.weights.stays
-        runner.close(home=not stays)
-        self._used.end()
+        with self._whole():
+            runner.close(home=not stays)
+            self._used.end()
         if stays:
             warnings.warn(f"outsize: {stays}", stacklevel=2)
         for handle in self._handles:
@@ -172,7 +173,8 @@ class Fitted:
 
     def gather(self) -> None:
         """Bring home what waits elsewhere; the next step sends it away again."""
-        self._now.gather()
+        with self._whole():
+            self._now.gather()
 
     def count_labels(self, batch: Any) -> int:
         """Labels over which the loss of a batch is a mean; 0 where it is no such mean, or nobody knows."""
@@ -264,21 +266,40 @@ class Fitted:
         import torch
 
         torch.clear_autocast_cache()  # of another step: these copies would be there, and not in the plan
+        with self._whole():
+            return self._run(run, batch)
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """An interrupt waits until what is moved has arrived."""
+        interrupts = self._now.interrupts
+        with interrupts.held():
+            yield
+        interrupts.let_go()
+
+    def _run(self, run: Callable[[], Any], batch: Any) -> Any:
+        import torch
+
         while True:
             runner = self._now
             before = Snapshot(runner.work)
             failure, mine = "", False
             self._running, runner.phase = True, self._meter.flush
+            runner.begin()
             try:
                 runner.leave_home()
                 if self.measured is None and not self._windows and self._work.device == "cuda":
                     torch.cuda.empty_cache()  # what was let go of since the plan was made would count as held
                 reset = self._faster.watched > 0 and not self.choice.hosted
-                mine = self._meter.begin(lambda: self._held(batch), reset=reset)
+                mine = self._is_measured(batch) and self._meter.begin(lambda: self._held(batch), reset=reset)
                 result = run()
             except BaseException as error:  # an interrupt too leaves everything as it was
                 if runner.half_updated:
                     self._half_done(error, before)
+                    raise
+                if runner.done:
+                    runner.end()
+                    error.add_note("the step was whole before this error: its update, or its gradients, stay")
                     raise
                 if not is_out_of_memory(error):
                     runner.roll_back()
@@ -288,7 +309,6 @@ class Fitted:
             else:
                 if mine:
                     self._close_window()
-                runner.interrupts.let_go()
                 return result
             finally:
                 self._running, runner.phase = False, ignore
@@ -299,7 +319,7 @@ class Fitted:
             before.restore()
             self._tighten(failure)
 
-    def _tighten(self, failure: str, level: int = 4) -> None:
+    def _tighten(self, failure: str, level: int = 5) -> None:
         """Take a tighter plan; `level`: how far up the user's line is."""
         pool = self.plan.pool
         held = self.plan.peak(pool)
@@ -334,6 +354,11 @@ class Fitted:
         )
         return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
 
+    def _is_measured(self, batch: Any) -> bool:
+        """The parts of a user's own step are measured all, or none would be its highest."""
+        shapes = [tuple(tensor.shape) for tensor in batches.tensors_of(batch).values()]
+        return bool(self._work.backwards) or self._meter.is_due((id(self._now), shapes))
+
     def _close_window(self) -> None:
         peak = self._meter.end()
         if peak is not None:
@@ -358,7 +383,8 @@ class Fitted:
         """A tighter plan, where a step has held too much."""
         over, self._over = self._over, ""
         if over:
-            self._tighten(over, level=5)
+            with self._whole():
+                self._tighten(over)
 
     # a user who steps the optimizer
 

@@ -24,9 +24,6 @@ from outsize.model.tracing.trace import Trace
 MOST_BYTES = 64 * MiB
 """Largest arguments and results of a call that is made."""
 MOST_FLOPS = 10**9
-LEAST_BYTES = 4096
-"""Calls on less than this are not looked at: what they take does not matter."""
-
 UNSAFE = (
     "lu_solve", "lu_unpack", "ldl_", "ormqr", "orgqr", "householder", "mkldnn", "sparse", "flash", "nested", "quant",
     "pin_memory", "aten.set_.", "resize",
@@ -78,8 +75,6 @@ def follow(
     if operator.view or operator.name in packed.RULES:
         return (), results
     tensors = [*tensors_in((args, kwargs)), *results]
-    if sum(map(_extent, tensors)) < LEAST_BYTES:
-        return (), results
     if operator.pointwise and _is_plain(tensors):
         return (), results
     call = _seen(operator, args, kwargs, out, results, tensors)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from outsize.model.kernels import cpu as onednn
+from outsize.model.kernels.cells import run_cells
 from outsize.model.kernels.recurrent import views
 from outsize.model.torch_port.dispatch import aten_operator
 from outsize.model.torch_port.objects import count_flat_weights, flat_weights, storage_key
@@ -59,6 +60,8 @@ def _layer(name: str, kind: int, tracer: Trace) -> Callable[..., Any]:
                 return onednn.run_lstm(x, state, weights, *rest)
             if kind == 2 and not tracer.on_card(x) and x.element_size() < 4:
                 tracer.guess(f"what an LSTM in {x.dtype} takes inside on the CPU is not known")
+            if kind != 2 and not tracer.on_card(x):
+                return run_cells(base, x, state, weights, *rest)
             return op.decompose(x, state, weights, *rest)
         return run(x, state, weights, rest, [])
 

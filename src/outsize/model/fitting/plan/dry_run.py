@@ -237,7 +237,7 @@ class Stage:
                 watch.compiled.follow(model)
             runner = open_resident(replace(self.work, optimizer=optimizer, scaler=None), choice, store, real=False)
             runner.phase = watch.phase
-            runner.weights.survey = self._surveying
+            runner.weights.survey, runner.weights.placing = self._surveying, watch.placing_of
             runner.sink.safe &= self.work.scaler is None
             before = [
                 *copy_all(written_buffers(self.work.written)),

@@ -8,14 +8,16 @@ through. A card's kernels, workspaces and allocator are those of `outsize.estima
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outsize.allocator import PhaseEvent
 from outsize.core.noun import Noun
 from outsize.model.fitting.move import evicted
-from outsize.model.torch_port.dispatch import is_functorch
+from outsize.model.torch_port.dispatch import arguments_of, is_functorch, tensors_in
 from outsize.model.tracing.attribution import Owners
 from outsize.model.tracing.ledger import Held, Ledger
 from outsize.model.tracing.operators import look_up
@@ -27,6 +29,9 @@ RATES = {"cpu": (5e10, 1e10), "cuda": (1.5e14, 3e12)}
 
 CAPABILITY = (9, 0)
 """Whose kernels are assumed where there is no card to ask: that on which the tracer's rules were read."""
+
+NUMBER = 8
+"""Bytes of a Python number as a tensor."""
 
 Ends = tuple[set[Held], set[Held]]
 """Records that a module took in the forward pass, and those that it made and gave out."""
@@ -178,6 +183,8 @@ class Watch(Tracer):
         """A backward pass has begun."""
         self.ends: dict[str, Ends] = {}
         """What modules took and gave in the forward pass."""
+        self._numbers: list[Held] = []
+        """Python numbers that became tensors."""
         self._entered: dict[str, tuple[int, set[Held]]] = {}
         self.seconds: dict[tuple[str, str], float] = {}
         self.operators: dict[str, int] = {}
@@ -208,6 +215,9 @@ class Watch(Tracer):
 
     def phase(self, name: str) -> None:
         """A phase begins."""
+        if name != "backward":
+            while self._numbers:
+                self.ledger.free(self._numbers.pop())
         self._backward |= name == "backward"
         self.marks.append((len(self.ledger.events), name))
 
@@ -215,6 +225,7 @@ class Watch(Tracer):
         """One operator, and its estimated time: what it computes or what it touches, whichever takes longer."""
         import torch
 
+        self._count_numbers(func, args)
         out = super().dispatch(func, args, kwargs)
         operator = look_up(func)
         if operator.view or not self.marks:
@@ -231,6 +242,21 @@ class Watch(Tracer):
         self.spent += seconds
         self.operators[phase] = self.operators.get(phase, 0) + 1
         return out
+
+    def _count_numbers(self, func: Any, args: Any) -> None:
+        """Python numbers in the place of tensors become tensors, which autograd may keep until the backward pass has ended."""
+        import torch
+
+        if self.device == "cpu" and self.marks and torch.is_grad_enabled():
+            for place in _tensor_places(func):
+                if place < len(args) and isinstance(args[place], int | float):
+                    self._numbers.append(self.ledger.allocate(NUMBER, self.device, "number"))
+
+    def placing_of(self, out: Any) -> Callable[[], AbstractContextManager[Any]]:
+        """A context in which other calls make their results where a call made these."""
+        made = next(iter(tensors_in(out)), None)
+        label = None if made is None else self.ledger.label_of(made)
+        return contextlib.nullcontext if label is None else functools.partial(self.placing, label)
 
     def _called(self, module: Any, args: Any) -> None:
         name = self.names.get(id(module))
@@ -264,6 +290,12 @@ def projection_of(
         seconds=watch.seconds, operators=watch.operators, moves=moves, again=again, card=card,
         grown_peaks=peaks_of(moves, again, card, expandable=True) if card and not found else {}, **found,
     )  # fmt: skip
+
+
+@functools.cache
+def _tensor_places(func: Any) -> tuple[int, ...]:
+    """Positions of an operator's arguments that are tensors."""
+    return tuple(place for place, argument in enumerate(arguments_of(func)) if str(argument.type) == "Tensor")
 
 
 def _tensors(value: Any) -> Iterator[Any]:

@@ -69,12 +69,20 @@ class Search(abc.ABC, Generic[F]):
         """The cheapest choice that fits, or a `BudgetError`."""
         self.candidates = sorted(self._combine(), key=lambda c: (c.seconds, c.predicted))
         found = self._cheapest(self.candidates, self.most)
-        for later in (OF_TENSORS, APPROXIMATE if self.allow == "approximate" else ()):
-            if found is None and later:
-                more = sorted(self._combine(later), key=lambda c: (c.seconds, c.predicted))
-                self.candidates += more
-                found = self._cheapest(more, len(self.tried) + self.most)
+        if found is None or self._is_dear(found):
+            found = self._cheaper(OF_TENSORS, found)
+        if found is None and self.allow == "approximate":
+            found = self._cheaper(APPROXIMATE, found)
         return found or self._last_resort()
+
+    def _cheaper(self, later: tuple[RemedyKind[Any], ...], found: Candidate | None) -> Candidate | None:
+        """The cheapest with one of these remedies, or what was found without them where that costs less."""
+        more = sorted(self._combine(later), key=lambda c: (c.seconds, c.predicted))
+        if found is not None:
+            more = [c for c in more if c.seconds < found.seconds]
+        self.candidates += more
+        other = self._cheapest(more, len(self.tried) + (self.most if found is None else self.most // 2))
+        return min((c for c in (found, other) if c is not None), key=lambda c: c.seconds, default=None)
 
     def fits(self, candidate: Candidate) -> bool:
         """True where the traced step stays inside the budget."""
@@ -126,6 +134,10 @@ class Search(abc.ABC, Generic[F]):
         return candidate
 
     # what a step of its kind adds
+
+    def _is_dear(self, candidate: Candidate) -> bool:
+        """True where others are looked for although this one fits."""
+        return False
 
     def _candidate(self, choice: Choice) -> Candidate:
         """A choice with its price."""

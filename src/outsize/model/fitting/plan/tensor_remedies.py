@@ -18,8 +18,8 @@ from outsize.model.fitting.recipes.forward_pass import ALL
 MODE = 8e-6
 """Seconds of the processor for a call of an operator that is seen."""
 
-COPY = {"cpu": 1e-5, "cuda": 4e-5}
-"""Seconds of the processor to begin one copy to or from elsewhere."""
+COPY = {"cpu": 3e-5, "cuda": 4e-5}
+"""Seconds of the processor to send one tensor elsewhere and to bring it back, however small it is."""
 
 EARLY = (0.15, 0.5)
 """Parts of the activations, those of the first blocks, that may wait elsewhere: they wait longest."""
@@ -109,7 +109,7 @@ class TensorsAway(RemedyKind[Facts]):
         noted = 0.0 if choice.recipes else choice.slices * noting(facts)
         return (
             moved_and_back(moved_tensors(choice, facts), facts)
-            + choice.slices * COPY[facts.device] * len(facts.saved)
+            + choice.slices * COPY[facts.device] * len(_moved_sites(choice, facts))
             + noted
         )
 
@@ -141,7 +141,12 @@ def noting(facts: Facts) -> float:
 
 
 def moved_tensors(choice: Choice, facts: Facts) -> int:
-    """Bytes of saved tensors that wait elsewhere: what is moved and not made again."""
-    again, every = set(choice.recipes), ALL in choice.tensors_away
-    sites = facts.saved if every else choice.tensors_away
-    return sum(facts.saved.get(site, 0) for site in sites if site not in again)
+    """Bytes of saved tensors that wait elsewhere."""
+    return sum(facts.saved[site] for site in _moved_sites(choice, facts))
+
+
+def _moved_sites(choice: Choice, facts: Facts) -> list[str]:
+    """Calls whose results are moved and not made again."""
+    again = set(choice.recipes)
+    sites = facts.saved if ALL in choice.tensors_away else choice.tensors_away
+    return [site for site in sites if site not in again and site in facts.saved]

@@ -32,8 +32,9 @@ SCATTERED = 3
 FEW = 4
 """Most traces in search of one more choice to run."""
 
-APART = 0.08
-"""Room for what steps with recipes hold beyond their traces: up to 6 % in two dozen kinds of steps."""
+DEAR = 0.25
+"""Tensors are treated one by one where remedies for modules add more than this part of the plain step."""
+
 SETTINGS = tuple(kind for kind in TRAINING if kind.shown_without)
 """Remedies that need no trace of their own."""
 
@@ -101,9 +102,7 @@ class TrainingSearch(Search[Facts]):
         return self._needed(candidate.choice, candidate.projection.peak) <= self.budget
 
     def _needed(self, choice: Choice, peak: int) -> int:
-        """The budget for a traced peak: on a card somewhat more, and where tensors are treated one by one."""
-        if any(kind.of_tensors for kind in remedies_on(choice)):
-            peak = int(peak * (1 + APART)) + 1
+        """The budget for a traced peak: on a card somewhat more."""
         if self.facts.device == "cpu":
             return peak
         needed = [size for kind in remedies_on(choice) if (size := kind.needed(peak)) is not None]
@@ -140,6 +139,10 @@ class TrainingSearch(Search[Facts]):
         peaks = candidate.projection.peaks
         handed = max(size for name, size in peaks.items() if name != "reserved")
         return candidate.projection.card and self._needed(candidate.choice, handed) <= self.budget
+
+    def _is_dear(self, candidate: Candidate) -> bool:
+        """True where a plan adds much to the plain step."""
+        return candidate.seconds > DEAR * self.facts.seconds
 
     def _is_hopeful(self, candidate: Candidate) -> bool:
         """Not given up with others like it, and small enough by arithmetic, as far as traces have corrected that."""

@@ -27,7 +27,7 @@ from outsize.model.fitting.run.resident import Resident, open_resident
 from outsize.model.fitting.run.runner import Runner, Work
 from outsize.model.fitting.update.clip_and_scale import clip_factor
 from outsize.model.fitting.update.gradient_sink import InPlace, Sink
-from outsize.model.fitting.update.optimizer_subset import parameters_of
+from outsize.model.fitting.update.optimizer_subset import drop_gradients, parameters_of
 from outsize.model.torch_port.sharding import local_part
 
 WELL, SHORT, FAILED = range(3)
@@ -181,7 +181,7 @@ class ShardedUpdate(InPlace):
         self._real = real
 
     def begin_step(self) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
+        drop_gradients(self._optimizer)
 
     def finish(self, scale: Any) -> None:
         """Scale, clip, update."""
@@ -195,8 +195,8 @@ class ShardedUpdate(InPlace):
             self.scaler.update()
         else:
             self._optimizer.step()
-        self._changed = False
-        self._optimizer.zero_grad(set_to_none=True)
+        self._changed, self.done = False, True
+        drop_gradients(self._optimizer)
 
     def _clip_all(self, parameters: Iterable[Any], clip: float) -> None:
         """By the norm of all gradients on all ranks; a trace has those of this one."""
@@ -214,7 +214,7 @@ class ShardedUpdate(InPlace):
 
     def roll_back(self) -> None:
         super().roll_back()
-        self._optimizer.zero_grad(set_to_none=True)
+        drop_gradients(self._optimizer)
 
 
 def open_sharded(

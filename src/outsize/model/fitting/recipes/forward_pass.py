@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
 from outsize.model.fitting.recipes.nodes import (
@@ -23,6 +23,7 @@ from outsize.model.fitting.recipes.nodes import (
     Made,
     Node,
     Place,
+    Placing,
     Source,
     at,
     bring,
@@ -104,14 +105,15 @@ class ForwardPass:
 
     def __init__(
         self, model: Any, again: Collection[str], away: Collection[str], elsewhere: Elsewhere, generators: list[Any],
-        stays: set[int],
+        stays: set[int], placing: Callable[[Any], Placing] | None = None,
     ) -> None:  # fmt: skip
-        """`stays`: addresses of storages that are there anyway."""
+        """`stays`: addresses of storages that are there anyway. `placing`: of a result without contents, where it was made."""
         self.sites = Sites(model)
         self._again, self._away = frozenset(again), frozenset(away)
         self._elsewhere = elsewhere
         self._generators = generators
         self._fixed = stays
+        self._placing = placing
         self._nodes: dict[int, tuple[Any, Node]] = {}
         """Address of a storage -> (a weak reference to it, what it holds now): results of calls that run again."""
         self._sources: dict[int, tuple[Any, Any]] = {}
@@ -155,6 +157,8 @@ class ForwardPass:
         out = kind.func(*args, **kwargs)
         if noted is not None:
             noted.see(out)
+            if self._placing is not None:
+                noted.placing = self._placing(out)
             self._add(noted, [args[0]] if kind.writes_first else out, args)
         elif site in self._away:
             self._let_move(out)

@@ -8,12 +8,14 @@ stays until then, so that a chain runs once.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from outsize.model.fitting.recipes.operators import LIKE, Kind
-from outsize.model.torch_port.dispatch import below_autocast, same_memory
+from outsize.model.torch_port.dispatch import below_autocast, no_functions, same_memory
 from outsize.model.torch_port.objects import version_of
 
 CHANGED = (
@@ -74,6 +76,9 @@ class Made:
 
 Node = Source | Made
 
+Placing = Callable[[], AbstractContextManager[Any]]
+"""A context in which a call makes its results where its first run did."""
+
 
 class Argument:
     """A tensor among the arguments of a call."""
@@ -88,7 +93,7 @@ class Argument:
 class Call:
     """One call of an operator, which can be made again."""
 
-    __slots__ = ("args", "gradients", "inputs", "kind", "kwargs", "made", "random", "states")
+    __slots__ = ("args", "gradients", "inputs", "kind", "kwargs", "made", "placing", "random", "states")
 
     def __init__(self, kind: Kind, args: Any, kwargs: Any, inputs: list[Argument], random: list[Any]) -> None:
         import torch
@@ -105,6 +110,8 @@ class Call:
         """Whether gradients were on: recurrent layers of the CPU look, and give more."""
         self.made: list[weakref.ref[Made]] = []
         """Its results that recipes may make, which hold it."""
+        self.placing: Placing = contextlib.nullcontext
+        """Where it runs: without contents a tensor lies somewhere else than it seems to."""
 
     def see(self, out: Any) -> None:
         """The first call has given this."""
@@ -118,7 +125,7 @@ class Call:
         try:
             for generator, state in zip(self.random, self.states, strict=True):
                 generator.set_state(state)
-            with torch.set_grad_enabled(self.gradients):
+            with torch.set_grad_enabled(self.gradients), self.placing():
                 out = self.kind.func(*args, **kwargs)
         finally:
             for generator, state in zip(self.random, before, strict=True):
@@ -143,7 +150,8 @@ class Blank(Call):
         import torch
 
         shape, strides, dtype, device = self.like
-        made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+        with self.placing():
+            made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
         value = LIKE[self.kind.base]
         return [made if value is None else made.fill_(value)]
 
@@ -164,7 +172,7 @@ def bring(node: Node) -> Any:
     if isinstance(node, Source):
         return node.bring()
     if node.found is None:
-        with below_autocast():
+        with below_autocast(), no_functions():  # what was noted is what the dispatcher saw
             return _make(node)
     return node.found
 

@@ -18,6 +18,7 @@ from outsize.model.fitting.move.loaded_state import load_elsewhere
 from outsize.model.fitting.move.narrow_store import NarrowStore
 from outsize.model.fitting.move.stores import Store
 from outsize.model.fitting.recipes.forward_pass import ForwardPass
+from outsize.model.fitting.recipes.nodes import Placing
 from outsize.model.fitting.recipes.survey import Survey
 from outsize.model.fitting.run.chunked_loss import chunked_heads
 from outsize.model.fitting.run.forward_functions import find_configs, other_forwards, without_cache
@@ -51,12 +52,15 @@ class Resident(Residence):
         self.streamer = Streamer(units, evicted, work.device == "cuda") if units else None
         self.frozen = FrozenWeights(work.model, evicted) if choice.frozen_bits else None
         self.listens = self.streamer is not None
+        self.steady = not (units or choice.frozen_bits or choice.offload or choice.tensors_away)
         self._configs = find_configs(work.model)
         self.generators = [*generators_of(next(work.model.parameters()).device), *work.sources] if self.real else []
         self._states = self.generators if work.replay is None else [*self.generators, work.replay]
         """What a second run of a module has to find as the first one did."""
         self.survey: Survey | None = None
         """Notes every call of a forward pass, to plan recipes by."""
+        self.placing: Callable[[Any], Placing] | None = None
+        """Where a result without contents was made; None: it says so itself."""
         self._pass: ForwardPass | None = None
         """The passes of the step that runs, where tensors are made again or moved."""
 
@@ -163,7 +167,7 @@ class Resident(Residence):
         model, choice = self.work.model, self.choice
         fixed = [*model.parameters(), *model.buffers(), *batches.tensors_of(batch).values()]
         stays = {storage_key(tensor) for tensor in fixed if not is_functorch(tensor)}
-        return ForwardPass(model, choice.recipes, choice.tensors_away, offload, self._states, stays)
+        return ForwardPass(model, choice.recipes, choice.tensors_away, offload, self._states, stays, self.placing)
 
     def settle(self, sink: Sink) -> None:
         """Take over from another choice: what this one wants at home comes home."""

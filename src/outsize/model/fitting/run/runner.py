@@ -72,6 +72,8 @@ class Residence:
     """False where tensors have no contents."""
     listens = False
     """Weights leave when their gradients are complete."""
+    steady = False
+    """Nothing moves in a forward pass."""
     keeps_pace = False
     """Peers wait for the backward pass of every slice, also of one in which no label counts."""
 
@@ -177,14 +179,31 @@ class Runner(Generic[AnyResidence]):
         """Takes those of a user who steps the optimizer; None: the plan updates parameters itself."""
         self._used: Sink | None = None
         """The sink of a step that has begun and is not done."""
+        self._done = False
+        """The step is whole."""
 
     @property
     def half_updated(self) -> bool:
         """True where some parameters are updated and others are not, for good."""
         return self.sink.half_updated
 
+    @property
+    def done(self) -> bool:
+        """True where the step that began last is whole: it cannot be run again."""
+        return self._done or (self._used is not None and self._used.done)
+
+    def begin(self) -> None:
+        """A step or an inference is about to run, and nothing of it has happened."""
+        self._used, self._done, self.sink.done = None, False, False
+
+    def end(self) -> None:
+        """The step is whole, and something failed after it: what it has done stays."""
+        self.weights.roll_back()
+        self._used = None
+
     def step(self, batch: Any) -> Any:
         """Gradients and update; the loss of the batch, detached."""
+        self.begin()
         self._used = self.sink
         self.sink.begin_step()
         with contextlib.ExitStack() as updating:
@@ -193,6 +212,7 @@ class Runner(Generic[AnyResidence]):
             if not self.sink.eager:
                 updating.enter_context(self.interrupts.held())
             self.sink.finish(scale)
+            self._done = True  # while interrupts still wait
         self._used = None
         self.phase("done")
         return loss
@@ -244,6 +264,7 @@ class Runner(Generic[AnyResidence]):
 
     def backward(self, batch: Any) -> Any:
         """Gradients only, added to those that are there."""
+        self.begin()
         if self.own is None:
             raise InputError("this plan updates parameters itself: call step(batch), or fit with own_step=True")
         loss = self.collect(batch, self.own)
@@ -256,9 +277,12 @@ class Runner(Generic[AnyResidence]):
         sink.begin_step()
         try:
             loss, scale = self.passes(batch, sink)
-            sink.finish(scale)
+            with self.interrupts.held():
+                sink.finish(scale)
+                self._done = True
         except BaseException:
-            self.roll_back()
+            if not self._done:
+                self.roll_back()
             raise
         self._used = None
         return loss
@@ -326,8 +350,8 @@ class Runner(Generic[AnyResidence]):
         shares = [1.0 / len(runs)] * len(runs)
         if weights.real and len(runs) > 1:
             shares = work.normaliser.weigh(batch, runs, work.axes)
-        if not weights.real:  # the first slice makes gradients, the second adds to them, the rest is like the second
-            runs = work.axes.largest(batch, runs)[:2]
+        if not weights.real:
+            runs = work.axes.telling(batch, runs)
         total = count = None
         replay = work.replay if len(runs) > 1 else None
         states = [(generator, generator.get_state()) for generator in weights.generators] if replay else []
@@ -345,7 +369,9 @@ class Runner(Generic[AnyResidence]):
                     drawing.enter_context(replay.running(start, stop, rows))
                 part = batch if stop - start == rows else work.axes.take(batch, start, stop)
                 self.phase("forward")
-                with self._autocasting(), weights.forward_pass():
+                self.interrupts.let_go()
+                at_once = self.interrupts.let_through() if weights.steady else contextlib.nullcontext()
+                with at_once, self._autocasting(), weights.forward_pass():
                     loss, counted = read_loss(work.loss(work.model, weights.place(part)))
                 if counted is None:
                     if share == 0.0 and any(shares):  # no label counts in this slice: its mean is no number
@@ -362,6 +388,7 @@ class Runner(Generic[AnyResidence]):
                     count = counted if count is None else count + counted
                 loss = sink.scale(loss)
                 self.phase("backward")
+                self.interrupts.let_go()
                 weights.begin_backward()
                 if updating is not None and sink.eager:
                     updating.enter_context(self.interrupts.held())

@@ -29,6 +29,8 @@ class Sink:
     """An update that fails half way is taken back."""
     _changed = False
     """Some parameters are updated in this step, and there is no way back."""
+    done = False
+    """The update of this step is whole: what fails from now on does not take it back."""
 
     @property
     def half_updated(self) -> bool:
@@ -102,8 +104,13 @@ class InPlace(Sink):
             for parameter in self._parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale)
+        sums = [(p, before) for p, before in self._before if p.grad is not None]
+        for parameter, before in sums:  # apart from those before, which a failure has to find as they were
+            parameter.grad.add_(before)
+        for parameter, before in sums:
+            before.copy_(parameter.grad)
         for parameter, before in self._before:
-            parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
+            parameter.grad = before
         self._before = []
 
     def roll_back(self) -> None:

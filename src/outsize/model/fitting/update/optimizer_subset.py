@@ -68,6 +68,12 @@ def require_plain_step(optimizer: Any, own_step: bool) -> None:
         )
 
 
+def drop_gradients(optimizer: Any) -> None:
+    """As `zero_grad(set_to_none=True)`, without torch: nothing of it can fail, and nobody listens."""
+    for parameter in parameters_of(optimizer):
+        parameter.grad = None
+
+
 def parameters_of(optimizer: Any) -> list[Any]:
     """Every parameter of the optimizer, in order; None has none."""
     groups = () if optimizer is None else optimizer.param_groups

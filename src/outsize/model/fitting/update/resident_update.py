@@ -20,6 +20,7 @@ from outsize.model.fitting.update.clip_and_scale import clip_factor
 from outsize.model.fitting.update.gradient_sink import Sink
 from outsize.model.fitting.update.optimizer_subset import (
     copy_all,
+    drop_gradients,
     in_runs,
     largest_part,
     parameters_of,
@@ -83,7 +84,7 @@ class Update(Sink):
     def begin_step(self) -> None:
         """Nothing of a step that was given up half way is part of it; state is where it belongs."""
         self._forget()
-        self.optimizer.zero_grad(set_to_none=True)
+        drop_gradients(self.optimizer)
         self.leave_home()
 
     def leave_home(self) -> None:
@@ -145,8 +146,9 @@ class Update(Sink):
     def finish(self, scale: Any) -> None:
         """The update of what the backward pass has not updated; the step is whole then."""
         self._update_rest(scale)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.done = True
         self._log.clear()
+        drop_gradients(self.optimizer)
         for parameter, before in self._aside:  # gradients that nobody used add up as without us
             parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
         self._aside.clear()
@@ -366,7 +368,7 @@ class Update(Sink):
         self.evicted.send(self._visitors(list(self._waiting)), dirty=False)
         self._waiting.clear()
         self.evicted.store.land()
-        self.optimizer.zero_grad(set_to_none=True)
+        drop_gradients(self.optimizer)
 
     # gradients that are away
 

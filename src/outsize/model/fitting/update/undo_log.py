@@ -88,11 +88,17 @@ class Snapshot:
 
 
 class Interrupts:
-    """Those that came while they were held back."""
+    """Those that came while they were held back.
+
+    What moves tensors must not stop between a storage and the note of where its bytes are. So a step holds them back, lets them
+    through between its passes, and in a forward pass in which nothing moves.
+    """
 
     def __init__(self) -> None:
         self._came: tuple[Any, ...] = ()
         self._handler: Any = None
+        self._depth = 0
+        """How many hold them back."""
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -101,18 +107,35 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread() or not callable(handler):
             yield
             return
-        self._handler = handler
-        signal.signal(signal.SIGINT, self._note)
+        if not self._depth:
+            self._handler = handler
+            signal.signal(signal.SIGINT, self._note)
+        self._depth += 1
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, handler)
+            self._depth -= 1
+            if not self._depth:
+                signal.signal(signal.SIGINT, self._handler)
+
+    @contextlib.contextmanager
+    def let_through(self) -> Iterator[None]:
+        """They come at once, unless more than the step holds them back."""
+        if self._depth != 1:
+            yield
+            return
+        self.let_go()
+        signal.signal(signal.SIGINT, self._handler)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, self._note)
 
     def _note(self, *came: Any) -> None:
         self._came = came
 
     def let_go(self) -> None:
-        """Now it may do what it was meant to."""
-        came, self._came = self._came, ()
-        if came:
+        """Now one may do what it was meant to, unless more than the step holds it back."""
+        if self._came and self._depth < 2:
+            came, self._came = self._came, ()
             self._handler(*came)

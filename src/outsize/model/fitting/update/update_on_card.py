@@ -15,7 +15,7 @@ from outsize.model.fitting.move.ring import Lease, Ring, aligned
 from outsize.model.fitting.move.units import Place, sizeof
 from outsize.model.fitting.move.visits import Visits
 from outsize.model.fitting.update.gradient_sink import Sink, flat_bytes
-from outsize.model.fitting.update.optimizer_subset import step_only
+from outsize.model.fitting.update.optimizer_subset import drop_gradients, step_only
 
 
 class UpdateOnCard(Sink):
@@ -45,7 +45,7 @@ class UpdateOnCard(Sink):
 
     def begin_step(self) -> None:
         """State that the optimizer brought along, or that was loaded, goes home."""
-        self.optimizer.zero_grad(set_to_none=True)
+        drop_gradients(self.optimizer)
         if self._real:
             self._state.move_in(self.optimizer)
 

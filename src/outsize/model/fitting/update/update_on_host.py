@@ -22,7 +22,7 @@ from outsize.model.fitting.move.scratch_file import ScratchFile
 from outsize.model.fitting.move.units import Cut, Place, sizeof
 from outsize.model.fitting.update.clip_and_scale import GradientCheck
 from outsize.model.fitting.update.gradient_sink import Sink, add_gradient, flat_bytes
-from outsize.model.fitting.update.optimizer_subset import step_only
+from outsize.model.fitting.update.optimizer_subset import drop_gradients, step_only
 from outsize.model.fitting.update.update_on_card import UpdateOnCard
 
 
@@ -40,7 +40,7 @@ class UpdateOnHost(Sink):
         self._thread: threading.Thread | None = None
 
     def begin_step(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
+        drop_gradients(self.optimizer)
 
     def accumulated(self, parameter: Any, holder: Any) -> None:
         """The gradient starts for the host; the update follows when it is there."""
@@ -156,7 +156,7 @@ class KeptGradients(Sink):
         if self.on_card is not None:
             self.on_card.begin_step()
         else:
-            self._optimizer.zero_grad(set_to_none=True)
+            drop_gradients(self._optimizer)
 
     def scale(self, loss: Any) -> Any:
         """As the user's scaler does."""
@@ -205,8 +205,8 @@ class KeptGradients(Sink):
                 parameter.grad.mul_(factor.cpu())
         self._changed = True
         self._optimizer.step()
-        self._changed = False
-        self._optimizer.zero_grad(set_to_none=True)
+        self._changed, self.done = False, True
+        drop_gradients(self._optimizer)
 
     def _leave_others(self, rows: list[tuple[Any, Any]], mine: set[int], factor: Any) -> list[tuple[Any, Any]]:
         """Gradients of parameters that are not the optimizer's add up as without us; the other rows."""
