@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 IMPORTED = ("numpy", "outsize.array", "outsize.array.run.execute")
@@ -85,30 +86,68 @@ def start(
 
 @functools.cache
 def _server(imported: tuple[str, ...]) -> socket.socket:
-    """The server of this process for these imports, which ends with it: when the other end of the pair is closed."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, __file__, str(theirs.fileno()), *imported]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-    theirs.close()
-    atexit.register(process.wait)
-    atexit.register(ours.close)  # runs first
-    return ours
+    """A line to the server with these imports. All processes of one run of the tests share it, since some imports take
+    seconds; who comes first starts it, and it ends when all lines are closed."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.getpid())
+    name = f"\0outsize-forks-{run}-{zlib.crc32(repr(imported).encode())}"  # an abstract name, which vanishes with its socket
+    line = None
+    while line is None:
+        line = _connect(name) or _open(name, imported)
+    atexit.register(line.close)
+    return line
 
 
-def _serve(control: socket.socket) -> None:
+def _connect(name: str) -> socket.socket | None:
+    """A line to a server that is there."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        line.connect(name)
+    except ConnectionRefusedError:
+        line.close()
+        return None
+    return line
+
+
+def _open(name: str, imported: tuple[str, ...]) -> socket.socket | None:
+    """A line to a server that is started now: its door is open before it is there; None where another was faster."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        try:
+            door.bind(name)
+        except OSError:
+            return None
+        door.listen(64)
+        command = [sys.executable, __file__, str(door.fileno()), *imported]
+        subprocess.Popen(command, pass_fds=[door.fileno()])
+        return _connect(name)
+
+
+def _serve(door: socket.socket) -> None:
     """Fork a watcher for every request; the watcher forks the process and tells its number and its exit status."""
+    lines: list[socket.socket] = []
     while True:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:  # watchers that have ended
                 pass
-        request, fds, _, _ = socket.recv_fds(control, 1 << 20, 3)
-        if not request:
-            return
-        if not os.fork():
-            break
-        for fd in fds:
-            os.close(fd)
-    control.close()
+        for ready in select.select([door, *lines], [], [])[0]:
+            if ready is door:
+                lines.append(door.accept()[0])
+                continue
+            request, fds, _, _ = socket.recv_fds(ready, 1 << 20, 3)
+            if not request:
+                lines.remove(ready)
+                ready.close()
+            elif not os.fork():
+                for line in (door, *lines):
+                    line.close()
+                return _watch(request, fds)
+            for fd in fds:
+                os.close(fd)
+        if not lines and not select.select([door], [], [], 0)[0]:
+            return None
+
+
+def _watch(request: bytes, fds: list[int]) -> None:
+    """In a fork of the server."""
     out, err, reply = fds
     if pid := os.fork():
         os.write(reply, f"{pid}\n".encode())
