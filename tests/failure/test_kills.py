@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 from cgroup import limited
+from effort import long, points
 
 MiB = 2**20
 GROW = """
@@ -96,10 +97,15 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize("log", ["/dev/kmsg", "/nowhere"], ids=["with the log", "without it"])
-@pytest.mark.parametrize("code", KILLS.values(), ids=KILLS)
-def test_the_process_that_was_killed_is_named(code, log, tmp_path):
-    why, done = run(tmp_path, code, 300, log=log)
+LOGS = {"with the log": "/dev/kmsg", "without it": "/nowhere"}
+BOTH = [(name, log) for name in KILLS for log in LOGS]
+IN_TURN = [pair for number, pair in enumerate(BOTH) if number % 4 in (0, 3)]
+"""Every program once, and half of them with each of the two."""
+
+
+@pytest.mark.parametrize(("name", "log"), BOTH if long() else IN_TURN)
+def test_the_process_that_was_killed_is_named(name, log, tmp_path):
+    why, done = run(tmp_path, KILLS[name], 300, log=LOGS[log])
     assert why is not None, done.stderr
     assert why["failure"]["pid"] == int((tmp_path / "victim").read_text()), done.stderr
     assert (why["cause"]["name"], why["cause"]["certain"], why["failure"]["limit_bytes"]) == ("limit", True, 300 * MiB)
@@ -138,7 +144,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("log", ["/dev/kmsg", "/nowhere"], ids=["with the log", "without it"])
+@pytest.mark.parametrize("log", points(list(LOGS.values()), 1), ids=points(list(LOGS), 1))
 def test_a_worker_of_a_loader_is_named_and_fewer_workers_are_advised(tmp_path, log):
     pytest.importorskip("torch")
     why, done = run(tmp_path, LOADER, 1200, log=log)
