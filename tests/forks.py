@@ -2,8 +2,8 @@
 
 `start(program, *arguments)` runs a script or a piece of code as `python program ...` would, in a fork of its own. It counts as
 fresh where growth is measured from its own start: the kernel sets the peak of a fork to what it holds then. It is not for
-proofs about imports, the command line, a control group (what was imported is charged to the server) or the C library's
-settings: those take real processes.
+proofs about imports, the command line or a control group (what was imported is charged to the server): those take real
+processes.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from pathlib import Path
 
 IMPORTED = ("numpy", "outsize.array", "outsize.array.run.execute")
 TORCH = (
-    "torch", "torch._dynamo", "outsize.model.estimation.estimate", "outsize.model.scripts.follower",
+    "torch", "torch._dynamo", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.device_mesh",
+    "outsize.model.estimation.estimate", "outsize.model.fitting.fit", "outsize.model.scripts.follower",
     "outsize.model.scripts.stand_ins", "outsize.model.scripts.outside",
 )  # fmt: skip
-"""For processes that train or trace: these imports take seconds."""
+"""For processes that train or trace, one or many: these imports take seconds."""
 
 
 class Child:
     """A forked process, with the part of `subprocess.Popen` that tests use."""
 
     def __init__(
-        self, program: str | Path, arguments: tuple[str, ...], imported: tuple[str, ...], environment: dict[str, str]
+        self, program: str | Path, arguments: tuple[str, ...], line: socket.socket, environment: dict[str, str]
     ) -> None:
         self._out, self._err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
         reply, write = os.pipe()
@@ -46,7 +47,7 @@ class Child:
             "environment": environment,
         }
         fds = [self._out.fileno(), self._err.fileno(), write]
-        socket.send_fds(_server(imported), [json.dumps(given).encode()], fds)
+        socket.send_fds(line, [json.dumps(given).encode()], fds)
         os.close(write)
         self._reply = os.fdopen(reply)
         self.pid = int(self._reply.readline())
@@ -78,21 +79,25 @@ class Child:
 
 def start(
     program: str | Path, *arguments: str | Path, imported: tuple[str, ...] = IMPORTED,
-    environment: dict[str, str] | None = None,
+    environment: dict[str, str] | None = None, settings: tuple[tuple[str, str], ...] = (),
 ) -> Child:  # fmt: skip
-    """Run a script (a path) or code (a text) in a fork of a process that has `imported` these modules."""
-    return Child(program, tuple(map(str, arguments)), imported, dict(environment or os.environ))
+    """Run a script (a path) or code (a text) in a fork of a process that has `imported` these modules. `settings`: variables
+    that the C library reads when a process begins."""
+    given = dict(environment or os.environ) | dict(settings)
+    return Child(program, tuple(map(str, arguments)), _server(imported, settings), given)
 
 
 @functools.cache
-def _server(imported: tuple[str, ...]) -> socket.socket:
+def _server(imported: tuple[str, ...], settings: tuple[tuple[str, str], ...]) -> socket.socket:
     """A line to the server with these imports. All processes of one run of the tests share it, since some imports take
-    seconds; who comes first starts it, and it ends when all lines are closed."""
+    seconds; who comes first starts it, and it ends
+    when all lines are closed."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.getpid())
-    name = f"\0outsize-forks-{run}-{zlib.crc32(repr(imported).encode())}"  # an abstract name, which vanishes with its socket
+    kind = zlib.crc32(repr((imported, settings)).encode())
+    name = f"\0outsize-forks-{run}-{kind}"  # an abstract name, which vanishes with its socket
     line = None
     while line is None:
-        line = _connect(name) or _open(name, imported)
+        line = _connect(name) or _open(name, imported, dict(settings))
     atexit.register(line.close)
     return line
 
@@ -108,7 +113,7 @@ def _connect(name: str) -> socket.socket | None:
     return line
 
 
-def _open(name: str, imported: tuple[str, ...]) -> socket.socket | None:
+def _open(name: str, imported: tuple[str, ...], settings: dict[str, str]) -> socket.socket | None:
     """A line to a server that is started now: its door is open before it is there; None where another was faster."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
         try:
@@ -117,7 +122,7 @@ def _open(name: str, imported: tuple[str, ...]) -> socket.socket | None:
             return None
         door.listen(64)
         command = [sys.executable, __file__, str(door.fileno()), *imported]
-        subprocess.Popen(command, pass_fds=[door.fileno()])
+        subprocess.Popen(command, pass_fds=[door.fileno()], env=os.environ | settings)
         return _connect(name)
 
 

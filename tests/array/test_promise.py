@@ -92,7 +92,9 @@ def expected(
 
 @pytest.mark.parametrize("work", WORKS)
 def test_a_fresh_process_takes_no_more_than_the_plan_said(half: Path, work: str) -> None:
-    budget = ("40MiB" if long() else "20MiB") if work == "fft of all" else PLENTY  # its passes over one lane are many on less
+    budget = (
+        ("40MiB" if long() else "20MiB") if work == "fft of all" else PLENTY
+    )  # its passes over one lane are many on less
     child = forks.start(CHILD, work, half, budget, "small.npy")
     out, err = child.communicate()
     report = told(child.returncode, out, err)

@@ -3,6 +3,7 @@ it would have needed, and a first advice that can help; with the kernel's log an
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -39,7 +40,12 @@ def run(folder, code, limit, *, log="/dev/kmsg", before="", command=("program.py
     with limited(limit * MiB) as group:
         shell = f'echo $$ > {group.procs}; {before} exec "$@"'
         line = ["bash", "-c", shell, "bash", sys.executable, "-c", RUN, log, *command]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=180, cwd=folder)
+        for _ in range(5):
+            done = subprocess.run(line, capture_output=True, text=True, timeout=900, cwd=folder)
+            if (
+                done.returncode != -signal.SIGKILL
+            ):  # a kernel that is slow to free what the program held kills who ran it too
+                break
     report = folder / "why.json"
     return (json.loads(report.read_text()) if report.exists() else None), done
 
@@ -196,7 +202,7 @@ def test_the_peak_is_the_kernels_own_even_where_no_reading_saw_it(tmp_path):
     code = "import mmap\nheld = mmap.mmap(-1, 200 * 2**20)\nheld.write(b'1' * (200 * 2**20))\n1 / 0"
     (tmp_path / "program.py").write_text(code)
     line = [sys.executable, "-m", "outsize", "run", "--peak", "program.py"]
-    answer = subprocess.run(line, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    answer = subprocess.run(line, capture_output=True, text=True, timeout=900, cwd=tmp_path)
     (said,) = re.findall(r"peak of ([0-9.]+) MiB of RAM \(exact\)", answer.stderr)
     assert 400 <= float(said) < 450
 

@@ -46,7 +46,7 @@ def watch(*words, cwd, **more):
         capture_output=True,
         text=True,
         cwd=cwd,
-        timeout=120,
+        timeout=900,
         **more,
     )
 
@@ -116,7 +116,7 @@ def test_mistakes_are_one_line(tmp_path, words, said):
 def test_a_culprit_is_found_from_outside_by_run_and_is_in_the_recording(tmp_path):
     (tmp_path / "grow.py").write_text(textwrap.dedent(GROW))
     command = [sys.executable, "-m", "outsize", "run", "--watch", "--record", "run.watch", "grow.py"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=900)
     assert done.returncode == 0
     assert "outsize: grows: `kept` (list) in grow.py:5 keeps" in done.stderr
     assert load(tmp_path / "run.watch").findings[0].where == "grow.py:5"
