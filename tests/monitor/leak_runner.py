@@ -5,8 +5,8 @@ What one leaves in memory is no part of the next.
 
 MODE `every`: a point at every step, so that few steps are enough. `frozen`: the same, and what libraries had loaded before
 the program began is not looked through again and again, which is most of the time that a census takes. `paced`: as users
-have it, with steps of some milliseconds. `free`: no steps are marked and no optimizer is heard of. One line of JSON for each program: its name,
-findings and notes."""
+have it, with steps of some milliseconds. `free`: no steps are marked and no optimizer is heard of. One line of JSON for each
+program: its name, findings and notes."""
 
 import gc
 import importlib
