@@ -142,7 +142,7 @@ class Joined:
                 out if count == self._rows else _merge([out], lambda one, path: self._start(one[0], count, path))
             )
         else:
-            self.whole = _merge([self.whole, out], lambda both, path: self._put(*both, count, path))
+            self.whole = _merge([self.whole, out], lambda both, path: self._put(both[0], both[1], count, path))
         self._there += count
 
     def _start(self, out: Any, count: int, path: str) -> Any:
