@@ -114,11 +114,12 @@ def _status(name):
     for line in open("/proc/self/status"):
         if line.startswith(name): return int(line.split()[1]) * 1024
 def begin():
-    global _before
+    global _before, _files
     open("/proc/self/clear_refs", "w").write("5")
-    _before = _status("VmRSS")
+    _before, _files = _status("VmRSS"), _status("RssFile")
 def end():
-    print("PEAK", _status("VmHWM") - _before)
+    met = _status("RssFile") - _files  # code of libraries that the fork met for the first time is no anonymous memory
+    print("PEAK", _status("VmHWM") - _before - max(0, met))
 """
     here = f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
     there = tuple(name for name in STORES if importlib.util.find_spec(name.partition(".")[0]))
