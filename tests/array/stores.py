@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import mmap
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import forks
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -101,33 +100,31 @@ def chunk_shapes(draw: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(draw(st.integers(1, max(1, length + 2))) for length in shape)
 
 
-STORES = ("zarr", "h5py", "safetensors.numpy", "hypothesis.strategies", "outsize.array.store.registry")
-"""What processes that read and write stores import, beside what all have."""
-
-
 def peak_of(code: str, *arguments: str) -> int:
     """Peak of anonymous memory in bytes that `code` adds in a fresh process, between its calls of `begin()` and
     `end()`."""
+    import subprocess
+    import sys
+
     frame = """
 import sys
 def _status(name):
     for line in open("/proc/self/status"):
         if line.startswith(name): return int(line.split()[1]) * 1024
 def begin():
-    global _before, _files
+    global _before
     open("/proc/self/clear_refs", "w").write("5")
-    _before, _files = _status("VmRSS"), _status("RssFile")
+    _before = _status("VmRSS")
 def end():
-    met = _status("RssFile") - _files  # code of libraries that the fork met for the first time is no anonymous memory
-    print("PEAK", _status("VmHWM") - _before - max(0, met))
+    print("PEAK", _status("VmHWM") - _before)
 """
-    here = f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-    there = tuple(name for name in STORES if importlib.util.find_spec(name.partition(".")[0]))
-    settings = (("MALLOC_MMAP_THRESHOLD_", "65536"), ("MALLOC_TRIM_THRESHOLD_", "65536"))
-    child = forks.start(frame + here + code, *arguments, imported=(*forks.IMPORTED, *there), settings=settings)
-    out, err = child.communicate()
-    assert child.returncode == 0, err
-    return int(out.split("PEAK")[1].split()[0])
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    environment["PYTHONPATH"] = os.pathsep.join([*map(str, sys.path), str(Path(__file__).parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", frame + code, *arguments], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split("PEAK")[1].split()[0])
 
 
 Maker = Callable[[Path, np.ndarray], Any]
