@@ -127,11 +127,11 @@ def dask_processes(
             processes.close()
 
 
-def _wait_for_workers(processes: Processes, number: int, seconds: float = 60) -> None:
+def _wait_for_workers(processes: Processes, number: int, seconds: float = 600) -> None:
     import distributed
 
     end = time.monotonic() + seconds
-    with distributed.Client(processes.address, timeout=30, set_as_default=False) as client:
+    with distributed.Client(processes.address, timeout=300, set_as_default=False) as client:
         while len(client.scheduler_info(n_workers=-1)["workers"]) < number:
             assert time.monotonic() < end, "workers did not start"
             time.sleep(0.1)

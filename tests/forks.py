@@ -2,8 +2,8 @@
 
 `start(program, *arguments)` runs a script or a piece of code as `python program ...` would, in a fork of its own. It counts as
 fresh where growth is measured from its own start: the kernel sets the peak of a fork to what it holds then. It is not for
-proofs about imports, the command line, a control group (what was imported is charged to the server) or the C library's
-settings: those take real processes.
+proofs about imports, the command line or a control group (what was imported is charged to the server): those take real
+processes.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ import socket
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 IMPORTED = ("numpy", "outsize.array", "outsize.array.run.execute")
 TORCH = (
-    "torch", "torch._dynamo", "outsize.model.estimation.estimate", "outsize.model.scripts.follower",
+    "torch", "torch._dynamo", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.device_mesh",
+    "outsize.model.estimation.estimate", "outsize.model.fitting.fit", "outsize.model.scripts.follower",
     "outsize.model.scripts.stand_ins", "outsize.model.scripts.outside",
 )  # fmt: skip
-"""For processes that train or trace: these imports take seconds."""
+"""For processes that train or trace, one or many: these imports take seconds."""
 
 
 class Child:
     """A forked process, with the part of `subprocess.Popen` that tests use."""
 
     def __init__(
-        self, program: str | Path, arguments: tuple[str, ...], imported: tuple[str, ...], environment: dict[str, str]
+        self, program: str | Path, arguments: tuple[str, ...], line: socket.socket, environment: dict[str, str]
     ) -> None:
         self._out, self._err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
         reply, write = os.pipe()
@@ -45,7 +47,7 @@ class Child:
             "environment": environment,
         }
         fds = [self._out.fileno(), self._err.fileno(), write]
-        socket.send_fds(_server(imported), [json.dumps(given).encode()], fds)
+        socket.send_fds(line, [json.dumps(given).encode()], fds)
         os.close(write)
         self._reply = os.fdopen(reply)
         self.pid = int(self._reply.readline())
@@ -77,38 +79,80 @@ class Child:
 
 def start(
     program: str | Path, *arguments: str | Path, imported: tuple[str, ...] = IMPORTED,
-    environment: dict[str, str] | None = None,
+    environment: dict[str, str] | None = None, settings: tuple[tuple[str, str], ...] = (),
 ) -> Child:  # fmt: skip
-    """Run a script (a path) or code (a text) in a fork of a process that has `imported` these modules."""
-    return Child(program, tuple(map(str, arguments)), imported, dict(environment or os.environ))
+    """Run a script (a path) or code (a text) in a fork of a process that has `imported` these modules. `settings`: variables
+    that the C library reads when a process begins."""
+    given = dict(environment or os.environ) | dict(settings)
+    return Child(program, tuple(map(str, arguments)), _server(imported, settings), given)
 
 
 @functools.cache
-def _server(imported: tuple[str, ...]) -> socket.socket:
-    """The server of this process for these imports, which ends with it: when the other end of the pair is closed."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, __file__, str(theirs.fileno()), *imported]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-    theirs.close()
-    atexit.register(process.wait)
-    atexit.register(ours.close)  # runs first
-    return ours
+def _server(imported: tuple[str, ...], settings: tuple[tuple[str, str], ...]) -> socket.socket:
+    """A line to the server with these imports. All processes of one run of the tests share it, since some imports take
+    seconds; who comes first starts it, and it ends
+    when all lines are closed."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID", os.getpid())
+    kind = zlib.crc32(repr((imported, settings)).encode())
+    name = f"\0outsize-forks-{run}-{kind}"  # an abstract name, which vanishes with its socket
+    line = None
+    while line is None:
+        line = _connect(name) or _open(name, imported, dict(settings))
+    atexit.register(line.close)
+    return line
 
 
-def _serve(control: socket.socket) -> None:
+def _connect(name: str) -> socket.socket | None:
+    """A line to a server that is there."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        line.connect(name)
+    except ConnectionRefusedError:
+        line.close()
+        return None
+    return line
+
+
+def _open(name: str, imported: tuple[str, ...], settings: dict[str, str]) -> socket.socket | None:
+    """A line to a server that is started now: its door is open before it is there; None where another was faster."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        try:
+            door.bind(name)
+        except OSError:
+            return None
+        door.listen(64)
+        command = [sys.executable, __file__, str(door.fileno()), *imported]
+        subprocess.Popen(command, pass_fds=[door.fileno()], env=os.environ | settings)
+        return _connect(name)
+
+
+def _serve(door: socket.socket) -> None:
     """Fork a watcher for every request; the watcher forks the process and tells its number and its exit status."""
+    lines: list[socket.socket] = []
     while True:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:  # watchers that have ended
                 pass
-        request, fds, _, _ = socket.recv_fds(control, 1 << 20, 3)
-        if not request:
-            return
-        if not os.fork():
-            break
-        for fd in fds:
-            os.close(fd)
-    control.close()
+        for ready in select.select([door, *lines], [], [])[0]:
+            if ready is door:
+                lines.append(door.accept()[0])
+                continue
+            request, fds, _, _ = socket.recv_fds(ready, 1 << 20, 3)
+            if not request:
+                lines.remove(ready)
+                ready.close()
+            elif not os.fork():
+                for line in (door, *lines):
+                    line.close()
+                return _watch(request, fds)
+            for fd in fds:
+                os.close(fd)
+        if not lines and not select.select([door], [], [], 0)[0]:
+            return None
+
+
+def _watch(request: bytes, fds: list[int]) -> None:
+    """In a fork of the server."""
     out, err, reply = fds
     if pid := os.fork():
         os.write(reply, f"{pid}\n".encode())

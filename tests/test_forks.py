@@ -43,7 +43,7 @@ def test_a_fork_can_be_killed(tmp_path):
     child.kill()
     child.communicate()
     assert child.returncode == child.poll() == -signal.SIGKILL
-    for _ in range(100):
+    for _ in range(2000):
         if not os.path.exists(f"/proc/{child.pid}"):
             break
         time.sleep(0.05)

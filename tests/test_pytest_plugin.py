@@ -58,7 +58,7 @@ def test_mark():
 def run_pytest(folder, *words):
     command = [sys.executable, "-m", "pytest", "-p", "outsize.pytest_plugin", "-p", "no:cacheprovider", *words]
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT / "src")}
-    answer = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    answer = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
     return answer.stdout + answer.stderr
 
 

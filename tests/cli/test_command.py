@@ -11,7 +11,7 @@ from outsize.cli import VERBS, main
 
 
 def outsize(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "outsize", *words], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-m", "outsize", *words], capture_output=True, text=True, timeout=900)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_reader_that_goes_away_is_no_error():
 def test_what_an_encoding_lacks_is_written_plainly(encoding):
     answer = subprocess.run(
         [sys.executable, "-m", "outsize", "memory"],
-        capture_output=True, timeout=60, env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+        capture_output=True, timeout=900, env=os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
     )  # fmt: skip
     assert answer.returncode == 0 and answer.stderr == b""
     assert "default budget" in answer.stdout.decode(encoding)
@@ -96,7 +96,9 @@ def test_what_an_encoding_lacks_is_written_plainly(encoding):
 @pytest.mark.parametrize("verb", ["memory", "explain"])
 def test_a_closed_stream_is_no_error(verb, closed):
     command = f"'{sys.executable}' -m outsize {verb} {closed}"
-    answer = subprocess.run(["sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    answer = subprocess.run(
+        ["sh", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=900
+    )
     assert answer.returncode == (0 if verb == "memory" else 1)  # nothing is no out-of-memory failure
     assert answer.stderr == ""
 
@@ -104,7 +106,7 @@ def test_a_closed_stream_is_no_error(verb, closed):
 def test_a_full_disk_under_the_answer_is_one_sentence():
     with open("/dev/full", "w") as full:
         answer = subprocess.run(
-            [sys.executable, "-m", "outsize", "memory"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+            [sys.executable, "-m", "outsize", "memory"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=900
         )
     assert answer.returncode == 1 and answer.stderr == "outsize: No space left on device\n"
 

@@ -13,7 +13,7 @@ from outsize.cli import main
 
 def pipe(text, *words):
     line = [sys.executable, "-m", "outsize", "explain", *words]
-    return subprocess.run(line, input=text, capture_output=True, text=True, timeout=60)
+    return subprocess.run(line, input=text, capture_output=True, text=True, timeout=900)
 
 
 def test_a_piped_message_is_explained():

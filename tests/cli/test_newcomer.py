@@ -196,7 +196,7 @@ print("all answered")
 
 
 def test_a_missing_extra_is_one_sentence_with_the_pip_line_everywhere(tmp_path):
-    answer = subprocess.run([sys.executable, "-c", BLOCKED], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    answer = subprocess.run([sys.executable, "-c", BLOCKED], cwd=tmp_path, capture_output=True, text=True, timeout=900)
     assert answer.stdout == "all answered\n", answer.stderr
 
 
@@ -212,14 +212,13 @@ def test_ctrl_c_says_that_the_same_call_goes_on_and_it_does(tmp_path):
     program = subprocess.Popen(
         words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_ctrl_c
     )  # fmt: skip
-    until = time.monotonic() + 30
-    while time.monotonic() < until and not any("journal" in name for name in os.listdir(tmp_path)):
+    while program.poll() is None and not any("journal" in name for name in os.listdir(tmp_path)):
         time.sleep(0.02)
     time.sleep(0.2)
     program.send_signal(signal.SIGINT)
-    error = program.communicate(timeout=60)[1]
+    error = program.communicate(timeout=900)[1]
     assert program.returncode == 130
     assert "the same call goes on from there" in error and "z.npy" in error
-    assert subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=120).returncode == 0
+    assert subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=900).returncode == 0
     wanted = np.sin(np.cos(np.sin(np.float32(0))))
     assert np.load(tmp_path / "z.npy", mmap_mode="r")[-1, -1] == pytest.approx(wanted)

@@ -125,7 +125,7 @@ def test_views_of_one_array_are_one_row():
 
 
 def run_program(code):
-    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=900)
 
 
 def test_install_explains_what_ends_a_program():

@@ -3,12 +3,14 @@ it would have needed, and a first advice that can help; with the kernel's log an
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import textwrap
 
 import pytest
 from cgroup import limited
+from effort import long, points
 
 MiB = 2**20
 GROW = """
@@ -38,7 +40,12 @@ def run(folder, code, limit, *, log="/dev/kmsg", before="", command=("program.py
     with limited(limit * MiB) as group:
         shell = f'echo $$ > {group.procs}; {before} exec "$@"'
         line = ["bash", "-c", shell, "bash", sys.executable, "-c", RUN, log, *command]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=180, cwd=folder)
+        for _ in range(5):
+            done = subprocess.run(line, capture_output=True, text=True, timeout=900, cwd=folder)
+            if (
+                done.returncode != -signal.SIGKILL
+            ):  # a kernel that is slow to free what the program held kills who ran it too
+                break
     report = folder / "why.json"
     return (json.loads(report.read_text()) if report.exists() else None), done
 
@@ -96,10 +103,15 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize("log", ["/dev/kmsg", "/nowhere"], ids=["with the log", "without it"])
-@pytest.mark.parametrize("code", KILLS.values(), ids=KILLS)
-def test_the_process_that_was_killed_is_named(code, log, tmp_path):
-    why, done = run(tmp_path, code, 300, log=log)
+LOGS = {"with the log": "/dev/kmsg", "without it": "/nowhere"}
+BOTH = [(name, log) for name in KILLS for log in LOGS]
+IN_TURN = [pair for number, pair in enumerate(BOTH) if number % 4 in (0, 3)]
+"""Every program once, and half of them with each of the two."""
+
+
+@pytest.mark.parametrize(("name", "log"), BOTH if long() else IN_TURN)
+def test_the_process_that_was_killed_is_named(name, log, tmp_path):
+    why, done = run(tmp_path, KILLS[name], 300, log=LOGS[log])
     assert why is not None, done.stderr
     assert why["failure"]["pid"] == int((tmp_path / "victim").read_text()), done.stderr
     assert (why["cause"]["name"], why["cause"]["certain"], why["failure"]["limit_bytes"]) == ("limit", True, 300 * MiB)
@@ -138,7 +150,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("log", ["/dev/kmsg", "/nowhere"], ids=["with the log", "without it"])
+@pytest.mark.parametrize("log", points(list(LOGS.values()), 1), ids=points(list(LOGS), 1))
 def test_a_worker_of_a_loader_is_named_and_fewer_workers_are_advised(tmp_path, log):
     pytest.importorskip("torch")
     why, done = run(tmp_path, LOADER, 1200, log=log)
@@ -190,7 +202,7 @@ def test_the_peak_is_the_kernels_own_even_where_no_reading_saw_it(tmp_path):
     code = "import mmap\nheld = mmap.mmap(-1, 200 * 2**20)\nheld.write(b'1' * (200 * 2**20))\n1 / 0"
     (tmp_path / "program.py").write_text(code)
     line = [sys.executable, "-m", "outsize", "run", "--peak", "program.py"]
-    answer = subprocess.run(line, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    answer = subprocess.run(line, capture_output=True, text=True, timeout=900, cwd=tmp_path)
     (said,) = re.findall(r"peak of ([0-9.]+) MiB of RAM \(exact\)", answer.stderr)
     assert 400 <= float(said) < 450
 

@@ -158,7 +158,7 @@ def main(file, rank, count, *scenarios):
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     rank, count = int(rank), int(count)
-    timeout = datetime.timedelta(seconds=60)
+    timeout = datetime.timedelta(seconds=240)
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=count, timeout=timeout)
     for scenario in scenarios:
         kind, share, place = scenario.split(":")

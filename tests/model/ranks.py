@@ -7,21 +7,15 @@ import time
 
 import forks
 
-IMPORTED = (
-    "torch", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.device_mesh", "torch._dynamo",
-    "outsize.model.fitting.fit"
-)  # fmt: skip
-"""What every rank imports, once for all of them."""
-
 PROGRAM = pathlib.Path(__file__).with_name("ranked_steps.py")
 
 
-def run_ranks(folder, count, *scenarios, seconds=60, program=PROGRAM, **environment):
+def run_ranks(folder, count, *scenarios, seconds=300, program=PROGRAM, **environment):
     """The lines of JSON of every rank, by rank; a rank that has not ended in so many seconds is a hang."""
     store = folder / f"store-{time.monotonic_ns()}"
     given = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     words = [(str(store), str(rank), str(count), *scenarios) for rank in range(count)]
-    ranks = [forks.start(program, *line, imported=IMPORTED, environment=given) for line in words]
+    ranks = [forks.start(program, *line, imported=forks.TORCH, environment=given) for line in words]
     until = time.monotonic() + seconds * max(1, len(scenarios))
     while any(rank.poll() is None for rank in ranks) and time.monotonic() < until:
         time.sleep(0.05)

@@ -108,7 +108,7 @@ def watch(tmp_path, code):
     path = tmp_path / "program.py"
     path.write_text(code)
     done = subprocess.run(
-        [sys.executable, "-c", RUNNER, path.name], capture_output=True, text=True, cwd=tmp_path, timeout=300
+        [sys.executable, "-c", RUNNER, path.name], capture_output=True, text=True, cwd=tmp_path, timeout=900
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -62,7 +62,7 @@ def test_a_cell_of_a_real_kernel_shows_a_noun_once():
 
     cells = [CELLS, "print(str(out)[:6])", "outsize.array.ones((2000, 2000)).sum().plan()"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
-    nbclient.NotebookClient(notebook, timeout=120).execute()
+    nbclient.NotebookClient(notebook, timeout=900).execute()
     first, second, third = (cell.outputs for cell in notebook.cells)
     assert [set(output.data) for output in first] == [{"text/plain", "text/html"}]
     assert "cause:" in first[0].data["text/plain"] and "cause:" in first[0].data["text/html"]

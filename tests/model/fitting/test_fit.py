@@ -106,14 +106,14 @@ def test_a_dry_run_changes_nothing_and_cannot_step():
 
 
 def test_a_budget_nothing_can_hold_names_the_smallest_that_works():
-    model, batch = nets.Language(), nets.make_tokens()
+    model, batch = nets.Language(blocks=1), nets.make_tokens()
     with pytest.raises(outsize.BudgetError, match="smallest that has one") as caught:
         outsize.fit(model, nets.language_loss, torch.optim.SGD(model.parameters(), 0.1), batch, budget="10KiB")
     assert caught.value.smallest > parse_bytes("10KiB")
 
 
 def test_streaming_forbidden_and_a_budget_below_the_weights_is_refused_before_anything_is_changed():
-    model, batch = nets.Language(), nets.make_tokens()
+    model, batch = nets.Language(blocks=1), nets.make_tokens()
     weights = sum(p.numel() * 4 for p in model.parameters())
     forward = model.forward
     with pytest.raises(outsize.BudgetError):

@@ -302,7 +302,7 @@ def test_rounding_under_autocast_is_told_from_a_wrong_gradient(monkeypatch, wron
     """A difference under autocast that is gone without it is rounding; one that stays is none."""
     from outsize.model.fitting import training as verb
 
-    model, tokens = nets.Language(), nets.make_tokens(rows=6)
+    model, tokens = nets.Language(blocks=1), nets.make_tokens(rows=6)
 
     def loss(model, batch):
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -320,7 +320,7 @@ def test_mistakes_are_named(words, said, folder, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_processes_that_do_the_same_work_are_followed_once(folder):
+def test_processes_that_do_the_same_work_are_followed_once(folder, forked):
     source = """
 import torch
 import torch.multiprocessing as mp
