@@ -43,7 +43,7 @@ def norms() -> Any:
     x = first = keras.Input((48, 48, 8))
     for norm in (layers.BatchNormalization, lambda: layers.GroupNormalization(4), layers.LayerNormalization):
         x = layers.Activation("swish")(norm()(layers.Conv2D(24, 3, padding="same")(x)))
-    model = keras.Model(first, layers.Dense(5)(layers.Flatten()(layers.AveragePooling2D()(x))))
+    model = keras.Model(first, layers.Dense(5)(layers.Flatten()(layers.AveragePooling2D(2)(x))))
     model.compile(keras.optimizers.SGD(0.01, nesterov=True, momentum=0.9), _sparse(), metrics=["accuracy"])
     return model, _numbers(64, 48, 48, 8), _whole(5, 64)
 
