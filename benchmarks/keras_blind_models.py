@@ -88,7 +88,7 @@ def large_softmax() -> Any:
     return model, _whole(30000, 256, 16), labels
 
 
-class _Distilled(keras.Model):
+class Distilled(keras.Model):
     """A `train_step` of its own: two forward passes and a penalty of the gradient."""
 
     def train_step(self, data: Any) -> Any:
@@ -106,7 +106,7 @@ def own_step() -> Any:
     x = given
     for _ in range(4):
         x = layers.Dropout(0.2)(layers.Dense(640, activation="silu")(x))
-    model = _Distilled(given, layers.Dense(32)(x))
+    model = Distilled(given, layers.Dense(32)(x))
     model.compile(keras.optimizers.Lion())
     return model, _numbers(1536, 640), _numbers(1536, 32)
 

@@ -25,6 +25,7 @@ from outsize.model.keras.trace import Followed, Traced, follow, trace_function, 
 MARGIN = 0.1
 """For scratch of kernels and what allocators round (benchmarks/keras_steps.py)."""
 ROOM = 2**18
+ORDERS = "the bound holds in every order in which threads may take operators"
 BASE = 525 * MiB
 """Resident bytes of a process that has imported TensorFlow 2.21 and run a small step: 525 MiB in three runs."""
 MOST = 2**20
@@ -187,7 +188,8 @@ def _verdict(played: Played, capacity: int, on_host: bool) -> bool | None:
 def _settings(on_host: bool) -> tuple[str, ...]:
     """What TensorFlow does beside the step."""
     if on_host:
-        return ()
+        several = port.threads_of_operators() > 1
+        return (f"{ORDERS}: tf.config.threading.set_inter_op_parallelism_threads(1) leaves one order",) if several else ()
     return (
         "TensorFlow takes the whole card at the start unless memory growth is on "
         "(tf.config.experimental.set_memory_growth): the numbers are those with growth",
