@@ -32,7 +32,7 @@ def step(params, state, batch):
 
 
 def build(rows):
-    params = [jnp.ones((384, 384)) / 384 for _ in range(6)] + [jnp.ones((384, 192)) / 384]
+    params = [jax.random.normal(jax.random.key(layer), (384, 384 if layer < 6 else 192)) / 20 for layer in range(7)]
     return params, OPTIMIZER.init(params), (jnp.ones((rows, 384)), jnp.ones((rows, 192)))
 
 
@@ -49,14 +49,11 @@ def data_ours():
         return last
 
 
-@jax.jit
-def normalise(x):
-    return (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True)
-
-
 def picture_plain():
     limit()
-    return normalise(jnp.ones(WIDE)).shape
+    x = jnp.ones(WIDE)
+    centred = x - x.mean(1, keepdims=True)
+    return (centred / x.std(1, keepdims=True)).block_until_ready().shape
 
 
 def picture_ours():
@@ -95,12 +92,12 @@ def shape_ours():
 
 def larger_plain():
     limit()
-    x = jnp.ones((MANY // 3, 512))
-    return (x.T @ x).shape
+    x = jnp.ones((MANY // 2, 512))
+    return (x.T @ x).block_until_ready().shape
 
 
 def larger_ours():
-    with stored(MANY // 3, 512) as path:
+    with stored(MANY // 2, 512) as path:
         add = jax.jit(lambda total, tile: total + tile.T @ tile, donate_argnums=0)
         total = add(jnp.zeros((512, 512)), jnp.ones((2048, 512)))
         limit()

@@ -74,12 +74,12 @@ def shape_ours():
 
 
 def larger_plain():
-    x = tf.ones((MANY // 3, 512))
+    x = tf.ones((MANY // 2, 512))
     return tf.matmul(x, x, transpose_a=True).shape
 
 
 def larger_ours():
-    with stored(MANY // 3, 512) as path:
+    with stored(MANY // 2, 512) as path:
         total = tf.zeros((512, 512))
         for tile in outsize.DataSource(path, budget=ROOM // 4).to_tensorflow(2048):
             total += tf.matmul(tile, tile, transpose_a=True)

@@ -70,8 +70,8 @@ def update_plain():
 def update_ours():
     net = model()
     optimizer = torch.optim.Adam(net.parameters())
-    fitted = outsize.fit(net, loss, optimizer, BATCH, budget=ROOM)
-    limit(ROOM * 3 // 2)
+    fitted = outsize.fit(net, loss, optimizer, BATCH, budget=ROOM // 2)
+    limit()
     return fitted.step(BATCH)
 
 
@@ -94,12 +94,12 @@ def shape_ours():
 
 def larger_plain():
     limit()
-    x = torch.ones(MANY // 3, 512)
+    x = torch.ones(MANY // 2, 512)
     return (x.T @ x).shape
 
 
 def larger_ours():
-    with stored(MANY // 3, 512) as path:
+    with stored(MANY // 2, 512) as path:
         limit()
         total = torch.zeros(512, 512)
         for tile in outsize.open(path).tiles("cpu", budget=ROOM // 4, shape=(2048, 512)):

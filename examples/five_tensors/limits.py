@@ -17,14 +17,15 @@ MANY = 3075200 // SCALE
 """Rows of 512 numbers: 5.87 GiB at scale 1."""
 WIDE = (1, 256, 1024 // SCALE, 1021)
 """A picture's activations: 1021 MiB at scale 1."""
-ROOM = (1536 << 20) // SCALE
+ROOM = (2048 << 20) // SCALE
 """Bytes that a program may take beside what it has when its work begins."""
 
 
 def limit(more: int = ROOM) -> None:
-    """`ulimit -v`: this process may map so many bytes more."""
-    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, resource.RLIM_INFINITY))
+    """`ulimit -d`: this process may take so many bytes more."""
+    status = pathlib.Path("/proc/self/status").read_text().split()
+    taken = int(status[status.index("VmData:") + 1]) * 1024
+    resource.setrlimit(resource.RLIMIT_DATA, (taken + more, resource.RLIM_INFINITY))
 
 
 @contextlib.contextmanager
@@ -45,7 +46,7 @@ def run(cases: dict, name: str, way: str) -> None:
     try:
         print(f"{name} {way}: {cases[name, way]()}")
     except Exception as error:
-        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         lines = [line for line in str(error).splitlines() if "memory" in line or "OOM" in line or "llocate" in line]
         print(f"{name} {way}: {type(error).__name__}: {lines[0] if lines else error}")
         raise SystemExit(1) from None
