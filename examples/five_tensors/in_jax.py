@@ -60,7 +60,11 @@ def picture_ours():
     with stored(*WIDE) as path:
         limit()
         x = outsize.open(path)
-        return ((x - x.mean(axis=1, keepdims=True)) / x.std(axis=1, keepdims=True)).save(path + ".z.npy", budget=ROOM // 8).shape
+        return (
+            ((x - x.mean(axis=1, keepdims=True)) / x.std(axis=1, keepdims=True))
+            .save(path + ".z.npy", budget=ROOM // 8)
+            .shape
+        )
 
 
 def update_plain():

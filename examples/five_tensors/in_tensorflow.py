@@ -13,11 +13,11 @@ from limits import MANY, ROOM, SCALE, WIDE, run, stored
 os.environ |= {"TF_CPU_ALLOCATOR_USE_BFC": "true", "TF_CPU_BFC_MEM_LIMIT_IN_MB": str(ROOM >> 20)}
 os.environ |= {"TF_ENABLE_ONEDNN_OPTS": "0", "TF_CPP_MIN_LOG_LEVEL": "3"}  # oneDNN has an allocator of its own
 
-import keras  # noqa: E402
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import keras
+import numpy as np
+import tensorflow as tf
 
-import outsize  # noqa: E402
+import outsize
 
 ROWS = 200_000 // SCALE
 
@@ -48,7 +48,11 @@ def picture_plain():
 def picture_ours():
     with stored(*WIDE) as path:
         x = outsize.open(path)
-        return ((x - x.mean(axis=1, keepdims=True)) / x.std(axis=1, keepdims=True)).save(path + ".z.npy", budget=ROOM // 8).shape
+        return (
+            ((x - x.mean(axis=1, keepdims=True)) / x.std(axis=1, keepdims=True))
+            .save(path + ".z.npy", budget=ROOM // 8)
+            .shape
+        )
 
 
 def update_plain():

@@ -124,9 +124,10 @@ def _forget(frame: FrameType, values: Any) -> None:
 
 def _of_jax() -> Iterator[tuple[Any, str]]:
     """What JAX itself counts: it also knows arrays that only its own code refers to."""
-    jax = sys.modules.get("jax")
-    for array in jax.live_arrays() if hasattr(jax, "live_arrays") and "jax._src.xla_bridge" in sys.modules else ():
-        yield array, "alive in JAX"
+    jax: Any = sys.modules.get("jax")
+    if "jax._src.xla_bridge" in sys.modules and hasattr(jax, "live_arrays"):
+        for array in jax.live_arrays():
+            yield array, "alive in JAX"
 
 
 def _in_heap(types: tuple[type, ...]) -> Iterator[tuple[Any, str]]:

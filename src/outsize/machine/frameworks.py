@@ -64,7 +64,8 @@ def _jax_settings(environ: Environment) -> Iterator[str]:
     if environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower() in OFF:
         yield f"JAX grows up to {part:.0%} of the card; {whose}"
     else:
-        yield f"JAX took {part:.0%} of the card when it started, used or not: XLA_PYTHON_CLIENT_PREALLOCATE=false lets it grow; {whose}"
+        took = f"JAX took {part:.0%} of the card when it started, used or not"
+        yield f"{took}: XLA_PYTHON_CLIENT_PREALLOCATE=false lets it grow; {whose}"
 
 
 def _ask_tensorflow(tf: Any, environ: Environment) -> Iterator[Arena]:
@@ -91,7 +92,11 @@ def _ask_tensorflow(tf: Any, environ: Environment) -> Iterator[Arena]:
 def _tensorflow_settings(tf: Any, card: Any, environ: Environment) -> tuple[int | None, tuple[str, ...]]:
     """(limit of a card's logical device, how TensorFlow takes its memory)."""
     asynchronous = environ.get("TF_GPU_ALLOCATOR") == "cuda_malloc_async"
-    notes = ("TF_GPU_ALLOCATOR=cuda_malloc_async: the driver's own pool, which gives back what is free",) if asynchronous else ()
+    notes = (
+        ("TF_GPU_ALLOCATOR=cuda_malloc_async: the driver's own pool, which gives back what is free",)
+        if asynchronous
+        else ()
+    )
     logical = tf.config.get_logical_device_configuration(card) or ()
     limit = getattr(logical[0], "memory_limit", None) if logical else None
     if limit:

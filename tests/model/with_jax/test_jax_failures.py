@@ -32,9 +32,14 @@ WORKS = {
     "an array": ("jnp.ones((3000000, 100)).block_until_ready()", 1_200_000_000, "1.12 GiB"),
     "a step": (
         "jax.jit(jax.grad(lambda w, x: jnp.tanh(x @ w).sum()))(jnp.ones((64, 30000)), jnp.ones((9000, 64))).block_until_ready()",
-        None, "",
+        None,
+        "",
     ),
-    "all pairs": ("x = jnp.arange(50001.0); jax.vmap(lambda a: jnp.abs(a - x))(x).block_until_ready()", 4 * 50001**2, "50,001"),
+    "all pairs": (
+        "x = jnp.arange(50001.0); jax.vmap(lambda a: jnp.abs(a - x))(x).block_until_ready()",
+        4 * 50001**2,
+        "50,001",
+    ),
 }
 
 
@@ -53,7 +58,9 @@ def test_a_refused_allocation_is_explained_live_and_from_text_with_what_jax_hold
 
 
 def test_memory_says_what_jax_holds_and_asks_nothing_of_a_jax_that_has_not_started():
-    program = "import jax, outsize; a = outsize.memory().frameworks; x = jax.numpy.ones(10**6); print(a, outsize.memory())"
+    program = (
+        "import jax, outsize; a = outsize.memory().frameworks; x = jax.numpy.ones(10**6); print(a, outsize.memory())"
+    )
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
     assert done.stdout.startswith("() "), done.stderr
@@ -83,7 +90,7 @@ def test_a_data_source_is_a_random_access_source_of_grain(tmp_path):
 
     np.save(tmp_path / "x.npy", np.arange(20.0))
     dataset = grain.MapDataset.source(outsize.DataSource(tmp_path / "x.npy", budget="1MiB")).shuffle(seed=1).batch(5)
-    assert sorted(np.concatenate([batch for batch in dataset]).tolist()) == list(range(20))
+    assert sorted(np.concatenate(list(dataset)).tolist()) == list(range(20))
 
 
 @pytest.mark.parametrize("name", ["data", "picture", "update", "shape", "larger"])
@@ -102,6 +109,6 @@ def test_the_plain_script_of_the_five_tensors_fails_and_ours_works(name):
 def test_a_kernel_library_that_got_no_memory_is_known_by_its_own_words():
     import outsize
 
-    text = "allocate of <4> failed.\njax.errors.JaxRuntimeError: INTERNAL: Error dispatching computation: YNNPACK operation failed: error"
-    assert outsize.explain(text).failure.framework == "jax"
-    assert outsize.explain(text.partition("\n")[2]).failure is None  # it fails for other reasons too
+    error = "jax.errors.JaxRuntimeError: INTERNAL: Error dispatching computation: YNNPACK operation failed: error"
+    assert outsize.explain(f"allocate of <4> failed.\n{error}").failure.framework == "jax"
+    assert outsize.explain(error).failure is None  # it fails for other reasons too

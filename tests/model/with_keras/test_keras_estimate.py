@@ -35,7 +35,9 @@ def test_the_bound_of_a_dense_model_holds_what_tensorflow_measures(tf):
     activations = 4 * 4096 * 512 * 4
     assert found.peak_requested.bytes > 3 * weights + activations
     assert 0.75 * found.peak_requested.bytes < peak <= found.peak_requested.bound
-    waiting = 7 * 4096 * 512 * 4  # the input, activations and gradients, if gradients of weights wait: threads may meet so
+    waiting = (
+        7 * 4096 * 512 * 4
+    )  # the input, activations and gradients, if gradients of weights wait: threads may meet so
     assert found.peak_requested.bound > 3 * weights + waiting
     kinds = {part.name: part.bytes for part in found.parts}
     assert kinds["weights"] >= weights and kinds["optimizer state"] >= 2 * weights

@@ -37,7 +37,11 @@ def broadcast(case: Case) -> Cause | None:
     if first == second:
         return make_cause(
             CauseName.BROADCAST,
-            (f"The shape {shape} has the axis {first:,} twice" if shape else f"{need:,} bytes are one number for every pair of {first:,}")
+            (
+                f"The shape {shape} has the axis {first:,} twice"
+                if shape
+                else f"{need:,} bytes are one number for every pair of {first:,}"
+            )
             + f": an array of shape ({first:,}, 1) met one of shape "
             f"({first:,},) and broadcasting made {said(need)} of them. The two arrays themselves are small.",
             decide=f"print the shapes of the operands: one is ({first}, 1) where a flat array was meant; if every "

@@ -189,7 +189,9 @@ def _settings(on_host: bool) -> tuple[str, ...]:
     """What TensorFlow does beside the step."""
     if on_host:
         several = port.threads_of_operators() > 1
-        return (f"{ORDERS}: tf.config.threading.set_inter_op_parallelism_threads(1) leaves one order",) if several else ()
+        return (
+            (f"{ORDERS}: tf.config.threading.set_inter_op_parallelism_threads(1) leaves one order",) if several else ()
+        )
     return (
         "TensorFlow takes the whole card at the start unless memory growth is on "
         "(tf.config.experimental.set_memory_growth): the numbers are those with growth",
