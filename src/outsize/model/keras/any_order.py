@@ -125,7 +125,7 @@ class Lives:
                 self._set(number, kind, old, tensor.variable.buffer)
 
     def _set(self, number: int, kind: str, old: Buffer, new: Buffer | None) -> None:
-        """A variable is read or set: its old value lives until its readers have ended, and is written over if they surely have."""
+        """A variable is read or set: its old value lives until its readers have ended; it is written over if they surely have."""
         life = self._of(old)
         if new is old and kind not in UPDATES:
             return
