@@ -7,6 +7,7 @@ import pytest
 
 import outsize
 from outsize.core.memory import HOST, Pool
+from outsize.failure.live import live_arrays
 from outsize.machine.fake import FakeMachine
 from outsize.machine.frameworks import read_frameworks
 
@@ -51,7 +52,9 @@ def test_jax_says_what_is_in_use_what_it_took_and_which_setting_changes_that(jax
 
 def test_a_jax_that_has_not_started_or_is_half_loaded_is_not_asked(jax, monkeypatch):
     jax.backends_are_initialized = lambda: False
+    sys.modules["jax"].live_arrays = lambda: pytest.fail("this starts JAX")
     assert of("JAX") == []
+    live_arrays()
     monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", types.SimpleNamespace())
     assert of("JAX") == []
 

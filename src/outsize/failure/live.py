@@ -123,9 +123,10 @@ def _forget(frame: FrameType, values: Any) -> None:
 
 
 def _of_jax() -> Iterator[tuple[Any, str]]:
-    """What JAX itself counts: it also knows arrays that only its own code refers to."""
+    """What JAX itself counts, where it has started: it also knows arrays that only its own code refers to."""
     jax: Any = sys.modules.get("jax")
-    if "jax._src.xla_bridge" in sys.modules and hasattr(jax, "live_arrays"):
+    started = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
+    if started is not None and started() and hasattr(jax, "live_arrays"):
         for array in jax.live_arrays():
             yield array, "alive in JAX"
 
