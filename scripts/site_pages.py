@@ -42,7 +42,7 @@ def _names(nav: Any) -> list[str]:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """`api.md` with every public name; fences with their language alone, since the site knows no other words there."""
-    markdown = re.sub(r"^```(\w+) (?!title=)[^\n]*$", r"```\1", markdown, flags=re.M)
+    markdown = re.sub(r"^( *)```(\w+) (?!title=)[^\n]*$", r"\1```\2", markdown, flags=re.M)
     if page.file.src_uri != "api.md":
         return markdown
     return markdown + "\n\n".join(f"::: {path}" for path in public_paths())

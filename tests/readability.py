@@ -15,7 +15,7 @@ LONGEST = 25
 
 def sentences(text: str) -> list[str]:
     """The sentences of a Markdown page."""
-    text = re.sub(r"^```.*?^```\s*?$", "\n\n", text, flags=re.M | re.S)
+    text = re.sub(r"^( *)```.*?^\1```\s*?$", "\n\n", text, flags=re.M | re.S)
     text = re.sub(r"<!--.*?-->|<svg.*?</svg>", "", text, flags=re.S)
     text = re.sub(r"^\s*(\||#|!!!|\?\?\?|:::|<|!\[|---|===).*$", "", text, flags=re.M)
     text = re.sub(r"^    ", "", text, flags=re.M)

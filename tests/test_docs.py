@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 
 import forks
 import pytest
@@ -27,7 +28,8 @@ LONG = {"3-cuda-out-of-memory", "4-model-larger-than-card", "which-gpu", "batch-
 DEAR = {"shrink"}
 """The same of the other pages; in the normal run their examples are read, and what they name is there."""
 PAGES = [ROOT / "README.md", *sorted(page for page in (ROOT / "docs").glob("*.md") if page not in IN_ORDER)]
-BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+"""An example; one that stands in a tab is indented."""
 
 COMMAND = "import sys\nfrom outsize.cli import main\nsys.exit(main(sys.argv[1:]))"
 """The command line, in a fork: `tests/cli` has what needs real processes."""
@@ -38,8 +40,8 @@ OF_MODELS = {"estimate", "shrink"}
 def blocks(page: pathlib.Path, language: str) -> list[str]:
     """Examples in a language; one that says `needs PACKAGE` behind it runs where that is installed."""
     found = [
-        (code, info.partition("needs ")[2].split())
-        for name, info, code in BLOCK.findall(page.read_text())
+        (textwrap.dedent(code), info.partition("needs ")[2].split())
+        for _, name, info, code in BLOCK.findall(page.read_text())
         if name == language
     ]
     return [code for code, needs in found if all(importlib.util.find_spec(name) for name in needs)]

@@ -88,6 +88,28 @@ class PoolReading(Noun):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Arena(Noun):
+    """What the allocator of a framework in this process has of a pool."""
+
+    framework: str
+    """As it is written: `JAX`, `TensorFlow`, `PyTorch`."""
+    pool: Pool
+    """Where."""
+    in_use: int | None
+    """Bytes of live arrays."""
+    peak: int | None = None
+    """The most that was in use, None where nobody counts."""
+    reserved: int | None = None
+    """Bytes that it has taken, used or not; None where nobody counts."""
+    limit: int | None = None
+    """Bytes that it may take."""
+    source: str
+    """The call that said so."""
+    notes: tuple[str, ...] = ()
+    """What its settings do, a sentence each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance(Noun):
     """The budget of one pool."""
 
@@ -156,6 +178,8 @@ class Reading(Noun):
     """What Outsize would allow itself by default."""
     notes: tuple[str, ...] = ()
     """What could not be read and why."""
+    frameworks: tuple[Arena, ...] = ()
+    """What frameworks in this process have taken by themselves."""
 
     @property
     def pools(self) -> tuple[PoolReading, ...]:

@@ -116,6 +116,19 @@ class Case:
         return spec.bytes if spec is not None else said
 
     @cached_property
+    def long_pair(self) -> tuple[int, int] | None:
+        """The two axes that a broadcast of two long vectors would have made; None where it does not look like one. JAX prints no
+        shape: bytes that are exactly one number for every pair of so many things show it too."""
+        if self.failure.shape is not None:
+            return pair_of_long_axes(self.failure.shape)
+        need = self.need if self.failure.framework == "jax" else None
+        for width in (4, 8, 2) if need else ():
+            side = math.isqrt((need or 0) // width)
+            if side * side * width == need and side >= 10_000 and side & (side - 1):
+                return side, side
+        return None
+
+    @cached_property
     def slack(self) -> int | None:
         """Bytes the framework's allocator holds without using them."""
         for name in ("reserved_unallocated_bytes", "cached_bytes"):

@@ -96,8 +96,23 @@ def _machine(case: Case) -> Iterator[str]:
                 holders = [f"pid {one.pid} {one.name or '-'} {said(one.bytes)}" for one in device.holders[:4]]
                 held = f"; {', '.join(holders)}" if holders else ""
                 yield f"now: {device.name}, {said(device.available)} of {said(device.total)} available{held}"
+    yield from _arenas(case)
     if reading.overcommit == "never":
         yield "overcommit is off: a request fails when promises pass the commit limit, touched or not"
+
+
+def _arenas(case: Case) -> Iterator[str]:
+    """What frameworks in this process have taken of the place that ran out."""
+    assert case.reading is not None
+    for arena in case.reading.frameworks:
+        host = arena.pool.kind == "host"
+        if host != (case.on_host or case.failure.device is None) or case.format == "dead child":
+            continue
+        counts = (("at most", arena.peak), ("taken", arena.reserved), ("allowed", arena.limit))
+        more = "".join(f", {word} {said(size)}" for word, size in counts if size is not None)
+        place = "" if host else f" of GPU {arena.pool.index}"
+        yield f"now: arrays of {arena.framework} hold {said(arena.in_use)}{place}{more} ({arena.source})"
+        yield from arena.notes
 
 
 def _inferred(case: Case) -> Iterator[str]:

@@ -16,9 +16,10 @@ from typing import Any
 
 from outsize.core.memory import Part
 from outsize.core.noun import Known
+from outsize.monitor.leaks.frameworks import array_bytes
 
 LONGEST_SEARCH = 2.0
-"""Seconds after which the search through the heap stops; what was found is told."""
+"""Seconds of processor time after which the search through the heap stops; what was found is told."""
 _OPTIMIZED = 0x1
 _SMALLEST = 2**20
 
@@ -26,7 +27,7 @@ _SMALLEST = 2**20
 def live_arrays(trace: TracebackType | None = None, most: int = 8) -> tuple[Part, ...]:
     """The largest arrays and tensors alive, largest first, one row a piece of memory."""
     types = _array_types()
-    return _largest((*_in_frames(_failed_frames(trace), types), *_in_heap(types)), most)
+    return _largest((*_in_frames(_failed_frames(trace), types), *_in_heap(types), *_of_jax()), most)
 
 
 def arrays_of_thread(thread: int, without: Iterable[Any] = (), most: int = 8) -> tuple[Part, ...]:
@@ -121,6 +122,15 @@ def _forget(frame: FrameType, values: Any) -> None:
         values.clear()
 
 
+def _of_jax() -> Iterator[tuple[Any, str]]:
+    """What JAX itself counts, where it has started: it also knows arrays that only its own code refers to."""
+    jax: Any = sys.modules.get("jax")
+    started = getattr(sys.modules.get("jax._src.xla_bridge"), "backends_are_initialized", None)
+    if started is not None and started() and hasattr(jax, "live_arrays"):
+        for array in jax.live_arrays():
+            yield array, "alive in JAX"
+
+
 def _in_heap(types: tuple[type, ...]) -> Iterator[tuple[Any, str]]:
     """Arrays that containers and objects refer to."""
     modules = {
@@ -128,12 +138,12 @@ def _in_heap(types: tuple[type, ...]) -> Iterator[tuple[Any, str]]:
         for name, module in list(sys.modules.items())
         if module is not None and hasattr(module, "__dict__")
     }
-    until = time.monotonic() + LONGEST_SEARCH
+    until = time.thread_time() + LONGEST_SEARCH
     owners = [
         owner for owner in gc.get_objects() if type(owner) is not FrameType
     ]  # isinstance would ask strange objects
     for count, owner in enumerate(owners):
-        if count % 1024 == 0 and time.monotonic() > until:
+        if count % 1024 == 0 and time.thread_time() > until:
             return
         for value in gc.get_referents(owner):
             if issubclass(type(value), types):
@@ -142,7 +152,11 @@ def _in_heap(types: tuple[type, ...]) -> Iterator[tuple[Any, str]]:
 
 def _array_types() -> tuple[type, ...]:
     """The array types of the libraries that this program has loaded."""
-    names = (("numpy", "ndarray"), ("torch", "Tensor"), ("cupy", "ndarray"))
+    names = (
+        ("numpy", "ndarray"), ("torch", "Tensor"), ("cupy", "ndarray"), ("jaxlib._jax", "ArrayImpl"),
+        ("jaxlib.xla_extension", "ArrayImpl"), ("tensorflow.python.framework.ops", "EagerTensor"),
+        ("tensorflow.python.ops.resource_variable_ops", "ResourceVariable"),
+    )  # fmt: skip
     found = [getattr(sys.modules[module], name, None) for module, name in names if module in sys.modules]
     return tuple(kind for kind in found if isinstance(kind, type))
 
@@ -156,7 +170,10 @@ def _identify(array: Any) -> tuple[tuple[str, int], int, str]:
             return (str(array.device), storage.data_ptr()), storage.nbytes(), text
         except Exception:  # tensors without a shape or storage of their own: nested, fake, sparse, functional
             return ("torch", id(array)), 0, type(array).__name__
-    dtype, shape = str(array.dtype), ", ".join(map(str, array.shape))
+    shape = ", ".join(map(str, array.shape))
+    if hasattr(array.shape, "num_elements"):
+        return ("array", id(array)), array_bytes(array) or 0, f"{array.dtype.name}[{shape}]"
+    dtype = str(array.dtype)
     base = array
     while type(getattr(base, "base", None)).__name__ in ("ndarray", "memmap"):
         base = base.base

@@ -10,6 +10,7 @@ from outsize.core.units import parse_bytes
 from outsize.machine.budget import budget, choose_budget, current_wishes
 from outsize.machine.cgroup import Counters, read_counters
 from outsize.machine.disk import default_scratch, read_disk
+from outsize.machine.frameworks import read_frameworks
 from outsize.machine.host import read_host, read_overcommit, read_rss, read_shm, read_swap
 from outsize.machine.system import LiveSystem, ReadOnce, System
 
@@ -44,6 +45,7 @@ def memory() -> Reading:
         time=system.now(), host=host, devices=devices, disk=disk, shm=read_shm(system), swap_total=swap_total,
         swap_free=swap_free, overcommit=read_overcommit(system), rss=read_rss(system), oom_kills=kills,
         budget=choose_budget(wishes, (host, *devices, disk), disk.name), notes=notes,
+        frameworks=read_frameworks(system.environ),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from outsize.core.memory import PoolReading, Reading
+from outsize.core.memory import Arena, PoolReading, Reading
 from outsize.core.units import format_bytes
 from outsize.report.layout import make_table
 
@@ -22,6 +22,7 @@ def draw(reading: Reading) -> RenderableType:
     lines: list[RenderableType] = [table, Text()]
     for pool in reading.pools:
         lines += [Padding(line, (0, 0, 0, 2)) for line in _details(pool)]
+    lines += [Padding(line, (0, 0, 0, 2)) for arena in reading.frameworks for line in _arena(arena)]
     lines += [Padding(line, (0, 0, 0, 2)) for line in _policies(reading)]
     lines += [Padding(Text(note, style="yellow"), (0, 0, 0, 2)) for note in reading.notes]
     lines += [Text(), Text("default budget", style="bold")]
@@ -68,6 +69,14 @@ def _details(pool: PoolReading) -> list[str]:
     elif pool.pool.kind == "device":
         lines += [f"GPU {pool.pool.index}: {note}" for note in pool.notes]
     return lines
+
+
+def _arena(arena: Arena) -> list[str]:
+    """What a framework in this process has taken."""
+    place = f"GPU {arena.pool.index}" if arena.pool.kind == "device" else "RAM"
+    counts = (("in use", arena.in_use), ("at most", arena.peak), ("taken", arena.reserved), ("may take", arena.limit))
+    told = ", ".join(f"{word} {format_bytes(size)}" for word, size in counts if size is not None)
+    return [f"{arena.framework} in this process, {place}: {told} ({arena.source})", *arena.notes]
 
 
 _OVERCOMMIT = {

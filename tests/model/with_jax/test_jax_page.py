@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import textwrap
 
 import pytest
 
@@ -17,3 +18,14 @@ def test_the_examples_of_the_page_run():
     assert len(codes) == 2
     for code in codes:
         exec(compile(code, str(PAGE), "exec"), names)
+
+
+TABS = [PAGE.with_name(f"{name}.md") for name in ("explain", "estimate", "fit", "data")]
+
+
+@pytest.mark.parametrize("page", TABS, ids=lambda page: page.stem)
+def test_the_tab_of_this_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    codes = re.findall(r"^    ```python needs jax\n(.*?)^    ```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert len(codes) == 1
+    exec(compile(textwrap.dedent(codes[0]), str(page), "exec"), {"__name__": "__main__"})

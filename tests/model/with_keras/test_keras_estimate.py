@@ -35,9 +35,24 @@ def test_the_bound_of_a_dense_model_holds_what_tensorflow_measures(tf):
     activations = 4 * 4096 * 512 * 4
     assert found.peak_requested.bytes > 3 * weights + activations
     assert 0.75 * found.peak_requested.bytes < peak <= found.peak_requested.bound
+    waiting = (
+        7 * 4096 * 512 * 4
+    )  # the input, activations and gradients, if gradients of weights wait: threads may meet so
+    assert found.peak_requested.bound > 3 * weights + waiting
     kinds = {part.name: part.bytes for part in found.parts}
     assert kinds["weights"] >= weights and kinds["optimizer state"] >= 2 * weights
     assert kinds["activations"] + kinds["temporaries"] >= activations
+
+
+def test_one_thread_for_operators_has_one_order_and_a_lower_bound(models, monkeypatch):
+    from outsize.model.keras import port
+
+    model, batch = models.transformer()
+    many = outsize.estimate(model, *batch, device="cpu").peak_requested
+    monkeypatch.setattr(port, "threads_of_operators", lambda: 1)
+    one = outsize.estimate(model, *batch, device="cpu")
+    assert one.peak_requested.bytes <= one.peak_requested.bound < many.bound
+    assert not any("inter_op" in note for note in one.notes)
 
 
 def test_a_loop_keeps_what_its_backward_pass_reads_for_every_time_step(models):

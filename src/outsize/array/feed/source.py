@@ -151,13 +151,22 @@ class DataSource:
 
     def to_tensorflow(self, batch_size: int, **options: Any) -> Any:
         """A `tf.data.Dataset` of batches; options are those of `batches`."""
-        import tensorflow as tf
-
+        tf = need("tensorflow", "DataSource.to_tensorflow")
         signature = tuple(tf.TensorSpec((None, *shape), dtype) for shape, dtype in self.specs)
         return tf.data.Dataset.from_generator(
             lambda: self.batches(batch_size, **options),
             output_signature=signature[0] if len(signature) == 1 else signature,
         )
+
+    def to_jax(self, batch_size: int, *, device: Any = None, **options: Any) -> Iterator[Any]:
+        """Batches as arrays of JAX, the next one on its way while one is used; other options are those of `batches`.
+
+        `device` is a device or a sharding. A source is a random access source of grain too: `grain.MapDataset.source(source)`.
+        """
+        need("jax", "DataSource.to_jax")
+        from outsize.array.feed.jax_batches import put_ahead
+
+        return put_ahead(self.batches(batch_size, **options), device)
 
     # Reading
 

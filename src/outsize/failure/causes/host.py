@@ -6,7 +6,7 @@ import math
 
 from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
-from outsize.failure.case import DMESG, SMALL, Case, make_cause, pair_of_long_axes
+from outsize.failure.case import DMESG, SMALL, Case, make_cause
 
 MANY = 300_000
 """Things of which hardly anybody means a matrix of all pairs."""
@@ -14,9 +14,8 @@ MANY = 300_000
 
 def broadcast(case: Case) -> Cause | None:
     """Two long axes that make a matrix nobody meant: (n, 1) with (n,)."""
-    shape, need = case.failure.shape, case.need
-    pair = None if shape is None else pair_of_long_axes(shape)
-    if pair is None or need is None or (not case.on_host and case.failure.framework != "tensorflow"):
+    shape, need, pair = case.failure.shape, case.need, case.long_pair
+    if pair is None or need is None or not (case.on_host or case.failure.framework in {"tensorflow", "jax"}):
         return None
     first, second = pair
     if case.makes_dense:
@@ -38,7 +37,12 @@ def broadcast(case: Case) -> Cause | None:
     if first == second:
         return make_cause(
             CauseName.BROADCAST,
-            f"The shape {shape} has the axis {first:,} twice: an array of shape ({first:,}, 1) met one of shape "
+            (
+                f"The shape {shape} has the axis {first:,} twice"
+                if shape
+                else f"{need:,} bytes are one number for every pair of {first:,}"
+            )
+            + f": an array of shape ({first:,}, 1) met one of shape "
             f"({first:,},) and broadcasting made {said(need)} of them. The two arrays themselves are small.",
             decide=f"print the shapes of the operands: one is ({first}, 1) where a flat array was meant; if every "
             f"pair was meant, work through it in blocks",
@@ -69,8 +73,7 @@ def multiplied(case: Case) -> Cause | None:
 
 def outer_product(case: Case) -> Cause | None:
     """Two long axes that differ: perhaps every pair of two long arrays."""
-    shape, need = case.failure.shape, case.need
-    pair = None if shape is None else pair_of_long_axes(shape)
+    need, pair = case.need, case.long_pair
     limit = case.reading.host.total if case.reading else None
     if pair is not None and pair[0] == pair[1] < MANY and need is not None and case.on_host:
         return make_cause(
@@ -84,6 +87,17 @@ def outer_product(case: Case) -> Cause | None:
         CauseName.BROADCAST,
         f"{pair[0]:,} x {pair[1]:,} may be every element of one long array against every element of another.",
         decide="print the shapes of the operands and see whether every pair was meant",
+    )
+
+
+def graph_message(case: Case) -> Cause | None:
+    """A graph that no message can hold: no memory is short, but what was put into it is too large."""
+    if case.format != "graph-message":
+        return None
+    return make_cause(
+        CauseName.LARGER_THAN_LIMIT,
+        "A graph is written as one message of protocol buffers, which holds at most 2 GiB, and an array was put into it as a "
+        "constant. RAM is not short: the array has to be an argument of the step, or be read piece by piece.",
     )
 
 

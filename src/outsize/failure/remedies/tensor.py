@@ -102,11 +102,10 @@ def _in_pieces(case: Case, spec: Spec) -> Iterator[Remedy]:
 
 def pairs_in_blocks(case: Case) -> Iterator[Remedy]:
     """A matrix with two long axes: was it meant, is it mostly zeros, or some rows at a time."""
-    shape, need = case.failure.shape, case.need
-    pair = None if shape is None else pair_of_long_axes(shape)
-    if shape is None or pair is None or need is None or need < 2**32 or not case.on_host:
+    need, pair = case.need, case.long_pair
+    if pair is None or need is None or need < 2**32 or not case.on_host:
         return
-    rows = max(1, (2**28 * shape[0]) // need)
+    rows = max(1, (2**28 * _rows(case, pair)) // need)
     if pair[0] != pair[1]:
         yield remedy("see_both_lengths", need, pair_0=pair[0], pair_1=pair[1], rows=rows)
         return
@@ -130,17 +129,21 @@ def was_it_meant(case: Case) -> Iterator[Remedy]:
 
 def other_operands(case: Case) -> Iterator[Remedy]:
     """The matrix nobody wanted: operands of one shape, or lengths that are right; in blocks if every pair was meant."""
-    shape, need = case.failure.shape, case.need
-    pair = None if shape is None else pair_of_long_axes(shape)
-    if shape is None or pair is None or need is None:
+    need, pair = case.need, case.long_pair
+    if pair is None or need is None:
         return
     if pair[0] == pair[1]:
         item = max(1, need // (pair[0] * pair[1]))
         yield remedy("same_shape", need - item * pair[0])
     else:  # a wrong index or padding rather than a broadcast
         yield remedy("see_where_lengths_come_from", need)
-    rows = max(1, (2**28 * shape[0]) // need)
-    yield remedy("pairs_in_rows", need - need * rows // shape[0], rows=rows)
+    length = _rows(case, pair)
+    rows = max(1, (2**28 * length) // need)
+    yield remedy("pairs_in_rows", need - need * rows // length, rows=rows)
+
+
+def _rows(case: Case, pair: tuple[int, int]) -> int:
+    return pair[0] if case.failure.shape is None else case.failure.shape[0]
 
 
 def check_length(case: Case) -> Iterator[Remedy]:

@@ -9,6 +9,8 @@ from typing import Any
 from outsize.model.keras.graph import Node
 
 Shape = tuple[int, ...]
+UPDATES = {"AssignAddVariableOp", "AssignSubVariableOp"}
+"""Operators that add to a variable, over its value where nobody else reads that."""
 
 
 @dataclass(slots=True, eq=False)

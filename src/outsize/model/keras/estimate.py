@@ -7,7 +7,6 @@ TensorFlow's executor may take. For a card the events go through the BFC allocat
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,9 +23,9 @@ from outsize.model.keras.executor import Order
 from outsize.model.keras.trace import Followed, Traced, follow, trace_function, trace_model
 
 MARGIN = 0.1
-"""Threads of a real run meet in more ways than are tried, and allocators round: up to 8 % above the orders that are tried were
-measured (benchmarks/keras_steps.py)."""
+"""For scratch of kernels and what allocators round (benchmarks/keras_steps.py)."""
 ROOM = 2**18
+ORDERS = "the bound holds in every order in which threads may take operators"
 BASE = 525 * MiB
 """Resident bytes of a process that has imported TensorFlow 2.21 and run a small step: 525 MiB in three runs."""
 MOST = 2**20
@@ -40,7 +39,7 @@ class Played(NamedTuple):
     followed: Followed
     likely: Replay
     bound: int
-    """Requested bytes that no order that was tried passes, with a margin."""
+    """Requested bytes that no order passes (on a card: none of those that were tried), with a margin."""
     reserved: int
     """The same of bytes that the allocator holds, where nothing limits it."""
     worst: list[Followed]
@@ -116,17 +115,19 @@ def _trace(step: Any, args: tuple[Any, ...], build: Callable[..., Any] | None, r
 
 
 def play(traced: Traced, on_host: bool, steps: int = 2) -> Played:
-    """Follows a graph in the likely order and in others."""
-    threads = min(4, os.cpu_count() or 1)
-    likely = [Order(0)] if not on_host else [Order(1), Order(threads)]
-    others = [Order(order.threads, in_place=False) for order in likely]
-    others += [Order(2 if on_host else 0, in_place=False, seed=seed) for seed in range(2)]
+    """Follows a graph in the likely order and in others. On the host threads may take operators in every order that the graph
+    allows; a card is given them in one."""
+    threads = port.threads_of_operators()
+    likely = [Order(0)] if not on_host else [Order(1), Order(min(4, threads))]
+    one_by_one = not on_host or threads == 1
+    others = [Order(likely[0].threads, in_place=False)]
+    others += [Order(likely[0].threads, in_place=False, seed=seed) for seed in range(2 if one_by_one else 0)]
     runs = [follow(traced, order, steps) for order in likely]
     first = max(runs, key=lambda run: run.peak)
     replayed = _replay(first, on_host, samples=True)
-    worst = [follow(traced, order, 2) for order in others]
-    bound = max(run.peak for run in (first, *worst))
-    reserved = max([replayed.peak.reserved, *(_replay(run, on_host).peak.reserved for run in worst)])
+    worst = [follow(traced, order, 2, any_order=not one_by_one) for order in others]
+    bound = max(first.peak, *(run.peak if one_by_one else run.most for run in worst))
+    reserved = bound if on_host else max(replayed.peak.reserved, *(_replay(run, False).peak.reserved for run in worst))
     return Played(traced, first, replayed, _more(bound), _more(reserved), worst)
 
 
@@ -187,7 +188,10 @@ def _verdict(played: Played, capacity: int, on_host: bool) -> bool | None:
 def _settings(on_host: bool) -> tuple[str, ...]:
     """What TensorFlow does beside the step."""
     if on_host:
-        return ()
+        several = port.threads_of_operators() > 1
+        return (
+            (f"{ORDERS}: tf.config.threading.set_inter_op_parallelism_threads(1) leaves one order",) if several else ()
+        )
     return (
         "TensorFlow takes the whole card at the start unless memory growth is on "
         "(tf.config.experimental.set_memory_growth): the numbers are those with growth",

@@ -13,6 +13,7 @@ from collections import deque
 from math import prod
 from typing import NamedTuple
 
+from outsize.model.keras.any_order import Lives
 from outsize.model.keras.buffers import Buffer, Memory, Tensor
 from outsize.model.keras.graph import Flat
 from outsize.model.keras.kernels import Kernels
@@ -36,10 +37,13 @@ class Order(NamedTuple):
 class Executor:
     """Runs graphs on tensors without contents."""
 
-    def __init__(self, memory: Memory, order: Order) -> None:
+    def __init__(self, memory: Memory, order: Order, lives: Lives | None = None) -> None:
         self.memory, self.order = memory, order
+        self.lives = lives
+        """Who makes and reads what is noted here."""
+        self._depth, self._now = 0, -1
         self.chance = None if order.seed < 0 else random.Random(order.seed)
-        self.kernels = Kernels(memory, lambda _, flat, given: self.run(flat, given, 1), order.in_place)
+        self.kernels = Kernels(memory, lambda _, flat, given: self.run(flat, given, 1), self._writes_over)
 
     def run(self, flat: Flat, given: list[Tensor], threads: int | None = None) -> list[Tensor]:
         """The graph's outputs, each held once; takes over one hold of each argument."""
@@ -56,7 +60,9 @@ class Executor:
         for place in flat.inputs:
             if flat.needed[place]:
                 queue.begin(_ready(flat, place, pending))
+        self._depth += 1
         self._work(flat, made, pending, queue, max(1, self.order.threads) if threads is None else threads)
+        self._depth -= 1
         return [made[each] for each in flat.outputs]
 
     def _work(
@@ -85,7 +91,13 @@ class Executor:
         """Makes a node's results."""
         node = flat.nodes[number]
         given = [made[source] for source in node.inputs]
+        lives = self.lives if self._depth == 1 else None
+        if lives is not None:
+            self._now = number
+            lives.begins(number, given, self.memory)
         results = self.kernels.execute(node, given, flat)
+        if lives is not None:
+            lives.made(number, node.type, self.memory)
         unread: list[Buffer] = []
         for place, tensor in enumerate(results):
             uses = flat.uses.get((number, place), 0)
@@ -99,6 +111,12 @@ class Executor:
         if self.chance is not None:
             cost *= self.chance.random()
         return _Running(number, given, unread + self.kernels.let_go(), size, cost)
+
+    def _writes_over(self, buffer: Buffer) -> bool:
+        """True if the operator that runs may write over an input that nobody else will read: in this order, or in every one."""
+        if self.lives is None:
+            return self.order.in_place
+        return self._depth == 1 and self.lives.surely_last(buffer, self._now)
 
     def _finish(self, flat: Flat, node: _Running) -> None:
         for tensor in node.given:

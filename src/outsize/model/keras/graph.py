@@ -75,7 +75,7 @@ def flatten(graph: Any, outer: Any = None) -> Flat:
     """The graph and all that it calls."""
     builder = _Builder(outer)
     inputs, outputs, ends = builder.add(graph, None, [])
-    return _finish(builder.nodes, inputs, outputs, ends)
+    return finish(builder.nodes, inputs, outputs, ends)
 
 
 class _Builder:
@@ -186,7 +186,7 @@ def _constant(op: Any, shapes: list[tuple[int | None, ...] | None]) -> Any:
     return tensor_util.constant_value(op.outputs[0])
 
 
-def _finish(nodes: list[Node], inputs: list[int], outputs: list[tuple[int, int]], effects: list[int]) -> Flat:
+def finish(nodes: list[Node], inputs: list[int], outputs: list[tuple[int, int]], effects: list[int]) -> Flat:
     """Marks what is needed, and who reads whom."""
     needed = [False] * len(nodes)
     left = [number for number, _ in outputs] + effects

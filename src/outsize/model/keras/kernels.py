@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from outsize.model.keras.buffers import Buffer, Memory, Shape, Tensor
+from outsize.model.keras.buffers import UPDATES, Buffer, Memory, Shape, Tensor
 from outsize.model.keras.graph import Flat, Node, is_gradient
 from outsize.model.keras.known_values import value_of
 
@@ -33,15 +33,14 @@ IN_PLACE = frozenset((
 ))  # fmt: skip
 """Operators that write over an input that nobody else reads, where sizes are equal."""
 
-UPDATES = {"AssignAddVariableOp", "AssignSubVariableOp"}
 Run = Callable[["Kernels", Flat, list[Tensor]], list[Tensor]]
 
 
 class Kernels:
     """Runs nodes, one at a time."""
 
-    def __init__(self, memory: Memory, run: Run, in_place: bool = True) -> None:
-        self.memory, self.run, self.in_place = memory, run, in_place
+    def __init__(self, memory: Memory, run: Run, writes_over: Callable[[Buffer], bool]) -> None:
+        self.memory, self.run, self.writes_over = memory, run, writes_over
         self.guesses: dict[str, None] = {}
         """What had to be guessed, a sentence each."""
         self.left = MOST_RUNS
@@ -76,7 +75,7 @@ class Kernels:
 
     def _over(self, node: Node, given: list[Tensor], made: Tensor) -> Buffer | None:
         """The buffer of an input that the result may take the place of."""
-        if not self.in_place or node.type not in IN_PLACE:
+        if node.type not in IN_PLACE:
             return None
         for each in given:
             buffer = each.buffer
@@ -85,6 +84,7 @@ class Kernels:
                 and buffer.items is None
                 and buffer.refs == 1
                 and each.bytes == made.bytes == buffer.bytes
+                and self.writes_over(buffer)
             ):
                 if is_gradient(node.name) == is_gradient(buffer.name):
                     buffer.node, buffer.name = node, node.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -34,6 +35,11 @@ def keras() -> Any:
             "KERAS_BACKEND=tensorflow chooses it, before Keras is imported"
         )
     return found
+
+
+def threads_of_operators() -> int:
+    """Threads among which TensorFlow shares out the operators of a graph."""
+    return int(tensorflow().config.threading.get_inter_op_parallelism_threads()) or os.cpu_count() or 1
 
 
 def is_model(given: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from outsize.core.errors import InputError, OutsizeError
 from outsize.model.keras import port
+from outsize.model.keras.any_order import Lives
 from outsize.model.keras.buffers import Buffer, Memory, Tensor, Variable
 from outsize.model.keras.contentless import empty_variables, spec_of
 from outsize.model.keras.executor import Executor, Order
@@ -42,6 +43,8 @@ class Followed:
     """Events before the first step: variables and the batch."""
     peak: int
     guesses: tuple[str, ...]
+    most: int = 0
+    """Bytes that no order of its operators passes, where that was asked."""
 
 
 def trace_model(model: Any, data: Any, step: Callable[[Any], Any] | None = None) -> Traced:
@@ -131,8 +134,8 @@ def _traced(name: str, graph: Any, kinds: dict[int, str], notes: list[str]) -> T
     return Traced(name, flatten(graph), inputs, tuple(notes), weights)
 
 
-def follow(traced: Traced, order: Order, steps: int = 2) -> Followed:
-    """Runs the graph several times on tensors without contents."""
+def follow(traced: Traced, order: Order, steps: int = 2, any_order: bool = False) -> Followed:
+    """Runs the graph several times on tensors without contents; `any_order` looks for the most of all orders in the last step."""
     memory = Memory()
     traced.flat.memory.clear()
     _forget(traced.flat)
@@ -150,13 +153,18 @@ def follow(traced: Traced, order: Order, steps: int = 2) -> Followed:
             memory.keep(buffer)
             variables[key] = Variable(shape, width, kind, name, buffer)
         given.append(Tensor((), 0, variable=variables[key]))
-    start = len(memory.events)
+    start, most = len(memory.events), 0
     for memory.step in range(steps):
+        there = memory.held
+        if any_order and memory.step == steps - 1:
+            executor.lives = Lives(traced.flat)
         for each in given:
             memory.keep(each.buffer)
-        for result in executor.run(traced.flat, list(given)):
+        results = executor.run(traced.flat, list(given))
+        most = executor.lives.most(there) if executor.lives else 0
+        for result in results:
             memory.drop(result.buffer)
-    return Followed(memory.events, start, memory.peak, tuple(executor.kernels.guesses))
+    return Followed(memory.events, start, memory.peak, tuple(executor.kernels.guesses), most)
 
 
 def _forget(flat: Flat) -> None:
