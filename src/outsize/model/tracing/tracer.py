@@ -121,10 +121,15 @@ class Tracer:
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if types and are_spread(types):
                     return NotImplemented  # it calls the operator again, on this rank's parts
+                if any(kind.__name__ == "NestedTensor" for kind in types):
+                    raise tracer.not_followed("nested tensors", func)
                 if tracer.region is not None:  # the compiler at work
                     return func(*args, **(kwargs or {}))
                 with tracer._lock, no_functions():  # in here a tensor's device is the real one: meta
-                    return tracer.dispatch(func, args, kwargs or {})
+                    try:
+                        return tracer.dispatch(func, args, kwargs or {})
+                    except NotImplementedError as error:
+                        raise tracer.explained(error, func) from error
 
         self._mode = Mode
         probe = torch.empty(1, device="meta")
@@ -318,6 +323,18 @@ class Tracer:
             self.ledger.add(args[0], label, name)
         return out
 
+    def explained(self, error: NotImplementedError, func: Any) -> Exception:
+        """Tensors that are no block of memory with strides are named; any other error stays as it is."""
+        kind = next((kind for word, kind in _OTHER_LAYOUTS.items() if word in str(error)), None)
+        return error if kind is None else self.not_followed(kind, func)
+
+    def not_followed(self, kind: str, func: Any) -> InputError:
+        """What is said of tensors that a trace has no rules for."""
+        place = self.owners.place()
+        return InputError(
+            f"{kind} are not followed ({look_up(func).name}{f', {place}' if place else ''}): `outsize run --peak` measures a real run"
+        )
+
     def _check_devices(self, operator: Operator, flat: list[Any]) -> None:
         """An error where operands of more than one number are on the host and on a card."""
         labels = {self.ledger.label_of(tensor) for tensor in flat if tensor.dim()}
@@ -476,6 +493,9 @@ class Tracer:
         seen = bool(self.ledger.values) or any(t.is_cpu for t in flat)
         return seen and self._all_known(flat) and sum(t.numel() for t in flat) <= 4 * self.keep
 
+
+_OTHER_LAYOUTS = {"Sparse": "sparse tensors", "Quantized": "quantised tensors"}
+"""Word in torch's error where it has no such tensors without contents -> what they are."""
 
 _TOGETHER = {
     "mm", "addmm", "bmm", "baddbmm", "convolution", "embedding", "native_layer_norm", "native_batch_norm", "native_group_norm",
