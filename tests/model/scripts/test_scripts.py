@@ -213,7 +213,7 @@ def test_a_script_that_only_uses_its_model_is_followed_to_its_end(folder, forked
 
 def test_what_lbfgs_may_keep_is_said_in_bytes(folder, forked):
     found = estimate_script(str(STYLES / "closure.py"), device="cpu")
-    assert any(guess.startswith("L-BFGS keeps up to 100 pairs of directions") for guess in found.guesses)
+    assert any(guess.startswith("L-BFGS keeps up to 5 pairs of directions") for guess in found.guesses)
 
 
 def test_an_endless_use_of_a_model_is_stopped_and_may_not_fit(folder, forked):

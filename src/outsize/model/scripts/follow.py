@@ -125,7 +125,7 @@ class Script:
             raise error  # it is followed again, uncompiled
         uses = self.follower.only_uses
         stopped = isinstance(error, TimeoutError) and not error.__traceback__
-        ended = isinstance(error, SystemExit) and (steps or uses and not error.code)
+        ended = isinstance(error, SystemExit) and (steps or (uses and not error.code))
         if error is not None and not self.follower.finished and not ended and not (uses and stopped):
             raise self._explained(error)
         if uses:

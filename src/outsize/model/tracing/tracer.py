@@ -330,10 +330,8 @@ class Tracer:
 
     def not_followed(self, kind: str, func: Any) -> InputError:
         """What is said of tensors that a trace has no rules for."""
-        place = self.owners.place()
-        return InputError(
-            f"{kind} are not followed ({look_up(func).name}{f', {place}' if place else ''}): `outsize run --peak` measures a real run"
-        )
+        where = ", ".join(filter(None, (look_up(func).name, self.owners.place())))
+        return InputError(f"{kind} are not followed ({where}): `outsize run --peak` measures a real run")
 
     def _check_devices(self, operator: Operator, flat: list[Any]) -> None:
         """An error where operands of more than one number are on the host and on a card."""
