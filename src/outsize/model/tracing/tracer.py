@@ -39,6 +39,7 @@ from outsize.model.tracing.draws import Draws
 from outsize.model.tracing.fake_card import label_for, make_function_mode, pretend
 from outsize.model.tracing.ledger import Held, Ledger
 from outsize.model.tracing.operators import Operator, look_up
+from outsize.model.tracing.other_tensors import explained, refuse_nested
 from outsize.model.tracing.result_shapes import Shapes
 
 
@@ -121,15 +122,14 @@ class Tracer:
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if types and are_spread(types):
                     return NotImplemented  # it calls the operator again, on this rank's parts
-                if any(kind.__name__ == "NestedTensor" for kind in types):
-                    raise tracer.not_followed("nested tensors", func)
+                refuse_nested(types, func, tracer.owners.place)
                 if tracer.region is not None:  # the compiler at work
                     return func(*args, **(kwargs or {}))
                 with tracer._lock, no_functions():  # in here a tensor's device is the real one: meta
                     try:
                         return tracer.dispatch(func, args, kwargs or {})
                     except NotImplementedError as error:
-                        raise tracer.explained(error, func) from error
+                        raise explained(error, func, tracer.owners.place) from error
 
         self._mode = Mode
         probe = torch.empty(1, device="meta")
@@ -323,16 +323,6 @@ class Tracer:
             self.ledger.add(args[0], label, name)
         return out
 
-    def explained(self, error: NotImplementedError, func: Any) -> Exception:
-        """Tensors that are no block of memory with strides are named; any other error stays as it is."""
-        kind = next((kind for word, kind in _OTHER_LAYOUTS.items() if word in str(error)), None)
-        return error if kind is None else self.not_followed(kind, func)
-
-    def not_followed(self, kind: str, func: Any) -> InputError:
-        """What is said of tensors that a trace has no rules for."""
-        where = ", ".join(filter(None, (look_up(func).name, self.owners.place())))
-        return InputError(f"{kind} are not followed ({where}): `outsize run --peak` measures a real run")
-
     def _check_devices(self, operator: Operator, flat: list[Any]) -> None:
         """An error where operands of more than one number are on the host and on a card."""
         labels = {self.ledger.label_of(tensor) for tensor in flat if tensor.dim()}
@@ -491,9 +481,6 @@ class Tracer:
         seen = bool(self.ledger.values) or any(t.is_cpu for t in flat)
         return seen and self._all_known(flat) and sum(t.numel() for t in flat) <= 4 * self.keep
 
-
-_OTHER_LAYOUTS = {"Sparse": "sparse tensors", "Quantized": "quantised tensors"}
-"""Word in torch's error where it has no such tensors without contents -> what they are."""
 
 _TOGETHER = {
     "mm", "addmm", "bmm", "baddbmm", "convolution", "embedding", "native_layer_norm", "native_batch_norm", "native_group_norm",
