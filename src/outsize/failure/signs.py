@@ -42,6 +42,11 @@ PYTHON = re.compile(
 )
 """What shows that a program is one of Python."""
 OFFLOADS = re.compile(r"offload_(?:optimizer|param)|zero-?_?3 offload|cpu_?offload|offload[^\n]{0,40}(?:cpu|optimizer)")
+JOB_KILL = re.compile(
+    r"slurmstepd: error:[^\n]{0,40}\bDetected [1-9][0-9]* oom[-_ ]kill event|Exceeded (?:job|step) memory limit",
+    re.IGNORECASE,
+)
+"""A scheduler's word that it was the job's limit."""
 ONE = re.compile(
     r"batch[-_ ]?size(?:_per_gpu)?[\"']?(?: is)?(?: set)?(?: to)?(?: even| as low as| only| just| "
     r"of)?\s*[=:]?\s*(?:1\b(?!\.)|one\b)|batch[-_ ]?size[^\n]{0,20}\[1\]|samples_per_gpu\W{1,3}1\b",

@@ -164,7 +164,7 @@ def unsaid(case: Case) -> Cause | None:
 
 RULES: tuple[Rule, ...] = (
     impossible, warning_only, host.shared_memory, host.pinned, host.mapping, host.address_space_check, host.fork,
-    host.narrow_program, host.commit_limit, host.container_kill, host.machine_kill, device.kv_cache,
+    host.narrow_program, host.commit_limit, host.container_kill, host.job_kill, host.machine_kill, device.kv_cache,
     device.small_program, device.tpu, device.watermark, device.prealloc, host.heap, host.multiplied, host.broadcast,
     hardly_meant, larger_than_device, device.fragmentation, device.fraction, device.own_share,
     device.bfc_fragmentation, device.refused_though_free, device.refused_block, device.driver_refused,

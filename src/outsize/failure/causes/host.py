@@ -7,6 +7,7 @@ import math
 from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
 from outsize.failure.case import DMESG, SMALL, Case, make_cause, pair_of_long_axes
+from outsize.failure.signs import JOB_KILL
 
 MANY = 300_000
 """Things of which hardly anybody means a matrix of all pairs."""
@@ -154,6 +155,16 @@ def container_kill(case: Case) -> Cause | None:
     return None
 
 
+def job_kill(case: Case) -> Cause | None:
+    """A scheduler says beside the program's own words that its job was killed for memory."""
+    if not case.on_host or JOB_KILL.search(case.text) is None:
+        return None
+    asked = "" if case.need is None else f" The program had asked for {said(case.need)}."
+    return make_cause(
+        CauseName.LIMIT, f"Slurm says that the job reached its memory limit (--mem) and was killed there.{asked}"
+    )
+
+
 def address_space_check(case: Case) -> Cause | None:
     """YARN's check of virtual memory, which programs reserve without using it."""
     if case.format != "yarn-virtual":
@@ -233,7 +244,13 @@ def machine_kill(case: Case) -> Cause | None:
 
 
 def grown(case: Case) -> Cause | None:
-    """A process that a log shows growing until it was ended."""
+    """A process that a log, or who watched it, shows growing until it was ended."""
+    if case.format == "all-used" and case.grows:
+        return make_cause(
+            CauseName.LEAK,
+            "Its memory is said to rise until none is left: something is kept that should go, call after call.",
+            decide="memory after each call: flat is need, rising is a leak",
+        )
     if case.rise is None or not (case.on_host or case.failure.extra.get("signal") == "Killed"):
         return None
     ended = ", and then it was killed" if case.failure.extra.get("signal") == "Killed" else ""
