@@ -1,4 +1,4 @@
-"""What stands beside a message decides: a scheduler's word, a cache that is named, a program that aborted, growth that is told."""
+"""What stands beside a message decides: a scheduler's word, a cache that is named, growth that is told, whose container it is."""
 
 import pytest
 
@@ -38,6 +38,62 @@ BufferAssignment stats:
             "leak",
             "samples in one array instead of Python's objects",
         ),
+        ("java.lang.OutOfMemoryError: Direct buffer memory", "limit", "room for the classes, or the direct buffers"),
+        (
+            "Native memory allocation (mmap) failed to map 715653120 bytes for committing reserved memory.",
+            "memory already full",
+            "a smaller heap",
+        ),
+        (
+            "systemd-oomd[99]: Killed /user.slice/x.scope due to memory pressure for /user.slice being 61.0% > 50.00% for > 20s",
+            "machine out of memory",
+            "less at once, or a larger share for the unit",
+        ),
+        (
+            "Task in /kubepods/besteffort/pod7/a killed as a result of limit of /kubepods/besteffort/pod7\n"
+            "memory: usage 262144kB, limit 262144kB, failcnt 5\nMemory cgroup out of memory: Kill process 12 (celery) score 9",
+            "limit",
+            "raise the pod's limit",
+        ),
+        (
+            "The node was low on resource: memory. Container api was using 800Mi, which exceeds its request of 0.",
+            "machine out of memory",
+            "request what it uses",
+        ),
+        (
+            "OOM when allocating tensor with shape[90000,8192] and type float on /job:localhost/replica:0/task:0/device:GPU:0 by "
+            "allocator GPU_0_bfc [Op:StatelessRandomUniformV2]",
+            "true need",
+            "fewer inputs to that layer",
+        ),
+        (
+            "external/xla/xla/stream_executor/cuda_driver.cc:1060] failed to allocate 30.00GiB (32212254720 bytes) from device: "
+            "CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+            "preallocation",
+            "let JAX take memory as it needs it",
+        ),
+        (
+            "julia> zeros(200_000, 200_000)\nERROR: OutOfMemoryError()",
+            "true need",
+            "smaller numbers, sparse, or on disk",
+        ),
+        ("LINK : fatal error LNK1102: out of memory", "true need", "compiler and linker of 64 bits"),
+        (
+            "# Can't save in background: fork: Cannot allocate memory",
+            "memory already full",
+            "let the kernel promise memory",
+        ),
+        (
+            "I always run into CUDA out of memory in the second epoch. I sum up epoch_loss += loss in the loop.",
+            "leak",
+            "keep numbers of a step",
+        ),
+        (
+            "The worker got killed at 99% memory, it does pl.scan_parquet(p).collect()",
+            "killed",
+            "let Polars stream it",
+        ),
+        ("Why does sklearn use all of my 32 GB RAM?", "true need", "learn in pieces"),
     ],
 )
 def test_words_beside_the_message_decide_cause_and_first_advice(text, cause, first):

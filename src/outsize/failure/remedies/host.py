@@ -8,7 +8,7 @@ from outsize.core.failure import Remedy
 from outsize.failure.case import Case, make_remedy
 from outsize.failure.framework import CONTAINER, framework
 from outsize.failure.remedies.texts import remedy
-from outsize.failure.signs import JOB_KILL
+from outsize.failure.signs import IN_A_POD, JOB_KILL, POOL_OF_JAVA
 
 _NOT_RAISED = ("java-reserve",)
 """Wordings of a limit that was too high."""
@@ -17,10 +17,11 @@ _NOT_RAISED = ("java-reserve",)
 def raise_limit(case: Case) -> Iterator[Remedy]:
     """More of what the machine has, at least what is known to be needed, and not more than there is."""
     failure = case.failure
-    raising = framework("slurm").raising if JOB_KILL.search(case.text) is not None else case.framework.raising
+    whose = "slurm" if JOB_KILL.search(case.text) else "kubernetes" if IN_A_POD.search(case.text) else failure.framework
+    raising = framework(whose).raising
     limit = failure.limit_bytes or (case.biting.bytes if case.biting else None)
     if (
-        failure.framework in ("openvino", "matlab") or case.format in _NOT_RAISED
+        failure.framework in ("openvino", "matlab") or case.format in _NOT_RAISED or POOL_OF_JAVA.search(case.text)
     ):  # the driver's largest buffer, which nobody raises; MATLAB has a way of its own
         return
     known = case.known_need
@@ -60,7 +61,8 @@ def larger_page_file(case: Case) -> Iterator[Remedy]:
 
 def add_swap(case: Case) -> Iterator[Remedy]:
     """A short peak then ends in slowness instead of a kill."""
-    yield remedy("add_swap")
+    if case.format != "kubernetes-evicted":  # its nodes have none, as a rule
+        yield remedy("add_swap")
 
 
 def more_shm(case: Case) -> Iterator[Remedy]:
