@@ -493,7 +493,6 @@ _CUTTING = {"slice", "narrow"}
 
 _RESIZING = {"aten.resize_.default", "aten.set_.source_Storage_storage_offset", "aten.resize_as_.default"}
 
-
 _REUSING = {
     "aten.add.Tensor", "aten.scatter_add.default", "aten.index_put.default", "aten.index_add.default", "aten.scatter.src",
     "aten.scatter.value",

@@ -14,6 +14,10 @@ import importlib.util
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import types
+
 _HERE = os.path.dirname(os.path.abspath(__file__))
 FRAMES = 40
 """Most calls that are noted of an error, the last ones."""
@@ -76,7 +80,7 @@ def _chain(error: "BaseException | None") -> "list[str]":
     return lines
 
 
-def _frames(trace):  # type: ignore[no-untyped-def]
+def _frames(trace: "types.TracebackType | None") -> "list[str]":
     """Where the error came from, the last call last: whose function it was says as much as the words."""
     lines = []
     while trace is not None:
@@ -86,7 +90,7 @@ def _frames(trace):  # type: ignore[no-untyped-def]
     return lines[-FRAMES:]
 
 
-def _note(folder: str, error: "BaseException | None", trace) -> None:  # type: ignore[no-untyped-def]
+def _note(folder: str, error: "BaseException | None", trace: "types.TracebackType | None") -> None:
     try:
         text = "\n".join([*_memory(), "", *_chain(error), *_frames(trace)])
         handle = os.open(os.path.join(folder, f"error.{os.getpid()}"), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
