@@ -52,7 +52,8 @@ def main(commands: list[str]) -> None:
         likely = found.peak_requested
         off, missed = likely.bytes / real - 1, real > likely.bound
         wrong = missed or abs(likely.bytes - real) > max(2**16, 0.05 * real)
-        word = "; ".join(found.guesses) or ("SILENT MISS" if wrong else "")
+        said = found.guesses or (found.notes if wrong else ())
+        word = "; ".join(said) or ("SILENT MISS" if wrong else "")
         print(
             f"| {name} | {format_bytes(likely.bytes)} | {format_bytes(likely.bound)} | {format_bytes(real)} | {off:+.1%}"
             f"{' MISSED' if missed else ''} | {word} | {seconds:.0f} |",

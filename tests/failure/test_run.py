@@ -80,6 +80,12 @@ def test_an_error_at_the_top_is_explained_after_its_traceback(tmp_path):
     assert json.loads((tmp_path / "why.json").read_text())["failure"]["framework"] == "numpy"
 
 
+def test_the_calls_that_led_to_an_error_are_read_with_it(tmp_path):
+    code = "import numpy as np\ndef merge(rows):\n    return np.empty(rows * rows, 'int64')\nmerge(10**7)\n"
+    answer = run(tmp_path, code)
+    assert "cause: broadcast explosion" in answer.stderr and "a join whose keys" in answer.stderr.lower()
+
+
 def test_what_was_held_between_two_readings_is_in_the_peak(tmp_path):
     code = """
         import ctypes, os

@@ -17,7 +17,7 @@ DENSE = re.compile(
 WEIGHTS = re.compile(
     r"node:? ?(?:(?!gradients)[^\n]){0,120}?(?:/weights\b(?!/read)|/kernel\b(?!/read)|Initializer|"
     r"/Adam\b(?!/gradients)|/Momentum|"
-    r"RestoreV2|embeddings?/)|"
+    r"RestoreV2|embeddings?/)|Op:(?:StatelessRandom|StatelessTruncated|TruncatedNormal|RandomStandardNormal)\w*\]|"
     r"variables_initializer|initialize_all_variables|_initialize_variables|\bin add_weight\b",
     re.IGNORECASE,
 )
@@ -33,7 +33,8 @@ OTHER_TOOLS = re.compile(
     r"\bnpm ERR|\byarn\b|\bpnpm\b|\bwebpack\b|\bcargo\b|\brustc\b|\bg\+\+|\bcc1plus|\bninja\b|\bgradle\b|\bmvn\b"
 )
 WINDOWS = re.compile(
-    r"WinError|\b[A-Z]:\\|\.\.\\|\w\.(?:dll|bat)\b|: bad allocation\b|\bWindows 1[01]\b", re.IGNORECASE
+    r"WinError|\b[A-Z]:\\|\.\.\\|\w\.(?:dll|bat)\b|\bfatal error (?:LNK|C)1[0-9]{3}\b|: bad allocation\b|\bWindows 1[01]\b",
+    re.IGNORECASE,
 )
 PYTHON = re.compile(
     r'File "|\bpython|\.py\b|MemoryError|>>>|\.ipynb|jupyter|\bpip\b|\bconda\b|\bimport \w|\bin <module>|\bpd\.|\bnp\.|torch|'
@@ -42,13 +43,25 @@ PYTHON = re.compile(
 )
 """What shows that a program is one of Python."""
 OFFLOADS = re.compile(r"offload_(?:optimizer|param)|zero-?_?3 offload|cpu_?offload|offload[^\n]{0,40}(?:cpu|optimizer)")
+JOB_KILL = re.compile(
+    r"slurmstepd: error:[^\n]{0,40}\bDetected [1-9][0-9]* oom[-_ ]kill event|Exceeded (?:job|step) memory limit",
+    re.IGNORECASE,
+)
+"""A scheduler's word that it was the job's limit."""
+JAX = re.compile(r"\bjax(?:lib)?\b|\bexternal/xla/", re.IGNORECASE)
+"""What shows that an XLA is JAX's and not TensorFlow's."""
+POOL_OF_JAVA = re.compile(r"OutOfMemoryError: (?:Metaspace|Compressed class space|PermGen|Direct buffer memory)")
+"""A pool of Java that -Xmx does not limit."""
+IN_A_POD = re.compile(r"kubepods|kubelet|\bkubectl\b|kubernetes", re.IGNORECASE)
+"""A container of Kubernetes, whose limit is not Docker's to raise."""
 ONE = re.compile(
     r"batch[-_ ]?size(?:_per_gpu)?[\"']?(?: is)?(?: set)?(?: to)?(?: even| as low as| only| just| "
     r"of)?\s*[=:]?\s*(?:1\b(?!\.)|one\b)|batch[-_ ]?size[^\n]{0,20}\[1\]|samples_per_gpu\W{1,3}1\b",
     re.IGNORECASE,
 )
 GROWS = re.compile(
-    r"after (?:a few|some|several|many|about |around |~)? ?[0-9,k]* ?(?:of )?(?:training )?(?:steps?|iterations?|"
+    r"\b(?:memory|RAM)\b[^\n.]{0,40}\b(?:keeps?|continues?|constantly|slowly|steadily)\b[^\n.]{0,12}\b(?:grow|increas|climb|ris)|"
+    r"after (?:an?|a few|some|several|many|about |around |~)? ?[0-9,k]* ?(?:of )?(?:training )?(?:steps?|iterations?|"
     r"epochs?|batch(?:es)?|hours?|"
     r"minutes|runs|images|files|rounds|samples)\b|memory (?:usage |use )?(?:\w+ )?(?:keeps? )?(?:grow|increas|leak|climb|ris)\w*|"
     r"\bleak(?:age|ing|s)?\b|epoch goes to [0-9]|gradually|bigger and bigger|more and more|for (?:around|about) "
@@ -66,7 +79,9 @@ MAC = re.compile(
 )
 SPARED = re.compile(r"(?i)\bOOM_?Killed[\"']?\s{0,2}[:=]\s{0,2}[\"']?false\b")
 """A container that says it did not reach its limit."""
-TORCH = re.compile(r"torch|RuntimeError: CUDA|\byolov?[3-9]|\.backward\(", re.IGNORECASE)
+TORCH = re.compile(
+    r"torch|RuntimeError: CUDA|\bCUDA out of memory|\bloss\w* ?\+= ?\w*loss\b|\byolov?[3-9]|\.backward\(", re.IGNORECASE
+)
 """What shows that PyTorch computes, where the message does not say who does."""
 MULTIPLIES = re.compile(
     r"\bexplode[d]?\b|json_normalize|flat_?table|cross[- ]?join|how=[\"']cross|cartesian|(?:\.|pd\.|\bin )merge\b|"

@@ -129,6 +129,7 @@ LAYERS = {
     "top": (lambda: Applied(lambda x: x.topk(10).values), (64, 4000), None),
     "mixed dtypes": (lambda: Applied(lambda x: x * torch.ones(64, 4000, dtype=torch.float64)), (64, 4000), None),
     "bag of embeddings": (lambda: torch.nn.EmbeddingBag(5000, 64), (64, 100), None),
+    "bag of the largest": (lambda: torch.nn.EmbeddingBag(5000, 64, mode="max"), (512, 20), None),
     "gated unit": (lambda: Applied(torch.nn.GRU(64, 128)), (20, 16, 64), None),
 }  # fmt: skip
 
@@ -156,3 +157,55 @@ def test_no_layer_takes_more_inside_than_the_bound(name):
 
     footprint, real = outsize.estimate(step, build=build, device="cpu"), real_peak(step, build)
     assert real - SMALL <= footprint.peak_requested.bound <= 1.4 * real + SMALL
+
+
+def test_a_group_norm_leaves_channels_side_by_side_as_they_are():
+    def build():
+        return torch.nn.GroupNorm(8, 64), torch.rand(8, 64, 32, 32).contiguous(memory_format=LAST)
+
+    def step(model, x):
+        with torch.no_grad():
+            return model(x)
+
+    footprint, real = outsize.estimate(step, build=build, device="cpu"), real_peak(step, build)
+    assert footprint.peak_requested.bytes == pytest.approx(real, rel=0.02)
+
+
+def packed(model, x):
+    """The model on sequences of falling lengths."""
+    lengths = torch.arange(60, 28, -1)
+    return model(torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))[0].data
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU])
+def test_packed_sequences_have_the_gates_of_all_steps_at_once(kind):
+    def build():
+        return kind(64, 128, 2, batch_first=True), torch.rand(32, 60, 64)
+
+    def step(model, x):
+        with torch.no_grad():
+            packed(model, x)
+
+    footprint, real = outsize.estimate(step, build=build, device="cpu"), real_peak(step, build)
+    assert footprint.peak_requested.bytes == pytest.approx(real, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("make", "run"),
+    [
+        (lambda: (torch.nn.LSTM(64, 128, batch_first=True), torch.rand(32, 60, 64)), packed),
+        (
+            lambda: (torch.nn.LSTM(64, 64).bfloat16(), torch.rand(9, 9, 64).bfloat16()),
+            lambda model, x: model(x)[0].float(),
+        ),
+        (
+            lambda: (torch.nn.GroupNorm(2, 8).double(), torch.rand(8, 8, 9, 9).double().contiguous(memory_format=LAST)),
+            lambda model, x: model(x),
+        ),
+    ],
+)
+def test_what_is_not_known_of_a_kernel_is_a_guess(make, run):
+    footprint = outsize.estimate(
+        lambda model, x: run(model, x).sum().backward(), build=make, device="cpu", budget="8GiB"
+    )
+    assert any("is not known" in guess for guess in footprint.guesses) and footprint.fits is None

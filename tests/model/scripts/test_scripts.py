@@ -195,6 +195,67 @@ def test_what_goes_wrong_is_one_sentence_with_the_line(source, said, folder, for
     assert said in str(error.value)
 
 
+USING = """
+import torch
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.Linear(800, 256)).eval()
+with torch.no_grad():
+    kept = torch.cat([model(torch.rand(64, 3, 12, 12)) for _ in range(20)])
+"""
+
+
+def test_a_script_that_only_uses_its_model_is_followed_to_its_end(folder, forked):
+    found = estimate_script(write(folder, USING), device="cpu")
+    assert [phase.name for phase in found.phases] == ["build", "evaluation"]
+    kept = 2 * 20 * 64 * 256 * 4  # the parts and what joins them
+    assert kept < found.peak_allocated.bytes < 1.5 * kept
+    assert not found.guesses
+
+
+def test_what_lbfgs_may_keep_is_said_in_bytes(folder, forked):
+    found = estimate_script(str(STYLES / "closure.py"), device="cpu")
+    assert any(guess.startswith("L-BFGS keeps up to 5 pairs of directions") for guess in found.guesses)
+
+
+def test_an_endless_use_of_a_model_is_stopped_and_may_not_fit(folder, forked):
+    found = estimate_script(
+        write(folder, USING + "import time\ntime.sleep(100)"), device="cpu", seconds=5, budget="8GiB"
+    )
+    assert any("stopped after 5 seconds" in guess for guess in found.guesses) and found.fits is None
+
+
+COMPILED = """
+import torch
+model = torch.compile(torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)))
+if torch.cuda.is_available():
+    model.cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+device = next(model.parameters()).device
+while True:
+    model(torch.rand(512, 64, device=device)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_compiled_model_is_followed_where_the_compiler_works_and_else_as_it_was_written(device, folder, forked):
+    found = estimate_script(write(folder, COMPILED), device=device)
+    assert found.steps == 3 and any(("uncompiled" if device == "cpu" else "Inductor") in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("torch.sparse_coo_tensor(torch.zeros(2, 3, dtype=torch.long), torch.ones(3), (4, 4))", "sparse"),
+        ("torch.nn.functional.relu(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged))", "nested"),
+        ("torch.ao.quantization.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(8, 8)), dtype=torch.qint8)", "quantised"),
+    ],
+)  # fmt: skip
+def test_tensors_of_other_kinds_are_refused_by_their_names(line, kind, folder, forked):
+    with pytest.raises(InputError, match=f"{kind} tensors are not followed .* measures a real run"):
+        estimate_script(write(folder, LOOP + line), device="cpu")
+
+
 def test_steps_that_keep_their_graph_grow_and_may_not_fit(folder, forked):
     again = "kept = []\nwhile True:\n    step()\n    kept.append(model(torch.rand(800, 64, device='cuda')))"
     script = write(folder, LOOP + again)

@@ -7,6 +7,7 @@ import re
 from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
 from outsize.failure.case import CONTEXT, SMALL, Case, make_cause
+from outsize.failure.signs import JAX
 from outsize.failure.work import Work
 
 _COMPUTES = re.compile(
@@ -249,10 +250,20 @@ def driver_refused(case: Case) -> Cause | None:
     )
 
 
+LARGE_WEIGHT = 2**31
+"""Bytes of a weight that hardly any layer is meant to have."""
+
+
 def weights_refused(case: Case) -> Cause | None:
     """A weight of a graph: it is made before any batch."""
     if not case.makes_weights or case.failure.allocated_bytes is not None:
         return None
+    if (case.need or 0) >= LARGE_WEIGHT:
+        return make_cause(
+            CauseName.TRUE_NEED,
+            f"One weight alone takes {said(case.need)}; its gradient and the optimizer's copies take as much each. No batch "
+            "makes it smaller: the layer has too many inputs or outputs.",
+        )
     return make_cause(
         CauseName.OTHER_PROCESS,
         "The tensor is a weight, or an optimizer's copy of one, so the batch hardly matters: another process holds the card, or "
@@ -338,10 +349,11 @@ def prealloc(case: Case) -> Cause | None:
     if case.failure.framework != "tensorflow" or case.format not in {"driver", "driver-plain", "context"} or computes:
         return None
     size = f" ({said(case.need)})" if case.need else ""
+    who = "JAX" if JAX.search(case.text) else "TensorFlow"
     return make_cause(
         CauseName.PREALLOCATION,
-        f"TensorFlow takes nearly the whole card when it starts{size} and the driver refused: another process, "
-        "often another TensorFlow or a notebook kernel, already holds part of it. It then tries smaller pieces, "
+        f"{who} takes nearly the whole card when it starts{size} and the driver refused: another process, "
+        f"often another {who} or a notebook kernel, already holds part of it. It then tries smaller pieces, "
         "so this alone may end nothing.",
         decide=case.who_holds,
     )

@@ -164,21 +164,13 @@ def unsaid(case: Case) -> Cause | None:
 
 RULES: tuple[Rule, ...] = (
     impossible, warning_only, host.graph_message, host.shared_memory, host.pinned, host.mapping,
-    host.address_space_check, host.fork, host.narrow_program, host.commit_limit, host.container_kill,
+    host.address_space_check, host.fork, host.narrow_program, host.commit_limit, host.container_kill, host.job_kill,
     host.machine_kill, device.kv_cache, device.small_program, device.tpu, device.watermark, device.prealloc,
     host.heap, host.multiplied, host.broadcast, hardly_meant, larger_than_device, device.fragmentation,
     device.fraction, device.own_share, device.bfc_fragmentation, device.refused_though_free, device.refused_block,
     device.driver_refused, device.weights_refused, device.kept, device.other_process, device.graph_pools, host.rlimit,
     host.small_request, host.grown, host.signal, true_need, unsaid,
-)  # fmt: skip
-"""Asked in this order; the first that answers is the cause."""
-
-
-def find_causes(case: Case) -> tuple[Cause, ...]:
-    """The cause, then the candidates that it leaves open."""
-    found: list[Cause] = []
-    for rule in RULES:
-        cause = rule(case)
+)
         if cause is None or any(cause.name == other.name for other in found):
             continue
         if rule is unsaid and found:

@@ -6,7 +6,8 @@ import math
 
 from outsize.core.failure import Cause, CauseName
 from outsize.core.units import format_bytes as said
-from outsize.failure.case import DMESG, SMALL, Case, make_cause
+from outsize.failure.case import DMESG, SMALL, Case, make_cause, pair_of_long_axes
+from outsize.failure.signs import JOB_KILL, POOL_OF_JAVA, RAM
 
 MANY = 300_000
 """Things of which hardly anybody means a matrix of all pairs."""
@@ -150,6 +151,14 @@ def mapping(case: Case) -> Cause | None:
 def container_kill(case: Case) -> Cause | None:
     """Killed by a limit: cgroup, pod, job, worker."""
     failure = case.failure
+    if case.format == "kubernetes-evicted":
+        used = case.extra("used_bytes")
+        held = "" if used is None else f", which used {said(used)}"
+        return make_cause(
+            CauseName.MACHINE,
+            f"The whole node ran short of memory and the kubelet evicted {failure.process or 'a pod'}{held}: those go first that "
+            "use more than they requested.",
+        )
     if case.framework.killer or failure.extra.get("scope") == "cgroup":
         cap = "" if failure.limit_bytes is None else f" of {said(failure.limit_bytes)}"
         used = case.extra("anon_rss_bytes")
@@ -166,6 +175,16 @@ def container_kill(case: Case) -> Cause | None:
             "the machine itself may have had memory left.",
         )
     return None
+
+
+def job_kill(case: Case) -> Cause | None:
+    """A scheduler says beside the program's own words that its job was killed for memory."""
+    if not case.on_host or JOB_KILL.search(case.text) is None:
+        return None
+    asked = "" if case.need is None else f" The program had asked for {said(case.need)}."
+    return make_cause(
+        CauseName.LIMIT, f"Slurm says that the job reached its memory limit (--mem) and was killed there.{asked}"
+    )
 
 
 def address_space_check(case: Case) -> Cause | None:
@@ -247,7 +266,16 @@ def machine_kill(case: Case) -> Cause | None:
 
 
 def grown(case: Case) -> Cause | None:
-    """A process that a log shows growing until it was ended."""
+    """A process that a log, or who watched it, shows growing until it was ended."""
+    killed = (
+        case.failure.extra.get("signal") == "Killed" and case.failure.framework == "linux" and case.failure.pid is None
+    )
+    if case.grows and (case.format == "all-used" or (killed and case.rise is None and RAM.search(case.text))):
+        return make_cause(
+            CauseName.LEAK,
+            "Its memory is said to rise until none is left: something is kept that should go, call after call.",
+            decide="memory after each call: flat is need, rising is a leak",
+        )
     if case.rise is None or not (case.on_host or case.failure.extra.get("signal") == "Killed"):
         return None
     ended = ", and then it was killed" if case.failure.extra.get("signal") == "Killed" else ""
@@ -315,6 +343,18 @@ def heap(case: Case) -> Cause | None:
             "free, or this Java is "
             "one of 32 bits, which can have about 1.5 GiB.",
             decide="`java -version`: 64-Bit or not; free RAM against -Xmx",
+        )
+    if case.format == "java-native":
+        return make_cause(
+            CauseName.ALREADY_FULL,
+            "The system gave Java no more memory: its heap (-Xmx), threads and buffers together are more than RAM, or the "
+            "container, has left. The heap itself is not full.",
+            decide="`free -m` and the container's limit against -Xmx",
+        )
+    if case.failure.framework == "java" and POOL_OF_JAVA.search(case.text) is not None:
+        return make_cause(
+            CauseName.LIMIT,
+            "A pool of Java beside its heap (classes, direct buffers) is full; it has a cap of its own.",
         )
     if case.failure.framework in {"java", "node"}:
         return make_cause(

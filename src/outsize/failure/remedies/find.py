@@ -104,7 +104,7 @@ def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
     """What the table has for one cause: what the program itself offers first, then the makers and the framework, where it ran,
     and last what holds for any program on a host."""
     killed_by_limit = bool(case.framework.killer) or case.failure.extra.get("scope") == "cgroup"
-    own = [] if case.format == "fork" else list(_offers(case, cause, case.programs))
+    own = list(_offers(case, cause, case.programs, named=case.format == "fork"))
     makers = [maker for maker in REMEDIES[cause] if maker not in (_DEVICE_ONLY if case.on_host else ())]
     if own or (case.in_graph and case.work is Work.INFERS):  # the array is not in the user's code
         makers = [maker for maker in makers if maker is not tensor.smaller_tensor]
@@ -128,10 +128,10 @@ def _remedies(case: Case, cause: CauseName) -> Iterator[Remedy]:
             yield from maker(case)
 
 
-def _offers(case: Case, cause: CauseName, rows: tuple[Program, ...]) -> Iterator[Remedy]:
-    """What programs offer."""
+def _offers(case: Case, cause: CauseName, rows: tuple[Program, ...], *, named: bool = False) -> Iterator[Remedy]:
+    """What programs offer; `named`: only what is for this very wording."""
     for row in rows:
-        yield from _advice(case, cause, row.advice)
+        yield from _advice(case, cause, tuple(way for way in row.advice if way.formats or not named))
 
 
 def _advice(case: Case, cause: CauseName, rows: tuple[Advice, ...], *, counted: bool = True) -> Iterator[Remedy]:

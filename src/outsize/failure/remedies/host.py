@@ -6,20 +6,23 @@ from collections.abc import Iterator
 
 from outsize.core.failure import Remedy
 from outsize.failure.case import Case, make_remedy
-from outsize.failure.framework import CONTAINER
+from outsize.failure.framework import CONTAINER, framework
 from outsize.failure.remedies.texts import remedy
+from outsize.failure.signs import IN_A_POD, JOB_KILL, POOL_OF_JAVA
 
-_NOT_RAISED = ("java-reserve", "matlab-help")
-"""Wordings of a limit that was too high, or that nobody set."""
+_NOT_RAISED = ("java-reserve",)
+"""Wordings of a limit that was too high."""
 
 
 def raise_limit(case: Case) -> Iterator[Remedy]:
     """More of what the machine has, at least what is known to be needed, and not more than there is."""
-    failure, raising = case.failure, case.framework.raising
+    failure = case.failure
+    whose = "slurm" if JOB_KILL.search(case.text) else "kubernetes" if IN_A_POD.search(case.text) else failure.framework
+    raising = framework(whose).raising
     limit = failure.limit_bytes or (case.biting.bytes if case.biting else None)
     if (
-        failure.framework == "openvino" or case.format in _NOT_RAISED
-    ):  # the driver's largest buffer, which nobody raises
+        failure.framework in ("openvino", "matlab") or case.format in _NOT_RAISED or POOL_OF_JAVA.search(case.text)
+    ):  # the driver's largest buffer, which nobody raises; MATLAB has a way of its own
         return
     known = case.known_need
     if case.on_device and case.need is not None and case.held is not None:
@@ -58,7 +61,8 @@ def larger_page_file(case: Case) -> Iterator[Remedy]:
 
 def add_swap(case: Case) -> Iterator[Remedy]:
     """A short peak then ends in slowness instead of a kill."""
-    yield remedy("add_swap")
+    if case.format != "kubernetes-evicted":  # its nodes have none, as a rule
+        yield remedy("add_swap")
 
 
 def more_shm(case: Case) -> Iterator[Remedy]:

@@ -210,8 +210,16 @@ def _promoted(args: Any, results: list[Any]) -> Iterator[CallEvent]:
                 yield CallEvent("take", f"cast {place}", int(value.numel()) * common.itemsize)
 
 
+LARGEST = 2
+"""Number of the mode in which a bag is its largest elements."""
+
+
 def _bag_backward(args: Any, results: list[Any]) -> Iterator[CallEvent]:
-    """Indices are sorted and counted."""
+    """Indices are sorted and counted; of a maximum, what was largest is taken column by column from copies."""
+    if args[8] == LARGEST:
+        yield RESULT
+        yield CallEvent("take", "copies", _bytes(args[5]) + _bytes(args[0]))
+        return
     yield CallEvent("take", "sorted indices", 3 * _bytes(args[1]))
     yield RESULT
 

@@ -38,6 +38,7 @@ from outsize.model.scripts.follower import PHASES, Follower
 from outsize.model.scripts.outside import Outside
 from outsize.model.scripts.overlay import Overlay
 from outsize.model.scripts.start import ANSWER
+from outsize.model.torch_port.compiler import CompilerFailed
 from outsize.model.torch_port.dispatch import torch_off
 from outsize.model.torch_port.patches import replaced
 from outsize.model.tracing.tracer import Tracer
@@ -62,6 +63,7 @@ class Script:
         self.tracer = Tracer(label, self.job.card.capability or (9, 0), self.job.card.usable)
         self.tracer.alone = self.tracer.strict = True
         self.tracer.keep = KEEP
+        self.tracer.uncompiled = request["uncompiled"]
         self.follower = Follower(self.tracer, request["steps"], self.end)
         self.overlay = Overlay(request["folder"])
         self.outside = Outside(self.overlay)
@@ -119,8 +121,16 @@ class Script:
     def _result(self, error: BaseException | None) -> Footprint:
         self.follower.close()
         steps = self.follower.steps
-        if error is not None and not self.follower.finished and not (steps and isinstance(error, SystemExit)):
+        if isinstance(error, CompilerFailed):
+            raise error  # it is followed again, uncompiled
+        uses = self.follower.only_uses
+        stopped = isinstance(error, TimeoutError) and not error.__traceback__
+        ended = isinstance(error, SystemExit) and (steps or (uses and not error.code))
+        if error is not None and not self.follower.finished and not ended and not (uses and stopped):
             raise self._explained(error)
+        if uses:
+            steps = 1
+            self._note_use(stopped)
         if not steps:
             last = next((held.line for held in reversed(self.tracer.ledger.all) if held.line), "")
             raise InputError(
@@ -134,6 +144,8 @@ class Script:
             self.tracer.note(sentence)
         if self._is_uneven(steps):
             self.tracer.guess("the steps differ in size: a later one may take more")
+        for sentence in self.follower.histories():
+            self.tracer.guess(sentence)
         if steps > 2:
             note_growth(self.tracer, self.job.label, steps, self.follower.ends[-1])
         if all(name != PHASES[3] for _, name in self.follower.marks) and self._has_evaluation():
@@ -149,6 +161,15 @@ class Script:
         found = footprint_of(self.job, self.tracer, replayed, self.card, capacity, loaded)
         phases = replayed_steps.phases(replayed, self.tracer.ledger, self.job.label, self.follower.marks, PHASES)
         return dataclasses.replace(found, name=self.name, phases=phases)
+
+    def _note_use(self, stopped: bool) -> None:
+        """A script that trains nothing was followed to its end, if it has one."""
+        self.follower.marks = [(event, name if name == PHASES[0] else PHASES[3]) for event, name in self.follower.marks]
+        self.tracer.note("the script trains nothing: all of its forward passes are counted as evaluation")
+        if stopped:
+            self.tracer.guess(
+                f"the script was stopped after {self.request['seconds']:.0f} seconds: what comes later is not counted"
+            )
 
     def _settle_device(self) -> None:
         """A script that decides for the host is estimated there; one that wants a card that it was not given is refused."""
@@ -261,7 +282,11 @@ def main(words: Sequence[str]) -> None:
 
 def _send(request: dict[str, Any], found: Footprint | OutsizeError) -> None:
     with open(os.path.join(request["folder"], ANSWER), "wb") as file:
-        pickle.dump(found if isinstance(found, Footprint) else (isinstance(found, InputError), str(found)), file)
+        pickle.dump(found if isinstance(found, Footprint) else (_kind(found), str(found)), file)
+
+
+def _kind(error: OutsizeError) -> str:
+    return "mistake" if isinstance(error, InputError) else "uncompiled" if isinstance(error, CompilerFailed) else ""
 
 
 if __name__ == "__main__":

@@ -147,6 +147,11 @@ class Follower:
         if self._backwards > self._passed and not self.finished and self._is_by_hand():
             self._end_step()
 
+    @property
+    def only_uses(self) -> bool:
+        """True for a script that called its model and neither trained it nor has what would train it."""
+        return self._forwards > 0 and self._backwards == 0 and not _all_optimizers()
+
     def _is_by_hand(self) -> bool:
         if self._by_hand is None:
             self._by_hand = not _all_optimizers()
@@ -163,6 +168,17 @@ class Follower:
         self._mark(PHASES[2])
         if self.steps >= self.wanted:
             self.finished = self.steps >= WAITING * self.wanted or not self._waits()
+
+    def histories(self) -> Iterator[str]:
+        """What the directions of L-BFGS take when all are kept: how many are, its comparisons decide."""
+        import torch
+
+        for optimizer in self._optimizers:
+            if isinstance(optimizer, torch.optim.LBFGS):
+                group = optimizer.param_groups[0]
+                pairs = group["history_size"]
+                most = 2 * pairs * sum(p.numel() * p.element_size() for p in group["params"])
+                yield f"L-BFGS keeps up to {pairs} pairs of directions, {format_bytes(most)}: how many, its comparisons decide"
 
     def _waits(self) -> bool:
         """True while an optimizer with weights of its own has not stepped yet."""

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from outsize.core.cards import find_card
 from outsize.core.errors import InputError, OutsizeError
@@ -52,10 +53,21 @@ def estimate_script(
         raise InputError(f"there is no script {script} here")
     if card is not None:
         find_card(card)
-    request = {
+    request: dict[str, Any] = {
         "script": script, "words": list(words), "device": device, "card": card, "steps": steps, "seconds": seconds,
-        "budget": None if budget is None else parse_bytes(budget),
+        "budget": None if budget is None else parse_bytes(budget), "uncompiled": "",
     }  # fmt: skip
+    found = _follow(request, heard)
+    if not isinstance(found, Footprint) and found[0] == "uncompiled":
+        found = _follow({**request, "uncompiled": found[1]}, heard)
+    if isinstance(found, Footprint):
+        return found
+    kind, sentence = found
+    raise (InputError if kind == "mistake" else OutsizeError)(sentence)
+
+
+def _follow(request: dict[str, Any], heard: Callable[[str], None]) -> Footprint | tuple[str, str]:
+    """What a process of its own finds: the memory, or the kind of an error and its sentence."""
     with tempfile.TemporaryDirectory(prefix="outsize-script-") as folder:
         os.mkdir(os.path.join(folder, "tmp"))
         environment = {**os.environ, **OFFLINE, "TMPDIR": os.path.join(folder, "tmp")}
@@ -75,12 +87,9 @@ def estimate_script(
     if not answer:
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
         last = f", after it printed {printed[-1]!r}" if printed else ""
-        raise OutsizeError(f"the process that followed {script} was ended {how}{last}")
-    found = pickle.loads(answer)
-    if isinstance(found, Footprint):
-        return dataclasses.replace(found, printed=printed)
-    mistake, sentence = found
-    raise (InputError if mistake else OutsizeError)(sentence)
+        raise OutsizeError(f"the process that followed {request['script']} was ended {how}{last}")
+    found: Footprint | tuple[str, str] = pickle.loads(answer)
+    return dataclasses.replace(found, printed=printed) if isinstance(found, Footprint) else found
 
 
 def _lines(child: subprocess.Popen[str], heard: Callable[[str], None]) -> list[str]:

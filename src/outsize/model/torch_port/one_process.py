@@ -80,7 +80,15 @@ def _group_rows() -> list[Row]:
 def _make_replica() -> type:
     import torch
 
-    class DistributedDataParallel(torch.nn.Module):  # type: ignore[misc]
+    real = torch.nn.parallel.DistributedDataParallel
+
+    class Answers(type):
+        """What torch or a library asks of the class itself, its own class answers: no replica is at work."""
+
+        def __getattr__(cls, name: str) -> Any:
+            return getattr(real, name)
+
+    class DistributedDataParallel(torch.nn.Module, metaclass=Answers):  # type: ignore[misc]
         """One replica of one."""
 
         require_backward_grad_sync = True

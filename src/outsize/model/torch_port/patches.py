@@ -148,6 +148,8 @@ def _has_subclass(*values: Any) -> bool:
     """True where a tensor subclass wants to be asked, the mode itself not counted."""
     import torch
 
+    if not part("_C._is_torch_function_enabled")():  # a subclass has been asked and calls on
+        return False
     plain = (torch.Tensor, torch.nn.Parameter)
     flat = values[0] if len(values) == 1 and isinstance(values[0], tuple | list) else values
     return any(isinstance(v, torch.Tensor) and type(v) not in plain and _asks(type(v)) for v in flat)

@@ -58,6 +58,7 @@ def make_function_mode(tracer: Trace) -> Any:
         torch.tensor: _literal, torch.as_tensor: _literal, torch.asarray: _literal, tensor.__array__: _numpy,
         torch.nn.functional.scaled_dot_product_attention: attend, tensor.__deepcopy__: _deepcopy,
         tensor.item: _item, tensor.type: _type, tensor.new_tensor: _new_tensor, torch.nn.functional.linear: _linear,
+        torch.group_norm: _group_norm,
     }  # fmt: skip
 
     class Stage(TorchFunctionMode):  # type: ignore[misc]
@@ -185,6 +186,26 @@ def _linear(tracer: Trace, func: Any, call: Any) -> Any:
         return func(*call[0], **call[1])
     finally:
         tracer.in_linear = before
+
+
+def _group_norm(tracer: Trace, func: Any, call: Any) -> Any:
+    """On the host channels that lie side by side stay so; torch's rule for tensors without contents copies them."""
+    import torch
+
+    names = ("input", "num_groups", "weight", "bias", "eps")
+    given = {"weight": None, "bias": None, "eps": 1e-5, **dict(zip(names, call[0], strict=False)), **call[1]}
+    x = given["input"]
+    if x.dim() < 4 or x.is_contiguous() or not tracer.on_host(x):
+        return func(*call[0], **call[1])
+    if torch.is_grad_enabled():
+        if x.dtype != torch.float32:
+            tracer.guess(
+                f"what GroupNorm in {x.dtype} takes inside on the CPU where channels lie side by side is not known"
+            )
+        return func(*call[0], **call[1])
+    rows, channels = x.shape[:2]
+    places, groups = x.shape[2:].numel(), given["num_groups"]
+    return torch.native_group_norm(x, given["weight"], given["bias"], rows, channels, places, groups, given["eps"])[0]
 
 
 def _new_tensor(tracer: Trace, func: Any, call: Any) -> Any:

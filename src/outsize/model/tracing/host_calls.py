@@ -26,7 +26,7 @@ MOST_BYTES = 64 * MiB
 MOST_FLOPS = 10**9
 UNSAFE = (
     "lu_solve", "lu_unpack", "ldl_", "ormqr", "orgqr", "householder", "mkldnn", "sparse", "flash", "nested", "quant",
-    "pin_memory", "aten.set_.", "resize",
+    "pin_memory", "aten.set_.", "resize", "embedding_bag_backward",
 )  # fmt: skip
 """Words in the names of operators whose kernels trust the contents of their arguments, or that have rules of their own."""
 

@@ -72,7 +72,16 @@ def _layer(name: str, kind: int, tracer: Trace) -> Callable[..., Any]:
                 whole = x.view(batch_sizes.shape[0], -1, x.shape[-1])
                 out, *ends = onednn.run_lstm(whole, state, weights, *(*rest, False))
                 return out.flatten(0, 1), *ends
-            return op.decompose(x, packed.contents(tracer, batch_sizes), state, weights, *rest)
+            before = None  # on the host torch makes the gates of all steps from the input first
+            if not tracer.on_card(x):
+                before = x.new_empty(x.shape[0], weights[0].shape[0])
+                if kind == 2 and torch.is_grad_enabled():
+                    tracer.guess(
+                        "what the backward pass of an LSTM on packed sequences takes inside on the CPU is not known"
+                    )
+            found = op.decompose(x, packed.contents(tracer, batch_sizes), state, weights, *rest)
+            del before
+            return found
         return run(x, state, weights, (*rest, False), packed.sizes_of(tracer, batch_sizes))
 
     return on_packed if overload == "data" else plain

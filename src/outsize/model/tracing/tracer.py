@@ -39,6 +39,7 @@ from outsize.model.tracing.draws import Draws
 from outsize.model.tracing.fake_card import label_for, make_function_mode, pretend
 from outsize.model.tracing.ledger import Held, Ledger
 from outsize.model.tracing.operators import Operator, look_up
+from outsize.model.tracing.other_tensors import explained, refuse_nested
 from outsize.model.tracing.result_shapes import Shapes
 
 
@@ -121,10 +122,14 @@ class Tracer:
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if types and are_spread(types):
                     return NotImplemented  # it calls the operator again, on this rank's parts
+                refuse_nested(types, func, tracer.owners.place)
                 if tracer.region is not None:  # the compiler at work
                     return func(*args, **(kwargs or {}))
                 with tracer._lock, no_functions():  # in here a tensor's device is the real one: meta
-                    return tracer.dispatch(func, args, kwargs or {})
+                    try:
+                        return tracer.dispatch(func, args, kwargs or {})
+                    except NotImplementedError as error:
+                        raise explained(error, func, tracer.owners.place) from error
 
         self._mode = Mode
         probe = torch.empty(1, device="meta")
@@ -487,7 +492,6 @@ _CUTTING = {"slice", "narrow"}
 """Operators that cut a piece out of a tensor."""
 
 _RESIZING = {"aten.resize_.default", "aten.set_.source_Storage_storage_offset", "aten.resize_as_.default"}
-
 
 _REUSING = {
     "aten.add.Tensor", "aten.scatter_add.default", "aten.index_put.default", "aten.index_add.default", "aten.scatter.src",

@@ -14,7 +14,13 @@ import importlib.util
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import types
+
 _HERE = os.path.dirname(os.path.abspath(__file__))
+FRAMES = 40
+"""Most calls that are noted of an error, the last ones."""
 
 
 def _load_the_users_own() -> None:
@@ -74,21 +80,31 @@ def _chain(error: "BaseException | None") -> "list[str]":
     return lines
 
 
+def _frames(trace: "types.TracebackType | None") -> "list[str]":
+    """Where the error came from, the last call last: whose function it was says as much as the words."""
+    lines = []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        lines.append(f'File "{code.co_filename}", line {trace.tb_lineno}, in {code.co_name}')
+        trace = trace.tb_next
+    return lines[-FRAMES:]
+
+
+def _note(folder: str, error: "BaseException | None", trace: "types.TracebackType | None") -> None:
+    try:
+        text = "\n".join([*_memory(), "", *_chain(error), *_frames(trace)])
+        handle = os.open(os.path.join(folder, f"error.{os.getpid()}"), os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+        os.write(handle, text.encode("utf-8", "replace"))
+        os.close(handle)
+    except Exception as own:  # nothing of ours may hide the error that ends the program
+        sys.stderr.write(f"outsize: could not note this error: {own!r}\n")
+
+
 def _write_the_last_error(folder: str) -> None:
     before = sys.excepthook
 
     def hook(kind, error, trace):  # type: ignore[no-untyped-def]
-        try:
-            text = "\n".join([*_memory(), "", *_chain(error)])
-            where = trace
-            while where is not None and where.tb_next is not None:
-                where = where.tb_next
-            line = "" if where is None else f'\nFile "{where.tb_frame.f_code.co_filename}", line {where.tb_lineno}'
-            handle = os.open(os.path.join(folder, f"error.{os.getpid()}"), os.O_CREAT | os.O_WRONLY, 0o600)
-            os.write(handle, (text + line).encode("utf-8", "replace"))
-            os.close(handle)
-        except Exception as own:  # nothing of ours may hide the error that ends the program
-            sys.stderr.write(f"outsize: could not note this error: {own!r}\n")
+        _note(folder, error, trace)
         before(kind, error, trace)
 
     sys.excepthook = hook

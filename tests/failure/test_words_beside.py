@@ -1,0 +1,114 @@
+"""What stands beside a message decides: a scheduler's word, a cache that is named, growth that is told, whose container it is."""
+
+import pytest
+
+import outsize
+
+SLURM = """Error: cannot allocate vector of size 3.1 Gb
+slurmstepd: error: Detected 1 oom_kill event in StepId=77.batch. Some of the step tasks have been OOM Killed."""
+GGML = """ggml_backend_cuda_buffer_type_alloc_buffer: allocating 2048.00 MiB on device 0: cudaMalloc failed: out of memory
+llama_kv_cache_init: failed to allocate buffer for kv cache"""
+MATLAB = "Error using rand\nRequested 90000x90000 (60.3GB) array exceeds maximum array size preference (15.9GB)."
+ABORTED = """terminate called after throwing an instance of 'std::bad_alloc'
+make: *** [Makefile:12: check] Aborted (core dumped)"""
+XLA = r"""jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 20937965568 bytes.
+BufferAssignment stats:
+             parameter allocation:    1.10GiB
+     preallocated temp allocation:   19.50GiB
+		Operator: op_name="jit(train_step)/jit(main)/transpose(jvp(Net))/dot_general"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "first"),
+    [
+        (SLURM, "limit", "ask Slurm for more"),
+        (GGML, "true need", "a smaller KV cache"),
+        (MATLAB, "request larger than the limit", "smaller arrays"),
+        (ABORTED, "true need", "see what it takes"),
+        (XLA, "true need", "recompute instead of keeping"),
+        ("RAM usage of the server keeps rising with each call until it is killed", "leak", "see"),
+        (
+            "RAM usage grows when I call net.predict() in a loop until it crashes",
+            "leak",
+            "call the model instead of its predict",
+        ),
+        (
+            "With num_workers=6 my RAM is full after an hour and the run gets killed",
+            "leak",
+            "samples in one array instead of Python's objects",
+        ),
+        ("java.lang.OutOfMemoryError: Direct buffer memory", "limit", "room for the classes, or the direct buffers"),
+        (
+            "Native memory allocation (mmap) failed to map 715653120 bytes for committing reserved memory.",
+            "memory already full",
+            "a smaller heap",
+        ),
+        (
+            "systemd-oomd[99]: Killed /user.slice/x.scope due to memory pressure for /user.slice being 61.0% > 50.00% for > 20s",
+            "machine out of memory",
+            "less at once, or a larger share for the unit",
+        ),
+        (
+            "Task in /kubepods/besteffort/pod7/a killed as a result of limit of /kubepods/besteffort/pod7\n"
+            "memory: usage 262144kB, limit 262144kB, failcnt 5\nMemory cgroup out of memory: Kill process 12 (celery) score 9",
+            "limit",
+            "raise the pod's limit",
+        ),
+        (
+            "The node was low on resource: memory. Container api was using 800Mi, which exceeds its request of 0.",
+            "machine out of memory",
+            "request what it uses",
+        ),
+        (
+            "OOM when allocating tensor with shape[90000,8192] and type float on /job:localhost/replica:0/task:0/device:GPU:0 by "
+            "allocator GPU_0_bfc [Op:StatelessRandomUniformV2]",
+            "true need",
+            "fewer inputs to that layer",
+        ),
+        (
+            "external/xla/xla/stream_executor/cuda_driver.cc:1060] failed to allocate 30.00GiB (32212254720 bytes) from device: "
+            "CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+            "preallocation",
+            "let JAX take memory as it needs it",
+        ),
+        (
+            "julia> zeros(200_000, 200_000)\nERROR: OutOfMemoryError()",
+            "true need",
+            "smaller numbers, sparse, or on disk",
+        ),
+        ("LINK : fatal error LNK1102: out of memory", "true need", "compiler and linker of 64 bits"),
+        (
+            "# Can't save in background: fork: Cannot allocate memory",
+            "memory already full",
+            "let the kernel promise memory",
+        ),
+        (
+            "I always run into CUDA out of memory in the second epoch. I sum up epoch_loss += loss in the loop.",
+            "leak",
+            "keep numbers of a step",
+        ),
+        (
+            "The worker got killed at 99% memory, it does pl.scan_parquet(p).collect()",
+            "killed",
+            "let Polars stream it",
+        ),
+        ("Why does sklearn use all of my 32 GB RAM?", "true need", "learn in pieces"),
+    ],
+)
+def test_words_beside_the_message_decide_cause_and_first_advice(text, cause, first):
+    found = outsize.explain(text)
+    assert str(found.cause.name) == cause
+    assert found.remedies[0].name.startswith(first)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The memory usage grows with the batch, and then falls when the step ends.",
+        "How to avoid that memory keeps growing until it crashes",
+        "RAM usage increases with num_workers; see the table below.",
+    ],
+)
+def test_words_about_memory_that_end_nothing_are_no_failure(text):
+    assert outsize.explain(text).failure is None
