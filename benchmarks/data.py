@@ -7,15 +7,24 @@ from pathlib import Path
 
 import numpy as np
 
-SHAPES = {
+SHAPES: dict[str, tuple[int, ...]] = {
     "tall": (3_075_200, 512),
     "a": (16_384, 16_384),
     "b": (16_384, 16_384),
     "image": (1, 256, 1024, 1021),
 }
 """File stem -> shape."""
+WHOLE = 536_870_912
+"""Whole numbers: 2 GiB."""
 COSINE_ROWS = 32_768
 """Rows that are compared with the first 4,096: a result of 512 MiB."""
+SORTED_ROWS = 1_048_576
+"""Rows whose elements are sorted: 2 GiB."""
+
+
+def part(rows: int, there: int) -> int:
+    """That many of the whole file's rows, or as small a part of them as `there` rows are of all."""
+    return rows * there // SHAPES["tall"][0]
 
 
 def make(folder: Path, scale: int = 1, stems: tuple[str, ...] = tuple(SHAPES)) -> None:
@@ -33,6 +42,38 @@ def make(folder: Path, scale: int = 1, stems: tuple[str, ...] = tuple(SHAPES)) -
             piece = out[start : start + (1 << 24)]
             piece[:] = rng.random(piece.size, dtype="float32") + np.float32(0.5)
         out.base.flush()
+        path.with_suffix(".part").rename(path)
+
+
+def make_whole(folder: Path, scale: int = 1) -> None:
+    """Whole numbers below 2**28, most of which come several times."""
+    path = folder / "whole.npy"
+    if path.exists():
+        return
+    rng = np.random.default_rng(8)
+    out = np.lib.format.open_memmap(path.with_suffix(".part"), "w+", "int32", (WHOLE // scale,))
+    for start in range(0, out.size, 1 << 24):
+        piece = out[start : start + (1 << 24)]
+        piece[:] = rng.integers(0, (1 << 28) // scale, piece.size, dtype="int32")
+    out.flush()
+    path.with_suffix(".part").rename(path)
+
+
+def make_parquet(folder: Path) -> None:
+    """DuckDB works on its own formats: the sorted rows and the whole numbers as columns."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for stem in ("tall", "whole"):
+        source = np.load(folder / f"{stem}.npy", mmap_mode="r")
+        flat = (source[: part(SORTED_ROWS, len(source))] if stem == "tall" else source).reshape(-1)
+        path = folder / f"{stem}.parquet"
+        if path.exists():
+            continue
+        schema = pa.schema([("v", pa.from_numpy_dtype(flat.dtype))])
+        with pq.ParquetWriter(path.with_suffix(".part"), schema, compression="none", use_dictionary=False) as writer:
+            for start in range(0, flat.size, 1 << 22):
+                writer.write_table(pa.table([pa.array(flat[start : start + (1 << 22)])], schema=schema))
         path.with_suffix(".part").rename(path)
 
 
