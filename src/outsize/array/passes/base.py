@@ -149,6 +149,8 @@ class Sizable(abc.ABC):
     """The reading of an effort after the first must cost so many times less than the first's to be taken."""
     locks = (False, False)
     """Whether workers' buffers and slots are page-locked, for a device to copy by itself."""
+    churn = 0
+    """Bytes that its calls allocate and free again and again; the plan counts them for every worker."""
 
     def __init__(
         self, outputs: tuple[tuple[Node, Sink], ...], bindings: Mapping[Node, Store], tuning: Tuning
@@ -189,7 +191,7 @@ class Sizable(abc.ABC):
 
     def settle(self, grid: Grid, chunk: Box, workers: int, slots: int, slot: int, room: Room, **more: Any) -> Sized:
         """The sizes that tiles and chunks lead to: one chunk of each kind is measured."""
-        threads = max(1, cores() // workers)
+        threads = more.pop("threads", max(1, cores() // workers))
         frame = self.probe_all(grid, chunk)
         return Sized(
             work=self, grid=grid, chunk=chunk, workers=workers, slots=slots, worker_bytes=round_to_pages(frame.peak),

@@ -302,8 +302,10 @@ class ContractPass(Pass):
         return min((size, box, stays) for cost, size, box, stays in found if cost <= good)[1:]
 
     def _settle(self, workers: int, box: Box, stays: bool, strip: int, threads: int, room: Room) -> SizedProduct:
-        split_at = len(self.node.shape)
+        split_at, middle = len(self.node.shape), self.batch + self.m
         grid, panel = Grid(self.node.shape, box[:split_at]), box[split_at:]
+        if min(math.prod(box[self.batch : middle]), math.prod(box[middle:split_at])) <= self.tuning.narrow:
+            threads = 1
         frame = self.frame()
         for region, _ in self.kinds(grid, panel):
             seen = self._panel(region, stays, strip)
