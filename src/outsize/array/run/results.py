@@ -202,8 +202,9 @@ def _is_journaled(node: Node) -> bool:
 
 
 def _save(prepared: Prepared, listener: Listener | None, resume: bool) -> Store:
-    sink, digest, journal = prepared.sink, digest_of(prepared.node, prepared.plan), None
-    if _is_journaled(prepared.node):
+    sink, digest, journal = prepared.sink, "", None
+    if _is_journaled(prepared.node):  # a digest of arrays in memory reads all of them
+        digest = digest_of(prepared.node, prepared.plan)
         journal = Journal(sink.partial + JOURNAL, prepared.schedule.tuning)
         resume = resume and journal.is_of(digest)  # without its journal nobody knows what an unfinished output is of
         if not resume:
