@@ -30,14 +30,13 @@ from outsize.array.store.formats.npy import describe
 from outsize.core.errors import BudgetError, InputError
 from outsize.core.memory import HOST, Allowance, Budget
 from outsize.core.units import format_bytes
+from outsize.engine.heap import lean_heap
 from outsize.engine.pool import make_buffer
 
 _NARROW = 16
 """Columns that are factored one by one."""
 _CORNER = 128
 """Rows of a triangle that are inverted at once, where BLAS does not show how to solve it."""
-_MOVED = 4 << 20
-"""Bytes of rows that change their places at once."""
 _LEAST = 256 << 10
 """A budget that the passes can work with beside a panel."""
 _SHARE = 0.6
@@ -159,6 +158,7 @@ def _solve_rows(corner: Block, rows: Block, step: int) -> None:
 # Cholesky
 
 
+@lean_heap()
 def cholesky_panels(x: Array) -> Panels:
     """The lower factor of a positive definite matrix; only its lower half is read. Panel J begins at its own diagonal."""
     n, room = x.shape[0], Room.current()
@@ -207,6 +207,7 @@ class Factored:
         return self.panels[0].shape[0]
 
 
+@lean_heap()
 def factor(x: Array) -> Factored:
     """The LU factors of a square matrix, with partial pivoting."""
     n, room = x.shape[0], Room.current()
@@ -217,7 +218,7 @@ def factor(x: Array) -> Factored:
         panel = _empty((n, high - low), x.dtype)
         room.read(x[:, low:high], panel)
         forward(room, found, panel)
-        order = _factor_panel(panel[low:])
+        order = _factor_panel(panel[low:], room.strip)
         if not panel[low:high].diagonal().all():
             raise InputError(f"the matrix is singular: no pivot is left in columns {low} to {high}")
         found = Factored(width, (*found.orders, order), (*found.panels, room.keep(panel)))
@@ -225,14 +226,14 @@ def factor(x: Array) -> Factored:
     return found
 
 
-def _factor_panel(a: Block) -> Block:
+def _factor_panel(a: Block, strip: int) -> Block:
     """LU with partial pivoting in place (unit lower, upper); returns the order of the rows."""
     columns = _empty(a.shape[::-1], a.dtype).T
     copy_block(columns, a)
     swaps = factor_columns(columns)
     if swaps is None:
         del columns
-        return _factor_halves(a)
+        return _factor_halves(a, strip)
     copy_block(a, columns)
     order = np.arange(len(a))
     for place, other in enumerate(swaps.tolist()):
@@ -240,7 +241,7 @@ def _factor_panel(a: Block) -> Block:
     return order
 
 
-def _factor_halves(a: Block) -> Block:
+def _factor_halves(a: Block, strip: int) -> Block:
     """The same by halves of the columns, without LAPACK."""
     rows, columns = a.shape
     order = np.arange(rows)
@@ -256,20 +257,20 @@ def _factor_halves(a: Block) -> Block:
         return order
     half = columns // 2
     left, right = a[:, :half], a[:, half:]
-    order = _factor_halves(left)
-    _reorder(right, order)
+    order = _factor_halves(left, strip)
+    _reorder(right, order, strip)
     solve_lower(left[:half], right[:half], unit=True)
     right[half:] -= left[half:] @ right[:half]
-    then = _factor_halves(right[half:])
-    _reorder(left[half:], then)
+    then = _factor_halves(right[half:], strip)
+    _reorder(left[half:], then, strip)
     order[half:] = order[half:][then]
     return order
 
 
-def _reorder(rows: Block, order: Block) -> None:
-    """rows become rows[order], a few columns at a time."""
+def _reorder(rows: Block, order: Block, strip: int) -> None:
+    """rows become rows[order], so many bytes at a time."""
     moved = np.flatnonzero(order != np.arange(len(order)))
-    step = max(1, _MOVED // (rows.itemsize * max(1, len(moved))))
+    step = max(1, strip // (rows.itemsize * max(1, len(moved))))
     for start in range(0, rows.shape[1], step):
         rows[moved, start : start + step] = rows[order[moved], start : start + step]
 
@@ -279,7 +280,7 @@ def forward(room: Room, factored: Factored, right: Block) -> None:
     for number, (order, panel) in enumerate(zip(factored.orders, factored.panels, strict=True)):
         low = number * factored.width
         high = low + panel.shape[1]
-        _reorder(right[low:], order)
+        _reorder(right[low:], order, room.strip)
         solve_lower(room.read(panel[low:high]), right[low:high], unit=True)
         for start, strip in room.strips(panel, high):
             rows = right[high + start : high + start + len(strip)]
@@ -296,6 +297,7 @@ def backward(room: Room, factored: Factored, right: Block) -> None:
             multiply_add(strip, right[low:high], right[start : start + len(strip)], room.strip, -1.0)
 
 
+@lean_heap()
 def solve_columns(factored: Factored, right: Array) -> list[Array]:
     """A^-1 right, as panels of columns."""
     (n, columns), room = right.shape, Room.current()
