@@ -353,7 +353,9 @@ def svd_lowrank(x: Array, rank: int, /, *, oversampling: int = 10, iterations: i
 
 def _is_tall(x: Array) -> bool:
     """True for one long matrix of few columns that is not small."""
-    return x.ndim == 2 and x.shape[0] >= 4 * x.shape[1] > 0 and x.nbytes > current().made_now and x.nbytes > _tall_limit()
+    return (
+        x.ndim == 2 and x.shape[0] >= 4 * x.shape[1] > 0 and x.nbytes > current().made_now and x.nbytes > _tall_limit()
+    )
 
 
 def _tall_limit() -> int:
@@ -387,9 +389,9 @@ def _triangle(block: Block) -> Block:
 
 
 def _tall_qr(x: Array, element: np.dtype[Any]) -> QRResult:
-    """QR of a tall matrix (Demmel, Grigori, Hoemmen and Langou, 2012): the blocks' own, then that of their triangles. It is worked
-    in double precision. Where the result is in single, the matrix over its triangular factor is orthogonal enough, unless the
-    factor is nearly singular; that takes a sixth of the time of the blocks' own factors."""
+    """QR of a tall matrix (Demmel, Grigori, Hoemmen and Langou, 2012): the blocks' own, then that of their triangles, in double
+    precision. Where the result is in single, the matrix over its triangular factor is orthogonal enough, unless the factor is
+    nearly singular; that takes a sixth of the time of the blocks' own factors."""
     rows, columns = x.shape
     blocks = _row_blocks(x)
     number, height, _ = blocks.shape

@@ -131,7 +131,9 @@ def solve_lower(triangle: Block, right: Block, unit: bool = False) -> None:
         if low:
             right[low:high] -= triangle[low:high, :low] @ right[:low]
         corner = np.tril(triangle[low:high, low:high], -1 if unit else 0)
-        right[low:high] = np.linalg.inv(corner + np.eye(high - low, dtype=corner.dtype) if unit else corner) @ right[low:high]
+        right[low:high] = (
+            np.linalg.inv(corner + np.eye(high - low, dtype=corner.dtype) if unit else corner) @ right[low:high]
+        )
 
 
 def solve_upper(triangle: Block, right: Block) -> None:
@@ -191,8 +193,8 @@ def cholesky_panels(x: Array) -> Panels:
 
 @dataclass(frozen=True, slots=True)
 class Factored:
-    """P A = L U. A panel holds its columns of U and, from its own diagonal down, of L, whose diagonal is ones; its rows are in the
-    order that it and the panels before it chose."""
+    """P A = L U. A panel holds its columns of U and, from its own diagonal down, of L, whose diagonal is ones. Its rows are in
+    the order that it and the panels before it chose."""
 
     width: int
     """Columns of a panel."""

@@ -185,7 +185,12 @@ def solve_triangle(triangle: Block, right: Block, *, lower: bool, unit: bool = F
     row = _TRSM.get(right.dtype.char)
     found = find_symbol(row[0]) if row else None
     leads = _leading(triangle), _leading(right)
-    if row is None or found is None or triangle.dtype != right.dtype or any(one is None or one[0] != 111 for one in leads):
+    if (
+        row is None
+        or found is None
+        or triangle.dtype != right.dtype
+        or any(one is None or one[0] != 111 for one in leads)
+    ):
         return False
     function, integer = found
     pointer = ctypes.c_void_p
@@ -198,8 +203,8 @@ def solve_triangle(triangle: Block, right: Block, *, lower: bool, unit: bool = F
 
 
 def factor_columns(columns: Block) -> Block | None:
-    """LU with partial pivoting in place of a matrix that lies in columns: the rows it swapped with 0, 1, 2, ... in turn; None where
-    LAPACK is not shown."""
+    """LU with partial pivoting in place of a matrix that lies in columns. The answer is the rows it swapped with 0, 1, 2, ... in
+    turn; None where LAPACK is not shown."""
     name = _GETRF.get(columns.dtype.char)
     found = find_symbol(name) if name else None
     if found is None:

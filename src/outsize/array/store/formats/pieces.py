@@ -8,14 +8,16 @@ before the call, so that the process holds no more than the plan says.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import math
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from outsize.array.store.base import Block, Buffer, Region, Store, give_back, region_shape, round_up
+from outsize.array.store.base import Block, Buffer, InPlace, Region, Store, give_back, region_shape, round_up
 from outsize.core.errors import StoreError
 
 _CONSTANT = 1 << 17
@@ -106,3 +108,31 @@ class ObjectStore(Store):
 
     def fingerprint(self) -> str:
         return f"{self.name} {self.shape} {self.dtype.str} {id(self._source)}"
+
+
+class ObjectSink(InPlace):
+    """An object of another library that takes any region of itself, from `first` on. Several threads write at once where
+    `granule` are the pieces that it writes whole. What it allocates is taken for three times the region."""
+
+    partial = ""
+
+    def __init__(
+        self, target: Any, shape: tuple[int, ...], dtype: np.dtype[Any], first: tuple[int, ...],
+        granule: tuple[int, ...] | None = None,
+    ) -> None:  # fmt: skip
+        self._target, self._first = target, first
+        self.name, self.shape, self.dtype = type(target).__name__, shape, dtype
+        self.granule = granule or tuple(min(n, 1) for n in shape)
+        self._turn: contextlib.AbstractContextManager[Any] = contextlib.nullcontext() if granule else threading.Lock()
+
+    def extent(self, region: Region) -> int:
+        return round_up(3 * self.bytes_of(region)) + _CONSTANT
+
+    def write(self, region: Region, block: Block, buffer: Buffer) -> None:
+        give_back(buffer)
+        key = tuple(slice(low + a, low + b) for low, (a, b) in zip(self._first, region, strict=True))
+        with self._turn:
+            self._target[key] = block
+
+    def sync(self) -> None:
+        """What its library does."""
