@@ -203,6 +203,13 @@ class Sizable(abc.ABC):
         """True where a chunk that was measured fits a worker's buffer, and its place on a device."""
         return frame.peak + frame.outside + frame.packing.total(1, 1) <= buffer and frame.device <= there
 
+    def buffer(self, least: int, effort: Effort, room: Room) -> int:
+        """Bytes of a worker's buffer whose smallest piece needs `least`. Where that is much, it is a chunk that is decoded whole,
+        and what it takes to keep all of it is no more."""
+        if least <= effort.chunk:
+            return effort.chunk
+        return max(least, min(2 * least, room.host // (2 * effort.workers)))
+
     @abc.abstractmethod
     def measure(self, region: Region, frame: Frame) -> None:
         """A dry run of one chunk."""

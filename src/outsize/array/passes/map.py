@@ -70,7 +70,7 @@ class MapPass(Pass):
         if self._light(whole, room.host, there):
             return self._settle(whole, whole, 1, 1, room)
         one = self.probe_box(shape, least)
-        buffer = max(effort.chunk, one.peak + one.outside + one.packing.total(1, 1))
+        buffer = self.buffer(one.peak + one.outside + one.packing.total(1, 1), effort, room)
         if self.node.greedy:  # lanes across a file's rows are read many at a time, or the file is read many times
             buffer = max(buffer, room.host // (2 * effort.workers))
         slots, tile = 0, None

@@ -89,14 +89,24 @@ class ObjectStore(Store):
         self.granule = granule or tuple(min(n, 1) for n in self.shape)
 
     def extent(self, region: Region) -> int:
+        return self._room(region, self.traffic(region))
+
+    def most(self, region: Region) -> int:
+        """Wherever it lies, a region may touch a granule more along each axis."""
         covered = math.prod(
             min(-(-(b - a + g - 1) // g), -(-n // g)) * g
             for (a, b), g, n in zip(region, (max(1, g) for g in self.granule), self.shape, strict=True)
         )
-        return round_up(self.bytes_of(region)) + round_up(int(self._memory * covered * self.dtype.itemsize) + _CONSTANT)
+        return self._room(region, covered * self.dtype.itemsize)
+
+    def _room(self, region: Region, touched: int) -> int:
+        return round_up(self.bytes_of(region)) + round_up(int(self._memory * touched) + _CONSTANT)
 
     def traffic(self, region: Region) -> int:
-        return self.bytes_of(region)
+        """Whole granules: the library fetches and decodes all of each that is touched."""
+        spans = zip(region, (max(1, g) for g in self.granule), self.shape, strict=True)
+        touched = [(min(n, -(-b // g) * g) - a // g * g) if a < b else 0 for (a, b), g, n in spans]
+        return math.prod(touched) * self.dtype.itemsize
 
     def read(self, region: Region, buffer: Buffer) -> Block:
         size = self.bytes_of(region)
