@@ -124,7 +124,7 @@ def _unwrapped(data: Any) -> Array | None:
         inner = _unwrapped(data.array)
         return None if inner is None else map_blocks(data.func, inner, dtype=data.dtype, memory=_DECODING)
     inner = getattr(data, "_array", None)
-    if kind != "ZarrArrayWrapper" or type(inner).__module__.partition(".")[0] != "zarr":
+    if kind != "ZarrArrayWrapper" or inner is None or type(inner).__module__.partition(".")[0] != "zarr":
         return None
     return asarray(inner) if inner.shape == data.shape and inner.dtype.kind in "biufc" else None
 

@@ -280,7 +280,7 @@ class ContractPass(Pass):
         m, n, k = self.domain
         if held(self.domain, False) <= min(room, self.tuning.whole_product):
             return self.domain, False
-        panels = sorted({step for step in (16, 64, 256, 1024, 2048, 4096, 8192, *self._pieces(k)) if step < k}) + [k]
+        panels = [*sorted({n for n in (16, 64, 256, 1024, 2048, 4096, 8192, *self._pieces(k)) if n < k}), k]
         found = [(math.inf, 0, smallest, False)]
         hidden = self.tuning.hidden_transfer
         for rows, columns, stays in itertools.product(_cuts(m, least[0]), _cuts(n, least[1]), (False, True)):
