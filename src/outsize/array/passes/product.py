@@ -306,7 +306,12 @@ class ContractPass(Pass):
         table, which shorter panels would decode again and again."""
         nodes = nodes_below(self.node.inputs, self.bindings.__contains__)
         stores = [self.bindings.get(node) or getattr(node, "store", None) for node in nodes]
-        axes = [(n, grain) for store in stores if store is not None for n, grain in zip(store.shape, store.granule, strict=True)]
+        axes = [
+            (n, grain)
+            for store in stores
+            if store is not None
+            for n, grain in zip(store.shape, store.granule, strict=True)
+        ]
         return {grain for n, grain in axes if n == length and grain > 8192}
 
     def _settle(self, workers: int, box: Box, stays: bool, strip: int, threads: int, room: Room) -> SizedProduct:
