@@ -59,24 +59,6 @@ def make_whole(folder: Path, scale: int = 1) -> None:
     path.with_suffix(".part").rename(path)
 
 
-def make_parquet(folder: Path) -> None:
-    """DuckDB works on its own formats: the sorted rows and the whole numbers as columns."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    for stem in ("tall", "whole"):
-        source = np.load(folder / f"{stem}.npy", mmap_mode="r")
-        flat = (source[: part(SORTED_ROWS, len(source))] if stem == "tall" else source).reshape(-1)
-        path = folder / f"{stem}.parquet"
-        if path.exists():
-            continue
-        schema = pa.schema([("v", pa.from_numpy_dtype(flat.dtype))])
-        with pq.ParquetWriter(path.with_suffix(".part"), schema, compression="none", use_dictionary=False) as writer:
-            for start in range(0, flat.size, 1 << 22):
-                writer.write_table(pa.table([pa.array(flat[start : start + (1 << 22)])], schema=schema))
-        path.with_suffix(".part").rename(path)
-
-
 def make_blosc2(folder: Path, stems: tuple[str, ...] = ("tall", "a", "b")) -> None:
     """blosc2 works on its own format: a copy of each input, uncompressed (the data is noise)."""
     import blosc2
